@@ -1,0 +1,179 @@
+//! Files and block devices.
+//!
+//! Three ways to carry the operations out, chosen at open: [`uring`] where io_uring works;
+//! [`threads`] where it is missing or forbidden; [`sync`] for files that live in memory (tmpfs,
+//! memfd), where a system call is the shortest way and io_uring would hand each operation to a
+//! kernel thread.
+
+mod lock;
+mod open;
+mod ops;
+mod sync;
+mod threads;
+mod uring;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::SeekFrom;
+
+pub use open::{OpenError, OpenOptions};
+
+use crate::{Backend, Errno, Extent, Limits, Queue};
+
+/// An open file or block device.
+pub struct FileBackend {
+    files: Arc<Files>,
+    limits: Limits,
+    name: String,
+    way: Way,
+}
+
+/// How operations are carried out.
+enum Way {
+    Uring,
+    Sync,
+    Threads(threads::Threads),
+}
+
+/// The descriptors of one image.
+pub(crate) struct Files {
+    buffered: OwnedFd,
+    direct: Option<Direct>,
+}
+
+/// The same image opened with `O_DIRECT`, and what that asks of an operation.
+struct Direct {
+    fd: OwnedFd,
+    /// Alignment of the buffer's address, in bytes.
+    memory_align: usize,
+    /// Alignment of offset and length, in bytes.
+    offset_align: u64,
+}
+
+impl Files {
+    /// The descriptor for a transfer: the direct one where its alignment rules are met.
+    fn for_transfer(&self, offset: u64, buf: &[u8]) -> BorrowedFd<'_> {
+        match &self.direct {
+            Some(direct)
+                if offset.is_multiple_of(direct.offset_align)
+                    && (buf.len() as u64).is_multiple_of(direct.offset_align)
+                    && (buf.as_ptr() as usize).is_multiple_of(direct.memory_align) =>
+            {
+                direct.fd.as_fd()
+            }
+            _ => self.buffered.as_fd(),
+        }
+    }
+}
+
+impl FileBackend {
+    /// Opens an image as the options say.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Self, OpenError> {
+        let opened = open::open(path, options)?;
+        let way = choose_way(&opened.files, opened.in_memory);
+        Ok(Self { files: opened.files, limits: opened.limits, name: opened.name, way })
+    }
+
+    /// A backend over a descriptor that is not shared with anybody else, e.g. a memfd.
+    pub(crate) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Self> {
+        let opened = open::from_fd(fd, name, read_only)?;
+        let way = choose_way(&opened.files, opened.in_memory);
+        Ok(Self { files: opened.files, limits: opened.limits, name: opened.name, way })
+    }
+
+    /// The reason and the remedy, if io_uring could not be used: to be told once.
+    pub fn notice(&self) -> Option<String> {
+        match &self.way {
+            Way::Threads(threads) => Some(threads.reason().to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Reads outside of any queue: headers. Fills `buf` from `offset` bytes.
+    pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
+        ops::read_full(self.files.buffered.as_fd(), buf, offset)
+    }
+
+    /// Writes outside of any queue: headers. Not durable before [`FileBackend::sync`].
+    pub fn write_all_at(&self, offset: u64, buf: &[u8]) -> Result<(), Errno> {
+        ops::write_full(self.files.buffered.as_fd(), buf, offset, false)
+    }
+
+    /// Makes what was written durable.
+    pub fn sync(&self) -> Result<(), Errno> {
+        ops::flush(&self.files)
+    }
+}
+
+fn choose_way(files: &Arc<Files>, in_memory: bool) -> Way {
+    if in_memory {
+        return Way::Sync;
+    }
+    match uring::available() {
+        Ok(()) => Way::Uring,
+        Err(error) => Way::Threads(threads::Threads::new(files, &error)),
+    }
+}
+
+impl Backend for FileBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
+        Ok(match &self.way {
+            Way::Uring => Box::new(uring::UringQueue::new(self.files.clone(), depth)?),
+            Way::Sync => Box::new(sync::SyncQueue::new(self.files.clone(), depth)),
+            Way::Threads(threads) => Box::new(threads.queue(depth)?),
+        })
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        extents(self.files.buffered.as_fd(), offset, len, max)
+    }
+
+    fn describe(&self) -> String {
+        let way = match &self.way {
+            Way::Uring if self.files.direct.is_some() => "io_uring, direct",
+            Way::Uring => "io_uring",
+            Way::Sync => "in memory",
+            Way::Threads(_) => "threads",
+        };
+        format!("{} ({way})", self.name)
+    }
+}
+
+/// The allocation as `SEEK_HOLE` and `SEEK_DATA` tell it; devices and file systems that cannot say
+/// report everything as allocated.
+fn extents(fd: BorrowedFd<'_>, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+    let end = offset.saturating_add(len);
+    let mut at = offset;
+    let mut extents = Vec::new();
+    while at < end && extents.len() < max {
+        let data = match rustix::fs::seek(fd, SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            Err(Errno::NXIO) => end,
+            Err(_) => {
+                extents.push(Extent { len: end - at, hole: false });
+                break;
+            }
+        };
+        if data > at {
+            extents.push(Extent { len: data - at, hole: true });
+            at = data;
+            continue;
+        }
+        let hole = rustix::fs::seek(fd, SeekFrom::Hole(at)).map_or(end, |hole| hole.min(end));
+        // A file that shrinks meanwhile must not make this loop stand still.
+        let hole = if hole <= at { end } else { hole };
+        extents.push(Extent { len: hole - at, hole: false });
+        at = hole;
+    }
+    extents
+}

@@ -1,0 +1,201 @@
+//! Opening an image: what it is, how long, how it may be accessed, and that nobody else has it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, fstat, fstatfs, ioctl_blksszget, major,
+    minor, openat, seek, statx,
+};
+
+use super::{Direct, Files, lock};
+use crate::{Errno, Limits};
+
+/// How to open an image.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OpenOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Bypass the page cache where the alignment of an operation allows it.
+    pub direct: bool,
+    /// Do not check or take the lock: for looking at the header of a volume that is in use.
+    pub unlocked: bool,
+}
+
+/// Why an image was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process uses the file.
+    #[error("{path} is in use by another program that may write to it; close it there first")]
+    Locked {
+        /// The image.
+        path: PathBuf,
+    },
+    /// A loop device is attached to the file.
+    #[error("{path} is attached to {device}; detach it first (losetup -d {device})")]
+    Attached {
+        /// The image.
+        path: PathBuf,
+        /// The loop device.
+        device: String,
+    },
+    /// The device is mounted or held by the kernel.
+    #[error("{path} is mounted or in use by the kernel; unmount or close it first")]
+    Busy {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("{path} is a {what}, neither a file nor a block device")]
+    Unsuitable {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// The system refused.
+    #[error("cannot open {path}: {error}")]
+    Io {
+        /// The image.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+}
+
+impl OpenError {
+    /// Whether somebody else has the image.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Locked { .. } | Self::Attached { .. } | Self::Busy { .. })
+    }
+
+    /// Whether the permission is missing.
+    pub fn is_permission(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
+pub(super) struct Opened {
+    pub(super) files: Arc<Files>,
+    pub(super) limits: Limits,
+    pub(super) name: String,
+    /// The file lives in memory (tmpfs): every operation is a memory copy.
+    pub(super) in_memory: bool,
+}
+
+pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenError> {
+    let failed = |errno: Errno| match errno {
+        Errno::BUSY => OpenError::Busy { path: path.into() },
+        errno => OpenError::Io { path: path.into(), error: errno.into() },
+    };
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::CLOEXEC;
+    // Without NONBLOCK, opening a pipe would hang.
+    let fd = open_at(path, access | OFlags::NONBLOCK).map_err(failed)?;
+    let stat = fstat(&fd).map_err(failed)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    let fd = match kind {
+        // The kernel refuses an exclusive open of a device that is mounted or mapped.
+        FileType::BlockDevice if !options.unlocked => {
+            open_at(path, access | OFlags::EXCL).map_err(failed)?
+        }
+        FileType::RegularFile | FileType::BlockDevice => fd,
+        _ => return Err(OpenError::Unsuitable { path: path.into(), what: kind_name(kind) }),
+    };
+    if kind == FileType::RegularFile && !options.unlocked {
+        if let Some(device) = lock::loop_device_of(path) {
+            return Err(OpenError::Attached { path: path.into(), device });
+        }
+        if !lock::acquire(fd.as_fd(), options.read_only).map_err(failed)? {
+            return Err(OpenError::Locked { path: path.into() });
+        }
+    }
+    let direct = options.direct.then(|| open_direct(path, access, kind)).flatten();
+    let name = path.display().to_string();
+    describe(fd, direct, name, options.read_only).map_err(failed)
+}
+
+pub(super) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Opened> {
+    Ok(describe(fd, None, name, read_only)?)
+}
+
+fn open_at(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    openat(rustix::fs::CWD, path, flags, Mode::empty())
+}
+
+/// A second descriptor with `O_DIRECT`; `None` where the file system has none.
+fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
+    let fd = open_at(path, access | OFlags::DIRECT).ok()?;
+    let stat = statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let told = stat.filter(|stat| {
+        StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN)
+            && stat.stx_dio_offset_align > 0
+    });
+    let (memory_align, offset_align) = match told {
+        Some(stat) => (stat.stx_dio_mem_align as usize, u64::from(stat.stx_dio_offset_align)),
+        None if kind == FileType::BlockDevice => {
+            let block = ioctl_blksszget(&fd).ok()?;
+            (block as usize, u64::from(block))
+        }
+        // Kernels before 6.1 do not tell: 4096 is accepted everywhere.
+        None => (4096, 4096),
+    };
+    Some(Direct { fd, memory_align: memory_align.max(1), offset_align })
+}
+
+fn describe(
+    fd: OwnedFd,
+    direct: Option<Direct>,
+    name: String,
+    read_only: bool,
+) -> Result<Opened, Errno> {
+    let stat = fstat(&fd)?;
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let len = if is_device {
+        seek(&fd, SeekFrom::End(0))?
+    } else {
+        u64::try_from(stat.st_size).unwrap_or(0)
+    };
+    let block = if is_device { ioctl_blksszget(&fd)? } else { 512 };
+    let block = direct
+        .as_ref()
+        .map_or(block, |direct| u32::try_from(direct.offset_align).unwrap_or(4096).max(block));
+    let in_memory = !is_device && is_memory_fs(fd.as_fd());
+    let limits = Limits {
+        len,
+        block: block.max(512),
+        transfer_max: 1 << 20,
+        read_only,
+        discard: !read_only,
+        rotational: is_device && is_rotational(stat.st_rdev),
+        synchronous: in_memory,
+    };
+    Ok(Opened { files: Arc::new(Files { buffered: fd, direct }), limits, name, in_memory })
+}
+
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
+
+fn is_memory_fs(fd: BorrowedFd<'_>) -> bool {
+    fstatfs(fd).is_ok_and(|stat| matches!(stat.f_type, TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+fn is_rotational(device: u64) -> bool {
+    // A partition has no queue of its own: its disk's is one level up.
+    let base = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+    ["queue/rotational", "../queue/rotational"]
+        .iter()
+        .find_map(|file| std::fs::read_to_string(format!("{base}/{file}")).ok())
+        .is_some_and(|text| text.trim() == "1")
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "directory",
+        FileType::CharacterDevice => "character device",
+        FileType::Fifo => "pipe",
+        FileType::Socket => "socket",
+        _ => "special file",
+    }
+}

@@ -1,0 +1,77 @@
+//! One operation, carried out at once on the calling thread.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{FallocateFlags, fallocate, fdatasync};
+use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
+
+use super::Files;
+use crate::{Done, Errno, Io};
+
+/// Fills `buf` from `offset`. A file that ends earlier is an I/O error.
+pub(super) fn read_full(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < buf.len() {
+        match pread(fd, &mut buf[done..], offset + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `buf` at `offset`; durable if `fua`.
+pub(super) fn write_full(
+    fd: BorrowedFd<'_>,
+    buf: &[u8],
+    offset: u64,
+    fua: bool,
+) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < buf.len() {
+        let rest = &buf[done..];
+        let at = offset + done as u64;
+        let written = if fua {
+            pwritev2(fd, &[std::io::IoSlice::new(rest)], at, ReadWriteFlags::DSYNC)
+        } else {
+            pwrite(fd, rest, at)
+        };
+        match written {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn flush(files: &Files) -> Result<(), Errno> {
+    fdatasync(&files.buffered)
+}
+
+/// Gives the range back to the file system or device; it reads as zeroes afterwards.
+fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(files.buffered.as_fd(), flags, offset, len)
+}
+
+/// Carries one operation out.
+pub(super) fn perform(files: &Files, io: Io) -> Done {
+    match io {
+        Io::Read { token, offset, mut buf } => {
+            let result = read_full(files.for_transfer(offset, &buf), &mut buf, offset);
+            Done { token, result, buf: Some(buf) }
+        }
+        Io::Write { token, offset, buf, fua } => {
+            let result = write_full(files.for_transfer(offset, &buf), &buf, offset, fua);
+            Done { token, result, buf: Some(buf) }
+        }
+        Io::Flush { token } => Done { token, result: flush(files), buf: None },
+        Io::Discard { token, offset, len } | Io::WriteZeroes { token, offset, len } => {
+            Done { token, result: punch(files, offset, len), buf: None }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! One set of proofs for the three ways to carry operations out.
+
+use std::path::Path;
+
+use super::{FileBackend, OpenError, OpenOptions, Way, threads};
+use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory};
+
+const PAGE: usize = 4096;
+
+/// An image of `len` zero bytes on the file system of the temporary directory.
+fn image(dir: &Path, len: u64) -> std::path::PathBuf {
+    let path = dir.join("image");
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    path
+}
+
+fn open(path: &Path) -> FileBackend {
+    FileBackend::open(path, OpenOptions::default()).unwrap()
+}
+
+fn threaded(path: &Path) -> FileBackend {
+    let mut backend = open(path);
+    let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
+    backend.way = Way::Threads(threads::Threads::new(&backend.files, &error));
+    backend
+}
+
+/// Every way, over an image of `len` bytes.
+fn every_way(len: u64, prove: impl Fn(&str, &FileBackend)) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), len);
+    prove("as chosen for a file", &open(&path));
+    image(dir.path(), len);
+    prove("threads", &threaded(&path));
+    image(dir.path(), len);
+    let direct = OpenOptions { direct: true, ..OpenOptions::default() };
+    prove("direct", &FileBackend::open(&path, direct).unwrap());
+    prove("memory", &memory(len).unwrap());
+}
+
+/// Waits until nothing is under way.
+fn drain(queue: &mut dyn Queue, count: usize) -> Vec<Done> {
+    let mut done = Vec::new();
+    while done.len() < count {
+        queue.wait(&mut done).unwrap();
+    }
+    done.sort_by_key(|done| done.token);
+    done
+}
+
+fn buf(pool: &Pool, len: usize, fill: u8) -> Buf {
+    let mut buf = pool.alloc(len).unwrap();
+    buf.fill(fill);
+    buf
+}
+
+#[test]
+fn what_is_written_reads_back_at_any_alignment() {
+    every_way(1 << 20, |way, backend| {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut queue = backend.queue(8).unwrap();
+        let places = [(0, PAGE), (PAGE as u64, 512), (70_001, 3), (131_072, 65_536)];
+        for (token, &(offset, len)) in places.iter().enumerate() {
+            let buf = buf(&pool, len, token as u8 + 1);
+            queue.submit(Io::Write { token: token as u64, offset, buf, fua: token == 1 });
+        }
+        for done in drain(queue.as_mut(), places.len()) {
+            assert_eq!(done.result, Ok(()), "{way}");
+        }
+        for (token, &(offset, len)) in places.iter().enumerate() {
+            let buf = pool.alloc(len).unwrap();
+            queue.submit(Io::Read { token: token as u64, offset, buf });
+        }
+        for done in drain(queue.as_mut(), places.len()) {
+            let buf = done.buf.expect("a read returns its buffer");
+            assert_eq!((done.result, buf.len()), (Ok(()), places[done.token as usize].1), "{way}");
+            assert!(buf.iter().all(|&byte| byte == done.token as u8 + 1), "{way} {}", done.token);
+        }
+    });
+}
+
+#[test]
+fn a_read_beyond_the_end_of_the_file_is_an_error() {
+    every_way(8192, |way, backend| {
+        let pool = Pool::new(1 << 16).unwrap();
+        let mut queue = backend.queue(2).unwrap();
+        queue.submit(Io::Read { token: 7, offset: 4096, buf: pool.alloc(8192).unwrap() });
+        let done = drain(queue.as_mut(), 1).remove(0);
+        assert_eq!((done.token, done.result), (7, Err(Errno::IO)), "{way}");
+        assert_eq!(done.buf.map(|buf| buf.len()), Some(8192), "{way}");
+    });
+}
+
+#[test]
+fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
+    every_way(1 << 20, |way, backend| {
+        let pool = Pool::new(2 << 20).unwrap();
+        let mut queue = backend.queue(2).unwrap();
+        queue.submit(Io::Write { token: 0, offset: 0, buf: buf(&pool, 1 << 20, 9), fua: true });
+        drain(queue.as_mut(), 1);
+        queue.submit(Io::Discard { token: 1, offset: 65536, len: 65536 });
+        queue.submit(Io::WriteZeroes { token: 2, offset: 262_144, len: 4096 });
+        let done = drain(queue.as_mut(), 2);
+        assert!(done.iter().all(|done| done.result.is_ok()), "{way}");
+        queue.submit(Io::Flush { token: 3 });
+        assert_eq!(drain(queue.as_mut(), 1)[0].result, Ok(()), "{way}");
+        for (offset, fill) in [(0, 9), (65536, 0), (131_071, 9), (262_144, 0), (266_240, 9)] {
+            let len = if offset == 131_071 { 1 } else { 512 };
+            let offset = if offset == 131_071 { 131_072 } else { offset };
+            queue.submit(Io::Read { token: 4, offset, buf: pool.alloc(len).unwrap() });
+            let done = drain(queue.as_mut(), 1).remove(0);
+            assert!(done.buf.unwrap().iter().all(|&byte| byte == fill), "{way} at {offset}");
+        }
+        let extents = backend.extents(0, 1 << 20, 16);
+        assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), 1 << 20, "{way}");
+        assert!(extents.iter().any(|extent| extent.hole && extent.len == 65536), "{way}");
+    });
+}
+
+#[test]
+fn many_operations_under_way_are_each_answered_once() {
+    every_way(1 << 20, |way, backend| {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut queue = backend.queue(32).unwrap();
+        let (mut next, mut seen, mut done) = (0u64, vec![false; 1000], Vec::new());
+        while seen.contains(&false) {
+            while queue.room() > 0 && next < 1000 {
+                let buf = pool.alloc(PAGE).unwrap();
+                queue.submit(Io::Read { token: next, offset: next % 200 * PAGE as u64, buf });
+                next += 1;
+            }
+            queue.wait(&mut done).unwrap();
+            for done in done.drain(..) {
+                assert!(!std::mem::replace(&mut seen[done.token as usize], true), "{way}: twice");
+                assert_eq!(done.result, Ok(()), "{way}");
+            }
+        }
+    });
+}
+
+#[test]
+fn dropping_a_queue_waits_for_what_is_under_way() {
+    every_way(1 << 20, |way, backend| {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut queue = backend.queue(16).unwrap();
+        for token in 0..16 {
+            let buf = buf(&pool, PAGE, 5);
+            queue.submit(Io::Write { token, offset: token * PAGE as u64, buf, fua: false });
+        }
+        let mut done = Vec::new();
+        queue.poll(&mut done).unwrap();
+        drop((queue, done));
+        assert!(pool.alloc(1 << 20).is_some(), "{way}: a buffer is still held");
+        let mut byte = [0];
+        for token in 0..16 {
+            backend.read_exact_at(token * PAGE as u64, &mut byte).unwrap();
+            assert_eq!(byte, [5], "{way}: write {token} was lost");
+        }
+    });
+}
+
+#[test]
+fn a_second_writer_is_refused_and_a_second_reader_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 4096);
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let writer = open(&path);
+    for options in [OpenOptions::default(), read_only] {
+        let refused = FileBackend::open(&path, options).err().expect("refused");
+        assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
+    }
+    let unlocked = OpenOptions { unlocked: true, ..read_only };
+    FileBackend::open(&path, unlocked).expect("the header can still be looked at");
+    drop(writer);
+    let reader = FileBackend::open(&path, read_only).unwrap();
+    FileBackend::open(&path, read_only).expect("readers share");
+    let refused = FileBackend::open(&path, OpenOptions::default()).err().expect("refused");
+    assert!(refused.is_busy());
+    drop(reader);
+    open(&path);
+}
+
+#[test]
+fn what_is_no_disk_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused =
+        FileBackend::open(dir.path(), OpenOptions { read_only: true, ..OpenOptions::default() });
+    let text = refused.err().expect("refused").to_string();
+    assert!(text.contains("is a directory"), "{text}");
+    let missing = FileBackend::open(&dir.path().join("missing"), OpenOptions::default());
+    let text = missing.err().expect("refused").to_string();
+    assert!(text.contains("No such file"), "{text}");
+}

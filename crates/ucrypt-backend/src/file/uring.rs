@@ -1,0 +1,230 @@
+//! Files and devices through io_uring.
+//!
+//! Who owns what: an operation under way stands in `slots` with its buffer, so the buffer outlives
+//! the kernel's use of it; the slot's index is the ring's user data. Dropping the queue waits for
+//! every operation; if the ring itself fails then, the buffers are leaked rather than freed under
+//! the kernel's hands.
+
+#![expect(unsafe_code, reason = "the kernel uses buffers and descriptors by address")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::Files;
+use crate::{Buf, Done, Errno, Io, Queue};
+
+const RWF_DSYNC: i32 = 0x2;
+const FALLOC_FL_PUNCH_KEEP_SIZE: i32 = 0x2 | 0x1;
+
+/// Whether a ring can be made here.
+pub(super) fn available() -> io::Result<()> {
+    IoUring::new(2).map(drop)
+}
+
+pub(super) struct UringQueue {
+    ring: IoUring,
+    files: Arc<Files>,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    /// Operations to hand to the ring at the next poll: new ones, and those to be continued.
+    staged: VecDeque<u32>,
+}
+
+struct Slot {
+    io: Io,
+    /// Bytes already transferred: the kernel may do less than it was asked for.
+    done: usize,
+}
+
+impl UringQueue {
+    pub(super) fn new(files: Arc<Files>, depth: u32) -> io::Result<Self> {
+        let depth = depth.clamp(1, 4096);
+        // Completions wait for the next system call instead of interrupting the cipher; kernels
+        // before 5.19 do not know the flag.
+        let ring = IoUring::builder()
+            .setup_clamp()
+            .setup_coop_taskrun()
+            .build(depth)
+            .or_else(|_| IoUring::builder().setup_clamp().build(depth))?;
+        Ok(Self {
+            ring,
+            files,
+            slots: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            staged: VecDeque::with_capacity(depth as usize),
+        })
+    }
+
+    /// Moves staged operations into the submission ring.
+    fn push_staged(&mut self) {
+        let mut submission = self.ring.submission();
+        while let Some(index) = self.staged.pop_front() {
+            let Some(slot) = self.slots[index as usize].as_mut() else { continue };
+            let entry = entry(&self.files, slot).user_data(u64::from(index));
+            // SAFETY: the buffer and the descriptor that the entry names are held by the slot and
+            // by `files` until the completion is taken.
+            if unsafe { submission.push(&entry) }.is_err() {
+                self.staged.push_front(index);
+                return;
+            }
+        }
+    }
+
+    fn enter(&mut self, want: usize) -> io::Result<()> {
+        loop {
+            self.push_staged();
+            if want == 0 && self.ring.submission().is_empty() {
+                return Ok(());
+            }
+            match self.ring.submit_and_wait(want) {
+                Ok(_) if self.staged.is_empty() => return Ok(()),
+                Ok(_) => {}
+                Err(error) => match Errno::from_io_error(&error) {
+                    // The completion ring is full or the kernel is short of memory: take
+                    // completions first. Or a signal came.
+                    Some(Errno::BUSY | Errno::AGAIN | Errno::INTR) => return Ok(()),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        for completion in self.ring.completion() {
+            let index = completion.user_data() as u32;
+            let Some(entry) = self.slots.get_mut(index as usize) else { continue };
+            let Some(slot) = entry.as_mut() else { continue };
+            match slot.advance(completion.result()) {
+                Progress::Continue => self.staged.push_back(index),
+                Progress::Ended(result) => {
+                    if let Some(slot) = entry.take() {
+                        self.free.push(index);
+                        done.push(slot.into_done(result));
+                    }
+                }
+            }
+        }
+    }
+
+    fn under_way(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+enum Progress {
+    Continue,
+    Ended(Result<(), Errno>),
+}
+
+impl Slot {
+    /// Takes a completion's result into account.
+    fn advance(&mut self, result: i32) -> Progress {
+        let Ok(count) = usize::try_from(result) else {
+            return match Errno::from_raw_os_error(-result) {
+                Errno::INTR | Errno::AGAIN => Progress::Continue,
+                error => Progress::Ended(Err(error)),
+            };
+        };
+        let (Io::Read { buf, .. } | Io::Write { buf, .. }) = &self.io else {
+            return Progress::Ended(Ok(()));
+        };
+        self.done += count;
+        match count {
+            _ if self.done >= buf.len() => Progress::Ended(Ok(())),
+            // The file ends before the buffer does.
+            0 => Progress::Ended(Err(Errno::IO)),
+            _ => Progress::Continue,
+        }
+    }
+
+    fn into_done(self, result: Result<(), Errno>) -> Done {
+        let (token, buf): (u64, Option<Buf>) = match self.io {
+            Io::Read { token, buf, .. } | Io::Write { token, buf, .. } => (token, Some(buf)),
+            Io::Flush { token } | Io::Discard { token, .. } | Io::WriteZeroes { token, .. } => {
+                (token, None)
+            }
+        };
+        Done { token, result, buf }
+    }
+}
+
+/// The ring's entry for what is left of an operation.
+fn entry(files: &Files, slot: &mut Slot) -> squeue::Entry {
+    let done = slot.done;
+    let buffered = types::Fd(files.buffered.as_raw_fd());
+    match &mut slot.io {
+        Io::Read { offset, buf, .. } => {
+            let at = *offset + done as u64;
+            let rest = &mut buf[done..];
+            let fd = types::Fd(files.for_transfer(at, rest).as_raw_fd());
+            opcode::Read::new(fd, rest.as_mut_ptr(), rest.len() as u32).offset(at).build()
+        }
+        Io::Write { offset, buf, fua, .. } => {
+            let at = *offset + done as u64;
+            let rest = &buf[done..];
+            let fd = types::Fd(files.for_transfer(at, rest).as_raw_fd());
+            opcode::Write::new(fd, rest.as_ptr(), rest.len() as u32)
+                .offset(at)
+                .rw_flags(if *fua { RWF_DSYNC } else { 0 })
+                .build()
+        }
+        Io::Flush { .. } => opcode::Fsync::new(buffered).flags(types::FsyncFlags::DATASYNC).build(),
+        Io::Discard { offset, len, .. } | Io::WriteZeroes { offset, len, .. } => {
+            opcode::Fallocate::new(buffered, *len)
+                .offset(*offset)
+                .mode(FALLOC_FL_PUNCH_KEEP_SIZE)
+                .build()
+        }
+    }
+}
+
+impl Queue for UringQueue {
+    fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    fn submit(&mut self, io: Io) {
+        let index = self.free.pop().expect("submit without room");
+        self.slots[index as usize] = Some(Slot { io, done: 0 });
+        self.staged.push_back(index);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        if !self.staged.is_empty() || !self.ring.submission().is_empty() {
+            self.enter(0)?;
+        }
+        self.reap(done);
+        Ok(())
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        self.reap(done);
+        if done.is_empty() && self.under_way() > 0 {
+            self.enter(1)?;
+            self.reap(done);
+        }
+        Ok(())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor lives as long as the ring, which `self` owns.
+        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
+    }
+}
+
+impl Drop for UringQueue {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while self.under_way() > 0 {
+            if self.wait(&mut done).is_err() {
+                std::mem::forget(std::mem::take(&mut self.slots));
+                return;
+            }
+            done.clear();
+        }
+    }
+}

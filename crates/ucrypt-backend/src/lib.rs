@@ -1,0 +1,164 @@
+//! Where the ciphertext lives.
+//!
+//! A [`Backend`] is a disk: a length, block limits, and operations that are submitted in batches
+//! to a [`Queue`] and completed by token. Everything that stands between a volume and its bytes is
+//! one more backend around a backend.
+//!
+//! Contract of a queue, which its users rely on:
+//!
+//! - A queue belongs to one thread at a time. Any number of queues may serve one backend; an
+//!   operation sees every operation that was completed before it was submitted, on any queue.
+//! - [`Queue::submit`] takes at most [`Queue::room`] operations; each is answered by exactly one
+//!   [`Done`] with its token and its buffer, whole or with an error: short transfers are continued
+//!   inside. Answers come in any order.
+//! - A buffer is the queue's from `submit` to its answer. Dropping a queue waits for what is under
+//!   way.
+//! - `Flush` makes every write durable that was answered before it was submitted; a write with
+//!   `fua` is durable when it is answered.
+//!
+//! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
+//! name) and to the ring in [`mod@file`].
+
+pub mod buf;
+pub mod file;
+mod memory;
+mod zero;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+pub use buf::{Buf, Pool};
+pub use file::{FileBackend, OpenError, OpenOptions};
+pub use memory::memory;
+pub use rustix::io::Errno;
+pub use zero::ZeroBackend;
+
+/// What a backend can do, fixed while it is open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Length in bytes.
+    pub len: u64,
+    /// Bytes to which offsets and lengths should be aligned to be served at full speed; a power of
+    /// two, at least 512. Nothing is refused for being unaligned.
+    pub block: u32,
+    /// Largest transfer in one operation, in bytes; a multiple of 4096.
+    pub transfer_max: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether [`Io::Discard`] does something.
+    pub discard: bool,
+    /// Whether seeks cost time, so that order matters.
+    pub rotational: bool,
+    /// Whether every operation is answered within `submit`, from memory.
+    pub synchronous: bool,
+}
+
+/// One operation; offsets and lengths in bytes of the backend.
+#[derive(Debug)]
+pub enum Io {
+    /// Fill the buffer.
+    Read {
+        /// Returned in [`Done::token`].
+        token: u64,
+        /// First byte.
+        offset: u64,
+        /// Its whole length is read.
+        buf: Buf,
+    },
+    /// Write the buffer.
+    Write {
+        /// Returned in [`Done::token`].
+        token: u64,
+        /// First byte.
+        offset: u64,
+        /// Its whole length is written.
+        buf: Buf,
+        /// Durable before it is answered.
+        fua: bool,
+    },
+    /// Make what was answered durable.
+    Flush {
+        /// Returned in [`Done::token`].
+        token: u64,
+    },
+    /// The range's content is no longer needed; it may read as anything.
+    Discard {
+        /// Returned in [`Done::token`].
+        token: u64,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// Returned in [`Done::token`].
+        token: u64,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+/// The answer to one [`Io`].
+#[derive(Debug)]
+pub struct Done {
+    /// The operation's token.
+    pub token: u64,
+    /// Whether all of it was done.
+    pub result: Result<(), Errno>,
+    /// The operation's buffer, if it had one.
+    pub buf: Option<Buf>,
+}
+
+/// One thread's way to a backend. See the crate's contract.
+pub trait Queue: Send {
+    /// How many operations [`Queue::submit`] takes now.
+    fn room(&self) -> usize;
+
+    /// Starts an operation, or stages it for the next [`Queue::poll`] or [`Queue::wait`].
+    ///
+    /// # Panics
+    /// If there is no room.
+    fn submit(&mut self, io: Io);
+
+    /// Hands staged operations on and appends what is answered. Never blocks on the backend.
+    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
+
+    /// As [`Queue::poll`], but blocks until at least one answer is there if any operation is under
+    /// way. May return early without an answer when a signal comes.
+    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
+
+    /// Becomes readable when [`Queue::poll`] has answers; `None` if they are always there at once.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A piece of a backend, for block status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub len: u64,
+    /// Whether nothing is allocated for it; it reads as zeroes then.
+    pub hole: bool,
+}
+
+/// A disk.
+pub trait Backend: Send + Sync {
+    /// What it is and can do.
+    fn limits(&self) -> &Limits;
+
+    /// A new queue for at most `depth` operations under way.
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>>;
+
+    /// The allocation of `len` bytes from `offset`, at most `max` extents, which together may
+    /// end early. What cannot be told counts as allocated.
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent>;
+
+    /// One line that says what it is, e.g. `file /x.img (io_uring)`.
+    fn describe(&self) -> String;
+}
+
+/// A backend shared by the queues of several exports.
+pub type SharedBackend = Arc<dyn Backend>;

@@ -1,0 +1,87 @@
+//! A disk of zeroes that forgets what is written to it: the limit of everything above a backend.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use crate::{Backend, Done, Extent, Io, Limits, Queue};
+
+/// Reads zeroes, accepts writes and drops them.
+#[derive(Debug)]
+pub struct ZeroBackend {
+    limits: Limits,
+}
+
+impl ZeroBackend {
+    /// A disk of `len` bytes.
+    pub fn new(len: u64) -> Self {
+        Self {
+            limits: Limits {
+                len,
+                block: 512,
+                transfer_max: 1 << 20,
+                read_only: false,
+                discard: true,
+                rotational: false,
+                synchronous: true,
+            },
+        }
+    }
+}
+
+impl Backend for ZeroBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
+        let depth = depth as usize;
+        Ok(Box::new(ZeroQueue { depth, answered: Vec::with_capacity(depth) }))
+    }
+
+    fn extents(&self, _offset: u64, len: u64, _max: usize) -> Vec<Extent> {
+        vec![Extent { len, hole: true }]
+    }
+
+    fn describe(&self) -> String {
+        format!("zero:{}", self.limits.len)
+    }
+}
+
+struct ZeroQueue {
+    depth: usize,
+    answered: Vec<Done>,
+}
+
+impl Queue for ZeroQueue {
+    fn room(&self) -> usize {
+        self.depth - self.answered.len()
+    }
+
+    fn submit(&mut self, io: Io) {
+        assert!(self.room() > 0, "submit without room");
+        let (token, buf) = match io {
+            Io::Read { token, mut buf, .. } => {
+                buf.fill(0);
+                (token, Some(buf))
+            }
+            Io::Write { token, buf, .. } => (token, Some(buf)),
+            Io::Flush { token } | Io::Discard { token, .. } | Io::WriteZeroes { token, .. } => {
+                (token, None)
+            }
+        };
+        self.answered.push(Done { token, result: Ok(()), buf });
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        done.append(&mut self.answered);
+        Ok(())
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        self.poll(done)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,23 @@
+//! A volume and the loop that serves it.
+//!
+//! A [`Volume`] is what a client sees as a disk: segments of a backend, each with its cipher. Any
+//! number of threads use it at once, each through a [`Queue`] of its own, and drive it themselves:
+//! the thread that has a request does the work. There is no thread in this crate.
+//!
+//! - [`volume`]: what is shared, and what it is made of;
+//! - [`queue`]: requests in, answers out, at any byte offset and length;
+//! - `range_lock`: keeps read-modify-write of part of a sector away from its neighbours.
+
+#![forbid(unsafe_code)]
+
+mod counters;
+mod data;
+pub mod queue;
+mod range_lock;
+pub mod volume;
+
+pub use counters::Totals;
+pub use queue::{Done, Op, Queue, QueueConfig, Rejected};
+pub use ucrypt_backend::{Buf, Errno};
+pub use ucrypt_dispatch::Policy;
+pub use volume::{Segment, Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};

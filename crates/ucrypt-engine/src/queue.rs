@@ -1,0 +1,287 @@
+//! One thread's way into a volume: requests in, answers out.
+//!
+//! Contract:
+//!
+//! - [`Queue::submit`] accepts or refuses at once; what it accepts ends in exactly one [`Done`].
+//!   A refusal is final except [`Rejected::Busy`], which gives the operation back to be submitted
+//!   again after the next [`Done`] (or after a buffer was dropped).
+//! - Offsets and lengths are bytes, at any alignment. What is not aligned to sectors is served by
+//!   read-modify-write, during which nothing else touches those sectors.
+//! - [`Queue::poll`] never blocks; [`Queue::wait`] blocks until something has ended. To wait for
+//!   something else too, poll(2) on [`Queue::wait_fd`] after [`Queue::may_sleep`] said so.
+//! - All memory is bounded by [`QueueConfig`].
+//! - Dropping a queue waits for what the backend has under way; requests that have not ended are
+//!   not acknowledged.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
+use ucrypt_backend::{Buf, Errno, Pool};
+use ucrypt_dispatch::{Limits, Machine};
+
+use crate::counters::Counters;
+use crate::volume::Volume;
+
+mod job;
+mod plan;
+mod run;
+
+use job::{Job, Slot};
+
+/// Bounds of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Buffer memory in bytes. Pages are used when they are first touched.
+    pub memory: usize,
+    /// Most requests between submit and answer.
+    pub depth: u32,
+}
+
+/// What a client asks for. Offsets and lengths in bytes of the volume.
+#[derive(Debug)]
+pub enum Op {
+    /// Read and decrypt.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// Encrypt and write.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// Plaintext; encrypted in place.
+        data: Buf,
+        /// Durable before it is answered.
+        fua: bool,
+    },
+    /// Make every answered write durable.
+    Flush,
+    /// The range is no longer needed. Sectors that it covers only in part are left alone.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Durable before it is answered.
+        fua: bool,
+        /// The backend keeps the space allocated.
+        no_unmap: bool,
+    },
+}
+
+/// Why an operation was not accepted.
+#[derive(Debug)]
+pub enum Rejected {
+    /// No room now: submit it again after the next answer.
+    Busy(Op),
+    /// As `Busy`, for [`Queue::write_from`], which borrows.
+    BusyBorrowed,
+    /// It reaches beyond the end of the volume.
+    OutOfRange,
+    /// The volume is read-only.
+    ReadOnly,
+    /// The volume does not do this (discards that were not allowed).
+    NotSupported,
+    /// It needs more buffer memory than the queue has in all.
+    TooLarge,
+}
+
+/// How one request ended.
+#[derive(Debug)]
+pub struct Done {
+    /// The tag it was submitted with.
+    pub tag: u64,
+    /// Whether all of it was done.
+    pub result: Result<(), Errno>,
+    /// What was read, just the bytes that were asked for.
+    pub data: Option<Buf>,
+}
+
+/// See the module's contract.
+pub struct Queue {
+    volume: Arc<Volume>,
+    counters: Arc<Counters>,
+    pool: Pool,
+    /// Memory for encrypted zeroes, apart from what clients' data can use up.
+    zeroes: Pool,
+    machine: Machine<Errno>,
+    /// `None` only while the queue is being dropped.
+    backend: Option<Box<dyn ucrypt_backend::Queue>>,
+    answers: Vec<ucrypt_backend::Done>,
+    /// By the machine's request: what belongs to it.
+    slots: Vec<Slot>,
+    /// By the machine's chunk: its buffer while it is in no other hands.
+    chunks: Vec<Option<Buf>>,
+    jobs: Vec<Option<Job>>,
+    free: Vec<u32>,
+    /// Jobs that wait for their range, first come first served.
+    parked: VecDeque<u32>,
+    /// Chunks of zeroes that wait for memory.
+    starved: VecDeque<(ucrypt_dispatch::ChunkId, ucrypt_dispatch::Span)>,
+    done: VecDeque<Done>,
+    /// Signalled when a range that a parked job waits for may be free.
+    waker: Arc<OwnedFd>,
+    /// `waker` and the backend's descriptor together, if there is one.
+    epoll: Option<OwnedFd>,
+}
+
+/// A job needs at most this many machine requests at once: two edges and the middle.
+const REQUESTS_PER_JOB: u32 = 3;
+
+/// Room for the chunks of one 32 MiB request.
+const CHUNKS_MIN: u32 = 32;
+
+impl Queue {
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        config: QueueConfig,
+        counters: Arc<Counters>,
+    ) -> io::Result<Self> {
+        let depth = config.depth.clamp(1, 4096);
+        let limits = volume.backend.limits();
+        let (transfer_max, borders) = (limits.transfer_max, &volume.starts[1..]);
+        let machine = Machine::new(
+            Limits {
+                requests_max: depth * REQUESTS_PER_JOB,
+                chunks_max: depth.max(CHUNKS_MIN),
+                transfer_sectors_max: u64::from(transfer_max) / 512,
+                borders: borders.iter().map(|border| border / 512).collect(),
+            },
+            volume.policy,
+        );
+        let backend = volume.backend.queue(depth.max(CHUNKS_MIN))?;
+        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let epoll = backend.fd().map(|fd| join_fds(&waker, fd)).transpose()?;
+        Ok(Self {
+            pool: Pool::new(config.memory)?,
+            zeroes: Pool::new(2 * transfer_max as usize)?,
+            machine,
+            backend: Some(backend),
+            answers: Vec::with_capacity(depth.max(CHUNKS_MIN) as usize),
+            slots: (0..depth * REQUESTS_PER_JOB).map(|_| Slot::default()).collect(),
+            chunks: (0..depth.max(CHUNKS_MIN)).map(|_| None).collect(),
+            jobs: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            parked: VecDeque::with_capacity(depth as usize),
+            starved: VecDeque::with_capacity(depth.max(CHUNKS_MIN) as usize),
+            done: VecDeque::with_capacity(depth as usize),
+            volume,
+            counters,
+            waker,
+            epoll,
+        })
+    }
+
+    /// The volume it serves.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// Takes `len` bytes of buffer memory; `None` when there is not enough now.
+    pub fn alloc(&mut self, len: usize) -> Option<Buf> {
+        self.pool.alloc(len)
+    }
+
+    /// Accepts an operation. Its answer carries `tag`.
+    pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Rejected> {
+        let job = self.plan(tag, op)?;
+        self.start(job, None);
+        Ok(())
+    }
+
+    /// As a [`Op::Write`] of borrowed data, which is encrypted out of place and never changed.
+    pub fn write_from(
+        &mut self,
+        tag: u64,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+    ) -> Result<(), Rejected> {
+        let (job, middle) = self.plan_write_from(tag, offset, data, fua)?;
+        self.start(job, Some(middle));
+        Ok(())
+    }
+
+    /// Starts what is queued and takes what is complete, without blocking.
+    ///
+    /// # Errors
+    /// The backend's queue is broken; nothing more will complete.
+    pub fn poll(&mut self) -> io::Result<()> {
+        self.advance(false)
+    }
+
+    /// Blocks until there is an answer, if anything is in flight.
+    ///
+    /// # Errors
+    /// As [`Queue::poll`].
+    pub fn wait(&mut self) -> io::Result<()> {
+        while self.done.is_empty() && self.in_flight() > 0 {
+            if self.parked.is_empty() {
+                self.advance(true)?;
+                continue;
+            }
+            self.advance(false)?;
+            if self.may_sleep() {
+                let fd = self.wait_fd();
+                match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next answer.
+    pub fn next_done(&mut self) -> Option<Done> {
+        self.done.pop_front()
+    }
+
+    /// Requests accepted whose answers have not been taken.
+    pub fn in_flight(&self) -> usize {
+        self.jobs.len() - self.free.len() + self.done.len()
+    }
+
+    /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call after
+    /// [`Queue::poll`].
+    pub fn may_sleep(&self) -> bool {
+        self.done.is_empty()
+    }
+
+    /// Becomes readable when [`Queue::poll`] can get further.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_ref().map_or_else(|| self.waker.as_fd(), AsFd::as_fd)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // First the backend, which waits for its operations; only then are ranges free.
+        drop(self.backend.take());
+        for job in self.jobs.iter().flatten().filter(|job| job.locked && !job.range.is_empty()) {
+            self.volume.locks.unlock(&job.range, job.mode);
+        }
+        self.volume.retire(&self.counters);
+    }
+}
+
+/// One descriptor that is readable when either is.
+fn join_fds(waker: &OwnedFd, backend: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(&both, waker, data, epoll::EventFlags::IN)?;
+    epoll::add(&both, backend, data, epoll::EventFlags::IN)?;
+    Ok(both)
+}

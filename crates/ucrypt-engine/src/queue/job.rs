@@ -1,0 +1,94 @@
+//! What a queue remembers about a client's request and about the machine requests it became.
+
+use std::ops::Range;
+
+use ucrypt_backend::{Buf, Errno};
+use ucrypt_dispatch::Op as MachineOp;
+
+use crate::data::Data;
+use crate::range_lock::Mode;
+
+/// A client's request, from acceptance to answer.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) tag: u64,
+    pub(super) kind: Kind,
+    /// Bytes of the volume that it touches, and how it holds them.
+    pub(super) range: Range<u64>,
+    pub(super) mode: Mode,
+    pub(super) locked: bool,
+    /// What is to be started once it has its range.
+    pub(super) middle: Option<Middle>,
+    pub(super) edges: [Option<Edge>; 2],
+    pub(super) fua: bool,
+    /// Machine requests that have not finished.
+    pub(super) pending: u8,
+    pub(super) error: Option<Errno>,
+    pub(super) data: Option<Buf>,
+    /// Of a read: where in the whole sectors the bytes lie that were asked for.
+    pub(super) head: usize,
+    /// Bytes that the client asked for, for the counters and the answer.
+    pub(super) len: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Flush,
+    Discard,
+}
+
+/// The part of a request that is whole sectors.
+#[derive(Debug)]
+pub(super) struct Middle {
+    pub(super) op: MachineOp,
+    /// 512-byte sectors of the volume.
+    pub(super) sector: u64,
+    pub(super) sectors: u64,
+    pub(super) buf: Option<Buf>,
+}
+
+/// A sector of which a write changes only a part: read, changed, written back.
+#[derive(Debug)]
+pub(super) struct Edge {
+    /// First 512-byte sector of the volume, and how many make one sector of the cipher.
+    pub(super) sector: u64,
+    pub(super) sectors: u64,
+    /// Memory for the sector, until it is handed to the machine.
+    pub(super) buf: Option<Buf>,
+    /// Where in the sector the new bytes go.
+    pub(super) at: usize,
+    pub(super) patch: Buf,
+}
+
+/// What a machine request stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Role {
+    #[default]
+    Middle,
+    /// Index into [`Job::edges`].
+    Edge(usize),
+}
+
+/// What belongs to a machine request.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) job: u32,
+    pub(super) role: Role,
+    pub(super) op: MachineOp,
+    pub(super) first_sector: u64,
+    pub(super) data: Data,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            job: 0,
+            role: Role::Middle,
+            op: MachineOp::Flush,
+            first_sector: 0,
+            data: Data::default(),
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! From a client's bytes to whole sectors: checks, buffers, and the edges that need
+//! read-modify-write.
+
+use std::ops::Range;
+
+use ucrypt_backend::Buf;
+use ucrypt_dispatch::Op as MachineOp;
+
+use super::job::{Edge, Job, Kind, Middle};
+use super::{Op, Queue, Rejected};
+use crate::range_lock::Mode;
+
+/// A write's data as it arrives.
+enum Source<'a> {
+    Owned(Buf),
+    Borrowed(&'a [u8]),
+    Zeroes,
+}
+
+/// Buffer memory that is not to be had.
+enum Lack {
+    Now,
+    Ever,
+}
+
+/// A byte range as whole sectors: an incomplete one at each end, and those between.
+struct Cut {
+    head: Option<Range<u64>>,
+    middle: Range<u64>,
+    tail: Option<Range<u64>>,
+}
+
+/// Cuts a non-empty range at sector borders. A range within one sector is all head.
+fn cut(range: &Range<u64>, sector: u64) -> Cut {
+    let up = |at: u64| at.next_multiple_of(sector);
+    let down = |at: u64| at / sector * sector;
+    let head_end = up(range.start).min(range.end);
+    let head = (!range.start.is_multiple_of(sector)).then_some(range.start..head_end);
+    let start = head.as_ref().map_or(range.start, |head| head.end);
+    let tail_start = down(range.end).max(start);
+    let tail = (tail_start < range.end).then_some(tail_start..range.end);
+    Cut { head, middle: start..tail_start, tail }
+}
+
+impl Queue {
+    fn sector_size(&self) -> u64 {
+        u64::from(self.volume.info().sector_size)
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<Range<u64>, Rejected> {
+        let end = offset.checked_add(len).ok_or(Rejected::OutOfRange)?;
+        if end > self.volume.info().len { Err(Rejected::OutOfRange) } else { Ok(offset..end) }
+    }
+
+    fn check_writable(&self) -> Result<(), Rejected> {
+        if self.volume.info().read_only { Err(Rejected::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Turns an operation into a job that only needs its range to start.
+    pub(super) fn plan(&mut self, tag: u64, op: Op) -> Result<Job, Rejected> {
+        if self.free.is_empty() {
+            return Err(Rejected::Busy(op));
+        }
+        match op {
+            Op::Read { offset, len } => self.plan_read(tag, offset, len),
+            Op::Write { offset, data, fua } => {
+                self.check_writable()?;
+                let range = self.check(offset, data.len() as u64)?;
+                self.plan_write(tag, &range, Source::Owned(data), MachineOp::Write { fua }).map_err(
+                    |(lack, source)| match (lack, source) {
+                        (Lack::Now, Source::Owned(data)) => {
+                            Rejected::Busy(Op::Write { offset, data, fua })
+                        }
+                        _ => Rejected::TooLarge,
+                    },
+                )
+            }
+            Op::Flush => Ok(job(tag, Kind::Flush, 0..0, Some(flush()))),
+            Op::Discard { offset, len } => self.plan_discard(tag, offset, len),
+            Op::WriteZeroes { offset, len, fua, no_unmap } => {
+                self.check_writable()?;
+                let range = self.check(offset, len)?;
+                let fast = self.volume.info().fast_write_zeroes && !no_unmap && !fua;
+                let op =
+                    if fast { MachineOp::BackendZeroes } else { MachineOp::EncryptZeroes { fua } };
+                self.plan_write(tag, &range, Source::Zeroes, op)
+                    .map_err(|_| Rejected::Busy(Op::WriteZeroes { offset, len, fua, no_unmap }))
+            }
+        }
+    }
+
+    fn plan_read(&mut self, tag: u64, offset: u64, len: usize) -> Result<Job, Rejected> {
+        let range = self.check(offset, len as u64)?;
+        if range.is_empty() {
+            return Ok(job(tag, Kind::Read, range, None));
+        }
+        let sector = self.sector_size();
+        let whole = range.start / sector * sector..range.end.next_multiple_of(sector);
+        let bytes = usize::try_from(whole.end - whole.start).map_err(|_| Rejected::TooLarge)?;
+        let Some(buf) = self.pool.alloc(bytes) else {
+            return Err(self.no_memory(bytes, Op::Read { offset, len }));
+        };
+        let mut job = job(tag, Kind::Read, range.clone(), None);
+        job.head = (range.start - whole.start) as usize;
+        job.middle = Some(middle(MachineOp::Read, &whole, Some(buf)));
+        Ok(job)
+    }
+
+    fn plan_discard(&mut self, tag: u64, offset: u64, len: u64) -> Result<Job, Rejected> {
+        self.check_writable()?;
+        if !self.volume.info().discard {
+            return Err(Rejected::NotSupported);
+        }
+        let range = self.check(offset, len)?;
+        let sector = self.sector_size();
+        let whole = range.start.next_multiple_of(sector)..range.end / sector * sector;
+        let mut job = job(tag, Kind::Discard, range, None);
+        if whole.start < whole.end {
+            job.range = whole.clone();
+            job.middle = Some(middle(MachineOp::Discard, &whole, None));
+        }
+        Ok(job)
+    }
+
+    /// As [`Queue::plan`] for borrowed data; also tells which part of it the middle is.
+    pub(super) fn plan_write_from<'a>(
+        &mut self,
+        tag: u64,
+        offset: u64,
+        data: &'a [u8],
+        fua: bool,
+    ) -> Result<(Job, &'a [u8]), Rejected> {
+        self.check_writable()?;
+        let range = self.check(offset, data.len() as u64)?;
+        if self.free.is_empty() {
+            return Err(Rejected::BusyBorrowed);
+        }
+        let middle = cut(&range, self.sector_size()).middle;
+        let part = &data[(middle.start - offset) as usize..(middle.end - offset) as usize];
+        let job = self
+            .plan_write(tag, &range, Source::Borrowed(data), MachineOp::Write { fua })
+            .map_err(|(lack, _)| match lack {
+                Lack::Now => Rejected::BusyBorrowed,
+                Lack::Ever => Rejected::TooLarge,
+            })?;
+        Ok((job, part))
+    }
+
+    /// A write of whole sectors, with an edge for each sector of which only a part is written.
+    /// Gives the source back with an error.
+    fn plan_write<'a>(
+        &mut self,
+        tag: u64,
+        range: &Range<u64>,
+        source: Source<'a>,
+        op: MachineOp,
+    ) -> Result<Job, (Lack, Source<'a>)> {
+        let mut job = job(tag, Kind::Write, range.clone(), None);
+        if range.is_empty() {
+            return Ok(job);
+        }
+        job.fua =
+            matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
+        let cut = cut(range, self.sector_size());
+        if cut.head.is_some() || cut.tail.is_some() {
+            job.mode = Mode::Exclusive;
+        }
+        let edges = [&cut.head, &cut.tail];
+        for (slot, part) in job.edges.iter_mut().zip(edges) {
+            let Some(part) = part else { continue };
+            match self.edge(part, range.start, &source) {
+                Some(edge) => *slot = Some(edge),
+                None => return Err((Lack::Now, source)),
+            }
+        }
+        if cut.middle.is_empty() {
+            return Ok(job);
+        }
+        let bytes = (cut.middle.end - cut.middle.start) as usize;
+        let buf = match source {
+            Source::Zeroes => None,
+            Source::Owned(mut data) => {
+                data.advance((cut.middle.start - range.start) as usize);
+                data.truncate(bytes);
+                Some(data)
+            }
+            Source::Borrowed(_) => match self.pool.alloc(bytes) {
+                Some(buf) => Some(buf),
+                None if self.pool.could_hold(bytes) => return Err((Lack::Now, source)),
+                None => return Err((Lack::Ever, source)),
+            },
+        };
+        job.middle = Some(middle(op, &cut.middle, buf));
+        Ok(job)
+    }
+
+    /// The edge that writes `part` of one sector; `None` when there is no memory for it now.
+    fn edge(&mut self, part: &Range<u64>, start: u64, source: &Source<'_>) -> Option<Edge> {
+        let sector = self.sector_size();
+        let base = part.start / sector * sector;
+        let bytes = (part.start - start) as usize..(part.end - start) as usize;
+        let buf = self.pool.alloc(sector as usize)?;
+        let mut patch = self.pool.alloc(bytes.len())?;
+        match source {
+            Source::Owned(data) => patch.copy_from_slice(&data[bytes]),
+            Source::Borrowed(data) => patch.copy_from_slice(&data[bytes]),
+            Source::Zeroes => patch.fill(0),
+        }
+        Some(Edge {
+            sector: base / 512,
+            sectors: sector / 512,
+            buf: Some(buf),
+            at: (part.start - base) as usize,
+            patch,
+        })
+    }
+
+    fn no_memory(&self, bytes: usize, op: Op) -> Rejected {
+        if self.pool.could_hold(bytes) { Rejected::Busy(op) } else { Rejected::TooLarge }
+    }
+}
+
+fn middle(op: MachineOp, bytes: &Range<u64>, buf: Option<Buf>) -> Middle {
+    Middle { op, sector: bytes.start / 512, sectors: (bytes.end - bytes.start) / 512, buf }
+}
+
+fn flush() -> Middle {
+    Middle { op: MachineOp::Flush, sector: 0, sectors: 0, buf: None }
+}
+
+fn job(tag: u64, kind: Kind, range: Range<u64>, middle: Option<Middle>) -> Job {
+    Job {
+        tag,
+        kind,
+        len: range.end - range.start,
+        range,
+        mode: Mode::Shared,
+        locked: false,
+        middle,
+        edges: [None, None],
+        fua: false,
+        pending: 0,
+        error: None,
+        data: None,
+        head: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_cut_into_whole_sectors_and_at_most_two_parts() {
+        for start in 0..40u64 {
+            for end in start + 1..60 {
+                let Cut { head, middle, tail } = cut(&(start..end), 8);
+                let pieces = [head.clone(), Some(middle.clone()), tail.clone()];
+                let mut at = start;
+                for piece in pieces.into_iter().flatten().filter(|piece| !piece.is_empty()) {
+                    assert_eq!(piece.start, at, "{start}..{end}");
+                    at = piece.end;
+                }
+                assert_eq!(at, end, "{start}..{end}");
+                assert!(middle.is_empty() || middle.start % 8 == 0 && middle.end % 8 == 0);
+                for edge in [head, tail].into_iter().flatten() {
+                    assert!(edge.end - edge.start < 8 && edge.start / 8 == (edge.end - 1) / 8);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What a volume is made of, shared by all its queues.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ucrypt_backend::{Backend, Extent};
+use ucrypt_dispatch::Policy;
+use ucrypt_sector::SectorCipher;
+
+use crate::counters::{Counters, Totals};
+use crate::queue::{Queue, QueueConfig};
+use crate::range_lock::RangeLock;
+
+/// A run of the volume that lies in one piece on the backend.
+#[derive(Debug)]
+pub struct Segment {
+    /// Length in bytes, a multiple of the sector size.
+    pub len: u64,
+    /// Where it starts on the backend, in bytes; a multiple of 512.
+    pub backend_offset: u64,
+    /// How its sectors are encrypted; their numbers count from the segment's start. `None`: not at
+    /// all.
+    pub cipher: Option<SectorCipher>,
+}
+
+/// How a volume is served.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct VolumeOptions {
+    /// Refuse everything that changes the volume.
+    pub read_only: bool,
+    /// Pass discards to the backend. They tell an onlooker which sectors are unused.
+    pub allow_discards: bool,
+    /// How requests are dispatched.
+    pub policy: Policy,
+}
+
+/// What an export tells its clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Length in bytes, a multiple of `sector_size`.
+    pub len: u64,
+    /// Bytes that are written as one; requests aligned to it need no read-modify-write.
+    pub sector_size: u32,
+    /// Length and alignment of requests that are served best, in bytes.
+    pub preferred_io: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether discards are accepted.
+    pub discard: bool,
+    /// Whether the backend zeroes ranges itself, without data being written.
+    pub fast_write_zeroes: bool,
+    /// Whether every request is finished by the thread that submits it, without waiting.
+    pub synchronous: bool,
+}
+
+/// Why segments and a backend make no volume.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeError {
+    /// No segment, or none of any length.
+    #[error("the volume is empty: the image holds no data after its header")]
+    Empty,
+    /// A segment is cut off.
+    #[error(
+        "the volume ends at byte {needed} but its image has only {available} bytes; the image is \
+         truncated, or the wrong one"
+    )]
+    TooLarge {
+        /// Bytes that the segments need.
+        needed: u64,
+        /// Bytes that the backend has.
+        available: u64,
+    },
+    /// A segment is not a whole number of sectors, or starts between two.
+    #[error("a segment of {len} bytes at byte {offset} is not aligned to sectors of {sector_size}")]
+    Unaligned {
+        /// Bytes.
+        len: u64,
+        /// On the backend.
+        offset: u64,
+        /// Bytes.
+        sector_size: u32,
+    },
+}
+
+/// A disk in the clear, over a backend. Use it through [`Volume::queue`].
+pub struct Volume {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) segments: Vec<Segment>,
+    /// Where each segment starts in the volume, in bytes; one more at the end.
+    pub(crate) starts: Vec<u64>,
+    pub(crate) locks: RangeLock,
+    pub(crate) policy: Policy,
+    info: VolumeInfo,
+    counted: Mutex<Counted>,
+}
+
+/// The counts of a volume: of the queues there are, and of those that have ended.
+#[derive(Default)]
+struct Counted {
+    queues: Vec<Arc<Counters>>,
+    ended: Totals,
+}
+
+const SECTOR: u64 = 512;
+
+impl Volume {
+    /// Lays the segments end to end.
+    pub fn new(
+        backend: Arc<dyn Backend>,
+        segments: Vec<Segment>,
+        options: VolumeOptions,
+    ) -> Result<Self, VolumeError> {
+        let limits = backend.limits().clone();
+        let sector_size = segments.iter().map(sector_size).max().unwrap_or(512);
+        let mut starts = vec![0];
+        for segment in &segments {
+            starts.push(check(segment, sector_size, limits.len, starts[starts.len() - 1])?);
+        }
+        let len = starts[starts.len() - 1];
+        if len == 0 {
+            return Err(VolumeError::Empty);
+        }
+        let read_only = options.read_only || limits.read_only;
+        let info = VolumeInfo {
+            len,
+            sector_size,
+            preferred_io: limits.block.max(sector_size).max(4096),
+            read_only,
+            discard: options.allow_discards && limits.discard && !read_only,
+            fast_write_zeroes: segments.iter().all(|segment| segment.cipher.is_none()),
+            synchronous: limits.synchronous,
+        };
+        Ok(Self {
+            backend,
+            segments,
+            starts,
+            locks: RangeLock::new(),
+            policy: options.policy,
+            info,
+            counted: Mutex::default(),
+        })
+    }
+
+    /// A volume of one segment: the whole backend, unencrypted.
+    pub fn raw(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<Self, VolumeError> {
+        let len = backend.limits().len / SECTOR * SECTOR;
+        Self::new(backend, vec![Segment { len, backend_offset: 0, cipher: None }], options)
+    }
+
+    /// What its clients need to know.
+    pub fn info(&self) -> &VolumeInfo {
+        &self.info
+    }
+
+    /// One line about the backend.
+    pub fn describe_backend(&self) -> String {
+        self.backend.describe()
+    }
+
+    /// How requests are dispatched.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// A new queue, for one thread.
+    pub fn queue(self: &Arc<Self>, config: QueueConfig) -> io::Result<Queue> {
+        let counters = Arc::new(Counters::default());
+        let queue = Queue::new(self.clone(), config, counters.clone())?;
+        self.counted().queues.push(counters);
+        Ok(queue)
+    }
+
+    /// What all clients have done since the volume was opened.
+    pub fn totals(&self) -> Totals {
+        let counted = self.counted();
+        let mut totals = counted.ended;
+        for counters in &counted.queues {
+            totals.add(counters);
+        }
+        totals
+    }
+
+    /// A queue ends: its counts are kept, its counters are not.
+    pub(crate) fn retire(&self, counters: &Arc<Counters>) {
+        let mut counted = self.counted();
+        counted.queues.retain(|known| !Arc::ptr_eq(known, counters));
+        counted.ended.add(counters);
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the backend has allocated for `len` bytes from `offset` of the volume: at most `max`
+    /// extents, which together may end early. A hole in the image of an encrypted segment does
+    /// not read as zeroes.
+    pub fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<VolumeExtent> {
+        let mut extents = Vec::new();
+        let end = offset.saturating_add(len).min(self.info.len);
+        let mut at = offset;
+        while at < end && extents.len() < max {
+            let index = self.segment_at(at);
+            let segment = &self.segments[index];
+            let until = end.min(self.starts[index + 1]);
+            let backend_offset = segment.backend_offset + (at - self.starts[index]);
+            let found = self.backend.extents(backend_offset, until - at, max - extents.len());
+            let covered: u64 = found.iter().map(|extent| extent.len).sum();
+            let zero = segment.cipher.is_none();
+            extents.extend(found.into_iter().map(|Extent { len, hole }| VolumeExtent {
+                len,
+                hole,
+                zero: hole && zero,
+            }));
+            at += covered;
+            if covered == 0 || at < until {
+                break;
+            }
+        }
+        extents
+    }
+
+    /// The index of the segment that holds the byte.
+    pub(crate) fn segment_at(&self, offset: u64) -> usize {
+        if self.segments.len() == 1 {
+            return 0;
+        }
+        self.starts.partition_point(|&start| start <= offset) - 1
+    }
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// A piece of a volume, for block status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VolumeExtent {
+    /// Bytes.
+    pub len: u64,
+    /// Nothing is allocated for it.
+    pub hole: bool,
+    /// It reads as zeroes.
+    pub zero: bool,
+}
+
+fn sector_size(segment: &Segment) -> u32 {
+    segment.cipher.as_ref().map_or(512, SectorCipher::sector_size)
+}
+
+/// Where the segment ends in the volume if it starts at `start`.
+fn check(segment: &Segment, align: u32, available: u64, start: u64) -> Result<u64, VolumeError> {
+    let Segment { len, backend_offset: offset, .. } = *segment;
+    if !len.is_multiple_of(u64::from(align)) || !offset.is_multiple_of(SECTOR) {
+        return Err(VolumeError::Unaligned { len, offset, sector_size: align });
+    }
+    let needed = offset.saturating_add(len);
+    let end = start.checked_add(len);
+    match end {
+        Some(end) if needed <= available => Ok(end),
+        _ => Err(VolumeError::TooLarge { needed, available }),
+    }
+}

@@ -1,0 +1,274 @@
+//! A volume gives back what was written to it, whatever the alignment, the backend and the number
+//! of queues; judged against a plain array of bytes.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Faulty, Random, aes, run, volume};
+use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
+use ucrypt_engine::{
+    Errno, Op, Queue, QueueConfig, Rejected, Segment, Volume, VolumeError, VolumeOptions,
+};
+
+const MIB: u64 = 1 << 20;
+const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
+
+fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::TempDir>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
+    vec![("memory", Arc::new(memory(len).unwrap()), None), ("file", Arc::new(file), Some(dir))]
+}
+
+#[test]
+fn random_requests_read_back_what_an_array_of_bytes_would() {
+    for sector_size in [512, 4096] {
+        for (name, backend, _dir) in backends(4 * MIB) {
+            let seed = 7 + u64::from(sector_size);
+            println!("{name}, sectors of {sector_size}, seed {seed}");
+            let volume = volume(backend, MIB, 2 * MIB, sector_size);
+            let mut queue = volume.queue(CONFIG).unwrap();
+            let mut model = vec![0u8; 2 << 20];
+            let zeroes = Op::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false };
+            assert_eq!(run(&mut queue, zeroes).result, Ok(()));
+            against_model(&mut queue, &mut model, seed);
+        }
+    }
+}
+
+/// Random requests one after the other, each judged against `model`.
+fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
+    let mut random = Random(seed);
+    for round in 0..1500 {
+        let offset = random.below(model.len() as u64);
+        let longest =
+            (model.len() as u64 - offset).min(if round % 8 == 0 { 300_000 } else { 9000 });
+        let (mut offset, mut len) = (offset as usize, random.below(longest) as usize + 1);
+        if random.below(2) == 0 {
+            (offset, len) = (offset / 4096 * 4096, len.div_ceil(4096) * 4096);
+            len = len.min(model.len() - offset);
+        }
+        let range = offset..offset + len;
+        let fill = random.below(256) as u8;
+        match random.below(4) {
+            0 => {
+                let mut data = queue.alloc(len).unwrap();
+                data.fill(fill);
+                let op = Op::Write { offset: offset as u64, data, fua: fill < 16 };
+                assert_eq!(run(queue, op).result, Ok(()));
+                model[range].fill(fill);
+            }
+            1 => {
+                queue.write_from(1, offset as u64, &vec![fill; len], false).unwrap();
+                queue.wait().unwrap();
+                assert_eq!(queue.next_done().unwrap().result, Ok(()));
+                model[range].fill(fill);
+            }
+            2 if round % 16 == 2 => {
+                let (offset, len) = (offset as u64, len as u64);
+                let op = Op::WriteZeroes { offset, len, fua: false, no_unmap: true };
+                assert_eq!(run(queue, op).result, Ok(()));
+                model[range].fill(0);
+            }
+            _ => {
+                let done = run(queue, Op::Read { offset: offset as u64, len });
+                let data = done.data.expect("a read has data");
+                assert!(data[..] == model[range], "round {round}: {offset}+{len} (seed {seed})");
+            }
+        }
+    }
+}
+
+#[test]
+fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
+    // Every thread owns each fourth byte-range of 100 bytes: sectors are shared by all of them.
+    for (name, backend, _dir) in backends(MIB) {
+        let volume = volume(backend, 0, MIB, 4096);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let volume = volume.clone();
+                scope.spawn(move || {
+                    let mut queue = volume.queue(CONFIG).unwrap();
+                    let mut random = Random(thread + 1);
+                    let mut last = vec![None; 250];
+                    for _ in 0..400 {
+                        let slot = random.below(250);
+                        let offset = (slot * 4 + thread) * 100;
+                        let fill = random.below(256) as u8;
+                        queue.write_from(0, offset, &[fill; 100], false).unwrap();
+                        queue.wait().unwrap();
+                        assert_eq!(queue.next_done().unwrap().result, Ok(()));
+                        last[slot as usize] = Some(fill);
+                        let other = random.below(250);
+                        let Some(fill) = last[other as usize] else { continue };
+                        let offset = (other * 4 + thread) * 100;
+                        let data = run(&mut queue, Op::Read { offset, len: 100 }).data.unwrap();
+                        assert!(data.iter().all(|&byte| byte == fill), "{name}: lost a write");
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn many_requests_in_flight_are_each_answered_once_with_their_own_data() {
+    for (name, backend, _dir) in backends(4 * MIB) {
+        let volume = volume(backend, 0, 4 * MIB, 512);
+        let mut queue = volume.queue(CONFIG).unwrap();
+        for block in 0..1024u64 {
+            queue.write_from(0, block * 4096, &[block as u8; 4096], false).unwrap();
+            queue.wait().unwrap();
+            assert_eq!(queue.next_done().unwrap().result, Ok(()));
+        }
+        let mut answered = vec![false; 1024];
+        let mut next = 0;
+        while answered.contains(&false) {
+            while next < 1024 {
+                match queue.submit(next, Op::Read { offset: next * 4096, len: 4096 }) {
+                    Ok(()) => next += 1,
+                    Err(Rejected::Busy(_)) => break,
+                    Err(other) => panic!("{name}: {other:?}"),
+                }
+            }
+            queue.wait().unwrap();
+            while let Some(done) = queue.next_done() {
+                assert!(!std::mem::replace(&mut answered[done.tag as usize], true), "{name}");
+                assert!(done.data.unwrap().iter().all(|&byte| byte == done.tag as u8), "{name}");
+            }
+        }
+        assert_eq!(queue.in_flight(), 0, "{name}");
+        assert_eq!(volume.totals().reads, 1024);
+    }
+}
+
+#[test]
+fn a_request_larger_than_the_backends_transfers_is_served_whole() {
+    for (name, backend, _dir) in backends(40 * MIB) {
+        let volume = volume(backend, 0, 40 * MIB, 512);
+        let mut queue = volume.queue(QueueConfig { memory: 96 << 20, depth: 4 }).unwrap();
+        let mut data = queue.alloc(32 << 20).unwrap();
+        for (index, chunk) in data.chunks_mut(4096).enumerate() {
+            chunk.fill(index as u8);
+        }
+        assert_eq!(run(&mut queue, Op::Write { offset: 12_345, data, fua: true }).result, Ok(()));
+        let data = run(&mut queue, Op::Read { offset: 12_345, len: 32 << 20 }).data.unwrap();
+        assert_eq!(data.len(), 32 << 20);
+        for (index, chunk) in data.chunks(4096).enumerate() {
+            assert!(chunk.iter().all(|&byte| byte == index as u8), "{name}: block {index}");
+        }
+    }
+}
+
+#[test]
+fn the_backend_sees_ciphertext_and_the_sectors_lie_where_the_segment_says() {
+    let backend = Arc::new(memory(MIB).unwrap());
+    let volume = volume(backend.clone(), 65536, 131_072, 512);
+    let mut queue = volume.queue(CONFIG).unwrap();
+    queue.write_from(0, 1024, &[0x5a; 512], true).unwrap();
+    queue.wait().unwrap();
+    let mut stored = [0; 512];
+    backend.read_exact_at(65536 + 1024, &mut stored).unwrap();
+    let mut expected = [0x5a; 512];
+    aes(512).encrypt_in_place(2, &mut expected).unwrap();
+    assert_eq!(stored, expected);
+}
+
+#[test]
+fn two_segments_are_one_disk() {
+    let backend = Arc::new(memory(MIB).unwrap());
+    let segments = vec![
+        Segment { len: 8192, backend_offset: 65536, cipher: Some(aes(512)) },
+        Segment { len: 4096, backend_offset: 0, cipher: None },
+    ];
+    let volume = Volume::new(backend.clone(), segments, VolumeOptions::default()).unwrap();
+    let mut queue = Arc::new(volume).queue(CONFIG).unwrap();
+    let pattern: Vec<u8> = (0..12288u32).map(|at| (at / 7) as u8).collect();
+    queue.write_from(0, 0, &pattern, false).unwrap();
+    queue.wait().unwrap();
+    queue.next_done().unwrap();
+    let data = run(&mut queue, Op::Read { offset: 100, len: 12_000 }).data.unwrap();
+    assert!(data[..] == pattern[100..12_100]);
+    let mut plain = vec![0; 4096];
+    backend.read_exact_at(0, &mut plain).unwrap();
+    assert!(plain == pattern[8192..], "the second segment is not encrypted");
+}
+
+#[test]
+fn what_the_volume_does_not_allow_is_refused_by_kind() {
+    let backend = Arc::new(memory(MIB).unwrap());
+    let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+    let read_only = Arc::new(Volume::raw(backend.clone(), options).unwrap());
+    let mut queue = read_only.queue(CONFIG).unwrap();
+    assert!(matches!(queue.write_from(0, 0, &[0], false), Err(Rejected::ReadOnly)));
+    let volume = Arc::new(Volume::raw(backend, VolumeOptions::default()).unwrap());
+    let mut queue = volume.queue(CONFIG).unwrap();
+    let past = Op::Read { offset: MIB - 1, len: 2 };
+    assert!(matches!(queue.submit(0, past), Err(Rejected::OutOfRange)));
+    let overflow = Op::Discard { offset: u64::MAX, len: 2 };
+    assert!(matches!(queue.submit(0, overflow), Err(Rejected::NotSupported)));
+    let overflow = Op::Read { offset: u64::MAX, len: 2 };
+    assert!(matches!(queue.submit(0, overflow), Err(Rejected::OutOfRange)));
+    assert_eq!(queue.in_flight(), 0);
+}
+
+#[test]
+fn segments_beyond_the_backend_make_no_volume() {
+    let backend: Arc<dyn Backend> = Arc::new(memory(MIB).unwrap());
+    let segment = |offset, len| vec![Segment { len, backend_offset: offset, cipher: None }];
+    let refuse = |segments| {
+        Volume::new(backend.clone(), segments, VolumeOptions::default()).expect_err("refused")
+    };
+    assert_eq!(
+        refuse(segment(512, MIB)),
+        VolumeError::TooLarge { needed: MIB + 512, available: MIB }
+    );
+    assert!(matches!(refuse(segment(u64::MAX - 511, 1024)), VolumeError::TooLarge { .. }));
+    assert!(matches!(refuse(segment(0, 100)), VolumeError::Unaligned { .. }));
+    assert_eq!(refuse(segment(0, 0)), VolumeError::Empty);
+}
+
+#[test]
+fn a_failing_backend_fails_its_requests_and_no_others() {
+    let faulty = Arc::new(Faulty::new(memory(4 * MIB).unwrap(), MIB..2 * MIB));
+    let volume = volume(faulty, 0, 4 * MIB, 512);
+    let mut queue = volume.queue(CONFIG).unwrap();
+    for (offset, len, expected) in [
+        (0, 4096, Ok(())),
+        (MIB, 512, Err(Errno::NOSPC)),
+        (MIB - 4096, 8192, Err(Errno::NOSPC)),
+        (MIB + 100, 10, Err(Errno::NOSPC)),
+        (3 * MIB, 4096, Ok(())),
+    ] {
+        queue.write_from(9, offset, &vec![1; len], false).unwrap();
+        queue.wait().unwrap();
+        assert_eq!(queue.next_done().unwrap().result, expected, "write at {offset}");
+        let done = run(&mut queue, Op::Read { offset, len });
+        assert_eq!(done.result, expected, "read at {offset}");
+        assert_eq!(done.data.is_some(), expected.is_ok(), "no data with an error");
+    }
+    assert_eq!(queue.in_flight(), 0);
+    assert_eq!(volume.totals().errors, 6);
+}
+
+#[test]
+fn discards_reach_the_backend_only_when_allowed_and_only_whole_sectors() {
+    let backend = Arc::new(memory(MIB).unwrap());
+    let options = VolumeOptions { allow_discards: true, ..VolumeOptions::default() };
+    let segment = Segment { len: MIB, backend_offset: 0, cipher: Some(aes(4096)) };
+    let volume = Arc::new(Volume::new(backend.clone(), vec![segment], options).unwrap());
+    let mut queue = volume.queue(CONFIG).unwrap();
+    queue.write_from(0, 0, &[7; 16384], false).unwrap();
+    queue.wait().unwrap();
+    queue.next_done().unwrap();
+    assert_eq!(run(&mut queue, Op::Discard { offset: 1, len: 12_000 }).result, Ok(()));
+    assert_eq!(run(&mut queue, Op::Discard { offset: 4097, len: 100 }).result, Ok(()));
+    let data = run(&mut queue, Op::Read { offset: 0, len: 16384 }).data.unwrap();
+    assert!(data[..4096].iter().all(|&byte| byte == 7));
+    assert!(data[8192..].iter().all(|&byte| byte == 7));
+    let mut stored = [1; 4096];
+    backend.read_exact_at(4096, &mut stored).unwrap();
+    assert_eq!(stored, [0; 4096]);
+}
