@@ -1,0 +1,90 @@
+//! AES: the cipher that nearly every volume uses, so the one with kernels of its own.
+//!
+//! A [`Kernel`] is a way to run AES on a processor. All of them give the same bytes; the portable
+//! one is the `aes` crate, the others live in [`x86`], the only place of this crate with `unsafe`.
+
+mod schedule;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::fmt;
+
+use crate::{
+    block::{BlockCipher, portable_aes},
+    mode::{Cbc, SectorMode, Xts},
+};
+
+/// A way to run AES on this processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kernel {
+    /// VAES on 512-bit vectors: four blocks per instruction (x86-64 with AVX-512).
+    VaesAvx512,
+    /// VAES on 256-bit vectors: two blocks per instruction (x86-64 with AVX2).
+    VaesAvx2,
+    /// AES-NI: one block per instruction (x86-64).
+    AesNi,
+    /// The `aes` crate: constant-time everywhere, with the acceleration that it brings itself.
+    Portable,
+}
+
+impl Kernel {
+    /// Every kernel, the fastest first.
+    pub const ALL: &[Self] = &[Self::VaesAvx512, Self::VaesAvx2, Self::AesNi, Self::Portable];
+
+    /// The fastest kernel that this processor runs.
+    pub fn best() -> Self {
+        Self::ALL.iter().copied().find(|kernel| kernel.is_available()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether this processor runs the kernel.
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Self::Portable || x86::Features::detect(self).is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        return self == Self::Portable;
+    }
+
+    /// The name that reports show.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VaesAvx512 => "vaes-avx512",
+            Self::VaesAvx2 => "vaes-avx2",
+            Self::AesNi => "aes-ni",
+            Self::Portable => "portable",
+        }
+    }
+
+    /// AES-XTS under the data key and the tweak key; `None` if AES takes no key of their length.
+    pub(crate) fn xts(self, data: &[u8], tweak: &[u8]) -> Option<Box<dyn SectorMode>> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(features) = x86::Features::detect(self) {
+            return Some(Box::new(x86::Xts::new(features, data, tweak)?));
+        }
+        Some(Box::new(Xts { data: portable_aes(data)?, tweak: portable_aes(tweak)? }))
+    }
+
+    /// AES-CBC; `None` if AES takes no key of that length.
+    pub(crate) fn cbc(self, key: &[u8]) -> Option<Box<dyn SectorMode>> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(features) = x86::Features::detect(self) {
+            return Some(Box::new(x86::Cbc::new(features, key)?));
+        }
+        Some(Box::new(Cbc(portable_aes(key)?)))
+    }
+
+    /// Bare AES; `None` if it takes no key of that length.
+    pub(crate) fn block_cipher(self, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(features) = x86::Features::detect(self) {
+            return Some(Box::new(x86::Ecb::new(features, key)?));
+        }
+        portable_aes(key)
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,230 @@
+//! AES kernels for x86-64.
+//!
+//! All `unsafe` of this crate is here. It rests on two promises, which the safe types of this file
+//! make: [`Features`] exists only for a kernel whose instructions the processor has, and a [`Run`]
+//! comes from buffers of its length.
+
+#![allow(unsafe_code, reason = "vector instructions and unchecked pointers are the point of it")]
+#![allow(clippy::wildcard_imports, reason = "the names of instructions are unmistakable")]
+#![allow(clippy::needless_range_loop, reason = "one index runs through several arrays")]
+#![allow(clippy::inline_always, reason = "the drivers must merge with the enabling function")]
+
+mod cbc;
+mod ecb;
+mod vector;
+mod xmm;
+mod xts;
+mod ymm;
+mod zmm;
+
+use cipher::InOutBuf;
+
+use super::{
+    Kernel,
+    schedule::{RoundKey, Schedule},
+};
+use crate::{block::BlockCipher, mode::SectorMode};
+use vector::{Decrypt, Encrypt};
+use xmm::Xmm;
+use ymm::Ymm;
+use zmm::Zmm;
+
+/// A kernel whose instructions this processor has: the proof is that it exists.
+#[derive(Clone, Copy)]
+pub(super) struct Features(Width);
+
+#[derive(Clone, Copy)]
+enum Width {
+    Zmm,
+    Ymm,
+    Xmm,
+}
+
+impl Features {
+    /// `None` if `kernel` is none of this file, or the processor does not run it.
+    pub(super) fn detect(kernel: Kernel) -> Option<Self> {
+        let aes_ni = is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq");
+        let vaes = aes_ni
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("vaes")
+            && is_x86_feature_detected!("vpclmulqdq");
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl");
+        match kernel {
+            Kernel::VaesAvx512 if vaes && avx512 => Some(Self(Width::Zmm)),
+            Kernel::VaesAvx2 if vaes => Some(Self(Width::Ymm)),
+            Kernel::AesNi if aes_ni => Some(Self(Width::Xmm)),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes to work on, from one place to another or in place.
+///
+/// `src` is valid for reads and `dst` for writes of `len` bytes; they are equal or do not overlap.
+#[derive(Clone, Copy)]
+struct Run {
+    src: *const u8,
+    dst: *mut u8,
+    len: usize,
+    sector_size: usize,
+}
+
+impl Run {
+    /// `data` has to outlive the run.
+    fn new(data: &mut InOutBuf<'_, '_, u8>, sector_size: usize) -> Self {
+        let len = data.len();
+        let (src, dst) = data.reborrow().into_raw();
+        Self { src, dst, len, sector_size }
+    }
+
+    /// The IVs of the run's sectors, one each.
+    ///
+    /// # Panics
+    ///
+    /// If they are not as many, or if the sectors are no multiple of the largest group: the
+    /// drivers rely on both.
+    fn checked_ivs(self, ivs: &[u8]) -> &[[u8; 16]] {
+        let (ivs, rest) = ivs.as_chunks::<16>();
+        assert!(rest.is_empty() && self.sector_size > 0 && self.sector_size.is_multiple_of(512));
+        assert!(!ivs.is_empty() && ivs.len() * self.sector_size == self.len);
+        ivs
+    }
+}
+
+/// One function per width, each with its instructions enabled, and a safe one that chooses.
+macro_rules! kernel {
+    (fn $name:ident($($arg:ident: $Arg:ty),*): $zmm:path, $ymm:path, $xmm:path) => {
+        fn $name(features: Features, $($arg: $Arg),*) {
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,vaes,vpclmulqdq,aes,pclmulqdq")]
+            unsafe fn zmm($($arg: $Arg),*) {
+                // SAFETY: the instructions are enabled, and the arguments are checked.
+                unsafe { $zmm($($arg),*) }
+            }
+            #[target_feature(enable = "avx2,vaes,vpclmulqdq,aes,pclmulqdq")]
+            unsafe fn ymm($($arg: $Arg),*) {
+                // SAFETY: as above.
+                unsafe { $ymm($($arg),*) }
+            }
+            #[target_feature(enable = "aes,pclmulqdq")]
+            unsafe fn xmm($($arg: $Arg),*) {
+                // SAFETY: as above.
+                unsafe { $xmm($($arg),*) }
+            }
+            // SAFETY: `features` is the proof that the processor has the instructions; what the
+            // drivers ask of runs and IVs has been checked by `Run`.
+            unsafe {
+                match features.0 {
+                    Width::Zmm => zmm($($arg),*),
+                    Width::Ymm => ymm($($arg),*),
+                    Width::Xmm => xmm($($arg),*),
+                }
+            }
+        }
+    };
+}
+
+kernel!(fn xts_encrypt(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
+    xts::xts::<Zmm, Encrypt, 2>, xts::xts::<Ymm, Encrypt, 1>, xts::xts::<Xmm, Encrypt, 1>);
+kernel!(fn xts_decrypt(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
+    xts::xts::<Zmm, Decrypt, 2>, xts::xts::<Ymm, Decrypt, 1>, xts::xts::<Xmm, Decrypt, 1>);
+kernel!(fn cbc_encrypt(keys: &Schedule, ivs: &[[u8; 16]], run: Run):
+    cbc::encrypt::<Zmm>, cbc::encrypt::<Ymm>, cbc::encrypt::<Xmm>);
+kernel!(fn cbc_decrypt(keys: &Schedule, ivs: &[[u8; 16]], run: Run):
+    cbc::decrypt::<Zmm, 2>, cbc::decrypt::<Ymm, 1>, cbc::decrypt::<Xmm, 1>);
+kernel!(fn ecb_encrypt(keys: &Schedule, run: Run):
+    ecb::ecb::<Zmm, Encrypt>, ecb::ecb::<Ymm, Encrypt>, ecb::ecb::<Xmm, Encrypt>);
+kernel!(fn ecb_decrypt(keys: &Schedule, run: Run):
+    ecb::ecb::<Zmm, Decrypt>, ecb::ecb::<Ymm, Decrypt>, ecb::ecb::<Xmm, Decrypt>);
+
+/// AES on independent blocks.
+pub(super) struct Ecb {
+    features: Features,
+    encryption: Box<Schedule>,
+    decryption: Box<Schedule>,
+}
+
+impl Ecb {
+    /// `None` if AES takes no key of that length.
+    pub(super) fn new(features: Features, key: &[u8]) -> Option<Self> {
+        let encryption = Schedule::encryption(key)?;
+        let decryption = encryption.decryption();
+        Some(Self { features, encryption, decryption })
+    }
+}
+
+impl BlockCipher for Ecb {
+    fn block_len(&self) -> usize {
+        16
+    }
+
+    fn encrypt_blocks(&self, data: &mut [u8]) {
+        ecb_encrypt(self.features, &self.encryption, Run::new(&mut data.into(), 16));
+    }
+
+    fn decrypt_blocks(&self, data: &mut [u8]) {
+        ecb_decrypt(self.features, &self.decryption, Run::new(&mut data.into(), 16));
+    }
+}
+
+/// AES-CBC.
+pub(super) struct Cbc(Ecb);
+
+impl Cbc {
+    /// `None` if AES takes no key of that length.
+    pub(super) fn new(features: Features, key: &[u8]) -> Option<Self> {
+        Some(Self(Ecb::new(features, key)?))
+    }
+}
+
+impl SectorMode for Cbc {
+    fn iv_len(&self) -> usize {
+        16
+    }
+
+    fn encrypt(&self, ivs: &mut [u8], mut data: InOutBuf<'_, '_, u8>, sector_size: usize) {
+        let run = Run::new(&mut data, sector_size);
+        cbc_encrypt(self.0.features, &self.0.encryption, run.checked_ivs(ivs), run);
+    }
+
+    fn decrypt(&self, ivs: &mut [u8], mut data: InOutBuf<'_, '_, u8>, sector_size: usize) {
+        let run = Run::new(&mut data, sector_size);
+        cbc_decrypt(self.0.features, &self.0.decryption, run.checked_ivs(ivs), run);
+    }
+}
+
+/// AES-XTS.
+pub(super) struct Xts {
+    data: Ecb,
+    tweak: Box<Schedule>,
+}
+
+impl Xts {
+    /// `None` if AES takes no keys of their lengths.
+    pub(super) fn new(features: Features, data: &[u8], tweak: &[u8]) -> Option<Self> {
+        Some(Self { data: Ecb::new(features, data)?, tweak: Schedule::encryption(tweak)? })
+    }
+
+    fn encrypt_tweaks(&self, ivs: &mut [u8]) {
+        ecb_encrypt(self.data.features, &self.tweak, Run::new(&mut ivs.into(), 16));
+    }
+}
+
+impl SectorMode for Xts {
+    fn iv_len(&self) -> usize {
+        16
+    }
+
+    fn encrypt(&self, ivs: &mut [u8], mut data: InOutBuf<'_, '_, u8>, sector_size: usize) {
+        self.encrypt_tweaks(ivs);
+        let run = Run::new(&mut data, sector_size);
+        xts_encrypt(self.data.features, &self.data.encryption, run.checked_ivs(ivs), run);
+    }
+
+    fn decrypt(&self, ivs: &mut [u8], mut data: InOutBuf<'_, '_, u8>, sector_size: usize) {
+        self.encrypt_tweaks(ivs);
+        let run = Run::new(&mut data, sector_size);
+        xts_decrypt(self.data.features, &self.data.decryption, run.checked_ivs(ivs), run);
+    }
+}

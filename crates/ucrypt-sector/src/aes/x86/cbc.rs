@@ -1,0 +1,151 @@
+//! AES-CBC over a run of sectors.
+
+use super::{
+    Run, Schedule,
+    vector::{Decrypt, Direction, Encrypt, GROUP, Vector, round},
+    xmm::Xmm,
+};
+
+/// Decrypts a run of sectors under their IVs, `G` groups of vectors at a time.
+///
+/// # Safety
+///
+/// The processor must have `V`'s instructions; `ivs` must hold one per sector of `run`.
+#[inline(always)]
+pub(super) unsafe fn decrypt<V: Vector, const G: usize>(
+    keys: &Schedule,
+    ivs: &[[u8; 16]],
+    run: Run,
+) {
+    debug_assert_eq!(ivs.len() * run.sector_size, run.len);
+    let per_sector = run.sector_size / V::GROUP_BYTES;
+    let groups = run.len / V::GROUP_BYTES;
+    // SAFETY: the caller promises the instructions; each step covers groups of the run.
+    unsafe {
+        // The last ciphertext block before this step, which may be overwritten already.
+        let mut before = V::broadcast(ivs[0].as_ptr());
+        let mut done = 0;
+        while done < groups {
+            let iv = |g: usize| {
+                let index = done + g;
+                index.is_multiple_of(per_sector).then(|| &ivs[index / per_sector])
+            };
+            let offset = done * V::GROUP_BYTES;
+            let (src, dst) = (run.src.add(offset), run.dst.add(offset));
+            if groups - done >= G {
+                let after = V::broadcast(src.add(G * V::GROUP_BYTES - 16));
+                decrypt_step::<V, G>(keys, before, iv, src, dst);
+                before = after;
+                done += G;
+            } else {
+                let after = V::broadcast(src.add(V::GROUP_BYTES - 16));
+                decrypt_step::<V, 1>(keys, before, iv, src, dst);
+                before = after;
+                done += 1;
+            }
+        }
+    }
+}
+
+/// Decrypts `G` groups. Each is preceded by an IV or, where `iv` gives none, by ciphertext; the
+/// first one's is then in every lane of `before`.
+#[inline(always)]
+unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
+    keys: &Schedule,
+    before: V,
+    iv: impl Fn(usize) -> Option<&'a [u8; 16]>,
+    src: *const u8,
+    dst: *mut u8,
+) {
+    // SAFETY: the caller promises the instructions and `G` groups behind each pointer.
+    unsafe {
+        let at = |g: usize, i: usize| g * V::GROUP_BYTES + i * V::BYTES;
+        let key = V::key(keys.first());
+        let mut x = [[key; GROUP]; G];
+        for (g, group) in x.iter_mut().enumerate() {
+            for (i, x) in group.iter_mut().enumerate() {
+                *x = V::load(src.add(at(g, i))).xor(key);
+            }
+        }
+        for key in keys.middle() {
+            for group in &mut x {
+                round::<V, Decrypt>(group, key);
+            }
+        }
+        // From the last to the first, because in place each store destroys what the vector after
+        // it is chained to.
+        let key = V::key(keys.last());
+        for g in (0..G).rev() {
+            for i in (1..GROUP).rev() {
+                let chained = V::load(src.add(at(g, i) - 16));
+                Decrypt::last(x[g][i], chained.xor(key)).store(dst.add(at(g, i)));
+            }
+            let first = match iv(g) {
+                Some(iv) => V::broadcast(iv.as_ptr()),
+                None if g == 0 => before,
+                None => V::broadcast(src.add(at(g, 0) - 16)),
+            };
+            let chained = V::load(src.add(at(g, 0))).shift_in(first);
+            Decrypt::last(x[g][0], chained.xor(key)).store(dst.add(at(g, 0)));
+        }
+    }
+}
+
+/// Encrypts a run of sectors under their IVs: a chain is serial, so as many sectors as fill the
+/// AES units go side by side, one per lane.
+///
+/// # Safety
+///
+/// The processor must have the instructions of `V` and of [`Xmm`]; `ivs` must hold one per sector
+/// of `run`.
+#[inline(always)]
+pub(super) unsafe fn encrypt<V: Vector>(keys: &Schedule, ivs: &[[u8; 16]], run: Run) {
+    debug_assert_eq!(ivs.len() * run.sector_size, run.len);
+    let mut first = 0;
+    for ivs in ivs.chunks(V::GROUP_BLOCKS) {
+        let offset = first * run.sector_size;
+        let len = ivs.len() * run.sector_size;
+        // SAFETY: the caller promises the instructions; the sectors are within the run.
+        unsafe {
+            let part = Run { src: run.src.add(offset), dst: run.dst.add(offset), len, ..run };
+            match ivs.len().div_ceil(V::LANES) {
+                1 => side_by_side::<V, 1>(keys, ivs, part),
+                2 => side_by_side::<V, 2>(keys, ivs, part),
+                3 | 4 => side_by_side::<V, 4>(keys, ivs, part),
+                _ => side_by_side::<V, GROUP>(keys, ivs, part),
+            }
+        }
+        first += ivs.len();
+    }
+}
+
+/// Encrypts up to `N` vectors of sectors. Lanes that are left over repeat the last sector.
+#[inline(always)]
+unsafe fn side_by_side<V: Vector, const N: usize>(keys: &Schedule, ivs: &[[u8; 16]], run: Run) {
+    let sector = |i: usize, lane: usize| (i * V::LANES + lane).min(ivs.len() - 1);
+    // SAFETY: the caller promises the instructions; every sector is within the run.
+    unsafe {
+        let mut chain = [V::key(keys.first()); N];
+        for (i, x) in chain.iter_mut().enumerate() {
+            *x = V::gather(|lane| ivs[sector(i, lane)].as_ptr());
+        }
+        for position in (0..run.sector_size).step_by(Xmm::BYTES) {
+            let at = |i: usize, lane: usize| sector(i, lane) * run.sector_size + position;
+            let key = V::key(keys.first());
+            for (i, x) in chain.iter_mut().enumerate() {
+                *x = x.xor3(V::gather(|lane| run.src.add(at(i, lane))), key);
+            }
+            for key in keys.middle() {
+                let key = V::key(key);
+                for x in &mut chain {
+                    *x = Encrypt::round(*x, key);
+                }
+            }
+            let key = V::key(keys.last());
+            for (i, x) in chain.iter_mut().enumerate() {
+                *x = Encrypt::last(*x, key);
+                x.scatter(|lane| run.dst.add(at(i, lane)));
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! AES on independent blocks: tweaks, IVs and ECB.
+
+use super::{
+    Run, Schedule,
+    vector::{Direction, GROUP, Vector, round},
+    xmm::Xmm,
+};
+
+/// Crypts every block of a run on its own; the sector size plays no part.
+///
+/// # Safety
+///
+/// The processor must have the instructions of `V` and of [`Xmm`].
+#[inline(always)]
+pub(super) unsafe fn ecb<V: Vector, D: Direction>(keys: &Schedule, run: Run) {
+    let (mut src, mut dst, mut left) = (run.src, run.dst, run.len);
+    // SAFETY: the caller promises the instructions; each step covers bytes of the run that are
+    // left.
+    unsafe {
+        while left >= V::GROUP_BYTES {
+            let key = V::key(keys.first());
+            let mut x = [key; GROUP];
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = V::load(src.add(i * V::BYTES)).xor(key);
+            }
+            for key in keys.middle() {
+                round::<V, D>(&mut x, key);
+            }
+            let key = V::key(keys.last());
+            for (i, x) in x.iter().enumerate() {
+                D::last(*x, key).store(dst.add(i * V::BYTES));
+            }
+            (src, dst) = (src.add(V::GROUP_BYTES), dst.add(V::GROUP_BYTES));
+            left -= V::GROUP_BYTES;
+        }
+        while left >= V::BYTES {
+            one::<V, D>(keys, src, dst);
+            (src, dst) = (src.add(V::BYTES), dst.add(V::BYTES));
+            left -= V::BYTES;
+        }
+        while left >= Xmm::BYTES {
+            one::<Xmm, D>(keys, src, dst);
+            (src, dst) = (src.add(Xmm::BYTES), dst.add(Xmm::BYTES));
+            left -= Xmm::BYTES;
+        }
+    }
+}
+
+/// Crypts one vector. Successive ones overlap in the processor.
+#[inline(always)]
+unsafe fn one<V: Vector, D: Direction>(keys: &Schedule, src: *const u8, dst: *mut u8) {
+    // SAFETY: the caller promises the instructions and a vector behind each pointer.
+    unsafe {
+        let mut x = V::load(src).xor(V::key(keys.first()));
+        for key in keys.middle() {
+            x = D::round(x, V::key(key));
+        }
+        D::last(x, V::key(keys.last())).store(dst);
+    }
+}

@@ -1,0 +1,160 @@
+//! What a kernel needs of a vector register, and its three widths.
+//!
+//! The drivers in [`super::xts`], [`super::cbc`] and [`super::ecb`] are written once over
+//! [`Vector`]. Everything here is inlined into functions that enable the instructions.
+
+use super::RoundKey;
+
+/// Vectors that go through the rounds together.
+///
+/// AES instructions take four cycles and up to two start per cycle, so that eight keep a core busy.
+pub(super) const GROUP: usize = 8;
+
+/// A vector register that holds [`LANES`](Self::LANES) AES blocks.
+///
+/// # Safety
+///
+/// The processor must have the instructions that the implementing type names, for every function.
+/// Pointers must be valid for one vector (`load`, `store`) or one block per lane.
+pub(super) trait Vector: Copy {
+    /// Blocks per vector.
+    const LANES: usize;
+
+    /// Blocks per group of vectors.
+    const GROUP_BLOCKS: usize = GROUP * Self::LANES;
+
+    /// Bytes per vector.
+    const BYTES: usize = 16 * Self::LANES;
+
+    /// Bytes per group of vectors.
+    const GROUP_BYTES: usize = GROUP * Self::BYTES;
+
+    unsafe fn load(from: *const u8) -> Self;
+    unsafe fn store(self, to: *mut u8);
+
+    /// One block, repeated in every lane.
+    unsafe fn broadcast(from: *const u8) -> Self;
+
+    /// Blocks from anywhere, one per lane.
+    unsafe fn gather(from: impl Fn(usize) -> *const u8) -> Self;
+
+    /// The opposite of [`gather`](Self::gather); where lanes share a place, they are equal.
+    unsafe fn scatter(self, to: impl Fn(usize) -> *mut u8);
+
+    /// Every block moves up one lane, the last one falls out and `first`'s comes in.
+    unsafe fn shift_in(self, first: Self) -> Self;
+
+    unsafe fn xor(self, other: Self) -> Self;
+
+    unsafe fn encrypt(self, key: Self) -> Self;
+    unsafe fn encrypt_last(self, key: Self) -> Self;
+    unsafe fn decrypt(self, key: Self) -> Self;
+    unsafe fn decrypt_last(self, key: Self) -> Self;
+
+    /// The tweaks of vector `index` of a group whose first tweak is in every lane of `self`;
+    /// `swapped` is `self` with the halves of each block exchanged.
+    unsafe fn tweaks(self, swapped: Self, index: usize) -> Self;
+
+    /// The halves of each block exchanged.
+    unsafe fn swap_halves(self) -> Self;
+
+    /// Each block times x to the [`GROUP_BLOCKS`](Self::GROUP_BLOCKS): the first tweak of the next
+    /// group.
+    unsafe fn next_group(self) -> Self;
+
+    /// Emits no instruction, but keeps the compiler from working through the vectors one by one:
+    /// it would save registers, and leave the AES units idle.
+    unsafe fn fence(group: &mut [Self; GROUP]);
+
+    /// `self ^ a ^ b`
+    #[inline(always)]
+    unsafe fn xor3(self, a: Self, b: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { self.xor(a).xor(b) }
+    }
+
+    #[inline(always)]
+    unsafe fn key(key: &RoundKey) -> Self {
+        // SAFETY: a round key is as long as the longest vector.
+        unsafe { Self::load(key.0.as_ptr().cast()) }
+    }
+}
+
+/// Shift counts of the tweaks of a group: lane `l` of vector `v` is for block `v * LANES + l`.
+#[repr(C, align(64))]
+pub(super) struct Counts<const QWORDS: usize>(pub(super) [[u64; QWORDS]; GROUP]);
+
+impl<const QWORDS: usize> Counts<QWORDS> {
+    /// By how much the first tweak is shifted up.
+    pub(super) const UP: Self = Self::new(false);
+
+    /// By how much the bits that leave a half on the way up have to be shifted down.
+    pub(super) const DOWN: Self = Self::new(true);
+
+    const fn new(down: bool) -> Self {
+        let mut counts = [[0; QWORDS]; GROUP];
+        let mut index = 0;
+        while index < GROUP * QWORDS {
+            let block = index as u64 / 2;
+            counts[index / QWORDS][index % QWORDS] = if down { 64 - block } else { block };
+            index += 1;
+        }
+        Self(counts)
+    }
+}
+
+/// x^128 = x^7 + x^2 + x + 1, the reduction of XTS.
+pub(super) const POLYNOMIAL: i64 = 0x87;
+
+/// Encryption or decryption, as a type: the drivers are the same for both.
+pub(super) trait Direction {
+    /// One round on one vector.
+    unsafe fn round<V: Vector>(x: V, key: V) -> V;
+
+    /// The last round on one vector.
+    unsafe fn last<V: Vector>(x: V, key: V) -> V;
+}
+
+pub(super) struct Encrypt;
+pub(super) struct Decrypt;
+
+impl Direction for Encrypt {
+    #[inline(always)]
+    unsafe fn round<V: Vector>(x: V, key: V) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { x.encrypt(key) }
+    }
+
+    #[inline(always)]
+    unsafe fn last<V: Vector>(x: V, key: V) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { x.encrypt_last(key) }
+    }
+}
+
+impl Direction for Decrypt {
+    #[inline(always)]
+    unsafe fn round<V: Vector>(x: V, key: V) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { x.decrypt(key) }
+    }
+
+    #[inline(always)]
+    unsafe fn last<V: Vector>(x: V, key: V) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { x.decrypt_last(key) }
+    }
+}
+
+/// One round on a group of vectors.
+#[inline(always)]
+pub(super) unsafe fn round<V: Vector, D: Direction>(group: &mut [V; GROUP], key: &RoundKey) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let key = V::key(key);
+        for x in &mut *group {
+            *x = D::round(*x, key);
+        }
+        V::fence(group);
+    }
+}

@@ -1,0 +1,116 @@
+//! 128-bit vectors: one block.
+
+use std::arch::{asm, x86_64::*};
+
+use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
+
+static UP: Counts<2> = Counts::UP;
+static DOWN: Counts<2> = Counts::DOWN;
+
+/// AES-NI and PCLMULQDQ, without AVX: small servers have processors like that.
+#[derive(Clone, Copy)]
+pub(super) struct Xmm(__m128i);
+
+// SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
+// an alignment.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
+impl Vector for Xmm {
+    const LANES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        unsafe { Self(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        unsafe { _mm_storeu_si128(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast(from: *const u8) -> Self {
+        unsafe { Self::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(from: impl Fn(usize) -> *const u8) -> Self {
+        unsafe { Self::load(from(0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scatter(self, to: impl Fn(usize) -> *mut u8) {
+        unsafe { self.store(to(0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_in(self, first: Self) -> Self {
+        first
+    }
+
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        unsafe { Self(_mm_xor_si128(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn encrypt(self, key: Self) -> Self {
+        unsafe { Self(_mm_aesenc_si128(self.0, key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn encrypt_last(self, key: Self) -> Self {
+        unsafe { Self(_mm_aesenclast_si128(self.0, key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn decrypt(self, key: Self) -> Self {
+        unsafe { Self(_mm_aesdec_si128(self.0, key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn decrypt_last(self, key: Self) -> Self {
+        unsafe { Self(_mm_aesdeclast_si128(self.0, key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn tweaks(self, swapped: Self, index: usize) -> Self {
+        unsafe {
+            let up = _mm_sll_epi64(self.0, _mm_loadu_si128(UP.0[index].as_ptr().cast()));
+            let down = _mm_loadu_si128(DOWN.0[index].as_ptr().cast());
+            // What left the low half comes into the high one; what left the block is reduced, its
+            // lowest term being in the right place already.
+            let carry = _mm_srl_epi64(swapped.0, down);
+            let polynomial = _mm_set1_epi64x(POLYNOMIAL - 1);
+            let reduced = _mm_clmulepi64_si128::<0>(carry, polynomial);
+            Self(_mm_xor_si128(_mm_xor_si128(up, carry), reduced))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn swap_halves(self) -> Self {
+        unsafe { Self(_mm_shuffle_epi32::<0x4e>(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn next_group(self) -> Self {
+        unsafe {
+            let carry = _mm_srli_epi64::<56>(self.0);
+            let polynomial = _mm_set1_epi64x(POLYNOMIAL);
+            let reduced = _mm_clmulepi64_si128::<1>(carry, polynomial);
+            Self(_mm_xor_si128(_mm_bslli_si128::<1>(self.0), reduced))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fence(group: &mut [Self; GROUP]) {
+        let [x0, x1, x2, x3, x4, x5, x6, x7] = group;
+        unsafe {
+            asm!(
+                "/* {} {} {} {} {} {} {} {} */",
+                inout(xmm_reg) x0.0, inout(xmm_reg) x1.0, inout(xmm_reg) x2.0, inout(xmm_reg) x3.0,
+                inout(xmm_reg) x4.0, inout(xmm_reg) x5.0, inout(xmm_reg) x6.0, inout(xmm_reg) x7.0,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Disk-sector encryption as Linux's dm-crypt does it: a block cipher, a mode, an IV rule and a
+//! sector size, applied to many sectors per call.
+//!
+//! The crate is pure: it opens no file, starts no thread, reads no clock and draws no random
+//! number, so that it can be fuzzed, proved and simulated. Everything that varies is an argument.
+//!
+//! ```
+//! use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+//!
+//! let spec: CipherSpec = "aes-xts-plain64".parse()?;
+//! let options = SectorOptions { sector_size: 4096, ..SectorOptions::default() };
+//! let cipher = SectorCipher::new(&spec, &[7; 64], options)?;
+//!
+//! let mut run = vec![0; 2 * 4096]; // two sectors, the first at byte 8 * 512 of the segment
+//! cipher.encrypt_in_place(8, &mut run)?;
+//! cipher.decrypt_in_place(8, &mut run)?;
+//! assert!(run.iter().all(|byte| *byte == 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Where a rule is not obvious it follows the kernel: `drivers/md/dm-crypt.c` and
+//! `Documentation/admin-guide/device-mapper/dm-crypt.rst`.
+
+mod aes;
+mod block;
+mod error;
+mod hash;
+mod iv;
+mod key_sizes;
+mod keyed;
+mod mode;
+mod names;
+mod options;
+mod sector;
+mod spec;
+#[cfg(test)]
+mod vectors;
+
+pub use aes::Kernel;
+pub use error::{KeyError, RunError, SpecError};
+pub use key_sizes::KeySizes;
+pub use names::{Cipher, Hash, IvMode, Mode};
+pub use options::SectorOptions;
+pub use sector::SectorCipher;
+pub use spec::CipherSpec;

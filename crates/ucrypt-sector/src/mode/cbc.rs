@@ -1,0 +1,59 @@
+//! Cipher block chaining over one sector (NIST SP 800-38A).
+//!
+//! A chain is serial when it is encrypted, but the chains of different sectors do not depend on
+//! each other: block `n` of all sectors of a call is encrypted together.
+
+use cipher::InOutBuf;
+
+use super::{SECTOR_MAX, SectorMode, xor};
+use crate::block::BlockCipher;
+
+pub(crate) struct Cbc(pub(crate) Box<dyn BlockCipher>);
+
+impl SectorMode for Cbc {
+    fn iv_len(&self) -> usize {
+        self.0.block_len()
+    }
+
+    fn encrypt(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize) {
+        let data = data.into_out_with_copied_in();
+        match self.0.block_len() {
+            8 => encrypt::<8>(&*self.0, ivs, data, sector_size),
+            _ => encrypt::<16>(&*self.0, ivs, data, sector_size),
+        }
+    }
+
+    fn decrypt(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize) {
+        let block = self.0.block_len();
+        let mut ciphertext = [0; SECTOR_MAX];
+        let ciphertext = &mut ciphertext[..sector_size];
+        let sectors = data.into_out_with_copied_in().chunks_exact_mut(sector_size);
+        for (iv, sector) in ivs.chunks_exact(block).zip(sectors) {
+            ciphertext.copy_from_slice(sector);
+            self.0.decrypt_blocks(sector);
+            let (head, tail) = sector.split_at_mut(block);
+            xor(head, iv);
+            xor(tail, ciphertext);
+        }
+    }
+}
+
+/// Encrypts sectors of blocks of `B` bytes. `ivs` becomes the last block of each chain.
+fn encrypt<const B: usize>(
+    cipher: &dyn BlockCipher,
+    ivs: &mut [u8],
+    data: &mut [u8],
+    sector_size: usize,
+) {
+    for position in (0..sector_size / B).map(|block| block * B) {
+        let blocks = data.chunks_exact_mut(sector_size);
+        for (chain, sector) in ivs.as_chunks_mut::<B>().0.iter_mut().zip(blocks) {
+            xor(chain, &sector[position..][..B]);
+        }
+        cipher.encrypt_blocks(ivs);
+        let blocks = data.chunks_exact_mut(sector_size);
+        for (chain, sector) in ivs.as_chunks::<B>().0.iter().zip(blocks) {
+            sector[position..][..B].copy_from_slice(chain);
+        }
+    }
+}

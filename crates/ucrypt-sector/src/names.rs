@@ -1,0 +1,220 @@
+//! The names of ciphers, modes, IVs and hashes, as dm-crypt and the kernel's crypto API spell them.
+
+use std::fmt;
+
+use crate::{KeySizes, SpecError};
+
+/// An enum whose members have a name in specifications, in one table.
+macro_rules! named {
+    (
+        $(#[$doc:meta])* $Enum:ident, $kind:literal;
+        $($(#[$member_doc:meta])* $Member:ident = $name:literal $(| $alias:literal)*,)+
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $Enum { $($(#[$member_doc])* $Member,)+ }
+
+        impl $Enum {
+            /// Every member, in the order of its documentation.
+            pub const ALL: &[Self] = &[$(Self::$Member,)+];
+
+            /// The name in a specification.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$Member => $name,)+ }
+            }
+
+            pub(crate) fn parse(name: &str) -> Result<Self, SpecError> {
+                match name {
+                    $($name $(| $alias)* => Ok(Self::$Member),)+
+                    _ => Err(SpecError::Unknown {
+                        kind: $kind,
+                        name: name.to_owned(),
+                        known: [$($name,)+].join(", "),
+                    }),
+                }
+            }
+        }
+
+        impl fmt::Display for $Enum {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+named! {
+    /// A block cipher.
+    Cipher, "cipher";
+    /// AES (FIPS 197).
+    Aes = "aes",
+    /// Serpent.
+    Serpent = "serpent",
+    /// Twofish.
+    Twofish = "twofish",
+    /// Camellia (RFC 3713).
+    Camellia = "camellia",
+    /// CAST-128 (RFC 2144), with blocks of 8 bytes.
+    Cast5 = "cast5",
+    /// CAST-256 (RFC 2612).
+    Cast6 = "cast6",
+    /// Blowfish, with blocks of 8 bytes.
+    Blowfish = "blowfish",
+    /// Triple DES (FIPS 46-3), with blocks of 8 bytes.
+    Des3Ede = "des3_ede",
+    /// ARIA (RFC 5794).
+    Aria = "aria",
+    /// SM4 (GB/T 32907).
+    Sm4 = "sm4",
+    /// The pair of ciphers of Adiantum: `XChaCha12` and AES-256.
+    XChaCha12Aes = "xchacha12,aes",
+    /// The pair of ciphers of Adiantum: `XChaCha20` and AES-256.
+    XChaCha20Aes = "xchacha20,aes",
+    /// No encryption: bytes go through unchanged.
+    Null = "cipher_null" | "null",
+}
+
+named! {
+    /// How blocks are joined to a sector.
+    Mode, "mode";
+    /// XEX with two keys (IEEE 1619), without ciphertext stealing: sectors are whole blocks.
+    Xts = "xts",
+    /// Cipher block chaining over one sector.
+    Cbc = "cbc",
+    /// Each block on its own, without an IV.
+    Ecb = "ecb",
+    /// Counter mode.
+    Ctr = "ctr",
+    /// The tweakable mode before XTS, by Liskov, Rivest and Wagner.
+    Lrw = "lrw",
+    /// Propagating cipher block chaining.
+    Pcbc = "pcbc",
+    /// A wide block of a stream cipher, a hash and one AES block.
+    Adiantum = "adiantum",
+    /// A wide block of AES in counter mode and a hash.
+    Hctr2 = "hctr2",
+}
+
+named! {
+    /// A hash that makes the key of an ESSIV.
+    Hash, "hash";
+    /// MD5 (RFC 1321).
+    Md5 = "md5",
+    /// SHA-1 (FIPS 180).
+    Sha1 = "sha1",
+    /// SHA-224 (FIPS 180).
+    Sha224 = "sha224",
+    /// SHA-256 (FIPS 180).
+    Sha256 = "sha256",
+    /// SHA-384 (FIPS 180).
+    Sha384 = "sha384",
+    /// SHA-512 (FIPS 180).
+    Sha512 = "sha512",
+    /// RIPEMD-160.
+    Ripemd160 = "rmd160" | "ripemd160",
+    /// Whirlpool.
+    Whirlpool = "wp512" | "whirlpool",
+}
+
+/// How the IV of a sector is made from its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IvMode {
+    /// Zero for every sector (`null`), or no IV at all where the mode takes none (`ecb`).
+    Null,
+    /// The low 32 bits of the number, little-endian: repeats after 2 TiB of 512-byte sectors.
+    Plain,
+    /// The number, little-endian.
+    Plain64,
+    /// The number, big-endian in the last 8 bytes.
+    Plain64Be,
+    /// The number of the first cipher block, counted from 1, big-endian.
+    Benbi,
+    /// `plain64`, encrypted with the hash of the key.
+    Essiv(Hash),
+    /// The encrypted byte offset of `BitLocker`.
+    Eboiv,
+    /// `eboiv` with the diffuser of `BitLocker`; the second half of the key is the diffuser's.
+    Elephant,
+    /// loop-AES with several keys: version 2, or with one key more version 3. 512-byte sectors.
+    Lmk,
+    /// TrueCrypt before version 4.1, with whitening. 512-byte sectors.
+    Tcw,
+}
+
+impl IvMode {
+    const KNOWN: &str =
+        "null, plain, plain64, plain64be, benbi, essiv:HASH, eboiv, elephant, lmk, tcw";
+
+    /// Parses `plain64`, `essiv:sha256`, …
+    pub(crate) fn parse(text: &str) -> Result<Self, SpecError> {
+        let (name, option) = match text.split_once(':') {
+            Some((name, option)) => (name, Some(option)),
+            None => (text, None),
+        };
+        Ok(match (name, option) {
+            // dm-crypt takes and ignores options that an IV has no use for.
+            ("null", _) => Self::Null,
+            ("plain", _) => Self::Plain,
+            ("plain64", _) => Self::Plain64,
+            ("plain64be", _) => Self::Plain64Be,
+            ("benbi", _) => Self::Benbi,
+            ("eboiv", _) => Self::Eboiv,
+            ("elephant", _) => Self::Elephant,
+            ("lmk", _) => Self::Lmk,
+            ("tcw", _) => Self::Tcw,
+            ("essiv", Some(hash)) => Self::Essiv(Hash::parse(hash)?),
+            _ => {
+                return Err(SpecError::Unknown {
+                    kind: "IV",
+                    name: text.to_owned(),
+                    known: Self::KNOWN.to_owned(),
+                });
+            }
+        })
+    }
+}
+
+impl fmt::Display for IvMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => f.write_str("null"),
+            Self::Plain => f.write_str("plain"),
+            Self::Plain64 => f.write_str("plain64"),
+            Self::Plain64Be => f.write_str("plain64be"),
+            Self::Benbi => f.write_str("benbi"),
+            Self::Eboiv => f.write_str("eboiv"),
+            Self::Elephant => f.write_str("elephant"),
+            Self::Lmk => f.write_str("lmk"),
+            Self::Tcw => f.write_str("tcw"),
+            Self::Essiv(hash) => write!(f, "essiv:{hash}"),
+        }
+    }
+}
+
+impl Cipher {
+    /// Lengths of the bare cipher's key, in bytes.
+    pub(crate) fn key_sizes(self) -> KeySizes {
+        KeySizes::new(match self {
+            Self::Aes | Self::Twofish | Self::Camellia | Self::Aria => vec![16, 24, 32],
+            Self::Serpent => (1..=32).collect(),
+            Self::Cast5 => (5..=16).collect(),
+            Self::Cast6 => vec![16, 20, 24, 28, 32],
+            Self::Blowfish => (4..=56).collect(),
+            Self::Des3Ede => vec![24],
+            Self::Sm4 => vec![16],
+            Self::XChaCha12Aes | Self::XChaCha20Aes => vec![32],
+            // The kernel's takes none; LUKS headers carry one all the same, of any length.
+            Self::Null => (0..=512).collect(),
+        })
+    }
+
+    /// Length of a block in bytes.
+    pub(crate) const fn block_len(self) -> usize {
+        match self {
+            Self::Cast5 | Self::Blowfish | Self::Des3Ede => 8,
+            _ => 16,
+        }
+    }
+}

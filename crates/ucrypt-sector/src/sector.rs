@@ -1,0 +1,195 @@
+//! A keyed cipher for the sectors of one segment: the façade that everything above calls.
+
+use std::fmt;
+
+use cipher::InOutBuf;
+
+use crate::{
+    CipherSpec, IvMode, Kernel, KeyError, RunError, SectorOptions,
+    keyed::{Keyed, keys},
+    mode::{BLOCK_MAX, SECTORS_MAX},
+};
+
+/// Encrypts and decrypts runs of sectors under one key.
+///
+/// Cheap to share between threads; no call allocates. The key schedules are wiped on drop.
+pub struct SectorCipher {
+    spec: CipherSpec,
+    options: SectorOptions,
+    /// One, or a power of two of them that take turns.
+    keys: Vec<Keyed>,
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Encrypt,
+    Decrypt,
+}
+
+impl SectorCipher {
+    /// Sets the key. `key` is the volume key as dm-crypt takes it: for XTS the data key and then
+    /// the tweak key. `cipher_null` takes any key and ignores it.
+    pub fn new(spec: &CipherSpec, key: &[u8], options: SectorOptions) -> Result<Self, KeyError> {
+        Self::with_kernel(spec, key, options, Kernel::best())
+    }
+
+    /// As [`new`](Self::new), but with the kernel that is named instead of the fastest: for tests
+    /// and measurements. Ciphers other than AES have one
+    /// implementation only.
+    pub fn with_kernel(
+        spec: &CipherSpec,
+        key: &[u8],
+        options: SectorOptions,
+        kernel: Kernel,
+    ) -> Result<Self, KeyError> {
+        options.check()?;
+        if !kernel.is_available() {
+            return Err(KeyError::Kernel { kernel });
+        }
+        if matches!(spec.iv(), IvMode::Lmk | IvMode::Tcw) && options.sector_size != 512 {
+            return Err(KeyError::SectorSizeOfIv {
+                iv: spec.iv(),
+                sector_size: options.sector_size,
+            });
+        }
+        let fits = spec.key_sizes().contains(key.len());
+        let keys = fits.then(|| keys(spec, kernel, key, options.sector_size)).flatten();
+        let keys = keys.ok_or_else(|| KeyError::Length {
+            spec: spec.to_string(),
+            len: key.len(),
+            accepted: spec.key_sizes(),
+        })?;
+        Ok(Self { spec: spec.clone(), options, keys })
+    }
+
+    /// Bytes that are encrypted as one unit.
+    pub fn sector_size(&self) -> u32 {
+        self.options.sector_size
+    }
+
+    /// Encrypts the run of sectors in `data`.
+    ///
+    /// `sector` is the number of the first one, in 512-byte units from the start of the segment,
+    /// and a multiple of the sector size; `data` is a whole number of sectors.
+    pub fn encrypt_in_place(&self, sector: u64, data: &mut [u8]) -> Result<(), RunError> {
+        self.crypt(Direction::Encrypt, sector, data.into())
+    }
+
+    /// Decrypts the run of sectors in `data`; the rules are those of
+    /// [`encrypt_in_place`](Self::encrypt_in_place).
+    pub fn decrypt_in_place(&self, sector: u64, data: &mut [u8]) -> Result<(), RunError> {
+        self.crypt(Direction::Decrypt, sector, data.into())
+    }
+
+    /// Encrypts the run of sectors in `src` to `dst`, which is as long; the rules are those of
+    /// [`encrypt_in_place`](Self::encrypt_in_place).
+    pub fn encrypt(&self, sector: u64, src: &[u8], dst: &mut [u8]) -> Result<(), RunError> {
+        self.crypt(Direction::Encrypt, sector, pair(src, dst)?)
+    }
+
+    /// Decrypts the run of sectors in `src` to `dst`, which is as long; the rules are those of
+    /// [`encrypt_in_place`](Self::encrypt_in_place).
+    pub fn decrypt(&self, sector: u64, src: &[u8], dst: &mut [u8]) -> Result<(), RunError> {
+        self.crypt(Direction::Decrypt, sector, pair(src, dst)?)
+    }
+
+    fn crypt(
+        &self,
+        direction: Direction,
+        sector: u64,
+        data: InOutBuf<'_, '_, u8>,
+    ) -> Result<(), RunError> {
+        let sector_size = self.options.sector_size;
+        if !data.len().is_multiple_of(sector_size as usize) {
+            return Err(RunError::NotWholeSectors { len: data.len(), sector_size });
+        }
+        if !sector.is_multiple_of(self.options.step()) {
+            return Err(RunError::Unaligned { sector, sector_size });
+        }
+        if let [key] = &self.keys[..] {
+            self.crypt_under(key, direction, sector, data);
+        } else {
+            self.crypt_by_turns(direction, sector, data);
+        }
+        Ok(())
+    }
+
+    /// Sector by sector, each under the key whose turn it is.
+    fn crypt_by_turns(&self, direction: Direction, mut sector: u64, mut run: InOutBuf<'_, '_, u8>) {
+        while !run.is_empty() {
+            let (data, rest) = run.split_at(self.options.sector_size as usize);
+            run = rest;
+            let turn = sector.wrapping_add(self.options.iv_offset) % self.keys.len() as u64;
+            self.crypt_under(&self.keys[turn as usize], direction, sector, data);
+            sector = sector.wrapping_add(self.options.step());
+        }
+    }
+
+    #[inline]
+    fn crypt_under(
+        &self,
+        key: &Keyed,
+        direction: Direction,
+        sector: u64,
+        data: InOutBuf<'_, '_, u8>,
+    ) {
+        // Small requests do not pay for clearing the room of large ones.
+        if data.len() <= 4 * self.options.sector_size as usize {
+            self.crypt_batches::<{ 4 * BLOCK_MAX }>(key, direction, sector, data);
+        } else {
+            self.crypt_batches::<{ SECTORS_MAX * BLOCK_MAX }>(key, direction, sector, data);
+        }
+    }
+
+    /// The IV number of the encryption sector that starts at `sector`, and the distance to the
+    /// next one's.
+    fn iv_numbers(&self, sector: u64) -> (u64, u64) {
+        let number = sector.wrapping_add(self.options.iv_offset);
+        let step = self.options.step();
+        if self.options.iv_large_sectors { (number / step, 1) } else { (number, step) }
+    }
+
+    /// Hands the run to the mode in batches whose IVs fit into `IV_BYTES`.
+    fn crypt_batches<const IV_BYTES: usize>(
+        &self,
+        key: &Keyed,
+        direction: Direction,
+        sector: u64,
+        mut data: InOutBuf<'_, '_, u8>,
+    ) {
+        let (mut number, step) = self.iv_numbers(sector);
+        let sector_size = self.options.sector_size as usize;
+        let iv_len = key.mode.iv_len();
+        let batch_sectors = IV_BYTES / iv_len.max(BLOCK_MAX);
+        let mut ivs = [0; IV_BYTES];
+        while !data.is_empty() {
+            let sectors = (data.len() / sector_size).min(batch_sectors);
+            let (batch, rest) = data.split_at(sectors * sector_size);
+            data = rest;
+            let ivs = &mut ivs[..sectors * iv_len];
+            key.iv.fill(number, step, ivs, iv_len);
+            match direction {
+                Direction::Encrypt => key.mode.encrypt(ivs, batch, sector_size),
+                Direction::Decrypt => key.mode.decrypt(ivs, batch, sector_size),
+            }
+            number = number.wrapping_add(step.wrapping_mul(sectors as u64));
+        }
+    }
+}
+
+impl fmt::Debug for SectorCipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SectorCipher")
+            .field("spec", &self.spec.to_string())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+fn pair<'src, 'dst>(
+    src: &'src [u8],
+    dst: &'dst mut [u8],
+) -> Result<InOutBuf<'src, 'dst, u8>, RunError> {
+    let error = RunError::LengthMismatch { src: src.len(), dst: dst.len() };
+    InOutBuf::new(src, dst).map_err(|_| error)
+}
