@@ -1,0 +1,94 @@
+//! What both versions need to show a header as cryptsetup's `luksDump` does.
+
+use std::fmt::Write;
+
+use zeroize::Zeroizing;
+
+use crate::error::Result;
+use crate::header::Header;
+use crate::json::Json;
+use crate::volume::{SECTOR_BYTES, Unlocked};
+
+/// Bytes per line of a hex dump.
+const WRAP: usize = 16;
+
+/// Appends `bytes` in hex, each followed by a space; every line but the first begins with `indent`.
+pub(crate) fn put_hex(out: &mut String, bytes: &[u8], indent: &str) {
+    for (number, line) in bytes.chunks(WRAP).enumerate() {
+        if number > 0 {
+            out.push('\n');
+            out.push_str(indent);
+        }
+        put_hex_line(out, line);
+    }
+    out.push('\n');
+}
+
+/// Appends `bytes` in hex, each followed by a space.
+pub(crate) fn put_hex_line(out: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        // Formatting into a string cannot fail.
+        let _: std::fmt::Result = write!(out, "{byte:02x} ");
+    }
+}
+
+/// Appends one line.
+macro_rules! line {
+    ($out:expr, $($format:tt)*) => {{
+        // Formatting into a string cannot fail.
+        let _: std::fmt::Result = std::fmt::Write::write_fmt($out, format_args!($($format)*));
+        $out.push('\n');
+    }};
+}
+pub(crate) use line;
+
+/// The bytes as one hex number, for JSON.
+pub(crate) fn hex(bytes: &[u8]) -> Json {
+    let mut out = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _: std::fmt::Result = write!(out, "{byte:02x}");
+    }
+    Json::String(out)
+}
+
+impl Header {
+    /// The text of `luksDump`; `path` is what LUKS1's first line calls the image.
+    pub fn dump(&self, path: &str) -> String {
+        match self {
+            Self::Luks1(header) => header.dump(path),
+            Self::Luks2(header) => header.dump(),
+        }
+    }
+
+    /// All that [`dump`](Self::dump) says, for programs: sizes and offsets are in bytes, salts and
+    /// digests in hex.
+    pub fn dump_json(&self) -> Json {
+        match self {
+            Self::Luks1(header) => header.dump_json(),
+            Self::Luks2(header) => header.dump_json(),
+        }
+    }
+
+    /// The text of `luksDump --dump-volume-key`; `path` is what its first line calls the image.
+    pub fn dump_volume_key(&self, path: &str, unlocked: &Unlocked) -> Result<Zeroizing<String>> {
+        let (name, mode) = match self {
+            Self::Luks1(header) => (header.cipher_name.clone(), header.cipher_mode.clone()),
+            Self::Luks2(_) => {
+                let cipher = &unlocked.segments[0].cipher;
+                (cipher.cipher_name().to_owned(), cipher.cipher_mode().to_owned())
+            }
+        };
+        let key = &unlocked.volume_key;
+        // No growing, which would leave parts of the key behind in freed memory.
+        let mut out = Zeroizing::new(String::with_capacity(512 + path.len() + 5 * key.len()));
+        line!(&mut *out, "LUKS header information for {path}");
+        line!(&mut *out, "Cipher name:   \t{name}");
+        line!(&mut *out, "Cipher mode:   \t{mode}");
+        line!(&mut *out, "Payload offset:\t{}", self.data_offset() / SECTOR_BYTES);
+        line!(&mut *out, "UUID:          \t{}", self.uuid());
+        line!(&mut *out, "MK bits:       \t{}", 8 * key.len());
+        out.push_str("MK dump:\t");
+        put_hex(&mut out, key, "\t\t");
+        Ok(out)
+    }
+}

@@ -1,0 +1,85 @@
+//! A LUKS header of either version: find it, read it, unlock it.
+
+use crate::error::{Error, Result};
+use crate::medium::{ReadAt, read_bytes};
+use crate::volume::{Format, Unlocked};
+use crate::{luks1, luks2, signature};
+
+/// A LUKS header that was read and checked.
+#[derive(Debug, Clone)]
+pub enum Header {
+    /// Version 1.
+    Luks1(Box<luks1::Header>),
+    /// Version 2.
+    Luks2(Box<luks2::Header>),
+}
+
+impl Header {
+    /// Reads the header of `image` (the detached one, if it is). The damage of one LUKS2 copy is
+    /// no error: it comes along, and `image` is left as it is.
+    pub fn read(image: &dyn ReadAt) -> Result<(Self, Option<luks2::Damage>)> {
+        let foreign = || Error::NotLuks { found: signature::find(image) };
+        if image.len() < 8 {
+            return Err(foreign());
+        }
+        let start = read_bytes(image, "the magic", 0, 8, 8)?;
+        let magic = start.starts_with(&luks1::MAGIC);
+        if magic && start.ends_with(&1_u16.to_be_bytes()) {
+            return Ok((Self::Luks1(Box::new(luks1::Header::read(image)?)), None));
+        }
+        if !magic && image.len() < luks2::HEADER_SIZES[0] {
+            return Err(foreign());
+        }
+        match luks2::Header::read(image) {
+            Ok((header, damage)) => Ok((Self::Luks2(Box::new(header)), damage)),
+            Err(Error::NotLuks { .. }) => Err(foreign()),
+            Err(problem) => Err(problem),
+        }
+    }
+
+    /// The version.
+    pub fn format(&self) -> Format {
+        match self {
+            Self::Luks1(_) => Format::Luks1,
+            Self::Luks2(_) => Format::Luks2,
+        }
+    }
+
+    /// The UUID in its text form.
+    pub fn uuid(&self) -> &str {
+        match self {
+            Self::Luks1(header) => &header.uuid,
+            Self::Luks2(header) => &header.binary.uuid,
+        }
+    }
+
+    /// First byte of the data; 0 if the header is detached.
+    pub fn data_offset(&self) -> u64 {
+        match self {
+            Self::Luks1(header) => header.data_offset(),
+            Self::Luks2(header) => header.metadata.data_offset(),
+        }
+    }
+
+    /// Tries `passphrase` on `keyslot`, or on all keyslots in their order. `image` is the one that
+    /// the header was read from.
+    pub fn unlock(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+    ) -> Result<Unlocked> {
+        match self {
+            Self::Luks1(header) => header.unlock(image, passphrase, keyslot),
+            Self::Luks2(header) => header.unlock(image, passphrase, keyslot),
+        }
+    }
+
+    /// Takes the volume key itself, and checks it against the header.
+    pub fn unlock_with_volume_key(&self, key: &[u8]) -> Result<Unlocked> {
+        match self {
+            Self::Luks1(header) => header.unlock_with_volume_key(key),
+            Self::Luks2(header) => header.unlock_with_volume_key(key),
+        }
+    }
+}

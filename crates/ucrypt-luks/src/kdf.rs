@@ -1,0 +1,152 @@
+//! Key derivation: PBKDF2, Argon2i and Argon2id with bounded costs.
+//!
+//! A header is hostile input and names the costs itself, so they are checked before any memory is
+//! taken. The upper bounds are cryptsetup's: 4 GiB and 4 lanes. Its lower bounds hold only when a
+//! keyslot is made ([`crate::pbkdf`]); a weak keyslot that exists already is opened, as cryptsetup
+//! does.
+
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
+use zeroize::Zeroize;
+
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+
+/// Most memory that Argon2 may take, in KiB.
+pub const ARGON2_MEMORY_MAX_KIB: u32 = 4 * 1024 * 1024;
+
+/// Most lanes (threads) that Argon2 may use.
+pub const ARGON2_LANES_MAX: u32 = 4;
+
+/// Longest key that is ever derived or stored, in bytes: 8192 bits, as in cryptsetup.
+pub const KEY_LEN_MAX: usize = 1024;
+
+/// Which of the two Argon2 variants that LUKS2 knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Argon2Variant {
+    /// Data-independent addressing.
+    I,
+    /// The hybrid of RFC 9106, the default.
+    Id,
+}
+
+/// A key derivation function with its costs, as a header holds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kdf {
+    /// PBKDF2 with HMAC.
+    Pbkdf2 {
+        /// Name of the hash, as the header spells it.
+        hash: String,
+        /// Number of iterations.
+        iterations: u32,
+    },
+    /// Argon2 version 1.3.
+    Argon2 {
+        /// Which variant.
+        variant: Argon2Variant,
+        /// Number of passes.
+        time: u32,
+        /// Memory in KiB.
+        memory_kib: u32,
+        /// Number of lanes, computed in parallel.
+        lanes: u32,
+    },
+    /// A type that is not known, with its name.
+    Unknown(String),
+}
+
+impl Kdf {
+    /// The name of the function as a LUKS2 header spells it.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Pbkdf2 { .. } => "pbkdf2",
+            Self::Argon2 { variant: Argon2Variant::I, .. } => "argon2i",
+            Self::Argon2 { variant: Argon2Variant::Id, .. } => "argon2id",
+            Self::Unknown(name) => name,
+        }
+    }
+
+    /// Refuses unknown functions and hashes, and costs that no honest header has.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::Pbkdf2 { hash, iterations } => {
+                Hash::from_name(hash)?;
+                let given = u64::from(*iterations);
+                bounded("pbkdf2", "iteration count", given, given >= 1, "1 to 4294967295")
+            }
+            Self::Argon2 { time, memory_kib, lanes, .. } => {
+                let (time, memory, lanes) =
+                    (u64::from(*time), u64::from(*memory_kib), u64::from(*lanes));
+                bounded("argon2", "pass count", time, time >= 1, "1 to 4294967295")?;
+                let few = (1..=u64::from(ARGON2_LANES_MAX)).contains(&lanes);
+                bounded("argon2", "lane count", lanes, few, "1 to 4")?;
+                let fits = (8 * lanes..=u64::from(ARGON2_MEMORY_MAX_KIB)).contains(&memory);
+                bounded("argon2", "memory (KiB)", memory, fits, "8 per lane to 4194304")
+            }
+            Self::Unknown(name) => Err(Error::unsupported("key derivation function", name)),
+        }
+    }
+
+    /// Derives a key of `out.len()` bytes (1 to [`KEY_LEN_MAX`]).
+    ///
+    /// The lanes of Argon2 run in parallel on threads that live as long as this call.
+    pub fn derive(&self, passphrase: &[u8], salt: &[u8], out: &mut [u8]) -> Result<()> {
+        self.check()?;
+        if out.is_empty() || out.len() > KEY_LEN_MAX {
+            return Err(Error::damaged("key size", format!("{} bytes", out.len())));
+        }
+        match self {
+            Self::Pbkdf2 { hash, iterations } => {
+                Hash::from_name(hash)?.pbkdf2(passphrase, salt, *iterations, out);
+                Ok(())
+            }
+            Self::Argon2 { variant, time, memory_kib, lanes } => {
+                let algorithm = match variant {
+                    Argon2Variant::I => Algorithm::Argon2i,
+                    Argon2Variant::Id => Algorithm::Argon2id,
+                };
+                let params = Params::new(*memory_kib, *time, *lanes, Some(out.len()))
+                    .map_err(|problem| Error::damaged("argon2", problem.to_string()))?;
+                argon2(algorithm, params, passphrase, salt, out)
+            }
+            Self::Unknown(name) => Err(Error::unsupported("key derivation function", name)),
+        }
+    }
+}
+
+fn bounded(
+    kdf: &'static str,
+    parameter: &'static str,
+    value: u64,
+    good: bool,
+    range: &'static str,
+) -> Result<()> {
+    if good { Ok(()) } else { Err(Error::KdfCost { kdf, parameter, value, range }) }
+}
+
+/// Runs Argon2 on memory of our own, so that a refusal by the system is an error and not an abort,
+/// and so that the memory is wiped: the key follows from its last column.
+fn argon2(
+    algorithm: Algorithm,
+    params: Params,
+    passphrase: &[u8],
+    salt: &[u8],
+    out: &mut [u8],
+) -> Result<()> {
+    let blocks = params.block_count();
+    let out_of_memory = || Error::OutOfMemory { bytes: blocks as u64 * Block::SIZE as u64 };
+    let mut memory: Vec<Block> = Vec::new();
+    memory.try_reserve_exact(blocks).map_err(|_| out_of_memory())?;
+    let lanes = params.p_cost() as usize;
+    let hasher = Argon2::new(algorithm, Version::V0x13, params);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(lanes)
+        .build()
+        .map_err(|problem| Error::Threads { lanes, problem: problem.to_string() })?;
+    pool.install(|| {
+        memory.resize(blocks, Block::default());
+        let result = hasher.hash_password_into_with_memory(passphrase, salt, out, &mut memory);
+        memory.par_iter_mut().for_each(Zeroize::zeroize);
+        result.map_err(|problem| Error::damaged("argon2", problem.to_string()))
+    })
+}

@@ -1,0 +1,66 @@
+//! LUKS1, LUKS2 and plain dm-crypt: bytes of a header in, volume key and segments out.
+//!
+//! The crate is pure. It opens no file, reads no clock and draws no random number: an image comes
+//! in through [`ReadAt`], changes leave as a list of [`Write`]s, time and randomness are
+//! arguments. Its only threads are the lanes of Argon2, and they end with the call.
+//!
+//! A header is hostile input. Every length is checked against the format's bounds and against the
+//! image before memory is taken or a byte is read; nothing here panics on what it reads. What is
+//! sound but not known (a keyslot type, a requirement) is kept, shown, and refused by its name.
+//!
+//! ```
+//! use ucrypt_luks::{Error, Header};
+//!
+//! let image = vec![0_u8; 1 << 20]; // in real life a file or a device
+//! match Header::read(&image) {
+//!     Ok((header, damage)) => {
+//!         if let Some(damage) = damage {
+//!             eprintln!("{damage}");
+//!         }
+//!         let unlocked = header.unlock(&image, b"a passphrase", None)?;
+//!         let length = unlocked.volume_len(image.len() as u64)?;
+//!         println!("{length} bytes in {} segments", unlocked.segments.len());
+//!     }
+//!     Err(Error::NotLuks { .. }) => println!("not a LUKS image"),
+//!     Err(error) => return Err(error),
+//! }
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! Sources: LUKS1 On-Disk Format Specification 1.2.3, LUKS2 On-Disk Format Specification 1.1.3,
+//! and the behaviour of cryptsetup 2.6 to 2.8 where they leave something open.
+#![forbid(unsafe_code)]
+
+mod af;
+mod area;
+mod attempt;
+mod dump;
+mod error;
+mod fields;
+mod hash;
+mod header;
+mod json;
+mod kdf;
+pub mod luks1;
+pub mod luks2;
+mod medium;
+mod new_volume;
+mod pbkdf;
+pub mod plain;
+pub mod signature;
+mod table;
+mod uuid;
+mod volume;
+
+pub use error::{Error, Result};
+pub use hash::Hash;
+pub use header::Header;
+pub use json::Json;
+pub use kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, KEY_LEN_MAX, Kdf};
+pub use medium::{Clock, Random, ReadAt, Write};
+pub use new_volume::{NewVolume, Tools, random_volume_key};
+pub use pbkdf::{
+    ARGON2_MEMORY_MIN_KIB, ARGON2_TIME_MIN, Cost, Machine, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind,
+};
+pub use table::Table;
+pub use volume::{Flag, Format, SECTOR_BYTES, Segment, Unlocked};

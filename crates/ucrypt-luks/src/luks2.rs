@@ -1,0 +1,19 @@
+//! LUKS2: two copies of a binary header with JSON metadata, and an area of keyslots.
+
+mod binary;
+mod copies;
+mod dump;
+mod dump_json;
+mod format;
+mod metadata;
+mod parse;
+mod unlock;
+mod validate;
+
+pub use binary::{Binary, HEADER_SIZES};
+pub use copies::{Copy, Damage, Header};
+pub use format::{Options, format};
+pub use metadata::{
+    Af, Area, Config, Digest, DigestKind, Keyslot, KeyslotKind, Metadata, Pbkdf2Digest, Priority,
+    Segment, SegmentKind, Token,
+};

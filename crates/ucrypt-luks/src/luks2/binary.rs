@@ -1,0 +1,124 @@
+//! The binary part of a LUKS2 header copy: its first 4096 bytes, of which 512 are used, all
+//! numbers big-endian (LUKS2 on-disk format 1.1, section 2.1).
+
+use subtle::ConstantTimeEq;
+
+use super::copies::Copy;
+use crate::error::{Error, Result};
+use crate::fields::{Fields, put_text, text};
+use crate::hash::Hash;
+
+/// Length of the binary part in bytes.
+pub(crate) const BINARY_BYTES: usize = 4096;
+
+/// The sizes that a header copy may have, binary part and JSON area together. The second copy
+/// begins where the first ends, so these are also the places where it may lie.
+pub const HEADER_SIZES: [u64; 9] =
+    [0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000, 0x10_0000, 0x20_0000, 0x40_0000];
+
+/// Length of the label and of the subsystem field; the last byte stays zero.
+pub(crate) const LABEL_BYTES: usize = 48;
+const ALGORITHM_BYTES: usize = 32;
+const SALT_BYTES: usize = 64;
+const UUID_BYTES: usize = 40;
+const CHECKSUM_OFFSET: usize = 448;
+const CHECKSUM_BYTES: usize = 64;
+
+/// The fields of the binary part that both copies share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binary {
+    /// Length of one copy in bytes: one of [`HEADER_SIZES`].
+    pub header_size: u64,
+    /// Grows with every change; the copy with the higher one is the valid one.
+    pub sequence_id: u64,
+    /// The label.
+    pub label: String,
+    /// Name of the checksum's hash.
+    pub checksum: String,
+    /// The UUID in its text form.
+    pub uuid: String,
+    /// The subsystem label.
+    pub subsystem: String,
+}
+
+impl Binary {
+    /// Parses the binary part of `copy`, found at byte `offset`. The checksum is not yet checked.
+    pub(crate) fn parse(bytes: &[u8], copy: Copy, offset: u64) -> Result<Self> {
+        let mut fields = Fields::new("LUKS2 binary header", bytes);
+        if fields.take::<6>()? != copy.magic() {
+            return Err(Error::NotLuks { found: None });
+        }
+        let version = u16::from_be_bytes(fields.take()?);
+        if version != 2 {
+            return Err(Error::UnknownVersion(version));
+        }
+        let header_size = u64::from_be_bytes(fields.take()?);
+        let sequence_id = u64::from_be_bytes(fields.take()?);
+        let label = text("label", &fields.take::<LABEL_BYTES>()?)?;
+        let checksum = text("checksum algorithm", &fields.take::<ALGORITHM_BYTES>()?)?;
+        fields.take::<SALT_BYTES>()?;
+        let uuid = text("UUID", &fields.take::<UUID_BYTES>()?)?;
+        let subsystem = text("subsystem", &fields.take::<LABEL_BYTES>()?)?;
+        let stored_offset = u64::from_be_bytes(fields.take()?);
+
+        let broken = |problem| Err(Error::damaged(format!("{copy} LUKS2 header"), problem));
+        if !HEADER_SIZES.contains(&header_size) {
+            return broken(format!("its size of {header_size} bytes is none of the allowed ones"));
+        }
+        if stored_offset != offset || copy.offset(header_size) != offset {
+            return broken(format!("it lies at byte {offset} and was made for {stored_offset}"));
+        }
+        Ok(Self { header_size, sequence_id, label, checksum, uuid, subsystem })
+    }
+
+    /// The bytes of a whole copy: the binary part with its checksum, and the JSON area.
+    /// `json` must be shorter than the area.
+    pub(crate) fn to_bytes(
+        &self,
+        copy: Copy,
+        salt: &[u8; SALT_BYTES],
+        json: &str,
+    ) -> Result<Vec<u8>> {
+        let area = self.header_size - BINARY_BYTES as u64;
+        if json.len() as u64 >= area {
+            let problem =
+                format!("{} bytes of JSON do not fit into the area of {area}", json.len());
+            return Err(Error::request(problem));
+        }
+        let mut out = Vec::with_capacity(self.header_size as usize);
+        out.extend(copy.magic());
+        out.extend(2_u16.to_be_bytes());
+        out.extend(self.header_size.to_be_bytes());
+        out.extend(self.sequence_id.to_be_bytes());
+        put_text::<LABEL_BYTES>(&mut out, &self.label);
+        put_text::<ALGORITHM_BYTES>(&mut out, &self.checksum);
+        out.extend(salt);
+        put_text::<UUID_BYTES>(&mut out, &self.uuid);
+        put_text::<LABEL_BYTES>(&mut out, &self.subsystem);
+        out.extend(copy.offset(self.header_size).to_be_bytes());
+        out.resize(BINARY_BYTES, 0);
+        out.extend(json.as_bytes());
+        out.resize(self.header_size as usize, 0);
+        let checksum = self.checksum_of(&out)?;
+        out[CHECKSUM_OFFSET..][..checksum.len()].copy_from_slice(&checksum);
+        Ok(out)
+    }
+
+    /// Checks the stored checksum of a whole copy.
+    pub(crate) fn verify_checksum(&self, copy: Copy, bytes: &[u8]) -> Result<()> {
+        let expected = self.checksum_of(bytes)?;
+        let stored = &bytes[CHECKSUM_OFFSET..][..expected.len()];
+        if bool::from(stored.ct_eq(&expected)) {
+            Ok(())
+        } else {
+            Err(Error::damaged(format!("{copy} LUKS2 header"), "its checksum is wrong"))
+        }
+    }
+
+    /// The checksum over a whole copy, in which the checksum field counts as zeros.
+    fn checksum_of(&self, bytes: &[u8]) -> Result<Vec<u8>> {
+        let hash = Hash::from_name(&self.checksum)?;
+        let (front, behind) = bytes.split_at(CHECKSUM_OFFSET);
+        Ok(hash.digest(&[front, &[0; CHECKSUM_BYTES], &behind[CHECKSUM_BYTES..]]))
+    }
+}

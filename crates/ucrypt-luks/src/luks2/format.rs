@@ -1,0 +1,277 @@
+//! Making a LUKS2 volume.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use ucrypt_sector::CipherSpec;
+use zeroize::Zeroizing;
+
+use super::binary::{BINARY_BYTES, Binary, HEADER_SIZES, LABEL_BYTES};
+use super::copies::{Copy, Header};
+use super::metadata::Metadata;
+use super::parse::KEYSLOTS_MAX;
+use super::validate::{AREA_ALIGNMENT, KEYSLOTS_SIZE_MAX};
+use crate::area::{Area, STRIPES, material_len, parse_cipher};
+use crate::error::{Error, Result};
+use crate::json::Json;
+use crate::kdf::Kdf;
+use crate::medium::{Write, fill_random};
+use crate::new_volume::{DATA_ALIGNMENT, NewVolume, Region, Tools};
+
+/// Header and keyslots area together, if nothing else is asked for, in bytes.
+const DEFAULT_SIZE: u64 = 16 << 20;
+
+/// Cipher and key length of a keyslot area if the volume's own cannot protect it.
+const FALLBACK_AREA_CIPHER: &str = "aes-xts-plain64";
+const FALLBACK_AREA_KEY_LEN: u32 = 64;
+
+const SALT_BYTES: usize = 32;
+
+/// The parameters of a new volume that only LUKS2 has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Label, at most 47 bytes.
+    pub label: String,
+    /// Subsystem label, at most 47 bytes.
+    pub subsystem: String,
+    /// Bytes that are encrypted as one unit: 512, 1024, 2048 or 4096.
+    pub sector_size: u32,
+    /// Length of one header copy in bytes: one of [`HEADER_SIZES`]; 16 KiB if there is none.
+    pub metadata_size: Option<u64>,
+    /// Length of the keyslots area in bytes, a multiple of 4096.
+    pub keyslots_size: Option<u64>,
+}
+
+/// Makes a header with one keyslot that `passphrase` opens: the header, and the writes that put it
+/// on the image.
+pub fn format(
+    volume: &NewVolume,
+    options: &Options,
+    passphrase: &[u8],
+    tools: &mut Tools<'_>,
+) -> Result<(Header, Vec<Write>)> {
+    volume.check(KEYSLOTS_MAX)?;
+    check_options(options)?;
+    let layout = Layout::new(volume, options)?;
+    let binary = Binary {
+        header_size: layout.header_size,
+        sequence_id: 1,
+        label: options.label.clone(),
+        checksum: "sha256".to_owned(),
+        uuid: volume.uuid(tools.random)?,
+        subsystem: options.subsystem.clone(),
+    };
+    let mut region = Region::new(layout.areas_end(), layout.wiped_data_offset)?;
+    region.fill(layout.area_offset(), layout.keyslots_size, tools.random)?;
+    let (keyslot, material) = new_keyslot(volume, &layout, passphrase, tools)?;
+    region.put(layout.area_offset(), &material);
+    let json = Json::object([
+        ("keyslots", Json::Object(vec![(volume.keyslot.to_string(), keyslot)])),
+        ("tokens", Json::object([])),
+        ("segments", Json::object([("0", segment(volume, options, layout.data_offset))])),
+        ("digests", Json::object([("0", digest(volume, tools)?)])),
+        ("config", layout.config()),
+    ]);
+    // What was made has to be readable.
+    let metadata = Metadata::parse(&json, layout.header_size)?;
+    let header = Header { binary, metadata, json };
+    // The primary copy comes last: until then a reader falls back to the second one.
+    let copies = [
+        header.repair(Copy::Secondary, tools.random)?,
+        header.repair(Copy::Primary, tools.random)?,
+    ];
+    Ok((header, region.into_writes(copies)))
+}
+
+/// Where everything lies, in bytes.
+struct Layout {
+    header_size: u64,
+    keyslots_size: u64,
+    data_offset: u64,
+    /// The data offset if the data lies behind the header in the same image.
+    wiped_data_offset: u64,
+    /// Length of the first keyslot's area.
+    area_size: u64,
+}
+
+impl Layout {
+    fn new(volume: &NewVolume, options: &Options) -> Result<Self> {
+        let header_size = options.metadata_size.unwrap_or(HEADER_SIZES[0]);
+        let both = 2 * header_size;
+        // The format wants room for the header in front of any data that does not begin at 0.
+        let behind = volume.data_offset.filter(|offset| *offset != 0 || !volume.detached);
+        let keyslots_size = match (options.keyslots_size, behind) {
+            (Some(size), _) => size,
+            (None, Some(offset)) => {
+                let room = offset.saturating_sub(both).min(KEYSLOTS_SIZE_MAX);
+                room - room % AREA_ALIGNMENT
+            }
+            (None, None) => DEFAULT_SIZE - both,
+        };
+        let end = both + keyslots_size;
+        let data_offset = match volume.data_offset {
+            Some(offset) => offset,
+            None if volume.detached => 0,
+            None => end.next_multiple_of(DATA_ALIGNMENT),
+        };
+        let area_size = material_len(volume.key_len(), STRIPES).next_multiple_of(AREA_ALIGNMENT);
+        if area_size > keyslots_size || behind.is_some_and(|offset| offset < end) {
+            return Err(Error::request(format!(
+                "the data would begin inside the header: {} bytes are needed in front of it",
+                both + keyslots_size.max(area_size)
+            )));
+        }
+        let wiped_data_offset = if volume.detached { 0 } else { data_offset };
+        Ok(Self { header_size, keyslots_size, data_offset, wiped_data_offset, area_size })
+    }
+
+    fn area_offset(&self) -> u64 {
+        2 * self.header_size
+    }
+
+    fn areas_end(&self) -> u64 {
+        self.area_offset() + self.keyslots_size
+    }
+
+    fn config(&self) -> Json {
+        Json::object([
+            ("json_size", decimal(self.header_size - BINARY_BYTES as u64)),
+            ("keyslots_size", decimal(self.keyslots_size)),
+        ])
+    }
+}
+
+fn check_options(options: &Options) -> Result<()> {
+    for (what, text) in [("label", &options.label), ("subsystem", &options.subsystem)] {
+        if text.len() >= LABEL_BYTES || text.chars().any(char::is_control) {
+            let problem = format!("the {what} has to be printable, in at most 47 bytes");
+            return Err(Error::request(problem));
+        }
+    }
+    if !matches!(options.sector_size, 512 | 1024 | 2048 | 4096) {
+        let size = options.sector_size;
+        let problem = format!("the sector size {size} is none of 512, 1024, 2048 and 4096");
+        return Err(Error::request(problem));
+    }
+    if options.metadata_size.is_some_and(|size| !HEADER_SIZES.contains(&size)) {
+        return Err(Error::request("the metadata size has to be a power of two, 16 KiB to 4 MiB"));
+    }
+    let bad = |size: u64| size > KEYSLOTS_SIZE_MAX || !size.is_multiple_of(AREA_ALIGNMENT);
+    if options.keyslots_size.is_some_and(bad) {
+        let problem = "the keyslots size has to be a multiple of 4096 up to 128 MiB";
+        return Err(Error::request(problem));
+    }
+    Ok(())
+}
+
+/// A string, because JSON numbers are not safe above 2^53.
+fn decimal(number: u64) -> Json {
+    Json::String(number.to_string())
+}
+
+fn base64(bytes: &[u8]) -> Json {
+    Json::String(BASE64.encode(bytes))
+}
+
+fn segment(volume: &NewVolume, options: &Options, data_offset: u64) -> Json {
+    Json::object([
+        ("type", "crypt".into()),
+        ("offset", decimal(data_offset)),
+        ("size", "dynamic".into()),
+        ("iv_tweak", decimal(0)),
+        ("encryption", volume.cipher.to_string().as_str().into()),
+        ("sector_size", options.sector_size.into()),
+    ])
+}
+
+fn digest(volume: &NewVolume, tools: &mut Tools<'_>) -> Result<Json> {
+    let hash = volume.pbkdf.hash;
+    let mut salt = [0; SALT_BYTES];
+    fill_random(tools.random, &mut salt)?;
+    let iterations = volume.pbkdf.digest_iterations(volume.volume_key.len(), tools.clock)?;
+    let mut digest = vec![0; hash.size()];
+    hash.pbkdf2(&volume.volume_key, &salt, iterations, &mut digest);
+    Ok(Json::object([
+        ("type", "pbkdf2".into()),
+        ("keyslots", Json::strings(&[&volume.keyslot.to_string()])),
+        ("segments", Json::strings(&["0"])),
+        ("hash", hash.name().into()),
+        ("iterations", iterations.into()),
+        ("salt", base64(&salt)),
+        ("digest", base64(&digest)),
+    ]))
+}
+
+/// The keyslot that `passphrase` opens, and its material.
+fn new_keyslot(
+    volume: &NewVolume,
+    layout: &Layout,
+    passphrase: &[u8],
+    tools: &mut Tools<'_>,
+) -> Result<(Json, Vec<u8>)> {
+    let (cipher, area_key_len) = area_cipher(volume)?;
+    let kdf = volume.pbkdf.resolve(area_key_len as usize, tools.machine, tools.clock)?;
+    let mut salt = [0; SALT_BYTES];
+    fill_random(tools.random, &mut salt)?;
+    let mut area_key = Zeroizing::new(vec![0; area_key_len as usize]);
+    kdf.derive(passphrase, &salt, &mut area_key)?;
+    let area = Area {
+        offset: layout.area_offset(),
+        key_len: volume.key_len(),
+        stripes: STRIPES,
+        hash: volume.hash,
+        cipher: &cipher,
+    };
+    let material = area.seal(&volume.volume_key, &area_key, tools.random)?;
+    let keyslot = Json::object([
+        ("type", "luks2".into()),
+        ("key_size", volume.key_len().into()),
+        (
+            "af",
+            Json::object([
+                ("type", "luks1".into()),
+                ("stripes", STRIPES.into()),
+                ("hash", volume.hash.name().into()),
+            ]),
+        ),
+        (
+            "area",
+            Json::object([
+                ("type", "raw".into()),
+                ("offset", decimal(area.offset)),
+                ("size", decimal(layout.area_size)),
+                ("encryption", cipher.to_string().as_str().into()),
+                ("key_size", area_key_len.into()),
+            ]),
+        ),
+        ("kdf", kdf_json(&kdf, &salt)),
+    ]);
+    Ok((keyslot, material))
+}
+
+/// Keyslots are encrypted as the volume is, unless that is no encryption.
+fn area_cipher(volume: &NewVolume) -> Result<(CipherSpec, u32)> {
+    if volume.cipher.is_null() {
+        let cipher = parse_cipher("keyslot area", FALLBACK_AREA_CIPHER)?;
+        return Ok((cipher, FALLBACK_AREA_KEY_LEN));
+    }
+    Ok((volume.cipher.clone(), volume.key_len()))
+}
+
+fn kdf_json(kdf: &Kdf, salt: &[u8]) -> Json {
+    let mut members = vec![("type".to_owned(), Json::from(kdf.name()))];
+    let mut put = |name: &str, value: Json| members.push((name.to_owned(), value));
+    match kdf {
+        Kdf::Pbkdf2 { hash, iterations } => {
+            put("hash", hash.as_str().into());
+            put("iterations", (*iterations).into());
+        }
+        Kdf::Argon2 { time, memory_kib, lanes, .. } => {
+            put("time", (*time).into());
+            put("memory", (*memory_kib).into());
+            put("cpus", (*lanes).into());
+        }
+        Kdf::Unknown(_) => {}
+    }
+    put("salt", base64(salt));
+    Json::Object(members)
+}

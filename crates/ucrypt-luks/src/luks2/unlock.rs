@@ -1,0 +1,220 @@
+//! Unlocking LUKS2: from a passphrase to the volume key and the segments that it opens.
+
+use std::collections::BTreeSet;
+
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+use super::copies::Header;
+use super::metadata::{
+    Digest, DigestKind, Keyslot, KeyslotKind, Metadata, Pbkdf2Digest, Priority, SegmentKind,
+};
+use crate::area::{self, Area, STRIPES, parse_cipher};
+use crate::attempt::Attempts;
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+use crate::kdf::{KEY_LEN_MAX, Kdf};
+use crate::medium::ReadAt;
+use crate::volume::{Flag, Format, Segment, Unlocked};
+
+impl Header {
+    /// Tries `passphrase` on `keyslot`, or on every one of the volume by priority and number.
+    pub fn unlock(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+    ) -> Result<Unlocked> {
+        let segments = self.usable_segments()?;
+        let digest = self.volume_digest()?;
+        let mut attempts = Attempts::default();
+        for number in self.candidates(digest, keyslot)? {
+            let opened = self.open_keyslot(image, number, passphrase, digest);
+            if let Some(key) = attempts.note(number, opened)? {
+                return self.unlocked(key, segments, Some(number));
+            }
+        }
+        Err(attempts.failed())
+    }
+
+    /// Takes the volume key itself, and checks its length and its digest.
+    ///
+    /// The length matters: PBKDF2 gives the same digest to a key and to the same key with zero
+    /// bytes behind it.
+    pub fn unlock_with_volume_key(&self, key: &[u8]) -> Result<Unlocked> {
+        let segments = self.usable_segments()?;
+        let digest = self.volume_digest()?;
+        let keyslots = digest.keyslots.iter().filter_map(|id| self.metadata.keyslots.get(id));
+        let wrong_length =
+            keyslots.map(|keyslot| keyslot.key_size as usize).any(|len| len != key.len());
+        if wrong_length || key.len() > KEY_LEN_MAX || !matches_digest(digest, key)? {
+            return Err(Error::WrongVolumeKey);
+        }
+        self.unlocked(Zeroizing::new(key.to_vec()), segments, None)
+    }
+
+    /// The data segments, if everything that they ask for is there.
+    pub fn usable_segments(&self) -> Result<Vec<Segment>> {
+        let metadata = &self.metadata;
+        if let Some(requirement) = metadata.config.requirements.first() {
+            return Err(Error::unsupported("LUKS2 requirement", requirement));
+        }
+        let last = metadata.segments.keys().next_back();
+        let mut segments = Vec::with_capacity(metadata.segments.len());
+        for (number, segment) in &metadata.segments {
+            let (iv_tweak, encryption, sector_size) = match &segment.kind {
+                SegmentKind::Crypt { integrity: Some(integrity), .. } => {
+                    return Err(Error::unsupported("integrity protection", integrity));
+                }
+                SegmentKind::Crypt { iv_tweak, encryption, sector_size, .. } => {
+                    (*iv_tweak, encryption, *sector_size)
+                }
+                SegmentKind::Other(name) => return Err(Error::unsupported("segment type", name)),
+            };
+            if let Some(flag) = segment.flags.first() {
+                return Err(Error::unsupported("segment flag", flag));
+            }
+            if segment.size.is_none() && Some(number) != last {
+                let place = format!("JSON/segments/{number}");
+                return Err(Error::damaged(place, "only the last segment may have no size"));
+            }
+            segments.push(Segment {
+                offset: segment.offset,
+                length: segment.size,
+                iv_tweak,
+                cipher: parse_cipher(&format!("segment {number}"), encryption)?,
+                sector_size,
+                iv_large_sectors: false,
+            });
+        }
+        Ok(segments)
+    }
+
+    /// The digest of all segments.
+    fn volume_digest(&self) -> Result<&Digest> {
+        let metadata = &self.metadata;
+        let mut digests = metadata.segments.keys().map(|id| metadata.digest_of_segment(*id));
+        let missing = || Error::damaged("JSON/digests", "none belongs to the segments");
+        let (number, digest) = digests.next().flatten().ok_or_else(missing)?;
+        if digests.any(|other| other.map(|(id, _)| id) != Some(number)) {
+            return Err(Error::unsupported("volume with more than one", "volume key"));
+        }
+        match &digest.kind {
+            DigestKind::Pbkdf2(_) => Ok(digest),
+            DigestKind::Other(name) => Err(Error::unsupported("digest type", name)),
+        }
+    }
+
+    /// The keyslots to try, in their order.
+    fn candidates(&self, digest: &Digest, keyslot: Option<u32>) -> Result<Vec<u32>> {
+        if let Some(number) = keyslot {
+            let belongs = digest.keyslots.contains(&number);
+            return if belongs { Ok(vec![number]) } else { Err(Error::InactiveKeyslot(number)) };
+        }
+        Ok([Priority::Prefer, Priority::Normal]
+            .into_iter()
+            .flat_map(|priority| of_priority(&self.metadata, digest, priority))
+            .collect())
+    }
+
+    /// The volume key, `None` if the passphrase is not that of this keyslot.
+    fn open_keyslot(
+        &self,
+        image: &dyn ReadAt,
+        number: u32,
+        passphrase: &[u8],
+        digest: &Digest,
+    ) -> Result<Option<Zeroizing<Vec<u8>>>> {
+        let Some(keyslot) = self.metadata.keyslots.get(&number) else {
+            return Err(Error::InactiveKeyslot(number));
+        };
+        let key = try_keyslot(image, number, keyslot, passphrase)?;
+        Ok(matches_digest(digest, &key)?.then_some(key))
+    }
+
+    fn unlocked(
+        &self,
+        volume_key: Zeroizing<Vec<u8>>,
+        segments: Vec<Segment>,
+        keyslot: Option<u32>,
+    ) -> Result<Unlocked> {
+        for segment in &segments {
+            segment.cipher(&volume_key)?;
+        }
+        let flags = self.metadata.config.flags.iter();
+        Ok(Unlocked {
+            format: Format::Luks2,
+            volume_key,
+            segments,
+            // The format lets a program ignore flags that it does not know.
+            flags: flags.filter_map(|name| Flag::from_header_name(name)).collect::<BTreeSet<_>>(),
+            keyslot,
+            uuid: Some(self.binary.uuid.clone()),
+            label: Some(self.binary.label.clone()).filter(|label| !label.is_empty()),
+        })
+    }
+}
+
+fn of_priority(metadata: &Metadata, digest: &Digest, priority: Priority) -> Vec<u32> {
+    let mut numbers: Vec<u32> = digest.keyslots.clone();
+    numbers.sort_unstable();
+    let wanted = |number: &u32| {
+        metadata.keyslots.get(number).is_some_and(|keyslot| keyslot.priority == priority)
+    };
+    numbers.retain(wanted);
+    numbers
+}
+
+/// What the keyslot holds under this passphrase: the volume key, or noise if it is wrong.
+fn try_keyslot(
+    image: &dyn ReadAt,
+    number: u32,
+    keyslot: &Keyslot,
+    passphrase: &[u8],
+) -> Result<Zeroizing<Vec<u8>>> {
+    let KeyslotKind::Luks2 { kdf, salt, af, encryption, area_key_size } = &keyslot.kind else {
+        return Err(Error::unsupported("keyslot type", keyslot.kind.name()));
+    };
+    if keyslot.area.kind != "raw" {
+        return Err(Error::unsupported("keyslot area type", &keyslot.area.kind));
+    }
+    if af.kind != "luks1" {
+        return Err(Error::unsupported("anti-forensic splitter", &af.kind));
+    }
+    if af.stripes != STRIPES {
+        let problem = format!("{} stripes instead of {STRIPES}", af.stripes);
+        return Err(Error::damaged(format!("JSON/keyslots/{number}/af"), problem));
+    }
+    let cipher = parse_cipher(&format!("area of keyslot {number}"), encryption)?;
+    if cipher.is_null() {
+        // Anybody could put a key of their own there: the passphrase would be asked for show.
+        return Err(Error::unsupported("keyslot cipher", encryption));
+    }
+    let area = Area {
+        offset: keyslot.area.offset,
+        key_len: keyslot.key_size,
+        stripes: af.stripes,
+        hash: Hash::from_name(&af.hash)?,
+        cipher: &cipher,
+    };
+    // The length of the key is checked against the cipher before the costly derivation.
+    let mut area_key = Zeroizing::new(area::key_buffer(&cipher, *area_key_size)?);
+    kdf.derive(passphrase, salt, &mut area_key)?;
+    area.open(image, &area_key)
+}
+
+fn matches_digest(digest: &Digest, key: &[u8]) -> Result<bool> {
+    let Pbkdf2Digest { hash, iterations, salt, digest: stored } = match &digest.kind {
+        DigestKind::Pbkdf2(pbkdf2) => pbkdf2,
+        DigestKind::Other(name) => return Err(Error::unsupported("digest type", name)),
+    };
+    let kdf = Kdf::Pbkdf2 { hash: hash.clone(), iterations: *iterations };
+    // cryptsetup once wrote 20 bytes whatever the hash, and writes the hash's length now. A shorter
+    // digest would let wrong keys pass.
+    if stored.len() != 20 && stored.len() != Hash::from_name(hash)?.size() {
+        return Err(Error::damaged("JSON/digests", format!("one is {} bytes long", stored.len())));
+    }
+    let mut computed = vec![0; stored.len()];
+    kdf.derive(key, salt, &mut computed)?;
+    Ok(computed.ct_eq(stored).into())
+}

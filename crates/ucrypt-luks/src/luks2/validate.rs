@@ -1,0 +1,155 @@
+//! The rules of LUKS2 metadata that concern more than one value: sizes that have to agree, areas
+//! that must not meet, references that must lead somewhere (on-disk format 1.1, chapter 3).
+
+use super::binary::{BINARY_BYTES, HEADER_SIZES};
+use super::metadata::{Keyslot, KeyslotKind, Metadata, Segment, SegmentKind};
+use crate::area::material_len;
+use crate::error::{Error, Result};
+use crate::kdf::KEY_LEN_MAX;
+use crate::volume::SECTOR_BYTES;
+
+/// Largest keyslots area in bytes.
+pub(crate) const KEYSLOTS_SIZE_MAX: u64 = 128 << 20;
+
+/// What the keyslots area and everything in it is aligned to, in bytes.
+pub(crate) const AREA_ALIGNMENT: u64 = 4096;
+
+/// Checks metadata that was found in a copy of `header_size` bytes.
+pub(crate) fn check(metadata: &Metadata, header_size: u64) -> Result<()> {
+    check_config(metadata, header_size)?;
+    check_references(metadata)?;
+    check_segments(metadata)?;
+    for (number, keyslot) in &metadata.keyslots {
+        check_keyslot(*number, keyslot)?;
+    }
+    check_areas(metadata, header_size)
+}
+
+fn check_config(metadata: &Metadata, header_size: u64) -> Result<()> {
+    let config = &metadata.config;
+    let broken =
+        |member: &str, problem| Err(Error::damaged(format!("JSON/config/{member}"), problem));
+    if config.json_size.checked_add(BINARY_BYTES as u64) != Some(header_size)
+        || !HEADER_SIZES.contains(&header_size)
+    {
+        let problem =
+            format!("{} does not go with a copy of {header_size} bytes", config.json_size);
+        return broken("json_size", problem);
+    }
+    let size = config.keyslots_size;
+    if size > KEYSLOTS_SIZE_MAX || !size.is_multiple_of(AREA_ALIGNMENT) {
+        return broken("keyslots_size", format!("{size} bytes: not 4096-aligned up to 128 MiB"));
+    }
+    let crypt = |segment: &&Segment| matches!(segment.kind, SegmentKind::Crypt { .. });
+    let data = metadata.segments.values().filter(crypt).map(|segment| segment.offset).min();
+    if let Some(data) = data
+        && data != 0
+        && data < 2 * header_size + size
+    {
+        return broken("keyslots_size", format!("{size} bytes reach into the data at byte {data}"));
+    }
+    Ok(())
+}
+
+fn check_references(metadata: &Metadata) -> Result<()> {
+    let missing = |place: String, what: &str, number: u32| {
+        Err(Error::damaged(place, format!("there is no {what} {number}")))
+    };
+    for (number, digest) in &metadata.digests {
+        for keyslot in &digest.keyslots {
+            if !metadata.keyslots.contains_key(keyslot) {
+                return missing(format!("JSON/digests/{number}/keyslots"), "keyslot", *keyslot);
+            }
+        }
+        for segment in &digest.segments {
+            if !metadata.segments.contains_key(segment) {
+                return missing(format!("JSON/digests/{number}/segments"), "segment", *segment);
+            }
+        }
+    }
+    for (number, token) in &metadata.tokens {
+        for keyslot in &token.keyslots {
+            if !metadata.keyslots.contains_key(keyslot) {
+                return missing(format!("JSON/tokens/{number}/keyslots"), "keyslot", *keyslot);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_segments(metadata: &Metadata) -> Result<()> {
+    if metadata.segments.is_empty() {
+        return Err(Error::damaged("JSON/segments", "there is none"));
+    }
+    for (number, segment) in &metadata.segments {
+        let broken =
+            |problem: &str| Err(Error::damaged(format!("JSON/segments/{number}"), problem));
+        if !segment.offset.is_multiple_of(SECTOR_BYTES) {
+            return broken("its offset is not a multiple of 512");
+        }
+        if segment.size.is_some_and(|size| size == 0 || !size.is_multiple_of(SECTOR_BYTES)) {
+            return broken("its size is not a multiple of 512 above 0");
+        }
+        if segment.size.is_some_and(|size| segment.offset.checked_add(size).is_none()) {
+            return broken("its end is above 2^64");
+        }
+        if let SegmentKind::Crypt { sector_size, .. } = segment.kind {
+            if !matches!(sector_size, 512 | 1024 | 2048 | 4096) {
+                return broken("its sector size is none of 512, 1024, 2048 and 4096");
+            }
+            if segment.size.is_some_and(|size| !size.is_multiple_of(u64::from(sector_size))) {
+                return broken("its size is not a multiple of its sector size");
+            }
+            if metadata.digest_of_segment(*number).is_none() {
+                return broken("no digest belongs to it");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_keyslot(number: u32, keyslot: &Keyslot) -> Result<()> {
+    let broken = |problem| Err(Error::damaged(format!("JSON/keyslots/{number}"), problem));
+    let KeyslotKind::Luks2 { af, area_key_size, .. } = &keyslot.kind else { return Ok(()) };
+    for (what, size) in [("key_size", keyslot.key_size), ("area/key_size", *area_key_size)] {
+        if size == 0 || size as usize > KEY_LEN_MAX {
+            return broken(format!("{what} of {size} is not in 1 to {KEY_LEN_MAX}"));
+        }
+    }
+    let needed = material_len(keyslot.key_size, af.stripes);
+    if needed > keyslot.area.size {
+        let size = keyslot.area.size;
+        return broken(format!("its area of {size} bytes is too small for {needed}"));
+    }
+    Ok(())
+}
+
+/// Areas lie behind both header copies, inside the keyslots area, and apart from one another.
+fn check_areas(metadata: &Metadata, header_size: u64) -> Result<()> {
+    let begin = 2 * header_size;
+    let end = begin + metadata.config.keyslots_size;
+    let mut areas = Vec::with_capacity(metadata.keyslots.len());
+    for (number, keyslot) in &metadata.keyslots {
+        let area = &keyslot.area;
+        let area_end = area.offset.checked_add(area.size);
+        let inside = area.size > 0 && area.offset >= begin && area_end.is_some_and(|e| e <= end);
+        if !inside {
+            let place = format!("JSON/keyslots/{number}/area");
+            let problem = format!(
+                "{} bytes at {} are not inside the keyslots area, bytes {begin} to {end}",
+                area.size, area.offset
+            );
+            return Err(Error::damaged(place, problem));
+        }
+        areas.push((area.offset, area.offset + area.size, *number));
+    }
+    areas.sort_unstable();
+    for pair in areas.windows(2) {
+        let ((_, end, first), (start, _, second)) = (pair[0], pair[1]);
+        if start < end {
+            let problem = format!("the areas of keyslots {first} and {second} overlap");
+            return Err(Error::damaged("JSON/keyslots", problem));
+        }
+    }
+    Ok(())
+}

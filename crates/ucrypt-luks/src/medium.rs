@@ -1,0 +1,133 @@
+//! The seams to the outside: how header bytes come in and how changes go out.
+//!
+//! The crate does no I/O. What it reads comes through [`ReadAt`], what it wants written leaves as
+//! a list of [`Write`]s in the order in which they have to reach the medium, and randomness and
+//! time are arguments. That is what makes the crate testable on plain byte arrays.
+
+use std::io;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// A readable image: a file, a device or a byte array.
+pub trait ReadAt {
+    /// Length of the image in bytes.
+    fn len(&self) -> u64;
+
+    /// Fills `buf` from byte `offset` on. Callers ask only for ranges inside [`len`](Self::len).
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Whether there is no byte at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl ReadAt for [u8] {
+    fn len(&self) -> u64 {
+        <[u8]>::len(self) as u64
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).ok();
+        let bytes = start
+            .and_then(|start| Some(start..start.checked_add(buf.len())?))
+            .and_then(|range| self.get(range))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn len(&self) -> u64 {
+        ReadAt::len(self.as_slice())
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.as_slice().read_exact_at(offset, buf)
+    }
+}
+
+impl<T: ReadAt + ?Sized> ReadAt for &T {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        (**self).read_exact_at(offset, buf)
+    }
+}
+
+/// Bytes to be written to the image that holds the header.
+///
+/// A list of writes is carried out in its order, each on the medium (`fdatasync`) before the next
+/// begins: then an interruption never leaves a header that looks whole and is not.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Write {
+    /// First byte in the image.
+    pub offset: u64,
+    /// What is written there.
+    pub bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for Write {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The bytes may be key material.
+        write!(f, "Write {{ offset: {}, length: {} }}", self.offset, self.bytes.len())
+    }
+}
+
+/// A source of random bytes of cryptographic quality; it fills the whole buffer or fails.
+pub type Random<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<()>;
+
+/// A clock: time since some fixed moment, never running backwards.
+pub type Clock<'a> = &'a mut dyn FnMut() -> Duration;
+
+/// Fills `buf` with random bytes.
+pub(crate) fn fill_random(random: Random<'_>, buf: &mut [u8]) -> Result<()> {
+    random(buf).map_err(Error::Random)
+}
+
+/// Reads `length` bytes of `what`. The memory is taken only after the range is known to lie
+/// inside the image and `length` not to exceed `limit`.
+pub(crate) fn read_bytes(
+    image: &dyn ReadAt,
+    what: &str,
+    offset: u64,
+    length: u64,
+    limit: u64,
+) -> Result<Vec<u8>> {
+    if length > limit {
+        return Err(Error::damaged(what, format!("its {length} bytes exceed {limit}")));
+    }
+    let end = offset.checked_add(length);
+    if end.is_none_or(|end| end > image.len()) {
+        return Err(Error::Truncated {
+            what: what.to_owned(),
+            offset,
+            end: end.unwrap_or(u64::MAX),
+            image_len: image.len(),
+        });
+    }
+    let mut buf = zeroed(length)?;
+    let length = buf.len();
+    image.read_exact_at(offset, &mut buf).map_err(|source| Error::Read {
+        offset,
+        length,
+        source,
+    })?;
+    Ok(buf)
+}
+
+/// A buffer of `length` zero bytes, or the error that there is no memory for it.
+pub(crate) fn zeroed(length: u64) -> Result<Vec<u8>> {
+    let failed = Error::OutOfMemory { bytes: length };
+    let Ok(length) = usize::try_from(length) else { return Err(failed) };
+    let mut buf = Vec::new();
+    if buf.try_reserve_exact(length).is_err() {
+        return Err(failed);
+    }
+    buf.resize(length, 0);
+    Ok(buf)
+}

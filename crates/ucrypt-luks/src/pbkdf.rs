@@ -1,0 +1,304 @@
+//! What a new keyslot shall cost: forced numbers, or as much as this machine does in a given time.
+
+use std::time::Duration;
+
+use zeroize::Zeroizing;
+
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+use crate::kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, Kdf};
+use crate::medium::Clock;
+
+/// Fewest iterations that PBKDF2 is made with (NIST SP 800-132; cryptsetup's limit).
+pub const PBKDF2_ITERATIONS_MIN: u32 = 1000;
+
+/// Fewest passes that Argon2 is made with (cryptsetup's limit).
+pub const ARGON2_TIME_MIN: u32 = 4;
+
+/// Least memory that Argon2 is made with, in KiB (cryptsetup's limit).
+pub const ARGON2_MEMORY_MIN_KIB: u32 = 32;
+
+/// Time that checking the digest of a volume key may take.
+const DIGEST_TIME: Duration = Duration::from_millis(125);
+
+/// A run that is shorter says too little about the speed.
+const SAMPLE_TIME_MIN: Duration = Duration::from_millis(250);
+
+/// A key derivation function for a new keyslot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PbkdfKind {
+    /// PBKDF2, all that LUKS1 knows.
+    Pbkdf2,
+    /// Argon2i.
+    Argon2i,
+    /// Argon2id, the default of LUKS2.
+    Argon2id,
+}
+
+impl PbkdfKind {
+    /// Finds a function by its name.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "pbkdf2" => Ok(Self::Pbkdf2),
+            "argon2i" => Ok(Self::Argon2i),
+            "argon2id" => Ok(Self::Argon2id),
+            other => Err(Error::unsupported("PBKDF", other)),
+        }
+    }
+}
+
+/// How a new keyslot's key derivation is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pbkdf {
+    /// The function.
+    pub kind: PbkdfKind,
+    /// The hash of PBKDF2, and of the digest of the volume key.
+    pub hash: Hash,
+    /// How much it costs.
+    pub cost: Cost,
+    /// Most memory for Argon2 in KiB; with a forced cost, the memory.
+    pub memory_kib: u32,
+    /// Most lanes for Argon2; with a forced cost, the lanes.
+    pub lanes: u32,
+}
+
+/// How much a key derivation costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cost {
+    /// As much as this machine does in this time.
+    Time(Duration),
+    /// This many iterations (PBKDF2) or passes (Argon2), without a measurement.
+    Iterations(u32),
+}
+
+/// What this machine has. Ignored where the cost is forced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    /// Number of CPUs that are online.
+    pub cpus: u32,
+    /// Memory that Argon2 may take in KiB; cryptsetup gives half of the memory, and without swap
+    /// half of what is free.
+    pub memory_kib: u32,
+}
+
+impl Pbkdf {
+    /// Two seconds, 1 GiB, four lanes, sha256: cryptsetup's defaults.
+    pub fn new(kind: PbkdfKind) -> Self {
+        Self {
+            kind,
+            hash: Hash::Sha256,
+            cost: Cost::Time(Duration::from_secs(2)),
+            memory_kib: 1024 * 1024,
+            lanes: 4,
+        }
+    }
+
+    /// The function and its costs for a key of `key_len` bytes, measured with `clock` if they are
+    /// not forced.
+    pub fn resolve(&self, key_len: usize, machine: Machine, clock: Clock<'_>) -> Result<Kdf> {
+        self.check()?;
+        let variant = match self.kind {
+            PbkdfKind::Pbkdf2 => {
+                let iterations = match self.cost {
+                    Cost::Iterations(forced) => forced,
+                    Cost::Time(target) => calibrate_pbkdf2(self.hash, key_len, target, clock)?,
+                };
+                return Ok(pbkdf2(self.hash, iterations));
+            }
+            PbkdfKind::Argon2i => Argon2Variant::I,
+            PbkdfKind::Argon2id => Argon2Variant::Id,
+        };
+        let argon2 = |time, memory_kib, lanes| Kdf::Argon2 { variant, time, memory_kib, lanes };
+        match self.cost {
+            Cost::Iterations(time) => {
+                let lanes = self.lanes.min(ARGON2_LANES_MAX);
+                Ok(argon2(time, self.memory_kib.max(8 * lanes), lanes))
+            }
+            Cost::Time(target) => {
+                let lanes = self.lanes.min(ARGON2_LANES_MAX).min(machine.cpus.max(1));
+                let memory_kib = self.memory_kib.min(machine.memory_kib);
+                let make = |time, memory_kib| argon2(time, memory_kib, lanes);
+                calibrate_argon2(make, key_len, memory_kib, lanes, target, clock)
+            }
+        }
+    }
+
+    /// Iterations for the PBKDF2 digest of a volume key of `key_len` bytes.
+    pub(crate) fn digest_iterations(&self, key_len: usize, clock: Clock<'_>) -> Result<u32> {
+        match self.cost {
+            Cost::Iterations(_) => Ok(PBKDF2_ITERATIONS_MIN),
+            Cost::Time(_) => calibrate_pbkdf2(self.hash, key_len, DIGEST_TIME, clock),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let low = |what: &str, min: u32| Err(Error::request(format!("{what}; the least is {min}")));
+        if let Cost::Time(time) = self.cost
+            && time.is_zero()
+        {
+            return Err(Error::request("an iteration time of zero gives no security"));
+        }
+        let min = match self.kind {
+            PbkdfKind::Pbkdf2 => PBKDF2_ITERATIONS_MIN,
+            _ => ARGON2_TIME_MIN,
+        };
+        if let Cost::Iterations(forced) = self.cost
+            && forced < min
+        {
+            return low("the forced iteration count is too low", min);
+        }
+        if self.kind == PbkdfKind::Pbkdf2 {
+            return Ok(());
+        }
+        if self.memory_kib < ARGON2_MEMORY_MIN_KIB {
+            return low("the memory cost is too low", ARGON2_MEMORY_MIN_KIB);
+        }
+        if self.memory_kib > ARGON2_MEMORY_MAX_KIB {
+            let problem = format!("the memory cost is above {ARGON2_MEMORY_MAX_KIB} KiB");
+            return Err(Error::request(problem));
+        }
+        if self.lanes == 0 {
+            return low("zero parallel threads derive nothing", 1);
+        }
+        Ok(())
+    }
+}
+
+fn pbkdf2(hash: Hash, iterations: u32) -> Kdf {
+    Kdf::Pbkdf2 { hash: hash.name().to_owned(), iterations }
+}
+
+/// How long `kdf` takes for a key of `key_len` bytes; never zero.
+fn measure(kdf: &Kdf, key_len: usize, clock: Clock<'_>) -> Result<Duration> {
+    let mut key = Zeroizing::new(vec![0; key_len]);
+    let begin = clock();
+    kdf.derive(b"measuring the speed", &[0x5a; 32], &mut key)?;
+    Ok(clock().saturating_sub(begin).max(Duration::from_nanos(1)))
+}
+
+/// `amount` that took `elapsed`, scaled to `target`.
+fn scale(amount: u64, elapsed: Duration, target: Duration) -> u64 {
+    let scaled = u128::from(amount) * target.as_nanos() / elapsed.as_nanos().max(1);
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+fn calibrate_pbkdf2(hash: Hash, key_len: usize, target: Duration, clock: Clock<'_>) -> Result<u32> {
+    let mut iterations: u32 = 1 << 14;
+    loop {
+        let elapsed = measure(&pbkdf2(hash, iterations), key_len, clock)?;
+        let next = iterations.saturating_mul(4);
+        if elapsed >= SAMPLE_TIME_MIN.min(target / 2) || next == u32::MAX {
+            let scaled = scale(u64::from(iterations), elapsed, target);
+            let scaled = u32::try_from(scaled).unwrap_or(u32::MAX);
+            return Ok(scaled.max(PBKDF2_ITERATIONS_MIN));
+        }
+        iterations = next;
+    }
+}
+
+/// Finds the memory, and if that reaches its limit the passes, that take `target`. Memory comes
+/// first because it is what makes guessing expensive.
+fn calibrate_argon2(
+    make: impl Fn(u32, u32) -> Kdf,
+    key_len: usize,
+    memory_max_kib: u32,
+    lanes: u32,
+    target: Duration,
+    clock: Clock<'_>,
+) -> Result<Kdf> {
+    let memory_min = ARGON2_MEMORY_MIN_KIB.max(8 * lanes);
+    let memory_max = memory_max_kib.max(memory_min);
+    let (mut time, mut memory) = (ARGON2_TIME_MIN, memory_min);
+    // Cost grows as passes × memory, once the memory is large enough to say something.
+    for _ in 0..16 {
+        let elapsed = measure(&make(time, memory), key_len, clock)?;
+        let (low, high) = (target * 95 / 100, target * 110 / 100);
+        if (low..=high).contains(&elapsed) {
+            break;
+        }
+        // A short run may be far off: do not believe in more than 16 times of it.
+        let work = u64::from(time) * u64::from(memory);
+        let trusted = if elapsed < SAMPLE_TIME_MIN { work.saturating_mul(16) } else { u64::MAX };
+        let wanted = scale(work, elapsed, target).min(trusted);
+        let next_memory = wanted / u64::from(ARGON2_TIME_MIN);
+        let next_memory = next_memory.clamp(u64::from(memory_min), u64::from(memory_max)) as u32;
+        let next_time = (wanted / u64::from(next_memory)).max(u64::from(ARGON2_TIME_MIN));
+        let next_time = u32::try_from(next_time).unwrap_or(u32::MAX);
+        if (next_time, next_memory) == (time, memory) {
+            break;
+        }
+        (time, memory) = (next_time, next_memory);
+    }
+    Ok(make(time, memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: Machine = Machine { cpus: 2, memory_kib: 4096 };
+
+    /// A clock on which every look at it costs `step`.
+    fn ticking(step: Duration) -> impl FnMut() -> Duration {
+        let mut now = Duration::ZERO;
+        move || {
+            now += step;
+            now
+        }
+    }
+
+    #[test]
+    fn pbkdf2_iterations_are_scaled_to_the_target() {
+        let mut clock = ticking(Duration::from_millis(500));
+        let kdf = Pbkdf::new(PbkdfKind::Pbkdf2).resolve(32, MACHINE, &mut clock).unwrap();
+        assert_eq!(kdf, Kdf::Pbkdf2 { hash: "sha256".to_owned(), iterations: 4 << 14 });
+    }
+
+    #[test]
+    fn forced_costs_are_taken_without_a_look_at_the_clock() {
+        let mut clock = || -> Duration { panic!("a forced cost needs no clock") };
+        let pbkdf = Pbkdf {
+            cost: Cost::Iterations(7),
+            memory_kib: 100,
+            lanes: 9,
+            ..Pbkdf::new(PbkdfKind::Argon2i)
+        };
+        let kdf = pbkdf.resolve(32, MACHINE, &mut clock).unwrap();
+        let expected =
+            Kdf::Argon2 { variant: Argon2Variant::I, time: 7, memory_kib: 100, lanes: 4 };
+        assert_eq!(kdf, expected);
+        assert_eq!(pbkdf.digest_iterations(32, &mut clock).unwrap(), 1000);
+    }
+
+    #[test]
+    fn memory_grows_to_its_limit_before_the_passes_grow() {
+        // 1 ms for whatever is run: the measurement never reaches the target.
+        let mut clock = ticking(Duration::from_millis(1));
+        let pbkdf =
+            Pbkdf { cost: Cost::Time(Duration::from_millis(2)), ..Pbkdf::new(PbkdfKind::Argon2id) };
+        let Kdf::Argon2 { time, memory_kib, lanes, .. } =
+            pbkdf.resolve(32, MACHINE, &mut clock).unwrap()
+        else {
+            panic!("argon2 was asked for")
+        };
+        assert_eq!((memory_kib, lanes), (4096, 2));
+        assert!(time > ARGON2_TIME_MIN, "{time}");
+    }
+
+    #[test]
+    fn costs_below_the_limits_are_refused() {
+        let mut clock = ticking(Duration::from_secs(1));
+        let argon2 = Pbkdf::new(PbkdfKind::Argon2id);
+        for bad in [
+            Pbkdf { cost: Cost::Time(Duration::ZERO), ..argon2 },
+            Pbkdf { cost: Cost::Iterations(3), ..argon2 },
+            Pbkdf { cost: Cost::Iterations(999), ..Pbkdf::new(PbkdfKind::Pbkdf2) },
+            Pbkdf { memory_kib: 31, ..argon2 },
+            Pbkdf { memory_kib: ARGON2_MEMORY_MAX_KIB + 1, ..argon2 },
+            Pbkdf { lanes: 0, ..argon2 },
+        ] {
+            let result = bad.resolve(32, MACHINE, &mut clock);
+            assert!(matches!(result, Err(Error::Request(_))), "{bad:?}: {result:?}");
+        }
+    }
+}

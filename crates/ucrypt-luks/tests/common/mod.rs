@@ -1,0 +1,254 @@
+//! Images for the tests: made by cryptsetup, the outside judge, or by this crate.
+#![allow(dead_code, reason = "each test program uses a part of this module")]
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use ucrypt_luks::{Cost, Hash, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Write, luks1, luks2};
+use zeroize::Zeroizing;
+
+pub(crate) const PASSPHRASE: &[u8] = b"correct horse battery staple";
+
+/// Costs that make a keyslot in milliseconds.
+pub(crate) const CHEAP_PBKDF2: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+pub(crate) const CHEAP_ARGON2ID: &[&str] =
+    &["--pbkdf", "argon2id", "--pbkdf-memory", "32", "--pbkdf-force-iterations", "4"];
+pub(crate) const CHEAP_ARGON2I: &[&str] =
+    &["--pbkdf", "argon2i", "--pbkdf-memory", "64", "--pbkdf-force-iterations", "5"];
+
+/// Runs cryptsetup with `stdin`.
+pub(crate) fn cryptsetup(args: &[&str], stdin: &[u8]) -> Output {
+    let child = Command::new("cryptsetup")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap_or_else(|error| {
+        panic!("cryptsetup cannot be run ({error}): apt-get install cryptsetup-bin")
+    });
+    // A child that ends without reading closes the pipe: its exit status tells the story.
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    child.wait_with_output().unwrap()
+}
+
+/// Runs cryptsetup, which has to succeed, and gives its standard output.
+pub(crate) fn cryptsetup_ok(args: &[&str], stdin: &[u8]) -> String {
+    let output = cryptsetup(args, stdin);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cryptsetup {args:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A directory with an image in it.
+pub(crate) struct Scratch {
+    dir: TempDir,
+}
+
+impl Scratch {
+    /// An empty image of `length` bytes.
+    pub(crate) fn new(length: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let scratch = Self { dir };
+        let file = fs::File::create(scratch.image()).unwrap();
+        file.set_len(length).unwrap();
+        scratch
+    }
+
+    /// An image with these bytes.
+    pub(crate) fn with(bytes: &[u8]) -> Self {
+        let scratch = Self::new(0);
+        fs::write(scratch.image(), bytes).unwrap();
+        scratch
+    }
+
+    /// An image of 18 MiB that cryptsetup formats with `args`.
+    pub(crate) fn formatted(args: &[&str]) -> Self {
+        let scratch = Self::new(18 << 20);
+        let path = scratch.image();
+        let fixed = ["luksFormat", "--batch-mode", "--key-file", "-"];
+        let args: Vec<&str> =
+            fixed.iter().chain(args).copied().chain([path.to_str().unwrap()]).collect();
+        cryptsetup_ok(&args, PASSPHRASE);
+        scratch
+    }
+
+    pub(crate) fn image(&self) -> PathBuf {
+        self.path("image")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        fs::read(self.image()).unwrap()
+    }
+
+    /// What cryptsetup says the volume key is.
+    pub(crate) fn volume_key(&self) -> Vec<u8> {
+        let key = self.path("volume-key");
+        let image = self.image();
+        let args = [
+            "luksDump",
+            "--batch-mode",
+            "--dump-volume-key",
+            "--key-file",
+            "-",
+            "--volume-key-file",
+            key.to_str().unwrap(),
+            image.to_str().unwrap(),
+        ];
+        cryptsetup_ok(&args, PASSPHRASE);
+        fs::read(key).unwrap()
+    }
+}
+
+/// Carries out writes on an image.
+pub(crate) fn apply(image: &mut Vec<u8>, writes: &[Write]) {
+    for write in writes {
+        let offset = usize::try_from(write.offset).unwrap();
+        let end = offset + write.bytes.len();
+        if image.len() < end {
+            image.resize(end, 0);
+        }
+        image[offset..end].copy_from_slice(&write.bytes);
+    }
+}
+
+/// A reproducible stream of bytes (`SplitMix64`), for tests only.
+pub(crate) struct Stream(pub(crate) u64);
+
+impl Stream {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    pub(crate) fn fill(&mut self, buf: &mut [u8]) {
+        for chunk in buf.chunks_mut(8) {
+            let bytes = self.next().to_le_bytes();
+            chunk.copy_from_slice(&bytes[..chunk.len()]);
+        }
+    }
+}
+
+/// Runs `make` with random bytes from `seed`, a clock that stands still and a small machine.
+pub(crate) fn with_tools<T>(seed: u64, make: impl FnOnce(&mut Tools<'_>) -> T) -> T {
+    let mut stream = Stream(seed);
+    let mut random = |buf: &mut [u8]| {
+        stream.fill(buf);
+        Ok(())
+    };
+    let mut clock = || Duration::ZERO;
+    let machine = Machine { cpus: 2, memory_kib: 1 << 20 };
+    make(&mut Tools { random: &mut random, clock: &mut clock, machine })
+}
+
+/// A cheap PBKDF2.
+pub(crate) fn cheap_pbkdf2() -> Pbkdf {
+    Pbkdf { cost: Cost::Iterations(1000), ..Pbkdf::new(PbkdfKind::Pbkdf2) }
+}
+
+/// A cheap Argon2.
+pub(crate) fn cheap_argon2(kind: PbkdfKind) -> Pbkdf {
+    Pbkdf { cost: Cost::Iterations(4), memory_kib: 32, lanes: 2, ..Pbkdf::new(kind) }
+}
+
+/// Parameters of a volume with a fixed key.
+pub(crate) fn new_volume(cipher: &str, key_len: usize, pbkdf: Pbkdf) -> NewVolume {
+    let mut key = vec![0; key_len];
+    Stream(0x6b65_7900 + key_len as u64).fill(&mut key);
+    NewVolume {
+        cipher: cipher.parse().unwrap(),
+        volume_key: Zeroizing::new(key),
+        hash: Hash::Sha256,
+        pbkdf,
+        keyslot: 0,
+        uuid: None,
+        data_offset: None,
+        detached: false,
+    }
+}
+
+/// LUKS2 options as cryptsetup's defaults are.
+pub(crate) fn luks2_options() -> luks2::Options {
+    luks2::Options {
+        label: String::new(),
+        subsystem: String::new(),
+        sector_size: 512,
+        metadata_size: None,
+        keyslots_size: None,
+    }
+}
+
+/// The JSON text of the primary copy of a small LUKS2 image.
+pub(crate) fn json_text(image: &[u8]) -> Vec<u8> {
+    let area = &image[4096..0x4000];
+    area.iter().copied().take_while(|byte| *byte != 0).collect()
+}
+
+/// Puts `json` into both 16 KiB copies of a LUKS2 image, with correct checksums. It need not be
+/// valid, and is cut off where the area ends.
+pub(crate) fn put_json(image: &mut [u8], json: &[u8]) {
+    let length = json.len().min(0x3000);
+    for copy in image[..0x8000].chunks_mut(0x4000) {
+        copy[4096..].fill(0);
+        copy[4096..][..length].copy_from_slice(&json[..length]);
+        seal(copy);
+    }
+}
+
+/// Makes the sha256 checksum of a LUKS2 header copy right.
+pub(crate) fn seal(copy: &mut [u8]) {
+    copy[448..512].fill(0);
+    let checksum = Hash::Sha256.digest(&[copy]);
+    copy[448..][..checksum.len()].copy_from_slice(&checksum);
+}
+
+/// A small LUKS2 image that `PASSPHRASE` opens: 512 KiB of header, 512 KiB of data.
+pub(crate) fn small_luks2() -> Vec<u8> {
+    let volume = NewVolume {
+        data_offset: Some(512 << 10),
+        ..new_volume("aes-xts-plain64", 64, cheap_argon2(PbkdfKind::Argon2id))
+    };
+    let options = luks2_options();
+    let format = with_tools(10, |tools| luks2::format(&volume, &options, PASSPHRASE, tools));
+    let mut image = vec![0x77; 1 << 20];
+    apply(&mut image, &format.unwrap().1);
+    image
+}
+
+/// A small LUKS1 image that `PASSPHRASE` opens: 1 MiB of header, 512 KiB of data.
+pub(crate) fn small_luks1() -> Vec<u8> {
+    let volume = new_volume("aes-xts-plain64", 32, cheap_pbkdf2());
+    let format = with_tools(11, |tools| luks1::format(&volume, PASSPHRASE, tools));
+    let (header, writes) = format.unwrap();
+    let mut image = vec![0x77; usize::try_from(header.data_offset()).unwrap() + (512 << 10)];
+    apply(&mut image, &writes);
+    image
+}
+
+/// Replaces `from` by `to` once in the JSON of both LUKS2 copies, with correct checksums. The result
+/// need not be valid.
+pub(crate) fn edit_json(image: &mut [u8], from: &str, to: &str) {
+    let json = String::from_utf8(json_text(image)).unwrap();
+    assert!(json.contains(from), "{from} is not in {json}");
+    put_json(image, json.replacen(from, to, 1).as_bytes());
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}

@@ -1,0 +1,260 @@
+//! Valid headers with seeded damage: whatever comes of it, it is an answer. No panic, no read
+//! beyond the image, no buffer larger than the format allows, no change to what was not asked for.
+
+mod common;
+
+use std::cell::Cell;
+use std::io;
+
+use common::{PASSPHRASE, Stream, json_text, put_json, seal, small_luks1, small_luks2};
+use ucrypt_luks::luks2::{DigestKind, KeyslotKind};
+use ucrypt_luks::{Header, Kdf, ReadAt};
+
+/// The largest header copy of LUKS2, in bytes: nothing larger is ever read at once.
+const READ_MAX: usize = 4 << 20;
+
+/// An image that watches how it is read.
+struct Watched<'a> {
+    bytes: &'a [u8],
+    reads: Cell<usize>,
+}
+
+impl ReadAt for Watched<'_> {
+    fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.set(self.reads.get() + 1);
+        assert!(buf.len() <= READ_MAX, "a read of {} bytes", buf.len());
+        let end = offset.checked_add(buf.len() as u64).expect("a read beyond 2^64");
+        assert!(end <= ReadAt::len(self), "a read behind the image, to {end}");
+        self.bytes.read_exact_at(offset, buf)
+    }
+}
+
+fn is_cheap(kdf: &Kdf) -> bool {
+    match kdf {
+        Kdf::Pbkdf2 { iterations, .. } => *iterations <= 10_000,
+        Kdf::Argon2 { time, memory_kib, .. } => u64::from(*time) * u64::from(*memory_kib) <= 4096,
+        Kdf::Unknown(_) => true,
+    }
+}
+
+/// Whether trying all keyslots takes no time worth speaking of: a mutation may ask for hours, which
+/// is within its rights.
+fn is_quick(header: &Header) -> bool {
+    match header {
+        Header::Luks1(header) => {
+            let keyslots = header.keyslots.iter().filter(|keyslot| keyslot.active);
+            let mut costs = keyslots.map(|keyslot| keyslot.iterations);
+            header.digest_iterations <= 10_000 && costs.all(|iterations| iterations <= 10_000)
+        }
+        Header::Luks2(header) => {
+            let digests = header.metadata.digests.values().all(|digest| match &digest.kind {
+                DigestKind::Pbkdf2(pbkdf2) => pbkdf2.iterations <= 10_000,
+                DigestKind::Other(_) => true,
+            });
+            let keyslots = header.metadata.keyslots.values().all(|keyslot| match &keyslot.kind {
+                KeyslotKind::Luks2 { kdf, .. } => is_cheap(kdf),
+                KeyslotKind::Other(_) => true,
+            });
+            digests && keyslots
+        }
+    }
+}
+
+#[derive(Default, Debug)]
+struct Tally {
+    refused: u32,
+    read: u32,
+    opened: u32,
+}
+
+impl Tally {
+    /// Does with the image whatever a command would do.
+    fn try_image(&mut self, bytes: &[u8]) {
+        let image = Watched { bytes, reads: Cell::new(0) };
+        let Ok((header, damage)) = Header::read(&image) else {
+            self.refused += 1;
+            return;
+        };
+        self.read += 1;
+        assert!(image.reads.get() < 100, "{} reads", image.reads.get());
+        assert!(!header.dump("image").is_empty());
+        assert!(!header.dump_json().to_compact().is_empty());
+        if let Some(damage) = damage {
+            assert!(!damage.to_string().is_empty());
+        }
+        if !is_quick(&header) {
+            return;
+        }
+        if let Ok(unlocked) = header.unlock(&image, PASSPHRASE, None) {
+            self.opened += 1;
+            if let Ok(length) = unlocked.volume_len(bytes.len() as u64) {
+                assert!(length <= bytes.len() as u64 * unlocked.segments.len() as u64);
+            }
+        }
+    }
+}
+
+/// Changes one to four bytes of `bytes`.
+fn flip(bytes: &mut [u8], stream: &mut Stream) {
+    for _ in 0..=stream.below(4) {
+        let at = stream.below(bytes.len());
+        bytes[at] = match stream.below(4) {
+            0 => 0,
+            1 => 0xff,
+            2 => bytes[at] ^ (1 << stream.below(8)),
+            _ => stream.next() as u8,
+        };
+    }
+}
+
+/// Changes JSON text in a way that often leaves it JSON: digits, words and pieces of it.
+fn edit(json: &mut Vec<u8>, stream: &mut Stream) {
+    const WORDS: &[&str] = &[
+        "0",
+        "1",
+        "-1",
+        "32",
+        "4000",
+        "18446744073709551615",
+        "\"dynamic\"",
+        "\"\"",
+        "null",
+        "[]",
+        "{}",
+        "true",
+        "1e9",
+        "\"crypt\"",
+        "\"luks2\"",
+        "\"0\"",
+        "\"cipher_null\"",
+        ",",
+        "}",
+        "\\u0000",
+    ];
+    let at = stream.below(json.len());
+    match stream.below(10) {
+        0 => flip(json, stream),
+        1 => {
+            // One run of digits or one quoted word becomes another word.
+            let is_end = |byte: &u8| !byte.is_ascii_alphanumeric();
+            let start = json[..at].iter().rposition(is_end).map_or(0, |found| found + 1);
+            let end = json[at..].iter().position(is_end).map_or(json.len(), |found| at + found);
+            let word = WORDS[stream.below(WORDS.len())];
+            json.splice(start..end.max(start), word.bytes());
+        }
+        2 => {
+            let end = (at + stream.below(40)).min(json.len());
+            json.drain(at..end);
+        }
+        3 => {
+            let end = (at + stream.below(200)).min(json.len());
+            let piece = json[at..end].to_vec();
+            let to = stream.below(json.len());
+            json.splice(to..to, piece);
+        }
+        4 => {
+            let word = WORDS[stream.below(WORDS.len())];
+            json.splice(at..at, word.bytes());
+        }
+        _ => {
+            // One digit becomes another.
+            let digits = json[at..].iter().position(u8::is_ascii_digit);
+            if let Some(found) = digits {
+                json[at + found] = b'0' + stream.below(10) as u8;
+            }
+        }
+    }
+}
+
+#[test]
+fn luks1_headers_with_flipped_bytes() {
+    let image = small_luks1();
+    let mut tally = Tally::default();
+    for seed in 0..1000 {
+        let mut image = image.clone();
+        flip(&mut image[..592], &mut Stream(seed));
+        tally.try_image(&image);
+    }
+    assert!(tally.refused > 100 && tally.read > 100 && tally.opened > 0, "{tally:?}");
+}
+
+#[test]
+fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
+    let image = small_luks2();
+    let mut tally = Tally::default();
+    for seed in 0..1000 {
+        let (mut image, mut stream) = (image.clone(), Stream(seed));
+        for copy in image[..0x8000].chunks_mut(0x4000) {
+            flip(&mut copy[..448], &mut stream);
+            seal(copy);
+        }
+        tally.try_image(&image);
+    }
+    assert!(tally.refused > 10 && tally.read > 100 && tally.opened > 0, "{tally:?}");
+}
+
+#[test]
+fn luks2_copies_with_flipped_bytes() {
+    let image = small_luks2();
+    let mut tally = Tally::default();
+    for seed in 0..500 {
+        let (mut image, mut stream) = (image.clone(), Stream(seed));
+        flip(&mut image[..0x4000], &mut stream);
+        if stream.below(2) == 0 {
+            flip(&mut image[0x4000..0x8000], &mut stream);
+        }
+        tally.try_image(&image);
+    }
+    assert!(tally.refused > 100 && tally.opened > 100, "{tally:?}");
+}
+
+#[test]
+fn luks2_json_with_edits_and_right_checksums() {
+    let image = small_luks2();
+    let json = json_text(&image);
+    let mut tally = Tally::default();
+    for seed in 0..4000 {
+        let (mut image, mut stream, mut json) = (image.clone(), Stream(seed), json.clone());
+        for _ in 0..=stream.below(2) {
+            if !json.is_empty() {
+                edit(&mut json, &mut stream);
+            }
+        }
+        put_json(&mut image, &json);
+        tally.try_image(&image);
+    }
+    assert!(tally.refused > 1000 && tally.read > 100 && tally.opened > 0, "{tally:?}");
+}
+
+#[test]
+fn images_cut_off_anywhere() {
+    for image in [small_luks1(), small_luks2()] {
+        let mut stream = Stream(1);
+        let mut tally = Tally::default();
+        for length in (0..1100).chain((0..200).map(|_| stream.below(image.len()))) {
+            tally.try_image(&image[..length]);
+        }
+        assert!(tally.refused > 1000, "{tally:?}");
+    }
+}
+
+#[test]
+fn noise_behind_the_magic() {
+    let mut tally = Tally::default();
+    for seed in 0..500 {
+        let mut stream = Stream(seed);
+        let mut image = vec![0; 0x8000 + stream.below(0x8000)];
+        stream.fill(&mut image);
+        image[..6].copy_from_slice(b"LUKS\xba\xbe");
+        image[6..8].copy_from_slice(&[0, 1 + (seed % 2) as u8]);
+        if seed % 4 == 1 {
+            image[8..16].copy_from_slice(&0x4000_u64.to_be_bytes());
+        }
+        tally.try_image(&image);
+    }
+    assert_eq!(tally.refused, 500);
+}
