@@ -1,0 +1,7 @@
+//! How a volume is served to other programs.
+//!
+//! - [`mod@fuse`]: as a file, for every program and without root;
+//! - [`nbd`]: on a socket, for QEMU, the kernel's client and the NBD tools.
+
+pub mod fuse;
+pub mod nbd;

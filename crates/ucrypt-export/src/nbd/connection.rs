@@ -1,0 +1,322 @@
+//! The transmission phase of one connection: one thread, one socket, one engine queue.
+//!
+//! The thread never holds more than its queue's memory and depth: when no buffer or no place is
+//! free it stops reading the socket, and the client waits. It sleeps in one place only, and only
+//! when neither the socket nor the queue can go on. With nothing under way it sleeps in the
+//! receive itself, so a client at queue depth 1 costs one receive and one send per request.
+//!
+//! What ends the input (a disconnect, the end of the stream, a violation, the order to stop) does
+//! not end the work: every request that was taken is run to its end, and its reply is sent if the
+//! client still takes it.
+
+mod intake;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ucrypt_engine::{Buf, Done, Errno, Op, Queue, Rejected, Volume};
+
+use super::inbox::Inbox;
+use super::outbox::{Outbox, Reply, Sent};
+use super::pending::{Kind, Pending, PendingTable};
+use super::request::{Limits, NO_MEMORY, Refusal};
+use super::stop::Stop;
+use intake::{Incoming, Need};
+
+/// How long a client that has disconnected, or a server that stops, waits for replies to be taken.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Why a connection ended, unless the client ended it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectionError {
+    /// The client sent what is not NBD.
+    #[error("the client broke the protocol: {0}")]
+    Violation(&'static str),
+    /// The handshake did not end in time.
+    #[error("the handshake took longer than {} s", .0.as_secs())]
+    HandshakeTimeout(Duration),
+    /// The volume gave no queue, or the queue broke.
+    #[error("cannot serve the volume: {0}")]
+    Queue(io::Error),
+    /// The socket failed.
+    #[error("the socket failed: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// Bytes of replies to get ready while the client takes none: enough to go on at once when it
+/// does, and no more, so that they are still in the cache when they leave.
+const READY_MAX: usize = 4 << 20;
+
+/// What a connection serves.
+pub(super) struct Service {
+    pub(super) volume: Arc<Volume>,
+    pub(super) queue: Queue,
+    /// What the client was promised.
+    pub(super) limits: Limits,
+    /// Structured replies were negotiated.
+    pub(super) structured: bool,
+    /// Requests that are taken before the first reply has left.
+    pub(super) depth: u32,
+}
+
+pub(super) struct Connection<'a> {
+    socket: BorrowedFd<'a>,
+    stop: &'a Stop,
+    volume: Arc<Volume>,
+    queue: Queue,
+    limits: Limits,
+    structured: bool,
+    depth: usize,
+    inbox: Inbox,
+    incoming: Incoming,
+    need: Need,
+    /// The socket may have bytes: that is worth a system call.
+    try_input: bool,
+    /// Bytes that were handed to the engine in this round of the loop.
+    round_bytes: usize,
+    /// The last request was a large write, so the next one probably is.
+    bulk: bool,
+    pending: PendingTable,
+    /// What the engine had no room for, in order; all of it is in `pending` too.
+    waiting: VecDeque<(u64, Op)>,
+    outbox: Outbox<Buf>,
+    /// The client does not keep up with the replies.
+    socket_full: bool,
+    /// Requests are still taken.
+    input_open: bool,
+    /// The client still takes replies.
+    output_open: bool,
+    failure: Option<ConnectionError>,
+    /// When the replies that are left are given up.
+    give_up: Option<Instant>,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> Self {
+        let Service { volume, queue, limits, structured, depth } = service;
+        let depth = depth as usize;
+        Self {
+            socket: socket.as_fd(),
+            stop,
+            volume,
+            queue,
+            limits,
+            structured,
+            depth,
+            inbox: Inbox::new(),
+            incoming: Incoming::Header,
+            need: Need::Input,
+            try_input: true,
+            round_bytes: 0,
+            bulk: false,
+            pending: PendingTable::new(depth),
+            waiting: VecDeque::with_capacity(depth),
+            outbox: Outbox::new(depth),
+            socket_full: false,
+            input_open: true,
+            output_open: true,
+            failure: None,
+            give_up: None,
+        }
+    }
+
+    /// Serves until the input has ended and everything that was taken is done.
+    pub(super) fn run(mut self) -> Result<(), ConnectionError> {
+        loop {
+            if self.stop.is_set() {
+                self.close_input();
+            }
+            let mut progress = self.resubmit();
+            progress |= self.take_requests();
+            self.queue.poll().map_err(ConnectionError::Queue)?;
+            progress |= self.collect();
+            progress |= self.send();
+            if !self.input_open && self.idle() {
+                break;
+            }
+            if !progress {
+                self.wait()?;
+            }
+        }
+        self.failure.map_or(Ok(()), Err)
+    }
+
+    /// Nothing is under way and nothing is left to send: no memory is held.
+    fn idle(&self) -> bool {
+        self.pending.len() == 0 && self.outbox.is_empty()
+    }
+
+    /// No request can be taken now. A reply keeps its request's place until it is sent.
+    fn full(&self) -> bool {
+        !self.waiting.is_empty()
+            || self.pending.len() + self.outbox.len() >= self.depth
+            || self.socket_full && self.outbox.bytes() >= READY_MAX
+    }
+
+    fn start(&mut self, pending: Pending, op: Op) {
+        match self.pending.insert(pending) {
+            Some(tag) => self.submit(tag, op),
+            None => self.reply(Reply::error(self.structured, pending.cookie, NO_MEMORY)),
+        }
+    }
+
+    /// Hands an operation to the engine, behind those that wait.
+    fn submit(&mut self, tag: u64, op: Op) {
+        if !self.waiting.is_empty() {
+            self.waiting.push_back((tag, op));
+        } else if let Some(op) = self.offer(tag, op) {
+            self.waiting.push_front((tag, op));
+        }
+    }
+
+    /// Offers the engine again what it had no room for.
+    fn resubmit(&mut self) -> bool {
+        let mut progress = false;
+        while let Some((tag, op)) = self.waiting.pop_front() {
+            let Some(op) = self.offer(tag, op) else {
+                progress = true;
+                continue;
+            };
+            if self.queue.in_flight() > 0 || !self.outbox.is_empty() {
+                self.waiting.push_front((tag, op));
+                break;
+            }
+            // With nothing under way and nothing to send, no memory will come free.
+            drop(op);
+            self.finish(tag, Err(Errno::NOMEM), None);
+            progress = true;
+        }
+        progress
+    }
+
+    /// Offers the engine an operation; gives it back if there is no room now.
+    fn offer(&mut self, tag: u64, op: Op) -> Option<Op> {
+        let errno = match self.queue.submit(tag, op) {
+            Ok(()) => return None,
+            Err(Rejected::Busy(op)) => return Some(op),
+            Err(Rejected::ReadOnly) => Errno::PERM,
+            Err(Rejected::OutOfRange | Rejected::NotSupported) => Errno::INVAL,
+            Err(Rejected::TooLarge | Rejected::BusyBorrowed) => Errno::NOMEM,
+        };
+        self.finish(tag, Err(errno), None);
+        None
+    }
+
+    /// Takes what the engine is done with.
+    fn collect(&mut self) -> bool {
+        let mut progress = false;
+        while let Some(Done { tag, result, data }) = self.queue.next_done() {
+            self.finish(tag, result, data);
+            progress = true;
+        }
+        self.try_input |= progress;
+        progress
+    }
+
+    fn finish(&mut self, tag: u64, result: Result<(), Errno>, data: Option<Buf>) {
+        let Some(Pending { cookie, kind }) = self.pending.remove(tag) else { return };
+        let reply = match (result, kind, data) {
+            (Err(errno), ..) => Reply::error(self.structured, cookie, Refusal::from(errno)),
+            (Ok(()), Kind::Read { offset }, Some(data)) => {
+                Reply::read(self.structured, cookie, offset, data)
+            }
+            (Ok(()), Kind::Read { .. }, None) => {
+                Reply::error(self.structured, cookie, Refusal::from(Errno::IO))
+            }
+            (Ok(()), Kind::Plain, _) => Reply::success(cookie),
+            (Ok(()), Kind::TrimThenFlush, _) => {
+                return self.start(Pending { cookie, kind: Kind::Plain }, Op::Flush);
+            }
+        };
+        self.reply(reply);
+    }
+
+    fn reply(&mut self, reply: Reply<Buf>) {
+        if self.output_open {
+            self.outbox.push(reply);
+        }
+    }
+
+    /// Ends the input, and the connection once the work is done, with an error.
+    fn fail(&mut self, error: ConnectionError) {
+        self.failure = Some(error);
+        self.close_input();
+    }
+
+    /// Takes no more requests. One that has come in part only is dropped.
+    fn close_input(&mut self) {
+        self.input_open = false;
+        self.incoming = Incoming::Header;
+    }
+
+    /// Nobody takes replies any more. What was asked for is still run to its end.
+    fn close_output(&mut self) {
+        self.output_open = false;
+        self.outbox.clear();
+        self.socket_full = false;
+        self.close_input();
+    }
+
+    /// Sends what the socket takes; false if it cannot take more now.
+    fn send(&mut self) -> bool {
+        if self.outbox.is_empty() {
+            return false;
+        }
+        match self.outbox.send(self.socket) {
+            Ok(sent) => self.socket_full = sent == Sent::Full,
+            Err(_) => self.close_output(),
+        }
+        !self.socket_full
+    }
+
+    /// Sleeps until the socket, the queue or the order to stop has something new.
+    fn wait(&mut self) -> Result<(), ConnectionError> {
+        let left = self.linger();
+        if left == Some(Duration::ZERO) {
+            self.close_output();
+            return Ok(());
+        }
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, self.input_open && self.need == Need::Input);
+        events.set(PollFlags::OUT, !self.outbox.is_empty());
+        if !self.queue.may_sleep() {
+            return Ok(());
+        }
+        let mut fds = Vec::with_capacity(3);
+        // Without a wish the socket stays out: a hang-up would be reported over and over. So would
+        // the order to stop, once it is followed.
+        if !events.is_empty() {
+            fds.push(PollFd::from_borrowed_fd(self.socket, events));
+        }
+        if self.queue.in_flight() > 0 {
+            fds.push(PollFd::from_borrowed_fd(self.queue.wait_fd(), PollFlags::IN));
+        }
+        if self.input_open {
+            fds.push(PollFd::new(self.stop, PollFlags::IN));
+        }
+        let timeout = left.map(|left| Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(ConnectionError::Socket(error.into())),
+        }
+        // The first is the socket whenever it was polled for input. A hang-up is read as well.
+        self.try_input = events.contains(PollFlags::IN) && fds[0].revents() != PollFlags::OUT;
+        Ok(())
+    }
+
+    /// How long to wait for the client to take its last replies; `None` is without a limit.
+    fn linger(&mut self) -> Option<Duration> {
+        if self.input_open || self.queue.in_flight() > 0 || self.outbox.is_empty() {
+            return None;
+        }
+        let give_up = *self.give_up.get_or_insert_with(|| Instant::now() + LINGER);
+        Some(give_up.saturating_duration_since(Instant::now()))
+    }
+}

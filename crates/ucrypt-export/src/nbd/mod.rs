@@ -1,0 +1,28 @@
+//! NBD: a volume on a Unix or TCP socket, for QEMU, the kernel's client and every tool that
+//! speaks the protocol.
+//!
+//! A connection is one thread with one engine queue. Bytes flow through these files, in order:
+//! `server` accepts, `negotiate` runs a [`handshake`] on the socket, `inbox` cuts what comes into
+//! requests, [`request`] decides what is refused, `connection` drives the queue, `outbox` sends
+//! the replies. What is pure (`protocol`, `handshake`, `options`, `request`) knows no socket.
+//!
+//! There is no TLS, so TCP is served on loopback addresses only.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod connection;
+mod extents;
+pub mod handshake;
+mod inbox;
+mod negotiate;
+mod options;
+mod outbox;
+mod pending;
+pub mod protocol;
+pub mod request;
+mod server;
+mod stop;
+
+pub use address::{Address, AddressError};
+pub use server::{Report, Server, ServerConfig, ServerError};

@@ -1,0 +1,384 @@
+//! A client's request: from bytes to a command that may be run, or to a refusal.
+//!
+//! One place decides what is refused and with which error, so that the transmission loop only
+//! ever sees commands that are valid for the export.
+
+use ucrypt_engine::Errno;
+
+use super::protocol::{
+    NbdError, PAYLOAD_MAX, REQUEST_LEN, REQUEST_MAGIC, command, command_flag, get_u16, get_u32,
+    get_u64, transmission_flag,
+};
+
+/// A request as it came, unchecked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Command flags.
+    pub flags: u16,
+    /// The command.
+    pub command: u16,
+    /// The client's name for the request, sent back with the reply.
+    pub cookie: u64,
+    /// First byte of the range.
+    pub offset: u64,
+    /// Bytes of the range.
+    pub length: u32,
+}
+
+/// What a request asks for, when it is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Send the bytes of the range.
+    Read,
+    /// Store the payload.
+    Write {
+        /// Durable before the reply.
+        fua: bool,
+    },
+    /// End the session, without a reply.
+    Disconnect,
+    /// Make all acknowledged writes durable.
+    Flush,
+    /// Give up the content of the range.
+    Trim {
+        /// Durable before the reply.
+        fua: bool,
+    },
+    /// Make the range read as zeroes.
+    WriteZeroes {
+        /// Durable before the reply.
+        fua: bool,
+        /// The range must stay allocated.
+        no_hole: bool,
+    },
+    /// Say what is allocated in the range.
+    BlockStatus {
+        /// Only the first extent is wanted.
+        one: bool,
+    },
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The error for the client's program.
+    pub error: NbdError,
+    /// The reason for the human; only structured replies carry it.
+    pub message: &'static str,
+}
+
+/// The engine has no buffer, and will not have one.
+pub const NO_MEMORY: Refusal =
+    Refusal { error: NbdError::NoMem, message: "no memory for a request of this size" };
+
+impl From<Errno> for Refusal {
+    /// The protocol's error for one of the system's, after its section on error values.
+    fn from(errno: Errno) -> Self {
+        let (error, message) = match errno {
+            Errno::PERM | Errno::ACCESS | Errno::ROFS => (NbdError::Perm, "not permitted"),
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => (NbdError::NoSpc, "the backend is full"),
+            Errno::NOMEM => return NO_MEMORY,
+            Errno::INVAL | Errno::OPNOTSUPP => (NbdError::Inval, "the backend cannot do this"),
+            _ => (NbdError::Io, "the backend failed"),
+        };
+        Self { error, message }
+    }
+}
+
+/// What the request may count on: the export, and what was negotiated.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of the export.
+    pub size: u64,
+    /// The transmission flags that the client was sent.
+    pub flags: u16,
+    /// `base:allocation` was selected.
+    pub block_status: bool,
+    /// Writing zeroes is faster than writing data.
+    pub fast_zero: bool,
+}
+
+impl Limits {
+    fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn allow_write(&self) -> Result<(), Refusal> {
+        if self.has(transmission_flag::READ_ONLY) {
+            return Err(Refusal { error: NbdError::Perm, message: "the export is read-only" });
+        }
+        Ok(())
+    }
+}
+
+const fn inval(message: &'static str) -> Refusal {
+    Refusal { error: NbdError::Inval, message }
+}
+
+impl Request {
+    /// Reads a request; `None` if the magic number is wrong, after which nothing that follows in
+    /// the stream can be trusted.
+    pub fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<Self> {
+        if get_u32(bytes, 0)? != REQUEST_MAGIC {
+            return None;
+        }
+        Some(Self {
+            flags: get_u16(bytes, 4)?,
+            command: get_u16(bytes, 6)?,
+            cookie: get_u64(bytes, 8)?,
+            offset: get_u64(bytes, 16)?,
+            length: get_u32(bytes, 24)?,
+        })
+    }
+
+    /// Bytes that follow the request in the stream, whether it is allowed or not.
+    pub fn payload_len(&self) -> u32 {
+        if self.command == command::WRITE { self.length } else { 0 }
+    }
+
+    /// Checks the request against the export.
+    pub fn check(&self, limits: &Limits) -> Result<Command, Refusal> {
+        let fua = self.flags & command_flag::FUA != 0;
+        match self.command {
+            command::READ => {
+                self.allow_flags(limits, command_flag::DF)?;
+                self.in_range(limits, NbdError::Inval)?;
+                self.payload_fits()?;
+                Ok(Command::Read)
+            }
+            command::WRITE => {
+                limits.allow_write()?;
+                self.allow_flags(limits, 0)?;
+                self.in_range(limits, NbdError::NoSpc)?;
+                self.payload_fits()?;
+                Ok(Command::Write { fua })
+            }
+            command::DISC => Ok(Command::Disconnect),
+            command::FLUSH => {
+                self.allow_flags(limits, 0)?;
+                if self.offset != 0 || self.length != 0 {
+                    return Err(inval("flush: offset and length must be zero"));
+                }
+                Ok(Command::Flush)
+            }
+            command::TRIM => {
+                limits.allow_write()?;
+                if !limits.has(transmission_flag::SEND_TRIM) {
+                    return Err(inval("trim was not advertised: discards are not allowed"));
+                }
+                self.allow_flags(limits, 0)?;
+                self.in_range(limits, NbdError::Inval)?;
+                Ok(Command::Trim { fua })
+            }
+            command::WRITE_ZEROES => self.check_write_zeroes(limits),
+            command::BLOCK_STATUS => self.check_block_status(limits),
+            _ => Err(inval("unknown command")),
+        }
+    }
+
+    fn check_write_zeroes(&self, limits: &Limits) -> Result<Command, Refusal> {
+        limits.allow_write()?;
+        self.allow_flags(limits, command_flag::NO_HOLE | command_flag::FAST_ZERO)?;
+        self.in_range(limits, NbdError::NoSpc)?;
+        let no_hole = self.flags & command_flag::NO_HOLE != 0;
+        // Zeroes that must be allocated are written like data, so they are never fast.
+        if self.flags & command_flag::FAST_ZERO != 0 && (no_hole || !limits.fast_zero) {
+            return Err(Refusal {
+                error: NbdError::NotSup,
+                message: "zeroing this range is not faster than writing it",
+            });
+        }
+        Ok(Command::WriteZeroes { fua: self.flags & command_flag::FUA != 0, no_hole })
+    }
+
+    fn check_block_status(&self, limits: &Limits) -> Result<Command, Refusal> {
+        if !limits.block_status {
+            return Err(inval("block status: no metadata context was negotiated"));
+        }
+        self.allow_flags(limits, command_flag::REQ_ONE)?;
+        self.in_range(limits, NbdError::Inval)?;
+        if self.length == 0 {
+            // A reply holds at least one extent, and an extent at least one byte.
+            return Err(inval("block status: length must not be zero"));
+        }
+        Ok(Command::BlockStatus { one: self.flags & command_flag::REQ_ONE != 0 })
+    }
+
+    /// Refuses every flag but those of the command; FUA goes with every command once the export
+    /// has it, and `DF` and `FAST_ZERO` only when they were advertised.
+    fn allow_flags(&self, limits: &Limits, of_command: u16) -> Result<(), Refusal> {
+        let mut allowed = of_command;
+        if limits.has(transmission_flag::SEND_FUA) {
+            allowed |= command_flag::FUA;
+        }
+        if !limits.has(transmission_flag::SEND_DF) {
+            allowed &= !command_flag::DF;
+        }
+        if !limits.has(transmission_flag::SEND_FAST_ZERO) {
+            allowed &= !command_flag::FAST_ZERO;
+        }
+        if self.flags & !allowed == 0 { Ok(()) } else { Err(inval("unknown or misplaced flag")) }
+    }
+
+    fn in_range(&self, limits: &Limits, error: NbdError) -> Result<(), Refusal> {
+        match self.offset.checked_add(u64::from(self.length)) {
+            Some(end) if end <= limits.size => Ok(()),
+            _ => Err(Refusal { error, message: "the range ends beyond the export" }),
+        }
+    }
+
+    fn payload_fits(&self) -> Result<(), Refusal> {
+        if self.length > PAYLOAD_MAX {
+            return Err(inval("longer than the maximum block size of 32 MiB"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WRITABLE: Limits = Limits {
+        size: 64 << 20,
+        flags: transmission_flag::HAS_FLAGS
+            | transmission_flag::SEND_FLUSH
+            | transmission_flag::SEND_FUA
+            | transmission_flag::SEND_TRIM
+            | transmission_flag::SEND_WRITE_ZEROES
+            | transmission_flag::SEND_FAST_ZERO
+            | transmission_flag::SEND_DF,
+        block_status: true,
+        fast_zero: false,
+    };
+
+    fn request(command: u16, flags: u16, offset: u64, length: u32) -> Request {
+        Request { flags, command, cookie: 7, offset, length }
+    }
+
+    fn error(request: Request, limits: &Limits) -> NbdError {
+        request.check(limits).expect_err("refused").error
+    }
+
+    #[test]
+    fn a_range_past_the_end_is_einval_to_read_and_enospc_to_write() {
+        let end = WRITABLE.size;
+        for (offset, length) in [(end, 1), (end - 1, 2), (u64::MAX, 1), (u64::MAX - 3, u32::MAX)] {
+            for command in [command::READ, command::TRIM, command::BLOCK_STATUS] {
+                assert_eq!(error(request(command, 0, offset, length), &WRITABLE), NbdError::Inval);
+            }
+            for command in [command::WRITE, command::WRITE_ZEROES] {
+                assert_eq!(error(request(command, 0, offset, length), &WRITABLE), NbdError::NoSpc);
+            }
+        }
+        assert_eq!(request(command::READ, 0, end - 1, 1).check(&WRITABLE), Ok(Command::Read));
+        assert_eq!(request(command::READ, 0, end, 0).check(&WRITABLE), Ok(Command::Read));
+    }
+
+    #[test]
+    fn a_payload_is_at_most_32_mib_and_other_lengths_are_not_bounded() {
+        let exact = request(command::WRITE, 0, 0, PAYLOAD_MAX);
+        assert_eq!(exact.check(&WRITABLE), Ok(Command::Write { fua: false }));
+        assert_eq!(
+            error(request(command::READ, 0, 0, PAYLOAD_MAX + 1), &WRITABLE),
+            NbdError::Inval
+        );
+        assert_eq!(
+            error(request(command::WRITE, 0, 0, PAYLOAD_MAX + 1), &WRITABLE),
+            NbdError::Inval
+        );
+        let zeroes = request(command::WRITE_ZEROES, 0, 0, PAYLOAD_MAX + 1).check(&WRITABLE);
+        assert_eq!(zeroes, Ok(Command::WriteZeroes { fua: false, no_hole: false }));
+    }
+
+    #[test]
+    fn a_read_only_export_refuses_every_write_with_eperm() {
+        let flags = transmission_flag::HAS_FLAGS | transmission_flag::READ_ONLY;
+        let limits = Limits { flags, ..WRITABLE };
+        for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+            assert_eq!(error(request(command, 0, 0, 512), &limits), NbdError::Perm);
+        }
+        assert_eq!(request(command::FLUSH, 0, 0, 0).check(&limits), Ok(Command::Flush));
+    }
+
+    #[test]
+    fn only_the_flags_of_the_command_pass() {
+        let of = |command| match command {
+            command::READ => command_flag::FUA | command_flag::DF,
+            command::WRITE_ZEROES => command_flag::FUA | command_flag::NO_HOLE,
+            command::BLOCK_STATUS => command_flag::FUA | command_flag::REQ_ONE,
+            _ => command_flag::FUA,
+        };
+        for command in [0, 1, 3, 4, 6, 7] {
+            for bit in 0..16 {
+                let flag = 1 << bit;
+                let length = if command == command::FLUSH { 0 } else { 512 };
+                let result = request(command, flag, 0, length).check(&WRITABLE);
+                assert_eq!(result.is_ok(), of(command) & flag != 0, "{command} {flag:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn flags_that_were_not_advertised_are_refused() {
+        let limits = Limits { flags: transmission_flag::HAS_FLAGS, ..WRITABLE };
+        assert_eq!(error(request(command::READ, command_flag::DF, 0, 1), &limits), NbdError::Inval);
+        assert_eq!(
+            error(request(command::WRITE, command_flag::FUA, 0, 1), &limits),
+            NbdError::Inval
+        );
+        let fast = request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 0, 1);
+        assert_eq!(error(fast, &limits), NbdError::Inval);
+        assert_eq!(error(request(command::TRIM, 0, 0, 1), &limits), NbdError::Inval);
+    }
+
+    #[test]
+    fn fast_zero_is_enotsup_where_zeroing_is_not_fast() {
+        let fast = request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 0, 4096);
+        assert_eq!(error(fast, &WRITABLE), NbdError::NotSup);
+        let limits = Limits { fast_zero: true, ..WRITABLE };
+        assert_eq!(fast.check(&limits), Ok(Command::WriteZeroes { fua: false, no_hole: false }));
+        let flags = command_flag::FAST_ZERO | command_flag::NO_HOLE;
+        assert_eq!(
+            error(request(command::WRITE_ZEROES, flags, 0, 4096), &limits),
+            NbdError::NotSup
+        );
+    }
+
+    #[test]
+    fn block_status_needs_a_context_and_a_length() {
+        let limits = Limits { block_status: false, ..WRITABLE };
+        assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 512), &limits), NbdError::Inval);
+        assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 0), &WRITABLE), NbdError::Inval);
+    }
+
+    #[test]
+    fn unknown_commands_and_a_flush_of_a_range_are_einval() {
+        for command in [5, 8, 9, 255, u16::MAX] {
+            assert_eq!(error(request(command, 0, 0, 0), &WRITABLE), NbdError::Inval);
+        }
+        assert_eq!(error(request(command::FLUSH, 0, 512, 0), &WRITABLE), NbdError::Inval);
+        assert_eq!(error(request(command::FLUSH, 0, 0, 512), &WRITABLE), NbdError::Inval);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_allowed_lies_inside_the_export(bytes: [u8; REQUEST_LEN], small: bool) {
+            let mut bytes = bytes;
+            bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+            if small {
+                bytes[4..7].fill(0);
+                bytes[16..20].fill(0);
+                bytes[24] = 0;
+            }
+            let request = Request::parse(&bytes).expect("the magic number is right");
+            if let Ok(allowed) = request.check(&WRITABLE) {
+                if allowed != Command::Disconnect {
+                    prop_assert!(request.offset + u64::from(request.length) <= WRITABLE.size);
+                }
+                prop_assert!(request.payload_len() <= PAYLOAD_MAX);
+            }
+        }
+    }
+}

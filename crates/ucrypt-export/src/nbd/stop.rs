@@ -1,0 +1,37 @@
+//! The order to stop, seen by threads that run and by threads that wait in poll(2).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Set once, never reset.
+pub(super) struct Stop {
+    set: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Stop {
+    pub(super) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { set: AtomicBool::new(false), event })
+    }
+
+    pub(super) fn set(&self) {
+        self.set.store(true, Ordering::Release);
+        // Cannot fail: one write of 1 per server is far from the counter's limit.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.set.load(Ordering::Acquire)
+    }
+}
+
+impl AsFd for Stop {
+    /// Readable, for ever, once the order is given.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}

@@ -1,0 +1,103 @@
+//! A server in this process, on a socket in a directory of its own.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use ucrypt_backend::Backend;
+use ucrypt_engine::{Segment, Volume, VolumeOptions};
+use ucrypt_export::nbd::{Address, Server, ServerConfig};
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+
+/// Bytes of the volumes that need not be large.
+pub(crate) const SMALL: u64 = 4 << 20;
+
+/// A plain volume in memory.
+pub(crate) fn plain(len: u64) -> Arc<Volume> {
+    with_options(len, VolumeOptions::default())
+}
+
+/// A plain volume in memory, served as `options` say.
+pub(crate) fn with_options(len: u64, options: VolumeOptions) -> Arc<Volume> {
+    over(Arc::new(ucrypt_backend::memory(len).expect("memory")), options)
+}
+
+/// A plain volume over a backend.
+pub(crate) fn over(backend: Arc<dyn Backend>, options: VolumeOptions) -> Arc<Volume> {
+    Arc::new(Volume::raw(backend, options).expect("a volume"))
+}
+
+/// An AES-256-XTS volume in memory.
+pub(crate) fn aes(len: u64, sector_size: u32) -> Arc<Volume> {
+    let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
+    let key: Vec<u8> = (0..64).collect();
+    let options = SectorOptions { sector_size, ..SectorOptions::default() };
+    let cipher = SectorCipher::new(&spec, &key, options).expect("a key");
+    let backend = Arc::new(ucrypt_backend::memory(len).expect("memory"));
+    let segment = Segment { len, backend_offset: 0, cipher: Some(cipher) };
+    Arc::new(Volume::new(backend, vec![segment], VolumeOptions::default()).expect("a volume"))
+}
+
+pub(crate) struct Harness {
+    pub(crate) dir: TempDir,
+    server: Option<Server>,
+    reports: Arc<Mutex<Vec<String>>>,
+}
+
+impl Harness {
+    pub(crate) fn start(volume: Arc<Volume>) -> Self {
+        Self::with_config(volume, ServerConfig::default())
+    }
+
+    pub(crate) fn with_config(volume: Arc<Volume>, mut config: ServerConfig) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&reports);
+        config.report = Arc::new(move |line| sink.lock().expect("reports").push(line.to_owned()));
+        let address = Address::Unix(dir.path().join("nbd.sock"));
+        let server = Some(Server::start(volume, &address, config).expect("a server"));
+        Self { dir, server, reports }
+    }
+
+    pub(crate) fn socket(&self) -> std::path::PathBuf {
+        self.dir.path().join("nbd.sock")
+    }
+
+    pub(crate) fn uri(&self) -> &str {
+        self.server.as_ref().expect("running").uri()
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.server.take().expect("running").shutdown();
+    }
+
+    /// Waits until a report holds `text`: threads report when they get to it.
+    pub(crate) fn await_report(&self, text: &str) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !self.reports.lock().expect("reports").iter().any(|line| line.contains(text)) {
+            assert!(Instant::now() < until, "no report of '{text}': {:?}", self.reports);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// xorshift64*: the same numbers from the same seed, for ever.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.next() as u8).collect()
+    }
+}

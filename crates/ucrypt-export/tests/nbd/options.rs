@@ -1,0 +1,121 @@
+//! The handshake over a socket. What each option answers is proved next to the code; here is what
+//! needs a server: entering transmission, the bounds on clients, and who is let in.
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use ucrypt_engine::VolumeOptions;
+use ucrypt_export::nbd::{Address, Server, ServerConfig, ServerError};
+
+use crate::client::Client;
+use crate::harness::{Harness, SMALL, plain, with_options};
+
+#[test]
+fn go_tells_size_and_abilities_of_the_volume() {
+    let harness = Harness::start(plain(SMALL));
+    // has-flags, flush, fua, write-zeroes, multi-conn, fast-zero; no trim, no df
+    assert_eq!(Client::connect(&harness).go(), (SMALL, 0b1001_0100_1101));
+    let discards = VolumeOptions { allow_discards: true, ..VolumeOptions::default() };
+    let harness = Harness::start(with_options(SMALL, discards));
+    assert_eq!(Client::connect(&harness).go().1, 0b1001_0110_1101);
+    let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+    let harness = Harness::start(with_options(SMALL, read_only));
+    assert_eq!(Client::connect(&harness).go().1, 0b0001_0000_0111);
+}
+
+#[test]
+fn every_way_into_transmission_serves_reads() {
+    let config = ServerConfig { export_name: "disk".into(), ..ServerConfig::default() };
+    let harness = Harness::with_config(plain(SMALL), config);
+    for name in [&b""[..], b"disk"] {
+        for (flags, answer) in [(3, 10), (1, 134), (0, 134)] {
+            let mut client = Client::with_flags(&harness, flags);
+            client.send(b"IHAVEOPT\0\0\0\x01");
+            client.send(&(name.len() as u32).to_be_bytes());
+            client.send(name);
+            let answer = client.take(answer);
+            assert_eq!(answer[..8], SMALL.to_be_bytes());
+            assert_eq!(client.read(0, 512), [0; 512]);
+        }
+    }
+    let mut client = Client::connect(&harness);
+    client.send(b"IHAVEOPT\0\0\0\x01\0\0\0\x04tape");
+    assert!(client.is_closed(), "an unknown name cannot be refused otherwise");
+    harness.await_report("no such export");
+}
+
+#[test]
+fn refused_options_leave_the_session_usable() {
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::connect(&harness);
+    let unsup = (1 << 31) + 1;
+    assert_eq!(client.option(5, &[])[0].0, unsup, "no TLS");
+    assert_eq!(client.option(4711, b"what")[0].0, unsup);
+    assert_eq!(client.option(7, b"\0\0\0\x04tape\0\0")[0].0, (1 << 31) + 6);
+    assert_eq!(client.option(6, &vec![0; 1 << 20])[0].0, (1 << 31) + 9);
+    client.go();
+    assert_eq!(client.read(0, 1), [0]);
+}
+
+#[test]
+fn abort_is_acknowledged_and_ends_the_session() {
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::connect(&harness);
+    assert_eq!(client.option(2, &[]), [(1, vec![])]);
+    assert!(client.is_closed());
+}
+
+#[test]
+fn a_client_that_never_negotiates_is_cut_off() {
+    let handshake_timeout = Duration::from_millis(50);
+    let config = ServerConfig { handshake_timeout, ..ServerConfig::default() };
+    let harness = Harness::with_config(plain(SMALL), config);
+    let mut stream = UnixStream::connect(harness.socket()).expect("connected");
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).expect("the end");
+    assert_eq!(all, b"NBDMAGICIHAVEOPT\0\x03", "the greeting, and then the end");
+    harness.await_report("handshake");
+}
+
+#[test]
+fn no_more_clients_than_allowed_and_a_place_becomes_free_again() {
+    let config = ServerConfig { connections_max: 2, ..ServerConfig::default() };
+    let harness = Harness::with_config(plain(SMALL), config);
+    let mut first = Client::simple(&harness);
+    let _second = Client::simple(&harness);
+    let mut stream = UnixStream::connect(harness.socket()).expect("connected");
+    assert_eq!(stream.read(&mut [0; 18]).expect("closed"), 0);
+    harness.await_report("turned away");
+    first.request(crate::client::DISC, 0, 0, 0);
+    assert!(first.is_closed());
+    // The place is free when the thread has ended, which is shortly after the connection has.
+    let until = Instant::now() + Duration::from_secs(30);
+    let welcome = || {
+        let mut stream = UnixStream::connect(harness.socket()).expect("connected");
+        stream.read_exact(&mut [0; 18]).is_ok()
+    };
+    while !welcome() {
+        assert!(Instant::now() < until, "the place stays taken");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn tcp_serves_loopback_and_refuses_the_network() {
+    let start = |address: &str| {
+        let address: Address = address.parse().expect("an address");
+        Server::start(plain(SMALL), &address, ServerConfig::default())
+    };
+    let refused = start("tcp:0.0.0.0:0").err().expect("refused");
+    assert!(matches!(refused, ServerError::Address(_)));
+    assert!(refused.to_string().contains("TLS"), "{refused}");
+    let server = start("tcp:127.0.0.1:0").expect("a server");
+    let address = server.uri().strip_prefix("nbd://").expect("an NBD URI").to_owned();
+    let mut stream = TcpStream::connect(address).expect("connected");
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).expect("greeted");
+    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+    server.shutdown();
+}

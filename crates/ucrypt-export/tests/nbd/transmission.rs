@@ -1,0 +1,198 @@
+//! Requests and replies: what is served, what is refused, and that a refusal keeps the connection.
+
+use ucrypt_engine::VolumeOptions;
+
+use crate::client::{
+    BLOCK_STATUS, Client, EINVAL, ENOSPC, ENOTSUP, EPERM, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES,
+};
+use crate::harness::{Harness, Random, SMALL, aes, plain, with_options};
+
+const FUA: u16 = 1;
+const NO_HOLE: u16 = 2;
+const DF: u16 = 4;
+const REQ_ONE: u16 = 8;
+const FAST_ZERO: u16 = 16;
+
+#[test]
+fn what_was_written_is_read_at_any_alignment_and_on_any_connection() {
+    for volume in [plain(SMALL), aes(SMALL, 512), aes(SMALL, 4096)] {
+        let harness = Harness::start(volume);
+        let mut clients = [Client::simple(&harness), Client::structured(&harness)];
+        let mut model = vec![0; SMALL as usize];
+        let mut random = Random(1);
+        assert_eq!(clients[0].ask(WRITE_ZEROES, 0, 0, SMALL as u32).error, 0);
+        for round in 0..400 {
+            let client = &mut clients[round % 2];
+            let length = 1 + random.below(20_000) as usize;
+            let at = random.below(SMALL - length as u64);
+            let range = at as usize..at as usize + length;
+            match random.below(4) {
+                0 => {
+                    let data = random.bytes(length);
+                    assert_eq!(client.write(FUA * (round as u16 & 1), at, &data), 0);
+                    model[range].copy_from_slice(&data);
+                }
+                1 => {
+                    let flags = NO_HOLE * (round as u16 & 1);
+                    assert_eq!(client.ask(WRITE_ZEROES, flags, at, length as u32).error, 0);
+                    model[range].fill(0);
+                }
+                _ => assert!(client.read(at, length as u32) == model[range], "round {round}"),
+            }
+        }
+        assert!(clients[0].read(0, SMALL as u32) == model);
+    }
+}
+
+#[test]
+fn requests_of_32_mib_are_served_and_larger_ones_refused() {
+    let max = 32 << 20;
+    let harness = Harness::start(aes(80 << 20, 512));
+    let mut client = Client::structured(&harness);
+    let data = Random(2).bytes(max as usize);
+    for at in [0, 4096, 513] {
+        assert_eq!(client.write(0, at, &data), 0);
+        assert!(client.read(at, max) == data, "at {at}");
+    }
+    assert_eq!(client.ask(READ, DF, 0, max + 1).error, EINVAL);
+    assert_eq!(client.write(0, 0, &vec![1; max as usize + 1]), EINVAL);
+    assert_eq!(client.read(513, 100), data[..100], "and the connection is alive");
+}
+
+#[test]
+fn refusals_have_the_right_error_and_keep_the_connection() {
+    let harness = Harness::start(plain(SMALL));
+    for mut client in [Client::simple(&harness), Client::structured(&harness)] {
+        assert_eq!(client.ask(READ, 0, SMALL - 1, 2).error, EINVAL);
+        assert_eq!(client.ask(READ, 0, u64::MAX, u32::MAX).error, EINVAL);
+        assert_eq!(client.write(0, SMALL - 1, b"xx"), ENOSPC);
+        assert_eq!(client.write(0, u64::MAX, b"xx"), ENOSPC);
+        assert_eq!(client.ask(WRITE_ZEROES, 0, SMALL, 1).error, ENOSPC);
+        assert_eq!(client.ask(TRIM, 0, 0, 4096).error, EINVAL, "discards are off");
+        assert_eq!(client.write(NO_HOLE, 0, b"xx"), EINVAL, "a flag of another command");
+        assert_eq!(client.ask(READ, 1 << 15, 0, 1).error, EINVAL);
+        assert_eq!(client.ask(FLUSH, 0, 4096, 0).error, EINVAL);
+        assert_eq!(client.ask(99, 0, 0, 0).error, EINVAL);
+        assert_eq!(client.ask(5, 0, 0, 4096).error, EINVAL, "no cache to fill");
+        assert_eq!(client.read(0, 8), [0; 8], "nothing was changed");
+    }
+}
+
+#[test]
+fn block_status_needs_negotiation() {
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::simple(&harness);
+    assert_eq!(client.ask(BLOCK_STATUS, 0, 0, 4096).error, EINVAL);
+    assert_eq!(client.ask(READ, DF, 0, 1).error, EINVAL, "DF was not advertised");
+}
+
+#[test]
+fn structured_errors_say_why() {
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::structured(&harness);
+    let reply = client.ask(READ, 0, SMALL, 1);
+    assert_eq!(String::from_utf8(reply.data).expect("text"), "the range ends beyond the export");
+}
+
+#[test]
+fn requests_of_no_bytes_succeed_without_effect() {
+    let harness = Harness::start(plain(SMALL));
+    for mut client in [Client::simple(&harness), Client::structured(&harness)] {
+        assert_eq!(client.read(0, 0), []);
+        assert_eq!(client.write(0, SMALL, b""), 0);
+        assert_eq!(client.ask(WRITE_ZEROES, 0, 0, 0).error, 0);
+        assert_eq!(client.ask(FLUSH, 0, 0, 0).error, 0);
+    }
+    assert_eq!(Client::structured(&harness).ask(BLOCK_STATUS, 0, 0, 0).error, EINVAL);
+}
+
+#[test]
+fn a_read_only_volume_refuses_writes_with_eperm() {
+    let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+    let harness = Harness::start(with_options(SMALL, read_only));
+    let mut client = Client::structured(&harness);
+    assert_eq!(client.write(0, 0, b"data"), EPERM);
+    assert_eq!(client.ask(TRIM, 0, 0, 4096).error, EPERM);
+    assert_eq!(client.ask(WRITE_ZEROES, 0, 0, 4096).error, EPERM);
+    assert_eq!(client.ask(FLUSH, 0, 0, 0).error, 0);
+    assert_eq!(client.read(0, 4), [0; 4]);
+}
+
+#[test]
+fn fast_zero_is_refused_quickly_where_zeroes_must_be_encrypted() {
+    let harness = Harness::start(aes(SMALL, 512));
+    let mut client = Client::structured(&harness);
+    assert_eq!(client.write(0, 0, &[7; 4096]), 0);
+    assert_eq!(client.ask(WRITE_ZEROES, FAST_ZERO, 0, 4096).error, ENOTSUP);
+    assert_eq!(client.read(0, 4096), [7; 4096], "and the data is as it was");
+    assert_eq!(client.ask(WRITE_ZEROES, 0, 0, 4096).error, 0);
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::structured(&harness);
+    assert_eq!(client.ask(WRITE_ZEROES, FAST_ZERO, 0, 4096).error, 0);
+    assert_eq!(client.ask(WRITE_ZEROES, FAST_ZERO | NO_HOLE, 0, 4096).error, ENOTSUP);
+}
+
+#[test]
+fn trim_makes_holes_that_block_status_shows() {
+    let discards = VolumeOptions { allow_discards: true, ..VolumeOptions::default() };
+    let harness = Harness::start(with_options(SMALL, discards));
+    let mut client = Client::structured(&harness);
+    assert_eq!(client.write(0, 0, &vec![1; SMALL as usize]), 0);
+    assert_eq!(client.ask(TRIM, FUA, 1 << 20, 1 << 20).error, 0);
+    let extents = |client: &mut Client, flags, length| {
+        let reply = client.ask(BLOCK_STATUS, flags, 0, length);
+        assert_eq!(reply.data[..4], [0, 0, 0, 1], "the identifier of base:allocation");
+        let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().expect("four bytes"));
+        reply.data[4..].chunks(8).map(|e| (word(&e[..4]), word(&e[4..]))).collect::<Vec<_>>()
+    };
+    let (mib, hole) = (1 << 20, 3);
+    assert_eq!(extents(&mut client, 0, SMALL as u32), [(mib, 0), (mib, hole), (2 * mib, 0)]);
+    assert_eq!(extents(&mut client, REQ_ONE, SMALL as u32), [(mib, 0)]);
+    assert_eq!(extents(&mut client, 0, 4096), [(4096, 0)], "no longer than asked for");
+    assert_eq!(client.ask(BLOCK_STATUS, 0, SMALL - 1, 2).error, EINVAL);
+}
+
+#[test]
+fn many_requests_at_once_are_all_answered() {
+    let harness = Harness::start(aes(SMALL, 512));
+    let mut client = Client::simple(&harness);
+    let block = 4096;
+    let mut cookies = Vec::new();
+    for at in (0..SMALL).step_by(block) {
+        cookies.push(client.request_write(0, at, &[(at / 4096) as u8; 4096]));
+    }
+    let mut answered: Vec<_> = cookies.iter().map(|_| client.reply()).collect();
+    assert!(answered.iter().all(|reply| reply.error == 0));
+    answered.sort_by_key(|reply| reply.cookie);
+    assert!(answered.iter().map(|reply| reply.cookie).eq(cookies));
+    for at in (0..SMALL).step_by(block) {
+        assert_eq!(client.read(at, 4096), [(at / 4096) as u8; 4096]);
+    }
+}
+
+#[test]
+fn a_client_that_reads_late_gets_everything() {
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::structured(&harness);
+    let data = Random(3).bytes(SMALL as usize);
+    assert_eq!(client.write(0, 0, &data), 0);
+    // 2 GiB of replies, 32 times the connection's memory, are asked for before the first is read.
+    for _ in 0..512 {
+        client.request(READ, 0, 0, SMALL as u32);
+    }
+    for _ in 0..512 {
+        assert!(client.reply().data == data);
+    }
+}
+
+#[test]
+fn a_request_may_come_byte_by_byte() {
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::simple(&harness);
+    let mut bytes = Client::header(WRITE, 0, 7, 3, 40);
+    bytes.extend([5; 40]);
+    for byte in bytes {
+        client.send(&[byte]);
+    }
+    assert_eq!((client.reply().cookie, client.read(3, 40)), (7, vec![5; 40]));
+}
