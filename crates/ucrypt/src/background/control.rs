@@ -1,0 +1,189 @@
+//! The control socket: one line of JSON asks, one line of JSON answers.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::runtime::Places;
+use crate::serve::{Exports, flush};
+use crate::volume::Opened;
+
+/// Longest request, in bytes.
+const REQUEST_MAX: u64 = 4096;
+
+/// How long a client may take to send its request.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often signals and exports that ended from outside are looked for.
+const CHECK_EVERY: Duration = Duration::from_millis(200);
+
+/// What can be asked of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Request {
+    Status,
+    Close,
+    CloseDeferred,
+}
+
+/// Asks the server of a name.
+pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
+    let gone = || {
+        Failure::device(format!("{} is not open; ucrypt open IMAGE {0} opens it", places.name()))
+    };
+    let stream = UnixStream::connect(places.socket()).map_err(|_| gone())?;
+    exchange(stream, request).map_err(|error| {
+        Failure::device(format!("the server of {} does not answer: {error}", places.name()))
+    })
+}
+
+fn exchange(mut stream: UnixStream, request: Request) -> io::Result<Value> {
+    let line = serde_json::to_string(&request)?;
+    writeln!(stream, "{line}")?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    Ok(serde_json::from_str(&answer)?)
+}
+
+/// Makes sure that the name is free: refuses one that is open, cleans up after a server that was
+/// killed.
+pub(super) fn claim(places: &Places) -> Result<(), Failure> {
+    if UnixStream::connect(places.socket()).is_ok() {
+        return Err(Failure::busy(format!(
+            "{} is open already; ucrypt close {0} closes it",
+            places.name()
+        )));
+    }
+    if places.socket().exists() {
+        clean_up(places);
+    }
+    Ok(())
+}
+
+/// Removes what a server left behind that did not end by itself.
+fn clean_up(places: &Places) {
+    ucrypt_export::fuse::unmount_stale(&places.file());
+    for path in [places.file(), places.nbd(), places.socket(), places.log()] {
+        // What is not there needs no removing.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// The server's end of the socket.
+pub(super) struct Server {
+    places: Places,
+    asked: Receiver<(Request, UnixStream)>,
+}
+
+impl Server {
+    /// Listens.
+    pub(super) fn start(places: &Places) -> Result<Self, Failure> {
+        let failed = |error| {
+            let socket = places.socket();
+            Failure::device(format!("cannot listen on {}: {error}", socket.display()))
+        };
+        let listener = UnixListener::bind(places.socket()).map_err(failed)?;
+        let (sender, asked) = mpsc::channel();
+        std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || accept(&listener, &sender))
+            .map_err(failed)?;
+        Ok(Self { places: places.clone(), asked })
+    }
+
+    /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
+    pub(super) fn run(
+        self,
+        opened: Opened,
+        mut exports: Exports,
+        device: &str,
+        signals: &Receiver<i32>,
+    ) -> Result<(), Failure> {
+        let mut closing = None;
+        loop {
+            match self.asked.recv_timeout(CHECK_EVERY) {
+                Ok((Request::Status, stream)) => reply(stream, &status(&opened, device)),
+                Ok((Request::Close, stream)) => {
+                    if exports.try_stop() {
+                        closing = Some(stream);
+                        break;
+                    }
+                    let error = format!(
+                        "{} is in use; unmount or close it first, or use --deferred",
+                        self.places.name()
+                    );
+                    reply(stream, &json!({ "error": error, "code": 5 }));
+                }
+                Ok((Request::CloseDeferred, stream)) => {
+                    exports.detach();
+                    reply(stream, &json!({ "deferred": true }));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if exports.have_ended() || signals.try_recv().is_ok() {
+                break;
+            }
+        }
+        exports.stop();
+        let flushed = flush(&opened.volume);
+        // The image is free before anyone is told so.
+        drop(opened);
+        clean_up(&self.places);
+        if let Some(stream) = closing {
+            let answer = match &flushed {
+                Ok(()) => json!({ "closed": true }),
+                Err(failure) => json!({ "error": failure.message, "code": failure.code }),
+            };
+            reply(stream, &answer);
+        }
+        flushed
+    }
+}
+
+fn accept(listener: &UnixListener, asked: &Sender<(Request, UnixStream)>) {
+    for stream in listener.incoming().filter_map(Result::ok) {
+        let Some(request) = receive(&stream) else { continue };
+        if asked.send((request, stream)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads one request; anything else than a request is dropped.
+fn receive(stream: &UnixStream) -> Option<Request> {
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut line = String::new();
+    BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut line).ok()?;
+    serde_json::from_str(&line).ok()
+}
+
+fn reply(mut stream: UnixStream, answer: &Value) {
+    // A client that has gone needs no answer.
+    let _ = writeln!(stream, "{answer}");
+}
+
+/// Everything that can be said about the open volume.
+fn status(opened: &Opened, device: &str) -> Value {
+    let totals = opened.volume.totals();
+    json!({
+        "active": true,
+        "device": device,
+        "volume": opened.facts,
+        "counters": {
+            "reads": totals.reads,
+            "read_bytes": totals.read_bytes,
+            "writes": totals.writes,
+            "written_bytes": totals.written_bytes,
+            "flushes": totals.flushes,
+            "discards": totals.discards,
+            "errors": totals.errors,
+        },
+    })
+}

@@ -1,0 +1,77 @@
+//! How an action fails: one line for people, one exit code for scripts (the codes of cryptsetup).
+
+use std::fmt;
+
+/// A failed action: its exit code and its message of one line, with cause and remedy.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    /// Wrong parameters, or an image that is damaged or foreign: 1.
+    pub(crate) fn wrong(message: impl fmt::Display) -> Self {
+        Self { code: 1, message: message.to_string() }
+    }
+
+    /// No permission, or a wrong passphrase: 2.
+    pub(crate) fn denied(message: impl fmt::Display) -> Self {
+        Self { code: 2, message: message.to_string() }
+    }
+
+    /// Out of memory: 3.
+    pub(crate) fn memory(message: impl fmt::Display) -> Self {
+        Self { code: 3, message: message.to_string() }
+    }
+
+    /// The device cannot be used, or is the wrong one: 4.
+    pub(crate) fn device(message: impl fmt::Display) -> Self {
+        Self { code: 4, message: message.to_string() }
+    }
+
+    /// The device exists already or is busy: 5.
+    pub(crate) fn busy(message: impl fmt::Display) -> Self {
+        Self { code: 5, message: message.to_string() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<ucrypt_backend::OpenError> for Failure {
+    fn from(error: ucrypt_backend::OpenError) -> Self {
+        if error.is_busy() {
+            Self::busy(error)
+        } else if error.is_permission() {
+            Self::denied(error)
+        } else {
+            Self::device(error)
+        }
+    }
+}
+
+impl From<ucrypt_luks::Error> for Failure {
+    fn from(error: ucrypt_luks::Error) -> Self {
+        use ucrypt_luks::Error as Luks;
+        match error {
+            Luks::WrongPassphrase { .. } | Luks::WrongVolumeKey => Self::denied(error),
+            Luks::OutOfMemory { .. } => Self::memory(error),
+            Luks::Read { .. } => Self::device(error),
+            error => Self::wrong(error),
+        }
+    }
+}
+
+impl From<ucrypt_export::fuse::FuseError> for Failure {
+    fn from(error: ucrypt_export::fuse::FuseError) -> Self {
+        use ucrypt_export::fuse::FuseError as Fuse;
+        match error {
+            Fuse::Mount { .. } => Self::denied(error),
+            Fuse::Missing | Fuse::MountPoint { .. } => Self::device(error),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! `luksFormat`: a new LUKS volume over whatever was there.
+
+use std::io;
+use std::path::Path;
+use std::time::Instant;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use ucrypt_backend::{Backend, FileBackend};
+use ucrypt_luks::{
+    Format, Header, NewVolume, Tools, Write, luks1, luks2, random_volume_key, signature,
+};
+
+use super::confirm::confirm;
+use super::format_args::FormatArgs;
+use super::image::{HeaderImage, create_header_file, open_to_format, write_durably};
+use super::machine::machine;
+use crate::failure::Failure;
+use crate::passphrase::{Secret, read_key_file};
+use crate::secrecy;
+
+/// Carries out `luksFormat`.
+pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
+    secrecy::lock_memory();
+    if args.format() == Format::Luks1 {
+        args.check_luks1()?;
+    }
+    // What can be said without touching anything is said first.
+    let mut volume = describe(args)?;
+    let data = open_to_format(&args.image)?;
+    let header = args.header.as_deref().map(|path| open_header(path, args)).transpose()?;
+    let medium = header.as_ref().unwrap_or(&data);
+    let path = args.header.as_deref().unwrap_or(&args.image).display().to_string();
+    warn_of_signature(medium, &path);
+    let warning = format!("This will overwrite data on {path} irrevocably.");
+    confirm(&warning, args.batch_mode)?;
+    let passphrase = read_passphrase(args)?;
+    volume.volume_key = volume_key(args)?;
+
+    let data_len = data.limits().len;
+    let (made, writes) = make(args, &volume, &passphrase, data_len)?;
+    check_room(&made, &writes, header.is_none(), data_len, &args.image)?;
+    write_durably(medium, &writes)
+}
+
+/// The new volume as the options describe it, still without its key.
+fn describe(args: &FormatArgs) -> Result<NewVolume, Failure> {
+    Ok(NewVolume {
+        cipher: args.cipher()?.0,
+        volume_key: Secret::default(),
+        hash: args.hash()?,
+        pbkdf: args.pbkdf()?,
+        keyslot: args.key_slot,
+        uuid: args.uuid.clone(),
+        data_offset: args.data_offset()?,
+        detached: args.header.is_some(),
+    })
+}
+
+fn open_header(path: &Path, args: &FormatArgs) -> Result<FileBackend, Failure> {
+    if !path.exists() {
+        let warning = format!("{} does not exist and will be created.", path.display());
+        confirm(&warning, args.batch_mode)?;
+        create_header_file(path)?;
+    }
+    open_to_format(path)
+}
+
+fn warn_of_signature(medium: &FileBackend, path: &str) {
+    let image = HeaderImage(medium);
+    let found = match Header::read(&image) {
+        Ok((header, _)) => Some(format!("a {} header", header.format().name())),
+        Err(_) => signature::find(&image).map(str::to_owned),
+    };
+    if let Some(found) = found {
+        eprintln!("WARNING: {path} already contains {found}.");
+    }
+}
+
+fn read_passphrase(args: &FormatArgs) -> Result<Secret, Failure> {
+    let key = args.key();
+    let prompt = format!("Enter passphrase for {}", args.image.display());
+    if args.verifies() { key.read_verified(&prompt) } else { key.read(&prompt) }
+}
+
+/// The key of the volume, from a file or drawn anew.
+fn volume_key(args: &FormatArgs) -> Result<Secret, Failure> {
+    let (_, len) = args.cipher()?;
+    let Some(path) = &args.volume_key_file else {
+        let mut random = |buf: &mut [u8]| {
+            if args.use_random { blocking_random(buf) } else { secrecy::random(buf) }
+        };
+        return Ok(random_volume_key(len, &mut random)?);
+    };
+    let key = read_key_file(path, 0, None)?;
+    if key.len() != len as usize {
+        return Err(Failure::wrong(format!(
+            "the volume key in {} has {} bits, --key-size says {}",
+            path.display(),
+            8 * key.len(),
+            8 * len
+        )));
+    }
+    Ok(key)
+}
+
+/// As [`secrecy::random`], from the pool of `/dev/random`.
+fn blocking_random(buf: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match getrandom(&mut buf[filled..], GetRandomFlags::RANDOM) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The new header, and the writes that put it on the medium.
+fn make(
+    args: &FormatArgs,
+    volume: &NewVolume,
+    passphrase: &[u8],
+    data_len: u64,
+) -> Result<(Header, Vec<Write>), Failure> {
+    let begin = Instant::now();
+    let mut clock = || begin.elapsed();
+    let mut random = secrecy::random;
+    let mut tools = Tools { random: &mut random, clock: &mut clock, machine: machine() };
+    if args.format() == Format::Luks1 {
+        let (header, writes) = luks1::format(volume, passphrase, &mut tools)?;
+        return Ok((Header::Luks1(Box::new(header)), writes));
+    }
+    let luks2 = &args.luks2;
+    let options = luks2::Options {
+        label: luks2.label.clone().unwrap_or_default(),
+        subsystem: luks2.subsystem.clone().unwrap_or_default(),
+        sector_size: luks2.sector_size.unwrap_or_else(|| best_sector_size(&args.image, data_len)),
+        metadata_size: luks2.luks2_metadata_size,
+        keyslots_size: luks2.luks2_keyslots_size,
+    };
+    let (header, writes) = luks2::format(volume, &options, passphrase, &mut tools)?;
+    Ok((Header::Luks2(Box::new(header)), writes))
+}
+
+/// Large sectors cost less, where the medium has them and the length allows them: a file has any,
+/// a device those of its physical blocks.
+fn best_sector_size(image: &Path, data_len: u64) -> u32 {
+    let physical = std::fs::File::open(image).ok().and_then(|file| {
+        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            return Some(4096);
+        }
+        rustix::fs::ioctl_blkpbszget(&file).ok()
+    });
+    match physical {
+        Some(size @ (1024 | 2048 | 4096)) if data_len.is_multiple_of(u64::from(size)) => size,
+        _ => 512,
+    }
+}
+
+/// Refuses an image that the header does not fit into, and tells if nothing is left for data.
+fn check_room(
+    made: &Header,
+    writes: &[Write],
+    same_image: bool,
+    image_len: u64,
+    image: &Path,
+) -> Result<(), Failure> {
+    if !same_image {
+        return Ok(());
+    }
+    let needed = writes.iter().map(|write| write.offset + write.bytes.len() as u64).max();
+    let needed = needed.unwrap_or(0).max(made.data_offset());
+    let path = image.display();
+    if needed > image_len {
+        return Err(Failure::wrong(format!(
+            "{path} has {image_len} bytes, the header needs {needed}; enlarge it, or use --header"
+        )));
+    }
+    if needed == image_len {
+        eprintln!("WARNING: {path} is too small for activation, there is no room left for data.");
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! The options of `luksFormat`, and what they mean for a new volume.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use ucrypt_luks::{Cost, Format, Hash, Pbkdf, PbkdfKind, SECTOR_BYTES};
+use ucrypt_sector::{CipherSpec, Mode};
+
+use crate::failure::Failure;
+use crate::passphrase::KeyArgs;
+use crate::size;
+
+/// Length of the volume key in bits if nothing else is said; XTS takes two keys.
+const KEY_BITS: u32 = 256;
+
+/// Arguments of `luksFormat`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FormatArgs {
+    /// The image: a file or a block device; everything on it is lost
+    pub(super) image: PathBuf,
+    /// Key file of the first keyslot
+    #[arg(conflicts_with = "key_file")]
+    new_key_file: Option<PathBuf>,
+    /// Kind of header
+    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks2)]
+    kind: Kind,
+    /// Cipher, mode and IV
+    #[arg(short = 'c', long, value_name = "SPEC", default_value = "aes-xts-plain64")]
+    cipher: String,
+    /// Length of the volume key in bits [default: 256, and 512 for XTS]
+    #[arg(short = 's', long, value_name = "BITS")]
+    key_size: Option<u32>,
+    /// Hash of key derivation, keyslot and digest
+    #[arg(short = 'h', long, value_name = "NAME", default_value = "sha256")]
+    hash: String,
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Number of the first keyslot
+    #[arg(short = 'S', long, value_name = "NUMBER", default_value_t = 0)]
+    pub(super) key_slot: u32,
+    /// Use the volume key in this file instead of a random one
+    #[arg(long, alias = "master-key-file", value_name = "FILE")]
+    pub(super) volume_key_file: Option<PathBuf>,
+    /// Draw the volume key from /dev/random
+    #[arg(long, conflicts_with = "use_urandom")]
+    pub(super) use_random: bool,
+    /// Draw the volume key from /dev/urandom (the default)
+    #[arg(long)]
+    use_urandom: bool,
+    /// Put the header into this file, which is made if it does not exist
+    #[arg(long, value_name = "FILE")]
+    pub(super) header: Option<PathBuf>,
+    /// Where the data starts in the image, in 512-byte sectors
+    #[arg(short = 'o', long, value_name = "SECTORS")]
+    offset: Option<u64>,
+    /// UUID of the header; random without it
+    #[arg(long, value_name = "UUID")]
+    pub(super) uuid: Option<String>,
+    #[command(flatten)]
+    pub(super) luks2: Luks2Args,
+    #[command(flatten)]
+    pbkdf: PbkdfArgs,
+    /// Ask nothing
+    #[arg(short = 'q', long)]
+    pub(super) batch_mode: bool,
+    /// Ask for the passphrase twice, in batch mode too
+    #[arg(short = 'y', long)]
+    verify_passphrase: bool,
+}
+
+/// What only LUKS2 headers have.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Luks2Args {
+    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES")]
+    pub(super) sector_size: Option<u32>,
+    /// Label of the header
+    #[arg(long, value_name = "TEXT")]
+    pub(super) label: Option<String>,
+    /// Subsystem label of the header
+    #[arg(long, value_name = "TEXT")]
+    pub(super) subsystem: Option<String>,
+    /// Length of one header copy
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    pub(super) luks2_metadata_size: Option<u64>,
+    /// Length of the keyslots area
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    pub(super) luks2_keyslots_size: Option<u64>,
+}
+
+/// How the passphrase becomes a key.
+#[derive(Debug, clap::Args)]
+struct PbkdfArgs {
+    /// Key derivation function: pbkdf2, argon2i, argon2id [default: argon2id, LUKS1 pbkdf2]
+    #[arg(long, value_name = "NAME")]
+    pbkdf: Option<String>,
+    /// Time that unlocking may take on this machine, in milliseconds
+    #[arg(short = 'i', long, value_name = "MS", default_value_t = 2000)]
+    iter_time: u64,
+    /// Most memory for Argon2
+    #[arg(long, value_name = "KIB", default_value_t = 1024 * 1024)]
+    pbkdf_memory: u32,
+    /// Most parallel threads for Argon2
+    #[arg(long, value_name = "THREADS", default_value_t = 4)]
+    pbkdf_parallel: u32,
+    /// Do not measure: use this many iterations, and the memory and threads as they are given
+    #[arg(long, value_name = "COUNT", conflicts_with = "iter_time")]
+    pbkdf_force_iterations: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    Luks1,
+    #[value(alias = "luks")]
+    Luks2,
+}
+
+impl FormatArgs {
+    pub(super) fn format(&self) -> Format {
+        match self.kind {
+            Kind::Luks1 => Format::Luks1,
+            Kind::Luks2 => Format::Luks2,
+        }
+    }
+
+    /// Where the passphrase comes from, with the key file in either place.
+    pub(super) fn key(&self) -> KeyArgs {
+        let mut key = self.key.clone();
+        key.key_file = key.key_file.or_else(|| self.new_key_file.clone());
+        key
+    }
+
+    /// Whether a typed passphrase is asked for twice.
+    pub(super) fn verifies(&self) -> bool {
+        self.verify_passphrase || !self.batch_mode
+    }
+
+    /// The cipher, and the length of its key in bytes.
+    pub(super) fn cipher(&self) -> Result<(CipherSpec, u32), Failure> {
+        let cipher: CipherSpec = self.cipher.parse().map_err(Failure::wrong)?;
+        let doubled = if cipher.mode() == Mode::Xts { 2 } else { 1 };
+        let bits = self.key_size.unwrap_or(KEY_BITS * doubled);
+        if !bits.is_multiple_of(8) {
+            return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
+        }
+        Ok((cipher, bits / 8))
+    }
+
+    pub(super) fn hash(&self) -> Result<Hash, Failure> {
+        Ok(Hash::from_name(&self.hash)?)
+    }
+
+    /// The key derivation of the first keyslot.
+    pub(super) fn pbkdf(&self) -> Result<Pbkdf, Failure> {
+        let kind = match (&self.pbkdf.pbkdf, self.kind) {
+            (Some(name), _) => PbkdfKind::from_name(name)?,
+            (None, Kind::Luks1) => PbkdfKind::Pbkdf2,
+            (None, Kind::Luks2) => PbkdfKind::Argon2id,
+        };
+        let cost = match self.pbkdf.pbkdf_force_iterations {
+            Some(forced) => Cost::Iterations(forced),
+            None => Cost::Time(Duration::from_millis(self.pbkdf.iter_time)),
+        };
+        let (memory_kib, lanes) = (self.pbkdf.pbkdf_memory, self.pbkdf.pbkdf_parallel);
+        Ok(Pbkdf { kind, hash: self.hash()?, cost, memory_kib, lanes })
+    }
+
+    /// First byte of the data, if it was chosen.
+    pub(super) fn data_offset(&self) -> Result<Option<u64>, Failure> {
+        let bytes = |sectors: u64| {
+            let too_large = || Failure::wrong(format!("--offset {sectors} is too large"));
+            sectors.checked_mul(SECTOR_BYTES).ok_or_else(too_large)
+        };
+        self.offset.map(bytes).transpose()
+    }
+
+    /// Refuses what LUKS1 headers have no place for.
+    pub(super) fn check_luks1(&self) -> Result<(), Failure> {
+        let luks2 = &self.luks2;
+        let given = [
+            (luks2.sector_size.is_some_and(|size| size != 512), "--sector-size"),
+            (luks2.label.is_some(), "--label"),
+            (luks2.subsystem.is_some(), "--subsystem"),
+            (luks2.luks2_metadata_size.is_some(), "--luks2-metadata-size"),
+            (luks2.luks2_keyslots_size.is_some(), "--luks2-keyslots-size"),
+        ];
+        match given.iter().find(|(given, _)| *given) {
+            Some((_, option)) => {
+                Err(Failure::wrong(format!("LUKS1 has no {option}; use --type luks2")))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Where open volumes are found again: one directory per user.
+//!
+//! `NAME` is the served file, `.NAME.sock` the control socket of its server, `.NAME.log` what the
+//! server had to say.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// The longest name: the control socket's path must fit into a socket address.
+const NAME_MAX: usize = 64;
+
+/// The places that belong to one name.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    dir: PathBuf,
+    name: String,
+}
+
+impl Places {
+    /// The places of `name`; nothing is made yet.
+    pub(crate) fn of(name: &str) -> Result<Self, Failure> {
+        let fits = !name.is_empty()
+            && name.len() <= NAME_MAX
+            && !name.starts_with(['.', '-'])
+            && !name.contains(|c: char| c == '/' || c.is_control());
+        if !fits {
+            return Err(Failure::wrong(format!(
+                "'{name}' cannot name a volume; use up to {NAME_MAX} bytes without '/', and no dot \
+                 at the start"
+            )));
+        }
+        Ok(Self { dir: directory(), name: name.into() })
+    }
+
+    /// Makes the directory, for this user only.
+    pub(crate) fn prepare(&self) -> Result<(), Failure> {
+        let failed = |error| {
+            Failure::denied(format!(
+                "cannot use {}: {error}; set XDG_RUNTIME_DIR to a directory of your own",
+                self.dir.display()
+            ))
+        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).map_err(failed)?;
+        let found = fs::symlink_metadata(&self.dir).map_err(failed)?;
+        let ours = found.is_dir()
+            && found.uid() == rustix::process::geteuid().as_raw()
+            && found.permissions().mode() & 0o022 == 0;
+        if ours {
+            return Ok(());
+        }
+        Err(Failure::denied(format!(
+            "{} is not a directory that only you can write to; set XDG_RUNTIME_DIR to one",
+            self.dir.display()
+        )))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The served file.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.dir.join(&self.name)
+    }
+
+    /// The control socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join(format!(".{}.sock", self.name))
+    }
+
+    /// The NBD socket, if the volume is served as NBD.
+    pub(crate) fn nbd(&self) -> PathBuf {
+        self.dir.join(format!("{}.nbd", self.name))
+    }
+
+    /// What the server had to say.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.join(format!(".{}.log", self.name))
+    }
+}
+
+fn directory() -> PathBuf {
+    let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let base = base.filter(|dir| dir.is_absolute());
+    let user = rustix::process::geteuid();
+    base.map_or_else(|| fallback(user.is_root(), user.as_raw()), |base| base.join("ucrypt"))
+}
+
+/// The directory where no session manager named one.
+fn fallback(root: bool, user: u32) -> PathBuf {
+    if root {
+        return "/run/ucrypt".into();
+    }
+    let session = PathBuf::from(format!("/run/user/{user}"));
+    if session.is_dir() {
+        return session.join("ucrypt");
+    }
+    Path::new("/tmp").join(format!("ucrypt-{user}"))
+}

@@ -1,0 +1,160 @@
+//! `serve`: a volume in the foreground, on as many exports as are asked for.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use ucrypt_engine::{Op, QueueConfig, Volume};
+use ucrypt_export::fuse::FuseExport;
+use ucrypt_export::nbd::{Address, Server, ServerConfig};
+
+use crate::failure::Failure;
+use crate::volume::{KeySource, VolumeArgs};
+
+/// How often it is checked whether an export was ended from outside.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
+
+/// Arguments of `serve`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// The image: a file or a block device
+    image: Option<PathBuf>,
+    #[command(flatten)]
+    volume: VolumeArgs,
+    #[command(flatten)]
+    exports: ExportArgs,
+    /// Print the exports as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a volume is served.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Exports")]
+pub(crate) struct ExportArgs {
+    /// Serve NBD on unix:PATH or tcp:HOST:PORT (loopback); may be given several times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) nbd: Vec<Address>,
+    /// Serve a file at this path; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fuse: Vec<PathBuf>,
+}
+
+/// The exports of one volume, running.
+pub(crate) struct Exports {
+    pub(crate) nbd: Vec<Server>,
+    pub(crate) fuse: Vec<FuseExport>,
+}
+
+impl Exports {
+    /// Starts what is asked for; what was started ends again if one of them fails.
+    pub(crate) fn start(volume: &Arc<Volume>, args: &ExportArgs) -> Result<Self, Failure> {
+        let mut exports = Self { nbd: Vec::new(), fuse: Vec::new() };
+        for path in &args.fuse {
+            exports.fuse.push(FuseExport::start(volume, path)?);
+        }
+        for address in &args.nbd {
+            let server = Server::start(volume.clone(), address, ServerConfig::default());
+            exports.nbd.push(server.map_err(Failure::device)?);
+        }
+        Ok(exports)
+    }
+
+    /// Whether every export that there was has been ended from outside.
+    pub(crate) fn have_ended(&self) -> bool {
+        self.nbd.is_empty() && self.fuse.iter().all(FuseExport::has_ended)
+    }
+
+    /// Ends all of them unless a program has a served file open. Returns whether it did.
+    pub(crate) fn try_stop(&mut self) -> bool {
+        if !self.fuse.iter_mut().all(FuseExport::try_stop) {
+            return false;
+        }
+        self.nbd.drain(..).for_each(Server::shutdown);
+        true
+    }
+
+    /// Takes the names away: who has a served file open keeps it, nobody else gets at it.
+    pub(crate) fn detach(&mut self) {
+        self.fuse.iter().for_each(FuseExport::detach);
+        self.nbd.drain(..).for_each(Server::shutdown);
+    }
+
+    /// Ends all of them. Accepted requests are finished first.
+    pub(crate) fn stop(self) {
+        self.nbd.into_iter().for_each(Server::shutdown);
+        self.fuse.into_iter().for_each(FuseExport::stop);
+    }
+}
+
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    if args.exports.nbd.is_empty() && args.exports.fuse.is_empty() {
+        return Err(Failure::wrong("name at least one export: --nbd ADDRESS or --fuse FILE"));
+    }
+    let stop = signals()?;
+    let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let exports = Exports::start(&opened.volume, &args.exports)?;
+    announce(&exports, args.json);
+    while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(CHECK_EVERY) {
+        if exports.have_ended() {
+            break;
+        }
+    }
+    exports.stop();
+    flush(&opened.volume)
+}
+
+/// Says, on one line each, where the volume can be reached.
+fn announce(exports: &Exports, json: bool) {
+    let line = |kind: &str, key: &str, place: &str| {
+        if json {
+            println!("{}", json!({ "export": kind, key: place }));
+        } else {
+            println!("{kind}: {place}");
+        }
+    };
+    for server in &exports.nbd {
+        line("nbd", "uri", server.uri());
+    }
+    for export in &exports.fuse {
+        line("fuse", "path", &export.path().display().to_string());
+    }
+}
+
+/// Delivers the signals that ask for an end. Call before any thread is started.
+pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
+    let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    let (send, receive) = mpsc::channel();
+    let wait = move || {
+        for signal in signals.forever() {
+            if send.send(signal).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
+    Ok(receive)
+}
+
+/// Makes everything durable that was acknowledged.
+pub(crate) fn flush(volume: &Arc<Volume>) -> Result<(), Failure> {
+    if volume.info().read_only {
+        return Ok(());
+    }
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
+    };
+    let config = QueueConfig { memory: 4096, depth: 1 };
+    let mut queue = volume.queue(config).map_err(|error| failed(&error))?;
+    queue.submit(0, Op::Flush).map_err(|_| failed(&"the queue is full"))?;
+    queue.wait().map_err(|error| failed(&error))?;
+    match queue.next_done() {
+        Some(done) => done.result.map_err(|error| failed(&error)),
+        None => Err(failed(&"no answer")),
+    }
+}

@@ -1,0 +1,254 @@
+//! `read` and `write`: a volume's bytes to standard output, and standard input into a volume.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use ucrypt_engine::{Buf, Done, Op, Queue, QueueConfig, Rejected};
+
+use crate::failure::Failure;
+use crate::size;
+use crate::volume::{KeySource, VolumeArgs};
+
+/// Bytes of one request.
+const CHUNK: usize = 1 << 20;
+
+/// Requests under way.
+const DEPTH: u32 = 8;
+
+const QUEUE: QueueConfig = QueueConfig { memory: (DEPTH as usize + 2) * CHUNK * 2, depth: DEPTH };
+
+/// Arguments of `read`.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("data_offset", |arg| arg.long("data-offset")))]
+pub(crate) struct ReadArgs {
+    /// The image: a file or a block device
+    image: Option<PathBuf>,
+    #[command(flatten)]
+    volume: VolumeArgs,
+    /// First byte of the volume
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0")]
+    offset: u64,
+    /// How many bytes; to the end if not given
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    length: Option<u64>,
+}
+
+/// Arguments of `write`.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("data_offset", |arg| arg.long("data-offset")))]
+pub(crate) struct WriteArgs {
+    /// The image: a file or a block device
+    image: Option<PathBuf>,
+    #[command(flatten)]
+    volume: VolumeArgs,
+    /// First byte of the volume
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0")]
+    offset: u64,
+}
+
+pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
+    let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let size = opened.volume.info().len;
+    let rest = size.checked_sub(args.offset).ok_or_else(|| beyond(args.offset, size))?;
+    let length = args.length.unwrap_or(rest);
+    if length > rest {
+        return Err(beyond(args.offset.saturating_add(length), size));
+    }
+    let queue = opened.volume.queue(QUEUE).map_err(broken)?;
+    let progress = Progress::new(length);
+    let end = args.offset + length;
+    Reader { queue, next: args.offset, end, waiting: BTreeMap::new(), written: args.offset }
+        .run(&mut io::stdout().lock(), &progress)
+}
+
+/// Several reads under way; their data leaves in order.
+struct Reader {
+    queue: Queue,
+    /// Next byte to ask for.
+    next: u64,
+    end: u64,
+    /// Data that came before its turn, by offset.
+    waiting: BTreeMap<u64, Buf>,
+    written: u64,
+}
+
+impl Reader {
+    fn run(mut self, output: &mut impl Write, progress: &Progress) -> Result<(), Failure> {
+        while self.written < self.end {
+            self.ask()?;
+            self.queue.wait().map_err(broken)?;
+            while let Some(Done { tag: offset, result, data }) = self.queue.next_done() {
+                result.map_err(|error| failed_at("read", offset, error))?;
+                self.waiting.extend(data.map(|data| (offset, data)));
+            }
+            while let Some(data) = self.waiting.remove(&self.written) {
+                output.write_all(&data).map_err(|error| {
+                    Failure::wrong(format!("cannot write to standard output: {error}"))
+                })?;
+                self.written += data.len() as u64;
+                progress.add(data.len());
+            }
+        }
+        output.flush().map_err(Failure::wrong)
+    }
+
+    /// Submits reads while there is room.
+    fn ask(&mut self) -> Result<(), Failure> {
+        while self.next < self.end {
+            let len = (self.end - self.next).min(CHUNK as u64) as usize;
+            match self.queue.submit(self.next, Op::Read { offset: self.next, len }) {
+                Ok(()) => self.next += len as u64,
+                Err(Rejected::Busy(_)) => return Ok(()),
+                Err(rejected) => return Err(refused(&rejected)),
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
+    let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let size = opened.volume.info().len;
+    if args.offset > size {
+        return Err(beyond(args.offset, size));
+    }
+    let queue = opened.volume.queue(QUEUE).map_err(broken)?;
+    let progress = Progress::new(0);
+    let mut writer = Writer { queue, next: args.offset, size };
+    writer.run(&mut io::stdin().lock(), &progress)?;
+    crate::serve::flush(&opened.volume)
+}
+
+struct Writer {
+    queue: Queue,
+    /// Where the next bytes go.
+    next: u64,
+    size: u64,
+}
+
+impl Writer {
+    fn run(&mut self, input: &mut impl Read, progress: &Progress) -> Result<(), Failure> {
+        loop {
+            let Some(mut data) = self.queue.alloc(CHUNK) else {
+                self.settle()?;
+                continue;
+            };
+            let len = fill(input, &mut data)
+                .map_err(|error| Failure::wrong(format!("cannot read standard input: {error}")))?;
+            if len == 0 {
+                break;
+            }
+            if len as u64 > self.size - self.next {
+                self.drain()?;
+                return Err(Failure::device(format!(
+                    "standard input does not fit: the volume ends at byte {}; everything before \
+                     byte {} was written",
+                    self.size, self.next
+                )));
+            }
+            data.truncate(len);
+            self.put(data)?;
+            self.next += len as u64;
+            progress.add(len);
+        }
+        self.drain()
+    }
+
+    fn put(&mut self, data: Buf) -> Result<(), Failure> {
+        let mut op = Op::Write { offset: self.next, data, fua: false };
+        loop {
+            op = match self.queue.submit(self.next, op) {
+                Ok(()) => return self.queue.poll().map_err(broken),
+                Err(Rejected::Busy(op)) => op,
+                Err(rejected) => return Err(refused(&rejected)),
+            };
+            self.settle()?;
+        }
+    }
+
+    /// Waits for an answer and takes what there is.
+    fn settle(&mut self) -> Result<(), Failure> {
+        self.queue.wait().map_err(broken)?;
+        while let Some(Done { tag: offset, result, .. }) = self.queue.next_done() {
+            result.map_err(|error| failed_at("write", offset, error))?;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), Failure> {
+        while self.queue.in_flight() > 0 {
+            self.settle()?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads until the buffer is full or the input ends.
+fn fill(input: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match input.read(&mut buf[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// A bar on a terminal, for what takes longer than a second.
+struct Progress(ProgressBar);
+
+impl Progress {
+    /// `length` 0: not known.
+    fn new(length: u64) -> Self {
+        if !io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = if length > 0 { ProgressBar::new(length) } else { ProgressBar::no_length() };
+        let template = if length > 0 {
+            "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}"
+        } else {
+            "{spinner} {bytes} {bytes_per_sec}"
+        };
+        let style = ProgressStyle::with_template(template);
+        let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.enable_steady_tick(Duration::from_secs(1));
+        Self(bar)
+    }
+
+    fn add(&self, bytes: usize) {
+        self.0.inc(bytes as u64);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn beyond(at: u64, size: u64) -> Failure {
+    Failure::wrong(format!("byte {at} is behind the end of the volume, which has {size} bytes"))
+}
+
+fn broken(error: impl std::fmt::Display) -> Failure {
+    Failure::device(format!("the image cannot be used any longer: {error}"))
+}
+
+fn failed_at(what: &str, offset: u64, error: impl std::fmt::Display) -> Failure {
+    Failure::device(format!("{what} of the volume at byte {offset} failed: {error}"))
+}
+
+fn refused(rejected: &Rejected) -> Failure {
+    match rejected {
+        Rejected::ReadOnly => {
+            Failure::denied("the volume is read-only; open it without --readonly")
+        }
+        other => Failure::wrong(format!("the volume refused the request: {other:?}")),
+    }
+}

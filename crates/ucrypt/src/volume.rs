@@ -1,0 +1,365 @@
+//! From a command line to a volume: open the image, read the header, unlock, join the layers.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
+use ucrypt_engine::{Policy, Segment, Volume, VolumeOptions};
+use ucrypt_luks::{Flag, Header, Unlocked};
+use zeroize::Zeroizing;
+
+use crate::failure::Failure;
+use crate::luks::HeaderImage;
+use crate::passphrase::{KeyArgs, Secret, read_key_file};
+use crate::{secrecy, size};
+
+mod plain;
+
+pub(crate) use plain::PlainArgs;
+
+/// Attempts at a prompt, as in cryptsetup.
+const TRIES: usize = 3;
+
+/// Which volume, and how it is opened.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct VolumeArgs {
+    /// Kind of volume
+    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE")]
+    kind: Option<Kind>,
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Try only this keyslot
+    #[arg(short = 'S', long, value_name = "NUMBER")]
+    key_slot: Option<u32>,
+    /// Use the volume key in this file instead of a passphrase
+    #[arg(long, alias = "master-key-file", value_name = "FILE")]
+    volume_key_file: Option<PathBuf>,
+    /// Refuse writes; repair nothing
+    #[arg(short = 'r', long)]
+    readonly: bool,
+    /// Where the LUKS header is, if not on the image
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+    /// Pass discards to the image; tells an onlooker which sectors are unused
+    #[arg(long)]
+    allow_discards: bool,
+    /// Bypass the page cache where alignment allows it
+    #[arg(long)]
+    direct: bool,
+    /// How requests are dispatched
+    #[arg(long, value_name = "POLICY", default_value = "inline", value_parser = parse_policy)]
+    dispatch: Policy,
+    /// Use memory or zeroes instead of an image, under a key that is thrown away:
+    /// mem:SIZE, zero:SIZE
+    #[arg(long, value_name = "KIND:SIZE", value_parser = Scratch::from_str)]
+    backend: Option<Scratch>,
+    #[command(flatten)]
+    plain: PlainArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A header of either version
+    Luks,
+    Luks1,
+    Luks2,
+    /// No header: dm-crypt with a key from a passphrase or a file
+    Plain,
+}
+
+/// A backend without an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scratch {
+    Memory(u64),
+    Zero(u64),
+}
+
+impl FromStr for Scratch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, len) = text.split_once(':').unwrap_or((text, ""));
+        match kind {
+            "mem" => Ok(Self::Memory(size::parse(len)?)),
+            "zero" => Ok(Self::Zero(size::parse(len)?)),
+            _ => Err(format!("'{text}' is no backend; use mem:SIZE or zero:SIZE")),
+        }
+    }
+}
+
+fn parse_policy(name: &str) -> Result<Policy, String> {
+    [Policy::Inline]
+        .into_iter()
+        .find(|policy| policy.name() == name)
+        .ok_or_else(|| format!("'{name}' is no dispatch policy of this version; use inline"))
+}
+
+/// Where the key of a volume comes from.
+#[derive(Debug)]
+pub(crate) enum KeySource {
+    /// From the arguments: prompt, key file, volume key file.
+    Arguments,
+    /// It is known already: the volume key.
+    Known(Secret),
+}
+
+/// What a volume is, for people and scripts.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Facts {
+    /// luks1, luks2, plain or raw.
+    pub(crate) r#type: &'static str,
+    pub(crate) image: String,
+    pub(crate) backend: String,
+    /// In dm-crypt's notation; `none` for a raw volume.
+    pub(crate) cipher: String,
+    pub(crate) key_bits: usize,
+    pub(crate) sector_size: u32,
+    /// Where the data starts in the image, in bytes.
+    pub(crate) offset: u64,
+    /// In bytes.
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+    pub(crate) discards: bool,
+    pub(crate) dispatch: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uuid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keyslot: Option<u32>,
+}
+
+/// A volume ready to be served.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) facts: Facts,
+}
+
+impl VolumeArgs {
+    /// Opens the image and unlocks it.
+    pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
+        secrecy::lock_memory();
+        match (image, self.backend) {
+            (Some(_), Some(_)) => {
+                Err(Failure::wrong("--backend replaces the image: name only one"))
+            }
+            (None, None) => Err(Failure::wrong("name an image, or --backend mem:SIZE")),
+            (None, Some(scratch)) => self.open_scratch(scratch),
+            (Some(image), None) => {
+                let file = self.open_image(image)?;
+                // Where it is, whatever directory it is asked from later.
+                let image = image.canonicalize().unwrap_or_else(|_| image.into());
+                let name = image.display().to_string();
+                if self.is_raw() {
+                    return self.join(Arc::new(file), None, name);
+                }
+                let unlocked = self.unlock(&file, &name, key)?;
+                self.join(Arc::new(file), Some(&unlocked), name)
+            }
+        }
+    }
+
+    /// Unlocks as [`VolumeArgs::open`] does, and returns the volume key alone.
+    pub(crate) fn volume_key(&self, image: &Path) -> Result<Secret, Failure> {
+        if self.is_raw() {
+            return Ok(Secret::default());
+        }
+        secrecy::lock_memory();
+        let file = self.open_image(image)?;
+        let unlocked = self.unlock(&file, &image.display().to_string(), KeySource::Arguments)?;
+        // Too large a volume must fail here, where somebody reads the message.
+        unlocked.volume_len(file.limits().len)?;
+        Ok(unlocked.volume_key)
+    }
+
+    /// No encryption at all: the base line of measurements.
+    fn is_raw(&self) -> bool {
+        self.plain.cipher.as_deref() == Some("none")
+    }
+
+    fn open_image(&self, image: &Path) -> Result<FileBackend, Failure> {
+        let options =
+            OpenOptions { read_only: self.readonly, direct: self.direct, unlocked: false };
+        let file = FileBackend::open(image, options)?;
+        if let Some(notice) = file.notice() {
+            eprintln!("ucrypt: {notice}");
+        }
+        Ok(file)
+    }
+
+    fn unlock(&self, image: &FileBackend, name: &str, key: KeySource) -> Result<Unlocked, Failure> {
+        if self.kind == Some(Kind::Plain) || self.plain.table.is_some() {
+            return self.plain.unlock(&self.key, name, key);
+        }
+        if let Some(option) = self.plain.first_given() {
+            return Err(Failure::wrong(format!(
+                "{option} describes a plain volume; with a LUKS header it cannot be chosen (add \
+                 --type plain if there is no header)"
+            )));
+        }
+        let detached = self.header.as_deref().map(|header| self.open_header(header)).transpose()?;
+        let medium = detached.as_ref().unwrap_or(image);
+        let (header, damage) = Header::read(&HeaderImage(medium))?;
+        self.check_kind(&header)?;
+        let unlocked = self.unlock_header(&header, medium, name, key)?;
+        if let Some(damage) = damage {
+            self.repair(&header, &damage, medium)?;
+        }
+        if detached.is_none() && header.data_offset() == 0 {
+            return Err(Failure::wrong(format!(
+                "{name} holds a detached header, which has no data of its own; name the data \
+                 image and --header {name}"
+            )));
+        }
+        Ok(unlocked)
+    }
+
+    fn open_header(&self, path: &Path) -> Result<FileBackend, Failure> {
+        let options = OpenOptions { read_only: self.readonly, ..OpenOptions::default() };
+        Ok(FileBackend::open(path, options)?)
+    }
+
+    fn check_kind(&self, header: &Header) -> Result<(), Failure> {
+        let wanted = match self.kind {
+            Some(Kind::Luks1) => "luks1",
+            Some(Kind::Luks2) => "luks2",
+            _ => return Ok(()),
+        };
+        let found = header.format().name();
+        if found == wanted {
+            return Ok(());
+        }
+        Err(Failure::wrong(format!("the header is {found}, not {wanted}; use --type {found}")))
+    }
+
+    fn unlock_header(
+        &self,
+        header: &Header,
+        medium: &FileBackend,
+        name: &str,
+        key: KeySource,
+    ) -> Result<Unlocked, Failure> {
+        if let KeySource::Known(key) = key {
+            return Ok(header.unlock_with_volume_key(&key)?);
+        }
+        if let Some(path) = &self.volume_key_file {
+            let key = read_key_file(path, 0, None)?;
+            return Ok(header.unlock_with_volume_key(&key)?);
+        }
+        let mut tries = if self.key.is_interactive() { TRIES } else { 1 };
+        loop {
+            let passphrase = self.key.read(&format!("Enter passphrase for {name}"))?;
+            match header.unlock(&HeaderImage(medium), &passphrase, self.key_slot) {
+                Err(error @ ucrypt_luks::Error::WrongPassphrase { .. }) if tries > 1 => {
+                    eprintln!("ucrypt: {error}");
+                    tries -= 1;
+                }
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// One of two header copies is damaged: says so, and writes it again if writing is allowed.
+    fn repair(
+        &self,
+        header: &Header,
+        damage: &ucrypt_luks::luks2::Damage,
+        medium: &FileBackend,
+    ) -> Result<(), Failure> {
+        let (Header::Luks2(header), false) = (header, self.readonly) else {
+            eprintln!("ucrypt: {damage}; nothing was repaired");
+            return Ok(());
+        };
+        let write = header.repair(damage.copy, &mut secrecy::random)?;
+        let failed = |error| Failure::device(format!("cannot repair the header: {error}"));
+        medium.write_all_at(write.offset, &write.bytes).map_err(failed)?;
+        medium.sync().map_err(failed)?;
+        eprintln!("ucrypt: {damage}; the damaged one was written again");
+        Ok(())
+    }
+
+    /// A volume in memory or of zeroes, under a random key.
+    fn open_scratch(&self, scratch: Scratch) -> Result<Opened, Failure> {
+        let (backend, name): (Arc<dyn Backend>, _) = match scratch {
+            Scratch::Memory(len) => {
+                let failed = |error| Failure::memory(format!("cannot take {len} bytes: {error}"));
+                (Arc::new(ucrypt_backend::memory(len).map_err(failed)?), format!("mem:{len}"))
+            }
+            Scratch::Zero(len) => (Arc::new(ZeroBackend::new(len)), format!("zero:{len}")),
+        };
+        if self.is_raw() {
+            return self.join(backend, None, name);
+        }
+        let unlocked = self.plain.throwaway()?;
+        self.join(backend, Some(&unlocked), name)
+    }
+
+    fn join(
+        &self,
+        backend: Arc<dyn Backend>,
+        unlocked: Option<&Unlocked>,
+        image: String,
+    ) -> Result<Opened, Failure> {
+        let flags = unlocked.map(|unlocked| unlocked.flags.clone()).unwrap_or_default();
+        let options = VolumeOptions {
+            read_only: self.readonly,
+            allow_discards: self.allow_discards || flags.contains(&Flag::AllowDiscards),
+            policy: self.dispatch,
+        };
+        let volume = match unlocked {
+            None => Volume::raw(backend, options),
+            Some(unlocked) => {
+                let segments = segments(unlocked, backend.limits().len)?;
+                Volume::new(backend, segments, options)
+            }
+        }
+        .map_err(Failure::wrong)?;
+        let volume = Arc::new(volume);
+        let facts = facts(&volume, unlocked, image);
+        Ok(Opened { volume, facts })
+    }
+}
+
+fn segments(unlocked: &Unlocked, image_len: u64) -> Result<Vec<Segment>, Failure> {
+    let lengths = unlocked.segment_lengths(image_len)?;
+    let described = unlocked.segments.iter().zip(lengths);
+    let segments = described.map(|(segment, len)| {
+        let cipher = if segment.cipher.is_null() {
+            None
+        } else {
+            Some(segment.cipher(&unlocked.volume_key)?)
+        };
+        Ok(Segment { len, backend_offset: segment.offset, cipher })
+    });
+    segments.collect::<Result<_, ucrypt_luks::Error>>().map_err(Failure::from)
+}
+
+fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
+    let info = volume.info();
+    let first = unlocked.and_then(|unlocked| unlocked.segments.first());
+    Facts {
+        r#type: unlocked.map_or("raw", |unlocked| unlocked.format.name()),
+        image,
+        backend: volume.describe_backend(),
+        cipher: first.map_or_else(|| "none".into(), |segment| segment.cipher.to_string()),
+        key_bits: unlocked.map_or(0, |unlocked| unlocked.volume_key.len() * 8),
+        sector_size: info.sector_size,
+        offset: first.map_or(0, |segment| segment.offset),
+        size: info.len,
+        read_only: info.read_only,
+        discards: info.discard,
+        dispatch: volume.policy().name(),
+        uuid: unlocked.and_then(|unlocked| unlocked.uuid.clone()),
+        keyslot: unlocked.and_then(|unlocked| unlocked.keyslot),
+    }
+}
+
+/// A random key that nobody keeps.
+fn random_key(len: usize) -> Result<Secret, Failure> {
+    let mut key = Zeroizing::new(vec![0; len]);
+    secrecy::random(&mut key)
+        .map_err(|error| Failure::device(format!("no random numbers: {error}")))?;
+    Ok(key)
+}

@@ -1,0 +1,380 @@
+//! `luksFormat`, `luksDump`, `isLuks`, `luksUUID` as processes: options, prompts, exit codes, with
+//! cryptsetup as the judge.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
+const PASSPHRASE: &[u8] = b"correct horse battery staple";
+const CHEAP: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+const CHEAP_ARGON2: &[&str] = &["--pbkdf-memory", "32", "--pbkdf-force-iterations", "4"];
+
+fn run(program: &str, args: &[&str], stdin: &[u8]) -> Output {
+    let child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap_or_else(|error| {
+        panic!("{program} cannot be run ({error}): apt-get install cryptsetup-bin bsdutils")
+    });
+    // A child that ends without reading closes the pipe: its exit code tells the story.
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    child.wait_with_output().unwrap()
+}
+
+fn ucrypt(args: &[&str], stdin: &[u8]) -> Output {
+    run(UCRYPT, args, stdin)
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("killed by a signal")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Standard output of a program that has to succeed.
+fn good(output: &Output) -> String {
+    assert_eq!(code(output), 0, "{}", stderr(output));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    fn new() -> Self {
+        let scratch = Self(tempfile::tempdir().unwrap());
+        scratch.make("image", 18 << 20);
+        scratch
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn make(&self, name: &str, len: u64) -> PathBuf {
+        let path = self.path(name);
+        fs::File::create(&path).unwrap().set_len(len).unwrap();
+        path
+    }
+
+    fn image(&self) -> PathBuf {
+        self.path("image")
+    }
+
+    /// Formats the image with `args`; the passphrase comes through standard input.
+    fn format(&self, args: &[&str]) -> Output {
+        let image = self.image();
+        let args: Vec<&str> =
+            ["luksFormat"].iter().chain(args).copied().chain([text(&image)]).collect();
+        ucrypt(&args, PASSPHRASE)
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn cryptsetup_opens(image: &Path, more: &[&str]) {
+    let args = ["open", "--test-passphrase", "--key-file", "-", text(image)];
+    good(&run("cryptsetup", &[&args[..], more].concat(), PASSPHRASE));
+}
+
+#[test]
+fn cryptsetup_opens_and_dumps_every_format_the_same() {
+    let offset = ["--offset", "8192", "--uuid", "01234567-89ab-cdef-0123-456789abcdef"];
+    for (kind, cipher, bits, more) in [
+        ("luks1", "aes-xts-plain64", "512", CHEAP),
+        ("luks1", "aes-xts-plain64", "256", CHEAP),
+        ("luks1", "aes-cbc-essiv:sha256", "256", CHEAP),
+        ("luks2", "aes-xts-plain64", "512", CHEAP),
+        ("luks2", "aes-xts-plain64", "512", CHEAP_ARGON2),
+        ("luks2", "aes-cbc-essiv:sha256", "128", CHEAP_ARGON2),
+    ] {
+        for extra in [&[][..], &["--hash", "sha512", "--key-slot", "3"], &offset] {
+            let scratch = Scratch::new();
+            let args = ["--type", kind, "--cipher", cipher, "--key-size", bits];
+            good(&scratch.format(&[&args, more, extra].concat()));
+            let image = scratch.image();
+            cryptsetup_opens(&image, &[]);
+
+            let dump = ["luksDump", text(&image)];
+            assert_eq!(good(&ucrypt(&dump, b"")), good(&run("cryptsetup", &dump, b"")));
+            let key = ["luksDump", "-q", "--dump-volume-key", "--key-file", "-", text(&image)];
+            let ours = good(&ucrypt(&key, PASSPHRASE));
+            assert_eq!(ours, good(&run("cryptsetup", &key, PASSPHRASE)));
+            assert_eq!(code(&ucrypt(&key, b"wrong")), 2);
+            let uuid = ["luksUUID", text(&image)];
+            assert_eq!(good(&ucrypt(&uuid, b"")), good(&run("cryptsetup", &uuid, b"")));
+            let is_luks = |kind| code(&ucrypt(&["isLuks", "--type", kind, text(&image)], b""));
+            assert_eq!((is_luks("luks"), is_luks(kind)), (0, 0));
+            assert_eq!(is_luks(if kind == "luks1" { "luks2" } else { "luks1" }), 1);
+        }
+    }
+}
+
+#[test]
+fn luks2_options_reach_the_header() {
+    let scratch = Scratch::new();
+    let mut args = vec!["--label", "a label", "--subsystem", "a subsystem"];
+    args.extend(["--luks2-metadata-size", "64k", "--luks2-keyslots-size", "1M"]);
+    args.extend(["--sector-size", "1024"]);
+    args.extend(CHEAP_ARGON2);
+    good(&scratch.format(&args));
+    cryptsetup_opens(&scratch.image(), &[]);
+    let image = scratch.image();
+    let dump = good(&ucrypt(&["luksDump", text(&image)], b""));
+    for line in [
+        "Metadata area: \t65536 [bytes]",
+        "Keyslots area: \t1048576 [bytes]",
+        "Label:         \ta label",
+        "Subsystem:     \ta subsystem",
+        "\toffset: 2097152 [bytes]",
+        "\tsector: 1024 [bytes]",
+        "\tPBKDF:      argon2id",
+    ] {
+        assert!(dump.contains(line), "{line} is missing in\n{dump}");
+    }
+    let stored = ["luksDump", "--dump-json-metadata", text(&image)];
+    assert_eq!(good(&ucrypt(&stored, b"")), good(&run("cryptsetup", &stored, b"")));
+    let json = good(&ucrypt(&["luksDump", "--json", text(&image)], b""));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["label"], &json["keyslots_size"]), (&"a label".into(), &(1 << 20).into()));
+}
+
+#[test]
+fn key_files_offsets_and_volume_keys_are_read_as_cryptsetup_reads_them() {
+    let scratch = Scratch::new();
+    let (image, key_file) = (scratch.image(), scratch.path("key"));
+    fs::write(&key_file, b"0123456789\nabc").unwrap();
+    let volume_key = scratch.path("volume-key");
+    let key: Vec<u8> = (0..64).collect();
+    fs::write(&volume_key, &key).unwrap();
+    let part = ["--keyfile-offset", "2", "--keyfile-size", "10"];
+    let given = ["--key-file", text(&key_file), "--volume-key-file", text(&volume_key)];
+    good(&scratch.format(&[CHEAP, &given, &part].concat()));
+    let args = ["open", "--test-passphrase", "--key-file", text(&key_file), text(&image)];
+    good(&run("cryptsetup", &[&args[..], &part].concat(), b""));
+    assert_eq!(code(&run("cryptsetup", &args, b"")), 2);
+
+    let copy = scratch.path("copy");
+    let args = ["luksDump", "--dump-volume-key", "--volume-key-file", text(&copy), text(&image)];
+    let dumped = good(&ucrypt(&[&args, &given[..2], &part].concat(), b""));
+    assert!(dumped.ends_with(&format!("Key stored to file {}.\n", copy.display())), "{dumped}");
+    assert_eq!(fs::read(&copy).unwrap(), key);
+    // The key is not written over something that is there.
+    assert_eq!(code(&ucrypt(&[&args, &given[..2], &part].concat(), b"")), 1);
+
+    // The new key file as cryptsetup's second argument, whole.
+    good(&ucrypt(&[&["luksFormat"], CHEAP, &[text(&image), text(&key_file)]].concat(), b""));
+    let args = ["open", "--test-passphrase", "--key-file", text(&key_file), text(&image)];
+    good(&run("cryptsetup", &args, b""));
+    // A passphrase on standard input ends at the newline.
+    let stdin = b"one line\nanother";
+    good(&ucrypt(&[&["luksFormat"], CHEAP, &[text(&image)]].concat(), stdin));
+    good(&run("cryptsetup", &["open", "--test-passphrase", text(&image)], b"one line"));
+}
+
+#[test]
+fn a_detached_header_is_made_and_the_data_left_alone() {
+    for kind in ["luks1", "luks2"] {
+        let scratch = Scratch::new();
+        let (image, header) = (scratch.image(), scratch.path("header"));
+        let before = vec![0x5a; 1 << 20];
+        fs::write(&image, &before).unwrap();
+        let args = ["--type", kind, "--header", text(&header)];
+        good(&scratch.format(&[&args, CHEAP].concat()));
+        cryptsetup_opens(&image, &["--header", text(&header)]);
+        assert!(fs::read(&image).unwrap() == before);
+        assert_eq!(code(&ucrypt(&["isLuks", text(&image)], b"")), 1);
+        assert_eq!(code(&ucrypt(&["isLuks", text(&header)], b"")), 0);
+        let dump = ["luksDump", text(&image), "--header", text(&header)];
+        assert_eq!(good(&ucrypt(&dump, b"")), good(&run("cryptsetup", &dump, b"")));
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_before_anything_is_written() {
+    let scratch = Scratch::new();
+    let before = fs::read(scratch.image()).unwrap();
+    for (args, expected, words) in [
+        (&["--type", "luks1", "--label", "x"][..], 1, "LUKS1 has no --label"),
+        (&["--type", "luks1", "--sector-size", "4096"], 1, "LUKS1 has no --sector-size"),
+        (&["--type", "luks1", "--pbkdf", "argon2id"], 1, "no other PBKDF than pbkdf2"),
+        (&["--type", "luks3"], 1, "luks3"),
+        (&["--cipher", "aes-xyz-plain64"], 1, "xyz"),
+        (&["--key-size", "500"], 1, "multiple of 8"),
+        (&["--key-size", "504"], 1, "64 bytes"),
+        (&["--hash", "md5"], 1, "\"md5\""),
+        (&["--pbkdf", "scrypt"], 1, "\"scrypt\""),
+        (&["--pbkdf-force-iterations", "3"], 1, "the least is 4"),
+        (&["--pbkdf-memory", "31", "--pbkdf-force-iterations", "4"], 1, "the least is 32"),
+        (&["--iter-time", "0"], 1, "gives no security"),
+        (&["--iter-time", "10", "--pbkdf-force-iterations", "4"], 1, "cannot be used"),
+        (&["--sector-size", "8192"], 1, "8192"),
+        (&["--offset", "7"], 1, "multiple of 4096"),
+        (&["--offset", "99999999999999999999"], 1, "number too large"),
+        (&["--uuid", "nothing"], 1, "not a UUID"),
+        (&["--key-slot", "32"], 1, "keyslot 32"),
+        (&["--key-file", "/nonexistent"], 1, "/nonexistent"),
+        (&["--luks2-metadata-size", "17k"], 1, "power of two"),
+        (&["--offset", "65536"], 1, "enlarge it"),
+    ] {
+        let cheap: &[&str] =
+            if args.iter().any(|arg| arg.starts_with("--pbkdf") || arg.starts_with("--iter")) {
+                &[]
+            } else {
+                CHEAP
+            };
+        let output = scratch.format(&[args, cheap].concat());
+        assert_eq!(code(&output), expected, "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{args:?}: {}", stderr(&output));
+        assert!(fs::read(scratch.image()).unwrap() == before, "{args:?} has written");
+    }
+    let small = scratch.make("small", 1 << 20);
+    let output = ucrypt(&[&["luksFormat"], CHEAP, &[text(&small)]].concat(), PASSPHRASE);
+    assert_eq!(code(&output), 1);
+    assert!(stderr(&output).contains("enlarge it"), "{}", stderr(&output));
+    let missing = scratch.path("missing");
+    for action in ["luksFormat", "luksDump", "isLuks", "luksUUID"] {
+        assert_eq!(code(&ucrypt(&[action, text(&missing)], b"")), 4, "{action}");
+    }
+    for action in ["luksDump", "luksUUID"] {
+        let output = ucrypt(&[action, text(&small)], b"");
+        assert_eq!(code(&output), 1);
+        assert!(stderr(&output).contains("no LUKS header"), "{}", stderr(&output));
+    }
+    assert_eq!(code(&ucrypt(&["isLuks", text(&small)], b"")), 1);
+}
+
+#[test]
+fn what_was_there_is_named_and_wiped() {
+    let scratch = Scratch::new();
+    good(&scratch.format(&[&["--type", "luks2"], CHEAP].concat()));
+    let output = scratch.format(&[&["--type", "luks1"], CHEAP].concat());
+    good(&output);
+    assert!(stderr(&output).contains("already contains a luks2 header"), "{}", stderr(&output));
+    // Nothing of the LUKS2 header is left to be found.
+    let image = fs::read(scratch.image()).unwrap();
+    assert!(!image.windows(6).any(|window| window == b"SKUL\xba\xbe"));
+    fs::write(scratch.image(), [&vec![0; 0x438], &b"\x53\xef"[..], &vec![0; 18 << 20]].concat())
+        .unwrap();
+    let output = scratch.format(CHEAP);
+    assert!(stderr(&output).contains("ext4"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_damaged_copy_is_told_and_not_repaired_by_looking() {
+    let scratch = Scratch::new();
+    good(&scratch.format(CHEAP));
+    let mut image = fs::read(scratch.image()).unwrap();
+    image[4100] ^= 1;
+    fs::write(scratch.image(), &image).unwrap();
+    let path = scratch.image();
+    let output = ucrypt(&["luksDump", text(&path)], b"");
+    good(&output);
+    assert!(stderr(&output).contains("primary LUKS2 header copy is unusable"));
+    good(&ucrypt(&["isLuks", text(&path)], b""));
+    assert!(fs::read(&path).unwrap() == image);
+}
+
+#[test]
+fn an_image_in_use_can_be_looked_at_and_not_formatted() {
+    let scratch = Scratch::new();
+    good(&scratch.format(CHEAP));
+    let before = fs::read(scratch.image()).unwrap();
+    let path = scratch.image();
+    let user = ucrypt_backend::FileBackend::open(&path, ucrypt_backend::OpenOptions::default());
+    let user = user.unwrap();
+    let output = scratch.format(CHEAP);
+    assert_eq!(code(&output), 5, "{}", stderr(&output));
+    assert!(fs::read(&path).unwrap() == before);
+    good(&ucrypt(&["luksDump", text(&path)], b""));
+    good(&ucrypt(&["isLuks", text(&path)], b""));
+    drop(user);
+    good(&scratch.format(CHEAP));
+}
+
+/// A program on a terminal of its own, by `script` of util-linux.
+struct Terminal {
+    child: Child,
+    seen: String,
+}
+
+impl Terminal {
+    fn start(args: &[&str]) -> Self {
+        let quoted: Vec<String> =
+            [UCRYPT].iter().chain(args).map(|word| format!("'{word}'")).collect();
+        let child = Command::new("timeout")
+            .args(["60", "script", "-qefc", &quoted.join(" "), "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let child = child.unwrap_or_else(|error| {
+            panic!("script cannot be run ({error}): apt-get install bsdutils")
+        });
+        Self { child, seen: String::new() }
+    }
+
+    /// Waits until `text` is on the terminal, then types `answer`.
+    fn expect(&mut self, text: &str, answer: &str) {
+        let stdout = self.child.stdout.as_mut().unwrap();
+        while !self.seen.contains(text) {
+            let mut buf = [0; 256];
+            let got = stdout.read(&mut buf).unwrap();
+            assert!(got > 0, "{text} did not come: {}", self.seen);
+            self.seen.push_str(&String::from_utf8_lossy(&buf[..got]));
+        }
+        self.seen.clear();
+        self.child.stdin.as_mut().unwrap().write_all(answer.as_bytes()).unwrap();
+    }
+
+    /// The exit code, and what came behind the last answer.
+    fn end(mut self) -> (i32, String) {
+        self.child.stdout.as_mut().unwrap().read_to_string(&mut self.seen).unwrap();
+        (self.child.wait().unwrap().code().unwrap(), self.seen)
+    }
+}
+
+#[test]
+fn a_person_is_asked_for_consent_and_twice_for_the_passphrase() {
+    let scratch = Scratch::new();
+    let path = scratch.image();
+    let before = fs::read(&path).unwrap();
+    let args = [&["luksFormat"], CHEAP, &[text(&path)]].concat();
+    let sure = "Are you sure? (Type 'yes' in capital letters): ";
+
+    let mut terminal = Terminal::start(&args);
+    terminal.expect(sure, "yes\n");
+    let (code, said) = terminal.end();
+    assert_eq!(code, 1, "{said}");
+    assert!(fs::read(&path).unwrap() == before);
+
+    let mut terminal = Terminal::start(&args);
+    terminal.expect(sure, "YES\n");
+    terminal.expect("Enter passphrase for ", "secret\n");
+    terminal.expect("Verify passphrase: ", "sekret\n");
+    let (code, said) = terminal.end();
+    assert_eq!(code, 2, "{said}");
+    assert!(fs::read(&path).unwrap() == before);
+
+    let mut terminal = Terminal::start(&args);
+    terminal.expect(sure, "YES\n");
+    terminal.expect("Enter passphrase for ", "secret\n");
+    terminal.expect("Verify passphrase: ", "secret\n");
+    let (code, said) = terminal.end();
+    assert_eq!(code, 0, "{said}");
+    assert!(!said.contains("secret"), "the passphrase was echoed: {said}");
+    good(&run("cryptsetup", &["open", "--test-passphrase", text(&path)], b"secret"));
+
+    // In batch mode nothing but the passphrase is asked for.
+    let mut terminal = Terminal::start(&[&args[..], &["-q"]].concat());
+    terminal.expect("Enter passphrase for ", "other\n");
+    assert_eq!(terminal.end().0, 0);
+    good(&run("cryptsetup", &["open", "--test-passphrase", text(&path)], b"other"));
+}
