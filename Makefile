@@ -1,0 +1,31 @@
+# The entry points. `make demo` and `make test` need Debian 12 and Rust, and set up the rest.
+
+CARGO ?= cargo
+
+.PHONY: help build demo test bench lint
+
+help:
+	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
+	@echo "make test    install the missing outside judges, run every test"
+	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
+	@echo "make lint    format, clippy and documentation, warnings as errors"
+
+build:
+	scripts/setup build
+	$(CARGO) build --release --locked --package ucrypt
+
+demo: build
+	target/release/ucrypt demo
+
+test:
+	scripts/setup build judges
+	$(CARGO) test --workspace --locked
+
+bench: build
+	scripts/setup judges
+	bench/run.py --ucrypt target/release/ucrypt
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
