@@ -9,9 +9,9 @@
 //! - A queue belongs to one thread at a time. Any number of queues may serve one backend; an
 //!   operation sees every operation that was completed before it was submitted, on any queue.
 //! - [`Queue::submit`] takes at most [`Queue::room`] operations; each is answered by exactly one
-//!   [`Done`] with its token and its buffer, whole or with an error: short transfers are continued
+//!   [`Done`] with its token and its buffers, whole or with an error: short transfers are continued
 //!   inside. Answers come in any order.
-//! - A buffer is the queue's from `submit` to its answer. Dropping a queue waits for what is under
+//! - Buffers are the queue's from `submit` to its answer. Dropping a queue waits for what is under
 //!   way.
 //! - `Flush` makes every write durable that was answered before it was submitted; a write with
 //!   `fua` is durable when it is answered.
@@ -52,28 +52,32 @@ pub struct Limits {
     pub rotational: bool,
     /// Whether every operation is answered within `submit`, from memory.
     pub synchronous: bool,
+    /// What one more operation costs beyond its bytes, in nanoseconds; 0 if unknown or nothing.
+    pub request_ns: u64,
+    /// Operations in flight beyond which it gets no faster; `u32::MAX` if unknown.
+    pub depth_max: u32,
 }
 
 /// One operation; offsets and lengths in bytes of the backend.
 #[derive(Debug)]
 pub enum Io {
-    /// Fill the buffer.
+    /// Fill the buffers, one after the other.
     Read {
         /// Returned in [`Done::token`].
         token: u64,
         /// First byte.
         offset: u64,
-        /// Its whole length is read.
-        buf: Buf,
+        /// Their whole length is read, as one operation.
+        bufs: Vec<Buf>,
     },
-    /// Write the buffer.
+    /// Write the buffers, one after the other.
     Write {
         /// Returned in [`Done::token`].
         token: u64,
         /// First byte.
         offset: u64,
-        /// Its whole length is written.
-        buf: Buf,
+        /// Their whole length is written, as one operation.
+        bufs: Vec<Buf>,
         /// Durable before it is answered.
         fua: bool,
     },
@@ -102,6 +106,23 @@ pub enum Io {
     },
 }
 
+impl Io {
+    /// The token, and the buffers that go back with the answer.
+    pub fn into_parts(self) -> (u64, Vec<Buf>) {
+        match self {
+            Self::Read { token, bufs, .. } | Self::Write { token, bufs, .. } => (token, bufs),
+            Self::Flush { token }
+            | Self::Discard { token, .. }
+            | Self::WriteZeroes { token, .. } => (token, Vec::new()),
+        }
+    }
+}
+
+/// Bytes of all buffers together.
+pub fn total_len(bufs: &[Buf]) -> usize {
+    bufs.iter().map(|buf| buf.len()).sum()
+}
+
 /// The answer to one [`Io`].
 #[derive(Debug)]
 pub struct Done {
@@ -109,8 +130,8 @@ pub struct Done {
     pub token: u64,
     /// Whether all of it was done.
     pub result: Result<(), Errno>,
-    /// The operation's buffer, if it had one.
-    pub buf: Option<Buf>,
+    /// The operation's buffers, if it had any.
+    pub bufs: Vec<Buf>,
 }
 
 /// One thread's way to a backend. See the crate's contract.

@@ -23,6 +23,8 @@ impl ZeroBackend {
                 discard: true,
                 rotational: false,
                 synchronous: true,
+                request_ns: 0,
+                depth_max: u32::MAX,
             },
         }
     }
@@ -59,17 +61,14 @@ impl Queue for ZeroQueue {
 
     fn submit(&mut self, io: Io) {
         assert!(self.room() > 0, "submit without room");
-        let (token, buf) = match io {
-            Io::Read { token, mut buf, .. } => {
+        let is_read = matches!(io, Io::Read { .. });
+        let (token, mut bufs) = io.into_parts();
+        if is_read {
+            for buf in &mut bufs {
                 buf.fill(0);
-                (token, Some(buf))
             }
-            Io::Write { token, buf, .. } => (token, Some(buf)),
-            Io::Flush { token } | Io::Discard { token, .. } | Io::WriteZeroes { token, .. } => {
-                (token, None)
-            }
-        };
-        self.answered.push(Done { token, result: Ok(()), buf });
+        }
+        self.answered.push(Done { token, result: Ok(()), bufs });
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {

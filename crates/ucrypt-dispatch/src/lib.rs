@@ -1,23 +1,29 @@
 //! What happens to a disk request, and when.
 //!
-//! A request becomes **chunks**; a chunk is encrypted or decrypted (*crypt*) and goes to or comes
-//! from the backend (*store*). This crate decides into how many chunks, in which order and where,
-//! and keeps the books until the request is finished. It does no I/O, starts no thread and reads
-//! no clock: the engine carries its outputs out on real devices, a simulator can do the same in
-//! virtual time.
+//! Requests become **chunks**; a chunk is encrypted or decrypted (*crypt*) and goes to or comes
+//! from the backend (*store*). A large request is cut into several chunks; small neighbours that
+//! wait together become one. This crate decides into how many, in which order and where, and keeps
+//! the books until the requests are finished. It does no I/O, starts no thread and reads no clock:
+//! the engine carries its outputs out on real devices, a simulator does the same in virtual time.
 //!
 //! ```text
-//! inputs    request · crypted(chunk, result) · stored(chunk, result)
+//! inputs    request · plan · crypted(chunk, result) · stored(chunk, result), each with the time
 //! outputs   Crypt(chunk, place) · Store(chunk) · Finish(request, result)
 //! ```
 //!
-//! [`machine`] is the state machine and its contract, [`policy`] the decisions.
+//! - [`machine`]: the state machine and its contract;
+//! - [`policy`]: the decisions, from numbers only;
+//! - [`learn`]: the numbers that are measured while it runs.
 
 #![forbid(unsafe_code)]
 
+mod chunk;
+pub mod learn;
 pub mod machine;
 pub mod policy;
 mod slab;
 
-pub use machine::{ChunkId, Limits, Machine, Op, Output, Request, RequestId, Span, StoreKind};
-pub use policy::{Place, Policy};
+pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};
+pub use learn::Learned;
+pub use machine::{Device, Limits, Machine, Op, Output, Request, StoreKind, Surroundings, Urgency};
+pub use policy::{Place, Policies, Policy, Tally};

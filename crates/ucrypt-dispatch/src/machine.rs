@@ -4,54 +4,29 @@
 //!
 //! - A [`Request`] that [`Machine::request`] accepts ends in exactly one [`Output::Finish`]. A full
 //!   machine refuses it instead: nothing is allocated after [`Machine::new`], nothing is dropped.
-//! - Every `Crypt` is answered by [`Machine::crypted`], every `Store` by [`Machine::stored`], once.
-//!   Stores may be answered in any order.
-//! - A read's chunk is stored (read), then crypted; a write's is crypted, then stored. Stores of
-//!   data leave in the order in which their requests came, and within a request in the order of
-//!   its sectors; only [`Op::EncryptZeroes`] yields to later requests between its chunks.
+//! - Accepted requests wait until [`Machine::plan`]: those that wait together may become one chunk
+//!   if they are neighbours. Call it whenever requests were accepted or a `Finish` was taken.
+//! - Every `Crypt` is answered by [`Machine::crypted`], every `Store` by [`Machine::stored`], once,
+//!   in any order. A read's chunk is stored (read), then crypted; a write's is crypted, then
+//!   stored.
+//! - Where the policy keeps order, writes leave for the backend in the order in which their chunks
+//!   were made: requests as they came, within a request by sector. Only [`Op::EncryptZeroes`]
+//!   yields to later requests between its chunks.
 //! - `Finish` of a write comes after the backend has answered for each of its chunks; with `fua`
 //!   each of them was stored durably. `Finish` of a flush comes after the backend's flush, which
 //!   starts after every write that was finished before.
-//! - After a chunk fails, no further chunk of its request is started; the request finishes with the
-//!   first error when those under way are answered.
+//! - After a chunk fails, no further chunk of its requests is started; they finish with the first
+//!   error when those under way are answered. The error of a chunk that several requests share is
+//!   told to each of them: the backend answered for all of it.
 //! - A chunk never crosses one of [`Limits::borders`].
+//! - Time only goes forward and is only compared; its origin does not matter.
 
 use std::collections::VecDeque;
 
-use crate::policy::{Place, Policy};
+use crate::chunk::{Chunk, ChunkId, Part, Parts, Phase, RequestId};
+use crate::learn::Learned;
+use crate::policy::{Place, Plan, Policies, Situation, Tally};
 use crate::slab::Slab;
-
-/// Names a request between [`Machine::request`] and its `Finish`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RequestId(u32);
-
-/// Names a chunk between its first output and the answer to its last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChunkId(u32);
-
-impl RequestId {
-    /// An index below [`Limits::requests_max`], for tables beside the machine.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl ChunkId {
-    /// An index below [`Limits::chunks_max`], for tables beside the machine.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-
-    /// The token under which the chunk's store is submitted to a backend.
-    pub fn token(self) -> u64 {
-        u64::from(self.0)
-    }
-
-    /// The chunk of a token that a backend answered; `None` if it names no possible chunk.
-    pub fn from_token(token: u64) -> Option<Self> {
-        u32::try_from(token).ok().map(Self)
-    }
-}
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +52,24 @@ pub enum Op {
     BackendZeroes,
 }
 
+impl Op {
+    fn is_write(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::EncryptZeroes { .. })
+    }
+}
+
+/// How much somebody waits for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Urgency {
+    /// Polled for: never handed on.
+    Urgent,
+    /// An ordinary request.
+    #[default]
+    Normal,
+    /// Read ahead, or of idle priority: left to workers.
+    Background,
+}
+
 /// One request, in 512-byte sectors of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
@@ -86,6 +79,8 @@ pub struct Request {
     pub sector: u64,
     /// Number of 512-byte sectors, at least 1. 0 for a flush.
     pub sectors: u64,
+    /// How much somebody waits for it.
+    pub urgency: Urgency,
 }
 
 /// Bounds of a machine, fixed at start.
@@ -95,10 +90,33 @@ pub struct Limits {
     pub requests_max: u32,
     /// Most chunks under way.
     pub chunks_max: u32,
-    /// Largest store, in 512-byte sectors; a multiple of the volume's sector size.
+    /// Largest store, in 512-byte sectors; a multiple of `sector_sectors`.
     pub transfer_sectors_max: u64,
+    /// 512-byte sectors that are encrypted as one: chunks are whole multiples of it.
+    pub sector_sectors: u64,
     /// Sectors that no chunk may cross (segment borders), ascending.
     pub borders: Vec<u64>,
+}
+
+/// What is known of the backend without measuring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    /// Operations are carried out by the thread that submits them.
+    pub synchronous: bool,
+    /// What one more operation costs beyond its bytes, in nanoseconds (a network volume charges
+    /// per request); 0 if unknown.
+    pub request_ns: u64,
+    /// Operations in flight beyond which the backend gets no faster.
+    pub depth_max: u32,
+}
+
+/// What is around the queue right now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Surroundings {
+    /// Workers that there are.
+    pub workers: u32,
+    /// Workers that have nothing to do.
+    pub idle_workers: u32,
 }
 
 /// What a `Store` asks of the backend.
@@ -119,35 +137,32 @@ pub enum StoreKind {
     Zeroes,
 }
 
-/// Where a chunk lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// The request it belongs to.
-    pub request: RequestId,
-    /// First 512-byte sector, in the volume.
-    pub sector: u64,
-    /// Number of 512-byte sectors.
-    pub sectors: u64,
+impl From<Op> for StoreKind {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Read => Self::Read,
+            Op::Write { fua } | Op::EncryptZeroes { fua } => Self::Write { fua },
+            Op::Flush => Self::Flush,
+            Op::Discard => Self::Discard,
+            Op::BackendZeroes => Self::Zeroes,
+        }
+    }
 }
 
 /// What the caller has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output<E> {
-    /// Encrypt (write) or decrypt (read) the chunk, then call [`Machine::crypted`].
+    /// Encrypt (write) or decrypt (read) the chunk's parts, then call [`Machine::crypted`].
     Crypt {
-        /// The chunk.
+        /// The chunk; [`Machine::parts`] tells its sectors.
         chunk: ChunkId,
-        /// Its sectors.
-        span: Span,
         /// Where to do it.
         place: Place,
     },
     /// Submit the chunk to the backend, then call [`Machine::stored`] with the result.
     Store {
-        /// The chunk.
+        /// The chunk; [`Machine::parts`] tells its sectors.
         chunk: ChunkId,
-        /// Its sectors.
-        span: Span,
         /// What to do.
         kind: StoreKind,
     },
@@ -163,6 +178,8 @@ pub enum Output<E> {
 #[derive(Debug)]
 struct RequestState<E> {
     op: Op,
+    urgency: Urgency,
+    start: u64,
     /// Next sector that is not in a chunk yet.
     next: u64,
     end: u64,
@@ -172,27 +189,25 @@ struct RequestState<E> {
     error: Option<E>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Crypt,
-    Store,
-}
-
-#[derive(Debug)]
-struct Chunk {
-    span: Span,
-    phase: Phase,
-}
+/// Requests that are looked at for a neighbour.
+const JOIN_SCAN: usize = 32;
 
 /// See the module's contract. `E` is the backend's error.
 #[derive(Debug)]
 pub struct Machine<E> {
     limits: Limits,
-    policy: Policy,
+    policies: Policies,
+    device: Device,
+    surroundings: Surroundings,
+    learned: Learned,
+    tally: Tally,
     requests: Slab<RequestState<E>>,
     chunks: Slab<Chunk>,
+    serial: u64,
     /// Requests with sectors that are in no chunk yet and that may start one, in arrival order.
     waiting: VecDeque<RequestId>,
+    /// Ordered writes that have not left, by their serial.
+    order: VecDeque<(ChunkId, u64)>,
     /// Decryptions of what has arrived: ahead of new work, because the data is in the cache now
     /// and its client has waited longest.
     arrived: VecDeque<Output<E>>,
@@ -203,18 +218,25 @@ impl<E: Copy> Machine<E> {
     /// A machine with no request in it. All memory it will ever use is taken here.
     ///
     /// # Panics
-    /// If a bound is zero.
-    pub fn new(limits: Limits, policy: Policy) -> Self {
-        assert!(limits.requests_max > 0 && limits.chunks_max > 0);
-        assert!(limits.transfer_sectors_max > 0);
-        let outputs_max = limits.requests_max as usize + limits.chunks_max as usize;
+    /// If a bound is zero, or the largest transfer is no multiple of the sector size.
+    pub fn new(limits: Limits, policies: impl Into<Policies>, device: Device) -> Self {
+        assert!(limits.requests_max > 0 && limits.chunks_max > 0 && limits.sector_sectors > 0);
+        assert!(limits.transfer_sectors_max >= limits.sector_sectors);
+        assert!(limits.transfer_sectors_max.is_multiple_of(limits.sector_sectors));
+        let (requests, chunks) = (limits.requests_max as usize, limits.chunks_max as usize);
         Self {
             requests: Slab::new(limits.requests_max),
             chunks: Slab::new(limits.chunks_max),
-            waiting: VecDeque::with_capacity(limits.requests_max as usize),
-            arrived: VecDeque::with_capacity(limits.chunks_max as usize),
-            outputs: VecDeque::with_capacity(outputs_max),
-            policy,
+            serial: 0,
+            waiting: VecDeque::with_capacity(requests),
+            order: VecDeque::with_capacity(chunks),
+            arrived: VecDeque::with_capacity(chunks),
+            outputs: VecDeque::with_capacity(requests + chunks),
+            surroundings: Surroundings::default(),
+            learned: Learned::default(),
+            tally: Tally::default(),
+            policies: policies.into(),
+            device,
             limits,
         }
     }
@@ -229,63 +251,53 @@ impl<E: Copy> Machine<E> {
         self.requests.len()
     }
 
+    /// What has been measured; measurements from outside (a calibration) may be added.
+    pub fn learned_mut(&mut self) -> &mut Learned {
+        &mut self.learned
+    }
+
+    /// What has been measured.
+    pub fn learned(&self) -> &Learned {
+        &self.learned
+    }
+
+    /// How often was decided what.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
     /// Accepts a request, or returns `None` when the machine is full.
     ///
     /// # Panics
     /// If the request is empty and no flush, or its end overflows: the caller checks both
     /// against the volume's size.
     pub fn request(&mut self, request: Request) -> Option<RequestId> {
-        let Request { op, sector, sectors } = request;
+        let Request { op, sector, sectors, urgency } = request;
         assert!((op == Op::Flush) == (sectors == 0), "only a flush is empty");
         let end = sector.checked_add(sectors).expect("the request lies in the volume");
-        let state = RequestState { op, next: sector, end, under_way: 0, waits: true, error: None };
-        let id = RequestId(self.requests.insert(state)?);
+        let id = RequestId(self.requests.insert(RequestState {
+            op,
+            urgency,
+            start: sector,
+            next: sector,
+            end,
+            under_way: 0,
+            waits: true,
+            error: None,
+        })?);
         self.waiting.push_back(id);
-        self.start_chunks();
         Some(id)
     }
 
-    /// The chunk's crypt has ended. After an error the chunk goes nowhere: neither to the backend
-    /// nor to the client.
-    ///
-    /// # Panics
-    /// If no crypt of that chunk was asked for.
-    pub fn crypted(&mut self, chunk: ChunkId, result: Result<(), E>) {
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
-        assert!(state.phase == Phase::Crypt, "crypted without a Crypt");
-        let span = state.span;
-        let op = self.requests.get(span.request.0).expect("its request").op;
-        match op {
-            Op::Write { fua } | Op::EncryptZeroes { fua } if result.is_ok() => {
-                state.phase = Phase::Store;
-                let kind = StoreKind::Write { fua };
-                self.outputs.push_back(Output::Store { chunk, span, kind });
-            }
-            _ => self.end_chunk(chunk, result),
-        }
+    /// The requests that a chunk under way serves, adjacent and ascending; empty if there is no
+    /// such chunk.
+    pub fn parts(&self, chunk: ChunkId) -> &[Part] {
+        self.chunks.get(chunk.0).map_or(&[], |chunk| chunk.parts.as_slice())
     }
 
-    /// Where a chunk under way lies; `None` if there is no such chunk.
-    pub fn span(&self, chunk: ChunkId) -> Option<Span> {
-        self.chunks.get(chunk.0).map(|chunk| chunk.span)
-    }
-
-    /// The backend has answered for the chunk.
-    ///
-    /// # Panics
-    /// If no store of that chunk was asked for.
-    pub fn stored(&mut self, chunk: ChunkId, result: Result<(), E>) {
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
-        assert!(state.phase == Phase::Store, "stored without a Store");
-        let span = state.span;
-        let op = self.requests.get(span.request.0).expect("its request").op;
-        if op == Op::Read && result.is_ok() {
-            state.phase = Phase::Crypt;
-            let place = self.policy.plan(op, self.limits.transfer_sectors_max).place;
-            self.arrived.push_back(Output::Crypt { chunk, span, place });
-        } else {
-            self.end_chunk(chunk, result);
-        }
+    /// What a chunk under way is; `None` if there is no such chunk.
+    pub fn op(&self, chunk: ChunkId) -> Option<Op> {
+        self.chunks.get(chunk.0).map(|chunk| chunk.op)
     }
 
     /// The next thing to do; `None` when the machine waits for an input.
@@ -298,75 +310,258 @@ impl<E: Copy> Machine<E> {
         Some(output)
     }
 
-    fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
-        let ended = self.chunks.remove(chunk.0).expect("a chunk under way");
-        let id = ended.span.request;
-        let request = self.requests.get_mut(id.0).expect("its request");
-        request.under_way -= 1;
-        if let Err(error) = result {
-            request.error.get_or_insert(error);
-            request.next = request.end;
-        }
-        if request.next < request.end {
-            if !request.waits {
-                request.waits = true;
-                self.waiting.push_back(id);
-            }
-        } else if request.under_way == 0 {
-            let result = request.error.map_or(Ok(()), Err);
-            if !request.waits {
-                self.outputs.push_back(Output::Finish { request: id, result });
-            }
-        }
-        self.start_chunks();
+    /// Starts chunks of the waiting requests while there is room.
+    pub fn plan(&mut self, now_ns: u64, surroundings: Surroundings) {
+        self.surroundings = surroundings;
+        while self.start_chunk(now_ns) {}
     }
 
-    /// Starts chunks of the waiting requests, in arrival order, while there is room.
-    fn start_chunks(&mut self) {
-        while let Some(&id) = self.waiting.front() {
-            let request = self.requests.get_mut(id.0).expect("a waiting request");
-            if request.error.is_some() {
-                // Failed while it waited: nothing more is started.
-                self.waiting.pop_front();
-                request.waits = false;
-                if request.under_way == 0 {
-                    let result = request.error.map_or(Ok(()), Err);
-                    self.outputs.push_back(Output::Finish { request: id, result });
+    /// The chunk's crypt has ended; it took `spent_ns` of some core, if that was measured. After
+    /// an error the chunk goes nowhere: neither to the backend nor to the client.
+    ///
+    /// # Panics
+    /// If no crypt of that chunk was asked for.
+    pub fn crypted(
+        &mut self,
+        chunk: ChunkId,
+        result: Result<(), E>,
+        spent_ns: Option<u64>,
+        now_ns: u64,
+    ) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        assert!(state.phase == Phase::Crypt, "crypted without a Crypt");
+        if let Some(spent_ns) = spent_ns {
+            self.learned.crypt(state.parts.sectors() * 512, spent_ns);
+            if state.woke_worker {
+                let waited = now_ns.saturating_sub(state.since_ns);
+                self.learned.handover(waited.saturating_sub(spent_ns));
+            }
+        }
+        if !state.op.is_write() || result.is_err() {
+            self.end_chunk(chunk, result);
+            self.release(now_ns);
+        } else if state.ordered {
+            state.phase = Phase::InOrder;
+            self.release(now_ns);
+        } else {
+            self.leave(chunk, now_ns);
+        }
+    }
+
+    /// The backend has answered for the chunk.
+    ///
+    /// # Panics
+    /// If no store of that chunk was asked for.
+    pub fn stored(&mut self, chunk: ChunkId, result: Result<(), E>, now_ns: u64) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        assert!(state.phase == Phase::Store, "stored without a Store");
+        let (op, sectors) = (state.op, state.parts.sectors());
+        if result.is_ok() && matches!(op, Op::Read | Op::Write { .. }) {
+            let took = now_ns.saturating_sub(state.since_ns);
+            self.learned.store(op.is_write(), sectors * 512, took);
+        }
+        if op != Op::Read || result.is_err() {
+            return self.end_chunk(chunk, result);
+        }
+        let request = state.parts.as_slice()[0].request;
+        let busy = !self.arrived.is_empty() || !self.outputs.is_empty();
+        let place = self.place(request, sectors, busy);
+        let woke_worker = place != Place::Here && self.surroundings.idle_workers > 0;
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        (state.phase, state.since_ns, state.woke_worker) = (Phase::Crypt, now_ns, woke_worker);
+        self.tally_place(place);
+        self.arrived.push_back(Output::Crypt { chunk, place });
+    }
+
+    /// Hands an encrypted chunk to the backend.
+    fn leave(&mut self, chunk: ChunkId, now_ns: u64) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        (state.phase, state.since_ns) = (Phase::Store, now_ns);
+        self.outputs.push_back(Output::Store { chunk, kind: state.op.into() });
+    }
+
+    /// Hands on the encrypted chunks whose turn it is.
+    fn release(&mut self, now_ns: u64) {
+        while let Some(&(chunk, serial)) = self.order.front() {
+            let state = self.chunks.get(chunk.0).filter(|state| state.serial == serial);
+            match state.map(|state| state.phase) {
+                Some(Phase::InOrder) => {
+                    self.order.pop_front();
+                    self.leave(chunk, now_ns);
                 }
-                continue;
+                // Failed: it leaves no gap.
+                None => drop(self.order.pop_front()),
+                Some(_) => return,
             }
-            let plan = self.policy.plan(request.op, self.limits.transfer_sectors_max);
-            if request.under_way >= plan.window {
+        }
+    }
+
+    fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
+        let ended = self.chunks.remove(chunk.0).expect("a chunk under way");
+        for part in ended.parts.as_slice() {
+            let request = self.requests.get_mut(part.request.0).expect("its request");
+            request.under_way -= 1;
+            if let Err(error) = result {
+                request.error.get_or_insert(error);
+                request.next = request.end;
+            }
+            if request.next < request.end && !request.waits {
+                request.waits = true;
+                self.waiting.push_back(part.request);
+            }
+            self.finish_if_done(part.request);
+        }
+    }
+
+    /// Tells the end of a request that has nothing left to start or to wait for.
+    fn finish_if_done(&mut self, id: RequestId) {
+        let request = self.requests.get(id.0).expect("its request");
+        if request.under_way == 0 && request.next >= request.end && !request.waits {
+            let result = request.error.map_or(Ok(()), Err);
+            self.outputs.push_back(Output::Finish { request: id, result });
+        }
+    }
+
+    /// Starts one chunk of the request that has waited longest. Returns whether to go on.
+    fn start_chunk(&mut self, now_ns: u64) -> bool {
+        let Some(&id) = self.waiting.front() else { return false };
+        let request = self.requests.get(id.0).expect("a waiting request");
+        let plan = self.policies.of(request.op).plan(&self.situation(request));
+        if request.error.is_some() || request.under_way >= plan.window {
+            self.stop_waiting(id);
+            return true;
+        }
+        if self.chunks.is_full() || self.chunks.len() >= self.device.depth_max as usize {
+            return false;
+        }
+        let (op, whole) = (request.op, request.next == request.start);
+        let part = self.take_part(id, &plan);
+        let more = self.requests.get(id.0).is_some_and(|request| request.next < request.end);
+        let mut parts = Parts::one(part);
+        if plan.join && !more && matches!(op, Op::Read | Op::Write { .. }) {
+            self.join_neighbours(op, &plan, &mut parts);
+        }
+        match (parts.as_slice().len(), whole && !more) {
+            (1, true) => self.tally.whole += 1,
+            (1, false) if !more => self.tally.cut += 1,
+            (1, false) => {}
+            (joined, _) => self.tally.joined += joined as u64,
+        }
+        self.launch(op, &parts, &plan, more, now_ns);
+        true
+    }
+
+    fn situation<'a>(&'a self, request: &RequestState<E>) -> Situation<'a> {
+        Situation {
+            op: request.op,
+            sectors: request.end - request.start,
+            urgency: request.urgency,
+            depth: self.requests.len() as u32,
+            transfer_sectors_max: self.limits.transfer_sectors_max,
+            device: self.device,
+            surroundings: self.surroundings,
+            learned: &self.learned,
+        }
+    }
+
+    fn place(&self, request: RequestId, sectors: u64, busy: bool) -> Place {
+        let request = self.requests.get(request.0).expect("its request");
+        self.policies.of(request.op).place(&self.situation(request), sectors, busy)
+    }
+
+    /// Takes a request out of the waiting line; it finishes if nothing of it is under way.
+    fn stop_waiting(&mut self, id: RequestId) {
+        if let Some(at) = self.waiting.iter().position(|&waiting| waiting == id) {
+            self.waiting.remove(at);
+        }
+        let request = self.requests.get_mut(id.0).expect("a waiting request");
+        request.waits = false;
+        self.finish_if_done(id);
+    }
+
+    /// Moves the request's next sectors into a chunk.
+    fn take_part(&mut self, id: RequestId, plan: &Plan) -> Part {
+        let request = self.requests.get_mut(id.0).expect("a waiting request");
+        let sector = request.next;
+        let until = chunk_end(&self.limits, request.op, sector, request.end, plan.chunk_sectors);
+        request.next = until;
+        request.under_way += 1;
+        let all = until == request.end;
+        if all {
+            // Not `stop_waiting`: it has a chunk under way now.
+            request.waits = false;
+            if self.waiting.front() == Some(&id) {
                 self.waiting.pop_front();
-                request.waits = false;
-                continue;
+            } else {
+                self.waiting.retain(|&waiting| waiting != id);
             }
-            if self.chunks.is_full() {
+        }
+        Part { request: id, sector, sectors: until - sector }
+    }
+
+    /// Adds whole requests to a chunk that continue it and wait as well.
+    fn join_neighbours(&mut self, op: Op, plan: &Plan, parts: &mut Parts) {
+        while !parts.is_full() {
+            let end = parts.end();
+            let room = self.limits.transfer_sectors_max.saturating_sub(parts.sectors());
+            let neighbour = self.waiting.iter().take(JOIN_SCAN).copied().find(|id| {
+                self.requests.get(id.0).is_some_and(|request| {
+                    request.op == op
+                        && request.next == end
+                        && request.start == end
+                        && request.error.is_none()
+                        && request.end - end <= room
+                })
+            });
+            let Some(id) = neighbour else { return };
+            let from = parts.sector();
+            let until = self.requests.get(id.0).map_or(end, |request| request.end);
+            let crosses = |border: &&u64| **border > from && **border < until;
+            if self.limits.borders.iter().any(|border| crosses(&border)) {
                 return;
             }
-            let sector = request.next;
-            let until =
-                chunk_end(&self.limits, request.op, sector, request.end, plan.chunk_sectors);
-            let span = Span { request: id, sector, sectors: until - sector };
-            let (phase, kind) = match request.op {
-                Op::Write { .. } | Op::EncryptZeroes { .. } => (Phase::Crypt, None),
-                Op::Read => (Phase::Store, Some(StoreKind::Read)),
-                Op::Flush => (Phase::Store, Some(StoreKind::Flush)),
-                Op::Discard => (Phase::Store, Some(StoreKind::Discard)),
-                Op::BackendZeroes => (Phase::Store, Some(StoreKind::Zeroes)),
-            };
-            let chunk = self.chunks.insert(Chunk { span, phase }).expect("there is room");
-            let chunk = ChunkId(chunk);
-            request.next = until;
-            request.under_way += 1;
-            if until == request.end {
-                self.waiting.pop_front();
-                request.waits = false;
-            }
-            self.outputs.push_back(match kind {
-                None => Output::Crypt { chunk, span, place: plan.place },
-                Some(kind) => Output::Store { chunk, span, kind },
-            });
+            let whole = Plan { chunk_sectors: room, ..*plan };
+            parts.push(self.take_part(id, &whole));
+        }
+    }
+
+    fn launch(&mut self, op: Op, parts: &Parts, plan: &Plan, more: bool, now_ns: u64) {
+        self.serial += 1;
+        let crypts = op.is_write();
+        let first = parts.as_slice()[0].request;
+        let place = if crypts {
+            let busy = more || !self.waiting.is_empty() || self.chunks.len() > 0;
+            self.place(first, parts.sectors(), busy)
+        } else {
+            Place::Here
+        };
+        let chunk = self.chunks.insert(Chunk {
+            op,
+            parts: *parts,
+            phase: if crypts { Phase::Crypt } else { Phase::Store },
+            serial: self.serial,
+            ordered: crypts && plan.ordered,
+            since_ns: now_ns,
+            woke_worker: place != Place::Here && self.surroundings.idle_workers > 0,
+        });
+        let chunk = ChunkId(chunk.expect("start_chunk saw room"));
+        if !crypts {
+            self.outputs.push_back(Output::Store { chunk, kind: op.into() });
+            return;
+        }
+        if plan.ordered {
+            self.order.push_back((chunk, self.serial));
+        }
+        self.tally_place(place);
+        self.outputs.push_back(Output::Crypt { chunk, place });
+    }
+
+    fn tally_place(&mut self, place: Place) {
+        if place == Place::Here {
+            self.tally.here += 1;
+        } else {
+            self.tally.handed += 1;
+            self.surroundings.idle_workers = self.surroundings.idle_workers.saturating_sub(1);
         }
     }
 }
@@ -376,7 +571,7 @@ fn chunk_end(limits: &Limits, op: Op, sector: u64, end: u64, chunk_sectors: u64)
     let longest = match op {
         // No data is moved: only borders cut these.
         Op::Discard | Op::BackendZeroes | Op::Flush => end - sector,
-        _ => chunk_sectors.min(limits.transfer_sectors_max),
+        _ => chunk_sectors.next_multiple_of(limits.sector_sectors).min(limits.transfer_sectors_max),
     };
     let border =
         limits.borders[limits.borders.partition_point(|&border| border <= sector)..].first();

@@ -1,21 +1,138 @@
-//! The policies: into how many chunks a request is cut and where each is encrypted.
+//! The policies: three questions about a request, answered from numbers only. Into how many
+//! chunks, where is each encrypted, and what may leave before what.
+//!
+//! The static ones are dm-crypt's, with the flags that choose them there:
+//!
+//! | policy | dm-crypt |
+//! |---|---|
+//! | `inline` | `no_read_workqueue` and `no_write_workqueue` |
+//! | `same-cpu` | `same_cpu_crypt` |
+//! | `unbound` | the default: work queues on any CPU, writes sorted |
+//! | `same-cpu,unsorted`, `unbound,unsorted` | the same with `submit_from_crypt_cpus` |
+//! | `merge` | request-based dm-crypt (proposed in 2015): neighbours become one before the cipher |
 
-use crate::machine::Op;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::learn::Learned;
+use crate::machine::{Device, Op, Surroundings, Urgency};
 
 /// Where a chunk is encrypted or decrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// On the thread that has the request, at once.
     Here,
+    /// On a worker that runs on the same core.
+    SameCore,
+    /// On whichever worker is free.
+    Worker,
 }
 
-/// Which of dm-crypt's ways to dispatch is followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// How requests are dispatched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// Every chunk is encrypted where its request arrived: dm-crypt's `no_read_workqueue` with
-    /// `no_write_workqueue`.
+    /// Decide for each request from what was measured.
     #[default]
+    Adaptive,
+    /// Every chunk where its request arrived.
     Inline,
+    /// Every chunk by a worker on the same core.
+    SameCpu {
+        /// Writes leave in the order in which they came.
+        sorted: bool,
+    },
+    /// Every chunk by any worker.
+    Unbound {
+        /// Writes leave in the order in which they came.
+        sorted: bool,
+    },
+    /// Neighbours become one, then inline.
+    Merge,
+}
+
+impl Policy {
+    /// Every policy there is.
+    pub const ALL: [Self; 7] = [
+        Self::Adaptive,
+        Self::Inline,
+        Self::SameCpu { sorted: true },
+        Self::SameCpu { sorted: false },
+        Self::Unbound { sorted: true },
+        Self::Unbound { sorted: false },
+        Self::Merge,
+    ];
+
+    /// The name used on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Adaptive => "adaptive",
+            Self::Inline => "inline",
+            Self::SameCpu { sorted: true } => "same-cpu",
+            Self::SameCpu { sorted: false } => "same-cpu,unsorted",
+            Self::Unbound { sorted: true } => "unbound",
+            Self::Unbound { sorted: false } => "unbound,unsorted",
+            Self::Merge => "merge",
+        }
+    }
+
+    /// Whether any chunk may go to a worker.
+    pub fn uses_workers(self) -> bool {
+        !matches!(self, Self::Inline | Self::Merge)
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|policy| policy.name() == text);
+        known.ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|policy| policy.name()).collect();
+            format!("'{text}' is no dispatch policy; there are {}", names.join(", "))
+        })
+    }
+}
+
+/// The policies of a queue: dm-crypt's flags tell reads and writes apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Policies {
+    /// For reads.
+    pub reads: Policy,
+    /// For everything else.
+    pub writes: Policy,
+}
+
+impl From<Policy> for Policies {
+    fn from(policy: Policy) -> Self {
+        Self { reads: policy, writes: policy }
+    }
+}
+
+impl Policies {
+    /// Whether any chunk may go to a worker.
+    pub fn uses_workers(self) -> bool {
+        self.reads.uses_workers() || self.writes.uses_workers()
+    }
+
+    /// The policy for an operation.
+    pub(crate) fn of(self, op: Op) -> Policy {
+        if op == Op::Read { self.reads } else { self.writes }
+    }
+}
+
+impl fmt::Display for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.reads == self.writes {
+            return self.reads.fmt(f);
+        }
+        write!(f, "{} for reads, {} for writes", self.reads, self.writes)
+    }
 }
 
 /// A policy's answer for one request.
@@ -25,33 +142,143 @@ pub(crate) struct Plan {
     pub(crate) chunk_sectors: u64,
     /// Most chunks of the request that may be under way at once.
     pub(crate) window: u32,
-    pub(crate) place: Place,
+    /// Writes leave in the order in which they came.
+    pub(crate) ordered: bool,
+    /// Neighbours that wait may travel as one.
+    pub(crate) join: bool,
+}
+
+/// Everything that a decision may depend on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Situation<'a> {
+    pub(crate) op: Op,
+    /// Length of the request in 512-byte sectors.
+    pub(crate) sectors: u64,
+    pub(crate) urgency: Urgency,
+    /// Requests in flight, this one included.
+    pub(crate) depth: u32,
+    pub(crate) transfer_sectors_max: u64,
+    pub(crate) device: Device,
+    pub(crate) surroundings: Surroundings,
+    pub(crate) learned: &'a Learned,
 }
 
 /// Chunks of a write of zeroes under way at once: it owns no buffer of its own size, so each
 /// chunk borrows one from the queue, which others need too.
 const ZEROES_WINDOW: u32 = 2;
 
+/// dm-crypt splits requests at this length since 2024 (`max_read_size`, `max_write_size`).
+const SPLIT_SECTORS: u64 = 256;
+
+/// What is decrypted while it still sits in the core's cache: half of a usual L2.
+const CACHE_BYTES: f64 = 512.0 * 1024.0;
+
+/// Shortest chunk that a request is cut into for the sake of overlapping.
+const CHUNK_BYTES_MIN: f64 = 4096.0;
+
+/// A hand-over pays when the work is worth this many of them.
+const HANDOVERS_WORTH: f64 = 2.0;
+
 impl Policy {
-    /// What to do with a request; `transfer_sectors_max` is the backend's largest transfer.
-    pub(crate) fn plan(self, op: Op, transfer_sectors_max: u64) -> Plan {
-        match self {
-            Self::Inline => Plan {
-                chunk_sectors: transfer_sectors_max,
-                window: if matches!(op, Op::EncryptZeroes { .. }) {
-                    ZEROES_WINDOW
-                } else {
-                    u32::MAX
-                },
-                place: Place::Here,
+    /// Into how many chunks, and in which order they may leave.
+    pub(crate) fn plan(self, situation: &Situation<'_>) -> Plan {
+        let whole = situation.transfer_sectors_max;
+        let plan = |chunk_sectors: u64, ordered, join| Plan {
+            chunk_sectors: chunk_sectors.min(whole).max(1),
+            window: match situation.op {
+                Op::EncryptZeroes { .. } => ZEROES_WINDOW,
+                _ => u32::MAX,
             },
+            ordered,
+            join,
+        };
+        match self {
+            Self::Inline => plan(whole, true, false),
+            Self::SameCpu { sorted } | Self::Unbound { sorted } => {
+                plan(SPLIT_SECTORS, sorted, false)
+            }
+            Self::Merge => plan(whole, true, true),
+            Self::Adaptive => {
+                #[expect(clippy::cast_sign_loss, reason = "a positive number of bytes")]
+                let bytes = situation.chunk_bytes() as u64;
+                plan(bytes.div_ceil(512), true, true)
+            }
         }
     }
 
-    /// The name used on the command line.
-    pub fn name(self) -> &'static str {
+    /// Where a chunk of `sectors` is crypted. `busy`: this thread has something else to do
+    /// meanwhile.
+    pub(crate) fn place(self, situation: &Situation<'_>, sectors: u64, busy: bool) -> Place {
         match self {
-            Self::Inline => "inline",
+            Self::Inline | Self::Merge => Place::Here,
+            Self::SameCpu { .. } => Place::SameCore,
+            Self::Unbound { .. } => Place::Worker,
+            Self::Adaptive => situation.place(sectors, busy),
         }
     }
+}
+
+impl Situation<'_> {
+    /// Adaptive: the length of a chunk, in bytes.
+    ///
+    /// Cutting a request of `c` nanoseconds of cipher into `n` chunks leaves `c/n` of them that
+    /// nothing overlaps with, and costs `n - 1` further operations of `k` nanoseconds: the sum is
+    /// least at `n = sqrt(c/k)`. When other requests are in flight they overlap anyway, and each
+    /// further operation takes time from them: `k` counts `depth` times.
+    fn chunk_bytes(&self) -> f64 {
+        let bytes = self.sectors as f64 * 512.0;
+        let cipher_ns = bytes * self.learned.cipher_ns_per_byte();
+        let workers = f64::from(self.surroundings.idle_workers);
+        if self.device.synchronous {
+            // Nothing overlaps with the backend: it is this thread that copies. But a worker can
+            // decrypt one chunk while the next is copied.
+            let share = bytes / (1.0 + workers);
+            let worth = self.worth_bytes();
+            let handed = if workers > 0.0 && share >= worth { share } else { bytes };
+            return handed.min(CACHE_BYTES);
+        }
+        let each_ns = self.learned.request_ns() + self.device.request_ns as f64;
+        let chunks = (cipher_ns / (each_ns * f64::from(self.depth.max(1)))).sqrt();
+        (bytes / chunks.max(1.0)).max(CHUNK_BYTES_MIN)
+    }
+
+    /// Least number of bytes whose crypt is worth a hand-over.
+    fn worth_bytes(&self) -> f64 {
+        HANDOVERS_WORTH * self.learned.handover_ns() / self.learned.cipher_ns_per_byte()
+    }
+
+    /// Adaptive: hand on what is larger than the hand-over costs, if a core is free and this
+    /// thread has something else to do meanwhile.
+    fn place(&self, sectors: u64, busy: bool) -> Place {
+        if self.surroundings.workers == 0 {
+            return Place::Here;
+        }
+        match self.urgency {
+            Urgency::Urgent => Place::Here,
+            Urgency::Background => Place::Worker,
+            Urgency::Normal => {
+                let worth = sectors as f64 * 512.0 >= self.worth_bytes();
+                if worth && busy && self.surroundings.idle_workers > 0 {
+                    Place::Worker
+                } else {
+                    Place::Here
+                }
+            }
+        }
+    }
+}
+
+/// How often was decided what, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Requests that became one chunk of their own.
+    pub whole: u64,
+    /// Requests that were cut.
+    pub cut: u64,
+    /// Requests that travelled together with a neighbour.
+    pub joined: u64,
+    /// Chunks crypted where they were.
+    pub here: u64,
+    /// Chunks handed to a worker.
+    pub handed: u64,
 }

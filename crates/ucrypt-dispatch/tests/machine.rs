@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use ucrypt_dispatch::{
-    ChunkId, Limits, Machine, Op, Output, Policy, Request, RequestId, Span, StoreKind,
+    ChunkId, Device, Limits, Machine, Op, Output, Part, Place, Policy, Request, RequestId,
+    StoreKind, Surroundings, Urgency,
 };
 
 /// xorshift64: the same run for the same seed.
@@ -21,7 +22,21 @@ impl Random {
 const BORDERS: [u64; 3] = [100, 1000, 1008];
 
 fn limits() -> Limits {
-    Limits { requests_max: 8, chunks_max: 12, transfer_sectors_max: 16, borders: BORDERS.to_vec() }
+    Limits {
+        requests_max: 8,
+        chunks_max: 12,
+        transfer_sectors_max: 16,
+        sector_sectors: 1,
+        borders: BORDERS.to_vec(),
+    }
+}
+
+const DEVICE: Device = Device { synchronous: false, request_ns: 0, depth_max: 12 };
+
+const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2 };
+
+fn request(op: Op, sector: u64, sectors: u64) -> Request {
+    Request { op, sector, sectors, urgency: Urgency::Normal }
 }
 
 /// What the world around a machine knows about a request.
@@ -39,26 +54,35 @@ struct Seen {
 /// Plays engine and backend for a machine, and checks every output.
 struct World {
     machine: Machine<u32>,
+    policy: Policy,
     random: Random,
+    now: u64,
     seen: HashMap<RequestId, Seen>,
-    crypts: Vec<(ChunkId, Span)>,
-    stores: Vec<(ChunkId, Span, StoreKind)>,
+    crypts: Vec<(ChunkId, Vec<Part>)>,
+    stores: Vec<(ChunkId, Vec<Part>)>,
+    /// Ordered writes whose crypt was asked for and that have not left.
+    order: Vec<ChunkId>,
     accepted: usize,
     finished: usize,
     refused: usize,
+    joined: usize,
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(policy: Policy, seed: u64) -> Self {
         Self {
-            machine: Machine::new(limits(), Policy::Inline),
+            machine: Machine::new(limits(), policy, DEVICE),
+            policy,
             random: Random(seed),
+            now: 0,
             seen: HashMap::new(),
             crypts: Vec::new(),
             stores: Vec::new(),
+            order: Vec::new(),
             accepted: 0,
             finished: 0,
             refused: 0,
+            joined: 0,
         }
     }
 
@@ -73,30 +97,48 @@ impl World {
         };
         let sectors = if op == Op::Flush { 0 } else { self.random.below(120) + 1 };
         let sector = if op == Op::Flush { 0 } else { self.random.below(1200) };
-        let request = Request { op, sector, sectors };
+        // Now and then a row of small neighbours, which may be joined.
+        let (count, sectors) =
+            if op != Op::Flush && self.random.below(4) == 0 { (3, 2) } else { (1, sectors) };
+        for index in 0..count {
+            self.ask_for(request(op, sector + index * sectors, sectors));
+        }
+    }
+
+    fn ask_for(&mut self, request: Request) {
         let Some(id) = self.machine.request(request) else {
             assert_eq!(self.machine.in_flight(), 8, "refused though not full");
             self.refused += 1;
             return;
         };
-        let seen = Seen { request, stored: 0, crypted: 0, next: sector, failed: false };
+        let seen = Seen { request, stored: 0, crypted: 0, next: request.sector, failed: false };
         assert!(self.seen.insert(id, seen).is_none(), "an id names two requests");
         self.accepted += 1;
     }
 
     fn take_outputs(&mut self) {
+        self.machine.plan(self.now, WORKERS);
         while let Some(output) = self.machine.next_output() {
             match output {
-                Output::Crypt { chunk, span, .. } => {
-                    self.check_start(span, |op| !matches!(op, Op::Read));
-                    self.crypts.push((chunk, span));
+                Output::Crypt { chunk, .. } => {
+                    let parts = self.machine.parts(chunk).to_vec();
+                    let op = self.machine.op(chunk).expect("a chunk under way");
+                    if op != Op::Read {
+                        self.check_start(op, &parts);
+                        self.order.push(chunk);
+                    }
+                    self.crypts.push((chunk, parts));
                 }
-                Output::Store { chunk, span, kind } => {
-                    self.check_start(span, |op| {
-                        !matches!(op, Op::Write { .. } | Op::EncryptZeroes { .. })
-                    });
-                    self.check_kind(span, kind);
-                    self.stores.push((chunk, span, kind));
+                Output::Store { chunk, kind } => {
+                    let parts = self.machine.parts(chunk).to_vec();
+                    let op = self.machine.op(chunk).expect("a chunk under way");
+                    assert_eq!(kind, StoreKind::from(op));
+                    if matches!(kind, StoreKind::Write { .. }) {
+                        self.check_order(chunk);
+                    } else {
+                        self.check_start(op, &parts);
+                    }
+                    self.stores.push((chunk, parts));
                 }
                 Output::Finish { request, result } => self.check_finish(request, result),
             }
@@ -104,39 +146,46 @@ impl World {
         }
     }
 
-    /// A chunk that starts must continue its request and stay within the bounds.
-    fn check_start(&mut self, span: Span, starts: impl Fn(Op) -> bool) {
-        let seen = self.seen.get_mut(&span.request).expect("a chunk of an unknown request");
-        if !starts(seen.request.op) {
-            return;
+    /// A chunk that starts must continue its requests and stay within the bounds.
+    fn check_start(&mut self, op: Op, parts: &[Part]) {
+        let (first, last) = (parts[0].sector, parts[parts.len() - 1]);
+        let end = last.sector + last.sectors;
+        let mut at = first;
+        for part in parts {
+            let seen = self.seen.get_mut(&part.request).expect("a part of an unknown request");
+            assert!(!seen.failed, "a chunk was started after an error");
+            assert_eq!(seen.request.op, op);
+            assert_eq!((part.sector, part.sector), (seen.next, at), "parts do not follow");
+            seen.next += part.sectors;
+            at += part.sectors;
+            assert!(seen.next <= seen.request.sector + seen.request.sectors);
         }
-        assert!(!seen.failed, "a chunk was started after an error");
-        assert_eq!(span.sector, seen.next, "chunks do not follow each other");
-        seen.next += span.sectors;
-        assert!(seen.next <= seen.request.sector + seen.request.sectors);
-        let moves_data = !matches!(seen.request.op, Op::Discard | Op::Flush);
-        assert!(!moves_data || span.sectors <= 16, "a transfer that is too large");
-        let inside = span.sector + 1..seen.next;
+        let moves_data = !matches!(op, Op::Discard | Op::Flush);
+        assert!(!moves_data || end - first <= 16, "a transfer that is too large");
+        let inside = first + 1..end.max(first + 1);
         assert!(!BORDERS.iter().any(|border| inside.contains(border)), "a border was crossed");
+        self.joined += parts.len() - 1;
     }
 
-    fn check_kind(&self, span: Span, kind: StoreKind) {
-        let expected = match self.seen[&span.request].request.op {
-            Op::Read => StoreKind::Read,
-            Op::Write { fua } | Op::EncryptZeroes { fua } => StoreKind::Write { fua },
-            Op::Flush => StoreKind::Flush,
-            Op::Discard => StoreKind::Discard,
-            Op::BackendZeroes => StoreKind::Zeroes,
-        };
-        assert_eq!(kind, expected);
+    /// A write that leaves must be the first of those whose turn has not come, where the policy
+    /// keeps order.
+    fn check_order(&mut self, chunk: ChunkId) {
+        let at = self.order.iter().position(|&waiting| waiting == chunk);
+        let at = at.expect("a write leaves that was not encrypted");
+        let unsorted = matches!(
+            self.policy,
+            Policy::SameCpu { sorted: false } | Policy::Unbound { sorted: false }
+        );
+        assert!(at == 0 || unsorted, "{}: a write overtook another", self.policy);
+        self.order.remove(at);
     }
 
     fn check_finish(&mut self, id: RequestId, result: Result<(), u32>) {
         let seen = self.seen.remove(&id).expect("a request finished twice");
         self.finished += 1;
-        let open = |span: &Span| span.request == id;
-        assert!(!self.crypts.iter().any(|(_, span)| open(span)), "finished while crypting");
-        assert!(!self.stores.iter().any(|(_, span, _)| open(span)), "finished while storing");
+        let open = |(_, parts): &(ChunkId, Vec<Part>)| parts.iter().any(|part| part.request == id);
+        assert!(!self.crypts.iter().any(open), "finished while crypting");
+        assert!(!self.stores.iter().any(open), "finished while storing");
         assert_eq!(result.is_err(), seen.failed, "{seen:?}");
         if result.is_ok() {
             let sectors = seen.request.sectors;
@@ -152,104 +201,156 @@ impl World {
         if choices == 0 {
             return;
         }
+        self.now += self.random.below(10_000);
         let pick = self.random.below(choices) as usize;
         let fails = self.random.below(40) == 0;
         let result = if fails { Err(7) } else { Ok(()) };
-        if pick < self.crypts.len() {
-            let (chunk, span) = self.crypts.swap_remove(pick);
-            let seen = self.seen.get_mut(&span.request).expect("a request in flight");
-            seen.failed |= fails;
-            seen.crypted += span.sectors;
-            self.machine.crypted(chunk, result);
+        let crypt = pick < self.crypts.len();
+        let (chunk, parts) = if crypt {
+            self.crypts.swap_remove(pick)
         } else {
-            let (chunk, span, _) = self.stores.swap_remove(pick - self.crypts.len());
-            let seen = self.seen.get_mut(&span.request).expect("a request in flight");
+            self.stores.swap_remove(pick - self.crypts.len())
+        };
+        for part in parts {
+            let seen = self.seen.get_mut(&part.request).expect("a request in flight");
             seen.failed |= fails;
-            seen.stored += span.sectors;
-            self.machine.stored(chunk, result);
+            *(if crypt { &mut seen.crypted } else { &mut seen.stored }) += part.sectors;
+        }
+        if crypt {
+            if fails {
+                self.order.retain(|&waiting| waiting != chunk);
+            }
+            self.machine.crypted(chunk, result, Some(self.random.below(5000)), self.now);
+        } else {
+            self.machine.stored(chunk, result, self.now);
         }
     }
 }
 
 #[test]
 fn every_request_ends_once_whatever_the_order_of_answers_and_errors() {
-    let mut refused = 0;
-    for seed in 1..=200 {
-        let mut world = World::new(seed * 0x9e37_79b9);
-        for _ in 0..400 {
-            if world.random.below(3) == 0 {
-                world.ask();
+    for policy in Policy::ALL {
+        let (mut refused, mut joined) = (0, 0);
+        for seed in 1..=100 {
+            let mut world = World::new(policy, seed * 0x9e37_79b9);
+            for _ in 0..400 {
+                if world.random.below(3) == 0 {
+                    world.ask();
+                }
+                world.take_outputs();
+                world.answer();
             }
-            world.take_outputs();
-            world.answer();
-        }
-        for _ in 0..100_000 {
-            world.take_outputs();
-            if world.machine.in_flight() == 0 {
-                break;
+            for _ in 0..100_000 {
+                world.take_outputs();
+                if world.machine.in_flight() == 0 {
+                    break;
+                }
+                world.answer();
             }
-            world.answer();
+            let ended = (world.accepted, world.seen.len());
+            assert_eq!(ended, (world.finished, 0), "{policy} seed {seed}: a request never ended");
+            assert!(world.accepted > 50);
+            refused += world.refused;
+            joined += world.joined;
         }
-        assert_eq!(world.accepted, world.finished, "seed {seed}: a request never ended");
-        assert!(world.seen.is_empty() && world.accepted > 50);
-        refused += world.refused;
+        assert!(refused > 0, "{policy}: the bound was never reached");
+        let joins = matches!(policy, Policy::Adaptive | Policy::Merge);
+        assert_eq!(joined > 0, joins, "{policy}: {joined} neighbours were joined");
     }
-    assert!(refused > 0, "the bound was never reached");
 }
 
-/// All outputs there are, without `Finish`.
-fn spans(machine: &mut Machine<u32>) -> Vec<(ChunkId, Span)> {
-    std::iter::from_fn(|| machine.next_output())
-        .filter_map(|output| match output {
-            Output::Crypt { chunk, span, .. } | Output::Store { chunk, span, .. } => {
-                Some((chunk, span))
-            }
-            Output::Finish { .. } => None,
-        })
-        .collect()
+/// Plans, and returns all outputs there are without `Finish`.
+fn started(machine: &mut Machine<u32>) -> Vec<(ChunkId, Vec<Part>)> {
+    machine.plan(0, WORKERS);
+    let mut started = Vec::new();
+    while let Some(output) = machine.next_output() {
+        if let Output::Crypt { chunk, .. } | Output::Store { chunk, .. } = output {
+            started.push((chunk, machine.parts(chunk).to_vec()));
+        }
+    }
+    started
 }
 
 #[test]
 fn writes_leave_in_the_order_in_which_they_came() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline);
-    for sector in [500, 0, 300] {
-        machine.request(Request { op: Op::Write { fua: false }, sector, sectors: 40 }).unwrap();
-    }
-    let mut left = Vec::new();
-    // Each crypt is answered as it comes: the policy does the work on the spot.
-    while let Some(output) = machine.next_output() {
-        match output {
-            Output::Crypt { chunk, .. } => machine.crypted(chunk, Ok(())),
-            Output::Store { span, .. } => left.push(span.sector),
-            Output::Finish { .. } => panic!("nothing was stored yet"),
+    for policy in [Policy::Inline, Policy::Unbound { sorted: true }] {
+        let mut machine = Machine::<u32>::new(limits(), policy, DEVICE);
+        for sector in [500, 0, 300] {
+            machine.request(request(Op::Write { fua: false }, sector, 40)).unwrap();
         }
+        let mut crypts = started(&mut machine);
+        assert_eq!(crypts.len(), 9);
+        // The last is encrypted first.
+        let mut left = Vec::new();
+        while let Some((chunk, _)) = crypts.pop() {
+            machine.crypted(chunk, Ok(()), None, 0);
+            left.extend(started(&mut machine).iter().map(|(_, parts)| parts[0].sector));
+        }
+        assert_eq!(left, [500, 516, 532, 0, 16, 32, 300, 316, 332], "{policy}");
     }
-    assert_eq!(left, [500, 516, 532, 0, 16, 32, 300, 316, 332]);
 }
 
 #[test]
 fn a_long_write_of_zeroes_lets_others_pass() {
-    let mut machine = Machine::new(limits(), Policy::Inline);
+    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
     let zeroes = Op::EncryptZeroes { fua: false };
-    machine.request(Request { op: zeroes, sector: 2000, sectors: 1_000_000 }).unwrap();
-    let read = machine.request(Request { op: Op::Read, sector: 0, sectors: 8 }).unwrap();
-    let started = spans(&mut machine);
-    assert!(started.iter().any(|(_, span)| span.request == read), "the read waits behind zeroes");
+    machine.request(request(zeroes, 2000, 1_000_000)).unwrap();
+    let read = machine.request(request(Op::Read, 0, 8)).unwrap();
+    let started = started(&mut machine);
+    assert!(started.iter().any(|(_, parts)| parts[0].request == read), "it waits behind zeroes");
     assert!(started.len() < 12, "the zeroes took every chunk");
 }
 
 #[test]
 fn a_full_machine_refuses_and_recovers() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline);
-    let read = |sector| Request { op: Op::Read, sector, sectors: 1 };
+    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
     for sector in 0..8 {
-        assert!(machine.request(read(sector)).is_some());
+        assert!(machine.request(request(Op::Read, sector, 1)).is_some());
     }
-    assert!(machine.is_full() && machine.request(read(9)).is_none());
-    let (chunk, _) = spans(&mut machine)[0];
-    machine.stored(chunk, Err(5));
+    assert!(machine.is_full() && machine.request(request(Op::Read, 9, 1)).is_none());
+    let (chunk, _) = started(&mut machine)[0];
+    machine.stored(chunk, Err(5), 0);
     // The id is free once the end has been told.
-    assert!(machine.request(read(9)).is_none());
+    assert!(machine.request(request(Op::Read, 9, 1)).is_none());
     assert!(matches!(machine.next_output(), Some(Output::Finish { result: Err(5), .. })));
-    assert!(machine.request(read(9)).is_some());
+    assert!(machine.request(request(Op::Read, 9, 1)).is_some());
+}
+
+#[test]
+fn neighbours_that_wait_together_travel_as_one_in_the_order_of_their_sectors() {
+    let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+    for sector in [204, 200, 300, 208] {
+        machine.request(request(Op::Read, sector, 4)).unwrap();
+    }
+    let started: Vec<Vec<u64>> = started(&mut machine)
+        .iter()
+        .map(|(_, parts)| parts.iter().map(|part| part.sector).collect())
+        .collect();
+    assert_eq!(started, [vec![204, 208], vec![200], vec![300]]);
+}
+
+#[test]
+fn what_is_worth_it_is_handed_to_a_free_worker_and_nothing_else_is() {
+    let place = |sectors, urgency, idle| {
+        let limits = Limits { transfer_sectors_max: 2048, ..limits() };
+        let mut machine = Machine::<u32>::new(limits, Policy::Adaptive, DEVICE);
+        machine.learned_mut().crypt(1 << 20, 1 << 20);
+        machine.learned_mut().handover(5000);
+        // Something else to do.
+        machine.request(request(Op::Write { fua: false }, 5000, 8)).unwrap();
+        let write = Request { urgency, ..request(Op::Write { fua: false }, 6000, sectors) };
+        machine.request(write).unwrap();
+        machine.plan(0, Surroundings { workers: 2, idle_workers: idle });
+        machine.next_output();
+        match machine.next_output() {
+            Some(Output::Crypt { place, .. }) => place,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (here, worker) = (Place::Here, Place::Worker);
+    assert_eq!(place(8, Urgency::Normal, 2), here, "4 KiB take less than a hand-over");
+    assert_eq!(place(256, Urgency::Normal, 2), worker);
+    assert_eq!(place(256, Urgency::Normal, 0), here, "nobody is free");
+    assert_eq!(place(256, Urgency::Urgent, 2), here);
+    assert_eq!(place(8, Urgency::Background, 0), worker);
 }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ucrypt_dispatch::{Learned, Tally};
+
 /// Counts of one queue. Only its own thread adds.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -12,6 +14,72 @@ pub(crate) struct Counters {
     pub(crate) flushes: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) errors: AtomicU64,
+    decided: Decided,
+}
+
+/// The last published state of a queue's machine.
+#[derive(Debug, Default)]
+struct Decided {
+    whole: AtomicU64,
+    cut: AtomicU64,
+    joined: AtomicU64,
+    here: AtomicU64,
+    handed: AtomicU64,
+    /// Picoseconds, so that a fast cipher has digits.
+    cipher_ps_per_byte: AtomicU64,
+    handover_ns: AtomicU64,
+    request_ns: AtomicU64,
+}
+
+/// What one queue has decided, and the estimates it decides by.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Decisions {
+    /// How often was decided what.
+    pub tally: Tally,
+    /// Nanoseconds of cipher per byte.
+    pub cipher_ns_per_byte: f64,
+    /// Nanoseconds that handing a chunk to a sleeping worker costs.
+    pub handover_ns: u64,
+    /// Nanoseconds that one more backend operation costs.
+    pub request_ns: u64,
+}
+
+impl Counters {
+    /// Shows others what a queue knows.
+    pub(crate) fn publish(&self, tally: Tally, learned: &Learned) {
+        let set = |cell: &AtomicU64, value: u64| cell.store(value, Ordering::Relaxed);
+        let decided = &self.decided;
+        set(&decided.whole, tally.whole);
+        set(&decided.cut, tally.cut);
+        set(&decided.joined, tally.joined);
+        set(&decided.here, tally.here);
+        set(&decided.handed, tally.handed);
+        set(&decided.cipher_ps_per_byte, whole(learned.cipher_ns_per_byte() * 1000.0));
+        set(&decided.handover_ns, whole(learned.handover_ns()));
+        set(&decided.request_ns, whole(learned.request_ns()));
+    }
+
+    pub(crate) fn decisions(&self) -> Decisions {
+        let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        let decided = &self.decided;
+        Decisions {
+            tally: Tally {
+                whole: get(&decided.whole),
+                cut: get(&decided.cut),
+                joined: get(&decided.joined),
+                here: get(&decided.here),
+                handed: get(&decided.handed),
+            },
+            cipher_ns_per_byte: get(&decided.cipher_ps_per_byte) as f64 / 1000.0,
+            handover_ns: get(&decided.handover_ns),
+            request_ns: get(&decided.request_ns),
+        }
+    }
+}
+
+#[expect(clippy::cast_sign_loss, reason = "averages of durations are not negative")]
+fn whole(value: f64) -> u64 {
+    value as u64
 }
 
 /// What the clients of a volume have asked for since it was opened, finished requests only.

@@ -3,7 +3,7 @@
 use ucrypt_backend::Buf;
 
 /// A request's data, cut into chunks from the front and put together again at the end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Data {
     /// What is in no chunk yet.
     rest: Option<Buf>,
@@ -12,6 +12,15 @@ pub(crate) struct Data {
     /// Chunks that came back, by their offset in the request. Kept between requests, so that it
     /// allocates no more once it has grown.
     parts: Vec<(usize, Buf)>,
+}
+
+/// Chunks of the largest request (32 MiB in transfers of 1 MiB); more make the table grow.
+const PARTS: usize = 33;
+
+impl Default for Data {
+    fn default() -> Self {
+        Self { rest: None, cut: 0, parts: Vec::with_capacity(PARTS) }
+    }
 }
 
 impl Data {

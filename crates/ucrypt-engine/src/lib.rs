@@ -2,22 +2,28 @@
 //!
 //! A [`Volume`] is what a client sees as a disk: segments of a backend, each with its cipher. Any
 //! number of threads use it at once, each through a [`Queue`] of its own, and drive it themselves:
-//! the thread that has a request does the work. There is no thread in this crate.
+//! the thread that has a request
+//! does the work, unless the policy hands a part of it to the volume's workers.
 //!
 //! - [`volume`]: what is shared, and what it is made of;
 //! - [`queue`]: requests in, answers out, at any byte offset and length;
+//! - `workers`: threads that encrypt what queues hand on;
 //! - `range_lock`: keeps read-modify-write of part of a sector away from its neighbours.
 
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod counters;
 mod data;
 pub mod queue;
 mod range_lock;
+mod segments;
 pub mod volume;
+mod workers;
 
-pub use counters::Totals;
+pub use counters::{Decisions, Totals};
 pub use queue::{Done, Op, Queue, QueueConfig, Rejected};
+pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{Buf, Errno};
-pub use ucrypt_dispatch::Policy;
-pub use volume::{Segment, Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
+pub use ucrypt_dispatch::{Policies, Policy, Tally};
+pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};

@@ -13,17 +13,20 @@
 //! - Dropping a queue waits for what the backend has under way; requests that have not ended are
 //!   not acknowledged.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use ucrypt_backend::{Buf, Errno, Pool};
-use ucrypt_dispatch::{Limits, Machine};
+use ucrypt_dispatch::{ChunkId, Device, Limits, Machine, PARTS_MAX};
 
 use crate::counters::Counters;
 use crate::volume::Volume;
+use crate::workers::Inbox;
 
 mod job;
 mod plan;
@@ -122,23 +125,37 @@ pub struct Queue {
     answers: Vec<ucrypt_backend::Done>,
     /// By the machine's request: what belongs to it.
     slots: Vec<Slot>,
-    /// By the machine's chunk: its buffer while it is in no other hands.
-    chunks: Vec<Option<Buf>>,
+    /// By the machine's chunk: its buffers while they are in no other hands. The lists travel with
+    /// the buffers and come back, so that none is made after start.
+    chunks: Vec<Vec<Buf>>,
     jobs: Vec<Option<Job>>,
     free: Vec<u32>,
     /// Jobs that wait for their range, first come first served.
     parked: VecDeque<u32>,
     /// Chunks of zeroes that wait for memory.
-    starved: VecDeque<(ucrypt_dispatch::ChunkId, ucrypt_dispatch::Span)>,
+    starved: VecDeque<ChunkId>,
     done: VecDeque<Done>,
-    /// Signalled when a range that a parked job waits for may be free.
+    /// Where workers put what they have done.
+    inbox: Arc<Inbox>,
+    /// Chunks that are with a worker.
+    handed: usize,
+    /// Chunks crypted on this thread, for sampling.
+    crypted_here: u32,
+    started: Instant,
+    /// Signalled when a range that a parked job waits for may be free, and by workers while this
+    /// queue sleeps.
     waker: Arc<OwnedFd>,
+    /// The waker may have been signalled since it was last read.
+    waker_used: Cell<bool>,
     /// `waker` and the backend's descriptor together, if there is one.
     epoll: Option<OwnedFd>,
 }
 
 /// A job needs at most this many machine requests at once: two edges and the middle.
 const REQUESTS_PER_JOB: u32 = 3;
+
+/// How often a queue looks for an answer of a worker before it sleeps: a few microseconds.
+const SPINS: u32 = 200;
 
 /// Room for the chunks of one 32 MiB request.
 const CHUNKS_MIN: u32 = 32;
@@ -152,16 +169,26 @@ impl Queue {
         let depth = config.depth.clamp(1, 4096);
         let limits = volume.backend.limits();
         let (transfer_max, borders) = (limits.transfer_max, &volume.starts[1..]);
-        let machine = Machine::new(
+        let sector_sectors = u64::from(volume.info().sector_size / 512);
+        let chunks = depth.max(CHUNKS_MIN);
+        let device = Device {
+            synchronous: limits.synchronous,
+            request_ns: limits.request_ns,
+            depth_max: limits.depth_max,
+        };
+        let mut machine = Machine::new(
             Limits {
                 requests_max: depth * REQUESTS_PER_JOB,
-                chunks_max: depth.max(CHUNKS_MIN),
+                chunks_max: chunks,
                 transfer_sectors_max: u64::from(transfer_max) / 512,
+                sector_sectors,
                 borders: borders.iter().map(|border| border / 512).collect(),
             },
-            volume.policy,
+            volume.policies,
+            device,
         );
-        let backend = volume.backend.queue(depth.max(CHUNKS_MIN))?;
+        volume.calibration.teach(machine.learned_mut());
+        let backend = volume.backend.queue(chunks)?;
         let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = backend.fd().map(|fd| join_fds(&waker, fd)).transpose()?;
         Ok(Self {
@@ -169,13 +196,18 @@ impl Queue {
             zeroes: Pool::new(2 * transfer_max as usize)?,
             machine,
             backend: Some(backend),
-            answers: Vec::with_capacity(depth.max(CHUNKS_MIN) as usize),
+            answers: Vec::with_capacity(chunks as usize),
             slots: (0..depth * REQUESTS_PER_JOB).map(|_| Slot::default()).collect(),
-            chunks: (0..depth.max(CHUNKS_MIN)).map(|_| None).collect(),
+            chunks: (0..chunks).map(|_| Vec::with_capacity(PARTS_MAX)).collect(),
+            inbox: Arc::new(Inbox::new(chunks as usize, waker.clone())),
+            handed: 0,
+            crypted_here: 0,
+            started: Instant::now(),
+            waker_used: Cell::new(false),
             jobs: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             parked: VecDeque::with_capacity(depth as usize),
-            starved: VecDeque::with_capacity(depth.max(CHUNKS_MIN) as usize),
+            starved: VecDeque::with_capacity(chunks as usize),
             done: VecDeque::with_capacity(depth as usize),
             volume,
             counters,
@@ -228,12 +260,12 @@ impl Queue {
     /// As [`Queue::poll`].
     pub fn wait(&mut self) -> io::Result<()> {
         while self.done.is_empty() && self.in_flight() > 0 {
-            if self.parked.is_empty() {
+            if self.parked.is_empty() && self.handed == 0 {
                 self.advance(true)?;
                 continue;
             }
             self.advance(false)?;
-            if self.may_sleep() {
+            if self.done.is_empty() && !self.help() && self.may_sleep() {
                 let fd = self.wait_fd();
                 match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
                     Ok(_) | Err(Errno::INTR) => {}
@@ -255,9 +287,35 @@ impl Queue {
     }
 
     /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call after
-    /// [`Queue::poll`].
+    /// [`Queue::poll`], right before poll(2).
     pub fn may_sleep(&self) -> bool {
-        self.done.is_empty()
+        if !self.done.is_empty() {
+            return false;
+        }
+        if self.handed > 0 {
+            self.waker_used.set(true);
+            self.inbox.going_to_sleep();
+            return self.inbox.answers.is_empty();
+        }
+        true
+    }
+
+    /// Does some of the work that waits for a worker, or spins for a moment until an answer is
+    /// there. Returns whether to look again before sleeping.
+    fn help(&self) -> bool {
+        let Some(workers) = self.volume.workers.as_ref().filter(|_| self.handed > 0) else {
+            return false;
+        };
+        if workers.help() {
+            return true;
+        }
+        for _ in 0..SPINS {
+            if !self.inbox.answers.is_empty() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
     }
 
     /// Becomes readable when [`Queue::poll`] can get further.
@@ -268,7 +326,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // First the backend, which waits for its operations; only then are ranges free.
+        // First the backend, which waits for its operations; only then are ranges free. Workers
+        // have only memory of ours, and may end after us.
         drop(self.backend.take());
         for job in self.jobs.iter().flatten().filter(|job| job.locked && !job.range.is_empty()) {
             self.volume.locks.unlock(&job.range, job.mode);

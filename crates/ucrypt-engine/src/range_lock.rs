@@ -14,6 +14,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::workers::signal;
+
 const STRIPE_SHIFT: u32 = 20;
 const STRIPES: u64 = 1024;
 
@@ -134,8 +136,7 @@ impl RangeLock {
         }
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         for waker in sleepers.drain(..) {
-            // Fails only when the counter is about to overflow: then it is readable already.
-            let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
+            signal(&waker);
         }
         self.sleeping.store(0, Ordering::SeqCst);
     }

@@ -4,24 +4,14 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ucrypt_backend::{Backend, Extent};
-use ucrypt_dispatch::Policy;
-use ucrypt_sector::SectorCipher;
+use ucrypt_dispatch::{Policies, Policy};
 
-use crate::counters::{Counters, Totals};
+use crate::calibrate::Calibration;
+use crate::counters::{Counters, Decisions, Totals};
 use crate::queue::{Queue, QueueConfig};
 use crate::range_lock::RangeLock;
-
-/// A run of the volume that lies in one piece on the backend.
-#[derive(Debug)]
-pub struct Segment {
-    /// Length in bytes, a multiple of the sector size.
-    pub len: u64,
-    /// Where it starts on the backend, in bytes; a multiple of 512.
-    pub backend_offset: u64,
-    /// How its sectors are encrypted; their numbers count from the segment's start. `None`: not at
-    /// all.
-    pub cipher: Option<SectorCipher>,
-}
+use crate::segments::{CipherModel, Segment, Segments};
+use crate::workers::Workers;
 
 /// How a volume is served.
 #[derive(Debug, Clone, Copy, Default)]
@@ -31,7 +21,26 @@ pub struct VolumeOptions {
     /// Pass discards to the backend. They tell an onlooker which sectors are unused.
     pub allow_discards: bool,
     /// How requests are dispatched.
-    pub policy: Policy,
+    pub policies: Policies,
+    /// A slower cipher to stand for the real one.
+    pub cipher_model: Option<CipherModel>,
+    /// Crypto workers; `None`: as many as there are cores, if the policy uses any.
+    pub workers: Option<usize>,
+}
+
+impl VolumeOptions {
+    fn workers(&self) -> Result<Option<Workers>, VolumeError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = self.workers.unwrap_or(cores);
+        if !self.policies.uses_workers() || count == 0 {
+            return Ok(None);
+        }
+        let same_cpu = |policy| matches!(policy, Policy::SameCpu { .. });
+        let pinned = same_cpu(self.policies.reads) || same_cpu(self.policies.writes);
+        Workers::start(count, pinned)
+            .map(Some)
+            .map_err(|error| VolumeError::Workers { error: error.to_string() })
+    }
 }
 
 /// What an export tells its clients.
@@ -59,6 +68,12 @@ pub enum VolumeError {
     /// No segment, or none of any length.
     #[error("the volume is empty: the image holds no data after its header")]
     Empty,
+    /// The system refused a thread.
+    #[error("cannot start the crypto workers: {error}; raise the limit on threads (ulimit -u)")]
+    Workers {
+        /// The system's error.
+        error: String,
+    },
     /// A segment is cut off.
     #[error(
         "the volume ends at byte {needed} but its image has only {available} bytes; the image is \
@@ -85,11 +100,13 @@ pub enum VolumeError {
 /// A disk in the clear, over a backend. Use it through [`Volume::queue`].
 pub struct Volume {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Arc<Segments>,
     /// Where each segment starts in the volume, in bytes; one more at the end.
     pub(crate) starts: Vec<u64>,
     pub(crate) locks: RangeLock,
-    pub(crate) policy: Policy,
+    pub(crate) policies: Policies,
+    pub(crate) workers: Option<Workers>,
+    pub(crate) calibration: Calibration,
     info: VolumeInfo,
     counted: Mutex<Counted>,
 }
@@ -111,7 +128,7 @@ impl Volume {
         options: VolumeOptions,
     ) -> Result<Self, VolumeError> {
         let limits = backend.limits().clone();
-        let sector_size = segments.iter().map(sector_size).max().unwrap_or(512);
+        let sector_size = segments.iter().map(Segment::sector_size).max().unwrap_or(512);
         let mut starts = vec![0];
         for segment in &segments {
             starts.push(check(segment, sector_size, limits.len, starts[starts.len() - 1])?);
@@ -120,6 +137,8 @@ impl Volume {
         if len == 0 {
             return Err(VolumeError::Empty);
         }
+        let workers = options.workers()?;
+        let segments = Arc::new(Segments::new(segments, options.cipher_model));
         let read_only = options.read_only || limits.read_only;
         let info = VolumeInfo {
             len,
@@ -132,10 +151,12 @@ impl Volume {
         };
         Ok(Self {
             backend,
+            calibration: Calibration::new(&segments, workers.as_ref()),
             segments,
             starts,
             locks: RangeLock::new(),
-            policy: options.policy,
+            policies: options.policies,
+            workers,
             info,
             counted: Mutex::default(),
         })
@@ -158,8 +179,8 @@ impl Volume {
     }
 
     /// How requests are dispatched.
-    pub fn policy(&self) -> Policy {
-        self.policy
+    pub fn policies(&self) -> Policies {
+        self.policies
     }
 
     /// A new queue, for one thread.
@@ -191,6 +212,11 @@ impl Volume {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What the queues have decided and why, one entry for each queue that is in use.
+    pub fn decisions(&self) -> Vec<Decisions> {
+        self.counted().queues.iter().map(|counters| counters.decisions()).collect()
+    }
+
     /// What the backend has allocated for `len` bytes from `offset` of the volume: at most `max`
     /// extents, which together may end early. A hole in the image of an encrypted segment does
     /// not read as zeroes.
@@ -219,6 +245,12 @@ impl Volume {
         extents
     }
 
+    /// The segment of a 512-byte sector, and the sector's number there.
+    pub(crate) fn place(&self, sector: u64) -> (usize, u64) {
+        let segment = self.segment_at(sector * 512);
+        (segment, sector - self.starts[segment] / 512)
+    }
+
     /// The index of the segment that holds the byte.
     pub(crate) fn segment_at(&self, offset: u64) -> usize {
         if self.segments.len() == 1 {
@@ -243,10 +275,6 @@ pub struct VolumeExtent {
     pub hole: bool,
     /// It reads as zeroes.
     pub zero: bool,
-}
-
-fn sector_size(segment: &Segment) -> u32 {
-    segment.cipher.as_ref().map_or(512, SectorCipher::sector_size)
 }
 
 /// Where the segment ends in the volume if it starts at `start`.

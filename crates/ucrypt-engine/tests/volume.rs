@@ -5,10 +5,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Faulty, Random, aes, run, volume};
+use common::{Faulty, Random, aes, run, volume, volume_under};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{
-    Errno, Op, Queue, QueueConfig, Rejected, Segment, Volume, VolumeError, VolumeOptions,
+    Errno, Op, Policy, Queue, QueueConfig, Rejected, Segment, Volume, VolumeError, VolumeOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -24,24 +24,29 @@ fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::T
 
 #[test]
 fn random_requests_read_back_what_an_array_of_bytes_would() {
-    for sector_size in [512, 4096] {
-        for (name, backend, _dir) in backends(4 * MIB) {
-            let seed = 7 + u64::from(sector_size);
-            println!("{name}, sectors of {sector_size}, seed {seed}");
-            let volume = volume(backend, MIB, 2 * MIB, sector_size);
-            let mut queue = volume.queue(CONFIG).unwrap();
-            let mut model = vec![0u8; 2 << 20];
-            let zeroes = Op::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false };
-            assert_eq!(run(&mut queue, zeroes).result, Ok(()));
-            against_model(&mut queue, &mut model, seed);
-        }
+    for policy in Policy::ALL {
+        random_requests(512, policy);
+    }
+    random_requests(4096, Policy::default());
+}
+
+fn random_requests(sector_size: u32, policy: Policy) {
+    for (name, backend, _dir) in backends(4 * MIB) {
+        let seed = 7 + u64::from(sector_size);
+        println!("{name}, sectors of {sector_size}, {policy}, seed {seed}");
+        let volume = volume_under(policy, backend, MIB, 2 * MIB, sector_size);
+        let mut queue = volume.queue(CONFIG).unwrap();
+        let mut model = vec![0u8; 2 << 20];
+        let zeroes = Op::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false };
+        assert_eq!(run(&mut queue, zeroes).result, Ok(()));
+        against_model(&mut queue, &mut model, seed);
     }
 }
 
 /// Random requests one after the other, each judged against `model`.
 fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
     let mut random = Random(seed);
-    for round in 0..1500 {
+    for round in 0..600 {
         let offset = random.below(model.len() as u64);
         let longest =
             (model.len() as u64 - offset).min(if round % 8 == 0 { 300_000 } else { 9000 });
@@ -84,8 +89,10 @@ fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
 #[test]
 fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
     // Every thread owns each fourth byte-range of 100 bytes: sectors are shared by all of them.
-    for (name, backend, _dir) in backends(MIB) {
-        let volume = volume(backend, 0, MIB, 4096);
+    for ((name, backend, _dir), policy) in
+        backends(MIB).into_iter().zip([Policy::Adaptive, Policy::Unbound { sorted: true }])
+    {
+        let volume = volume_under(policy, backend, 0, MIB, 4096);
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let volume = volume.clone();
@@ -115,8 +122,14 @@ fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
 
 #[test]
 fn many_requests_in_flight_are_each_answered_once_with_their_own_data() {
+    for policy in Policy::ALL {
+        many_requests(policy);
+    }
+}
+
+fn many_requests(policy: Policy) {
     for (name, backend, _dir) in backends(4 * MIB) {
-        let volume = volume(backend, 0, 4 * MIB, 512);
+        let volume = volume_under(policy, backend, 0, 4 * MIB, 512);
         let mut queue = volume.queue(CONFIG).unwrap();
         for block in 0..1024u64 {
             queue.write_from(0, block * 4096, &[block as u8; 4096], false).unwrap();
@@ -146,8 +159,14 @@ fn many_requests_in_flight_are_each_answered_once_with_their_own_data() {
 
 #[test]
 fn a_request_larger_than_the_backends_transfers_is_served_whole() {
+    for policy in Policy::ALL {
+        large_request(policy);
+    }
+}
+
+fn large_request(policy: Policy) {
     for (name, backend, _dir) in backends(40 * MIB) {
-        let volume = volume(backend, 0, 40 * MIB, 512);
+        let volume = volume_under(policy, backend, 0, 40 * MIB, 512);
         let mut queue = volume.queue(QueueConfig { memory: 96 << 20, depth: 4 }).unwrap();
         let mut data = queue.alloc(32 << 20).unwrap();
         for (index, chunk) in data.chunks_mut(4096).enumerate() {

@@ -24,7 +24,7 @@ use rustix::fs::SeekFrom;
 
 pub use open::{OpenError, OpenOptions};
 
-use crate::{Backend, Errno, Extent, Limits, Queue};
+use crate::{Backend, Buf, Errno, Extent, Limits, Queue};
 
 /// An open file or block device.
 pub struct FileBackend {
@@ -56,17 +56,27 @@ struct Direct {
     offset_align: u64,
 }
 
+impl Direct {
+    fn takes(&self, offset: u64, bufs: &[Buf]) -> bool {
+        offset.is_multiple_of(self.offset_align)
+            && bufs.iter().all(|buf| {
+                (buf.len() as u64).is_multiple_of(self.offset_align)
+                    && (buf.as_ptr() as usize).is_multiple_of(self.memory_align)
+            })
+    }
+}
+
 impl Files {
+    /// As [`Files::for_transfer`] for what is left behind the first `done` bytes: a remainder goes
+    /// the way that asks for no alignment.
+    fn descriptor(&self, offset: u64, bufs: &[Buf], done: usize) -> BorrowedFd<'_> {
+        if done == 0 { self.for_transfer(offset, bufs) } else { self.buffered.as_fd() }
+    }
+
     /// The descriptor for a transfer: the direct one where its alignment rules are met.
-    fn for_transfer(&self, offset: u64, buf: &[u8]) -> BorrowedFd<'_> {
+    fn for_transfer(&self, offset: u64, bufs: &[Buf]) -> BorrowedFd<'_> {
         match &self.direct {
-            Some(direct)
-                if offset.is_multiple_of(direct.offset_align)
-                    && (buf.len() as u64).is_multiple_of(direct.offset_align)
-                    && (buf.as_ptr() as usize).is_multiple_of(direct.memory_align) =>
-            {
-                direct.fd.as_fd()
-            }
+            Some(direct) if direct.takes(offset, bufs) => direct.fd.as_fd(),
             _ => self.buffered.as_fd(),
         }
     }

@@ -170,6 +170,8 @@ fn describe(
         discard: !read_only,
         rotational: is_device && is_rotational(stat.st_rdev),
         synchronous: in_memory,
+        request_ns: 0,
+        depth_max: u32::MAX,
     };
     Ok(Opened { files: Arc::new(Files { buffered: fd, direct }), limits, name, in_memory })
 }

@@ -61,17 +61,27 @@ fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
 /// Carries one operation out.
 pub(super) fn perform(files: &Files, io: Io) -> Done {
     match io {
-        Io::Read { token, offset, mut buf } => {
-            let result = read_full(files.for_transfer(offset, &buf), &mut buf, offset);
-            Done { token, result, buf: Some(buf) }
+        Io::Read { token, mut offset, mut bufs } => {
+            let fd = files.for_transfer(offset, &bufs);
+            let result = bufs.iter_mut().try_for_each(|buf| {
+                let at = offset;
+                offset += buf.len() as u64;
+                read_full(fd, buf, at)
+            });
+            Done { token, result, bufs }
         }
-        Io::Write { token, offset, buf, fua } => {
-            let result = write_full(files.for_transfer(offset, &buf), &buf, offset, fua);
-            Done { token, result, buf: Some(buf) }
+        Io::Write { token, mut offset, bufs, fua } => {
+            let fd = files.for_transfer(offset, &bufs);
+            let result = bufs.iter().try_for_each(|buf| {
+                let at = offset;
+                offset += buf.len() as u64;
+                write_full(fd, buf, at, fua)
+            });
+            Done { token, result, bufs }
         }
-        Io::Flush { token } => Done { token, result: flush(files), buf: None },
+        Io::Flush { token } => Done { token, result: flush(files), bufs: Vec::new() },
         Io::Discard { token, offset, len } | Io::WriteZeroes { token, offset, len } => {
-            Done { token, result: punch(files, offset, len), buf: None }
+            Done { token, result: punch(files, offset, len), bufs: Vec::new() }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{FileBackend, OpenError, OpenOptions, Way, threads};
-use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory};
+use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory, total_len};
 
 const PAGE: usize = 4096;
 
@@ -61,21 +61,40 @@ fn what_is_written_reads_back_at_any_alignment() {
         let mut queue = backend.queue(8).unwrap();
         let places = [(0, PAGE), (PAGE as u64, 512), (70_001, 3), (131_072, 65_536)];
         for (token, &(offset, len)) in places.iter().enumerate() {
-            let buf = buf(&pool, len, token as u8 + 1);
-            queue.submit(Io::Write { token: token as u64, offset, buf, fua: token == 1 });
+            let bufs = vec![buf(&pool, len, token as u8 + 1)];
+            queue.submit(Io::Write { token: token as u64, offset, bufs, fua: token == 1 });
         }
         for done in drain(queue.as_mut(), places.len()) {
             assert_eq!(done.result, Ok(()), "{way}");
         }
         for (token, &(offset, len)) in places.iter().enumerate() {
-            let buf = pool.alloc(len).unwrap();
-            queue.submit(Io::Read { token: token as u64, offset, buf });
+            let bufs = vec![pool.alloc(len).unwrap()];
+            queue.submit(Io::Read { token: token as u64, offset, bufs });
         }
         for done in drain(queue.as_mut(), places.len()) {
-            let buf = done.buf.expect("a read returns its buffer");
+            let buf = &done.bufs[0];
             assert_eq!((done.result, buf.len()), (Ok(()), places[done.token as usize].1), "{way}");
             assert!(buf.iter().all(|&byte| byte == done.token as u8 + 1), "{way} {}", done.token);
         }
+    });
+}
+
+#[test]
+fn several_buffers_are_one_operation_in_their_order() {
+    every_way(1 << 20, |way, backend| {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut queue = backend.queue(2).unwrap();
+        let lens = [PAGE, 512, 3, 70_000];
+        let bufs = lens.iter().zip(1..).map(|(&len, fill)| buf(&pool, len, fill)).collect();
+        queue.submit(Io::Write { token: 0, offset: 100, bufs, fua: false });
+        assert_eq!(drain(queue.as_mut(), 1)[0].result, Ok(()), "{way}");
+        let bufs = [PAGE + 512, 70_003].map(|len| pool.alloc(len).unwrap()).into();
+        queue.submit(Io::Read { token: 1, offset: 100, bufs });
+        let done = drain(queue.as_mut(), 1).remove(0);
+        assert_eq!((done.result, done.bufs.len()), (Ok(()), 2), "{way}");
+        let read: Vec<u8> = done.bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+        let expected = lens.iter().zip(1u8..).flat_map(|(&len, fill)| vec![fill; len]);
+        assert!(read.into_iter().eq(expected), "{way}");
     });
 }
 
@@ -84,10 +103,10 @@ fn a_read_beyond_the_end_of_the_file_is_an_error() {
     every_way(8192, |way, backend| {
         let pool = Pool::new(1 << 16).unwrap();
         let mut queue = backend.queue(2).unwrap();
-        queue.submit(Io::Read { token: 7, offset: 4096, buf: pool.alloc(8192).unwrap() });
+        queue.submit(Io::Read { token: 7, offset: 4096, bufs: vec![pool.alloc(8192).unwrap()] });
         let done = drain(queue.as_mut(), 1).remove(0);
         assert_eq!((done.token, done.result), (7, Err(Errno::IO)), "{way}");
-        assert_eq!(done.buf.map(|buf| buf.len()), Some(8192), "{way}");
+        assert_eq!(total_len(&done.bufs), 8192, "{way}");
     });
 }
 
@@ -96,7 +115,12 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
     every_way(1 << 20, |way, backend| {
         let pool = Pool::new(2 << 20).unwrap();
         let mut queue = backend.queue(2).unwrap();
-        queue.submit(Io::Write { token: 0, offset: 0, buf: buf(&pool, 1 << 20, 9), fua: true });
+        queue.submit(Io::Write {
+            token: 0,
+            offset: 0,
+            bufs: vec![buf(&pool, 1 << 20, 9)],
+            fua: true,
+        });
         drain(queue.as_mut(), 1);
         queue.submit(Io::Discard { token: 1, offset: 65536, len: 65536 });
         queue.submit(Io::WriteZeroes { token: 2, offset: 262_144, len: 4096 });
@@ -107,9 +131,9 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
         for (offset, fill) in [(0, 9), (65536, 0), (131_071, 9), (262_144, 0), (266_240, 9)] {
             let len = if offset == 131_071 { 1 } else { 512 };
             let offset = if offset == 131_071 { 131_072 } else { offset };
-            queue.submit(Io::Read { token: 4, offset, buf: pool.alloc(len).unwrap() });
+            queue.submit(Io::Read { token: 4, offset, bufs: vec![pool.alloc(len).unwrap()] });
             let done = drain(queue.as_mut(), 1).remove(0);
-            assert!(done.buf.unwrap().iter().all(|&byte| byte == fill), "{way} at {offset}");
+            assert!(done.bufs[0].iter().all(|&byte| byte == fill), "{way} at {offset}");
         }
         let extents = backend.extents(0, 1 << 20, 16);
         assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), 1 << 20, "{way}");
@@ -125,8 +149,8 @@ fn many_operations_under_way_are_each_answered_once() {
         let (mut next, mut seen, mut done) = (0u64, vec![false; 1000], Vec::new());
         while seen.contains(&false) {
             while queue.room() > 0 && next < 1000 {
-                let buf = pool.alloc(PAGE).unwrap();
-                queue.submit(Io::Read { token: next, offset: next % 200 * PAGE as u64, buf });
+                let bufs = vec![pool.alloc(PAGE).unwrap()];
+                queue.submit(Io::Read { token: next, offset: next % 200 * PAGE as u64, bufs });
                 next += 1;
             }
             queue.wait(&mut done).unwrap();
@@ -144,8 +168,8 @@ fn dropping_a_queue_waits_for_what_is_under_way() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut queue = backend.queue(16).unwrap();
         for token in 0..16 {
-            let buf = buf(&pool, PAGE, 5);
-            queue.submit(Io::Write { token, offset: token * PAGE as u64, buf, fua: false });
+            let bufs = vec![buf(&pool, PAGE, 5)];
+            queue.submit(Io::Write { token, offset: token * PAGE as u64, bufs, fua: false });
         }
         let mut done = Vec::new();
         queue.poll(&mut done).unwrap();

@@ -13,9 +13,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use nix::libc::iovec;
 
 use super::Files;
-use crate::{Buf, Done, Errno, Io, Queue};
+use crate::{Buf, Done, Errno, Io, Queue, total_len};
 
 const RWF_DSYNC: i32 = 0x2;
 const FALLOC_FL_PUNCH_KEEP_SIZE: i32 = 0x2 | 0x1;
@@ -29,6 +30,8 @@ pub(super) struct UringQueue {
     ring: IoUring,
     files: Arc<Files>,
     slots: Vec<Option<Slot>>,
+    /// By slot.
+    vectors: Vec<Vectors>,
     free: Vec<u32>,
     /// Operations to hand to the ring at the next poll: new ones, and those to be continued.
     staged: VecDeque<u32>,
@@ -39,6 +42,15 @@ struct Slot {
     /// Bytes already transferred: the kernel may do less than it was asked for.
     done: usize,
 }
+
+/// The addresses of an operation's buffers, for as long as the kernel may read them.
+struct Vectors(Vec<iovec>);
+
+// SAFETY: the pointers are only handed to the kernel; they point into buffers of the same queue.
+unsafe impl Send for Vectors {}
+
+/// Buffers of one operation for which room is kept; more make the table grow.
+const VECTORS: usize = 16;
 
 impl UringQueue {
     pub(super) fn new(files: Arc<Files>, depth: u32) -> io::Result<Self> {
@@ -54,6 +66,7 @@ impl UringQueue {
             ring,
             files,
             slots: (0..depth).map(|_| None).collect(),
+            vectors: (0..depth).map(|_| Vectors(Vec::with_capacity(VECTORS))).collect(),
             free: (0..depth).rev().collect(),
             staged: VecDeque::with_capacity(depth as usize),
         })
@@ -64,9 +77,10 @@ impl UringQueue {
         let mut submission = self.ring.submission();
         while let Some(index) = self.staged.pop_front() {
             let Some(slot) = self.slots[index as usize].as_mut() else { continue };
-            let entry = entry(&self.files, slot).user_data(u64::from(index));
-            // SAFETY: the buffer and the descriptor that the entry names are held by the slot and
-            // by `files` until the completion is taken.
+            let vectors = &mut self.vectors[index as usize].0;
+            let entry = entry(&self.files, slot, vectors).user_data(u64::from(index));
+            // SAFETY: the buffers, their vectors and the descriptor that the entry names are held
+            // by the slot, by `vectors` and by `files` until the completion is taken.
             if unsafe { submission.push(&entry) }.is_err() {
                 self.staged.push_front(index);
                 return;
@@ -129,12 +143,12 @@ impl Slot {
                 error => Progress::Ended(Err(error)),
             };
         };
-        let (Io::Read { buf, .. } | Io::Write { buf, .. }) = &self.io else {
+        let (Io::Read { bufs, .. } | Io::Write { bufs, .. }) = &self.io else {
             return Progress::Ended(Ok(()));
         };
         self.done += count;
         match count {
-            _ if self.done >= buf.len() => Progress::Ended(Ok(())),
+            _ if self.done >= total_len(bufs) => Progress::Ended(Ok(())),
             // The file ends before the buffer does.
             0 => Progress::Ended(Err(Errno::IO)),
             _ => Progress::Continue,
@@ -142,35 +156,55 @@ impl Slot {
     }
 
     fn into_done(self, result: Result<(), Errno>) -> Done {
-        let (token, buf): (u64, Option<Buf>) = match self.io {
-            Io::Read { token, buf, .. } | Io::Write { token, buf, .. } => (token, Some(buf)),
-            Io::Flush { token } | Io::Discard { token, .. } | Io::WriteZeroes { token, .. } => {
-                (token, None)
-            }
-        };
-        Done { token, result, buf }
+        let (token, bufs) = self.io.into_parts();
+        Done { token, result, bufs }
+    }
+}
+
+/// Lists what is left of the buffers behind the first `done` bytes.
+fn list(bufs: &mut [Buf], mut done: usize, vectors: &mut Vec<iovec>) {
+    vectors.clear();
+    for buf in bufs {
+        let skipped = done.min(buf.len());
+        done -= skipped;
+        let rest = &mut buf[skipped..];
+        if !rest.is_empty() {
+            vectors.push(iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() });
+        }
     }
 }
 
 /// The ring's entry for what is left of an operation.
-fn entry(files: &Files, slot: &mut Slot) -> squeue::Entry {
+fn entry(files: &Files, slot: &mut Slot, vectors: &mut Vec<iovec>) -> squeue::Entry {
     let done = slot.done;
     let buffered = types::Fd(files.buffered.as_raw_fd());
     match &mut slot.io {
-        Io::Read { offset, buf, .. } => {
+        Io::Read { offset, bufs, .. } => {
             let at = *offset + done as u64;
-            let rest = &mut buf[done..];
-            let fd = types::Fd(files.for_transfer(at, rest).as_raw_fd());
-            opcode::Read::new(fd, rest.as_mut_ptr(), rest.len() as u32).offset(at).build()
+            let fd = types::Fd(files.descriptor(at, bufs, done).as_raw_fd());
+            list(bufs, done, vectors);
+            match vectors.as_slice() {
+                [one] => opcode::Read::new(fd, one.iov_base.cast(), one.iov_len as u32)
+                    .offset(at)
+                    .build(),
+                many => opcode::Readv::new(fd, many.as_ptr(), many.len() as u32).offset(at).build(),
+            }
         }
-        Io::Write { offset, buf, fua, .. } => {
+        Io::Write { offset, bufs, fua, .. } => {
             let at = *offset + done as u64;
-            let rest = &buf[done..];
-            let fd = types::Fd(files.for_transfer(at, rest).as_raw_fd());
-            opcode::Write::new(fd, rest.as_ptr(), rest.len() as u32)
-                .offset(at)
-                .rw_flags(if *fua { RWF_DSYNC } else { 0 })
-                .build()
+            let fd = types::Fd(files.descriptor(at, bufs, done).as_raw_fd());
+            let flags = if *fua { RWF_DSYNC } else { 0 };
+            list(bufs, done, vectors);
+            match vectors.as_slice() {
+                [one] => opcode::Write::new(fd, one.iov_base.cast(), one.iov_len as u32)
+                    .offset(at)
+                    .rw_flags(flags)
+                    .build(),
+                many => opcode::Writev::new(fd, many.as_ptr(), many.len() as u32)
+                    .offset(at)
+                    .rw_flags(flags)
+                    .build(),
+            }
         }
         Io::Flush { .. } => opcode::Fsync::new(buffered).flags(types::FsyncFlags::DATASYNC).build(),
         Io::Discard { offset, len, .. } | Io::WriteZeroes { offset, len, .. } => {

@@ -1,16 +1,25 @@
 //! The loop: carries out what the machine asks for and tells it what has happened.
 
 use std::io;
+use std::time::Instant;
 
 use ucrypt_backend::{Buf, Done as Answer, Errno, Io};
-use ucrypt_dispatch::{ChunkId, Op as MachineOp, Output, Request, RequestId, Span, StoreKind};
+use ucrypt_dispatch::{
+    ChunkId, Op as MachineOp, Output, Part, Place, Request, RequestId, StoreKind, Surroundings,
+    Urgency,
+};
 
 use super::job::{Job, Kind, Middle, Role};
 use super::{Done, Queue};
 use crate::counters::add;
+use crate::workers::{self, Crypted, elapsed_ns};
 
 /// The plaintext of a request that is being submitted, while it is only borrowed.
 type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
+
+/// A crypt of at least this many sectors is timed always, a shorter one now and then.
+const TIMED_SECTORS: u64 = 32;
+const TIMED_EVERY: u32 = 16;
 
 impl Queue {
     /// Accepts a planned job. `source`: the plaintext of its middle, if that is borrowed.
@@ -40,24 +49,22 @@ impl Queue {
             buf.copy_from_slice(source);
         }
         self.parked.push_back(index);
+        self.waker_used.set(true);
         self.volume.locks.sleep(&self.waker);
         // The range may have become free before the line above.
         self.retry_parked();
     }
 
-    /// Starts the parked jobs whose range is free now. Returns whether there were any.
-    fn retry_parked(&mut self) -> bool {
-        let mut started = false;
+    /// Starts the parked jobs whose range is free now.
+    fn retry_parked(&mut self) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
             if self.lock(index) {
-                started = true;
                 self.launch(index, None);
             } else {
                 self.parked.push_back(index);
             }
         }
-        started
     }
 
     /// Hands a job that has its range to the machine.
@@ -90,7 +97,8 @@ impl Queue {
 
     fn request(&mut self, job: u32, role: Role, what: Middle) -> RequestId {
         let Middle { op, sector, sectors, buf } = what;
-        let id = self.machine.request(Request { op, sector, sectors });
+        let urgency = Urgency::Normal;
+        let id = self.machine.request(Request { op, sector, sectors, urgency });
         let id = id.expect("the machine has room for three requests of each job");
         self.jobs[job as usize].as_mut().expect("a job in flight").pending += 1;
         let slot = &mut self.slots[id.index()];
@@ -99,151 +107,263 @@ impl Queue {
         id
     }
 
+    /// Nanoseconds since the queue was made.
+    fn now_ns(&self) -> u64 {
+        elapsed_ns(self.started)
+    }
+
     /// Gets as far as possible; blocks for the backend only if `wait` and there is no answer yet.
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
-        if !self.parked.is_empty() {
-            let mut count = [0; 8];
-            match rustix::io::read(&*self.waker, &mut count) {
-                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            self.volume.locks.sleep(&self.waker);
-            self.retry_parked();
-        }
+        self.read_waker()?;
         loop {
             self.pump(None);
-            let mut answers = std::mem::take(&mut self.answers);
-            let backend = self.backend.as_mut().expect("the queue is alive");
-            let polled = if wait && self.done.is_empty() {
-                backend.wait(&mut answers)
-            } else {
-                backend.poll(&mut answers)
-            };
-            let idle = answers.is_empty();
-            for answer in answers.drain(..) {
-                self.answered(answer);
-            }
-            self.answers = answers;
-            polled?;
+            let idle = !self.take_crypted() & !self.take_stored(wait)?;
             if idle {
+                let learned = self.machine.learned();
+                self.counters.publish(self.machine.tally(), learned);
                 return Ok(());
             }
         }
     }
 
+    /// Takes the signals that may have come while the queue slept.
+    fn read_waker(&mut self) -> io::Result<()> {
+        if !self.waker_used.replace(false) {
+            return Ok(());
+        }
+        self.inbox.awake();
+        match rustix::io::read(&*self.waker, &mut [0; 8]) {
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !self.parked.is_empty() {
+            self.waker_used.set(true);
+            self.volume.locks.sleep(&self.waker);
+            self.retry_parked();
+        }
+        Ok(())
+    }
+
+    /// Takes what workers have done. Returns whether there was anything.
+    fn take_crypted(&mut self) -> bool {
+        let mut any = false;
+        while let Some(Crypted { chunk, bufs, result, spent_ns }) = self.inbox.answers.pop() {
+            any = true;
+            self.handed -= 1;
+            let (result, now_ns) = (self.settle(chunk, bufs, result), self.now_ns());
+            self.machine.crypted(chunk, result, Some(spent_ns), now_ns);
+        }
+        any
+    }
+
+    /// Takes the backend's answers. Returns whether there was anything.
+    fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
+        let mut answers = std::mem::take(&mut self.answers);
+        let backend = self.backend.as_mut().expect("the queue is alive");
+        let polled = if wait && self.done.is_empty() {
+            backend.wait(&mut answers)
+        } else {
+            backend.poll(&mut answers)
+        };
+        let any = !answers.is_empty();
+        if any {
+            let now_ns = self.now_ns();
+            for answer in answers.drain(..) {
+                self.answered(answer, now_ns);
+            }
+        }
+        self.answers = answers;
+        polled.map(|()| any)
+    }
+
     /// Carries out everything that the machine asks for.
     fn pump(&mut self, source: Borrowed<'_>) {
-        while let Some(output) = self.machine.next_output() {
-            match output {
-                Output::Crypt { chunk, span, .. } => self.crypt(chunk, span, source),
-                Output::Store { chunk, span, kind } => self.store(chunk, span, kind),
-                Output::Finish { request, result } => self.finish(request, result),
+        let surroundings =
+            self.volume.workers.as_ref().map_or_else(Surroundings::default, |pool| Surroundings {
+                workers: pool.count(),
+                idle_workers: pool.idle(),
+            });
+        loop {
+            let now_ns = self.now_ns();
+            self.machine.plan(now_ns, surroundings);
+            let Some(mut output) = self.machine.next_output() else { return };
+            loop {
+                match output {
+                    Output::Crypt { chunk, place } => self.crypt(chunk, place, source),
+                    Output::Store { chunk, kind } => self.store(chunk, kind),
+                    Output::Finish { request, result } => self.finish(request, result),
+                }
+                let Some(next) = self.machine.next_output() else { break };
+                output = next;
             }
         }
     }
 
-    fn crypt(&mut self, chunk: ChunkId, span: Span, source: Borrowed<'_>) {
-        let offset = (span.sector - self.slots[span.request.index()].first_sector) as usize * 512;
-        let result = match self.slots[span.request.index()].op {
-            MachineOp::Read => self.decrypt(chunk, span, offset),
-            MachineOp::Write { .. } => {
-                let len = span.sectors as usize * 512;
-                let source = source
-                    .filter(|(request, _)| *request == span.request)
-                    .and_then(|(_, source)| source.get(offset..offset + len));
-                match self.slots[span.request.index()].data.cut(len) {
-                    Some(buf) => self.encrypt(chunk, span, buf, source),
-                    None => Err(Errno::IO),
+    fn crypt(&mut self, chunk: ChunkId, place: Place, source: Borrowed<'_>) {
+        let op = self.machine.op(chunk).expect("a chunk under way");
+        let mut bufs = std::mem::take(&mut self.chunks[chunk.index()]);
+        let mut encrypted = false;
+        let ready = match op {
+            MachineOp::Read => true,
+            MachineOp::Write { .. } => match self.gather(chunk, place, source, &mut bufs) {
+                Ok(done) => {
+                    encrypted = done;
+                    true
                 }
-            }
-            _ => match self.zeroes.alloc(span.sectors as usize * 512) {
-                Some(mut buf) => {
-                    buf.fill(0);
-                    self.encrypt(chunk, span, buf, None)
+                Err(error) => {
+                    let now_ns = self.now_ns();
+                    return self.machine.crypted(chunk, Err(error), None, now_ns);
                 }
-                // Goes on when a chunk of zeroes comes back from the backend.
-                None => return self.starved.push_back((chunk, span)),
             },
+            _ => {
+                let bytes = sectors(self.machine.parts(chunk)) as usize * 512;
+                let zeroes = self.zeroes.alloc(bytes);
+                let ready = zeroes.is_some();
+                bufs.extend(zeroes.map(|mut buf| {
+                    buf.fill(0);
+                    buf
+                }));
+                ready
+            }
         };
-        self.machine.crypted(chunk, result);
-    }
-
-    /// Decrypts a chunk in place and puts it back into its request.
-    fn decrypt(&mut self, chunk: ChunkId, span: Span, offset: usize) -> Result<(), Errno> {
-        let mut buf = self.chunks[chunk.index()].take().ok_or(Errno::IO)?;
-        let (segment, sector) = self.place(span);
-        if let Some(cipher) = &self.volume.segments[segment].cipher {
-            cipher.decrypt_in_place(sector, &mut buf).map_err(|_| Errno::IO)?;
+        if !ready {
+            // Goes on when a chunk of zeroes comes back from the backend.
+            self.chunks[chunk.index()] = bufs;
+            return self.starved.push_back(chunk);
         }
-        self.slots[span.request.index()].data.put_back(offset, buf);
-        Ok(())
+        if encrypted {
+            self.chunks[chunk.index()] = bufs;
+            let now_ns = self.now_ns();
+            return self.machine.crypted(chunk, Ok(()), None, now_ns);
+        }
+        self.crypt_bufs(chunk, place, bufs, op != MachineOp::Read);
     }
 
-    /// Encrypts a chunk into `buf`, from `source` or in place.
-    fn encrypt(
+    /// Collects the buffers of a write's chunk. Returns whether they are encrypted already: what
+    /// is only borrowed is encrypted out of its owner's memory, if that is to be done here.
+    fn gather(
         &mut self,
         chunk: ChunkId,
-        span: Span,
-        mut buf: Buf,
-        source: Option<&[u8]>,
-    ) -> Result<(), Errno> {
-        let (segment, sector) = self.place(span);
-        match (&self.volume.segments[segment].cipher, source) {
-            (Some(cipher), Some(source)) => cipher.encrypt(sector, source, &mut buf),
-            (Some(cipher), None) => cipher.encrypt_in_place(sector, &mut buf),
-            (None, Some(source)) => {
-                buf.copy_from_slice(source);
-                Ok(())
+        place: Place,
+        source: Borrowed<'_>,
+        bufs: &mut Vec<Buf>,
+    ) -> Result<bool, Errno> {
+        let parts = self.machine.parts(chunk);
+        let mut encrypted = false;
+        for part in parts {
+            let slot = &mut self.slots[part.request.index()];
+            let offset = (part.sector - slot.first_sector) as usize * 512;
+            let len = part.sectors as usize * 512;
+            let mut buf = slot.data.cut(len).ok_or(Errno::IO)?;
+            let borrowed = source.filter(|(request, _)| *request == part.request);
+            if let Some(plain) = borrowed.and_then(|(_, plain)| plain.get(offset..offset + len)) {
+                let (segment, sector) = self.volume.place(part.sector);
+                let here = place == Place::Here && parts.len() == 1;
+                let done = here
+                    .then(|| self.volume.segments.encrypt_from(segment, sector, plain, &mut buf))
+                    .flatten();
+                match done {
+                    Some(done) => {
+                        done?;
+                        encrypted = true;
+                    }
+                    None => buf.copy_from_slice(plain),
+                }
             }
-            (None, None) => Ok(()),
+            bufs.push(buf);
         }
-        .map_err(|_| Errno::IO)?;
-        self.chunks[chunk.index()] = Some(buf);
-        Ok(())
+        Ok(encrypted)
     }
 
-    /// A chunk's segment, and its first 512-byte sector there.
-    fn place(&self, span: Span) -> (usize, u64) {
-        let segment = self.volume.segment_at(span.sector * 512);
-        (segment, span.sector - self.volume.starts[segment] / 512)
+    /// Crypts buffers in place, here or by a worker.
+    fn crypt_bufs(&mut self, chunk: ChunkId, place: Place, mut bufs: Vec<Buf>, encrypt: bool) {
+        let parts = self.machine.parts(chunk);
+        let (segment, sector) = self.volume.place(parts[0].sector);
+        let count = sectors(parts);
+        if let (Some(pool), true) = (&self.volume.workers, place != Place::Here) {
+            let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
+            let job = workers::Job { chunk, segments, segment, sector, bufs, encrypt, inbox };
+            let handed =
+                if place == Place::SameCore { pool.hand_same_core(job) } else { pool.hand(job) };
+            match handed {
+                Ok(()) => {
+                    self.handed += 1;
+                    return;
+                }
+                // Too much waits for the workers already.
+                Err(job) => bufs = job.bufs,
+            }
+        }
+        self.crypted_here = self.crypted_here.wrapping_add(1);
+        let timed = count >= TIMED_SECTORS || self.crypted_here.is_multiple_of(TIMED_EVERY);
+        let started = timed.then(Instant::now);
+        let result = self.volume.segments.crypt(segment, sector, &mut bufs, encrypt);
+        let spent_ns = started.map(elapsed_ns);
+        let (result, now_ns) = (self.settle(chunk, bufs, result), self.now_ns());
+        self.machine.crypted(chunk, result, spent_ns, now_ns);
     }
 
-    fn store(&mut self, chunk: ChunkId, span: Span, kind: StoreKind) {
-        let (segment, sector) = self.place(span);
+    /// Puts the buffers of a crypted chunk where they go next.
+    fn settle(
+        &mut self,
+        chunk: ChunkId,
+        mut bufs: Vec<Buf>,
+        result: Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        if result.is_ok() && self.machine.op(chunk) == Some(MachineOp::Read) {
+            for (part, buf) in self.machine.parts(chunk).iter().zip(bufs.drain(..)) {
+                let slot = &mut self.slots[part.request.index()];
+                let offset = (part.sector - slot.first_sector) as usize * 512;
+                slot.data.put_back(offset, buf);
+            }
+        }
+        if result.is_err() {
+            // Half crypted: it goes nowhere.
+            bufs.clear();
+        }
+        self.chunks[chunk.index()] = bufs;
+        result
+    }
+
+    fn store(&mut self, chunk: ChunkId, kind: StoreKind) {
+        let parts = self.machine.parts(chunk);
+        let (segment, sector) = self.volume.place(parts[0].sector);
         let offset = self.volume.segments[segment].backend_offset + sector * 512;
-        let (token, len) = (chunk.token(), span.sectors * 512);
+        let (token, len) = (chunk.token(), sectors(parts) * 512);
+        let bufs = &mut self.chunks[chunk.index()];
         let io = match kind {
-            StoreKind::Flush => Some(Io::Flush { token }),
-            StoreKind::Discard => Some(Io::Discard { token, offset, len }),
-            StoreKind::Zeroes => Some(Io::WriteZeroes { token, offset, len }),
-            StoreKind::Read => self.slots[span.request.index()]
-                .data
-                .cut(len as usize)
-                .map(|buf| Io::Read { token, offset, buf }),
+            StoreKind::Flush => Io::Flush { token },
+            StoreKind::Discard => Io::Discard { token, offset, len },
+            StoreKind::Zeroes => Io::WriteZeroes { token, offset, len },
+            StoreKind::Read => {
+                for part in parts {
+                    let data = &mut self.slots[part.request.index()].data;
+                    bufs.extend(data.cut(part.sectors as usize * 512));
+                }
+                Io::Read { token, offset, bufs: std::mem::take(bufs) }
+            }
             StoreKind::Write { fua } => {
-                let buf = self.chunks[chunk.index()].take();
-                buf.map(|buf| Io::Write { token, offset, buf, fua })
+                Io::Write { token, offset, bufs: std::mem::take(bufs), fua }
             }
         };
-        match io {
-            // There is room: the machine has no more chunks than the backend's queue.
-            Some(io) => self.backend.as_mut().expect("the queue is alive").submit(io),
-            None => self.machine.stored(chunk, Err(Errno::IO)),
-        }
+        // There is room: the machine has no more chunks than the backend's queue.
+        self.backend.as_mut().expect("the queue is alive").submit(io);
     }
 
-    fn answered(&mut self, answer: Answer) {
+    fn answered(&mut self, answer: Answer, now_ns: u64) {
         let Some(chunk) = ChunkId::from_token(answer.token) else { return };
-        let Some(span) = self.machine.span(chunk) else { return };
-        if self.slots[span.request.index()].op == MachineOp::Read && answer.result.is_ok() {
-            self.chunks[chunk.index()] = answer.buf;
-        } else {
+        let Some(op) = self.machine.op(chunk) else { return };
+        let mut bufs = answer.bufs;
+        if op != MachineOp::Read || answer.result.is_err() {
             // Frees the memory that a starved chunk waits for.
-            drop(answer.buf);
+            bufs.clear();
         }
-        self.machine.stored(chunk, answer.result);
-        if let Some((starved, span)) = self.starved.pop_front() {
-            self.crypt(starved, span, None);
+        if bufs.capacity() > 0 {
+            self.chunks[chunk.index()] = bufs;
+        }
+        self.machine.stored(chunk, answer.result, now_ns);
+        if let Some(starved) = self.starved.pop_front() {
+            self.crypt(starved, Place::Here, None);
         }
     }
 
@@ -327,4 +447,9 @@ impl Queue {
             Kind::Discard => add(&counters.discards, 1),
         }
     }
+}
+
+/// 512-byte sectors of all parts together.
+fn sectors(parts: &[Part]) -> u64 {
+    parts.iter().map(|part| part.sectors).sum()
 }

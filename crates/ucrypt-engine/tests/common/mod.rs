@@ -8,8 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
-use ucrypt_backend::{Backend, Done, Errno, Extent, Io, Limits};
-use ucrypt_engine::{Op, Queue, Segment, Volume, VolumeOptions};
+use ucrypt_backend::{Backend, Done, Errno, Extent, Io, Limits, total_len};
+use ucrypt_engine::{Op, Policy, Queue, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 /// xorshift64: the same run for the same seed.
@@ -32,10 +32,23 @@ pub fn aes(sector_size: u32) -> SectorCipher {
     SectorCipher::new(&spec, &key, options).unwrap()
 }
 
-/// A volume of one encrypted segment.
+/// A volume of one encrypted segment, under the default policy.
 pub fn volume(backend: Arc<dyn Backend>, offset: u64, len: u64, sector_size: u32) -> Arc<Volume> {
+    volume_under(Policy::default(), backend, offset, len, sector_size)
+}
+
+/// A volume of one encrypted segment.
+pub fn volume_under(
+    policy: Policy,
+    backend: Arc<dyn Backend>,
+    offset: u64,
+    len: u64,
+    sector_size: u32,
+) -> Arc<Volume> {
     let segment = Segment { len, backend_offset: offset, cipher: Some(aes(sector_size)) };
-    Arc::new(Volume::new(backend, vec![segment], VolumeOptions::default()).unwrap())
+    let options =
+        VolumeOptions { policies: policy.into(), workers: Some(3), ..VolumeOptions::default() };
+    Arc::new(Volume::new(backend, vec![segment], options).unwrap())
 }
 
 /// Submits one operation and waits for it.
@@ -91,10 +104,11 @@ impl ucrypt_backend::Queue for FaultyQueue {
 
     fn submit(&mut self, io: Io) {
         match io {
-            Io::Read { token, offset, buf } | Io::Write { token, offset, buf, .. }
-                if offset < self.broken.end && offset + buf.len() as u64 > self.broken.start =>
+            Io::Read { token, offset, bufs } | Io::Write { token, offset, bufs, .. }
+                if offset < self.broken.end
+                    && offset + total_len(&bufs) as u64 > self.broken.start =>
             {
-                self.failed.push(Done { token, result: Err(Errno::NOSPC), buf: Some(buf) });
+                self.failed.push(Done { token, result: Err(Errno::NOSPC), bufs });
             }
             io => self.inner.submit(io),
         }

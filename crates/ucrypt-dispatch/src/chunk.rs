@@ -1,0 +1,115 @@
+//! Chunks: what travels as one through the cipher and to the backend.
+
+use crate::machine::Op;
+
+/// Names a request between its acceptance and its `Finish`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(pub(crate) u32);
+
+/// Names a chunk between its first output and the answer to its last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ChunkId(pub(crate) u32);
+
+impl RequestId {
+    /// An index below the machine's `requests_max`, for tables beside it.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl ChunkId {
+    /// An index below the machine's `chunks_max`, for tables beside it.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The token under which the chunk's store is submitted to a backend.
+    pub fn token(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// The chunk of a token that a backend answered; `None` if it names no possible chunk.
+    pub fn from_token(token: u64) -> Option<Self> {
+        u32::try_from(token).ok().map(Self)
+    }
+}
+
+/// The sectors of a chunk that belong to one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The request.
+    pub request: RequestId,
+    /// First 512-byte sector, in the volume.
+    pub sector: u64,
+    /// Number of 512-byte sectors.
+    pub sectors: u64,
+}
+
+/// Most requests that one chunk serves.
+pub const PARTS_MAX: usize = 16;
+
+/// The parts of a chunk: adjacent, in ascending order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    parts: [Part; PARTS_MAX],
+    len: u8,
+}
+
+impl Parts {
+    pub(crate) fn one(part: Part) -> Self {
+        Self { parts: [part; PARTS_MAX], len: 1 }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        usize::from(self.len) == PARTS_MAX
+    }
+
+    /// Appends a part that begins where the last one ends.
+    pub(crate) fn push(&mut self, part: Part) {
+        debug_assert_eq!(part.sector, self.end());
+        self.parts[usize::from(self.len)] = part;
+        self.len += 1;
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Part] {
+        &self.parts[..usize::from(self.len)]
+    }
+
+    pub(crate) fn sector(&self) -> u64 {
+        self.parts[0].sector
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        let last = &self.parts[usize::from(self.len) - 1];
+        last.sector + last.sectors
+    }
+
+    pub(crate) fn sectors(&self) -> u64 {
+        self.end() - self.sector()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Asked to be crypted.
+    Crypt,
+    /// Encrypted; waits for those that came before it.
+    InOrder,
+    /// Asked to be stored.
+    Store,
+}
+
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) op: Op,
+    pub(crate) parts: Parts,
+    pub(crate) phase: Phase,
+    /// Counts chunks; tells a chunk from an earlier one under the same id.
+    pub(crate) serial: u64,
+    /// Whether it leaves in turn.
+    pub(crate) ordered: bool,
+    /// When the present phase was asked for, in nanoseconds.
+    pub(crate) since_ns: u64,
+    /// Crypted by a worker that was asleep when it was asked.
+    pub(crate) woke_worker: bool,
+}

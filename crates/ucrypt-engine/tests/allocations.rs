@@ -1,0 +1,78 @@
+//! Requests allocate nothing once a queue has warmed up, whatever the policy.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::volume_under;
+use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
+use ucrypt_engine::{Op, Policy, Queue, QueueConfig};
+
+/// Counts the allocations of the whole process: the tests of this file are one test.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is passed on to the system's allocator unchanged.
+#[expect(unsafe_code, reason = "an allocator can be counted in no other way")]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const LEN: u64 = 8 << 20;
+
+/// Reads and writes of all sizes, many at once, aligned and not.
+fn requests(queue: &mut Queue, plain: &[u8]) {
+    for round in 0..64u64 {
+        for (index, len) in [4096, 4096, 65536, 100, 300_000].into_iter().enumerate() {
+            let offset = (round * 65536 + index as u64 * 4096) % (LEN - (1 << 20));
+            queue.submit(1, Op::Read { offset, len }).unwrap();
+            queue.write_from(2, offset + (1 << 19), &plain[..len], false).unwrap();
+        }
+        while queue.in_flight() > 0 {
+            queue.wait().unwrap();
+            while let Some(done) = queue.next_done() {
+                assert_eq!(done.result, Ok(()));
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_allocate_nothing_after_the_first_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(LEN).unwrap();
+    let plain = vec![7; 1 << 20];
+    for policy in Policy::ALL {
+        let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
+        let backends: [Arc<dyn Backend>; 2] = [Arc::new(memory(LEN).unwrap()), Arc::new(file)];
+        for backend in backends {
+            let name = backend.describe();
+            let volume = volume_under(policy, backend, 0, LEN, 512);
+            let config = QueueConfig { memory: 16 << 20, depth: 16 };
+            let mut queue = volume.queue(config).unwrap();
+            for _ in 0..4 {
+                requests(&mut queue, &plain);
+            }
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            requests(&mut queue, &plain);
+            let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            assert_eq!(made, 0, "{policy} over {name}: allocations during 640 requests");
+        }
+    }
+}
