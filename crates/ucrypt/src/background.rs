@@ -65,6 +65,9 @@ pub(crate) struct CloseArgs {
 pub(crate) struct StatusArgs {
     /// Name of the open volume
     name: String,
+    /// Show how requests were dispatched, and the measurements behind it
+    #[arg(long)]
+    dispatch: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -183,6 +186,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     let places = Places::of(&args.name)?;
     match control::ask(&places, control::Request::Status) {
         Ok(status) if args.json => println!("{status:#}"),
+        Ok(status) if args.dispatch => print!("{}", show::dispatch(&status)),
         Ok(status) => print!("{}", show::status(&status)),
         Err(failure) => {
             println!("{} is inactive.", places.file().display());

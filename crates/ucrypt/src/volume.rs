@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use serde::Serialize;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
-use ucrypt_engine::{Policy, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_luks::{Flag, Header, Unlocked};
 use zeroize::Zeroizing;
 
@@ -16,9 +16,11 @@ use crate::luks::HeaderImage;
 use crate::passphrase::{KeyArgs, Secret, read_key_file};
 use crate::{secrecy, size};
 
+mod dispatch;
 mod plain;
 
-pub(crate) use plain::PlainArgs;
+use dispatch::DispatchArgs;
+use plain::PlainArgs;
 
 /// Attempts at a prompt, as in cryptsetup.
 const TRIES: usize = 3;
@@ -49,13 +51,12 @@ pub(crate) struct VolumeArgs {
     /// Bypass the page cache where alignment allows it
     #[arg(long)]
     direct: bool,
-    /// How requests are dispatched
-    #[arg(long, value_name = "POLICY", default_value = "inline", value_parser = parse_policy)]
-    dispatch: Policy,
     /// Use memory or zeroes instead of an image, under a key that is thrown away:
     /// mem:SIZE, zero:SIZE
     #[arg(long, value_name = "KIND:SIZE", value_parser = Scratch::from_str)]
     backend: Option<Scratch>,
+    #[command(flatten)]
+    dispatch: DispatchArgs,
     #[command(flatten)]
     plain: PlainArgs,
 }
@@ -90,13 +91,6 @@ impl FromStr for Scratch {
     }
 }
 
-fn parse_policy(name: &str) -> Result<Policy, String> {
-    [Policy::Inline]
-        .into_iter()
-        .find(|policy| policy.name() == name)
-        .ok_or_else(|| format!("'{name}' is no dispatch policy of this version; use inline"))
-}
-
 /// Where the key of a volume comes from.
 #[derive(Debug)]
 pub(crate) enum KeySource {
@@ -123,7 +117,7 @@ pub(crate) struct Facts {
     pub(crate) size: u64,
     pub(crate) read_only: bool,
     pub(crate) discards: bool,
-    pub(crate) dispatch: &'static str,
+    pub(crate) dispatch: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -306,7 +300,9 @@ impl VolumeArgs {
         let options = VolumeOptions {
             read_only: self.readonly,
             allow_discards: self.allow_discards || flags.contains(&Flag::AllowDiscards),
-            policy: self.dispatch,
+            policies: self.dispatch.policies(&flags),
+            cipher_model: self.dispatch.cipher_model,
+            workers: None,
         };
         let volume = match unlocked {
             None => Volume::raw(backend, options),
@@ -350,7 +346,7 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
         size: info.len,
         read_only: info.read_only,
         discards: info.discard,
-        dispatch: volume.policy().name(),
+        dispatch: volume.policies().to_string(),
         uuid: unlocked.and_then(|unlocked| unlocked.uuid.clone()),
         keyslot: unlocked.and_then(|unlocked| unlocked.keyslot),
     }

@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use ucrypt_engine::Decisions;
+
 use crate::failure::Failure;
 use crate::runtime::Places;
 use crate::serve::{Exports, flush};
@@ -185,5 +187,21 @@ fn status(opened: &Opened, device: &str) -> Value {
             "discards": totals.discards,
             "errors": totals.errors,
         },
+        "queues": opened.volume.decisions().iter().map(queue).collect::<Vec<_>>(),
+    })
+}
+
+/// What one queue has decided, and from what.
+fn queue(decisions: &Decisions) -> Value {
+    let tally = decisions.tally;
+    json!({
+        "requests_whole": tally.whole,
+        "requests_cut": tally.cut,
+        "requests_joined": tally.joined,
+        "chunks_here": tally.here,
+        "chunks_handed": tally.handed,
+        "cipher_ns_per_byte": decisions.cipher_ns_per_byte,
+        "handover_ns": decisions.handover_ns,
+        "request_ns": decisions.request_ns,
     })
 }

@@ -44,3 +44,39 @@ pub(super) fn status(status: &Value) -> String {
     }
     shown
 }
+
+/// The lines of `status --dispatch`: what was decided, and the measurements behind it.
+pub(super) fn dispatch(status: &Value) -> String {
+    let empty = Vec::new();
+    let queues = status["queues"].as_array().unwrap_or(&empty);
+    let sum = |key: &str| queues.iter().filter_map(|queue| queue[key].as_u64()).sum::<u64>();
+    let used =
+        || queues.iter().filter(|queue| queue["chunks_here"] != 0 || queue["chunks_handed"] != 0);
+    let mean = |key: &str| {
+        let figures: Vec<f64> = used().filter_map(|queue| queue[key].as_f64()).collect();
+        figures.iter().sum::<f64>() / figures.len().max(1) as f64
+    };
+    let share = |key: &str, all: u64| {
+        format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
+    };
+    let requests = sum("requests_whole") + sum("requests_cut") + sum("requests_joined");
+    let chunks = sum("chunks_here") + sum("chunks_handed");
+    let lines = [
+        ("policy", status["volume"]["dispatch"].as_str().unwrap_or("unknown").to_owned()),
+        ("queues", format!("{} ({} used)", queues.len(), used().count())),
+        ("cipher", format!("{:.3} ns per byte", mean("cipher_ns_per_byte"))),
+        ("hand-over", format!("{:.0} ns", mean("handover_ns"))),
+        ("operation", format!("{:.0} ns", mean("request_ns"))),
+        ("requests served whole", share("requests_whole", requests)),
+        ("requests cut", share("requests_cut", requests)),
+        ("requests joined", share("requests_joined", requests)),
+        ("chunks crypted in place", share("chunks_here", chunks)),
+        ("chunks handed to workers", share("chunks_handed", chunks)),
+    ];
+    let mut shown = String::new();
+    for (name, value) in lines {
+        // Writing to a string cannot fail.
+        let _ = writeln!(shown, "  {:<26}{value}", format!("{name}:"));
+    }
+    shown
+}

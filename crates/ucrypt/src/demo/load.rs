@@ -69,18 +69,17 @@ impl Job {
                 next += 1;
                 let (token, offset) = (next, block * self.block as u64);
                 queue.submit(match self.kind {
-                    Kind::Read => Io::Read { token, offset, buf },
-                    Kind::Write => Io::Write { token, offset, buf, fua: false },
+                    Kind::Read => Io::Read { token, offset, bufs: vec![buf] },
+                    Kind::Write => Io::Write { token, offset, bufs: vec![buf], fua: false },
                 });
             }
             queue.wait(&mut done)?;
             for answer in done.drain(..) {
                 answer.result?;
                 bytes += self.block as u64;
-                free.extend(answer.buf);
+                free.extend(answer.bufs);
             }
         }
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^52 bytes")]
         let megabytes = bytes as f64 / 1e6;
         Ok(megabytes / started.elapsed().as_secs_f64())
     }

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use ucrypt_backend::{Backend, Done, Errno, Extent, Io, Limits, Queue};
+use ucrypt_backend::{Backend, Done, Errno, Extent, Io, Limits, Queue, total_len};
 use ucrypt_export::nbd::protocol;
 
 /// A server on a Unix socket; each queue is a connection.
@@ -29,6 +29,8 @@ impl NbdClient {
             discard: false,
             rotational: false,
             synchronous: false,
+            request_ns: 0,
+            depth_max: u32::MAX,
         };
         Self { path: path.into(), limits }
     }
@@ -85,9 +87,11 @@ impl Connection {
     fn send(&mut self, io: &Io) -> io::Result<()> {
         use protocol::{REQUEST_LEN, REQUEST_MAGIC, command};
         let (kind, token, offset, len, payload) = match io {
-            Io::Read { token, offset, buf } => (command::READ, token, *offset, buf.len(), None),
-            Io::Write { token, offset, buf, .. } => {
-                (command::WRITE, token, *offset, buf.len(), Some(buf))
+            Io::Read { token, offset, bufs } => {
+                (command::READ, token, *offset, total_len(bufs), None)
+            }
+            Io::Write { token, offset, bufs, .. } => {
+                (command::WRITE, token, *offset, total_len(bufs), Some(bufs))
             }
             Io::Flush { token } => (command::FLUSH, token, 0, 0, None),
             Io::Discard { .. } | Io::WriteZeroes { .. } => {
@@ -102,7 +106,7 @@ impl Connection {
         header.extend_from_slice(&offset.to_be_bytes());
         header.extend_from_slice(&(len as u32).to_be_bytes());
         self.socket.write_all(&header)?;
-        payload.map_or(Ok(()), |payload| self.socket.write_all(payload))
+        payload.into_iter().flatten().try_for_each(|buf| self.socket.write_all(buf))
     }
 
     fn receive(&mut self) -> io::Result<Done> {
@@ -115,17 +119,12 @@ impl Connection {
             return Err(io::Error::other("the server sent what is no reply"));
         };
         let result = if error == 0 { Ok(()) } else { Err(Errno::IO) };
-        let buf = match io {
-            Io::Read { mut buf, .. } => {
-                if result.is_ok() {
-                    self.socket.read_exact(&mut buf)?;
-                }
-                Some(buf)
-            }
-            Io::Write { buf, .. } => Some(buf),
-            _ => None,
-        };
-        Ok(Done { token, result, buf })
+        let is_read = matches!(io, Io::Read { .. });
+        let (_, mut bufs) = io.into_parts();
+        if is_read && result.is_ok() {
+            bufs.iter_mut().try_for_each(|buf| self.socket.read_exact(buf))?;
+        }
+        Ok(Done { token, result, bufs })
     }
 }
 

@@ -1,0 +1,129 @@
+//! How requests are dispatched: `--dispatch`, and dm-crypt's flags for it.
+//!
+//! A flag says what its user wants, wherever it stands: on the command line, in a table line or in
+//! a LUKS2 header. `--dispatch` overrides them all.
+
+use std::collections::BTreeSet;
+
+use ucrypt_engine::{CipherModel, Policies, Policy};
+use ucrypt_luks::Flag;
+
+/// The options for dispatch.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Dispatch")]
+pub(crate) struct DispatchArgs {
+    /// How requests are dispatched: adaptive, inline, same-cpu, unbound, merge; the middle two also
+    /// with ,unsorted [default: adaptive]
+    #[arg(long, value_name = "POLICY")]
+    dispatch: Option<Policy>,
+    /// Decrypt reads where they arrive
+    #[arg(long = "perf-no_read_workqueue")]
+    no_read_workqueue: bool,
+    /// Encrypt writes where they arrive
+    #[arg(long = "perf-no_write_workqueue")]
+    no_write_workqueue: bool,
+    /// Encrypt on the core of the request
+    #[arg(long = "perf-same_cpu_crypt")]
+    same_cpu_crypt: bool,
+    /// Let writes leave unsorted
+    #[arg(long = "perf-submit_from_crypt_cpus")]
+    submit_from_crypt_cpus: bool,
+    /// Accepted; workers have no priority of their own
+    #[arg(long = "perf-high_priority")]
+    high_priority: bool,
+    /// Pretend that the cipher takes this long: nanoseconds a byte, and nanoseconds a call
+    #[arg(long, value_name = "NS[,NS]", value_parser = parse_model)]
+    pub(super) cipher_model: Option<CipherModel>,
+}
+
+impl DispatchArgs {
+    /// The policies that the options ask for, and the flags of the volume.
+    pub(super) fn policies(&self, volume: &BTreeSet<Flag>) -> Policies {
+        if let Some(policy) = self.dispatch {
+            return policy.into();
+        }
+        let mut flags = volume.clone();
+        flags.extend(self.flags());
+        from_flags(&flags)
+    }
+
+    fn flags(&self) -> impl Iterator<Item = Flag> {
+        [
+            (self.no_read_workqueue, Flag::NoReadWorkqueue),
+            (self.no_write_workqueue, Flag::NoWriteWorkqueue),
+            (self.same_cpu_crypt, Flag::SameCpuCrypt),
+            (self.submit_from_crypt_cpus, Flag::SubmitFromCryptCpus),
+            (self.high_priority, Flag::HighPriority),
+        ]
+        .into_iter()
+        .filter_map(|(given, flag)| given.then_some(flag))
+    }
+}
+
+/// dm-crypt's flags as policies; what no flag speaks of is adaptive.
+fn from_flags(flags: &BTreeSet<Flag>) -> Policies {
+    let has = |flag| flags.contains(&flag);
+    let sorted = !has(Flag::SubmitFromCryptCpus);
+    let queues = match (has(Flag::SameCpuCrypt), sorted) {
+        (true, sorted) => Policy::SameCpu { sorted },
+        (false, false) => Policy::Unbound { sorted: false },
+        (false, true) => Policy::Adaptive,
+    };
+    let choose = |inline| if inline { Policy::Inline } else { queues };
+    Policies {
+        reads: choose(has(Flag::NoReadWorkqueue)),
+        writes: choose(has(Flag::NoWriteWorkqueue)),
+    }
+}
+
+fn parse_model(text: &str) -> Result<CipherModel, String> {
+    let (byte, call) = text.split_once(',').unwrap_or((text, "0"));
+    let number = |text: &str| {
+        let value: Option<f64> = text.trim().parse().ok();
+        value
+            .filter(|value| (0.0..=1e9).contains(value))
+            .ok_or_else(|| format!("'{text}' is no number of nanoseconds"))
+    };
+    #[expect(clippy::cast_sign_loss, reason = "checked to lie between 0 and a second")]
+    let ns_per_call = number(call)? as u64;
+    Ok(CipherModel { ns_per_byte: number(byte)?, ns_per_call })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dm_crypts_flags_are_the_policies_that_they_stand_for() {
+        let policies = |flags: &[Flag]| from_flags(&flags.iter().copied().collect());
+        assert_eq!(policies(&[]), Policy::Adaptive.into());
+        assert_eq!(
+            policies(&[Flag::NoReadWorkqueue, Flag::NoWriteWorkqueue]),
+            Policy::Inline.into()
+        );
+        assert_eq!(
+            policies(&[Flag::NoReadWorkqueue]),
+            Policies { reads: Policy::Inline, writes: Policy::Adaptive }
+        );
+        assert_eq!(policies(&[Flag::SameCpuCrypt]), Policy::SameCpu { sorted: true }.into());
+        assert_eq!(
+            policies(&[Flag::SameCpuCrypt, Flag::SubmitFromCryptCpus, Flag::NoWriteWorkqueue]),
+            Policies { reads: Policy::SameCpu { sorted: false }, writes: Policy::Inline }
+        );
+        assert_eq!(
+            policies(&[Flag::SubmitFromCryptCpus, Flag::HighPriority]),
+            Policy::Unbound { sorted: false }.into()
+        );
+    }
+
+    #[test]
+    fn a_cipher_model_is_one_or_two_times() {
+        let model = parse_model("0.9,500").unwrap();
+        assert!((model.ns_per_byte - 0.9).abs() < 1e-9);
+        assert_eq!(model.ns_per_call, 500);
+        assert_eq!(parse_model("2").unwrap().ns_per_call, 0);
+        for bad in ["", "x", "-1", "1,-2", "nan", "inf", "1,2,3"] {
+            assert!(parse_model(bad).is_err(), "{bad}");
+        }
+    }
+}
