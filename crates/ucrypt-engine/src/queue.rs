@@ -142,6 +142,10 @@ pub struct Queue {
     /// Chunks crypted on this thread, for sampling.
     crypted_here: u32,
     started: Instant,
+    /// When the clock was last read, in nanoseconds since `started`.
+    now_ns: u64,
+    /// Rounds since the decisions were last shown.
+    unpublished: u32,
     /// Signalled when a range that a parked job waits for may be free, and by workers while this
     /// queue sleeps.
     waker: Arc<OwnedFd>,
@@ -203,6 +207,8 @@ impl Queue {
             handed: 0,
             crypted_here: 0,
             started: Instant::now(),
+            now_ns: 0,
+            unpublished: 0,
             waker_used: Cell::new(false),
             jobs: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),

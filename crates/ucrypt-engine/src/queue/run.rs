@@ -21,6 +21,9 @@ type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
 const TIMED_SECTORS: u64 = 32;
 const TIMED_EVERY: u32 = 16;
 
+/// Rounds of the loop between two looks that others may have at the queue's decisions.
+const PUBLISH_EVERY: u32 = 64;
+
 impl Queue {
     /// Accepts a planned job. `source`: the plaintext of its middle, if that is borrowed.
     pub(super) fn start(&mut self, job: Job, source: Option<&[u8]>) {
@@ -107,22 +110,32 @@ impl Queue {
         id
     }
 
-    /// Nanoseconds since the queue was made.
-    fn now_ns(&self) -> u64 {
-        elapsed_ns(self.started)
+    /// Reads the clock, for all that happens until it is read again: once for each round of the
+    /// loop and after what takes time, not for each step.
+    fn read_clock(&mut self) {
+        self.now_ns = elapsed_ns(self.started);
     }
 
     /// Gets as far as possible; blocks for the backend only if `wait` and there is no answer yet.
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
         self.read_waker()?;
+        self.read_clock();
         loop {
             self.pump(None);
             let idle = !self.take_crypted() & !self.take_stored(wait)?;
             if idle {
-                let learned = self.machine.learned();
-                self.counters.publish(self.machine.tally(), learned);
+                self.publish();
                 return Ok(());
             }
+        }
+    }
+
+    /// Shows others what this queue knows, now and then.
+    fn publish(&mut self) {
+        self.unpublished += 1;
+        if self.unpublished >= PUBLISH_EVERY || self.in_flight() == 0 && self.unpublished > 1 {
+            self.unpublished = 0;
+            self.counters.publish(self.machine.tally(), self.machine.learned());
         }
     }
 
@@ -148,10 +161,13 @@ impl Queue {
     fn take_crypted(&mut self) -> bool {
         let mut any = false;
         while let Some(Crypted { chunk, bufs, result, spent_ns }) = self.inbox.answers.pop() {
-            any = true;
+            if !any {
+                any = true;
+                self.read_clock();
+            }
             self.handed -= 1;
-            let (result, now_ns) = (self.settle(chunk, bufs, result), self.now_ns());
-            self.machine.crypted(chunk, result, Some(spent_ns), now_ns);
+            let result = self.settle(chunk, bufs, result);
+            self.machine.crypted(chunk, result, Some(spent_ns), self.now_ns);
         }
         any
     }
@@ -167,9 +183,9 @@ impl Queue {
         };
         let any = !answers.is_empty();
         if any {
-            let now_ns = self.now_ns();
+            self.read_clock();
             for answer in answers.drain(..) {
-                self.answered(answer, now_ns);
+                self.answered(answer);
             }
         }
         self.answers = answers;
@@ -184,8 +200,7 @@ impl Queue {
                 idle_workers: pool.idle(),
             });
         loop {
-            let now_ns = self.now_ns();
-            self.machine.plan(now_ns, surroundings);
+            self.machine.plan(self.now_ns, surroundings);
             let Some(mut output) = self.machine.next_output() else { return };
             loop {
                 match output {
@@ -211,8 +226,7 @@ impl Queue {
                     true
                 }
                 Err(error) => {
-                    let now_ns = self.now_ns();
-                    return self.machine.crypted(chunk, Err(error), None, now_ns);
+                    return self.machine.crypted(chunk, Err(error), None, self.now_ns);
                 }
             },
             _ => {
@@ -233,8 +247,7 @@ impl Queue {
         }
         if encrypted {
             self.chunks[chunk.index()] = bufs;
-            let now_ns = self.now_ns();
-            return self.machine.crypted(chunk, Ok(()), None, now_ns);
+            return self.machine.crypted(chunk, Ok(()), None, self.now_ns);
         }
         self.crypt_bufs(chunk, place, bufs, op != MachineOp::Read);
     }
@@ -299,8 +312,9 @@ impl Queue {
         let started = timed.then(Instant::now);
         let result = self.volume.segments.crypt(segment, sector, &mut bufs, encrypt);
         let spent_ns = started.map(elapsed_ns);
-        let (result, now_ns) = (self.settle(chunk, bufs, result), self.now_ns());
-        self.machine.crypted(chunk, result, spent_ns, now_ns);
+        self.now_ns += spent_ns.unwrap_or(0);
+        let result = self.settle(chunk, bufs, result);
+        self.machine.crypted(chunk, result, spent_ns, self.now_ns);
     }
 
     /// Puts the buffers of a crypted chunk where they go next.
@@ -350,7 +364,7 @@ impl Queue {
         self.backend.as_mut().expect("the queue is alive").submit(io);
     }
 
-    fn answered(&mut self, answer: Answer, now_ns: u64) {
+    fn answered(&mut self, answer: Answer) {
         let Some(chunk) = ChunkId::from_token(answer.token) else { return };
         let Some(op) = self.machine.op(chunk) else { return };
         let mut bufs = answer.bufs;
@@ -361,7 +375,7 @@ impl Queue {
         if bufs.capacity() > 0 {
             self.chunks[chunk.index()] = bufs;
         }
-        self.machine.stored(chunk, answer.result, now_ns);
+        self.machine.stored(chunk, answer.result, self.now_ns);
         if let Some(starved) = self.starved.pop_front() {
             self.crypt(starved, Place::Here, None);
         }
