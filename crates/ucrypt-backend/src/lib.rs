@@ -22,6 +22,7 @@
 pub mod buf;
 pub mod file;
 mod memory;
+pub mod model;
 mod zero;
 
 use std::io;

@@ -18,12 +18,18 @@ mod aws_lc;
 #[path = "sectors/limit.rs"]
 mod limit;
 
-use std::{hint::black_box, time::Instant};
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
 
 use ucrypt_sector::{CipherSpec, Kernel, SectorCipher, SectorOptions};
 
 const BUFFER: usize = 64 * 1024;
 const ROUNDS: usize = 60;
+/// How long a row is timed in each round: long enough that the clock does not matter, short enough
+/// that some rounds are undisturbed.
+const SLICE: Duration = Duration::from_micros(100);
 const SECTOR_SIZES: [usize; 2] = [512, 4096];
 
 /// One line of the table.
@@ -39,10 +45,12 @@ fn measure(rows: &mut [Row]) {
     for _ in 0..ROUNDS {
         for row in &mut *rows {
             (row.run)();
-            let calls = (BUFFER / row.bytes) * 8;
-            let start = Instant::now();
-            for _ in 0..calls {
-                (row.run)();
+            let (start, mut calls) = (Instant::now(), 0);
+            while start.elapsed() < SLICE {
+                for _ in 0..(BUFFER / row.bytes) {
+                    (row.run)();
+                }
+                calls += BUFFER / row.bytes;
             }
             let ns = start.elapsed().as_secs_f64() * 1e9 / calls as f64;
             row.best_ns = row.best_ns.min(ns);

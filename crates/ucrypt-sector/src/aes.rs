@@ -3,6 +3,7 @@
 //! A [`Kernel`] is a way to run AES on a processor. All of them give the same bytes; the portable
 //! one is the `aes` crate, the others live in [`x86`], the only place of this crate with `unsafe`.
 
+#[cfg(target_arch = "x86_64")]
 mod schedule;
 #[cfg(target_arch = "x86_64")]
 mod x86;

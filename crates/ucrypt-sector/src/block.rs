@@ -8,7 +8,7 @@ use cipher::{
 };
 use zeroize::Zeroizing;
 
-use crate::{Cipher, Kernel};
+use crate::{Cipher, Kernel, twofish::Twofish};
 
 /// A keyed block cipher that handles many blocks per call.
 pub(crate) trait BlockCipher: Send + Sync {
@@ -50,7 +50,7 @@ pub(crate) fn block_cipher(
     match (cipher, key.len()) {
         (Cipher::Aes, _) => kernel.block_cipher(key),
         (Cipher::Serpent, _) => serpent(key),
-        (Cipher::Twofish, _) => keyed::<twofish::Twofish>(key),
+        (Cipher::Twofish, _) => Some(Twofish::new(key)?),
         (Cipher::Camellia, 16) => keyed::<camellia::Camellia128>(key),
         (Cipher::Camellia, 24) => keyed::<camellia::Camellia192>(key),
         (Cipher::Camellia, _) => keyed::<camellia::Camellia256>(key),

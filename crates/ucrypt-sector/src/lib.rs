@@ -33,6 +33,7 @@ mod names;
 mod options;
 mod sector;
 mod spec;
+mod twofish;
 #[cfg(test)]
 mod vectors;
 

@@ -7,7 +7,7 @@ use cipher::InOutBuf;
 use crate::{
     CipherSpec, IvMode, Kernel, KeyError, RunError, SectorOptions,
     keyed::{Keyed, keys},
-    mode::{BLOCK_MAX, SECTORS_MAX},
+    mode::{BLOCK_MAX, SECTORS_MAX, WIDE_TWEAK},
 };
 
 /// Encrypts and decrypts runs of sectors under one key.
@@ -34,8 +34,7 @@ impl SectorCipher {
     }
 
     /// As [`new`](Self::new), but with the kernel that is named instead of the fastest: for tests
-    /// and measurements. Ciphers other than AES have one
-    /// implementation only.
+    /// and measurements. Ciphers other than AES have one implementation only.
     pub fn with_kernel(
         spec: &CipherSpec,
         key: &[u8],
@@ -100,10 +99,11 @@ impl SectorCipher {
         data: InOutBuf<'_, '_, u8>,
     ) -> Result<(), RunError> {
         let sector_size = self.options.sector_size;
-        if !data.len().is_multiple_of(sector_size as usize) {
+        // Masks and shifts here and below: a sector size is a power of two.
+        if data.len() & (sector_size as usize - 1) != 0 {
             return Err(RunError::NotWholeSectors { len: data.len(), sector_size });
         }
-        if !sector.is_multiple_of(self.options.step()) {
+        if sector & (self.options.step() - 1) != 0 {
             return Err(RunError::Unaligned { sector, sector_size });
         }
         if let [key] = &self.keys[..] {
@@ -146,7 +146,7 @@ impl SectorCipher {
     fn iv_numbers(&self, sector: u64) -> (u64, u64) {
         let number = sector.wrapping_add(self.options.iv_offset);
         let step = self.options.step();
-        if self.options.iv_large_sectors { (number / step, 1) } else { (number, step) }
+        if self.options.iv_large_sectors { (number >> step.ilog2(), 1) } else { (number, step) }
     }
 
     /// Hands the run to the mode in batches whose IVs fit into `IV_BYTES`.
@@ -160,10 +160,11 @@ impl SectorCipher {
         let (mut number, step) = self.iv_numbers(sector);
         let sector_size = self.options.sector_size as usize;
         let iv_len = key.mode.iv_len();
-        let batch_sectors = IV_BYTES / iv_len.max(BLOCK_MAX);
+        let batch_sectors =
+            if iv_len > BLOCK_MAX { IV_BYTES / WIDE_TWEAK } else { IV_BYTES / BLOCK_MAX };
         let mut ivs = [0; IV_BYTES];
         while !data.is_empty() {
-            let sectors = (data.len() / sector_size).min(batch_sectors);
+            let sectors = (data.len() >> sector_size.trailing_zeros()).min(batch_sectors);
             let (batch, rest) = data.split_at(sectors * sector_size);
             data = rest;
             let ivs = &mut ivs[..sectors * iv_len];

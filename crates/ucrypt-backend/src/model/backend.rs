@@ -1,0 +1,87 @@
+//! The backend: memory, and one device's timing that all queues share.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::device::{Counts, Device};
+use super::profile::Profile;
+use super::queue::ModelQueue;
+use crate::file::FileBackend;
+use crate::{Backend, Extent, Limits, Queue, memory};
+
+/// Why there is no such backend.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// No profile has that name.
+    #[error("there is no device model `{name}`; known are: {}", known())]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// The memory behind it could not be had.
+    #[error("the memory of the device model could not be reserved: {0}")]
+    Memory(#[from] io::Error),
+}
+
+fn known() -> String {
+    Profile::names().collect::<Vec<_>>().join(", ")
+}
+
+/// `model:NAME,SIZE`: memory with the timing of a device.
+///
+/// All queues share the device's time. What the device refuses (a write that is not at its zone's
+/// write pointer) and what reaches beyond the end is answered with `EIO` at once; nothing of it is
+/// done.
+pub struct ModelBackend {
+    memory: FileBackend,
+    device: Arc<Mutex<Device>>,
+    limits: Limits,
+    name: &'static str,
+}
+
+/// Runs that differ shall not differ by chance.
+const SEED: u64 = 1;
+
+impl ModelBackend {
+    /// A device of `len` bytes with the profile of that name.
+    pub fn new(name: &str, len: u64) -> Result<Self, ModelError> {
+        let profile =
+            Profile::by_name(name).ok_or_else(|| ModelError::Unknown { name: name.to_owned() })?;
+        Ok(Self::with_profile(profile, len, SEED)?)
+    }
+
+    /// A device of `len` bytes with that profile; `seed` as for [`Device::new`].
+    pub fn with_profile(profile: &Profile, len: u64, seed: u64) -> io::Result<Self> {
+        Ok(Self {
+            memory: memory(len)?,
+            device: Arc::new(Mutex::new(Device::new(profile, seed))),
+            limits: profile.limits(len),
+            name: profile.name,
+        })
+    }
+
+    /// What the device was asked for so far, by all queues.
+    pub fn counts(&self) -> Counts {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner).counts()
+    }
+}
+
+impl Backend for ModelBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
+        let (device, memory) = (self.device.clone(), self.memory.queue(1)?);
+        let timed = !self.limits.synchronous;
+        Ok(Box::new(ModelQueue::new(device, memory, self.limits.len, depth, timed)?))
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        self.memory.extents(offset, len, max)
+    }
+
+    fn describe(&self) -> String {
+        format!("model:{},{}", self.name, self.limits.len)
+    }
+}

@@ -1,0 +1,111 @@
+//! The timing of one device: told when an operation arrives, it says when it is complete.
+
+use super::disk::Disk;
+use super::flash::Flash;
+use super::profile::{Media, Profile};
+use super::random::Random;
+use super::zones::{Refusal, Zones};
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Data comes from the device.
+    Read,
+    /// Data goes to the device.
+    Write {
+        /// Not answered from a cache.
+        fua: bool,
+    },
+    /// Cached writes become durable; offset and length mean nothing.
+    Flush,
+    /// The range is no longer needed; on a zoned device, whole zones are reset.
+    Discard,
+    /// The range becomes zeroes, without data on the bus.
+    WriteZeroes,
+}
+
+/// An operation as a device sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceOp {
+    /// What it does.
+    pub kind: Kind,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// When an operation is complete, in ns of the clock that [`Device::submit`] was given; or why it
+/// is refused.
+pub type Outcome = Result<u64, Refusal>;
+
+/// What a device was asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Operations that were accepted.
+    pub requests: u64,
+    /// Commands they consisted of: what a device that charges per request charges.
+    pub commands: u64,
+    /// Operations that were refused.
+    pub refused: u64,
+}
+
+/// See the module. A copy goes on from the same state.
+#[derive(Debug, Clone)]
+pub struct Device {
+    mechanics: Mechanics,
+    zones: Option<Zones>,
+    random: Random,
+    counts: Counts,
+}
+
+#[derive(Debug, Clone)]
+enum Mechanics {
+    Flash(Flash),
+    Disk(Disk),
+}
+
+impl Device {
+    /// A device that has done nothing yet. `seed` decides what varies: latencies, where the
+    /// platter stands.
+    pub fn new(profile: &Profile, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        Self {
+            mechanics: match &profile.media {
+                Media::Flash(flash) => Mechanics::Flash(Flash::new(flash)),
+                Media::Disk(disk) => Mechanics::Disk(Disk::new(disk, &mut random)),
+            },
+            zones: profile.zones.map(Zones::new),
+            random,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Takes an operation that arrives at `now_ns`, which must not go back from call to call. Any
+    /// number may be under way; they complete in any order, but never before `now_ns`.
+    pub fn submit(&mut self, now_ns: u64, op: DeviceOp) -> Outcome {
+        if let Some(zones) = &mut self.zones {
+            let taken = match op.kind {
+                Kind::Write { .. } | Kind::WriteZeroes => zones.write(op.offset, op.len),
+                Kind::Discard => {
+                    zones.discard(op.offset, op.len);
+                    Ok(())
+                }
+                Kind::Read | Kind::Flush => Ok(()),
+            };
+            taken.inspect_err(|_| self.counts.refused += 1)?;
+        }
+        let (done, commands) = match &mut self.mechanics {
+            Mechanics::Flash(flash) => flash.submit(now_ns, op, &mut self.random),
+            Mechanics::Disk(disk) => (disk.submit(now_ns, op), 1),
+        };
+        self.counts.requests += 1;
+        self.counts.commands += commands;
+        Ok(done)
+    }
+
+    /// What it was asked for so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+}

@@ -1,0 +1,210 @@
+//! A queue of a model backend: each operation is carried out in memory when it is submitted, and
+//! answered when its device says that it is complete.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::device::{Device, DeviceOp, Kind};
+use super::timer::{Timer, now_ns};
+use crate::{Buf, Done, Errno, Io, Queue};
+
+pub(super) struct ModelQueue {
+    device: Arc<Mutex<Device>>,
+    /// A queue of the memory behind, which carries out operations one at a time.
+    memory: Box<dyn Queue>,
+    carried_out: Vec<Done>,
+    /// Length of the backend in bytes.
+    len: u64,
+    depth: usize,
+    under_way: BinaryHeap<Reverse<UnderWay>>,
+    submitted: u64,
+    /// `None` if the device takes no time.
+    timer: Option<Timer>,
+}
+
+/// An answer whose time has not come.
+struct UnderWay {
+    due: u64,
+    /// Submission order, among answers of the same time.
+    order: u64,
+    done: Done,
+}
+
+impl UnderWay {
+    fn key(&self) -> (u64, u64) {
+        (self.due, self.order)
+    }
+}
+
+impl PartialEq for UnderWay {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for UnderWay {}
+
+impl PartialOrd for UnderWay {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for UnderWay {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl ModelQueue {
+    pub(super) fn new(
+        device: Arc<Mutex<Device>>,
+        memory: Box<dyn Queue>,
+        len: u64,
+        depth: u32,
+        timed: bool,
+    ) -> io::Result<Self> {
+        let depth = depth as usize;
+        Ok(Self {
+            device,
+            memory,
+            carried_out: Vec::with_capacity(1),
+            len,
+            depth,
+            under_way: BinaryHeap::with_capacity(depth),
+            submitted: 0,
+            timer: if timed { Some(Timer::new()?) } else { None },
+        })
+    }
+
+    /// Takes an operation that arrives at the time that `clock` says.
+    fn admit(&mut self, io: Io, clock: impl FnOnce() -> u64) {
+        assert!(self.room() > 0, "submit without room");
+        let (due, done) = match self.due(device_op(&io), clock) {
+            Some(due) => (due, self.carry_out(io)),
+            None => (0, refuse(io)),
+        };
+        self.under_way.push(Reverse(UnderWay { due, order: self.submitted, done }));
+        self.submitted += 1;
+    }
+
+    /// When the device is done with an operation, or `None` if it refuses it.
+    fn due(&self, op: DeviceOp, clock: impl FnOnce() -> u64) -> Option<u64> {
+        if op.offset.checked_add(op.len).is_none_or(|end| end > self.len) {
+            return None;
+        }
+        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        // The clock is read under the lock, so that the device's time never goes back.
+        device.submit(clock(), op).ok()
+    }
+
+    fn carry_out(&mut self, io: Io) -> Done {
+        self.memory.submit(io);
+        self.memory.wait(&mut self.carried_out).expect("memory needs no system that could fail");
+        self.carried_out.pop().expect("memory answers each operation at once")
+    }
+
+    /// Hands out what is due; returns the time of the next answer.
+    fn hand_out(&mut self, now: u64, done: &mut Vec<Done>) -> Option<u64> {
+        while let Some(Reverse(next)) = self.under_way.peek() {
+            if next.due > now {
+                return Some(next.due);
+            }
+            done.extend(self.under_way.pop().map(|Reverse(next)| next.done));
+        }
+        None
+    }
+}
+
+fn device_op(io: &Io) -> DeviceOp {
+    let (kind, offset, len) = match io {
+        Io::Read { offset, buf, .. } => (Kind::Read, *offset, buf.len() as u64),
+        Io::Write { offset, buf, fua, .. } => {
+            (Kind::Write { fua: *fua }, *offset, buf.len() as u64)
+        }
+        Io::Flush { .. } => (Kind::Flush, 0, 0),
+        Io::Discard { offset, len, .. } => (Kind::Discard, *offset, *len),
+        Io::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, *offset, *len),
+    };
+    DeviceOp { kind, offset, len }
+}
+
+fn refuse(io: Io) -> Done {
+    let (token, buf): (u64, Option<Buf>) = match io {
+        Io::Read { token, buf, .. } | Io::Write { token, buf, .. } => (token, Some(buf)),
+        Io::Flush { token } | Io::Discard { token, .. } | Io::WriteZeroes { token, .. } => {
+            (token, None)
+        }
+    };
+    Done { token, result: Err(Errno::IO), buf }
+}
+
+impl Queue for ModelQueue {
+    fn room(&self) -> usize {
+        self.depth - self.under_way.len()
+    }
+
+    fn submit(&mut self, io: Io) {
+        self.admit(io, now_ns);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        let now = now_ns();
+        let next = self.hand_out(now, done);
+        self.timer.as_mut().map_or(Ok(()), |timer| timer.announce(next, now))
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        let before = done.len();
+        let next = self.hand_out(now_ns(), done);
+        if let (Some(due), Some(timer), true) = (next, &mut self.timer, done.len() == before) {
+            timer.wait(due)?;
+        }
+        self.poll(done)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.timer.as_ref().map(Timer::fd)
+    }
+}
+
+impl Drop for ModelQueue {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while !self.under_way.is_empty() && self.wait(&mut done).is_ok() {
+            done.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Profile;
+    use crate::{Backend, Pool, memory};
+
+    #[test]
+    fn answers_come_in_the_order_of_their_times() {
+        let len = 16 << 20;
+        let device = Device::new(Profile::by_name("sata2017").unwrap(), 1);
+        let behind = memory(len).unwrap().queue(1).unwrap();
+        let device = Arc::new(Mutex::new(device));
+        let mut queue = ModelQueue::new(device, behind, len, 8, true).unwrap();
+        let pool = Pool::new(1 << 20).unwrap();
+        let now = now_ns();
+        // 710 us; 70 us; the bus is busy with that, so 84 us.
+        for (token, len) in [(0, 262_144), (1, 4096), (2, 4096)] {
+            let buf = pool.alloc(len).unwrap();
+            queue.admit(Io::Read { token, offset: token << 20, buf }, || now);
+        }
+        let mut done = Vec::new();
+        while done.len() < 3 {
+            queue.wait(&mut done).unwrap();
+        }
+        let tokens: Vec<_> = done.iter().map(|done| done.token).collect();
+        assert_eq!(tokens, [1, 2, 0]);
+    }
+}
