@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_luks::{Flag, Header, Unlocked};
@@ -51,8 +52,8 @@ pub(crate) struct VolumeArgs {
     /// Bypass the page cache where alignment allows it
     #[arg(long)]
     direct: bool,
-    /// Use memory or zeroes instead of an image, under a key that is thrown away:
-    /// mem:SIZE, zero:SIZE
+    /// Use something else than an image, under a key that is thrown away: mem:SIZE, zero:SIZE, or
+    /// model:NAME,SIZE for memory with the timing of a device
     #[arg(long, value_name = "KIND:SIZE", value_parser = Scratch::from_str)]
     backend: Option<Scratch>,
     #[command(flatten)]
@@ -72,10 +73,12 @@ enum Kind {
 }
 
 /// A backend without an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Scratch {
     Memory(u64),
     Zero(u64),
+    /// Name and length.
+    Model(String, u64),
 }
 
 impl FromStr for Scratch {
@@ -86,7 +89,13 @@ impl FromStr for Scratch {
         match kind {
             "mem" => Ok(Self::Memory(size::parse(len)?)),
             "zero" => Ok(Self::Zero(size::parse(len)?)),
-            _ => Err(format!("'{text}' is no backend; use mem:SIZE or zero:SIZE")),
+            "model" => {
+                let (name, len) = len
+                    .split_once(',')
+                    .ok_or_else(|| format!("'{text}' names no size; use model:NAME,SIZE"))?;
+                Ok(Self::Model(name.into(), size::parse(len)?))
+            }
+            _ => Err(format!("'{text}' is no backend; use mem:SIZE, zero:SIZE or model:NAME,SIZE")),
         }
     }
 }
@@ -135,7 +144,7 @@ impl VolumeArgs {
     /// Opens the image and unlocks it.
     pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
         secrecy::lock_memory();
-        match (image, self.backend) {
+        match (image, &self.backend) {
             (Some(_), Some(_)) => {
                 Err(Failure::wrong("--backend replaces the image: name only one"))
             }
@@ -275,13 +284,17 @@ impl VolumeArgs {
     }
 
     /// A volume in memory or of zeroes, under a random key.
-    fn open_scratch(&self, scratch: Scratch) -> Result<Opened, Failure> {
-        let (backend, name): (Arc<dyn Backend>, _) = match scratch {
+    fn open_scratch(&self, scratch: &Scratch) -> Result<Opened, Failure> {
+        let (backend, name): (Arc<dyn Backend>, _) = match *scratch {
             Scratch::Memory(len) => {
                 let failed = |error| Failure::memory(format!("cannot take {len} bytes: {error}"));
                 (Arc::new(ucrypt_backend::memory(len).map_err(failed)?), format!("mem:{len}"))
             }
             Scratch::Zero(len) => (Arc::new(ZeroBackend::new(len)), format!("zero:{len}")),
+            Scratch::Model(ref name, len) => {
+                let backend = ModelBackend::new(name, len).map_err(Failure::wrong)?;
+                (Arc::new(backend), format!("model:{name},{len}"))
+            }
         };
         if self.is_raw() {
             return self.join(backend, None, name);

@@ -1,7 +1,7 @@
 //! Files and block devices.
 //!
-//! Three ways to carry the operations out, chosen at open: [`uring`] where io_uring works;
-//! [`threads`] where it is missing or forbidden; [`sync`] for files that live in memory (tmpfs,
+//! Three ways to carry the operations out, chosen at open: `uring` where io_uring works;
+//! `threads` where it is missing or forbidden; `sync` for files that live in memory (tmpfs,
 //! memfd), where a system call is the shortest way and io_uring would hand each operation to a
 //! kernel thread.
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::{Device, DeviceOp, Kind};
 use super::timer::{Timer, now_ns};
-use crate::{Buf, Done, Errno, Io, Queue};
+use crate::{Done, Errno, Io, Queue, total_len};
 
 pub(super) struct ModelQueue {
     device: Arc<Mutex<Device>>,
@@ -121,9 +121,9 @@ impl ModelQueue {
 
 fn device_op(io: &Io) -> DeviceOp {
     let (kind, offset, len) = match io {
-        Io::Read { offset, buf, .. } => (Kind::Read, *offset, buf.len() as u64),
-        Io::Write { offset, buf, fua, .. } => {
-            (Kind::Write { fua: *fua }, *offset, buf.len() as u64)
+        Io::Read { offset, bufs, .. } => (Kind::Read, *offset, total_len(bufs) as u64),
+        Io::Write { offset, bufs, fua, .. } => {
+            (Kind::Write { fua: *fua }, *offset, total_len(bufs) as u64)
         }
         Io::Flush { .. } => (Kind::Flush, 0, 0),
         Io::Discard { offset, len, .. } => (Kind::Discard, *offset, *len),
@@ -133,13 +133,8 @@ fn device_op(io: &Io) -> DeviceOp {
 }
 
 fn refuse(io: Io) -> Done {
-    let (token, buf): (u64, Option<Buf>) = match io {
-        Io::Read { token, buf, .. } | Io::Write { token, buf, .. } => (token, Some(buf)),
-        Io::Flush { token } | Io::Discard { token, .. } | Io::WriteZeroes { token, .. } => {
-            (token, None)
-        }
-    };
-    Done { token, result: Err(Errno::IO), buf }
+    let (token, bufs) = io.into_parts();
+    Done { token, result: Err(Errno::IO), bufs }
 }
 
 impl Queue for ModelQueue {
@@ -198,7 +193,7 @@ mod tests {
         // 710 us; 70 us; the bus is busy with that, so 84 us.
         for (token, len) in [(0, 262_144), (1, 4096), (2, 4096)] {
             let buf = pool.alloc(len).unwrap();
-            queue.admit(Io::Read { token, offset: token << 20, buf }, || now);
+            queue.admit(Io::Read { token, offset: token << 20, bufs: vec![buf] }, || now);
         }
         let mut done = Vec::new();
         while done.len() < 3 {

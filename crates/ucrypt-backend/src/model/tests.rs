@@ -36,19 +36,19 @@ fn what_is_written_reads_back_on_every_model() {
         // Within the first zone, which may be written anywhere.
         let places = [(0, PAGE), (PAGE as u64, 512), (70_001, 3), (131_072, 300_000)];
         for (token, &(offset, len)) in places.iter().enumerate() {
-            let buf = filled(&pool, len, token as u8 + 1);
-            queue.submit(Io::Write { token: token as u64, offset, buf, fua: token == 1 });
+            let bufs = vec![filled(&pool, len, token as u8 + 1)];
+            queue.submit(Io::Write { token: token as u64, offset, bufs, fua: token == 1 });
         }
         for done in drain(queue.as_mut(), places.len()) {
             assert_eq!(done.result, Ok(()), "{name}");
         }
         let mut other = backend.queue(8).unwrap();
         for (token, &(offset, len)) in places.iter().enumerate() {
-            let buf = pool.alloc(len).unwrap();
-            other.submit(Io::Read { token: token as u64, offset, buf });
+            let bufs = vec![pool.alloc(len).unwrap()];
+            other.submit(Io::Read { token: token as u64, offset, bufs });
         }
         for done in drain(other.as_mut(), places.len()) {
-            let buf = done.buf.expect("a read returns its buffer");
+            let buf = &done.bufs[0];
             assert_eq!((done.result, buf.len()), (Ok(()), places[done.token as usize].1), "{name}");
             assert!(buf.iter().all(|&byte| byte == done.token as u8 + 1), "{name} {}", done.token);
         }
@@ -61,7 +61,12 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_and_a_flush_is_answered() {
     every_model(16 * MIB, |name, backend| {
         let pool = Pool::new(1 << 20).unwrap();
         let mut queue = backend.queue(4).unwrap();
-        queue.submit(Io::Write { token: 0, offset: 0, buf: filled(&pool, 65536, 9), fua: false });
+        queue.submit(Io::Write {
+            token: 0,
+            offset: 0,
+            bufs: vec![filled(&pool, 65536, 9)],
+            fua: false,
+        });
         queue.submit(Io::Flush { token: 1 });
         drain(queue.as_mut(), 2);
         queue.submit(Io::Discard { token: 2, offset: 8192, len: 8192 });
@@ -69,8 +74,8 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_and_a_flush_is_answered() {
         for done in drain(queue.as_mut(), 2) {
             assert_eq!(done.result, Ok(()), "{name}");
         }
-        queue.submit(Io::Read { token: 4, offset: 0, buf: pool.alloc(65536).unwrap() });
-        let buf = drain(queue.as_mut(), 1).remove(0).buf.unwrap();
+        queue.submit(Io::Read { token: 4, offset: 0, bufs: vec![pool.alloc(65536).unwrap()] });
+        let buf = drain(queue.as_mut(), 1).remove(0).bufs.remove(0);
         for (offset, fill) in [(0, 9), (8192, 0), (16383, 0), (16384, 9), (32768, 0), (36864, 9)] {
             assert_eq!(buf[offset], fill, "{name} at {offset}");
         }
@@ -87,8 +92,8 @@ fn many_operations_under_way_are_each_answered_once_within_the_bound() {
         let (mut next, mut seen, mut done) = (0u64, vec![false; 200], Vec::new());
         while seen.contains(&false) {
             while queue.room() > 0 && next < 200 {
-                let buf = pool.alloc(PAGE).unwrap();
-                queue.submit(Io::Read { token: next, offset: next * PAGE as u64, buf });
+                let bufs = vec![pool.alloc(PAGE).unwrap()];
+                queue.submit(Io::Read { token: next, offset: next * PAGE as u64, bufs });
                 next += 1;
             }
             assert!(next == 200 || queue.room() == 0, "{name}");
@@ -118,14 +123,14 @@ fn dropping_a_queue_waits_for_what_is_under_way() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut queue = backend.queue(16).unwrap();
         for token in 0..16 {
-            let buf = filled(&pool, PAGE, 5);
-            queue.submit(Io::Write { token, offset: token * PAGE as u64, buf, fua: true });
+            let bufs = vec![filled(&pool, PAGE, 5)];
+            queue.submit(Io::Write { token, offset: token * PAGE as u64, bufs, fua: true });
         }
         drop(queue);
         assert!(pool.alloc(1 << 20).is_some(), "{name}: a buffer is still held");
         let mut queue = backend.queue(1).unwrap();
-        queue.submit(Io::Read { token: 0, offset: 0, buf: pool.alloc(16 * PAGE).unwrap() });
-        let buf = drain(queue.as_mut(), 1).remove(0).buf.unwrap();
+        queue.submit(Io::Read { token: 0, offset: 0, bufs: vec![pool.alloc(16 * PAGE).unwrap()] });
+        let buf = drain(queue.as_mut(), 1).remove(0).bufs.remove(0);
         assert!(buf.iter().all(|&byte| byte == 5), "{name}: a write was lost");
     });
 }
@@ -136,7 +141,11 @@ fn the_descriptor_becomes_readable_for_each_answer_and_is_quiet_when_there_is_no
     let pool = Pool::new(1 << 20).unwrap();
     let mut queue = backend.queue(8).unwrap();
     for token in 0..8 {
-        queue.submit(Io::Read { token, offset: token * MIB, buf: pool.alloc(PAGE).unwrap() });
+        queue.submit(Io::Read {
+            token,
+            offset: token * MIB,
+            bufs: vec![pool.alloc(PAGE).unwrap()],
+        });
     }
     let (mut done, mut polls) = (Vec::new(), 0);
     queue.poll(&mut done).unwrap();
@@ -161,7 +170,7 @@ fn a_device_without_time_answers_at_once_and_says_so() {
     let pool = Pool::new(1 << 20).unwrap();
     let mut queue = backend.queue(2).unwrap();
     assert!(queue.fd().is_none());
-    queue.submit(Io::Read { token: 3, offset: 0, buf: pool.alloc(PAGE).unwrap() });
+    queue.submit(Io::Read { token: 3, offset: 0, bufs: vec![pool.alloc(PAGE).unwrap()] });
     let mut done = Vec::new();
     queue.poll(&mut done).unwrap();
     assert_eq!(done.len(), 1);
@@ -176,9 +185,9 @@ fn a_zoned_device_refuses_writes_that_are_not_at_the_write_pointer() {
     let zone = 16 * MIB;
     let mut write = |offset, fill| {
         let buf = filled(&pool, PAGE, fill);
-        queue.submit(Io::Write { token: 0, offset, buf, fua: false });
+        queue.submit(Io::Write { token: 0, offset, bufs: vec![buf], fua: false });
         let done = drain(queue.as_mut(), 1).remove(0);
-        assert_eq!(done.buf.map(|buf| buf.len()), Some(PAGE));
+        assert_eq!(crate::total_len(&done.bufs), PAGE);
         done.result
     };
     assert_eq!(write(zone, 1), Ok(()));
@@ -186,12 +195,12 @@ fn a_zoned_device_refuses_writes_that_are_not_at_the_write_pointer() {
     assert_eq!(write(zone, 3), Err(Errno::IO), "behind the pointer");
     assert_eq!(write(zone + PAGE as u64, 4), Ok(()));
     assert_eq!(backend.counts(), Counts { requests: 2, commands: 2, refused: 2 });
-    queue.submit(Io::Read { token: 1, offset: zone, buf: pool.alloc(3 * PAGE).unwrap() });
-    let buf = drain(queue.as_mut(), 1).remove(0).buf.unwrap();
+    queue.submit(Io::Read { token: 1, offset: zone, bufs: vec![pool.alloc(3 * PAGE).unwrap()] });
+    let buf = drain(queue.as_mut(), 1).remove(0).bufs.remove(0);
     assert_eq!([buf[0], buf[PAGE], buf[2 * PAGE]], [1, 4, 0], "refused writes leave nothing");
     queue.submit(Io::Discard { token: 2, offset: zone, len: zone });
     let buf = filled(&pool, PAGE, 5);
-    queue.submit(Io::Write { token: 3, offset: zone, buf, fua: false });
+    queue.submit(Io::Write { token: 3, offset: zone, bufs: vec![buf], fua: false });
     assert!(drain(queue.as_mut(), 2).iter().all(|done| done.result.is_ok()), "the zone was reset");
 }
 
@@ -201,9 +210,9 @@ fn what_lies_beyond_the_end_is_refused() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut queue = backend.queue(4).unwrap();
         let page = || pool.alloc(PAGE).unwrap();
-        queue.submit(Io::Read { token: 0, offset: MIB - 512, buf: page() });
-        queue.submit(Io::Write { token: 1, offset: MIB - 512, buf: page(), fua: false });
-        queue.submit(Io::Write { token: 2, offset: u64::MAX, buf: page(), fua: false });
+        queue.submit(Io::Read { token: 0, offset: MIB - 512, bufs: vec![page()] });
+        queue.submit(Io::Write { token: 1, offset: MIB - 512, bufs: vec![page()], fua: false });
+        queue.submit(Io::Write { token: 2, offset: u64::MAX, bufs: vec![page()], fua: false });
         queue.submit(Io::WriteZeroes { token: 3, offset: 0, len: MIB + 1 });
         for done in drain(queue.as_mut(), 4) {
             assert_eq!(done.result, Err(Errno::IO), "{name} {}", done.token);
