@@ -189,7 +189,11 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         Ok(status) if args.dispatch => print!("{}", show::dispatch(&status)),
         Ok(status) => print!("{}", show::status(&status)),
         Err(failure) => {
-            println!("{} is inactive.", places.file().display());
+            if args.json {
+                println!("{}", serde_json::json!({ "active": false }));
+            } else {
+                println!("{} is inactive.", places.file().display());
+            }
             return Err(failure);
         }
     }

@@ -75,3 +75,16 @@ impl From<ucrypt_export::fuse::FuseError> for Failure {
         }
     }
 }
+
+impl From<ucrypt_export::nbd::ServerError> for Failure {
+    fn from(error: ucrypt_export::nbd::ServerError) -> Self {
+        use ucrypt_export::nbd::{AddressError as Address, ServerError as Server};
+        match error {
+            Server::TooLong(_) | Server::Address(Address::Syntax(_) | Address::NotLoopback(_)) => {
+                Self::wrong(error)
+            }
+            Server::Address(Address::InUse(_)) => Self::busy(error),
+            error => Self::device(error),
+        }
+    }
+}

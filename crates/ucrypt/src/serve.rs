@@ -59,7 +59,7 @@ impl Exports {
         }
         for address in &args.nbd {
             let server = Server::start(volume.clone(), address, ServerConfig::default());
-            exports.nbd.push(server.map_err(Failure::device)?);
+            exports.nbd.push(server?);
         }
         Ok(exports)
     }

@@ -8,6 +8,7 @@
 use std::fs;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -48,35 +49,54 @@ fn errno(error: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(error as i32)
 }
 
+/// How long a holder may take to let go. A server that was just killed holds its image until the
+/// kernel has ended what it had in flight, and so it should.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Takes the image for this process; `false` if somebody else has it. The lock lives as long as
 /// the open file description. File systems without locks let everyone in.
 pub(super) fn acquire(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, Errno> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let taken = match attempt(fd, read_only) {
+            Err(Errno::AGAIN | Errno::ACCESS) => false,
+            Err(Errno::INVAL | Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => true,
+            other => other?,
+        };
+        if taken || Instant::now() >= until {
+            return Ok(taken);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn attempt(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, Errno> {
     let used: &[i64] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
     let unshared: &[i64] = &[WRITE, RESIZE];
-    let attempt = || -> Result<bool, Errno> {
-        for bit in used {
-            take(fd, USED + bit)?;
-        }
-        for bit in unshared {
-            take(fd, UNSHARED + bit)?;
-        }
-        for bit in unshared {
-            if !is_free(fd, USED + bit)? {
-                return Ok(false);
-            }
-        }
-        for bit in used {
-            if !is_free(fd, UNSHARED + bit)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    };
-    match attempt() {
-        Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
-        Err(Errno::INVAL | Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(true),
-        other => other,
+    // First take, then look: of two that come at once, at least one sees the other.
+    for bit in used {
+        take(fd, USED + bit)?;
     }
+    for bit in unshared {
+        take(fd, UNSHARED + bit)?;
+    }
+    let conflicts =
+        unshared.iter().map(|bit| USED + bit).chain(used.iter().map(|bit| UNSHARED + bit));
+    for byte in conflicts {
+        if !is_free(fd, byte)? {
+            release(fd)?;
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Gives everything back, so that two that wait for each other do not wait for ever.
+fn release(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut all = range(USED);
+    (all.l_type, all.l_len) = (libc::F_UNLCK as libc::c_short, 2 * (UNSHARED - USED));
+    fcntl(fd, FcntlArg::F_OFD_SETLK(&all)).map(drop).map_err(errno)
 }
 
 /// The loop device that is attached to the file, if any.

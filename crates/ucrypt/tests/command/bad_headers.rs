@@ -1,0 +1,146 @@
+//! LUKS headers that are damaged, in one copy and in both.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
+use crate::process::{Ran, cryptsetup, run};
+use crate::scratch::Scratch;
+use crate::server::{On, Server};
+
+/// Where the second copy of cryptsetup's default LUKS2 header starts, in bytes.
+const SECONDARY: u64 = 0x4000;
+
+/// In the JSON area of a header copy, far from its binary header.
+const IN_JSON: u64 = 5000;
+
+/// Turns bytes of the image round, so that they are wrong whatever they were.
+fn damage(image: &Image, offset: u64, len: usize) {
+    let file = File::options().read(true).write(true).open(&image.path).expect("the image");
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, offset).expect("read");
+    for byte in &mut bytes {
+        *byte ^= 0xff;
+    }
+    file.write_all_at(&bytes, offset).expect("damaged");
+}
+
+fn test_passphrase(scratch: &Scratch, image: &Image, options: &[&str]) -> Ran {
+    let mut command = scratch.ucrypt(&["open", "--test-passphrase"]);
+    run(command.args(options).args(image.with_key()), b"")
+}
+
+/// cryptsetup writes a damaged copy again as soon as it sees one: it has to find none.
+fn cryptsetup_finds_nothing_to_repair(image: &Image) -> bool {
+    let before = image.bytes();
+    run(cryptsetup().arg("luksDump").arg(&image.path), b"").passes();
+    image.bytes() == before
+}
+
+/// Every place of a copy that can be damaged: its magic, its checksum, its JSON.
+const PLACES: [u64; 3] = [0, 0x1c0 + 3, IN_JSON];
+
+#[test]
+fn one_damaged_copy_is_read_over_and_readonly_changes_nothing() {
+    for copy in [0, SECONDARY] {
+        for place in PLACES {
+            let scratch = Scratch::new();
+            let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+            let plain = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
+            damage(&image, copy + place, 6);
+            let before = image.bytes();
+
+            let ran = test_passphrase(&scratch, &image, &["--readonly"]).exits(0);
+            let warning = ran.stderr.trim_end();
+            assert!(warning.contains("header") && !warning.contains('\n'), "{warning:?}");
+            let mut read = image.ucrypt(&scratch, "read");
+            assert!(run(read.arg("--readonly"), b"").passes() == plain);
+            let mut line = image.with_key();
+            line.push("--readonly".into());
+            let server = Server::start(&scratch, On::Nbd, &line);
+            assert!(server.stderr().contains("header"), "{:?}", server.stderr());
+            server.terminate();
+            for wrong in [&["--readonly"][..], &[]] {
+                let mut open = scratch.ucrypt(&["open", "--test-passphrase"]);
+                run(open.args(wrong).args(image.arguments()), b"wrong\n").exits(2);
+            }
+            assert!(image.bytes() == before, "copy {copy}, byte {place} of it");
+        }
+    }
+}
+
+#[test]
+fn one_damaged_copy_is_written_again_and_cryptsetup_agrees() {
+    for copy in [0, SECONDARY] {
+        for place in PLACES {
+            let scratch = Scratch::new();
+            let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+            let sound = image.bytes();
+            damage(&image, copy + place, 6);
+            let ran = run(&mut image.ucrypt(&scratch, "read"), b"").exits(0);
+            assert!(ran.stderr.contains("header"), "{:?}", ran.stderr);
+            // Again: nothing is left to say.
+            let ran = run(&mut image.ucrypt(&scratch, "read"), b"").exits(0);
+            assert_eq!(ran.stderr, "");
+            let repaired = image.bytes();
+            let rest = 2 * SECONDARY as usize;
+            assert!(repaired[rest..] == sound[rest..], "keyslots and data are as they were");
+            assert!(cryptsetup_finds_nothing_to_repair(&image), "copy {copy}, byte {place}");
+            let mut open = cryptsetup();
+            open.args(["open", "--test-passphrase", "--key-file", "-"]).arg(&image.path);
+            run(&mut open, PASSPHRASE).passes();
+            // The copy that was sound may go now.
+            damage(&image, SECONDARY - copy + place, 6);
+            test_passphrase(&scratch, &image, &["--readonly"]).exits(0);
+        }
+    }
+}
+
+#[test]
+fn cryptsetup_does_repair_what_is_damaged() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    assert!(cryptsetup_finds_nothing_to_repair(&image));
+    damage(&image, SECONDARY + IN_JSON, 6);
+    assert!(!cryptsetup_finds_nothing_to_repair(&image));
+}
+
+#[test]
+fn two_damaged_copies_are_refused_and_nothing_is_written() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    damage(&image, IN_JSON, 6);
+    damage(&image, SECONDARY + IN_JSON, 6);
+    let before = image.bytes();
+    let message = test_passphrase(&scratch, &image, &[]).refuses(1);
+    assert!(message.contains("checksum"), "{message}");
+    run(scratch.ucrypt(&["luksDump"]).arg(&image.path), b"").refuses(1);
+    run(&mut image.ucrypt(&scratch, "read"), b"").refuses(1);
+    run(&mut image.ucrypt(&scratch, "write"), b"data").refuses(1);
+    assert!(image.bytes() == before);
+}
+
+#[test]
+fn damaged_luks1_headers_are_refused_with_the_reason_and_nothing_is_written() {
+    // Version, hash name, payload offset, key length, stripes of the first keyslot.
+    for (offset, len) in [(6, 2), (72, 32), (104, 4), (108, 4), (208 + 44, 4)] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS1, DATA);
+        damage(&image, offset, len);
+        let before = image.bytes();
+        test_passphrase(&scratch, &image, &[]).refuses(1);
+        assert!(image.bytes() == before, "byte {offset}");
+    }
+}
+
+#[test]
+fn a_damaged_keyslot_opens_with_no_passphrase() {
+    for (kind, area) in [(LUKS1, 4096), (LUKS2, 0x8000)] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        damage(&image, area + 100, 1);
+        let before = image.bytes();
+        test_passphrase(&scratch, &image, &[]).refuses(2);
+        assert!(image.bytes() == before);
+    }
+}

@@ -1,0 +1,133 @@
+//! Images that somebody else has open.
+
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use crate::image::{DATA, Image, LUKS1, LUKS2};
+use crate::nbd_client::NbdClient;
+use crate::process::{judge, run};
+use crate::scratch::Scratch;
+use crate::server::{On, Server};
+
+/// Every action that opens the data for writing is refused with exit code 5.
+#[track_caller]
+fn is_busy(scratch: &Scratch, image: &Image) {
+    run(&mut image.ucrypt(scratch, "write"), b"data").refuses(5);
+    let socket = format!("unix:{}", scratch.path("second-socket").display());
+    run(image.ucrypt(scratch, "serve").args(["--nbd", &socket]), b"").refuses(5);
+    let mut open = scratch.ucrypt(&["open", "--key-file"]);
+    run(open.args([&image.key, &image.path, &PathBuf::from("second")]), b"").refuses(5);
+    assert!(!scratch.runtime("second").exists());
+    let mut format = scratch.ucrypt(&image.kind.format_arguments());
+    run(format.args(image.with_key()), b"").refuses(5);
+}
+
+#[test]
+fn an_image_that_another_ucrypt_writes_is_busy_until_it_ends() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let server = Server::start(&scratch, On::Nbd, &image.with_key());
+    let before = image.bytes();
+    is_busy(&scratch, &image);
+    run(&mut image.ucrypt(&scratch, "read"), b"").refuses(5);
+    let mut read = image.ucrypt(&scratch, "read");
+    run(read.arg("--readonly"), b"").refuses(5);
+    assert!(image.bytes() == before);
+    server.terminate();
+    run(&mut image.ucrypt(&scratch, "read"), b"").passes();
+}
+
+#[test]
+fn readers_share_an_image_and_keep_writers_out() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut line = image.with_key();
+    line.push("--readonly".into());
+    let server = Server::start(&scratch, On::Nbd, &line);
+    let mut read = image.ucrypt(&scratch, "read");
+    run(read.arg("--readonly"), b"").passes();
+    is_busy(&scratch, &image);
+    server.terminate();
+}
+
+#[test]
+fn what_qemu_has_open_is_busy_and_what_ucrypt_has_open_is_busy_for_qemu() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS1, DATA);
+    let nbd = QemuNbd::start(&scratch, &image);
+    is_busy(&scratch, &image);
+    drop(nbd);
+    let server = Server::start(&scratch, On::Nbd, &image.with_key());
+    let mut convert = judge("qemu-img", "qemu-utils");
+    convert.args(["convert", "-f", "raw", "-O", "raw"]).arg(&image.path);
+    let refused = run(convert.arg(scratch.path("copy")), b"").exits(1);
+    assert!(refused.stderr.contains("lock"), "{}", refused.stderr);
+    server.terminate();
+}
+
+#[test]
+fn what_is_attached_to_a_loop_device_is_busy() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut losetup = judge("losetup", "mount");
+    losetup.args(["--find", "--show"]).arg(&image.path);
+    let device = run(&mut losetup, b"").text();
+    is_busy(&scratch, &image);
+    run(judge("losetup", "mount").args(["--detach", device.trim()]), b"").passes();
+    run(&mut image.ucrypt(&scratch, "write"), b"data").passes();
+}
+
+#[test]
+fn a_block_device_opens_and_is_busy_while_it_is_mounted() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 16 << 20);
+    let mut losetup = judge("losetup", "mount");
+    losetup.args(["--find", "--show"]).arg(&image.path);
+    let device = run(&mut losetup, b"").text();
+    let device = Image { path: device.trim().into(), ..image };
+    run(&mut device.ucrypt(&scratch, "write"), b"data").passes();
+    let mut read = device.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "4"]), b"").passes(), b"data");
+
+    let mut mkfs = judge("mkfs.ext4", "e2fsprogs");
+    run(mkfs.args(["-q", "-F"]).arg(&device.path), b"").passes();
+    let mount_point = scratch.path("mounted");
+    std::fs::create_dir(&mount_point).expect("a directory");
+    run(judge("mount", "mount").args([&device.path, &mount_point]), b"").passes();
+    is_busy(&scratch, &device);
+    run(judge("umount", "mount").arg(&mount_point), b"").passes();
+}
+
+/// `qemu-nbd` with the image open for writing.
+struct QemuNbd(Child);
+
+impl QemuNbd {
+    fn start(scratch: &Scratch, image: &Image) -> Self {
+        let socket = scratch.path("qemu-socket");
+        let mut qemu = judge("qemu-nbd", "qemu-utils");
+        qemu.arg("--object").arg(format!("secret,id=key,file={}", image.key.display()));
+        qemu.arg("--persistent").arg(format!("--socket={}", socket.display()));
+        qemu.arg("--image-opts").arg(format!(
+            "driver=luks,key-secret=key,file.driver=file,file.filename={}",
+            image.path.display()
+        ));
+        let child = qemu.stdin(Stdio::null()).spawn().expect("qemu-nbd starts");
+        let mut started = Self(child);
+        // It tells nobody when it is ready; who it has greeted can be sure.
+        while NbdClient::connect(&socket).is_err() {
+            assert!(started.0.try_wait().expect("waited").is_none(), "qemu-nbd has ended");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        started
+    }
+}
+
+impl Drop for QemuNbd {
+    fn drop(&mut self) {
+        // `timeout` hands the signal on, and ends with its program.
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,107 @@
+//! What cryptsetup made, the command opens, reads and writes.
+
+use crate::image::{DATA, Image, KINDS, LUKS1, LUKS2, PASSPHRASE};
+use crate::process::{cryptsetup, run};
+use crate::random::Random;
+use crate::scratch::Scratch;
+
+/// Reading and writing, both judged by a decryption that shares nothing with ours.
+pub(crate) fn data_agrees_with_python(scratch: &Scratch, image: &Image) {
+    let read = run(&mut image.ucrypt(scratch, "read"), b"").passes();
+    assert!(read.len() as u64 == DATA && read == image.decrypted_by_python(scratch), "{image:?}");
+
+    let (written, at) = (Random(7).bytes(300_001), 70_001);
+    let mut write = image.ucrypt(scratch, "write");
+    run(write.args(["--offset", &at.to_string()]), &written).passes();
+    let mut expected = read;
+    expected[at..at + written.len()].copy_from_slice(&written);
+    assert!(image.decrypted_by_python(scratch) == expected, "{image:?}");
+    assert!(run(&mut image.ucrypt(scratch, "read"), b"").passes() == expected, "{image:?}");
+}
+
+#[test]
+fn every_kind_opens_with_a_key_file_and_a_passphrase_and_with_nothing_else() {
+    for kind in KINDS {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let before = image.bytes();
+        let open = || {
+            let mut command = scratch.ucrypt(&["open", "--test-passphrase"]);
+            command.args(image.arguments());
+            command
+        };
+        run(open().arg("--key-file").arg(&image.key), b"").passes();
+        run(open().args(["--key-file", "-"]), PASSPHRASE).passes();
+        let line = [PASSPHRASE, b"\nno part of it"].concat();
+        run(&mut open(), &line).passes();
+        run(&mut open(), b"wrong\n").refuses(2);
+        run(open().args(["--key-file", "-"]), &[PASSPHRASE, b"\n"].concat()).refuses(2);
+        run(open().args(["--key-file", "-"]), b"").refuses(2);
+        assert!(image.bytes() == before, "opening changed {image:?}");
+    }
+}
+
+#[test]
+fn the_data_of_every_kind_is_what_an_independent_decryption_sees() {
+    for kind in KINDS {
+        let scratch = Scratch::new();
+        data_agrees_with_python(&scratch, &Image::by_cryptsetup(&scratch, kind, DATA));
+    }
+}
+
+#[test]
+fn any_part_of_a_volume_is_read_and_what_lies_outside_is_refused() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let whole = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
+    let part = |offset: &str, length: &str| {
+        let mut read = image.ucrypt(&scratch, "read");
+        run(read.args(["--offset", offset, "--length", length]), b"")
+    };
+    assert!(part("4095", "4098").passes() == whole[4095..8193]);
+    assert!(part("1M", "0").passes().is_empty());
+    part("1M", "1").refuses(1);
+    part("1048577", "0").refuses(1);
+    part("0", "18446744073709551615").refuses(1);
+    let before = image.bytes();
+    let mut write = image.ucrypt(&scratch, "write");
+    run(write.args(["--offset", "1048577"]), b"x").refuses(1);
+    assert!(image.bytes() == before);
+}
+
+#[test]
+fn more_keyslots_open_by_number_and_by_trying() {
+    for kind in [LUKS1, LUKS2] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let second = scratch.file("second", b"second\npassphrase\0");
+        let mut add = cryptsetup();
+        add.args(["luksAddKey", "--batch-mode", "--key-slot", "5", "--pbkdf", "pbkdf2"]);
+        add.args(["--pbkdf-force-iterations", "1000", "--key-file"]).arg(&image.key);
+        run(add.args([&image.path, &second]), b"").passes();
+        let open = |slot: Option<&str>| {
+            let mut command = scratch.ucrypt(&["open", "--test-passphrase", "--key-file"]);
+            command.arg(&second).arg(&image.path);
+            run(command.args(slot.iter().flat_map(|slot| ["--key-slot", slot])), b"")
+        };
+        open(None).passes();
+        open(Some("5")).passes();
+        open(Some("0")).refuses(2);
+        // cryptsetup too takes a keyslot that is not there for a wrong passphrase or parameter.
+        let absent = open(Some("3")).stderr;
+        assert!(absent.contains('3'), "{absent}");
+    }
+}
+
+#[test]
+fn a_volume_key_file_opens_and_a_foreign_one_does_not() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    image.decrypted_by_python(&scratch);
+    let open = |key: &std::path::Path| {
+        let mut command = scratch.ucrypt(&["open", "--test-passphrase", "--volume-key-file"]);
+        run(command.arg(key).arg(&image.path), b"")
+    };
+    open(&scratch.path("volume-key")).passes();
+    open(&scratch.file("other", &Random(1).bytes(64))).refuses(2);
+}

@@ -1,0 +1,70 @@
+//! A backend that is full: the client gets the error, the server lives on.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+
+use crate::image::{Image, LUKS1, PASSPHRASE};
+use crate::process::{judge, python, run};
+use crate::random::Random;
+use crate::scratch::Scratch;
+use crate::server::{On, Server};
+
+const LEN: u64 = 32 << 20;
+
+/// A sparse image on a file system with 6 MiB, of which the header takes less than 2.
+fn image_with_little_room(scratch: &Scratch) -> Image {
+    let small = scratch.path("small");
+    fs::create_dir(&small).expect("a directory");
+    let mut mount = judge("mount", "mount");
+    mount.args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]);
+    // Only root may mount.
+    run(mount.arg(&small), b"").passes();
+    let path = scratch.sparse("small/image", LUKS1.data_offset() + LEN);
+    let key = scratch.file("passphrase", PASSPHRASE);
+    let image = Image { kind: LUKS1, path, header: None, key };
+    let mut format = crate::process::cryptsetup();
+    format.args(LUKS1.format_arguments()).args(image.with_key());
+    run(&mut format, b"").passes();
+    image
+}
+
+#[test]
+fn over_fuse_a_write_gets_the_error_and_reads_go_on() {
+    let scratch = Scratch::new();
+    let image = image_with_little_room(&scratch);
+    let mut server = Server::start(&scratch, On::Fuse, &image.with_key());
+    let file = server.open();
+    let kept = Random(51).bytes(1 << 20);
+    file.write_all_at(&kept, 0).expect("there is room");
+    let more = Random(52).bytes(8 << 20);
+    let error = file.write_all_at(&more, 4 << 20).expect_err("there is no room");
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    assert!(server.read(0, 1 << 20) == kept, "what was there is there");
+    // What is there already can be written again.
+    file.write_all_at(&more[..1 << 20], 0).expect("no new room is needed");
+    file.sync_all().expect("flushed");
+    assert!(server.read(0, 1 << 20) == more[..1 << 20]);
+    assert!(server.is_running());
+    server.terminate();
+}
+
+#[test]
+fn over_nbd_a_write_gets_the_error_and_the_connection_goes_on() {
+    let scratch = Scratch::new();
+    let image = image_with_little_room(&scratch);
+    let mut server = Server::start(&scratch, On::Nbd, &image.with_key());
+    let script = include_str!("scripts/full.py");
+    run(python(script, "nbd", "python3-libnbd").arg(server.uri()), b"").passes();
+    assert!(server.is_running());
+    server.terminate();
+}
+
+#[test]
+fn write_tells_where_it_failed_and_fails() {
+    let scratch = Scratch::new();
+    let image = image_with_little_room(&scratch);
+    let data = Random(53).bytes(LEN as usize);
+    let message = run(&mut image.ucrypt(&scratch, "write"), &data).refuses(4);
+    assert!(message.contains("No space left") && message.contains("byte"), "{message}");
+}

@@ -1,0 +1,260 @@
+//! `open`, `status`, `close`: volumes whose server runs in the background.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::Value;
+
+use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
+use crate::process::{Ran, cryptsetup, judge, run};
+use crate::random::Random;
+use crate::scratch::Scratch;
+
+fn open(scratch: &Scratch, image: &Image, name: &str, options: &[&str]) -> Ran {
+    let mut command = image.ucrypt(scratch, "open");
+    run(command.arg(name).args(options), b"")
+}
+
+fn close(scratch: &Scratch, name: &str) -> Ran {
+    run(&mut scratch.ucrypt(&["close", name]), b"")
+}
+
+fn status(scratch: &Scratch, name: &str) -> Value {
+    let text = run(&mut scratch.ucrypt(&["status", "--json", name]), b"").passes();
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+/// Nothing is left of any open volume.
+#[track_caller]
+fn nothing_is_left(scratch: &Scratch) {
+    // A server answers before it ends, which it then does.
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+    assert!(scratch.mounts().is_empty(), "a mount is left");
+    let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_volume_is_opened_used_and_closed() {
+    for kind in [LUKS1, LUKS2] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let path = open(&scratch, &image, "volume", &[]).text();
+        assert_eq!(path, format!("{}\n", scratch.runtime("volume").display()));
+        let file = File::options().read(true).write(true).open(path.trim_end()).expect("opened");
+        let data = Random(61).bytes(100_000);
+        file.write_all_at(&data, 1234).expect("written");
+        drop(file);
+        close(&scratch, "volume").passes();
+        nothing_is_left(&scratch);
+        let mut read = image.ucrypt(&scratch, "read");
+        let read = run(read.args(["--offset", "1234", "--length", "100000"]), b"").passes();
+        assert!(read == data);
+    }
+}
+
+#[test]
+fn the_runtime_directory_is_for_its_user_only() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, "volume", &[]).passes();
+    let mode = fs::metadata(scratch.runtime("")).expect("metadata").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    close(&scratch, "volume").passes();
+    fs::set_permissions(scratch.runtime(""), PermissionsExt::from_mode(0o777)).expect("set");
+    open(&scratch, &image, "volume", &[]).refuses(2);
+}
+
+#[test]
+fn a_relative_image_and_a_passphrase_line_open_too() {
+    let scratch = Scratch::new();
+    Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut command = scratch.ucrypt(&["luksOpen", "image", "volume"]);
+    let line = [PASSPHRASE, b"\n"].concat();
+    run(command.current_dir(scratch.path("")), &line).passes();
+    assert_eq!(status(&scratch, "volume")["active"], true);
+    run(&mut scratch.ucrypt(&["luksClose", "volume"]), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn over_nbd_a_socket_is_served() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let uri = open(&scratch, &image, "volume", &["--as", "nbd"]).text();
+    let mut nbdinfo = judge("nbdinfo", "libnbd-bin");
+    let size = run(nbdinfo.args(["--size", uri.trim()]), b"").text();
+    assert_eq!(size.trim(), DATA.to_string());
+    let copy = scratch.path("copy");
+    let mut nbdcopy = judge("nbdcopy", "libnbd-bin");
+    run(nbdcopy.arg(uri.trim()).arg(&copy), b"").passes();
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
+    let read = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
+    assert!(fs::read(&copy).expect("read") == read);
+}
+
+#[test]
+fn status_says_what_cryptsetup_knows_and_counts() {
+    for kind in [LUKS1, LUKS2] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        open(&scratch, &image, "volume", &[]).passes();
+        let file = File::options().read(true).write(true).open(scratch.runtime("volume"));
+        let file = file.expect("opened");
+        file.write_all_at(&[1; 8192], 4096).expect("written");
+        file.sync_all().expect("flushed");
+        file.read_exact_at(&mut [0; 4096], 0).expect("read");
+        drop(file);
+
+        let said = status(&scratch, "volume");
+        let uuid = run(cryptsetup().arg("luksUUID").arg(&image.path), b"").text();
+        let volume = &said["volume"];
+        assert_eq!(volume["type"], format!("luks{}", kind.version));
+        assert_eq!(volume["cipher"], kind.cipher);
+        assert_eq!(volume["key_bits"], kind.key_bits);
+        assert_eq!(volume["sector_size"], kind.sector);
+        assert_eq!(volume["offset"], kind.data_offset());
+        assert_eq!(volume["size"], DATA);
+        assert_eq!(volume["uuid"], uuid.trim());
+        assert_eq!(volume["read_only"], false);
+        assert_eq!(said["counters"]["written_bytes"], 8192);
+        assert_eq!(said["counters"]["read_bytes"], 4096);
+        assert_eq!(said["counters"]["flushes"], 1);
+        assert_eq!(said["counters"]["errors"], 0);
+
+        let text = run(&mut scratch.ucrypt(&["status", "volume"]), b"").text();
+        let mut lines = text.lines();
+        let first = format!("{} is active", scratch.runtime("volume").display());
+        assert!(lines.next().is_some_and(|line| line.starts_with(&first)), "{text}");
+        let lines: Vec<Vec<_>> = lines.map(|line| line.split_whitespace().collect()).collect();
+        let offset = (kind.data_offset() / 512).to_string();
+        for expected in [
+            &["type:", if kind.version == 1 { "LUKS1" } else { "LUKS2" }][..],
+            &["cipher:", kind.cipher],
+            &["keysize:", "512", "bits"],
+            &["offset:", &offset, "sectors"],
+            &["size:", "2048", "sectors"],
+            &["mode:", "read/write"],
+        ] {
+            assert!(lines.iter().any(|line| line == expected), "{expected:?} in {text}");
+        }
+        close(&scratch, "volume").passes();
+    }
+}
+
+#[test]
+fn a_name_that_is_open_is_busy_and_its_volume_goes_on() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let elsewhere = Scratch::new();
+    let other = Image::by_cryptsetup(&elsewhere, LUKS1, DATA);
+    open(&scratch, &image, "volume", &[]).passes();
+    open(&scratch, &other, "volume", &[]).refuses(5);
+    open(&scratch, &image, "volume", &[]).refuses(5);
+    open(&scratch, &image, "again", &[]).refuses(5);
+    assert_eq!(status(&scratch, "volume")["volume"]["type"], "luks2");
+    open(&scratch, &other, "second", &[]).passes();
+    close(&scratch, "volume").passes();
+    close(&scratch, "second").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn names_that_are_not_open_are_no_device() {
+    let scratch = Scratch::new();
+    close(&scratch, "nobody").refuses(4);
+    let ran = run(&mut scratch.ucrypt(&["status", "nobody"]), b"").exits(4);
+    let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(text.trim_end().ends_with("is inactive."), "{text}");
+    let ran = run(&mut scratch.ucrypt(&["status", "--json", "nobody"]), b"").exits(4);
+    let said: Value = serde_json::from_slice(&ran.stdout).expect("JSON");
+    assert_eq!(said["active"], false);
+}
+
+#[test]
+fn a_volume_in_use_is_not_closed_until_it_is_free() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, "volume", &[]).passes();
+    let file = File::options().read(true).write(true).open(scratch.runtime("volume"));
+    let file = file.expect("opened");
+    close(&scratch, "volume").refuses(5);
+    file.write_all_at(b"still here", 0).expect("the volume goes on");
+    assert_eq!(status(&scratch, "volume")["active"], true);
+    drop(file);
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_deferred_close_ends_with_the_last_user() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, "volume", &[]).passes();
+    let file = File::options().read(true).write(true).open(scratch.runtime("volume"));
+    let file = file.expect("opened");
+    run(&mut scratch.ucrypt(&["close", "--deferred", "volume"]), b"").passes();
+    assert!(scratch.mounts().is_empty(), "the name is gone");
+    file.write_all_at(b"to the end", 0).expect("the volume goes on");
+    let server = scratch.processes();
+    assert_eq!(server.len(), 1);
+    drop(file);
+    scratch.await_end(server[0]);
+    nothing_is_left(&scratch);
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"to the end");
+}
+
+#[test]
+fn what_a_killed_server_left_is_cleaned_up_by_the_next_open() {
+    for options in [&[][..], &["--as", "nbd"]] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        open(&scratch, &image, "volume", options).passes();
+        scratch.kill_background_server();
+        run(&mut scratch.ucrypt(&["status", "volume"]), b"").exits(4);
+        close(&scratch, "volume").refuses(4);
+        open(&scratch, &image, "volume", options).passes();
+        assert_eq!(status(&scratch, "volume")["active"], true);
+        close(&scratch, "volume").passes();
+        nothing_is_left(&scratch);
+    }
+}
+
+#[test]
+fn a_refused_open_leaves_nothing() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut wrong = scratch.ucrypt(&["open"]);
+    run(wrong.arg(&image.path).arg("volume"), b"wrong\n").refuses(2);
+    open(&scratch, &image, "a/b", &[]).refuses(1);
+    open(&scratch, &image, ".hidden", &[]).refuses(1);
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_detached_header_stays_with_its_volume() {
+    let scratch = Scratch::new();
+    let kind = crate::image::Kind { detached: true, ..LUKS2 };
+    let image = Image::by_cryptsetup(&scratch, kind, DATA);
+    let data = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
+    open(&scratch, &image, "volume", &["--readonly"]).passes();
+    assert!(fs::read(scratch.runtime("volume")).expect("read") == data);
+    assert_eq!(status(&scratch, "volume")["volume"]["read_only"], true);
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn sigterm_closes_an_open_volume_cleanly() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, "volume", &[]).passes();
+    let server = scratch.processes();
+    assert_eq!(server.len(), 1);
+    rustix::process::kill_process(server[0], rustix::process::Signal::TERM).expect("a signal");
+    scratch.await_end(server[0]);
+    nothing_is_left(&scratch);
+}

@@ -1,0 +1,29 @@
+//! The command from outside: real processes, real images, judged by the programs of others.
+//!
+//! Every test has a directory and a runtime directory of its own ([`scratch`]); whatever it
+//! starts, mounts or attaches ends with it, also when it fails. A judge that is missing fails the
+//! test with the command that installs it.
+
+#![forbid(unsafe_code)]
+
+mod bad_headers;
+mod bad_images;
+mod busy;
+mod crash;
+mod cryptsetup_to_ucrypt;
+mod demo;
+mod full_backend;
+mod fuse;
+mod image;
+mod lifecycle;
+mod load;
+mod nbd;
+mod nbd_client;
+mod plain;
+mod process;
+mod qemu;
+mod random;
+mod scratch;
+mod server;
+mod termination;
+mod ucrypt_to_cryptsetup;

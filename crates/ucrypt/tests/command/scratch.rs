@@ -1,0 +1,143 @@
+//! The directory of a test, and everything that has to end with it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::process::{limited, run};
+
+/// The command under test.
+pub(crate) const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
+
+/// How long a background server may take to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A directory of one test. When it goes, so do the processes that name it on their command line,
+/// the mounts below it and the loop devices over its files.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    dir: TempDir,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("ucrypt-test-").tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("run")).expect("a runtime directory");
+        Self { dir }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A file with this content.
+    pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).expect("written");
+        path
+    }
+
+    /// A file of this length without content.
+    pub(crate) fn sparse(&self, name: &str, len: u64) -> PathBuf {
+        let path = self.path(name);
+        fs::File::create(&path).and_then(|file| file.set_len(len)).expect("a sparse file");
+        path
+    }
+
+    /// Where the command keeps its open volumes.
+    pub(crate) fn runtime(&self, name: &str) -> PathBuf {
+        self.path("run/ucrypt").join(name)
+    }
+
+    /// The command, with a runtime directory of this test.
+    pub(crate) fn ucrypt<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        self.prepare(limited(UCRYPT), arguments)
+    }
+
+    /// As [`Scratch::ucrypt`], as a child without a limit in time.
+    pub(crate) fn ucrypt_child<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        self.prepare(Command::new(UCRYPT), arguments)
+    }
+
+    fn prepare<S: AsRef<OsStr>>(&self, mut command: Command, arguments: &[S]) -> Command {
+        command.args(arguments).env("XDG_RUNTIME_DIR", self.path("run"));
+        command
+    }
+
+    /// The processes that name this directory on their command line: background servers too.
+    pub(crate) fn processes(&self) -> Vec<Pid> {
+        let wanted = self.dir.path().as_os_str().as_encoded_bytes();
+        let names_it = |pid: i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.windows(wanted.len()).any(|part| part == wanted)
+        };
+        let listed = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+        listed
+            .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+            .filter(|pid| names_it(*pid))
+            .filter_map(Pid::from_raw)
+            .collect()
+    }
+
+    /// Kills the background server of the only open volume, as a crash would.
+    pub(crate) fn kill_background_server(&self) {
+        let processes = self.processes();
+        assert_eq!(processes.len(), 1, "one background server");
+        kill_process(processes[0], Signal::KILL).expect("killed");
+        self.await_end(processes[0]);
+    }
+
+    /// Waits until a process that is no child of ours has ended.
+    pub(crate) fn await_end(&self, process: Pid) {
+        let deadline = Instant::now() + PATIENCE;
+        while is_running(process) {
+            assert!(Instant::now() < deadline, "{process:?} in {self:?} does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Mounts below this directory, the innermost first.
+    pub(crate) fn mounts(&self) -> Vec<PathBuf> {
+        let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let places = table.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
+        let mut below: Vec<_> = places.filter(|path| path.starts_with(self.dir.path())).collect();
+        below.reverse();
+        below
+    }
+
+    fn detach_loop_devices(&self) {
+        for entry in fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok) {
+            let backing = fs::read_to_string(entry.path().join("loop/backing_file"));
+            if backing.is_ok_and(|file| Path::new(file.trim_end()).starts_with(self.dir.path())) {
+                let device = Path::new("/dev").join(entry.file_name());
+                let _ = Command::new("losetup").arg("--detach").arg(device).status();
+            }
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for process in self.processes() {
+            // It may end by itself meanwhile.
+            let _ = kill_process(process, Signal::KILL);
+        }
+        self.detach_loop_devices();
+        for mount in self.mounts() {
+            run(Command::new("umount").arg("--lazy").arg(&mount), b"");
+        }
+    }
+}
+
+/// Whether a process is there and is no corpse.
+fn is_running(process: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+    // The state follows the name, which is in parentheses.
+    let state = stat.ok().and_then(|stat| Some(stat.rsplit_once(") ")?.1.chars().next()));
+    !matches!(state.flatten(), None | Some('Z' | 'X'))
+}

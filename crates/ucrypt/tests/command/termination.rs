@@ -1,0 +1,68 @@
+//! SIGTERM, SIGINT: a server ends when it is asked to, and what it acknowledged stays.
+
+use std::fs;
+
+use crate::crash::{disks, image};
+use crate::image::{DATA, Image, Kind, LUKS2, LUKS2_512};
+use crate::load::Load;
+use crate::process::run;
+use crate::scratch::Scratch;
+use crate::server::{On, Server};
+
+fn acknowledged_writes_survive(kind: Kind, on: On, seed: u64) {
+    let scratch = Scratch::new();
+    let image = image(&scratch, kind);
+    for (round, writes) in (0..).zip([25, 200]) {
+        let server = Server::start(&scratch, on, &image.with_key());
+        let load = Load::start(seed + round, disks(&server, on));
+        load.await_writes(writes);
+        server.terminate();
+        assert!(scratch.mounts().is_empty(), "the mount is gone");
+        assert!(!scratch.path("socket").exists() && !scratch.path("served").exists());
+        load.check(&run(&mut image.ucrypt(&scratch, "read"), b"").passes());
+    }
+}
+
+#[test]
+fn acknowledged_writes_survive_sigterm_under_load_over_nbd() {
+    acknowledged_writes_survive(LUKS2, On::Nbd, 600);
+}
+
+#[test]
+fn acknowledged_writes_survive_sigterm_under_load_over_fuse() {
+    acknowledged_writes_survive(LUKS2_512, On::Fuse, 700);
+}
+
+#[test]
+fn acknowledged_writes_survive_sigterm_under_load_with_both_exports() {
+    acknowledged_writes_survive(LUKS2, On::Both, 800);
+}
+
+#[test]
+fn an_idle_server_ends_with_its_files_gone_and_says_nothing() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let server = Server::start(&scratch, On::Both, &image.with_key());
+    let _open_and_idle = server.open();
+    assert_eq!(server.stderr(), "");
+    server.terminate();
+    let left: Vec<_> = fs::read_dir(scratch.path("")).expect("a directory").collect();
+    // The image, the passphrase, the runtime directory, the server's standard error.
+    assert_eq!(left.len(), 4, "{left:?}");
+}
+
+#[test]
+fn a_server_whose_file_is_unmounted_by_others_ends() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let server = Server::start(&scratch, On::Fuse, &image.with_key());
+    let file = server.open();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"kept", 5).expect("written");
+    drop(file);
+    let mut umount = crate::process::judge("fusermount3", "fuse3");
+    run(umount.arg("-u").arg(server.file()), b"").passes();
+    server.ends();
+    let mut read = image.ucrypt(&scratch, "read");
+    let read = run(read.args(["--offset", "5", "--length", "4"]), b"").passes();
+    assert_eq!(read, b"kept");
+}
