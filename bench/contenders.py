@@ -1,0 +1,222 @@
+"""Who is measured: how each is started on an image, and how it is ended."""
+
+import dataclasses
+import os
+import pathlib
+import random
+import select
+import socket
+import subprocess
+import time
+
+PASSPHRASE = b"benchmark"
+# Seconds that a server may take to start or to end.
+PATIENCE = 20
+# Where the data of the LUKS2 image begins, in 512-byte sectors.
+LUKS2_DATA = 32768
+
+
+class Failed(Exception):
+    """A contender could not be started."""
+
+
+class Images:
+    """The images: the same random bytes raw, as the data of LUKS1 and as the data of LUKS2.
+
+    LUKS1 (aes-xts-plain64, 256 bits, 512-byte sectors) is what all peers open; LUKS2 is there for
+    its 4096-byte sectors.
+    """
+
+    def __init__(self, scratch, size):
+        self.size = size
+        self.key = scratch / "passphrase"
+        self.raw = scratch / "raw.img"
+        self.luks512 = scratch / "luks1-512.img"
+        self.luks4096 = scratch / "luks2-4096.img"
+
+    def make(self):
+        self.key.write_bytes(PASSPHRASE)
+        quiet = {"check": True, "stdout": subprocess.DEVNULL}
+        secret = f"secret,id=key,file={self.key}"
+        qemu = "key-secret=key,iter-time=10,cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64"
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "luks", "--object", secret]
+            # QEMU measures the hash, and gives up on one that is done in less than a clock tick.
+            + ["-o", f"{qemu},hash-alg=sha512", self.luks512, str(self.size)],
+            **quiet,
+        )
+        self.luks4096.touch()
+        os.truncate(self.luks4096, LUKS2_DATA * 512 + self.size)
+        subprocess.run(
+            ["cryptsetup", "luksFormat", "-q", "--type", "luks2", "--sector-size", "4096"]
+            + ["--cipher", "aes-xts-plain64", "--key-size", "512", "--offset", str(LUKS2_DATA)]
+            + ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]
+            + ["--key-file", self.key, self.luks4096],
+            **quiet,
+        )
+        # Offset of the data in a LUKS1 header: big endian, byte 104, in 512-byte sectors.
+        with open(self.luks512, "rb") as image:
+            data512 = int.from_bytes(image.read(108)[104:], "big") * 512
+        self._fill([(self.raw, 0), (self.luks512, data512), (self.luks4096, LUKS2_DATA * 512)])
+
+    def _fill(self, places):
+        chunk = 4 << 20
+        source = random.Random(1)
+        files = []
+        for path, offset in places:
+            files.append(open(path, "r+b" if path.exists() else "wb"))
+            files[-1].seek(offset)
+        for _ in range(0, self.size, chunk):
+            block = source.randbytes(chunk)
+            for file in files:
+                file.write(block)
+        for file in files:
+            file.truncate()
+            file.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    transport: str
+    name: str
+    # Given the command under test, the images and the place to serve at: a command line.
+    command: callable
+
+    @property
+    def label(self):
+        return f"{self.transport} {self.name}"
+
+    @property
+    def is_ucrypt(self):
+        return self.name.startswith("ucrypt")
+
+
+def _ucrypt(transport, image, encrypted):
+    def command(ucrypt, images, place):
+        key = ["--key-file", images.key] if encrypted else ["--cipher", "none"]
+        where = ["--fuse", place] if transport == "FUSE" else ["--nbd", f"unix:{place}"]
+        return [ucrypt, "serve", getattr(images, image), *key, *where]
+
+    return command
+
+
+def _storage_daemon(encrypted):
+    def command(_ucrypt, images, place):
+        image = images.luks512 if encrypted else images.raw
+        line = ["qemu-storage-daemon"]
+        line += ["--blockdev", f"driver=file,node-name=file,filename={image}"]
+        node = "file"
+        if encrypted:
+            node = "luks"
+            line += ["--object", f"secret,id=key,file={images.key}"]
+            line += ["--blockdev", "driver=luks,node-name=luks,file=file,key-secret=key"]
+        export = f"type=fuse,id=export,node-name={node},mountpoint={place},writable=on"
+        return [*line, "--export", export]
+
+    return command
+
+
+def _nbdkit(encrypted):
+    def command(_ucrypt, images, place):
+        line = ["nbdkit", "--foreground", "--exit-with-parent", "--unix", place]
+        if encrypted:
+            line += ["--filter=luks", "file", images.luks512]
+            return [*line, f"passphrase=+{images.key}"]
+        return [*line, "file", images.raw]
+
+    return command
+
+
+def _qemu_nbd(_ucrypt, images, place):
+    image = f"driver=luks,key-secret=key,file.driver=file,file.filename={images.luks512}"
+    return ["qemu-nbd", "--object", f"secret,id=key,file={images.key}", "--image-opts", image] + [
+        *["--persistent", "--shared=8", f"--socket={place}"]
+    ]
+
+
+ALL = [
+    Contender("FUSE", "ucrypt none", _ucrypt("FUSE", "raw", encrypted=False)),
+    Contender("FUSE", "ucrypt 512", _ucrypt("FUSE", "luks512", encrypted=True)),
+    Contender("FUSE", "ucrypt 4096", _ucrypt("FUSE", "luks4096", encrypted=True)),
+    Contender("FUSE", "qsd raw", _storage_daemon(encrypted=False)),
+    Contender("FUSE", "qsd LUKS", _storage_daemon(encrypted=True)),
+    Contender("NBD", "ucrypt none", _ucrypt("NBD", "raw", encrypted=False)),
+    Contender("NBD", "ucrypt 512", _ucrypt("NBD", "luks512", encrypted=True)),
+    Contender("NBD", "ucrypt 4096", _ucrypt("NBD", "luks4096", encrypted=True)),
+    Contender("NBD", "nbdkit file", _nbdkit(encrypted=False)),
+    Contender("NBD", "nbdkit luks", _nbdkit(encrypted=True)),
+    Contender("NBD", "qemu-nbd LUKS", _qemu_nbd),
+]
+
+
+class Running:
+    """A contender while it serves: gives fio's target, and ends the server in any case."""
+
+    def __init__(self, contender, ucrypt, images, scratch):
+        self.contender = contender
+        self.size = images.size
+        self.place = scratch / ("file" if contender.transport == "FUSE" else "socket")
+        self.line = contender.command(ucrypt, images, self.place)
+        self.log = scratch / "server.log"
+        self.process = None
+
+    def __enter__(self):
+        if self.contender.transport == "FUSE":
+            self.place.touch()
+        try:
+            with open(self.log, "wb") as log:
+                # A session of its own: Ctrl-C reaches this program, which ends the server.
+                self.process = subprocess.Popen(
+                    [str(word) for word in self.line],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._await()
+        except BaseException:
+            self.__exit__()
+            raise
+        if self.contender.transport == "FUSE":
+            return str(self.place)
+        return f"nbd+unix:///?socket={self.place}"
+
+    def _await(self):
+        deadline = time.monotonic() + PATIENCE
+        while not self._is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                said = self.log.read_text(errors="replace").strip()
+                raise Failed(f"{self.contender.label} does not start: {said}")
+            time.sleep(0.01)
+
+    def _is_ready(self):
+        if self.contender.is_ucrypt:
+            # It says so, once.
+            return bool(select.select([self.process.stdout], [], [], 0.1)[0]) and bool(
+                self.process.stdout.readline()
+            )
+        if self.contender.transport == "FUSE":
+            return os.stat(self.place).st_size >= self.size
+        probe = socket.socket(socket.AF_UNIX)
+        with probe:
+            return probe.connect_ex(str(self.place)) == 0
+
+    def __exit__(self, *_):
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process.stdout.close()
+        # The server took its mount away; one that was killed did not.
+        if os.path.ismount(self.place) or _is_dead_mount(self.place):
+            subprocess.run(["fusermount3", "-u", "-z", self.place], capture_output=True)
+        self.place.unlink(missing_ok=True)
+
+
+def _is_dead_mount(place):
+    """Whether a FUSE mount is left whose server has gone."""
+    mounts = pathlib.Path("/proc/self/mounts").read_text()
+    return any(line.split()[1] == str(place) for line in mounts.splitlines())

@@ -1,0 +1,127 @@
+"""From figures to a table, and to the ratios that are aimed at."""
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+
+import contenders
+import fio
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """What is to be reached: `measured` has at least `least` times the throughput of `base`."""
+
+    measured: str
+    base: str
+    job: str
+    least: float
+
+
+def bars():
+    wanted = []
+    for size in ("512", "4096"):
+        fuse = f"FUSE ucrypt {size}"
+        wanted += [
+            Bar(fuse, "FUSE ucrypt none", "1m read qd8", 0.7),
+            Bar(fuse, "FUSE qsd LUKS", "1m read qd8", 8),
+        ]
+        for job in ("4k randread qd32", "4k randwrite qd32"):
+            wanted += [
+                Bar(fuse, "FUSE ucrypt none", job, 0.9),
+                Bar(fuse, "FUSE qsd LUKS", job, 4),
+            ]
+        for job in ("1m read qd8", "1m write qd8"):
+            wanted.append(Bar(f"NBD ucrypt {size}", "NBD nbdkit luks", job, 2))
+    return wanted
+
+
+def context(options, load_before):
+    return {
+        "cpus": os.cpu_count(),
+        "cpu": _cpu(),
+        "kernel": platform.release(),
+        "rounds": options.rounds,
+        "runtime_s": options.runtime,
+        "image_mib": options.size,
+        "engine": fio.engine(),
+        "load_before": load_before,
+    }
+
+
+def _cpu():
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def write_json(path, said, figures):
+    path.write_text(json.dumps({"context": said, "figures": figures}, indent=1) + "\n")
+
+
+def text(said, figures):
+    head = (
+        f"{said['cpu']}, {said['cpus']} CPUs, Linux {said['kernel']}; images of "
+        f"{said['image_mib']} MiB on tmpfs; {said['rounds']} interleaved rounds of "
+        f"{said['runtime_s']:g} s; FUSE through {said['engine']}, direct; load before the start "
+        f"{said['load_before']:.1f}."
+    )
+    parts = [head, "MB/s: median (least–greatest); below it, mean / p99 latency in µs."]
+    for transport in ("FUSE", "NBD"):
+        table = _table(transport, figures)
+        if table:
+            parts += [f"### {transport}", table]
+    ratios = _ratios(figures)
+    if ratios:
+        parts += ["### Ratios: median of the rounds (least–greatest)", ratios]
+    return "\n\n".join(parts)
+
+
+def _values(figures, contender, job, key):
+    """One value a round, in the order of the rounds."""
+    chosen = [f for f in figures if f["contender"] == contender and f["job"] == job]
+    return [f[key] for f in sorted(chosen, key=lambda f: f["round"])]
+
+
+def _table(transport, figures):
+    measured = {figure["contender"] for figure in figures}
+    of_it = [c for c in contenders.ALL if c.transport == transport and c.label in measured]
+    if not of_it:
+        return ""
+    jobs = [job.name for job in fio.JOBS if any(f["job"] == job.name for f in figures)]
+    rows = ["| job | " + " | ".join(c.name for c in of_it) + " |"]
+    rows.append("|---|" + "---|" * len(of_it))
+    for job in jobs:
+        cells = [_cell(figures, contender.label, job) for contender in of_it]
+        rows.append(f"| {job} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def _cell(figures, contender, job):
+    speeds = _values(figures, contender, job, "mb_s")
+    mean = statistics.median(_values(figures, contender, job, "mean_us"))
+    p99 = statistics.median(_values(figures, contender, job, "p99_us"))
+    spread = f" ({min(speeds):.0f}–{max(speeds):.0f})" if len(speeds) > 1 else ""
+    return f"{statistics.median(speeds):.0f}{spread}<br>{mean:.0f} / {p99:.0f}"
+
+
+def _ratios(figures):
+    rows = []
+    for bar in bars():
+        measured = _values(figures, bar.measured, bar.job, "mb_s")
+        base = _values(figures, bar.base, bar.job, "mb_s")
+        if not measured or len(measured) != len(base):
+            continue
+        ratios = [ours / theirs for ours, theirs in zip(measured, base)]
+        middle = statistics.median(ratios)
+        verdict = "reached" if middle >= bar.least else "**not reached**"
+        spread = f" ({min(ratios):.2f}–{max(ratios):.2f})" if len(ratios) > 1 else ""
+        rows.append(
+            f"| {bar.job} | {bar.measured} : {bar.base} | {middle:.2f}{spread} "
+            f"| ≥ {bar.least:g} | {verdict} |"
+        )
+    if not rows:
+        return ""
+    return "\n".join(["| job | ratio | measured | aim | |", "|---|---|---|---|---|", *rows])
