@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
-use serde_json::Value;
+use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
@@ -48,6 +48,9 @@ pub(crate) struct OpenArgs {
     /// Only check that a passphrase or key opens the volume
     #[arg(long)]
     test_passphrase: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Arguments of `close`.
@@ -89,8 +92,12 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     places.prepare()?;
     control::claim(&places)?;
     let key = args.volume.volume_key(&args.image)?;
-    let path = start_server(&key)?;
-    println!("{path}");
+    let device = start_server(&key)?;
+    if args.json {
+        println!("{}", json!({ "name": places.name(), "device": device }));
+    } else {
+        println!("{device}");
+    }
     Ok(())
 }
 
@@ -190,7 +197,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         Ok(status) => print!("{}", show::status(&status)),
         Err(failure) => {
             if args.json {
-                println!("{}", serde_json::json!({ "active": false }));
+                println!("{}", json!({ "active": false }));
             } else {
                 println!("{} is inactive.", places.file().display());
             }

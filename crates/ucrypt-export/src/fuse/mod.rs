@@ -167,7 +167,13 @@ fn unmount_unused(path: &Path) -> bool {
 
 /// Makes the file to mount over if there is none. Returns whether it did.
 fn prepare(path: &Path) -> io::Result<bool> {
-    match fs::metadata(path) {
+    let mut found = fs::metadata(path);
+    if found.as_ref().is_err_and(|error| Errno::from_io_error(error) == Some(Errno::NOTCONN)) {
+        // A server that was killed left its mount.
+        unmount_stale(path);
+        found = fs::metadata(path);
+    }
+    match found {
         Ok(found) if found.is_file() && found.len() == 0 => Ok(false),
         Ok(found) if found.is_file() => Err(io::Error::other(
             "the file has content, which the mount would hide; name an empty or a new file",
