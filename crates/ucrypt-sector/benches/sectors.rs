@@ -32,6 +32,18 @@ const ROUNDS: usize = 60;
 const SLICE: Duration = Duration::from_micros(100);
 const SECTOR_SIZES: [usize; 2] = [512, 4096];
 
+/// Without arguments. The portable kernel of Serpent and Camellia is the crate of that name.
+const DEFAULT_SPECS: [&str; 8] = [
+    "aes-xts-plain64",
+    "aes-cbc-essiv:sha256",
+    "serpent-xts-plain64",
+    "serpent-cbc-plain64",
+    "camellia-xts-plain64",
+    "camellia-cbc-plain64",
+    "twofish-xts-plain64",
+    "twofish-cbc-plain64",
+];
+
 /// One line of the table.
 struct Row<'a> {
     name: String,
@@ -67,7 +79,10 @@ fn ours<'a>(spec: &CipherSpec, sector_size: usize, len: usize) -> Vec<Row<'a>> {
     let key: Vec<u8> = (0..spec.key_sizes().iter().next_back().unwrap_or(0) as u8).collect();
     let options = SectorOptions { sector_size: sector_size as u32, ..SectorOptions::default() };
     let mut rows = Vec::new();
-    for kernel in Kernel::ALL.iter().copied().filter(|kernel| kernel.is_available()) {
+    let runs = |kernel: &Kernel| {
+        kernel.is_available() && (*kernel == Kernel::Portable || kernel.is_for(spec.cipher()))
+    };
+    for kernel in Kernel::ALL.iter().copied().filter(runs) {
         let cipher = || SectorCipher::with_kernel(spec, &key, options, kernel).expect("a cipher");
         let name = |what: &str| format!("{spec} {sector_size} {kernel} {what}");
         let (a, src) = (cipher(), aligned(len));
@@ -96,11 +111,8 @@ fn aligned(len: usize) -> &'static mut [u8] {
 fn main() {
     let arguments: Vec<String> =
         std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
-    let specs = if arguments.is_empty() {
-        vec!["aes-xts-plain64".to_owned(), "aes-cbc-essiv:sha256".to_owned()]
-    } else {
-        arguments
-    };
+    let specs =
+        if arguments.is_empty() { DEFAULT_SPECS.map(str::to_owned).into() } else { arguments };
     let mut rows = vec![
         row("limit: AES-256 rounds on registers".to_owned(), BUFFER, || {
             black_box(limit::rounds(BUFFER / 16));

@@ -1,7 +1,7 @@
-//! AES: the cipher that nearly every volume uses, so the one with kernels of its own.
+//! AES: the cipher that nearly every volume uses, so the one whose modes have kernels of their own.
 //!
-//! A [`Kernel`] is a way to run AES on a processor. All of them give the same bytes; the portable
-//! one is the `aes` crate, the others live in [`x86`], the only place of this crate with `unsafe`.
+//! A [`Kernel`] is a way to run a cipher on a processor. All of them give the same bytes; for AES,
+//! the portable one is the `aes` crate and the others live in [`x86`].
 
 #[cfg(target_arch = "x86_64")]
 mod schedule;
@@ -10,22 +10,31 @@ mod x86;
 
 use std::fmt;
 
+#[cfg(target_arch = "x86_64")]
+use crate::x86::Features;
 use crate::{
+    Cipher,
     block::{BlockCipher, portable_aes},
     mode::{Cbc, SectorMode, Xts},
 };
+#[cfg(target_arch = "x86_64")]
+pub(crate) use schedule::RoundKey;
 
-/// A way to run AES on this processor.
+/// A way to run AES, Serpent or Camellia on this processor.
+///
+/// The other ciphers have one implementation only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// VAES on 512-bit vectors: four blocks per instruction (x86-64 with AVX-512).
+    /// 512-bit vectors, with VAES and GFNI (x86-64 with AVX-512).
     VaesAvx512,
-    /// VAES on 256-bit vectors: two blocks per instruction (x86-64 with AVX2).
+    /// 256-bit vectors, with VAES (x86-64 with AVX2).
     VaesAvx2,
-    /// AES-NI: one block per instruction (x86-64).
+    /// 128-bit vectors, with AES-NI (x86-64).
     AesNi,
-    /// The `aes` crate: constant-time everywhere, with the acceleration that it brings itself.
+    /// The crates `aes`, `serpent` and `camellia`. AES is constant-time everywhere, with the
+    /// acceleration that the crate brings itself; Camellia has tables, and takes times that depend
+    /// on the data.
     Portable,
 }
 
@@ -41,9 +50,16 @@ impl Kernel {
     /// Whether this processor runs the kernel.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Self::Portable || x86::Features::detect(self).is_some();
+        return self == Self::Portable || Features::detect(self).is_some();
         #[cfg(not(target_arch = "x86_64"))]
         return self == Self::Portable;
+    }
+
+    /// Whether the kernel has code of its own for `cipher`; otherwise the cipher runs as it does
+    /// under [`Portable`](Self::Portable).
+    pub const fn is_for(self, cipher: Cipher) -> bool {
+        let vectorised = matches!(cipher, Cipher::Aes | Cipher::Serpent | Cipher::Camellia);
+        vectorised && !matches!(self, Self::Portable)
     }
 
     /// The name that reports show.
@@ -59,7 +75,7 @@ impl Kernel {
     /// AES-XTS under the data key and the tweak key; `None` if AES takes no key of their length.
     pub(crate) fn xts(self, data: &[u8], tweak: &[u8]) -> Option<Box<dyn SectorMode>> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(features) = x86::Features::detect(self) {
+        if let Some(features) = Features::detect(self) {
             return Some(Box::new(x86::Xts::new(features, data, tweak)?));
         }
         Some(Box::new(Xts { data: portable_aes(data)?, tweak: portable_aes(tweak)? }))
@@ -68,7 +84,7 @@ impl Kernel {
     /// AES-CBC; `None` if AES takes no key of that length.
     pub(crate) fn cbc(self, key: &[u8]) -> Option<Box<dyn SectorMode>> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(features) = x86::Features::detect(self) {
+        if let Some(features) = Features::detect(self) {
             return Some(Box::new(x86::Cbc::new(features, key)?));
         }
         Some(Box::new(Cbc(portable_aes(key)?)))
@@ -77,7 +93,7 @@ impl Kernel {
     /// Bare AES; `None` if it takes no key of that length.
     pub(crate) fn block_cipher(self, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(features) = x86::Features::detect(self) {
+        if let Some(features) = Features::detect(self) {
             return Some(Box::new(x86::Ecb::new(features, key)?));
         }
         portable_aes(key)

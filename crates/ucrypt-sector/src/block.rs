@@ -9,6 +9,8 @@ use cipher::{
 use zeroize::Zeroizing;
 
 use crate::{Cipher, Kernel, twofish::Twofish};
+#[cfg(target_arch = "x86_64")]
+use crate::{camellia::Camellia, serpent::Serpent, x86::Features};
 
 /// A keyed block cipher that handles many blocks per call.
 pub(crate) trait BlockCipher: Send + Sync {
@@ -47,9 +49,17 @@ pub(crate) fn block_cipher(
     kernel: Kernel,
     key: &[u8],
 ) -> Option<Box<dyn BlockCipher>> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(features) = Features::detect(kernel) {
+        match cipher {
+            Cipher::Serpent => return Some(Serpent::new(features, &*padded(key)?)?),
+            Cipher::Camellia => return Some(Box::new(Camellia::new(features, key)?)),
+            _ => {}
+        }
+    }
     match (cipher, key.len()) {
         (Cipher::Aes, _) => kernel.block_cipher(key),
-        (Cipher::Serpent, _) => serpent(key),
+        (Cipher::Serpent, _) => keyed::<serpent::Serpent>(&*padded(key)?),
         (Cipher::Twofish, _) => Some(Twofish::new(key)?),
         (Cipher::Camellia, 16) => keyed::<camellia::Camellia128>(key),
         (Cipher::Camellia, 24) => keyed::<camellia::Camellia192>(key),
@@ -76,13 +86,13 @@ pub(crate) fn portable_aes(key: &[u8]) -> Option<Box<dyn BlockCipher>> {
 }
 
 /// Serpent takes keys of any length up to 32 bytes and defines the short ones by their padding.
-fn serpent(key: &[u8]) -> Option<Box<dyn BlockCipher>> {
+fn padded(key: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
     let mut padded = Zeroizing::new([0; 32]);
     padded.get_mut(..key.len())?.copy_from_slice(key);
     if let Some(end) = padded.get_mut(key.len()) {
         *end = 1;
     }
-    keyed::<serpent::Serpent>(&*padded)
+    Some(padded)
 }
 
 fn keyed<C: KeyInit + BlockCipher + 'static>(key: &[u8]) -> Option<Box<dyn BlockCipher>> {

@@ -23,6 +23,8 @@
 
 mod aes;
 mod block;
+#[cfg(target_arch = "x86_64")]
+mod camellia;
 mod error;
 mod hash;
 mod iv;
@@ -32,10 +34,14 @@ mod mode;
 mod names;
 mod options;
 mod sector;
+#[cfg(target_arch = "x86_64")]
+mod serpent;
 mod spec;
 mod twofish;
 #[cfg(test)]
 mod vectors;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use aes::Kernel;
 pub use error::{KeyError, RunError, SpecError};

@@ -49,7 +49,9 @@ pub(crate) trait SectorMode: Send + Sync {
     fn decrypt(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize);
 }
 
-/// Applies `crypt` to each sector between two XORs with a mask that `fill` makes from its IV.
+/// Applies `crypt` to the sectors between two XORs with a mask that `fill` makes from their IVs.
+///
+/// Small sectors go together, because some ciphers are fast on many blocks only.
 fn whitened(
     ivs: &[u8],
     data: InOutBuf<'_, '_, u8>,
@@ -58,17 +60,26 @@ fn whitened(
     crypt: impl Fn(&mut [u8]),
 ) {
     let mut mask = [0; SECTOR_MAX];
-    let mask = &mut mask[..sector_size];
-    let sectors = data.into_out_with_copied_in().chunks_exact_mut(sector_size);
-    for (iv, sector) in ivs.as_chunks::<16>().0.iter().zip(sectors) {
-        fill(*iv, mask);
-        xor(sector, mask);
-        crypt(sector);
-        xor(sector, mask);
+    let batch = sectors_together(sector_size);
+    let batches = data.into_out_with_copied_in().chunks_mut(batch * sector_size);
+    for (ivs, sectors) in ivs.as_chunks::<16>().0.chunks(batch).zip(batches) {
+        let mask = &mut mask[..sectors.len()];
+        for (iv, mask) in ivs.iter().zip(mask.chunks_exact_mut(sector_size)) {
+            fill(*iv, mask);
+        }
+        xor(sectors, mask);
+        crypt(sectors);
+        xor(sectors, mask);
     }
 }
 
+/// How many sectors a buffer of [`SECTOR_MAX`] bytes holds.
+fn sectors_together(sector_size: usize) -> usize {
+    (SECTOR_MAX / sector_size).max(1)
+}
+
 /// `out[i] ^= mask[i]`
+#[inline]
 pub(crate) fn xor(out: &mut [u8], mask: &[u8]) {
     for (byte, mask) in out.iter_mut().zip(mask) {
         *byte ^= mask;

@@ -34,7 +34,7 @@ impl SectorCipher {
     }
 
     /// As [`new`](Self::new), but with the kernel that is named instead of the fastest: for tests
-    /// and measurements. Ciphers other than AES have one implementation only.
+    /// and measurements.
     pub fn with_kernel(
         spec: &CipherSpec,
         key: &[u8],

@@ -49,7 +49,15 @@ impl Drop for Guarded {
 fn no_kernel_leaves_its_buffers() {
     let pages = 36 * 512 / PAGE + 1;
     let (mut src, mut dst) = (Guarded::new(pages), Guarded::new(pages));
-    for spec in ["aes-xts-plain64", "aes-cbc-essiv:sha256", "aes-ecb"] {
+    for spec in [
+        "aes-xts-plain64",
+        "aes-cbc-essiv:sha256",
+        "aes-ecb",
+        "serpent-xts-plain64",
+        "serpent-ecb",
+        "camellia-cbc-plain64",
+        "camellia-ecb",
+    ] {
         let spec: CipherSpec = spec.parse().unwrap();
         let key: Vec<u8> = (0..spec.key_sizes().iter().next_back().unwrap() as u8).collect();
         for kernel in Kernel::ALL.iter().copied().filter(|kernel| kernel.is_available()) {

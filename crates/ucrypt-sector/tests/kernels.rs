@@ -1,4 +1,4 @@
-//! Every AES kernel against the portable one, and against the borders of its buffers.
+//! Every kernel against the portable one, and against the borders of its buffers.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 use ucrypt_sector::{CipherSpec, Kernel, KeyError, SectorCipher, SectorOptions};
@@ -19,7 +19,8 @@ proptest! {
     fn every_kernel_does_what_the_portable_one_does(
         spec in select(&[
             "aes-xts-plain64", "aes-xts-essiv:sha256", "aes-cbc-plain64", "aes-cbc-essiv:sha256",
-            "aes-ecb",
+            "aes-ecb", "serpent-xts-plain64", "serpent-cbc-plain64", "serpent-ecb",
+            "camellia-xts-plain64", "camellia-cbc-plain64", "camellia-ecb",
         ][..]),
         key in vec(any::<u8>(), 64),
         key_size in 0..3usize,

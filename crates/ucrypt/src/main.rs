@@ -7,6 +7,7 @@
 
 mod arguments;
 mod background;
+mod benchmark;
 mod demo;
 mod failure;
 mod luks;
@@ -62,6 +63,8 @@ enum Action {
     /// Print the UUID of a LUKS header
     #[command(name = "luksUUID")]
     LuksUuid(luks::UuidArgs),
+    /// Measure ciphers and key derivations, in memory only
+    Benchmark(benchmark::BenchmarkArgs),
     /// Make, serve and measure a volume in a scratch file
     Demo(demo::DemoArgs),
     /// The server that `open` leaves behind
@@ -104,6 +107,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::LuksDump(args) => luks::dump(&args),
         Action::IsLuks(args) => luks::is_luks(&args),
         Action::LuksUuid(args) => luks::uuid(&args),
+        Action::Benchmark(args) => benchmark::run(&args),
         Action::Demo(args) => demo::run(&args),
         Action::Background(args) => background::serve(&args),
     }

@@ -126,7 +126,7 @@ fn fio(harness: &Harness, arguments: &[&str]) {
     let uri = format!("--uri={}", harness.uri());
     let output = format!("--output={}", harness.dir.path().join("fio.log").display());
     let mut all = vec!["--name=verify", "--ioengine=nbd", &uri, &output, "--verify=crc32c"];
-    all.extend(["--verify_fatal=1", "--randseed=1", "--group_reporting"]);
+    all.extend(["--verify_fatal=1", "--verify_state_save=0", "--randseed=1", "--group_reporting"]);
     all.extend(arguments);
     passes("fio", "fio", &all);
 }

@@ -12,7 +12,7 @@ const KEYS_MAX: usize = 15;
 /// One round key, repeated to the width of the widest vector so that no kernel has to broadcast.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct RoundKey(pub(super) [[u8; 16]; 4]);
+pub(crate) struct RoundKey(pub(crate) [[u8; 16]; 4]);
 
 /// The round keys of one direction.
 pub(super) struct Schedule {

@@ -1,8 +1,7 @@
 //! AES kernels for x86-64.
 //!
-//! All `unsafe` of this crate is here. It rests on two promises, which the safe types of this file
-//! make: [`Features`] exists only for a kernel whose instructions the processor has, and a [`Run`]
-//! comes from buffers of its length.
+//! The `unsafe` of this file and those below it rests on two promises: [`Features`] exists only for
+//! a kernel whose instructions the processor has, and a [`Run`] comes from buffers of its length.
 
 #![allow(unsafe_code, reason = "vector instructions and unchecked pointers are the point of it")]
 #![allow(clippy::wildcard_imports, reason = "the names of instructions are unmistakable")]
@@ -11,54 +10,16 @@
 
 mod cbc;
 mod ecb;
-mod vector;
-mod xmm;
 mod xts;
-mod ymm;
-mod zmm;
 
 use cipher::InOutBuf;
 
-use super::{
-    Kernel,
-    schedule::{RoundKey, Schedule},
+use super::schedule::Schedule;
+use crate::{
+    block::BlockCipher,
+    mode::SectorMode,
+    x86::{Decrypt, Encrypt, Features, Width, Xmm, Ymm, Zmm, kernel},
 };
-use crate::{block::BlockCipher, mode::SectorMode};
-use vector::{Decrypt, Encrypt};
-use xmm::Xmm;
-use ymm::Ymm;
-use zmm::Zmm;
-
-/// A kernel whose instructions this processor has: the proof is that it exists.
-#[derive(Clone, Copy)]
-pub(super) struct Features(Width);
-
-#[derive(Clone, Copy)]
-enum Width {
-    Zmm,
-    Ymm,
-    Xmm,
-}
-
-impl Features {
-    /// `None` if `kernel` is none of this file, or the processor does not run it.
-    pub(super) fn detect(kernel: Kernel) -> Option<Self> {
-        let aes_ni = is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq");
-        let vaes = aes_ni
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("vaes")
-            && is_x86_feature_detected!("vpclmulqdq");
-        let avx512 = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl");
-        match kernel {
-            Kernel::VaesAvx512 if vaes && avx512 => Some(Self(Width::Zmm)),
-            Kernel::VaesAvx2 if vaes => Some(Self(Width::Ymm)),
-            Kernel::AesNi if aes_ni => Some(Self(Width::Xmm)),
-            _ => None,
-        }
-    }
-}
 
 /// Bytes to work on, from one place to another or in place.
 ///
@@ -91,38 +52,6 @@ impl Run {
         assert!(!ivs.is_empty() && ivs.len() * self.sector_size == self.len);
         ivs
     }
-}
-
-/// One function per width, each with its instructions enabled, and a safe one that chooses.
-macro_rules! kernel {
-    (fn $name:ident($($arg:ident: $Arg:ty),*): $zmm:path, $ymm:path, $xmm:path) => {
-        fn $name(features: Features, $($arg: $Arg),*) {
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,vaes,vpclmulqdq,aes,pclmulqdq")]
-            unsafe fn zmm($($arg: $Arg),*) {
-                // SAFETY: the instructions are enabled, and the arguments are checked.
-                unsafe { $zmm($($arg),*) }
-            }
-            #[target_feature(enable = "avx2,vaes,vpclmulqdq,aes,pclmulqdq")]
-            unsafe fn ymm($($arg: $Arg),*) {
-                // SAFETY: as above.
-                unsafe { $ymm($($arg),*) }
-            }
-            #[target_feature(enable = "aes,pclmulqdq")]
-            unsafe fn xmm($($arg: $Arg),*) {
-                // SAFETY: as above.
-                unsafe { $xmm($($arg),*) }
-            }
-            // SAFETY: `features` is the proof that the processor has the instructions; what the
-            // drivers ask of runs and IVs has been checked by `Run`.
-            unsafe {
-                match features.0 {
-                    Width::Zmm => zmm($($arg),*),
-                    Width::Ymm => ymm($($arg),*),
-                    Width::Xmm => xmm($($arg),*),
-                }
-            }
-        }
-    };
 }
 
 kernel!(fn xts_encrypt(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):

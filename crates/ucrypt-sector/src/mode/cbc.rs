@@ -5,7 +5,7 @@
 
 use cipher::InOutBuf;
 
-use super::{SECTOR_MAX, SectorMode, xor};
+use super::{SECTOR_MAX, SectorMode, sectors_together, xor};
 use crate::block::BlockCipher;
 
 pub(crate) struct Cbc(pub(crate) Box<dyn BlockCipher>);
@@ -26,14 +26,20 @@ impl SectorMode for Cbc {
     fn decrypt(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize) {
         let block = self.0.block_len();
         let mut ciphertext = [0; SECTOR_MAX];
-        let ciphertext = &mut ciphertext[..sector_size];
-        let sectors = data.into_out_with_copied_in().chunks_exact_mut(sector_size);
-        for (iv, sector) in ivs.chunks_exact(block).zip(sectors) {
-            ciphertext.copy_from_slice(sector);
-            self.0.decrypt_blocks(sector);
-            let (head, tail) = sector.split_at_mut(block);
-            xor(head, iv);
-            xor(tail, ciphertext);
+        let batch = sectors_together(sector_size);
+        let batches = data.into_out_with_copied_in().chunks_mut(batch * sector_size);
+        for (ivs, sectors) in ivs.chunks(batch * block).zip(batches) {
+            let ciphertext = &mut ciphertext[..sectors.len()];
+            ciphertext.copy_from_slice(sectors);
+            self.0.decrypt_blocks(sectors);
+            let chains = ciphertext.chunks_exact(sector_size);
+            for ((iv, ciphertext), sector) in
+                ivs.chunks_exact(block).zip(chains).zip(sectors.chunks_exact_mut(sector_size))
+            {
+                let (head, tail) = sector.split_at_mut(block);
+                xor(head, iv);
+                xor(tail, ciphertext);
+            }
         }
     }
 }
@@ -45,15 +51,15 @@ fn encrypt<const B: usize>(
     data: &mut [u8],
     sector_size: usize,
 ) {
-    for position in (0..sector_size / B).map(|block| block * B) {
-        let blocks = data.chunks_exact_mut(sector_size);
-        for (chain, sector) in ivs.as_chunks_mut::<B>().0.iter_mut().zip(blocks) {
-            xor(chain, &sector[position..][..B]);
+    for index in 0..sector_size / B {
+        let sectors = data.chunks_exact_mut(sector_size);
+        for (chain, sector) in ivs.as_chunks_mut::<B>().0.iter_mut().zip(sectors) {
+            xor(chain, &sector.as_chunks::<B>().0[index]);
         }
         cipher.encrypt_blocks(ivs);
-        let blocks = data.chunks_exact_mut(sector_size);
-        for (chain, sector) in ivs.as_chunks::<B>().0.iter().zip(blocks) {
-            sector[position..][..B].copy_from_slice(chain);
+        let sectors = data.chunks_exact_mut(sector_size);
+        for (chain, sector) in ivs.as_chunks::<B>().0.iter().zip(sectors) {
+            sector.as_chunks_mut::<B>().0[index] = *chain;
         }
     }
 }

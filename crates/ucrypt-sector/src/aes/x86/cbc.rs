@@ -1,10 +1,7 @@
 //! AES-CBC over a run of sectors.
 
-use super::{
-    Run, Schedule,
-    vector::{Decrypt, Direction, Encrypt, GROUP, Vector, round},
-    xmm::Xmm,
-};
+use super::{Run, Schedule};
+use crate::x86::{Decrypt, Direction, Encrypt, GROUP, Vector, Xmm, round};
 
 /// Decrypts a run of sectors under their IVs, `G` groups of vectors at a time.
 ///
@@ -101,6 +98,7 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
 #[inline(always)]
 pub(super) unsafe fn encrypt<V: Vector>(keys: &Schedule, ivs: &[[u8; 16]], run: Run) {
     debug_assert_eq!(ivs.len() * run.sector_size, run.len);
+    let few_conflicts = run.sector_size == 512 || V::LANES == 1;
     let mut first = 0;
     for ivs in ivs.chunks(V::GROUP_BLOCKS) {
         let offset = first * run.sector_size;
@@ -109,19 +107,32 @@ pub(super) unsafe fn encrypt<V: Vector>(keys: &Schedule, ivs: &[[u8; 16]], run: 
         unsafe {
             let part = Run { src: run.src.add(offset), dst: run.dst.add(offset), len, ..run };
             match ivs.len().div_ceil(V::LANES) {
-                1 => side_by_side::<V, 1>(keys, ivs, part),
-                2 => side_by_side::<V, 2>(keys, ivs, part),
-                3 | 4 => side_by_side::<V, 4>(keys, ivs, part),
-                _ => side_by_side::<V, GROUP>(keys, ivs, part),
+                1 => side_by_side::<V, 1, LINE>(keys, ivs, part),
+                2 => side_by_side::<V, 2, LINE>(keys, ivs, part),
+                3 | 4 => side_by_side::<V, 4, LINE>(keys, ivs, part),
+                _ if few_conflicts => side_by_side::<V, GROUP, 1>(keys, ivs, part),
+                _ => side_by_side::<V, GROUP, LINE>(keys, ivs, part),
             }
         }
         first += ivs.len();
     }
 }
 
-/// Encrypts up to `N` vectors of sectors. Lanes that are left over repeat the last sector.
+/// Blocks of a sector that are worked on before the next sector's turn: a cache line.
+///
+/// Large sectors all compete for the same few places of the cache, so that a line that is left half
+/// done would be gone at the next visit. Small sectors or few of them do not, and block by block
+/// needs fewer registers.
+const LINE: usize = 4;
+
+/// Encrypts up to `N` vectors of sectors, `B` blocks of each in turn. Lanes that are left over
+/// repeat the last sector.
 #[inline(always)]
-unsafe fn side_by_side<V: Vector, const N: usize>(keys: &Schedule, ivs: &[[u8; 16]], run: Run) {
+unsafe fn side_by_side<V: Vector, const N: usize, const B: usize>(
+    keys: &Schedule,
+    ivs: &[[u8; 16]],
+    run: Run,
+) {
     let sector = |i: usize, lane: usize| (i * V::LANES + lane).min(ivs.len() - 1);
     // SAFETY: the caller promises the instructions; every sector is within the run.
     unsafe {
@@ -129,23 +140,47 @@ unsafe fn side_by_side<V: Vector, const N: usize>(keys: &Schedule, ivs: &[[u8; 1
         for (i, x) in chain.iter_mut().enumerate() {
             *x = V::gather(|lane| ivs[sector(i, lane)].as_ptr());
         }
-        for position in (0..run.sector_size).step_by(Xmm::BYTES) {
-            let at = |i: usize, lane: usize| sector(i, lane) * run.sector_size + position;
-            let key = V::key(keys.first());
-            for (i, x) in chain.iter_mut().enumerate() {
-                *x = x.xor3(V::gather(|lane| run.src.add(at(i, lane))), key);
-            }
-            for key in keys.middle() {
-                let key = V::key(key);
-                for x in &mut chain {
-                    *x = Encrypt::round(*x, key);
+        for position in (0..run.sector_size).step_by(B * Xmm::BYTES) {
+            let at = |i: usize, lane: usize, block: usize| {
+                sector(i, lane) * run.sector_size + position + block * Xmm::BYTES
+            };
+            let mut x = [[V::key(keys.first()); N]; B];
+            for i in 0..N {
+                for (block, x) in x.iter_mut().enumerate() {
+                    x[i] = V::gather(|lane| run.src.add(at(i, lane, block)));
                 }
             }
-            let key = V::key(keys.last());
-            for (i, x) in chain.iter_mut().enumerate() {
-                *x = Encrypt::last(*x, key);
-                x.scatter(|lane| run.dst.add(at(i, lane)));
+            for x in &mut x {
+                link(keys, &chain, x);
+                chain = *x;
             }
+            for i in 0..N {
+                for (block, x) in x.iter().enumerate() {
+                    x[i].scatter(|lane| run.dst.add(at(i, lane, block)));
+                }
+            }
+        }
+    }
+}
+
+/// Encrypts one block of each sector, to which the block before is chained.
+#[inline(always)]
+unsafe fn link<V: Vector, const N: usize>(keys: &Schedule, before: &[V; N], x: &mut [V; N]) {
+    // SAFETY: the caller promises the instructions.
+    unsafe {
+        let key = V::key(keys.first());
+        for (x, before) in x.iter_mut().zip(before) {
+            *x = x.xor3(*before, key);
+        }
+        for key in keys.middle() {
+            let key = V::key(key);
+            for x in &mut *x {
+                *x = Encrypt::round(*x, key);
+            }
+        }
+        let key = V::key(keys.last());
+        for x in x {
+            *x = Encrypt::last(*x, key);
         }
     }
 }

@@ -1,10 +1,7 @@
 //! AES on independent blocks: tweaks, IVs and ECB.
 
-use super::{
-    Run, Schedule,
-    vector::{Direction, GROUP, Vector, round},
-    xmm::Xmm,
-};
+use super::{Run, Schedule};
+use crate::x86::{Direction, GROUP, Vector, Xmm, round};
 
 /// Crypts every block of a run on its own; the sector size plays no part.
 ///

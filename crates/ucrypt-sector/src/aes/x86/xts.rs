@@ -7,10 +7,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::{
-    Run, Schedule,
-    vector::{Direction, GROUP, Vector, round},
-};
+use super::{Run, Schedule};
+use crate::x86::{Direction, GROUP, Vector, round};
 
 /// The first tweaks of successive groups.
 struct Groups<'a, V> {

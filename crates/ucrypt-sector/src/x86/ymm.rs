@@ -9,7 +9,7 @@ static DOWN: Counts<4> = Counts::DOWN;
 
 /// AVX2, VAES and VPCLMULQDQ.
 #[derive(Clone, Copy)]
-pub(super) struct Ymm(__m256i);
+pub(crate) struct Ymm(pub(crate) __m256i);
 
 // SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
 // an alignment.

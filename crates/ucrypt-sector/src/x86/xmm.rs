@@ -9,7 +9,7 @@ static DOWN: Counts<2> = Counts::DOWN;
 
 /// AES-NI and PCLMULQDQ, without AVX: small servers have processors like that.
 #[derive(Clone, Copy)]
-pub(super) struct Xmm(__m128i);
+pub(crate) struct Xmm(pub(crate) __m128i);
 
 // SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
 // an alignment.

@@ -9,7 +9,7 @@ static DOWN: Counts<8> = Counts::DOWN;
 
 /// AVX-512 F and BW, VAES and VPCLMULQDQ.
 #[derive(Clone, Copy)]
-pub(super) struct Zmm(__m512i);
+pub(crate) struct Zmm(pub(crate) __m512i);
 
 // SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
 // an alignment.

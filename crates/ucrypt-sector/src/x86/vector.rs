@@ -1,14 +1,14 @@
 //! What a kernel needs of a vector register, and its three widths.
 //!
-//! The drivers in [`super::xts`], [`super::cbc`] and [`super::ecb`] are written once over
-//! [`Vector`]. Everything here is inlined into functions that enable the instructions.
+//! The drivers are written once over [`Vector`], or over what [`super::words`] and [`super::bytes`]
+//! add to it. Everything here is inlined into functions that enable the instructions.
 
-use super::RoundKey;
+use crate::aes::RoundKey;
 
 /// Vectors that go through the rounds together.
 ///
 /// AES instructions take four cycles and up to two start per cycle, so that eight keep a core busy.
-pub(super) const GROUP: usize = 8;
+pub(crate) const GROUP: usize = 8;
 
 /// A vector register that holds [`LANES`](Self::LANES) AES blocks.
 ///
@@ -16,7 +16,7 @@ pub(super) const GROUP: usize = 8;
 ///
 /// The processor must have the instructions that the implementing type names, for every function.
 /// Pointers must be valid for one vector (`load`, `store`) or one block per lane.
-pub(super) trait Vector: Copy {
+pub(crate) trait Vector: Copy {
     /// Blocks per vector.
     const LANES: usize;
 
@@ -82,14 +82,14 @@ pub(super) trait Vector: Copy {
 
 /// Shift counts of the tweaks of a group: lane `l` of vector `v` is for block `v * LANES + l`.
 #[repr(C, align(64))]
-pub(super) struct Counts<const QWORDS: usize>(pub(super) [[u64; QWORDS]; GROUP]);
+pub(crate) struct Counts<const QWORDS: usize>(pub(crate) [[u64; QWORDS]; GROUP]);
 
 impl<const QWORDS: usize> Counts<QWORDS> {
     /// By how much the first tweak is shifted up.
-    pub(super) const UP: Self = Self::new(false);
+    pub(crate) const UP: Self = Self::new(false);
 
     /// By how much the bits that leave a half on the way up have to be shifted down.
-    pub(super) const DOWN: Self = Self::new(true);
+    pub(crate) const DOWN: Self = Self::new(true);
 
     const fn new(down: bool) -> Self {
         let mut counts = [[0; QWORDS]; GROUP];
@@ -104,10 +104,10 @@ impl<const QWORDS: usize> Counts<QWORDS> {
 }
 
 /// x^128 = x^7 + x^2 + x + 1, the reduction of XTS.
-pub(super) const POLYNOMIAL: i64 = 0x87;
+pub(crate) const POLYNOMIAL: i64 = 0x87;
 
 /// Encryption or decryption, as a type: the drivers are the same for both.
-pub(super) trait Direction {
+pub(crate) trait Direction {
     /// One round on one vector.
     unsafe fn round<V: Vector>(x: V, key: V) -> V;
 
@@ -115,8 +115,8 @@ pub(super) trait Direction {
     unsafe fn last<V: Vector>(x: V, key: V) -> V;
 }
 
-pub(super) struct Encrypt;
-pub(super) struct Decrypt;
+pub(crate) struct Encrypt;
+pub(crate) struct Decrypt;
 
 impl Direction for Encrypt {
     #[inline(always)]
@@ -148,7 +148,7 @@ impl Direction for Decrypt {
 
 /// One round on a group of vectors.
 #[inline(always)]
-pub(super) unsafe fn round<V: Vector, D: Direction>(group: &mut [V; GROUP], key: &RoundKey) {
+pub(crate) unsafe fn round<V: Vector, D: Direction>(group: &mut [V; GROUP], key: &RoundKey) {
     // SAFETY: the caller's promise.
     unsafe {
         let key = V::key(key);

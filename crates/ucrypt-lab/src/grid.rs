@@ -1,0 +1,207 @@
+//! Every static policy against `adaptive`, in every cell of a grid of machines, disks and jobs.
+//!
+//! A cell falls short when adaptive reaches less than [`SPEED_MIN`] of the throughput of the best
+//! static policy there, or when the 99th percentile of its latency is more than [`TAIL_MAX`] times
+//! that policy's. Cells are judged one by one; nothing is averaged over them.
+
+use ucrypt_dispatch::Policy;
+
+use crate::sim::{Cipher, Costs, DeviceModel, Experiment, Job, Pattern, Report};
+
+/// Least share of the best static policy's throughput.
+pub const SPEED_MIN: f64 = 0.97;
+
+/// Largest p99 latency, in those of the best static policy.
+pub const TAIL_MAX: f64 = 1.1;
+
+/// The axes of the grid.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grid {
+    /// Numbers of cores.
+    pub cores: Vec<u32>,
+    /// Disks.
+    pub devices: Vec<DeviceModel>,
+    /// Lengths of a request, in bytes; multiples of 4096.
+    pub blocks: Vec<u64>,
+    /// Requests in flight.
+    pub depths: Vec<u32>,
+    /// What is asked for.
+    pub patterns: Vec<Pattern>,
+    /// The cipher of all cells.
+    pub cipher: Cipher,
+    /// The costs of all cells.
+    pub costs: Costs,
+    /// Queues of all cells; each has the cell's depth.
+    pub queues: u32,
+    /// See [`Experiment::poll_ns`]; `None` for the default.
+    pub poll_ns: Option<u64>,
+    /// See [`Experiment::free_cores_only`].
+    pub free_cores_only: bool,
+    /// Seed of all runs.
+    pub seed: u64,
+}
+
+impl Grid {
+    /// 2 to 64 cores, four disks, 4 KiB to 1 MiB, depth 1 to 128, the five patterns of fio, one
+    /// queue.
+    pub fn full() -> Self {
+        let devices = ["sata2017", "optane2020", "hdd", "null"];
+        Self {
+            cores: vec![2, 4, 16, 64],
+            devices: devices.into_iter().filter_map(DeviceModel::by_name).collect(),
+            blocks: vec![4 << 10, 16 << 10, 64 << 10, 128 << 10, 1 << 20],
+            depths: vec![1, 4, 32, 128],
+            patterns: Pattern::FIO.to_vec(),
+            cipher: Cipher::AES_NI,
+            costs: Costs::default(),
+            queues: 1,
+            poll_ns: None,
+            free_cores_only: false,
+            seed: 1,
+        }
+    }
+
+    /// A tenth of it.
+    pub fn quick() -> Self {
+        Self {
+            cores: vec![2, 16],
+            blocks: vec![4 << 10, 64 << 10, 1 << 20],
+            depths: vec![1, 32],
+            patterns: vec![Pattern::Read, Pattern::RandWrite, Pattern::RandRw],
+            ..Self::full()
+        }
+    }
+
+    /// All cells, in the order of the axes.
+    pub fn cells(&self) -> Vec<Cell<'_>> {
+        let mut cells = Vec::new();
+        for &device in &self.devices {
+            for &cores in &self.cores {
+                for &block in &self.blocks {
+                    for &depth in &self.depths {
+                        for &pattern in &self.patterns {
+                            cells.push(Cell { grid: self, cores, device, block, depth, pattern });
+                        }
+                    }
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// One cell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cell<'a> {
+    grid: &'a Grid,
+    /// Cores of the machine.
+    pub cores: u32,
+    /// The disk.
+    pub device: DeviceModel,
+    /// Bytes of a request.
+    pub block: u64,
+    /// Requests in flight.
+    pub depth: u32,
+    /// What is asked for.
+    pub pattern: Pattern,
+}
+
+/// Sectors of the region that a job touches: 64 GiB, so that a disk has to seek.
+const REGION_SECTORS: u64 = 1 << 27;
+
+/// Requests of a job: enough for its p99, and many times its depth.
+const REQUESTS_MIN: u64 = 1000;
+const REQUESTS_PER_DEPTH: u64 = 24;
+
+/// Bytes of a job on a disk that turns: a quarter of it, which is not measured, fills its buffer.
+const ROTATIONAL_BYTES: u64 = 40 << 20;
+
+impl Cell<'_> {
+    /// The cell's run under a policy.
+    pub fn experiment(&self, policy: Policy) -> Experiment {
+        let fill = if self.device.is_rotational() { ROTATIONAL_BYTES / self.block } else { 0 };
+        let enough = REQUESTS_MIN.max(REQUESTS_PER_DEPTH * u64::from(self.depth));
+        let job = Job {
+            pattern: self.pattern,
+            block_sectors: self.block / 512,
+            depth: self.depth,
+            requests: enough.max(fill),
+            region_sectors: REGION_SECTORS,
+        };
+        let Grid { cipher, costs, queues, free_cores_only, poll_ns, seed, .. } = *self.grid;
+        let workers = self.cores.saturating_sub(queues).max(1);
+        let experiment = Experiment::new(self.cores, self.device, job, policy);
+        let poll_ns = poll_ns.unwrap_or(experiment.poll_ns);
+        let experiment = Experiment { free_cores_only, ..experiment };
+        Experiment { queues, workers, cipher, costs, poll_ns, seed, ..experiment }
+    }
+
+    /// Runs the cell under every policy.
+    ///
+    /// # Panics
+    /// If a run breaks a promise of the machine.
+    pub fn compare(&self) -> Comparison {
+        let run = |policy| {
+            let report = self.experiment(policy).run();
+            assert!(report.violations.is_empty(), "{self:?} {policy}: {:?}", report.violations);
+            (policy, report)
+        };
+        let statics = Policy::ALL.into_iter().filter(|&policy| policy != Policy::Adaptive);
+        Comparison { adaptive: run(Policy::Adaptive).1, statics: statics.map(run).collect() }
+    }
+}
+
+/// The results of one cell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// Of `adaptive`.
+    pub adaptive: Report,
+    /// Of every other policy.
+    pub statics: Vec<(Policy, Report)>,
+}
+
+impl Comparison {
+    /// The static policy with the largest throughput.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn best(&self) -> &(Policy, Report) {
+        let best = self.statics.iter().max_by(|(_, a), (_, b)| a.mb_s.total_cmp(&b.mb_s));
+        best.expect("a static policy")
+    }
+
+    /// Adaptive's throughput, in that of the best static policy.
+    pub fn speed(&self) -> f64 {
+        self.adaptive.mb_s / self.best().1.mb_s
+    }
+
+    /// Adaptive's p99 in that of the best static policy, in the direction where it is worse.
+    pub fn tail(&self) -> f64 {
+        let ratio = |ours: u64, best: u64| ours as f64 / best.max(1) as f64;
+        let best = &self.best().1;
+        let reads = ratio(self.adaptive.reads.p99_ns, best.reads.p99_ns);
+        reads.max(ratio(self.adaptive.writes.p99_ns, best.writes.p99_ns))
+    }
+
+    /// See the module's comment.
+    pub fn falls_short(&self) -> bool {
+        self.speed() < SPEED_MIN || self.tail() > TAIL_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_full_grid_has_every_cell_once_and_one_of_them_runs() {
+        let grid = Grid::full();
+        let cells = grid.cells();
+        assert_eq!(cells.len(), 4 * 4 * 5 * 4 * 5);
+        let same = |cell: &Cell<'_>| cells.iter().filter(|&other| other == cell).count();
+        assert!(cells.iter().step_by(37).all(|cell| same(cell) == 1));
+        let comparison = cells[0].compare();
+        assert_eq!(comparison.statics.len(), Policy::ALL.len() - 1);
+        assert!(comparison.speed() > 0.5 && comparison.tail() > 0.0, "{comparison:?}");
+    }
+}

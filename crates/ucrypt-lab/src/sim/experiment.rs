@@ -1,0 +1,231 @@
+//! What is simulated: the machine, the disk, the clients, the policy and the faults.
+
+use ucrypt_dispatch::Policy;
+
+use super::device::DeviceModel;
+use super::report::Report;
+use super::world::World;
+
+/// How fast the cipher is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cipher {
+    /// Nanoseconds per byte.
+    pub ns_per_byte: f64,
+    /// Nanoseconds per call, whatever its length; a chunk is one call.
+    pub ns_per_call: u64,
+}
+
+impl Cipher {
+    /// AES-256-XTS on a core with AES instructions, 4 GB/s.
+    pub const AES_NI: Self = Self { ns_per_byte: 0.25, ns_per_call: 60 };
+
+    /// The same on the machine of the 2017 measurements, 1.1 GB/s.
+    pub const AES_2017: Self = Self { ns_per_byte: 0.9, ns_per_call: 60 };
+
+    /// Nanoseconds for a call of that many 512-byte sectors.
+    pub(crate) fn ns(&self, sectors: u64) -> u64 {
+        #[expect(clippy::cast_sign_loss, reason = "a rate is positive")]
+        let bytes_ns = (sectors as f64 * 512.0 * self.ns_per_byte) as u64;
+        bytes_ns + self.ns_per_call
+    }
+}
+
+/// What everything but the cipher and the disk costs a core, or delays, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Costs {
+    /// To accept a request of a client.
+    pub accept: u64,
+    /// To answer a request to its client.
+    pub finish: u64,
+    /// To stage one operation for the backend.
+    pub submit: u64,
+    /// The call that hands what is staged to the kernel.
+    pub enter: u64,
+    /// To take one answer of the backend.
+    pub answer: u64,
+    /// To put a crypt job into the workers' queue, and to take its result from there.
+    pub enqueue: u64,
+    /// To wake a sleeping thread, for the one that wakes it.
+    pub wake_call: u64,
+    /// From the call until a sleeping thread runs on a free core.
+    pub wake: u64,
+    /// From the device's answer until a sleeping queue runs on a free core.
+    pub interrupt: u64,
+    /// How long a worker without work, and a queue that may hear from one, spins before it sleeps.
+    pub spin: u64,
+    /// Until one that spins sees what has come.
+    pub spin_wake: u64,
+    /// For a core to change from one thread to another.
+    pub switch: u64,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self {
+            accept: 250,
+            finish: 250,
+            submit: 300,
+            enter: 400,
+            answer: 250,
+            enqueue: 200,
+            wake_call: 1_500,
+            wake: 5_000,
+            interrupt: 3_000,
+            spin: 4_000,
+            spin_wake: 150,
+            switch: 1_500,
+        }
+    }
+}
+
+/// What the clients do, in fio's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pattern {
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Reads at random places.
+    RandRead,
+    /// Writes at random places.
+    RandWrite,
+    /// Half reads, half writes, at random places.
+    RandRw,
+    /// Everything at once: reads, writes, zeroes, discards and flushes of any length up to the
+    /// block size, overlapping, with every urgency, with and without FUA.
+    Torture,
+}
+
+impl Pattern {
+    /// The five of fio's.
+    pub const FIO: [Self; 5] =
+        [Self::Read, Self::Write, Self::RandRead, Self::RandWrite, Self::RandRw];
+
+    /// fio's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::RandRead => "randread",
+            Self::RandWrite => "randwrite",
+            Self::RandRw => "randrw",
+            Self::Torture => "torture",
+        }
+    }
+}
+
+/// The clients of one queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// What they ask for.
+    pub pattern: Pattern,
+    /// Length of a request in 512-byte sectors; the largest one for [`Pattern::Torture`].
+    pub block_sectors: u64,
+    /// Requests that each queue's clients keep in flight.
+    pub depth: u32,
+    /// Requests of each queue in all.
+    pub requests: u64,
+    /// Sectors that are touched, from the start of the disk.
+    pub region_sectors: u64,
+}
+
+/// What goes wrong; rates are per mille.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Faults {
+    /// Operations that the backend fails; of a failed write, any part may have been done.
+    pub error: u32,
+    /// Operations that take up to `delay_max_ns` longer, and so are overtaken by others.
+    pub delay: u32,
+    /// Longest such delay, in nanoseconds.
+    pub delay_max_ns: u64,
+    /// Steps of a thread during which its core is taken away for up to `stall_max_ns`.
+    pub stall: u32,
+    /// Longest such stall, in nanoseconds.
+    pub stall_max_ns: u64,
+    /// The power fails after that many events; the run goes on with what the medium kept.
+    pub crash_at: Option<u64>,
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experiment {
+    /// Cores of the machine, at least 1.
+    pub cores: u32,
+    /// Queues, each a thread on a core of its own while there are enough cores; at least 1.
+    pub queues: u32,
+    /// Workers, on the cores that no queue is on while there are enough.
+    pub workers: u32,
+    /// The cipher.
+    pub cipher: Cipher,
+    /// What the rest costs.
+    pub costs: Costs,
+    /// The disk, shared by all queues.
+    pub device: DeviceModel,
+    /// What each queue's clients do.
+    pub job: Job,
+    /// The policy of every queue's machine.
+    pub policy: Policy,
+    /// Largest transfer of the backend, in 512-byte sectors.
+    pub transfer_sectors_max: u64,
+    /// 512-byte sectors that are encrypted as one.
+    pub sector_sectors: u64,
+    /// Most chunks of a queue under way.
+    pub chunks_max: u32,
+    /// Most requests that a queue's machine accepts; clients wait for room beyond that.
+    pub requests_max: u32,
+    /// How long a queue goes on before it hands staged operations to the backend and takes answers,
+    /// in nanoseconds; it does so at the latest when the machine asks for nothing more. `u64::MAX`:
+    /// only then.
+    pub poll_ns: u64,
+    /// Whether a queue without work takes a job of the workers before it sleeps.
+    pub queues_help: bool,
+    /// Whether a queue is told of no more workers than there are cores on which no queue is awake,
+    /// or of all there are.
+    pub free_cores_only: bool,
+    /// Whether the machines start with a calibration: cipher, hand-over, cost of an operation.
+    pub calibrated: bool,
+    /// Whether each sector's content is followed and judged. Costs time and memory.
+    pub verify: bool,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Decides everything that is random.
+    pub seed: u64,
+}
+
+/// A few crypts of 4 KiB, and less than one of 64 KiB.
+const POLL_NS: u64 = 10_000;
+
+impl Experiment {
+    /// One queue on one of `cores` cores, a worker on each of the others, no faults.
+    pub fn new(cores: u32, device: DeviceModel, job: Job, policy: Policy) -> Self {
+        Self {
+            cores,
+            queues: 1,
+            workers: cores.saturating_sub(1).max(1),
+            cipher: Cipher::AES_NI,
+            costs: Costs::default(),
+            device,
+            job,
+            policy,
+            transfer_sectors_max: 2048,
+            sector_sectors: 8,
+            chunks_max: job.depth.max(32),
+            requests_max: job.depth.max(1),
+            poll_ns: POLL_NS,
+            queues_help: true,
+            free_cores_only: false,
+            calibrated: true,
+            verify: false,
+            faults: Faults::default(),
+            seed: 1,
+        }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Panics
+    /// If the machine's own assertions fail, or a count that must be at least 1 is 0.
+    pub fn run(&self) -> Report {
+        World::new(self).run()
+    }
+}

@@ -1,0 +1,67 @@
+//! What a run has shown.
+
+use ucrypt_dispatch::Tally;
+
+/// Latencies of one direction, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Latency {
+    /// Requests measured.
+    pub count: u64,
+    /// Their mean.
+    pub mean_ns: f64,
+    /// Half of them took at most this.
+    pub p50_ns: u64,
+    /// 99 of 100 took at most this.
+    pub p99_ns: u64,
+}
+
+impl Latency {
+    /// Of these samples, which are sorted on the way.
+    pub(crate) fn of(samples: &mut [u64]) -> Self {
+        samples.sort_unstable();
+        let Some(last) = samples.len().checked_sub(1) else { return Self::default() };
+        let sum: u128 = samples.iter().map(|&sample| u128::from(sample)).sum();
+        Self {
+            count: samples.len() as u64,
+            mean_ns: sum as f64 / samples.len() as f64,
+            p50_ns: samples[last / 2],
+            p99_ns: samples[last * 99 / 100],
+        }
+    }
+}
+
+/// The results of one run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Bytes per microsecond, i.e. MB/s, while the clients kept their depth.
+    pub mb_s: f64,
+    /// Latencies of reads.
+    pub reads: Latency,
+    /// Latencies of writes and everything else.
+    pub writes: Latency,
+    /// Share of the cores' time that something ran on them, 0 to 1.
+    pub busy: f64,
+    /// What the machines decided, of all queues together.
+    pub tally: Tally,
+    /// Virtual time from start to end, in nanoseconds.
+    pub end_ns: u64,
+    /// Events that were carried out.
+    pub events: u64,
+    /// Requests that ended, and those among them that ended with an error.
+    pub finished: u64,
+    /// See `finished`.
+    pub failed: u64,
+    /// Requests that were in flight when the power failed.
+    pub lost: u64,
+    /// Depends on every event and its time: equal for equal runs.
+    pub trace: u64,
+    /// What must not happen and did; the first few.
+    pub violations: Vec<String>,
+}
+
+impl Report {
+    /// The larger p99 of both directions, in nanoseconds.
+    pub fn p99_ns(&self) -> u64 {
+        self.reads.p99_ns.max(self.writes.p99_ns)
+    }
+}

@@ -1,0 +1,299 @@
+//! What threads do: the loop of a queue, the loop of a worker.
+
+use ucrypt_dispatch::{ChunkId, Op, Output, Place, RequestId, Surroundings};
+
+use super::cores::{CryptJob, Role, State, Then, Work};
+use super::disk::Failure;
+use super::queue::{Input, Staged};
+use super::world::World;
+
+impl World<'_> {
+    /// A core's thread has done what it was at, or has just got the core.
+    pub(super) fn core_event(&mut self, core: usize) {
+        let Some(thread) = self.cores[core].running else { return };
+        if let Some(work) = self.threads[thread].work.filter(|work| work.left_ns == 0) {
+            self.threads[thread].work = None;
+            self.carry_out(thread, work.then);
+        }
+        if self.cores[core].must_yield(self.threads[thread].role, self.now) {
+            self.cores[core].put_back();
+            return self.switch(core);
+        }
+        if self.threads[thread].work.is_none() {
+            self.threads[thread].work = self.next_work(thread);
+        }
+        if self.threads[thread].work.is_none() && self.threads[thread].debt_ns > 0 {
+            self.threads[thread].work = Some(Work { left_ns: 0, then: Then::Nothing });
+        }
+        let Some(mut work) = self.threads[thread].work else {
+            self.threads[thread].state = State::Asleep(self.now);
+            self.idle_workers += u32::from(self.threads[thread].role == Role::Pool);
+            self.cores[core].running = None;
+            return self.switch(core);
+        };
+        work.left_ns += std::mem::take(&mut self.threads[thread].debt_ns);
+        let quantum = self.cores[core].quantum(work.left_ns);
+        work.left_ns -= quantum;
+        self.threads[thread].work = Some(work);
+        self.cores[core].busy_ns += quantum;
+        self.schedule(self.now + quantum, core);
+    }
+
+    fn next_work(&mut self, thread: usize) -> Option<Work> {
+        let mut work = match self.threads[thread].role {
+            Role::Queue(queue) => self.queue_work(queue),
+            Role::Local(queue) => self.local_jobs[queue].pop_front().map(|job| self.help(job)),
+            Role::Pool => self.jobs.pop_front().map(|job| self.help(job)),
+        }?;
+        let faults = self.experiment.faults;
+        if self.random.chance(faults.stall) {
+            let stall_ns = self.random.below(faults.stall_max_ns + 1);
+            work.left_ns += stall_ns;
+            // Who measures with a clock takes the stall for work.
+            if let Then::Crypted { spent_ns, .. } = &mut work.then {
+                *spent_ns += stall_ns;
+            }
+        }
+        Some(work)
+    }
+
+    /// A worker's job.
+    fn help(&self, job: CryptJob) -> Work {
+        let left_ns = job.cipher_ns + self.experiment.costs.enqueue;
+        Work { left_ns, then: Then::Crypted { job, spent_ns: job.cipher_ns, handed: true } }
+    }
+
+    /// What a queue does next.
+    fn queue_work(&mut self, queue: usize) -> Option<Work> {
+        let experiment = self.experiment;
+        let state = &mut self.queues[queue];
+        let answers = state.answers.len();
+        let due = self.now - state.polled_ns >= experiment.poll_ns;
+        if due && answers > 0 {
+            return Some(self.take(queue, answers, 0));
+        }
+        if let Some(output) = state.next.take().or_else(|| state.machine.next_output()) {
+            let long = match output {
+                Output::Crypt { chunk, place: Place::Here } => {
+                    experiment.cipher.ns(state.span(chunk).1) >= experiment.poll_ns
+                }
+                _ => false,
+            };
+            if (due || long) && !state.staged.is_empty() {
+                state.next = Some(output);
+                return Some(self.enter_work(queue));
+            }
+            return Some(self.output_work(queue, output));
+        }
+        if !state.staged.is_empty() {
+            return Some(self.enter_work(queue));
+        }
+        let state = &self.queues[queue];
+        let room = experiment.requests_max as usize - state.machine.in_flight();
+        let arrivals = state.arrivals.len().min(room);
+        if answers + arrivals > 0 {
+            return Some(self.take(queue, answers, arrivals));
+        }
+        if experiment.queues_help { self.jobs.pop_front().map(|job| self.help(job)) } else { None }
+    }
+
+    fn enter_work(&self, queue: usize) -> Work {
+        Work { left_ns: self.experiment.costs.enter, then: Then::Enter { queue } }
+    }
+
+    fn take(&self, queue: usize, answers: usize, arrivals: usize) -> Work {
+        let costs = &self.experiment.costs;
+        let each = |input: &Input| match input {
+            Input::Crypted { .. } => costs.enqueue,
+            Input::Stored { .. } => costs.answer,
+        };
+        let left_ns: u64 = self.queues[queue].answers.iter().take(answers).map(each).sum();
+        let left_ns = left_ns + arrivals as u64 * costs.accept;
+        Work { left_ns, then: Then::Take { queue, answers, arrivals } }
+    }
+
+    fn output_work(&mut self, queue: usize, output: Output<Failure>) -> Work {
+        let costs = &self.experiment.costs;
+        match output {
+            Output::Crypt { chunk, place } => {
+                let (_, sectors) = self.queues[queue].span(chunk);
+                let cipher_ns = self.experiment.cipher.ns(sectors);
+                self.queues[queue].crypt_asked(chunk);
+                let job = CryptJob { queue, chunk, cipher_ns };
+                if place == Place::Here {
+                    let then = Then::Crypted { job, spent_ns: cipher_ns, handed: false };
+                    Work { left_ns: cipher_ns, then }
+                } else {
+                    Work { left_ns: costs.enqueue, then: Then::Hand { job, place } }
+                }
+            }
+            Output::Store { chunk, kind } => {
+                Work { left_ns: costs.submit, then: Then::Stage { queue, chunk, kind } }
+            }
+            Output::Finish { request, result } => {
+                Work { left_ns: costs.finish, then: Then::Finish { queue, request, result } }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, thread: usize, then: Then) {
+        match then {
+            Then::Crypted { job, spent_ns, handed } => self.crypted(thread, job, spent_ns, handed),
+            Then::Hand { job, place: Place::SameCore } => {
+                self.local_jobs[job.queue].push_back(job);
+                // It gets the core when the queue sleeps or its slice is over.
+                self.wake(self.queues[job.queue].local, 0);
+            }
+            Then::Hand { job, .. } => self.hand_on(thread, job),
+            Then::Stage { queue, chunk, kind } => match self.queues[queue].leave(chunk, kind) {
+                Ok(staged) if self.experiment.device.about().synchronous => {
+                    let (operation, at) = self.submit(queue, staged);
+                    let left_ns = at - self.now;
+                    let work = Work { left_ns, then: Then::Stored { operation } };
+                    self.threads[thread].work = Some(work);
+                }
+                Ok(staged) => self.queues[queue].staged.push(staged),
+                Err(complaint) => self.complain(&complaint),
+            },
+            Then::Enter { queue } => {
+                self.queues[queue].polled_ns = self.now;
+                for staged in std::mem::take(&mut self.queues[queue].staged) {
+                    let (operation, at) = self.submit(queue, staged);
+                    self.schedule_answer(at, operation);
+                }
+            }
+            Then::Nothing => {}
+            Then::Stored { operation } => self.disk_answers(operation, false),
+            Then::Finish { queue, request, result } => self.finish(queue, request, result),
+            Then::Take { queue, answers, arrivals } => {
+                for _ in 0..answers {
+                    let Some(input) = self.queues[queue].answers.pop_front() else { break };
+                    self.input(queue, input);
+                }
+                self.queues[queue].polled_ns = self.now;
+                for _ in 0..arrivals {
+                    self.queues[queue].accept();
+                }
+                self.plan(queue);
+            }
+        }
+    }
+
+    /// Returns the operation, and when it will be answered.
+    fn submit(&mut self, queue: usize, staged: Staged) -> (usize, u64) {
+        let Staged { chunk, kind, span, pieces } = staged;
+        let pieces = if self.experiment.verify { pieces } else { Vec::new() };
+        self.disk.submit(self.now, (queue, chunk), kind, span, pieces)
+    }
+
+    fn plan(&mut self, queue: usize) {
+        let most = if self.experiment.free_cores_only { self.free_cores() } else { u32::MAX };
+        let idle_workers = if self.jobs.is_empty() { self.idle_workers.min(most) } else { 0 };
+        let around = Surroundings { workers: self.experiment.workers.min(most), idle_workers };
+        self.queues[queue].machine.plan(self.now, around);
+    }
+
+    /// Cores on which no queue is awake.
+    fn free_cores(&self) -> u32 {
+        let sleeps = |thread: usize| matches!(self.threads[thread].state, State::Asleep(_));
+        let awake = self.queues.iter().filter(|queue| !sleeps(queue.thread)).count() as u32;
+        self.experiment.cores.saturating_sub(awake)
+    }
+
+    fn input(&mut self, queue: usize, input: Input) {
+        if let Err(complaint) = self.queues[queue].input(input, &self.judge, self.now) {
+            self.complain(&complaint);
+        }
+    }
+
+    fn crypted(&mut self, thread: usize, job: CryptJob, spent_ns: u64, handed: bool) {
+        let CryptJob { queue, chunk, .. } = job;
+        let input = Input::Crypted { chunk, spent_ns };
+        if !handed {
+            self.input(queue, input);
+            return self.plan(queue);
+        }
+        self.queues[queue].answers.push_back(input);
+        let target = self.queues[queue].thread;
+        if self.threads[thread].core == self.threads[target].core {
+            self.wake(target, 0);
+        } else {
+            self.rouse(thread, target);
+        }
+    }
+
+    /// Gives a job to the pool, and wakes a worker if one sleeps: rather one that still spins,
+    /// then one whose core is free.
+    fn hand_on(&mut self, thread: usize, job: CryptJob) {
+        self.jobs.push_back(job);
+        if self.idle_workers == 0 {
+            return;
+        }
+        let asleep = self.pool.clone().filter_map(|worker| {
+            let slept_ns = self.slept_ns(worker)?;
+            Some((!self.cores[self.threads[worker].core].is_idle(), slept_ns, worker))
+        });
+        if let Some((.., worker)) = asleep.min() {
+            self.rouse(thread, worker);
+        }
+    }
+
+    fn slept_ns(&self, thread: usize) -> Option<u64> {
+        match self.threads[thread].state {
+            State::Asleep(since) => Some(self.now - since),
+            _ => None,
+        }
+    }
+
+    /// `thread` tells `target` on another core that there is something to do.
+    fn rouse(&mut self, thread: usize, target: usize) {
+        let costs = self.experiment.costs;
+        let Some(slept_ns) = self.slept_ns(target) else { return };
+        let core = self.threads[target].core;
+        if slept_ns < costs.spin && self.cores[core].is_idle() {
+            self.cores[core].busy_ns += slept_ns;
+            self.wake(target, costs.spin_wake);
+        } else {
+            self.wake(target, costs.wake);
+            self.threads[thread].debt_ns += costs.wake_call;
+        }
+    }
+
+    /// The disk has answered; `wakes`: not on the queue's own thread.
+    pub(super) fn disk_answers(&mut self, operation: usize, wakes: bool) {
+        let answer = self.disk.complete(operation);
+        let (queue, chunk): (usize, ChunkId) = (answer.queue, answer.chunk);
+        let input = Input::Stored { chunk, result: answer.result, found: answer.found };
+        if wakes {
+            self.queues[queue].answers.push_back(input);
+            self.wake(self.queues[queue].thread, self.experiment.costs.interrupt);
+        } else {
+            self.input(queue, input);
+            self.plan(queue);
+        }
+    }
+
+    fn finish(&mut self, queue: usize, id: RequestId, result: Result<(), Failure>) {
+        let verify = self.experiment.verify;
+        let asked = match self.queues[queue].finish(id, result.is_ok(), &mut self.judge, verify) {
+            Ok(asked) => asked,
+            Err(complaint) => return self.complain(&complaint),
+        };
+        let measured = &mut self.measured;
+        measured.finished += 1;
+        measured.failed += u64::from(result.is_err());
+        let all = self.experiment.job.requests * u64::from(self.experiment.queues);
+        if !measured.over && measured.finished > all / 4 {
+            let latency_ns = self.now - asked.sent_ns;
+            measured.bytes += asked.request.sectors * 512;
+            measured.latencies_ns += latency_ns;
+            let direction = match asked.request.op {
+                Op::Read => &mut measured.reads,
+                _ => &mut measured.writes,
+            };
+            direction.push(latency_ns);
+        }
+        self.send(queue);
+        self.plan(queue);
+    }
+}

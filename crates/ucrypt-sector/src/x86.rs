@@ -1,0 +1,99 @@
+//! Vectors of x86-64: their three widths, and the proof that a processor has them.
+//!
+//! All `unsafe` of this crate is here and in the kernels that build on it: `aes/x86`, `serpent` and
+//! `camellia`. It rests on two promises that safe types make: [`Features`] exists only for a kernel
+//! whose instructions the processor has, and pointers come from buffers of a length that was
+//! checked.
+
+#![allow(unsafe_code, reason = "vector instructions are the point of it")]
+#![allow(clippy::wildcard_imports, reason = "the names of instructions are unmistakable")]
+#![allow(clippy::inline_always, reason = "the drivers must merge with the enabling function")]
+
+mod bytes;
+mod vector;
+mod words;
+mod xmm;
+mod ymm;
+mod zmm;
+
+use crate::Kernel;
+pub(crate) use bytes::Bytes;
+pub(crate) use vector::{Decrypt, Direction, Encrypt, GROUP, Vector, round};
+pub(crate) use words::Words;
+pub(crate) use xmm::Xmm;
+pub(crate) use ymm::Ymm;
+pub(crate) use zmm::Zmm;
+
+/// A kernel whose instructions this processor has: the proof is that it exists.
+#[derive(Clone, Copy)]
+pub(crate) struct Features(Width);
+
+/// How long a vector is: 512, 256 or 128 bits.
+#[derive(Clone, Copy)]
+pub(crate) enum Width {
+    Zmm,
+    Ymm,
+    Xmm,
+}
+
+impl Features {
+    /// `None` if `kernel` is none of x86-64, or the processor does not run it.
+    pub(crate) fn detect(kernel: Kernel) -> Option<Self> {
+        let aes_ni = is_x86_feature_detected!("aes")
+            && is_x86_feature_detected!("pclmulqdq")
+            && is_x86_feature_detected!("ssse3");
+        let vaes = aes_ni
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("vaes")
+            && is_x86_feature_detected!("vpclmulqdq");
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("gfni");
+        match kernel {
+            Kernel::VaesAvx512 if vaes && avx512 => Some(Self(Width::Zmm)),
+            Kernel::VaesAvx2 if vaes => Some(Self(Width::Ymm)),
+            Kernel::AesNi if aes_ni => Some(Self(Width::Xmm)),
+            _ => None,
+        }
+    }
+
+    /// The vectors that it works on.
+    #[inline]
+    pub(crate) fn width(self) -> Width {
+        self.0
+    }
+}
+
+/// One function per width, each with its instructions enabled, and a safe one that chooses.
+macro_rules! kernel {
+    (fn $name:ident($($arg:ident: $Arg:ty),*): $zmm:path, $ymm:path, $xmm:path) => {
+        fn $name(features: Features, $($arg: $Arg),*) {
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,gfni,avx2,vaes,vpclmulqdq,aes,pclmulqdq,ssse3")]
+            unsafe fn zmm($($arg: $Arg),*) {
+                // SAFETY: the instructions are enabled, and the arguments are checked.
+                unsafe { $zmm($($arg),*) }
+            }
+            #[target_feature(enable = "avx2,vaes,vpclmulqdq,aes,pclmulqdq,ssse3")]
+            unsafe fn ymm($($arg: $Arg),*) {
+                // SAFETY: as above.
+                unsafe { $ymm($($arg),*) }
+            }
+            #[target_feature(enable = "aes,pclmulqdq,ssse3")]
+            unsafe fn xmm($($arg: $Arg),*) {
+                // SAFETY: as above.
+                unsafe { $xmm($($arg),*) }
+            }
+            // SAFETY: `features` is the proof that the processor has the instructions; what the
+            // drivers ask of runs and IVs has been checked by `Run`.
+            unsafe {
+                match features.width() {
+                    Width::Zmm => zmm($($arg),*),
+                    Width::Ymm => ymm($($arg),*),
+                    Width::Xmm => xmm($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use kernel;

@@ -1,0 +1,84 @@
+//! What is told of the machine beside the figures, and what Argon2 may take of it.
+
+use std::fs;
+use std::thread;
+
+use ucrypt_luks::Machine;
+
+/// Memory for Argon2 where the system does not say what it has, in KiB: cryptsetup's default.
+const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
+
+/// What the processor says of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Processor {
+    /// The name of the model; `None` where the system does not tell.
+    pub(super) model: Option<String>,
+    /// Frequency of the time stamp counter in MHz; `None` where there is none of a fixed frequency.
+    pub(super) tsc_mhz: Option<f64>,
+}
+
+impl Processor {
+    /// Asks the system.
+    pub(super) fn read() -> Self {
+        Self::parse(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+    }
+
+    fn parse(cpuinfo: &str) -> Self {
+        let field = |name: &str| {
+            let line = cpuinfo.lines().find(|line| {
+                line.strip_prefix(name).is_some_and(|rest| rest.trim_start().starts_with(':'))
+            })?;
+            line.split_once(':').map(|(_, value)| value.trim())
+        };
+        // Reading the counter itself takes `unsafe`. Its frequency is in BogoMIPS: the kernel's
+        // delay loop counts it on x86, two of these "instructions" for one tick, where it has a
+        // constant frequency. `cpu MHz` is no substitute: it is what the core runs at just now.
+        let constant = field("flags")
+            .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "constant_tsc"));
+        let bogomips: Option<f64> = field("bogomips").and_then(|value| value.parse().ok());
+        let plausible = |mhz: &f64| (100.0..20_000.0).contains(mhz);
+        Self {
+            model: field("model name").map(str::to_owned),
+            tsc_mhz: bogomips.map(|bogomips| bogomips / 2.0).filter(plausible).filter(|_| constant),
+        }
+    }
+}
+
+/// The CPUs, and half of the memory that is available: a measurement pushes nobody else out.
+pub(super) fn for_argon2() -> Machine {
+    let cpus = thread::available_parallelism().map_or(1, usize::from) as u32;
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = available.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    let memory_kib = kib.map_or(MEMORY_UNKNOWN_KIB, |kib| kib / 2);
+    Machine { cpus, memory_kib: u32::try_from(memory_kib).unwrap_or(u32::MAX) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Processor;
+
+    const CPUINFO: &str = "processor\t: 0\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\
+                           cpu MHz\t\t: 3100.000\nflags\t\t: fpu tsc constant_tsc\n\
+                           bogomips\t: 5192.24\n";
+
+    #[test]
+    fn the_counter_runs_at_half_the_bogomips() {
+        let processor = Processor::parse(CPUINFO);
+        assert_eq!(processor.model.as_deref(), Some("AMD EPYC"));
+        assert_eq!(processor.tsc_mhz, Some(2596.12));
+    }
+
+    #[test]
+    fn without_a_counter_of_constant_frequency_nothing_is_told() {
+        for cpuinfo in [
+            CPUINFO.replace(" constant_tsc", ""),
+            CPUINFO.replace("5192.24", "0.00"),
+            CPUINFO.replace("5192.24", "many"),
+            "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: aes\n".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(Processor::parse(&cpuinfo).tsc_mhz, None, "{cpuinfo}");
+        }
+    }
+}
