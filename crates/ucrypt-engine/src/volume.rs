@@ -24,14 +24,19 @@ pub struct VolumeOptions {
     pub policies: Policies,
     /// A slower cipher to stand for the real one.
     pub cipher_model: Option<CipherModel>,
-    /// Crypto workers; `None`: as many as there are cores, if the policy uses any.
+    /// Crypto workers; `None`: the spare cores for adaptive, all cores for a static policy that
+    /// uses workers.
     pub workers: Option<usize>,
 }
 
 impl VolumeOptions {
     fn workers(&self) -> Result<Option<Workers>, VolumeError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = self.workers.unwrap_or(cores);
+        // The client and the thread that has its request keep two cores busy: adaptive only uses
+        // what is left. The static policies hand on whatever it costs, as dm-crypt does.
+        let adaptive = Policies::from(Policy::Adaptive);
+        let spare = if self.policies == adaptive { cores.saturating_sub(2) } else { cores };
+        let count = self.workers.unwrap_or(spare);
         if !self.policies.uses_workers() || count == 0 {
             return Ok(None);
         }
