@@ -29,6 +29,7 @@ use crate::volume::Volume;
 use crate::workers::Inbox;
 
 mod job;
+mod pieces;
 mod plan;
 mod run;
 
@@ -89,7 +90,8 @@ pub enum Op {
 pub enum Rejected {
     /// No room now: submit it again after the next answer.
     Busy(Op),
-    /// As `Busy`, for [`Queue::write_from`], which borrows.
+    /// As `Busy`, for what takes no [`Op`]: [`Queue::write_from`], which borrows,
+    /// [`Queue::read_into`] and [`Queue::write_pieces`].
     BusyBorrowed,
     /// It reaches beyond the end of the volume.
     OutOfRange,
@@ -129,6 +131,9 @@ pub struct Queue {
     /// the buffers and come back, so that none is made after start.
     chunks: Vec<Vec<Buf>>,
     jobs: Vec<Option<Job>>,
+    /// By job: the client's own memory, as long as it is not with the machine's requests. The
+    /// lists are kept, so that none is made once they have grown.
+    pieces: Vec<Vec<Buf>>,
     free: Vec<u32>,
     /// Jobs that wait for their range, first come first served.
     parked: VecDeque<u32>,
@@ -211,6 +216,7 @@ impl Queue {
             unpublished: 0,
             waker_used: Cell::new(false),
             jobs: (0..depth).map(|_| None).collect(),
+            pieces: (0..depth).map(|_| Vec::new()).collect(),
             free: (0..depth).rev().collect(),
             parked: VecDeque::with_capacity(depth as usize),
             starved: VecDeque::with_capacity(chunks as usize),

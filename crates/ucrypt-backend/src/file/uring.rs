@@ -51,6 +51,8 @@ unsafe impl Send for Vectors {}
 
 /// Buffers of one operation for which room is kept; more make the table grow.
 const VECTORS: usize = 16;
+/// Buffers that the kernel takes with one operation (`IOV_MAX`).
+const VECTORS_MAX: usize = 1024;
 
 impl UringQueue {
     pub(super) fn new(files: Arc<Files>, depth: u32) -> io::Result<Self> {
@@ -161,10 +163,14 @@ impl Slot {
     }
 }
 
-/// Lists what is left of the buffers behind the first `done` bytes.
+/// Lists what is left of the buffers behind the first `done` bytes, as far as one operation takes
+/// them: the rest follows when it is done.
 fn list(bufs: &mut [Buf], mut done: usize, vectors: &mut Vec<iovec>) {
     vectors.clear();
     for buf in bufs {
+        if vectors.len() == VECTORS_MAX {
+            break;
+        }
         let skipped = done.min(buf.len());
         done -= skipped;
         let rest = &mut buf[skipped..];

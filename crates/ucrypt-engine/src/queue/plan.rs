@@ -7,18 +7,20 @@ use ucrypt_backend::Buf;
 use ucrypt_dispatch::Op as MachineOp;
 
 use super::job::{Edge, Job, Kind, Middle};
+use super::pieces::copy_from;
 use super::{Op, Queue, Rejected};
 use crate::range_lock::Mode;
 
 /// A write's data as it arrives.
-enum Source<'a> {
+pub(super) enum Source<'a> {
     Owned(Buf),
     Borrowed(&'a [u8]),
+    Pieces(&'a [Buf]),
     Zeroes,
 }
 
 /// Buffer memory that is not to be had.
-enum Lack {
+pub(super) enum Lack {
     Now,
     Ever,
 }
@@ -43,16 +45,16 @@ fn cut(range: &Range<u64>, sector: u64) -> Cut {
 }
 
 impl Queue {
-    fn sector_size(&self) -> u64 {
+    pub(super) fn sector_size(&self) -> u64 {
         u64::from(self.volume.info().sector_size)
     }
 
-    fn check(&self, offset: u64, len: u64) -> Result<Range<u64>, Rejected> {
+    pub(super) fn check(&self, offset: u64, len: u64) -> Result<Range<u64>, Rejected> {
         let end = offset.checked_add(len).ok_or(Rejected::OutOfRange)?;
         if end > self.volume.info().len { Err(Rejected::OutOfRange) } else { Ok(offset..end) }
     }
 
-    fn check_writable(&self) -> Result<(), Rejected> {
+    pub(super) fn check_writable(&self) -> Result<(), Rejected> {
         if self.volume.info().read_only { Err(Rejected::ReadOnly) } else { Ok(()) }
     }
 
@@ -89,7 +91,7 @@ impl Queue {
         }
     }
 
-    fn plan_read(&mut self, tag: u64, offset: u64, len: usize) -> Result<Job, Rejected> {
+    pub(super) fn plan_read(&mut self, tag: u64, offset: u64, len: usize) -> Result<Job, Rejected> {
         let range = self.check(offset, len as u64)?;
         if range.is_empty() {
             return Ok(job(tag, Kind::Read, range, None));
@@ -148,7 +150,7 @@ impl Queue {
 
     /// A write of whole sectors, with an edge for each sector of which only a part is written.
     /// Gives the source back with an error.
-    fn plan_write<'a>(
+    pub(super) fn plan_write<'a>(
         &mut self,
         tag: u64,
         range: &Range<u64>,
@@ -184,7 +186,7 @@ impl Queue {
                 data.truncate(bytes);
                 Some(data)
             }
-            Source::Borrowed(_) => match self.pool.alloc(bytes) {
+            Source::Borrowed(_) | Source::Pieces(_) => match self.pool.alloc(bytes) {
                 Some(buf) => Some(buf),
                 None if self.pool.could_hold(bytes) => return Err((Lack::Now, source)),
                 None => return Err((Lack::Ever, source)),
@@ -204,6 +206,7 @@ impl Queue {
         match source {
             Source::Owned(data) => patch.copy_from_slice(&data[bytes]),
             Source::Borrowed(data) => patch.copy_from_slice(&data[bytes]),
+            Source::Pieces(pieces) => copy_from(pieces, bytes.start, &mut patch),
             Source::Zeroes => patch.fill(0),
         }
         Some(Edge {
@@ -220,7 +223,7 @@ impl Queue {
     }
 }
 
-fn middle(op: MachineOp, bytes: &Range<u64>, buf: Option<Buf>) -> Middle {
+pub(super) fn middle(op: MachineOp, bytes: &Range<u64>, buf: Option<Buf>) -> Middle {
     Middle { op, sector: bytes.start / 512, sectors: (bytes.end - bytes.start) / 512, buf }
 }
 
@@ -228,7 +231,7 @@ fn flush() -> Middle {
     Middle { op: MachineOp::Flush, sector: 0, sectors: 0, buf: None }
 }
 
-fn job(tag: u64, kind: Kind, range: Range<u64>, middle: Option<Middle>) -> Job {
+pub(super) fn job(tag: u64, kind: Kind, range: Range<u64>, middle: Option<Middle>) -> Job {
     Job {
         tag,
         kind,

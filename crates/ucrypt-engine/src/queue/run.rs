@@ -9,9 +9,11 @@ use ucrypt_dispatch::{
     Urgency,
 };
 
-use super::job::{Job, Kind, Middle, Role};
+use super::job::{Job, Kind, Middle, Role, Slot};
+use super::pieces::Plain;
 use super::{Done, Queue};
 use crate::counters::add;
+use crate::data::Whole;
 use crate::workers::{self, Crypted, elapsed_ns};
 
 /// The plaintext of a request that is being submitted, while it is only borrowed.
@@ -106,7 +108,10 @@ impl Queue {
         self.jobs[job as usize].as_mut().expect("a job in flight").pending += 1;
         let slot = &mut self.slots[id.index()];
         (slot.job, slot.role, slot.op, slot.first_sector) = (job, role, op, sector);
-        slot.data.set(buf);
+        match (op, buf) {
+            (MachineOp::Read, None) => slot.data.set_scattered(&mut self.pieces[job as usize]),
+            (_, buf) => slot.data.set(buf),
+        }
         id
     }
 
@@ -262,28 +267,28 @@ impl Queue {
         bufs: &mut Vec<Buf>,
     ) -> Result<bool, Errno> {
         let parts = self.machine.parts(chunk);
-        let mut encrypted = false;
-        for part in parts {
-            let slot = &mut self.slots[part.request.index()];
-            let offset = (part.sector - slot.first_sector) as usize * 512;
-            let len = part.sectors as usize * 512;
-            let mut buf = slot.data.cut(len).ok_or(Errno::IO)?;
+        let plaintext = |slots: &[Slot], part: &Part| {
+            let slot = &slots[part.request.index()];
             let borrowed = source.filter(|(request, _)| *request == part.request);
-            if let Some(plain) = borrowed.and_then(|(_, plain)| plain.get(offset..offset + len)) {
-                let (segment, sector) = self.volume.place(part.sector);
-                let here = place == Place::Here && parts.len() == 1;
-                let done = here
-                    .then(|| self.volume.segments.encrypt_from(segment, sector, plain, &mut buf))
-                    .flatten();
-                match done {
-                    Some(done) => {
-                        done?;
-                        encrypted = true;
-                    }
-                    None => buf.copy_from_slice(plain),
-                }
+            let pieces = &self.pieces[slot.job as usize];
+            Plain::of(part, slot, borrowed.map(|(_, plain)| plain), &self.jobs, pieces)
+        };
+        let here =
+            place == Place::Here && parts.iter().all(|part| plaintext(&self.slots, part).is_some());
+        let mut encrypted = here;
+        for part in parts {
+            let data = &mut self.slots[part.request.index()].data;
+            let whole = data.cut(part.sectors as usize * 512, bufs);
+            let Some(buf) = bufs.last_mut().filter(|_| whole) else { return Err(Errno::IO) };
+            let Some(plain) = plaintext(&self.slots, part) else { continue };
+            let (segment, sector) = self.volume.place(part.sector);
+            let done = here.then(|| plain.encrypt(&self.volume.segments, segment, sector, buf));
+            if let Some(done) = done.flatten() {
+                done?;
+            } else {
+                plain.copy(buf);
+                encrypted = false;
             }
-            bufs.push(buf);
         }
         Ok(encrypted)
     }
@@ -325,10 +330,18 @@ impl Queue {
         result: Result<(), Errno>,
     ) -> Result<(), Errno> {
         if result.is_ok() && self.machine.op(chunk) == Some(MachineOp::Read) {
-            for (part, buf) in self.machine.parts(chunk).iter().zip(bufs.drain(..)) {
+            let mut pieces = bufs.drain(..);
+            for part in self.machine.parts(chunk) {
                 let slot = &mut self.slots[part.request.index()];
-                let offset = (part.sector - slot.first_sector) as usize * 512;
-                slot.data.put_back(offset, buf);
+                let mut offset = (part.sector - slot.first_sector) as usize * 512;
+                let end = offset + part.sectors as usize * 512;
+                while offset < end
+                    && let Some(piece) = pieces.next()
+                {
+                    let len = piece.len();
+                    slot.data.put_back(offset, piece);
+                    offset += len;
+                }
             }
         }
         if result.is_err() {
@@ -352,7 +365,8 @@ impl Queue {
             StoreKind::Read => {
                 for part in parts {
                     let data = &mut self.slots[part.request.index()].data;
-                    bufs.extend(data.cut(part.sectors as usize * 512));
+                    let whole = data.cut(part.sectors as usize * 512, bufs);
+                    debug_assert!(whole, "a read has memory for all its sectors");
                 }
                 Io::Read { token, offset, bufs: std::mem::take(bufs) }
             }
@@ -385,13 +399,13 @@ impl Queue {
     fn finish(&mut self, id: RequestId, result: Result<(), Errno>) {
         let slot = &mut self.slots[id.index()];
         let (index, role, op) = (slot.job, slot.role, slot.op);
-        let buf = (op == MachineOp::Read).then(|| slot.data.join()).flatten();
+        let whole = (op == MachineOp::Read).then(|| slot.data.join()).flatten();
         let sector = slot.first_sector;
         slot.data.set(None);
         let job = self.jobs[index as usize].as_mut().expect("a job in flight");
         job.pending -= 1;
-        match (role, op, result, buf) {
-            (Role::Edge(edge), MachineOp::Read, Ok(()), Some(mut buf)) => {
+        match (role, op, result, whole) {
+            (Role::Edge(edge), MachineOp::Read, Ok(()), Some(Whole::One(mut buf))) => {
                 let fua = job.fua;
                 if let Some(edge) = &job.edges[edge] {
                     buf[edge.at..edge.at + edge.patch.len()].copy_from_slice(&edge.patch);
@@ -410,7 +424,7 @@ impl Queue {
                 return;
             }
             (_, MachineOp::Read, Ok(()), None) => job.error = Some(Errno::IO),
-            (Role::Middle, MachineOp::Read, Ok(()), buf) => job.data = buf,
+            (Role::Middle, MachineOp::Read, Ok(()), Some(whole)) => job.data = whole.into_buf(),
             (_, _, Err(error), _) => job.error = job.error.or(Some(error)),
             _ => {}
         }
@@ -439,6 +453,7 @@ impl Queue {
             buf.truncate(job.len as usize);
             buf
         });
+        let data = self.deliver(index, data);
         self.done.push_back(Done { tag: job.tag, result, data });
     }
 

@@ -1,0 +1,328 @@
+//! Requests over memory that belongs to somebody else, in pieces of any length: the volume gives
+//! back what was written, touches no other byte, and leaves no ciphertext where a read failed.
+
+mod common;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use common::{Random, aes, volume, volume_under};
+use ucrypt_backend::{Backend, Done, Extent, FileBackend, Io, Limits, OpenOptions, memory};
+use ucrypt_engine::{Buf, Errno, Policy, Queue, QueueConfig, Rejected};
+
+const MIB: u64 = 1 << 20;
+const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
+
+/// The memory of a virtual machine: shared, and anybody may write to it at any time.
+struct Guest(Box<[AtomicU8]>);
+
+impl Guest {
+    fn new(len: usize) -> Arc<Self> {
+        Arc::new(Self((0..len).map(|_| AtomicU8::new(0)).collect()))
+    }
+
+    fn buf(self: &Arc<Self>, at: usize, len: usize) -> Buf {
+        let start = NonNull::from(&self.0[at..at + len]).cast();
+        // SAFETY: `self` keeps the bytes, which everybody else accesses atomically; the engine
+        // takes them for data only.
+        #[expect(unsafe_code, reason = "foreign memory is what is tested")]
+        unsafe {
+            Buf::foreign(self.clone(), start, len)
+        }
+    }
+
+    fn fill(&self, at: usize, bytes: &[u8]) {
+        let there = &self.0[at..at + bytes.len()];
+        there.iter().zip(bytes).for_each(|(to, &from)| to.store(from, Ordering::Relaxed));
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.0.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Pieces of `len` bytes in all at random places that do not overlap, and where they are.
+    /// `align`: lengths are multiples of it.
+    fn pieces(
+        self: &Arc<Self>,
+        random: &mut Random,
+        len: usize,
+        align: usize,
+    ) -> (Vec<Buf>, Vec<usize>) {
+        let (mut pieces, mut places, mut at) = (Vec::new(), Vec::new(), 0);
+        while places.len() < len {
+            let longest = (len - places.len()).min(1 + random.below(20_000) as usize);
+            let piece = longest.next_multiple_of(align).min(len - places.len());
+            at += random.below(100) as usize;
+            pieces.push(self.buf(at, piece));
+            places.extend(at..at + piece);
+            at += piece;
+        }
+        (pieces, places)
+    }
+}
+
+fn finish(queue: &mut Queue) -> Result<(), Errno> {
+    queue.wait().unwrap();
+    let done = queue.next_done().expect("an answer");
+    assert!(done.data.is_none(), "the data is with the client");
+    done.result
+}
+
+fn backends(len: u64) -> Vec<(Arc<dyn Backend>, Option<tempfile::TempDir>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
+    vec![(Arc::new(memory(len).unwrap()), None), (Arc::new(file), Some(dir))]
+}
+
+#[test]
+fn random_pieces_read_and_write_what_an_array_of_bytes_would() {
+    for policy in Policy::ALL {
+        random_pieces(512, policy);
+    }
+    random_pieces(4096, Policy::default());
+}
+
+fn random_pieces(sector_size: u32, policy: Policy) {
+    const LEN: u64 = MIB;
+    for (backend, _dir) in backends(LEN) {
+        let seed = 11 + u64::from(sector_size);
+        println!("{}, sectors of {sector_size}, {policy}, seed {seed}", backend.describe());
+        let mut random = Random(seed);
+        let volume = volume_under(policy, backend, 0, LEN, sector_size);
+        let mut queue = volume.queue(CONFIG).unwrap();
+        let mut model = vec![0x11; LEN as usize];
+        queue.write_from(0, 0, &model, false).unwrap();
+        assert_eq!(finish(&mut queue), Ok(()));
+        let guest = Guest::new(1 << 20);
+        for round in 0..100 {
+            // Whole sectors in whole pieces, whole sectors in any pieces, any bytes.
+            let (bytes, align) = match random.below(3) {
+                0 => (u64::from(sector_size), sector_size as usize),
+                1 => (u64::from(sector_size), 1),
+                _ => (1, 1),
+            };
+            let len = (random.below(300_000) + 1).next_multiple_of(bytes);
+            let offset = random.below(LEN - len) / bytes * bytes;
+            let (mut pieces, places) = guest.pieces(&mut random, len as usize, align);
+            let range = offset as usize..(offset + len) as usize;
+            let mut image: Vec<u8> = (0..guest.0.len()).map(|at| (at * 7 + round) as u8).collect();
+            guest.fill(0, &image);
+            if random.below(2) == 0 {
+                queue.write_pieces(1, offset, &mut pieces, round % 8 == 0).unwrap();
+                let written = places.iter().map(|&place| image[place]);
+                model[range].iter_mut().zip(written).for_each(|(to, from)| *to = from);
+            } else {
+                queue.read_into(1, offset, &mut pieces).unwrap();
+                places.iter().zip(&model[range]).for_each(|(&place, &byte)| image[place] = byte);
+            }
+            assert!(pieces.is_empty(), "the list is taken");
+            assert_eq!(finish(&mut queue), Ok(()));
+            assert!(guest.bytes() == image, "round {round}: {offset}+{len} (seed {seed})");
+        }
+        let mut all = vec![guest.buf(0, LEN as usize)];
+        queue.read_into(1, 0, &mut all).unwrap();
+        assert_eq!(finish(&mut queue), Ok(()));
+        assert!(guest.bytes() == model);
+    }
+}
+
+#[test]
+fn neighbours_of_many_pieces_that_are_joined_go_their_own_ways_again() {
+    for (backend, _dir) in backends(4 * MIB) {
+        let volume = volume(backend, 0, 4 * MIB, 512);
+        let mut queue = volume.queue(CONFIG).unwrap();
+        let guest = Guest::new(4 << 20);
+        let image: Vec<u8> = (0..4u32 << 20).map(|at| (at / 512 * 31 + at) as u8).collect();
+        // 16 requests of 128 pieces: twice as many as one system call takes.
+        for (tag, write) in [true, false].into_iter().enumerate() {
+            guest.fill(0, &if write { image.clone() } else { vec![0; 4 << 20] });
+            for request in 0..16 {
+                let piece = |index: usize| guest.buf((request * 128 + index) * 1024, 512);
+                let mut pieces: Vec<Buf> = (0..128).map(piece).collect();
+                let offset = request as u64 * 65536;
+                if write {
+                    queue.write_pieces(tag as u64, offset, &mut pieces, false).unwrap();
+                } else {
+                    queue.read_into(tag as u64, offset, &mut pieces).unwrap();
+                }
+            }
+            for _ in 0..16 {
+                assert_eq!(finish(&mut queue), Ok(()));
+            }
+        }
+        let read = guest.bytes();
+        for sector in 0..2048 {
+            let at = sector * 1024;
+            assert!(read[at..at + 512] == image[at..at + 512], "sector {sector}");
+            assert!(read[at + 512..at + 1024] == [0; 512], "behind sector {sector}");
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_leaves_the_list_alone() {
+    let volume = volume(Arc::new(memory(MIB).unwrap()), 0, MIB, 512);
+    let mut queue = volume.queue(QueueConfig { memory: 65536, depth: 1 }).unwrap();
+    let guest = Guest::new(1 << 20);
+    let mut pieces = vec![guest.buf(0, 4096), guest.buf(8192, 512)];
+    let beyond = queue.read_into(0, MIB - 4096, &mut pieces);
+    assert!(matches!(beyond, Err(Rejected::OutOfRange)));
+    let beyond = queue.write_pieces(0, u64::MAX, &mut pieces, false);
+    assert!(matches!(beyond, Err(Rejected::OutOfRange)));
+    let mut large = vec![guest.buf(0, 131_072)];
+    let too_large = queue.write_pieces(0, 0, &mut large, false);
+    assert!(matches!(too_large, Err(Rejected::TooLarge)));
+    queue.read_into(0, 0, &mut large).expect("a direct read needs no memory");
+    assert!(matches!(queue.read_into(0, 0, &mut pieces), Err(Rejected::BusyBorrowed)));
+    assert!(matches!(queue.write_pieces(0, 0, &mut pieces, true), Err(Rejected::BusyBorrowed)));
+    assert_eq!(pieces.len(), 2);
+    assert_eq!(finish(&mut queue), Ok(()));
+    queue.write_pieces(0, 0, &mut pieces, true).expect("now there is room");
+    assert_eq!(finish(&mut queue), Ok(()));
+}
+
+/// Fills the buffers of each read and then says that it failed, but for the first megabyte.
+struct Treacherous(FileBackend);
+
+struct TreacherousQueue(Box<dyn ucrypt_backend::Queue>, Vec<u64>);
+
+impl Backend for Treacherous {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn ucrypt_backend::Queue>> {
+        Ok(Box::new(TreacherousQueue(self.0.queue(depth)?, Vec::new())))
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        self.0.extents(offset, len, max)
+    }
+
+    fn describe(&self) -> String {
+        "treacherous".into()
+    }
+}
+
+impl ucrypt_backend::Queue for TreacherousQueue {
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn submit(&mut self, io: Io) {
+        if let Io::Read { token, offset, .. } = io
+            && offset >= MIB
+        {
+            self.1.push(token);
+        }
+        self.0.submit(io);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        self.0.poll(done)?;
+        for done in done.iter_mut().filter(|done| self.1.contains(&done.token)) {
+            done.result = Err(Errno::IO);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        self.poll(done)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.fd()
+    }
+}
+
+#[test]
+fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
+    let backend = Arc::new(Treacherous(memory(4 * MIB).unwrap()));
+    let volume = volume(backend, 0, 4 * MIB, 512);
+    let mut queue = volume.queue(CONFIG).unwrap();
+    let plain = vec![0xaa; 2 << 20];
+    queue.write_from(0, 0, &plain, false).unwrap();
+    queue.wait().unwrap();
+    queue.next_done().unwrap();
+    let guest = Guest::new(2 << 20);
+    guest.fill(0, &vec![7; 2 << 20]);
+    // The first half can be read, the second cannot; both are one request.
+    let mut pieces = (0..256).map(|index| guest.buf(index * 8192, 4096)).collect();
+    queue.read_into(0, MIB / 2, &mut pieces).unwrap();
+    queue.wait().unwrap();
+    assert_eq!(queue.next_done().unwrap().result, Err(Errno::IO));
+    for (page, bytes) in guest.bytes().chunks(4096).enumerate() {
+        let expected: &[u8] = match page {
+            odd if odd % 2 == 1 => &[7],
+            decrypted_or_not if decrypted_or_not < 256 => &[0xaa, 0],
+            _ => &[0],
+        };
+        let same = bytes.iter().all(|&byte| byte == bytes[0]);
+        assert!(same && expected.contains(&bytes[0]), "page {page}: {:02x?}", &bytes[..16]);
+    }
+}
+
+#[test]
+fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
+    for (backend, _dir) in backends(4 * MIB) {
+        let volume = volume_under(Policy::Unbound { sorted: false }, backend, 0, 4 * MIB, 512);
+        let guest = Guest::new(4 << 20);
+        let mut queue = volume.queue(CONFIG).unwrap();
+        for tag in 0..8 {
+            let mut pieces = vec![guest.buf(tag as usize * 131_072, 131_072)];
+            queue.read_into(tag, tag * 131_072, &mut pieces).unwrap();
+        }
+        // The backend has them, perhaps the workers; nothing was answered.
+        queue.poll().unwrap();
+        drop(queue);
+        drop(volume);
+        assert_eq!(Arc::strong_count(&guest), 1, "no buffer is left");
+        let mut clear = vec![0; 1 << 20];
+        aes(512).decrypt_in_place(0, &mut clear).unwrap();
+        for (sector, bytes) in guest.bytes()[..1 << 20].chunks(512).enumerate() {
+            let at = sector * 512;
+            let allowed = bytes == [0; 512] || bytes == &clear[at..at + 512];
+            assert!(allowed, "sector {sector}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_scribbles_in_its_memory_spoils_its_own_data_only() {
+    let volume = volume(Arc::new(memory(4 * MIB).unwrap()), 0, 4 * MIB, 512);
+    let guest = Guest::new(1 << 20);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(3);
+            while !stop.load(Ordering::Relaxed) {
+                let at = random.below(1 << 20) as usize;
+                guest.0[at].store(at as u8, Ordering::Relaxed);
+            }
+        });
+        let mut queue = volume.queue(CONFIG).unwrap();
+        queue.write_from(0, 2 * MIB, &vec![0x5a; 1 << 20], false).unwrap();
+        queue.wait().unwrap();
+        queue.next_done().unwrap();
+        for round in 0..200u64 {
+            // Both requests and both pieces of the second name the same bytes.
+            let offset = round % 16 * 65536;
+            let mut pieces = vec![guest.buf(0, 1 << 19)];
+            queue.write_pieces(0, offset, &mut pieces, false).unwrap();
+            let mut pieces = vec![guest.buf(0, 1 << 18), guest.buf(4096, 1 << 18)];
+            queue.read_into(1, offset, &mut pieces).unwrap();
+            for _ in 0..2 {
+                assert_eq!(finish(&mut queue), Ok(()));
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        let op = ucrypt_engine::Op::Read { offset: 2 * MIB, len: 1 << 20 };
+        let data = common::run(&mut queue, op).data.unwrap();
+        assert!(data.iter().all(|&byte| byte == 0x5a), "data of others is whole");
+    });
+}
