@@ -17,12 +17,13 @@
 //!   `fua` is durable when it is answered.
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
-//! name) and to the ring in [`mod@file`].
+//! name), to the ring in [`ring`] and to its use in [`mod@file`].
 
 pub mod buf;
 pub mod file;
 mod memory;
 pub mod model;
+pub mod ring;
 mod zero;
 
 use std::io;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 pub use buf::{Buf, Pool};
 pub use file::{FileBackend, OpenError, OpenOptions};
 pub use memory::memory;
+pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
 pub use zero::ZeroBackend;
 
@@ -155,6 +157,12 @@ pub trait Queue: Send {
 
     /// Becomes readable when [`Queue::poll`] has answers; `None` if they are always there at once.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// The queue's ring, for entries of others: they go with the queue's own, and its
+    /// [`Queue::wait`] also returns for them. `None` if it has none, or none for guests.
+    fn guest(&mut self) -> Option<Guest<'_>> {
+        None
+    }
 }
 
 /// A piece of a backend, for block status.

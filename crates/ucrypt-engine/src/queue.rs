@@ -8,20 +8,21 @@
 //! - Offsets and lengths are bytes, at any alignment. What is not aligned to sectors is served by
 //!   read-modify-write, during which nothing else touches those sectors.
 //! - [`Queue::poll`] never blocks; [`Queue::wait`] blocks until something has ended. To wait for
-//!   something else too, poll(2) on [`Queue::wait_fd`] after [`Queue::may_sleep`] said so.
+//!   something else too, poll(2) on [`Queue::wait_fd`] after [`Queue::may_sleep`] said so, or put
+//!   it on the queue's ring: [`Volume::queue_with_ring`] makes a queue whose [`Queue::ring`] takes
+//!   entries of its owner. `poll` and `wait` submit them; a completion ends `wait` as an answer does.
 //! - All memory is bounded by [`QueueConfig`].
 //! - Dropping a queue waits for what the backend has under way; requests that have not ended are
 //!   not acknowledged.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
-use ucrypt_backend::{Buf, Errno, Pool};
+use rustix::event::{EventfdFlags, eventfd};
+use ucrypt_backend::{Buf, Errno, Pool, Ring};
 use ucrypt_dispatch::{ChunkId, Device, Limits, Machine, PARTS_MAX};
 
 use crate::counters::Counters;
@@ -32,8 +33,10 @@ mod job;
 mod pieces;
 mod plan;
 mod run;
+mod sleep;
 
 use job::{Job, Slot};
+use sleep::Wakers;
 
 /// Bounds of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,16 +158,22 @@ pub struct Queue {
     /// queue sleeps.
     waker: Arc<OwnedFd>,
     /// The waker may have been signalled since it was last read.
-    waker_used: Cell<bool>,
-    /// `waker` and the backend's descriptor together, if there is one.
-    epoll: Option<OwnedFd>,
+    waker_used: bool,
+    /// Somebody else knows the waker, and may signal it late: workers, or a range lock.
+    waker_known: bool,
+    wakers: Wakers,
+    /// Who uses [`Queue::ring`]: nobody, or somebody on the backend's ring or on one of the queue's.
+    ring: RingOf,
+}
+
+enum RingOf {
+    Nobody,
+    Backend,
+    Queue(Box<Ring>),
 }
 
 /// A job needs at most this many machine requests at once: two edges and the middle.
 const REQUESTS_PER_JOB: u32 = 3;
-
-/// How often a queue looks for an answer of a worker before it sleeps: a few microseconds.
-const SPINS: u32 = 200;
 
 /// Room for the chunks of one 32 MiB request.
 const CHUNKS_MIN: u32 = 32;
@@ -173,6 +182,7 @@ impl Queue {
     pub(crate) fn new(
         volume: Arc<Volume>,
         config: QueueConfig,
+        ring_entries: u32,
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
         let depth = config.depth.clamp(1, 4096);
@@ -197,9 +207,16 @@ impl Queue {
             device,
         );
         volume.calibration.teach(machine.learned_mut());
-        let backend = volume.backend.queue(chunks)?;
+        // The backend's ring, if it has one, is as large as its queue is deep.
+        let mut backend = volume.backend.queue(chunks + ring_entries)?;
+        let ring = match (ring_entries, backend.guest()) {
+            (0, _) => RingOf::Nobody,
+            (_, Some(_)) => RingOf::Backend,
+            (entries, None) => RingOf::Queue(Box::new(sleep::own_ring(entries)?)),
+        };
         let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let epoll = backend.fd().map(|fd| join_fds(&waker, fd)).transpose()?;
+        let own_ring = if let RingOf::Queue(ring) = &ring { Some(ring.fd()) } else { None };
+        let wakers = Wakers::new(&waker, backend.fd(), own_ring)?;
         Ok(Self {
             pool: Pool::new(config.memory)?,
             zeroes: Pool::new(2 * transfer_max as usize)?,
@@ -214,7 +231,8 @@ impl Queue {
             started: Instant::now(),
             now_ns: 0,
             unpublished: 0,
-            waker_used: Cell::new(false),
+            waker_used: false,
+            waker_known: volume.workers.is_some(),
             jobs: (0..depth).map(|_| None).collect(),
             pieces: (0..depth).map(|_| Vec::new()).collect(),
             free: (0..depth).rev().collect(),
@@ -224,7 +242,8 @@ impl Queue {
             volume,
             counters,
             waker,
-            epoll,
+            wakers,
+            ring,
         })
     }
 
@@ -266,28 +285,6 @@ impl Queue {
         self.advance(false)
     }
 
-    /// Blocks until there is an answer, if anything is in flight.
-    ///
-    /// # Errors
-    /// As [`Queue::poll`].
-    pub fn wait(&mut self) -> io::Result<()> {
-        while self.done.is_empty() && self.in_flight() > 0 {
-            if self.parked.is_empty() && self.handed == 0 {
-                self.advance(true)?;
-                continue;
-            }
-            self.advance(false)?;
-            if self.done.is_empty() && !self.help() && self.may_sleep() {
-                let fd = self.wait_fd();
-                match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Takes the next answer.
     pub fn next_done(&mut self) -> Option<Done> {
         self.done.pop_front()
@@ -296,43 +293,6 @@ impl Queue {
     /// Requests accepted whose answers have not been taken.
     pub fn in_flight(&self) -> usize {
         self.jobs.len() - self.free.len() + self.done.len()
-    }
-
-    /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call after
-    /// [`Queue::poll`], right before poll(2).
-    pub fn may_sleep(&self) -> bool {
-        if !self.done.is_empty() {
-            return false;
-        }
-        if self.handed > 0 {
-            self.waker_used.set(true);
-            self.inbox.going_to_sleep();
-            return self.inbox.answers.is_empty();
-        }
-        true
-    }
-
-    /// Does some of the work that waits for a worker, or spins for a moment until an answer is
-    /// there. Returns whether to look again before sleeping.
-    fn help(&self) -> bool {
-        let Some(workers) = self.volume.workers.as_ref().filter(|_| self.handed > 0) else {
-            return false;
-        };
-        if workers.help() {
-            return true;
-        }
-        for _ in 0..SPINS {
-            if !self.inbox.answers.is_empty() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        false
-    }
-
-    /// Becomes readable when [`Queue::poll`] can get further.
-    pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_ref().map_or_else(|| self.waker.as_fd(), AsFd::as_fd)
     }
 }
 
@@ -346,13 +306,4 @@ impl Drop for Queue {
         }
         self.volume.retire(&self.counters);
     }
-}
-
-/// One descriptor that is readable when either is.
-fn join_fds(waker: &OwnedFd, backend: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let data = epoll::EventData::new_u64(0);
-    epoll::add(&both, waker, data, epoll::EventFlags::IN)?;
-    epoll::add(&both, backend, data, epoll::EventFlags::IN)?;
-    Ok(both)
 }

@@ -190,8 +190,20 @@ impl Volume {
 
     /// A new queue, for one thread.
     pub fn queue(self: &Arc<Self>, config: QueueConfig) -> io::Result<Queue> {
+        self.queue_with_ring(config, 0)
+    }
+
+    /// A new queue whose [`Queue::ring`] takes `entries` under way of its owner.
+    ///
+    /// # Errors
+    /// The system's; `Unsupported` where the kernel has no entries of 128 bytes (before 5.19).
+    pub fn queue_with_ring(
+        self: &Arc<Self>,
+        config: QueueConfig,
+        entries: u32,
+    ) -> io::Result<Queue> {
         let counters = Arc::new(Counters::default());
-        let queue = Queue::new(self.clone(), config, counters.clone())?;
+        let queue = Queue::new(self.clone(), config, entries, counters.clone())?;
         self.counted().queues.push(counters);
         Ok(queue)
     }

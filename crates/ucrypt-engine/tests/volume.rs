@@ -5,22 +5,14 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Faulty, Random, aes, run, volume, volume_under};
-use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
+use common::{Faulty, Random, aes, backends, run, volume, volume_under};
+use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
     Errno, Op, Policy, Queue, QueueConfig, Rejected, Segment, Volume, VolumeError, VolumeOptions,
 };
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
-
-fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::TempDir>)> {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
-    let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
-    vec![("memory", Arc::new(memory(len).unwrap()), None), ("file", Arc::new(file), Some(dir))]
-}
 
 #[test]
 fn random_requests_read_back_what_an_array_of_bytes_would() {

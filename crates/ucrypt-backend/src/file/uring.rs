@@ -1,7 +1,7 @@
 //! Files and devices through io_uring.
 //!
 //! Who owns what: an operation under way stands in `slots` with its buffer, so the buffer outlives
-//! the kernel's use of it; the slot's index is the ring's user data. Dropping the queue waits for
+//! the kernel's use of it; the slot's index is its token on the ring. Dropping the queue waits for
 //! every operation; if the ring itself fails then, the buffers are leaked rather than freed under
 //! the kernel's hands.
 
@@ -9,13 +9,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{opcode, squeue, types};
 use nix::libc::iovec;
 
 use super::Files;
+use crate::ring::{Guest, Ring};
 use crate::{Buf, Done, Errno, Io, Queue, total_len};
 
 const RWF_DSYNC: i32 = 0x2;
@@ -23,11 +24,11 @@ const FALLOC_FL_PUNCH_KEEP_SIZE: i32 = 0x2 | 0x1;
 
 /// Whether a ring can be made here.
 pub(super) fn available() -> io::Result<()> {
-    IoUring::new(2).map(drop)
+    Ring::new(2).map(drop)
 }
 
 pub(super) struct UringQueue {
-    ring: IoUring,
+    ring: Ring,
     files: Arc<Files>,
     slots: Vec<Option<Slot>>,
     /// By slot.
@@ -57,15 +58,8 @@ const VECTORS_MAX: usize = 1024;
 impl UringQueue {
     pub(super) fn new(files: Arc<Files>, depth: u32) -> io::Result<Self> {
         let depth = depth.clamp(1, 4096);
-        // Completions wait for the next system call instead of interrupting the cipher; kernels
-        // before 5.19 do not know the flag.
-        let ring = IoUring::builder()
-            .setup_clamp()
-            .setup_coop_taskrun()
-            .build(depth)
-            .or_else(|_| IoUring::builder().setup_clamp().build(depth))?;
         Ok(Self {
-            ring,
+            ring: Ring::new(depth)?,
             files,
             slots: (0..depth).map(|_| None).collect(),
             vectors: (0..depth).map(|_| Vectors(Vec::with_capacity(VECTORS))).collect(),
@@ -74,56 +68,47 @@ impl UringQueue {
         })
     }
 
-    /// Moves staged operations into the submission ring.
-    fn push_staged(&mut self) {
-        let mut submission = self.ring.submission();
+    /// Moves staged operations into the submission ring; false if not all found room.
+    fn push_staged(&mut self) -> bool {
         while let Some(index) = self.staged.pop_front() {
             let Some(slot) = self.slots[index as usize].as_mut() else { continue };
             let vectors = &mut self.vectors[index as usize].0;
-            let entry = entry(&self.files, slot, vectors).user_data(u64::from(index));
+            let entry = entry(&self.files, slot, vectors);
             // SAFETY: the buffers, their vectors and the descriptor that the entry names are held
             // by the slot, by `vectors` and by `files` until the completion is taken.
-            if unsafe { submission.push(&entry) }.is_err() {
+            if !unsafe { self.ring.push_host(entry, index) } {
                 self.staged.push_front(index);
-                return;
+                return false;
             }
         }
+        true
     }
 
     fn enter(&mut self, want: usize) -> io::Result<()> {
         loop {
-            self.push_staged();
-            if want == 0 && self.ring.submission().is_empty() {
+            let all = self.push_staged();
+            let entered = self.ring.enter(if all { want } else { 0 })?;
+            if all || !entered {
                 return Ok(());
-            }
-            match self.ring.submit_and_wait(want) {
-                Ok(_) if self.staged.is_empty() => return Ok(()),
-                Ok(_) => {}
-                Err(error) => match Errno::from_io_error(&error) {
-                    // The completion ring is full or the kernel is short of memory: take
-                    // completions first. Or a signal came.
-                    Some(Errno::BUSY | Errno::AGAIN | Errno::INTR) => return Ok(()),
-                    _ => return Err(error),
-                },
             }
         }
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        for completion in self.ring.completion() {
-            let index = completion.user_data() as u32;
-            let Some(entry) = self.slots.get_mut(index as usize) else { continue };
-            let Some(slot) = entry.as_mut() else { continue };
-            match slot.advance(completion.result()) {
-                Progress::Continue => self.staged.push_back(index),
+        let Self { ring, slots, staged, free, .. } = self;
+        ring.reap(|index, result| {
+            let Some(entry) = slots.get_mut(index as usize) else { return };
+            let Some(slot) = entry.as_mut() else { return };
+            match slot.advance(result) {
+                Progress::Continue => staged.push_back(index),
                 Progress::Ended(result) => {
                     if let Some(slot) = entry.take() {
-                        self.free.push(index);
+                        free.push(index);
                         done.push(slot.into_done(result));
                     }
                 }
             }
-        }
+        });
     }
 
     fn under_way(&self) -> usize {
@@ -234,16 +219,15 @@ impl Queue for UringQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        if !self.staged.is_empty() || !self.ring.submission().is_empty() {
-            self.enter(0)?;
-        }
+        self.enter(0)?;
         self.reap(done);
         Ok(())
     }
 
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         self.reap(done);
-        if done.is_empty() && self.under_way() > 0 {
+        let awaited = self.under_way() > 0 || self.ring.is_awaited();
+        if done.is_empty() && awaited && !self.ring.has_completion() {
             self.enter(1)?;
             self.reap(done);
         }
@@ -251,8 +235,11 @@ impl Queue for UringQueue {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the descriptor lives as long as the ring, which `self` owns.
-        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
+        Some(self.ring.fd())
+    }
+
+    fn guest(&mut self) -> Option<Guest<'_>> {
+        self.ring.guest()
     }
 }
 
@@ -260,10 +247,12 @@ impl Drop for UringQueue {
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.under_way() > 0 {
-            if self.wait(&mut done).is_err() {
+            // Not `wait`: that returns at once when a guest has not taken a completion.
+            if self.enter(1).is_err() {
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return;
             }
+            self.reap(&mut done);
             done.clear();
         }
     }

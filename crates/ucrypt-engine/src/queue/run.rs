@@ -54,7 +54,7 @@ impl Queue {
             buf.copy_from_slice(source);
         }
         self.parked.push_back(index);
-        self.waker_used.set(true);
+        (self.waker_used, self.waker_known) = (true, true);
         self.volume.locks.sleep(&self.waker);
         // The range may have become free before the line above.
         self.retry_parked();
@@ -121,13 +121,16 @@ impl Queue {
         self.now_ns = elapsed_ns(self.started);
     }
 
-    /// Gets as far as possible; blocks for the backend only if `wait` and there is no answer yet.
+    /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
+    /// nobody else could have something for this queue.
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
         self.read_waker()?;
+        self.poll_own_ring()?;
         self.read_clock();
         loop {
             self.pump(None);
-            let idle = !self.take_crypted() & !self.take_stored(wait)?;
+            let crypted = self.take_crypted();
+            let idle = !self.take_stored(wait && self.awaits_backend_only())? && !crypted;
             if idle {
                 self.publish();
                 return Ok(());
@@ -146,7 +149,7 @@ impl Queue {
 
     /// Takes the signals that may have come while the queue slept.
     fn read_waker(&mut self) -> io::Result<()> {
-        if !self.waker_used.replace(false) {
+        if !std::mem::take(&mut self.waker_used) {
             return Ok(());
         }
         self.inbox.awake();
@@ -155,7 +158,7 @@ impl Queue {
             Err(error) => return Err(error.into()),
         }
         if !self.parked.is_empty() {
-            self.waker_used.set(true);
+            self.waker_used = true;
             self.volume.locks.sleep(&self.waker);
             self.retry_parked();
         }
@@ -177,15 +180,16 @@ impl Queue {
         any
     }
 
-    /// Takes the backend's answers. Returns whether there was anything.
-    fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
+    /// Whether nothing but the backend, and guests on its ring, can end a wait.
+    pub(super) fn awaits_backend_only(&self) -> bool {
+        self.done.is_empty() && self.handed == 0 && self.parked.is_empty()
+    }
+
+    /// Takes the backend's answers, blocking for one if `wait`. Returns whether there was anything.
+    pub(super) fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
         let mut answers = std::mem::take(&mut self.answers);
         let backend = self.backend.as_mut().expect("the queue is alive");
-        let polled = if wait && self.done.is_empty() {
-            backend.wait(&mut answers)
-        } else {
-            backend.poll(&mut answers)
-        };
+        let polled = if wait { backend.wait(&mut answers) } else { backend.poll(&mut answers) };
         let any = !answers.is_empty();
         if any {
             self.read_clock();

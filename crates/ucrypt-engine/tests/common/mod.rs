@@ -8,7 +8,9 @@ use std::os::fd::BorrowedFd;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
-use ucrypt_backend::{Backend, Done, Errno, Extent, Io, Limits, total_len};
+use ucrypt_backend::{
+    Backend, Done, Errno, Extent, FileBackend, Io, Limits, OpenOptions, memory, total_len,
+};
 use ucrypt_engine::{Op, Policy, Queue, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
@@ -22,6 +24,15 @@ impl Random {
         self.0 ^= self.0 << 17;
         (self.0 >> 11) % bound
     }
+}
+
+/// Backends whose operations are carried out at once, and through io_uring.
+pub fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::TempDir>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
+    vec![("memory", Arc::new(memory(len).unwrap()), None), ("file", Arc::new(file), Some(dir))]
 }
 
 /// AES-256-XTS with a fixed key.

@@ -1,0 +1,183 @@
+//! How a queue waits: for its backend, for workers, for a range, and for a guest's entries.
+//!
+//! Three shapes, by what the backend is and whether somebody uses the queue's ring:
+//!
+//! - Nobody does: the backend's own `wait`, or poll(2) on the waker and the backend's descriptor.
+//! - The backend has a ring: guests' entries are on it, and the backend's `wait` is for both. What
+//!   else wakes the queue, its waker, is watched by a poll entry on the ring.
+//! - It has none: the ring is the queue's own, and a poll entry on it watches waker and backend.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use ucrypt_backend::{Errno, Guest, Ring};
+
+use super::{Queue, RingOf};
+
+/// How often a queue looks for an answer of a worker before it sleeps: a few microseconds.
+const SPINS: u32 = 200;
+
+/// The descriptors that end a sleep, joined.
+pub(super) struct Wakers {
+    /// The waker and the backend's descriptor, if there is one.
+    inner: Joined,
+    /// `inner` and the queue's own ring, if there is one.
+    all: Option<OwnedFd>,
+}
+
+enum Joined {
+    One(Arc<OwnedFd>),
+    Two(OwnedFd),
+}
+
+impl Wakers {
+    pub(super) fn new(
+        waker: &Arc<OwnedFd>,
+        backend: Option<BorrowedFd<'_>>,
+        own_ring: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Self> {
+        let inner = match backend {
+            Some(backend) => Joined::Two(join_fds(waker.as_fd(), backend)?),
+            None => Joined::One(waker.clone()),
+        };
+        let all = own_ring.map(|ring| join_fds(inner.as_fd(), ring)).transpose()?;
+        Ok(Self { inner, all })
+    }
+}
+
+impl AsFd for Joined {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::One(fd) => fd.as_fd(),
+            Self::Two(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// One descriptor that is readable when either is.
+fn join_fds(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(&both, one, data, epoll::EventFlags::IN)?;
+    epoll::add(&both, other, data, epoll::EventFlags::IN)?;
+    Ok(both)
+}
+
+/// A ring for guests beside a backend that has none.
+pub(super) fn own_ring(entries: u32) -> io::Result<Ring> {
+    let mut ring = Ring::new(entries)?;
+    if ring.guest().is_none() {
+        let text = "the kernel is too old for a shared ring: Linux 5.19 or newer is needed";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
+    Ok(ring)
+}
+
+impl Queue {
+    /// The ring for entries of the queue's owner; `None` unless the queue was made by
+    /// [`crate::Volume::queue_with_ring`].
+    pub fn ring(&mut self) -> Option<Guest<'_>> {
+        match &mut self.ring {
+            RingOf::Nobody => None,
+            RingOf::Backend => self.backend.as_mut()?.guest(),
+            RingOf::Queue(ring) => ring.guest(),
+        }
+    }
+
+    /// Submits what guests have staged on the queue's own ring, and takes completions.
+    pub(super) fn poll_own_ring(&mut self) -> io::Result<()> {
+        if let RingOf::Queue(ring) = &mut self.ring {
+            ring.enter(0)?;
+            ring.reap(|_, _| {});
+        }
+        Ok(())
+    }
+
+    /// Entries of guests: under way, and whether there is a completion to take.
+    fn guests(&mut self) -> (usize, bool) {
+        self.ring().map_or((0, false), |guest| (guest.under_way(), guest.has_next()))
+    }
+
+    /// Blocks until there is an answer or a completion on [`Queue::ring`], if anything is in flight
+    /// here or there.
+    ///
+    /// # Errors
+    /// As [`Queue::poll`].
+    pub fn wait(&mut self) -> io::Result<()> {
+        loop {
+            let (guests, completed) = self.guests();
+            if !self.done.is_empty() || completed || self.in_flight() == 0 && guests == 0 {
+                return Ok(());
+            }
+            let beside = guests > 0 && matches!(self.ring, RingOf::Queue(_));
+            self.advance(!beside)?;
+            let elsewhere = beside || !self.awaits_backend_only();
+            if elsewhere && self.done.is_empty() && !self.help() && self.may_sleep() {
+                self.sleep()?;
+            }
+        }
+    }
+
+    /// Sleeps until anything comes. The caller has just looked everywhere.
+    fn sleep(&mut self) -> io::Result<()> {
+        match &mut self.ring {
+            RingOf::Nobody => {}
+            RingOf::Backend => {
+                let guest = self.backend.as_mut().and_then(|backend| backend.guest());
+                if guest.map_or(Ok(false), |mut guest| guest.watch(self.waker.as_fd()))? {
+                    self.take_stored(true)?;
+                }
+                return Ok(());
+            }
+            RingOf::Queue(ring) => {
+                if !ring.has_completion() && ring.watch(self.wakers.inner.as_fd())? {
+                    ring.enter(1)?;
+                }
+                return Ok(());
+            }
+        }
+        match poll(&mut [PollFd::new(&self.wakers.inner, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call after
+    /// [`Queue::poll`], right before poll(2).
+    pub fn may_sleep(&mut self) -> bool {
+        if !self.done.is_empty() || self.ring().is_some_and(|guest| guest.has_next()) {
+            return false;
+        }
+        self.waker_used |= self.waker_known;
+        if self.handed > 0 {
+            self.inbox.going_to_sleep();
+            return self.inbox.answers.is_empty();
+        }
+        true
+    }
+
+    /// Becomes readable when [`Queue::poll`] can get further.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.wakers.all.as_ref().map_or_else(|| self.wakers.inner.as_fd(), AsFd::as_fd)
+    }
+
+    /// Does some of the work that waits for a worker, or spins for a moment until an answer is
+    /// there. Returns whether to look again before sleeping.
+    fn help(&self) -> bool {
+        let Some(workers) = self.volume.workers.as_ref().filter(|_| self.handed > 0) else {
+            return false;
+        };
+        if workers.help() {
+            return true;
+        }
+        for _ in 0..SPINS {
+            if !self.inbox.answers.is_empty() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+}
