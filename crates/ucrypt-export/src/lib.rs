@@ -5,3 +5,4 @@
 
 pub mod fuse;
 pub mod nbd;
+mod table;

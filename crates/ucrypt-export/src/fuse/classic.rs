@@ -1,0 +1,252 @@
+//! A thread that takes requests by read(2) and answers them by write(2).
+//!
+//! Read data goes from the engine's buffer to the kernel, large writes are received in a buffer
+//! that the engine takes over, small ones are encrypted out of the buffer they came in: nothing is
+//! copied in between.
+//!
+//! Over a backend that answers at once, the thread sleeps in the read; a request costs two system
+//! calls. Otherwise it takes what there is, and sleeps until there is a new request or an answer of
+//! the backend. It holds at most its queue's memory and depth: when a request finds no room there,
+//! no more are taken until something is done.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use ucrypt_engine::{Buf, Done, Errno, Op, Queue, QueueConfig, Rejected};
+
+use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
+use super::device::{Device, FRONT_LEN, Received, arguments};
+use super::file::{Outcome, VolumeFile, refusal};
+use super::{DEPTH, REQUEST_MAX};
+use crate::table::Table;
+
+/// One buffer to receive in, and what the requests under way may hold.
+const QUEUE: QueueConfig = QueueConfig { memory: 32 << 20, depth: DEPTH };
+
+/// Writes from this size on are handed over with the buffer that they came in.
+const HANDED_OVER_MIN: usize = 64 << 10;
+
+/// A request that the engine has.
+struct Pending {
+    unique: u64,
+    /// Of a write: its bytes.
+    written: Option<u32>,
+}
+
+/// What the engine is to do for a request.
+enum Work {
+    Op(Op),
+    /// A write whose data is where it was received.
+    FromBuffer { offset: u64, len: usize, fua: bool },
+}
+
+pub(super) struct Classic {
+    file: Arc<VolumeFile>,
+    device: Device,
+    queue: Queue,
+    under_way: Table<Pending>,
+    /// Where requests are received, unless the engine has just taken it over.
+    buffer: Option<Buf>,
+    /// A request that found no room in the engine.
+    held: Option<(Pending, Work)>,
+    /// Readable when there is a request or an answer. `None`: the thread waits for requests only.
+    both: Option<OwnedFd>,
+    gone: bool,
+}
+
+impl Classic {
+    pub(super) fn new(file: Arc<VolumeFile>, device: Device) -> io::Result<Self> {
+        let mut queue = file.volume.queue(QUEUE)?;
+        let both = if file.volume.info().synchronous {
+            None
+        } else {
+            device.set_nonblocking()?;
+            Some(join(&device, &queue)?)
+        };
+        let buffer = queue.alloc(REQUEST_MAX as usize);
+        let under_way = Table::new(DEPTH as usize);
+        Ok(Self { file, device, queue, under_way, buffer, held: None, both, gone: false })
+    }
+
+    /// Serves until the file is not mounted any more.
+    pub(super) fn run(mut self) {
+        while !(self.gone && self.under_way.len() == 0) {
+            let mut progress = self.take_requests();
+            let polled = if self.both.is_some() { self.queue.poll() } else { self.queue.wait() };
+            // When the last descriptor is closed, the kernel gives up what is left.
+            if polled.is_err() && self.renew().is_err() {
+                return;
+            }
+            progress |= self.answer_done();
+            if !progress && self.sleep().is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Takes requests until there are none or there is no room; only one if the thread would sleep
+    /// for the next. Returns whether there was any.
+    fn take_requests(&mut self) -> bool {
+        if let Some((pending, work)) = self.held.take() {
+            self.offer(pending, work);
+        }
+        let mut progress = false;
+        while self.takes_more() {
+            let received = self.take_request();
+            progress |= received != Received::Nothing;
+            if received == Received::Nothing || self.both.is_none() {
+                break;
+            }
+        }
+        progress
+    }
+
+    fn takes_more(&mut self) -> bool {
+        if self.gone || self.held.is_some() || self.under_way.len() == DEPTH as usize {
+            return false;
+        }
+        if self.buffer.is_none() {
+            // Memory is short only while requests are under way.
+            self.buffer = self.queue.alloc(REQUEST_MAX as usize);
+        }
+        self.buffer.is_some()
+    }
+
+    fn take_request(&mut self) -> Received {
+        let Some(buffer) = &mut self.buffer else { return Received::Nothing };
+        let mut front = [0; FRONT_LEN];
+        let received = self.device.receive(&mut front, buffer);
+        match received {
+            Received::Bytes(count) => {
+                let mut space = [0; ARGUMENTS_MAX];
+                let arguments = arguments(&front, buffer, count, &mut space);
+                // Without a head there is nobody to answer.
+                if let Some(head) = Head::parse(&front[..count.min(FRONT_LEN)]) {
+                    let outcome = match Request::parse(head.opcode, arguments) {
+                        Ok(request) => self.file.take(request, count.saturating_sub(FRONT_LEN)),
+                        Err(error) => Outcome::Now(Err(error)),
+                    };
+                    self.start(head.unique, outcome);
+                }
+            }
+            Received::Nothing => {}
+            Received::Gone => self.gone = true,
+        }
+        received
+    }
+
+    /// Does what a request comes to.
+    fn start(&mut self, unique: u64, outcome: Outcome) {
+        let (written, work) = match outcome {
+            Outcome::Silent => return,
+            Outcome::Now(result) => {
+                return self.device.answer(unique, result.as_ref().map(Body::bytes).map_err(|e| *e));
+            }
+            Outcome::Read { offset, len } => (None, Work::Op(Op::Read { offset, len })),
+            Outcome::Do(op) => (None, Work::Op(op)),
+            Outcome::Write { offset, len, fua } => {
+                let buffer =
+                    if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
+                let work = match buffer {
+                    None => Work::FromBuffer { offset, len, fua },
+                    Some(mut data) => {
+                        data.truncate(len);
+                        Work::Op(Op::Write { offset, data, fua })
+                    }
+                };
+                (Some(len as u32), work)
+            }
+        };
+        self.offer(Pending { unique, written }, work);
+    }
+
+    /// Offers the engine a request; keeps it if there is no room now.
+    fn offer(&mut self, pending: Pending, work: Work) {
+        let Pending { unique, written } = pending;
+        let Some(tag) = self.under_way.insert(pending) else {
+            self.held = Some((Pending { unique, written }, work));
+            return;
+        };
+        let submitted = match (work, &self.buffer) {
+            (Work::Op(op), _) => self.queue.submit(tag, op).map_err(|rejected| (rejected, None)),
+            (Work::FromBuffer { offset, len, fua }, Some(buffer)) => {
+                let again = Work::FromBuffer { offset, len, fua };
+                self.queue
+                    .write_from(tag, offset, &buffer[..len], fua)
+                    .map_err(|rejected| (rejected, Some(again)))
+            }
+            (Work::FromBuffer { .. }, None) => Err((Rejected::TooLarge, None)),
+        };
+        let Err((rejected, again)) = submitted else { return };
+        self.under_way.remove(tag);
+        let error = refusal(&rejected);
+        let again = match rejected {
+            Rejected::Busy(op) => Some(Work::Op(op)),
+            _ => again,
+        };
+        match (error, again) {
+            (None, Some(work)) if self.under_way.len() > 0 => {
+                self.held = Some((Pending { unique, written }, work));
+            }
+            // With nothing under way, no memory will come free.
+            (error, _) => self.device.answer(unique, Err(error.unwrap_or(Errno::NOMEM))),
+        }
+    }
+
+    /// Answers what the engine is done with. Returns whether there was anything.
+    fn answer_done(&mut self) -> bool {
+        let mut any = false;
+        while let Some(Done { tag, result, data }) = self.queue.next_done() {
+            any = true;
+            let Some(Pending { unique, written }) = self.under_way.remove(tag) else { continue };
+            match (result, data, written) {
+                (Err(error), ..) => self.device.answer(unique, Err(error)),
+                (Ok(()), Some(data), None) => self.device.answer(unique, Ok(&data)),
+                (Ok(()), _, Some(len)) => {
+                    self.device.answer(unique, Ok(Body::written(len).bytes()));
+                }
+                (Ok(()), None, None) => self.device.answer(unique, Ok(&[])),
+            }
+        }
+        any
+    }
+
+    /// The engine's queue is broken: what it had fails, and the next requests get a new one.
+    fn renew(&mut self) -> io::Result<()> {
+        for Pending { unique, .. } in self.under_way.drain() {
+            self.device.answer(unique, Err(Errno::IO));
+        }
+        self.queue = self.file.volume.queue(QUEUE)?;
+        if self.both.is_some() {
+            self.both = Some(join(&self.device, &self.queue)?);
+        }
+        Ok(())
+    }
+
+    /// Sleeps until there is a request that can be taken, or an answer.
+    fn sleep(&mut self) -> io::Result<()> {
+        let Some(both) = &self.both else { return Ok(()) };
+        if !self.queue.may_sleep() {
+            return Ok(());
+        }
+        let full = self.held.is_some()
+            || self.buffer.is_none()
+            || self.under_way.len() == DEPTH as usize;
+        let fd = if self.gone || full { self.queue.wait_fd() } else { both.as_fd() };
+        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// One descriptor that is readable when either is. A request wakes one thread, not all.
+fn join(device: &Device, queue: &Queue) -> io::Result<OwnedFd> {
+    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(&both, device, data, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE)?;
+    epoll::add(&both, queue.wait_fd(), data, epoll::EventFlags::IN)?;
+    Ok(both)
+}

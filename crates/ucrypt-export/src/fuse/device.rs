@@ -1,0 +1,166 @@
+//! The classic way between kernel and server: a read(2) of `/dev/fuse` takes one request, a
+//! write(2) answers one.
+
+#![expect(unsafe_code, reason = "an ioctl, by which threads get descriptors of their own")]
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, readv, writev};
+use rustix::ioctl;
+
+use super::abi::{
+    self, ANSWER_LEN, ARGUMENTS_MAX, Body, HEAD_LEN, Head, InitAnswer, Request, WRITE_LEN, init};
+use super::mount::DEVICE;
+
+/// Bytes before the data of a write.
+pub(super) const FRONT_LEN: usize = HEAD_LEN + WRITE_LEN;
+
+/// Requests that the kernel keeps waiting for us.
+const BACKGROUND_MAX: u16 = 256;
+
+/// Bytes that the kernel wants offered for a request before it knows the server's own limit.
+const FIRST_BUFFER: usize = 64 << 10;
+
+/// One descriptor of a connection.
+#[derive(Debug)]
+pub(super) struct Device(OwnedFd);
+
+/// What a read brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// A request of this many bytes.
+    Bytes(usize),
+    /// Nothing now; look again, after waiting if the descriptor does not block.
+    Nothing,
+    /// The file system is not mounted any more.
+    Gone,
+}
+
+/// What was agreed on with the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Agreed {
+    /// The kernel takes entries of a ring.
+    pub(super) ring: bool,
+}
+
+impl Device {
+    pub(super) fn new(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// One more descriptor, for one more thread. Its requests wait in no other thread's way where
+    /// the kernel can do that; an answer goes where its request came from.
+    pub(super) fn another(&self) -> io::Result<Self> {
+        let new = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        if let Ok(new) = new {
+            const CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
+            let number = self.0.as_raw_fd().cast_unsigned();
+            // SAFETY: FUSE_DEV_IOC_CLONE reads one 32-bit descriptor number.
+            let cloned = unsafe { ioctl::ioctl(&new, ioctl::Setter::<CLONE, u32>::new(number)) };
+            if cloned.is_ok() {
+                return Ok(Self(new));
+            }
+        }
+        Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 3)?))
+    }
+
+    /// Reads no longer wait for a request.
+    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(&self.0)?;
+        Ok(rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK)?)
+    }
+
+    /// Takes a request: `front` first, then `data`, which hold 8 KiB together and the largest
+    /// write that was agreed on.
+    pub(super) fn receive(&self, front: &mut [u8; FRONT_LEN], data: &mut [u8]) -> Received {
+        let mut parts = [IoSliceMut::new(front), IoSliceMut::new(data)];
+        match readv(&self.0, &mut parts) {
+            Ok(count) => Received::Bytes(count),
+            // A request that was given up while it was copied; a signal; or there is none.
+            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => Received::Nothing,
+            Err(_) => Received::Gone,
+        }
+    }
+
+    /// Answers. The kernel may have given the request up meanwhile, which is nobody's error.
+    pub(super) fn answer(&self, unique: u64, result: Result<&[u8], Errno>) {
+        let (error, body) = match result {
+            Ok(body) => (None, body),
+            Err(error) => (Some(error), &[][..]),
+        };
+        let head: [u8; ANSWER_LEN] = abi::answer_head(unique, error, body.len());
+        while writev(&self.0, &[IoSlice::new(&head), IoSlice::new(body)]) == Err(Errno::INTR) {}
+    }
+
+    /// Answers the kernel's first request and agrees on what both can do.
+    pub(super) fn negotiate(&self, request_max: u32, ring: bool) -> io::Result<Agreed> {
+        let mut front = [0; FRONT_LEN];
+        let mut data = vec![0; FIRST_BUFFER];
+        loop {
+            let count = match self.receive(&mut front, &mut data) {
+                Received::Bytes(count) => count,
+                Received::Nothing => continue,
+                Received::Gone => return Err(io::Error::other("unmounted at once")),
+            };
+            let unreadable = || io::Error::other("the kernel's first request cannot be read");
+            let head = Head::parse(&front[..count.min(FRONT_LEN)]).ok_or_else(unreadable)?;
+            let mut space = [0; ARGUMENTS_MAX];
+            let arguments = arguments(&front, &data, count, &mut space);
+            let Ok(Request::Init { major, minor, readahead, flags }) =
+                Request::parse(head.opcode, arguments)
+            else {
+                return Err(unreadable());
+            };
+            if major < abi::MAJOR || major == abi::MAJOR && minor < abi::MINOR_MIN {
+                self.answer(head.unique, Err(Errno::PROTO));
+                return Err(io::Error::other(format!(
+                    "the kernel speaks FUSE {major}.{minor}, which is too old"
+                )));
+            }
+            let mut wanted = init::ASYNC_READ
+                | init::ATOMIC_O_TRUNC
+                | init::BIG_WRITES
+                | init::ASYNC_DIO
+                | init::MAX_PAGES
+                | init::EXT
+                | init::DIRECT_IO_ALLOW_MMAP;
+            if ring {
+                wanted |= init::OVER_IO_URING;
+            }
+            let answer = InitAnswer {
+                minor: minor.min(abi::MINOR),
+                readahead,
+                flags: wanted & flags,
+                background_max: BACKGROUND_MAX,
+                request_max,
+            };
+            self.answer(head.unique, Ok(Body::init(&answer).bytes()));
+            // A newer kernel asks again in our version.
+            if major == abi::MAJOR {
+                return Ok(Agreed { ring: answer.flags & init::OVER_IO_URING != 0 });
+            }
+        }
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The arguments of a request of `count` bytes, as far as any parser looks at them.
+pub(super) fn arguments<'a>(
+    front: &[u8; FRONT_LEN],
+    data: &[u8],
+    count: usize,
+    space: &'a mut [u8; ARGUMENTS_MAX],
+) -> &'a [u8] {
+    let first = count.clamp(HEAD_LEN, FRONT_LEN) - HEAD_LEN;
+    let more = count.saturating_sub(FRONT_LEN).min(ARGUMENTS_MAX - WRITE_LEN).min(data.len());
+    space[..first].copy_from_slice(&front[HEAD_LEN..HEAD_LEN + first]);
+    space[first..first + more].copy_from_slice(&data[..more]);
+    &space[..first + more]
+}
