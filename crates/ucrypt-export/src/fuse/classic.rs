@@ -39,7 +39,11 @@ struct Pending {
 enum Work {
     Op(Op),
     /// A write whose data is where it was received.
-    FromBuffer { offset: u64, len: usize, fua: bool },
+    FromBuffer {
+        offset: u64,
+        len: usize,
+        fua: bool,
+    },
 }
 
 pub(super) struct Classic {
@@ -142,13 +146,14 @@ impl Classic {
         let (written, work) = match outcome {
             Outcome::Silent => return,
             Outcome::Now(result) => {
-                return self.device.answer(unique, result.as_ref().map(Body::bytes).map_err(|e| *e));
+                return self
+                    .device
+                    .answer(unique, result.as_ref().map(Body::bytes).map_err(|e| *e));
             }
             Outcome::Read { offset, len } => (None, Work::Op(Op::Read { offset, len })),
             Outcome::Do(op) => (None, Work::Op(op)),
             Outcome::Write { offset, len, fua } => {
-                let buffer =
-                    if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
+                let buffer = if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
                 let work = match buffer {
                     None => Work::FromBuffer { offset, len, fua },
                     Some(mut data) => {
@@ -231,9 +236,8 @@ impl Classic {
         if !self.queue.may_sleep() {
             return Ok(());
         }
-        let full = self.held.is_some()
-            || self.buffer.is_none()
-            || self.under_way.len() == DEPTH as usize;
+        let full =
+            self.held.is_some() || self.buffer.is_none() || self.under_way.len() == DEPTH as usize;
         let fd = if self.gone || full { self.queue.wait_fd() } else { both.as_fd() };
         match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], None) {
             Ok(_) | Err(Errno::INTR) => Ok(()),

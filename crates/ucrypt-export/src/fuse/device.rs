@@ -11,7 +11,8 @@ use rustix::io::{Errno, readv, writev};
 use rustix::ioctl;
 
 use super::abi::{
-    self, ANSWER_LEN, ARGUMENTS_MAX, Body, HEAD_LEN, Head, InitAnswer, Request, WRITE_LEN, init};
+    self, ANSWER_LEN, ARGUMENTS_MAX, Body, HEAD_LEN, Head, InitAnswer, Request, WRITE_LEN, init,
+};
 use super::mount::DEVICE;
 
 /// Bytes before the data of a write.
