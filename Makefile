@@ -2,12 +2,13 @@
 
 CARGO ?= cargo
 
-.PHONY: help build demo test bench lint
+.PHONY: help build demo test bench bench-ciphers lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make test    install the missing outside judges, run every test"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
+	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
 	@echo "make lint    format, clippy and documentation, warnings as errors"
 
 build:
@@ -25,7 +26,13 @@ bench: build
 	scripts/setup judges
 	bench/run.py --ucrypt target/release/ucrypt
 
+bench-ciphers:
+	scripts/setup build peers
+	$(CARGO) bench --locked --package ucrypt-sector-bench --features peers --bench sectors -- --quiet
+
 lint:
+	scripts/setup build peers
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --package ucrypt-sector-bench --features peers --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items

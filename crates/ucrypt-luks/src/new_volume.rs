@@ -78,6 +78,11 @@ impl NewVolume {
             let problem = format!("{cipher} takes keys of {sizes} bytes, not of {len}");
             return Err(Error::request(problem));
         }
+        // Old volumes with such a key open; a new one would be of no use where the kernel is in
+        // FIPS mode.
+        if let Some(rule) = self.cipher.weak_key_rule(&self.volume_key) {
+            return Err(Error::request(format!("the volume key is weak: {rule}")));
+        }
         for hash in [self.hash, self.pbkdf.hash] {
             if hash.size() < DIGEST_BYTES {
                 let problem = format!("the hash {} is too short for LUKS", hash.name());

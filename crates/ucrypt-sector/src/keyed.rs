@@ -15,6 +15,20 @@ pub(crate) struct Keyed {
     pub(crate) iv: IvGenerator,
 }
 
+/// A volume key in two: the keys of the mode, one or several that take turns, and what the IV
+/// takes. `None` if it is too short.
+pub(crate) fn cut<'a>(spec: &CipherSpec, key: &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let count = spec.key_count();
+    // As dm-crypt's `crypt_ctr_ivmode`: what the IV takes comes last.
+    let extra_len = match spec.iv() {
+        IvMode::Lmk if !key.len().is_multiple_of(count) => key.len() / (count + 1),
+        IvMode::Tcw => spec.iv_len() + TCW_WHITENING,
+        IvMode::Elephant => key.len() / 2,
+        _ => 0,
+    };
+    key.split_at_checked(key.len().checked_sub(extra_len)?)
+}
+
 /// The keys that a volume key is cut into: one for every sector, or one for every so many sectors
 /// in turn. `None` if a part has a length that is not accepted.
 pub(crate) fn keys(
@@ -24,14 +38,7 @@ pub(crate) fn keys(
     sector_size: u32,
 ) -> Option<Vec<Keyed>> {
     let count = spec.key_count();
-    // As dm-crypt's `crypt_ctr_ivmode`: what the IV takes comes last.
-    let extra_len = match spec.iv() {
-        IvMode::Lmk if !key.len().is_multiple_of(count) => key.len() / (count + 1),
-        IvMode::Tcw => spec.iv_len() + TCW_WHITENING,
-        IvMode::Elephant => key.len() / 2,
-        _ => 0,
-    };
-    let (keys, extra) = key.split_at_checked(key.len().checked_sub(extra_len)?)?;
+    let (keys, extra) = cut(spec, key)?;
     if keys.is_empty() && !spec.is_null() {
         return None;
     }

@@ -99,6 +99,8 @@ named! {
 named! {
     /// A hash that makes the key of an ESSIV.
     Hash, "hash";
+    /// MD4 (RFC 1320).
+    Md4 = "md4",
     /// MD5 (RFC 1321).
     Md5 = "md5",
     /// SHA-1 (FIPS 180).
@@ -111,8 +113,30 @@ named! {
     Sha384 = "sha384",
     /// SHA-512 (FIPS 180).
     Sha512 = "sha512",
+    /// SHA3-224 (FIPS 202).
+    Sha3_224 = "sha3-224",
+    /// SHA3-256 (FIPS 202).
+    Sha3_256 = "sha3-256",
+    /// SHA3-384 (FIPS 202).
+    Sha3_384 = "sha3-384",
+    /// SHA3-512 (FIPS 202).
+    Sha3_512 = "sha3-512",
+    /// `BLAKE2b` of 20 bytes (RFC 7693).
+    Blake2b160 = "blake2b-160",
+    /// `BLAKE2b` of 32 bytes (RFC 7693).
+    Blake2b256 = "blake2b-256",
+    /// `BLAKE2b` of 48 bytes (RFC 7693).
+    Blake2b384 = "blake2b-384",
+    /// `BLAKE2b` of 64 bytes (RFC 7693).
+    Blake2b512 = "blake2b-512",
     /// RIPEMD-160.
     Ripemd160 = "rmd160" | "ripemd160",
+    /// SM3 (GB/T 32905).
+    Sm3 = "sm3",
+    /// Streebog of 32 bytes (GOST R 34.11-2012).
+    Streebog256 = "streebog256",
+    /// Streebog of 64 bytes (GOST R 34.11-2012).
+    Streebog512 = "streebog512",
     /// Whirlpool.
     Whirlpool = "wp512" | "whirlpool",
 }

@@ -9,6 +9,7 @@ use std::{borrow::Cow, fmt, str::FromStr};
 use crate::{
     Cipher, IvMode, KeySizes, Mode, SpecError,
     iv::TCW_WHITENING,
+    keyed::cut,
     mode::{BLOCK_MAX, WIDE_TWEAK},
 };
 
@@ -101,22 +102,25 @@ impl CipherSpec {
         }
     }
 
-    /// The rule by which the kernel refuses `key` where weak keys are forbidden (FIPS mode); it
-    /// encrypts all the same, so that old volumes open. A new key should break none.
+    /// The rule by which the kernel refuses `key` where weak keys are forbidden (FIPS mode).
+    /// Elsewhere it encrypts all the same, so that old volumes open. A new key should break none.
     pub fn weak_key_rule(&self, key: &[u8]) -> Option<&'static str> {
-        let equal = |a: &[u8], b: &[u8]| !a.is_empty() && a == b;
+        let (keys, _) = cut(self, key)?;
+        keys.chunks_exact((keys.len() / self.key_count).max(1)).find_map(|key| self.weakness(key))
+    }
+
+    /// As [`weak_key_rule`](Self::weak_key_rule), of one of the keys that take turns.
+    fn weakness(&self, key: &[u8]) -> Option<&'static str> {
         if self.mode == Mode::Xts {
             let (data, tweak) = key.split_at(key.len() / 2);
-            if equal(data, tweak) {
-                return Some("the two halves of an XTS key have to differ");
+            return (data == tweak).then_some("the two halves of an XTS key have to differ");
+        }
+        match key.as_chunks::<8>().0 {
+            [k1, k2, k3, ..] if self.cipher == Cipher::Des3Ede && (k1 == k2 || k2 == k3) => {
+                Some("the neighbouring keys of triple DES have to differ")
             }
+            _ => None,
         }
-        if let (Cipher::Des3Ede, [k1, k2, k3, ..]) = (self.cipher, key.as_chunks::<8>().0)
-            && (equal(k1, k2) || equal(k2, k3))
-        {
-            return Some("the neighbouring keys of triple DES have to differ");
-        }
-        None
     }
 
     /// Length of a sector's IV in bytes; 0 where there is none.
@@ -203,7 +207,11 @@ impl FromStr for CipherSpec {
         let cipher = Cipher::parse(parts.cipher)?;
         let mode = Mode::parse(parts.mode)?;
         let iv = match parts.iv {
-            // ECB has no IV, whatever is named.
+            // ECB has no IV, whatever is named, save that the kernel refuses this one.
+            Some(iv) if mode == Mode::Ecb && iv.split(':').next() == Some("essiv") => {
+                let rule = "essiv encrypts an IV, and ecb has none; use cbc".to_owned();
+                return Err(SpecError::Combination { spec: text.to_owned(), rule });
+            }
             _ if mode == Mode::Ecb => IvMode::Null,
             Some(iv) => IvMode::parse(&iv)?,
             None => return Err(form(text, "an IV is missing after the mode")),
@@ -354,6 +362,22 @@ mod tests {
     }
 
     #[test]
+    fn each_of_several_keys_has_to_be_a_good_one() {
+        let xts = parse("aes:2-xts-plain64");
+        let key = |parts: [u8; 4]| parts.map(|byte| [byte; 32]).concat();
+        assert_eq!(xts.weak_key_rule(&key([1, 2, 1, 2])), None);
+        assert!(xts.weak_key_rule(&key([1, 2, 3, 3])).is_some());
+        // What the IV takes is no part of an XTS key.
+        let elephant = parse("aes-xts-elephant");
+        assert_eq!(elephant.weak_key_rule(&[[1; 16], [2; 16], [1; 16], [2; 16]].concat()), None);
+        assert!(elephant.weak_key_rule(&[[1; 16], [1; 16], [2; 16], [3; 16]].concat()).is_some());
+        // Lengths that no key has are no reason to panic.
+        for len in [0, 1, 65] {
+            assert_eq!(elephant.weak_key_rule(&vec![0; len]), None);
+        }
+    }
+
+    #[test]
     fn a_bare_cipher_means_cbc_plain_as_in_the_first_dm_crypt() {
         for text in ["aes", "aes-plain"] {
             let spec = parse(text);
@@ -392,6 +416,8 @@ mod tests {
             ("aes-adiantum-plain64", "adiantum goes with xchacha12,aes"),
             ("xchacha20,aes-xts-plain64", "adiantum goes with xchacha12,aes"),
             ("aes-hctr2-essiv:sha256", "hctr2 wants 32 bytes"),
+            ("aes-ecb-essiv:sha256", "ecb has none; use cbc"),
+            ("capi:ecb(aes)-essiv:md5", "ecb has none; use cbc"),
             ("aes-lrw-lmk", "which only cbc lets it do"),
             ("aes-hctr2-tcw", "tcw makes IVs of 16 bytes at most"),
             ("aes-ctr-eboiv", "eboiv wants a mode whose IV is one block"),

@@ -17,28 +17,6 @@ use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 /// What the kernel takes and this crate does not: specification, length of the key in bytes.
 const NOT_TAKEN: &[(&str, usize)] = &[
-    // Hashes that the crate does not have yet.
-    ("aes-cbc-essiv:blake2b-256", 32),
-    ("aes-cbc-essiv:md4", 32),
-    ("aes-cbc-essiv:sha3-256", 32),
-    ("aes-cbc-essiv:sm3", 32),
-    ("aes-cbc-essiv:streebog256", 32),
-    ("blowfish-cbc-essiv:blake2b-160", 32),
-    ("blowfish-cbc-essiv:blake2b-256", 32),
-    ("blowfish-cbc-essiv:blake2b-384", 32),
-    ("blowfish-cbc-essiv:md4", 32),
-    ("blowfish-cbc-essiv:sha3-224", 32),
-    ("blowfish-cbc-essiv:sha3-256", 32),
-    ("blowfish-cbc-essiv:sha3-384", 32),
-    ("blowfish-cbc-essiv:sm3", 32),
-    ("blowfish-cbc-essiv:streebog256", 32),
-    ("serpent-cbc-essiv:blake2b-160", 32),
-    ("serpent-cbc-essiv:blake2b-256", 32),
-    ("serpent-cbc-essiv:md4", 32),
-    ("serpent-cbc-essiv:sha3-224", 32),
-    ("serpent-cbc-essiv:sha3-256", 32),
-    ("serpent-cbc-essiv:sm3", 32),
-    ("serpent-cbc-essiv:streebog256", 32),
     // More keys than loop-AES has, the only user of several.
     ("aes:128-cbc-plain64", 2048),
     // The kernel ignores the byte that is left over.
@@ -60,8 +38,7 @@ const OTHERWISE: &[(&str, usize)] = &[
     ("cipher_null", 0),
 ];
 
-/// What the kernel refuses and this crate takes, beside every `…-ecb-essiv:…`: ECB ignores the IV
-/// that is named, and the kernel makes an exception of essiv.
+/// What the kernel refuses and this crate takes.
 const MORE_THAN_THE_KERNEL: &[(&str, usize)] = &[
     // Other programs' name of it.
     ("null-ecb", 0),
@@ -272,10 +249,7 @@ fn what_the_kernel_refuses_is_refused() {
     let taken = refusals.iter().filter(|(spec, key_len, options)| {
         cipher(spec, &stream("key", *key_len), *options).is_some()
     });
-    let taken = taken.map(|(spec, key_len, _)| (spec.clone(), *key_len));
-    let (ecb_essiv, taken): (BTreeSet<_>, BTreeSet<_>) =
-        taken.partition(|(spec, _)| spec.contains("-ecb-essiv:"));
+    let taken: BTreeSet<_> = taken.map(|(spec, key_len, _)| (spec.clone(), *key_len)).collect();
     assert_eq!(taken, as_set(MORE_THAN_THE_KERNEL), "the list has to name what is taken here");
-    assert!(!ecb_essiv.is_empty(), "the list's exception is needed no more");
     assert!(refusals.len() > 400, "only {} refusals", refusals.len());
 }

@@ -7,8 +7,8 @@
 mod ciphers;
 mod cores;
 mod kdfs;
-mod machine;
 mod measure;
+mod processor;
 mod report;
 mod table;
 

@@ -6,7 +6,6 @@ mod confirm;
 mod format;
 mod format_args;
 mod image;
-mod machine;
 mod show;
 
 pub(crate) use format::run as format;

@@ -11,6 +11,7 @@ mod benchmark;
 mod demo;
 mod failure;
 mod luks;
+mod machine;
 mod passphrase;
 mod runtime;
 mod secrecy;

@@ -19,6 +19,7 @@ use crate::{secrecy, size};
 
 mod dispatch;
 mod plain;
+mod weak_key;
 
 use dispatch::DispatchArgs;
 use plain::PlainArgs;
@@ -332,6 +333,7 @@ impl VolumeArgs {
 }
 
 fn segments(unlocked: &Unlocked, image_len: u64) -> Result<Vec<Segment>, Failure> {
+    weak_key::check(unlocked)?;
     let lengths = unlocked.segment_lengths(image_len)?;
     let described = unlocked.segments.iter().zip(lengths);
     let segments = described.map(|(segment, len)| {

@@ -148,6 +148,19 @@ fn luks2_options_reach_the_header() {
 }
 
 #[test]
+fn a_weak_volume_key_is_refused_by_the_rule_and_nothing_is_written() {
+    let scratch = Scratch::new();
+    let (image, volume_key) = (scratch.image(), scratch.path("volume-key"));
+    let before = fs::read(&image).unwrap();
+    fs::write(&volume_key, [7; 64]).unwrap();
+    let output = scratch.format(&[CHEAP, &["--volume-key-file", text(&volume_key)]].concat());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(code(&output), 1, "{message}");
+    assert!(message.contains("the two halves of an XTS key have to differ"), "{message}");
+    assert_eq!(fs::read(&image).unwrap(), before);
+}
+
+#[test]
 fn key_files_offsets_and_volume_keys_are_read_as_cryptsetup_reads_them() {
     let scratch = Scratch::new();
     let (image, key_file) = (scratch.image(), scratch.path("key"));

@@ -7,10 +7,10 @@ use ucrypt_luks::{Cost, Hash, KEY_LEN_MAX, Kdf, PBKDF2_ITERATIONS_MIN, Pbkdf, Pb
 use zeroize::Zeroizing;
 
 use super::BenchmarkArgs;
-use super::machine;
 use super::measure::{SLICES_MIN, median, slice};
 use super::report::Report;
 use crate::failure::Failure;
+use crate::machine::machine;
 
 /// Measured unless --hash names another: cryptsetup's set.
 const HASHES: &[Hash] = &[Hash::Sha1, Hash::Sha256, Hash::Sha512, Hash::Ripemd160, Hash::Whirlpool];
@@ -75,8 +75,7 @@ impl Kdfs {
                 PbkdfKind::Argon2i | PbkdfKind::Argon2id => {
                     let begin = Instant::now();
                     let mut clock = || begin.elapsed();
-                    let machine = machine::for_argon2();
-                    let kdf = pbkdf.resolve(self.key_bits / 8, machine, &mut clock)?;
+                    let kdf = pbkdf.resolve(self.key_bits / 8, machine(), &mut clock)?;
                     report.argon2(&kdf, self.key_bits, self.target)?;
                 }
             }
@@ -101,7 +100,7 @@ fn hash(name: &str) -> Result<Hash, Failure> {
 fn check(pbkdf: &Pbkdf) -> Result<(), Failure> {
     let forced = Pbkdf { cost: Cost::Iterations(PBKDF2_ITERATIONS_MIN), ..*pbkdf };
     let mut clock = || Duration::ZERO;
-    forced.resolve(KEY_BITS / 8, machine::for_argon2(), &mut clock)?;
+    forced.resolve(KEY_BITS / 8, machine(), &mut clock)?;
     Ok(())
 }
 

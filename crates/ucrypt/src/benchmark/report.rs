@@ -10,8 +10,8 @@ use ucrypt_luks::Kdf;
 use ucrypt_sector::Kernel;
 
 use super::cores::Cores;
-use super::machine::Processor;
 use super::measure::{Speed, slice};
+use super::processor::Processor;
 use super::table::{Table, cpus_text, digits};
 use crate::failure::Failure;
 

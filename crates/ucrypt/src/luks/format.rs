@@ -13,8 +13,8 @@ use ucrypt_luks::{
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
 use super::image::{HeaderImage, create_header_file, open_to_format, write_durably};
-use super::machine::machine;
 use crate::failure::Failure;
+use crate::machine::machine;
 use crate::passphrase::{Secret, read_key_file};
 use crate::secrecy;
 

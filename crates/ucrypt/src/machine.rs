@@ -12,7 +12,7 @@ const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
 const FREE_MIN_KIB: u64 = 64 * 1024;
 
 /// The CPUs that are online and the memory that Argon2 may take.
-pub(super) fn machine() -> Machine {
+pub(crate) fn machine() -> Machine {
     let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let memory_kib = u32::try_from(usable_kib(&meminfo)).unwrap_or(u32::MAX);

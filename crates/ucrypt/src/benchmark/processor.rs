@@ -1,12 +1,6 @@
-//! What is told of the machine beside the figures, and what Argon2 may take of it.
+//! What is told of the processor beside the figures.
 
 use std::fs;
-use std::thread;
-
-use ucrypt_luks::Machine;
-
-/// Memory for Argon2 where the system does not say what it has, in KiB: cryptsetup's default.
-const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
 
 /// What the processor says of itself.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,16 +36,6 @@ impl Processor {
             tsc_mhz: bogomips.map(|bogomips| bogomips / 2.0).filter(plausible).filter(|_| constant),
         }
     }
-}
-
-/// The CPUs, and half of the memory that is available: a measurement pushes nobody else out.
-pub(super) fn for_argon2() -> Machine {
-    let cpus = thread::available_parallelism().map_or(1, usize::from) as u32;
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = available.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    let memory_kib = kib.map_or(MEMORY_UNKNOWN_KIB, |kib| kib / 2);
-    Machine { cpus, memory_kib: u32::try_from(memory_kib).unwrap_or(u32::MAX) }
 }
 
 #[cfg(test)]
