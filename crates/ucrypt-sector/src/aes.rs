@@ -20,21 +20,21 @@ use crate::{
 #[cfg(target_arch = "x86_64")]
 pub(crate) use schedule::RoundKey;
 
-/// A way to run AES, Serpent or Camellia on this processor.
+/// A way to run AES, Serpent, Camellia or Twofish on this processor.
 ///
 /// The other ciphers have one implementation only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// 512-bit vectors, with VAES and GFNI (x86-64 with AVX-512).
+    /// 512-bit vectors, with VAES, GFNI and VBMI (x86-64 with AVX-512).
     VaesAvx512,
     /// 256-bit vectors, with VAES (x86-64 with AVX2).
     VaesAvx2,
     /// 128-bit vectors, with AES-NI (x86-64).
     AesNi,
     /// The crates `aes`, `serpent` and `camellia`. AES is constant-time everywhere, with the
-    /// acceleration that the crate brings itself; Camellia has tables, and takes times that depend
-    /// on the data.
+    /// acceleration that the crate brings itself; Camellia and Twofish have tables, and take times
+    /// that depend on the data.
     Portable,
 }
 
@@ -58,8 +58,12 @@ impl Kernel {
     /// Whether the kernel has code of its own for `cipher`; otherwise the cipher runs as it does
     /// under [`Portable`](Self::Portable).
     pub const fn is_for(self, cipher: Cipher) -> bool {
-        let vectorised = matches!(cipher, Cipher::Aes | Cipher::Serpent | Cipher::Camellia);
-        vectorised && !matches!(self, Self::Portable)
+        match cipher {
+            Cipher::Aes | Cipher::Serpent | Cipher::Camellia => !matches!(self, Self::Portable),
+            // Nothing shorter looks up a byte among 256.
+            Cipher::Twofish => matches!(self, Self::VaesAvx512),
+            _ => false,
+        }
     }
 
     /// The name that reports show.

@@ -8,7 +8,10 @@ use cipher::{
 };
 use zeroize::Zeroizing;
 
-use crate::{Cipher, Kernel, twofish::Twofish};
+use crate::{
+    Cipher, Kernel,
+    twofish::{self, Twofish},
+};
 #[cfg(target_arch = "x86_64")]
 use crate::{camellia::Camellia, serpent::Serpent, x86::Features};
 
@@ -54,6 +57,9 @@ pub(crate) fn block_cipher(
         match cipher {
             Cipher::Serpent => return Some(Serpent::new(features, &*padded(key)?)?),
             Cipher::Camellia => return Some(Box::new(Camellia::new(features, key)?)),
+            Cipher::Twofish if kernel.is_for(cipher) => {
+                return Some(Box::new(twofish::vector::Twofish::new(features, key)?));
+            }
             _ => {}
         }
     }

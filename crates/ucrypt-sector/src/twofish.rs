@@ -1,9 +1,14 @@
-//! Twofish with its key-dependent S-boxes as tables.
+//! Twofish (Schneier, Kelsey, Whiting, Wagner, Hall, Ferguson: "Twofish: a 128-bit block cipher",
+//! 1998): the key schedule, and the cipher by tables.
 //!
-//! Schneier, Kelsey, Whiting, Wagner, Hall, Ferguson: "Twofish: a 128-bit block cipher" (1998),
-//! with "full keying": S-boxes and MDS matrix become four tables of 256 words when the key is set.
-//! The `twofish` crate works them out for every byte of data, at a few megabytes per second. Like
-//! every implementation with tables, this one takes times that depend on the data.
+//! The `twofish` crate computes its S-boxes anew for every byte, from tables as well. Here each
+//! S-box is a table that the key fills, with the MDS matrix multiplied in, as in every other
+//! implementation that is meant to be fast: the time that a block takes depends on what of them is
+//! in the cache, and so on key and data. Where the processor has the instructions, [`vector`] does
+//! without.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod vector;
 
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
@@ -12,22 +17,25 @@ use crate::block::BlockCipher;
 /// Blocks that are worked on side by side: one alone waits for its table lookups.
 const LANES: usize = 2;
 
-/// A keyed Twofish.
+const ROUNDS: usize = 16;
+
+/// What the key becomes.
 #[derive(Zeroize, ZeroizeOnDrop)]
-pub(crate) struct Twofish {
-    /// By the byte of a word: its S-box, and its column of the MDS matrix.
-    tables: [[u32; 256]; 4],
+#[repr(C, align(64))]
+pub(crate) struct Schedule {
+    /// By the byte of a word.
+    sboxes: [[u8; 256]; 4],
     /// Four words of whitening at each end, then two per round.
-    subkeys: [u32; 40],
+    subkeys: [u32; 8 + 2 * ROUNDS],
 }
 
-impl Twofish {
+impl Schedule {
     /// `None` if the key is not 16, 24 or 32 bytes long.
-    pub(crate) fn new(key: &[u8]) -> Option<Box<Self>> {
+    fn new(key: &[u8]) -> Option<Box<Self>> {
         if !matches!(key.len(), 16 | 24 | 32) {
             return None;
         }
-        let mut twofish = Box::new(Self { tables: [[0; 256]; 4], subkeys: [0; 40] });
+        let mut schedule = Box::new(Self { sboxes: [[0; 256]; 4], subkeys: [0; 8 + 2 * ROUNDS] });
         let (words, _) = key.as_chunks::<4>();
         let count = key.len() / 8;
         let (mut even, mut odd, mut sbox) = ([[0; 4]; 4], [[0; 4]; 4], [[0; 4]; 4]);
@@ -36,19 +44,45 @@ impl Twofish {
             odd[index] = words[2 * index + 1];
             sbox[count - 1 - index] = reed_solomon(*bytes);
         }
-        for (index, pair) in twofish.subkeys.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        for (index, pair) in schedule.subkeys.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let a = h([2 * index as u8; 4], &even[..count]);
             let b = h([2 * index as u8 + 1; 4], &odd[..count]).rotate_left(8);
             pair[0] = a.wrapping_add(b);
             pair[1] = a.wrapping_add(b).wrapping_add(b).rotate_left(9);
         }
-        for (column, table) in twofish.tables.iter_mut().enumerate() {
-            for (byte, word) in (0..=255).zip(table) {
-                *word = MDS[column][usize::from(substitute(byte, column, &sbox[..count]))];
+        for (column, table) in schedule.sboxes.iter_mut().enumerate() {
+            for (byte, substitute_of_byte) in (0..=255).zip(table) {
+                *substitute_of_byte = substitute(byte, column, &sbox[..count]);
             }
         }
         for secret in [&mut even, &mut odd, &mut sbox] {
             secret.zeroize();
+        }
+        Some(schedule)
+    }
+
+    /// Two subkeys for each round.
+    fn of_rounds(&self) -> &[[u32; 2]] {
+        self.subkeys[8..].as_chunks().0
+    }
+}
+
+/// A keyed Twofish.
+#[derive(Zeroize, ZeroizeOnDrop)]
+pub(crate) struct Twofish {
+    /// By the byte of a word: its S-box, and its column of the MDS matrix.
+    tables: [[u32; 256]; 4],
+    schedule: Box<Schedule>,
+}
+
+impl Twofish {
+    /// `None` if the key is not 16, 24 or 32 bytes long.
+    pub(crate) fn new(key: &[u8]) -> Option<Box<Self>> {
+        let mut twofish = Box::new(Self { tables: [[0; 256]; 4], schedule: Schedule::new(key)? });
+        for (column, table) in twofish.tables.iter_mut().enumerate() {
+            for (word, byte) in table.iter_mut().zip(twofish.schedule.sboxes[column]) {
+                *word = MDS[column][usize::from(byte)];
+            }
         }
         Some(twofish)
     }
@@ -65,35 +99,31 @@ impl Twofish {
         (sum.wrapping_add(subkeys[0]), sum.wrapping_add(b).wrapping_add(subkeys[1]))
     }
 
-    fn round_keys(&self) -> &[[u32; 2]] {
-        self.subkeys[8..].as_chunks().0
-    }
-
     fn encrypt<const N: usize>(&self, blocks: &mut [[u8; 16]; N]) {
-        let mut states = blocks.map(|block| load(block, &self.subkeys[..4]));
-        for keys in self.round_keys() {
+        let mut states = blocks.map(|block| load(block, &self.schedule.subkeys[..4]));
+        for keys in self.schedule.of_rounds() {
             for [a, b, c, d] in &mut states {
                 let (x, y) = self.f(*a, *b, *keys);
                 let (x, y) = ((*c ^ x).rotate_right(1), d.rotate_left(1) ^ y);
                 (*a, *b, *c, *d) = (x, y, *a, *b);
             }
         }
-        *blocks = states.map(|[a, b, c, d]| store([c, d, a, b], &self.subkeys[4..8]));
+        *blocks = states.map(|[a, b, c, d]| store([c, d, a, b], &self.schedule.subkeys[4..8]));
     }
 
     fn decrypt<const N: usize>(&self, blocks: &mut [[u8; 16]; N]) {
         let mut states = blocks.map(|block| {
-            let [c, d, a, b] = load(block, &self.subkeys[4..8]);
+            let [c, d, a, b] = load(block, &self.schedule.subkeys[4..8]);
             [a, b, c, d]
         });
-        for keys in self.round_keys().iter().rev() {
+        for keys in self.schedule.of_rounds().iter().rev() {
             for [a, b, c, d] in &mut states {
                 let (x, y) = self.f(*c, *d, *keys);
                 let (x, y) = (a.rotate_left(1) ^ x, (*b ^ y).rotate_right(1));
                 (*a, *b, *c, *d) = (*c, *d, x, y);
             }
         }
-        *blocks = states.map(|words| store(words, &self.subkeys[..4]));
+        *blocks = states.map(|words| store(words, &self.schedule.subkeys[..4]));
     }
 }
 
@@ -196,6 +226,9 @@ const fn permutation(nibbles: [u64; 4]) -> [u8; 256] {
     table
 }
 
+/// What x^8 is in the field of the MDS matrix: x^6 + x^5 + x^3 + 1.
+const MDS_REDUCTION: u8 = 0x69;
+
 /// The columns of the MDS matrix, times each byte.
 static MDS: [[u32; 256]; 4] = {
     const ROWS: [[u8; 4]; 4] = [
@@ -211,7 +244,7 @@ static MDS: [[u32; 256]; 4] = {
         let mut bytes = [0; 4];
         let mut row = 0;
         while row < 4 {
-            bytes[row] = multiply(ROWS[row][column], byte as u8, 0x69);
+            bytes[row] = multiply(ROWS[row][column], byte as u8, MDS_REDUCTION);
             row += 1;
         }
         tables[column][byte] = u32::from_le_bytes(bytes);

@@ -1,7 +1,7 @@
 //! Vectors of x86-64: their three widths, and the proof that a processor has them.
 //!
-//! All `unsafe` of this crate is here and in the kernels that build on it: `aes/x86`, `serpent` and
-//! `camellia`. It rests on two promises that safe types make: [`Features`] exists only for a kernel
+//! All `unsafe` of this crate is here and in the kernels that build on it: `aes/x86`,
+//! `serpent`, `camellia` and `twofish/vector`. It rests on two promises that safe types make: [`Features`] exists only for a kernel
 //! whose instructions the processor has, and pointers come from buffers of a length that was
 //! checked.
 
@@ -49,6 +49,7 @@ impl Features {
         let avx512 = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("gfni");
         match kernel {
             Kernel::VaesAvx512 if vaes && avx512 => Some(Self(Width::Zmm)),

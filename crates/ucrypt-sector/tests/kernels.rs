@@ -21,6 +21,7 @@ proptest! {
             "aes-xts-plain64", "aes-xts-essiv:sha256", "aes-cbc-plain64", "aes-cbc-essiv:sha256",
             "aes-ecb", "serpent-xts-plain64", "serpent-cbc-plain64", "serpent-ecb",
             "camellia-xts-plain64", "camellia-cbc-plain64", "camellia-ecb",
+            "twofish-xts-plain64", "twofish-cbc-plain64", "twofish-ecb",
         ][..]),
         key in vec(any::<u8>(), 64),
         key_size in 0..3usize,
