@@ -1,6 +1,6 @@
 //! Chunks: what travels as one through the cipher and to the backend.
 
-use crate::machine::Op;
+use crate::request::Op;
 
 /// Names a request between its acceptance and its `Finish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,10 +60,6 @@ impl Parts {
         Self { parts: [part; PARTS_MAX], len: 1 }
     }
 
-    pub(crate) fn is_full(&self) -> bool {
-        usize::from(self.len) == PARTS_MAX
-    }
-
     /// Appends a part that begins where the last one ends.
     pub(crate) fn push(&mut self, part: Part) {
         debug_assert_eq!(part.sector, self.end());
@@ -86,6 +82,10 @@ impl Parts {
 
     pub(crate) fn sectors(&self) -> u64 {
         self.end() - self.sector()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.sectors() * 512
     }
 }
 
@@ -110,6 +110,9 @@ pub(crate) struct Chunk {
     pub(crate) ordered: bool,
     /// When the present phase was asked for, in nanoseconds.
     pub(crate) since_ns: u64,
-    /// Crypted by a worker that was asleep when it was asked.
+    /// A worker has it.
+    pub(crate) handed: bool,
+    /// That worker was asleep, and nothing else was with a worker: how long it takes shows what a
+    /// hand-over costs.
     pub(crate) woke_worker: bool,
 }

@@ -17,13 +17,19 @@
 
 #![forbid(unsafe_code)]
 
+mod adaptive;
+mod around;
 mod chunk;
 pub mod learn;
+mod line;
 pub mod machine;
 pub mod policy;
+mod request;
 mod slab;
 
+pub use around::{Device, Limits, Surroundings};
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};
 pub use learn::Learned;
-pub use machine::{Device, Limits, Machine, Op, Output, Request, StoreKind, Surroundings, Urgency};
+pub use machine::{Machine, Output};
 pub use policy::{Place, Policies, Policy, Tally};
+pub use request::{Op, Request, StoreKind, Urgency};

@@ -9,13 +9,17 @@
 //! - Every `Crypt` is answered by [`Machine::crypted`], every `Store` by [`Machine::stored`], once,
 //!   in any order. A read's chunk is stored (read), then crypted; a write's is crypted, then
 //!   stored.
+//! - `Store`s and `Finish`es are told before any `Crypt`, so that the backend and the clients have
+//!   work while this thread crypts; reads' `Store`s in the order of their chunks. `Crypt`s come in
+//!   any order, one at a time: which one and where is decided when [`Machine::next_output`] is
+//!   asked, from what waits then.
 //! - Where the policy keeps order, writes leave for the backend in the order in which their chunks
 //!   were made: requests as they came, within a request by sector. Only [`Op::EncryptZeroes`]
 //!   yields to later requests between its chunks.
 //! - `Finish` of a write comes after the backend has answered for each of its chunks; with `fua`
 //!   each of them was stored durably. `Finish` of a flush comes after the backend's flush, which
 //!   starts after every write that was finished before.
-//! - After a chunk fails, no further chunk of its requests is started; they finish with the first
+//! - After a chunk fails, no further chunk of its requests is made; they finish with the first
 //!   error when those under way are answered. The error of a chunk that several requests share is
 //!   told to each of them: the backend answered for all of it.
 //! - A chunk never crosses one of [`Limits::borders`].
@@ -23,131 +27,13 @@
 
 use std::collections::VecDeque;
 
-use crate::chunk::{Chunk, ChunkId, Part, Parts, Phase, RequestId};
+use crate::around::{Device, Limits, Surroundings};
+use crate::chunk::{Chunk, ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
 use crate::learn::Learned;
-use crate::policy::{Place, Plan, Policies, Situation, Tally};
+use crate::line::Line;
+use crate::policy::{Place, Plan, Policies, Situation, Tally, Work};
+use crate::request::{Op, Request, StoreKind, Urgency};
 use crate::slab::Slab;
-
-/// What is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
-    /// Read and decrypt.
-    Read,
-    /// Encrypt and write; `fua`: durable before it finishes.
-    Write {
-        /// Force unit access.
-        fua: bool,
-    },
-    /// Write sectors whose plaintext is zero, where the backend cannot do it (it would store
-    /// ciphertext that is zero).
-    EncryptZeroes {
-        /// Force unit access.
-        fua: bool,
-    },
-    /// Make every finished write durable.
-    Flush,
-    /// Tell the backend that the content is no longer needed.
-    Discard,
-    /// Have the backend write zeroes itself (no cipher in between).
-    BackendZeroes,
-}
-
-impl Op {
-    fn is_write(self) -> bool {
-        matches!(self, Self::Write { .. } | Self::EncryptZeroes { .. })
-    }
-}
-
-/// How much somebody waits for a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Urgency {
-    /// Polled for: never handed on.
-    Urgent,
-    /// An ordinary request.
-    #[default]
-    Normal,
-    /// Read ahead, or of idle priority: left to workers.
-    Background,
-}
-
-/// One request, in 512-byte sectors of the volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request {
-    /// What to do.
-    pub op: Op,
-    /// First sector, in units of 512 bytes. 0 for a flush.
-    pub sector: u64,
-    /// Number of 512-byte sectors, at least 1. 0 for a flush.
-    pub sectors: u64,
-    /// How much somebody waits for it.
-    pub urgency: Urgency,
-}
-
-/// Bounds of a machine, fixed at start.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// Most requests between acceptance and finish.
-    pub requests_max: u32,
-    /// Most chunks under way.
-    pub chunks_max: u32,
-    /// Largest store, in 512-byte sectors; a multiple of `sector_sectors`.
-    pub transfer_sectors_max: u64,
-    /// 512-byte sectors that are encrypted as one: chunks are whole multiples of it.
-    pub sector_sectors: u64,
-    /// Sectors that no chunk may cross (segment borders), ascending.
-    pub borders: Vec<u64>,
-}
-
-/// What is known of the backend without measuring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Device {
-    /// Operations are carried out by the thread that submits them.
-    pub synchronous: bool,
-    /// What one more operation costs beyond its bytes, in nanoseconds (a network volume charges
-    /// per request); 0 if unknown.
-    pub request_ns: u64,
-    /// Operations in flight beyond which the backend gets no faster.
-    pub depth_max: u32,
-}
-
-/// What is around the queue right now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Surroundings {
-    /// Workers that there are.
-    pub workers: u32,
-    /// Workers that have nothing to do.
-    pub idle_workers: u32,
-}
-
-/// What a `Store` asks of the backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoreKind {
-    /// Read the chunk's ciphertext.
-    Read,
-    /// Write the chunk's ciphertext; durable if `fua`.
-    Write {
-        /// Force unit access.
-        fua: bool,
-    },
-    /// Flush the backend.
-    Flush,
-    /// Discard the chunk's sectors.
-    Discard,
-    /// Write zeroes to the chunk's sectors.
-    Zeroes,
-}
-
-impl From<Op> for StoreKind {
-    fn from(op: Op) -> Self {
-        match op {
-            Op::Read => Self::Read,
-            Op::Write { fua } | Op::EncryptZeroes { fua } => Self::Write { fua },
-            Op::Flush => Self::Flush,
-            Op::Discard => Self::Discard,
-            Op::BackendZeroes => Self::Zeroes,
-        }
-    }
-}
 
 /// What the caller has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,10 +94,12 @@ pub struct Machine<E> {
     waiting: VecDeque<RequestId>,
     /// Ordered writes that have not left, by their serial.
     order: VecDeque<(ChunkId, u64)>,
-    /// Decryptions of what has arrived: ahead of new work, because the data is in the cache now
-    /// and its client has waited longest.
-    arrived: VecDeque<Output<E>>,
+    /// What takes this thread little time: stores and finishes.
     outputs: VecDeque<Output<E>>,
+    /// What is to be crypted.
+    line: Line,
+    /// The latest time that was told.
+    now_ns: u64,
 }
 
 impl<E: Copy> Machine<E> {
@@ -230,7 +118,8 @@ impl<E: Copy> Machine<E> {
             serial: 0,
             waiting: VecDeque::with_capacity(requests),
             order: VecDeque::with_capacity(chunks),
-            arrived: VecDeque::with_capacity(chunks),
+            line: Line::new(chunks),
+            now_ns: 0,
             outputs: VecDeque::with_capacity(requests + chunks),
             surroundings: Surroundings::default(),
             learned: Learned::default(),
@@ -302,7 +191,7 @@ impl<E: Copy> Machine<E> {
 
     /// The next thing to do; `None` when the machine waits for an input.
     pub fn next_output(&mut self) -> Option<Output<E>> {
-        let output = self.arrived.pop_front().or_else(|| self.outputs.pop_front())?;
+        let Some(output) = self.outputs.pop_front() else { return self.next_crypt() };
         if let Output::Finish { request, .. } = output {
             // Not earlier: until it is told, the id must not name another request.
             self.requests.remove(request.0);
@@ -310,8 +199,49 @@ impl<E: Copy> Machine<E> {
         Some(output)
     }
 
+    /// The next chunk to crypt, and where: decided only now, when it is known what else waits.
+    ///
+    /// This thread takes the chunk at the head of the line. Before it does, it hands on the first one
+    /// that the policy wants to be handed on.
+    fn next_crypt(&mut self) -> Option<Output<E>> {
+        let (at, place) = self.choose()?;
+        let chunk = self.line.remove(at).expect("it was looked at");
+        let alone = self.line.is_empty() && self.line.awake(self.now_ns) == 0;
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        state.since_ns = self.now_ns;
+        state.handed = place != Place::Here;
+        state.woke_worker = state.handed && alone && self.surroundings.idle_workers > 0;
+        let bytes = state.parts.bytes();
+        if state.handed {
+            self.line.hand(bytes);
+        } else {
+            self.line.keep(bytes as f64 * self.learned.cipher_ns_per_byte());
+        }
+        self.tally_place(place);
+        Some(Output::Crypt { chunk, place })
+    }
+
+    /// Which chunk of the line is next, and where.
+    fn choose(&self) -> Option<(usize, Place)> {
+        let mut ahead_bytes = 0;
+        let mut first = None;
+        for (at, chunk) in self.line.front().enumerate() {
+            let (place, bytes) = self.place(chunk, ahead_bytes);
+            if place != Place::Here {
+                return Some((at, place));
+            }
+            first = first.or(Some((at, place)));
+            if self.surroundings.workers == 0 {
+                break;
+            }
+            ahead_bytes += bytes;
+        }
+        first
+    }
+
     /// Starts chunks of the waiting requests while there is room.
     pub fn plan(&mut self, now_ns: u64, surroundings: Surroundings) {
+        self.now_ns = now_ns;
         self.surroundings = surroundings;
         while self.start_chunk(now_ns) {}
     }
@@ -330,8 +260,13 @@ impl<E: Copy> Machine<E> {
     ) {
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         assert!(state.phase == Phase::Crypt, "crypted without a Crypt");
+        self.now_ns = now_ns;
+        let bytes = state.parts.bytes();
+        if std::mem::take(&mut state.handed) {
+            self.line.take_back(bytes, now_ns);
+        }
         if let Some(spent_ns) = spent_ns {
-            self.learned.crypt(state.parts.sectors() * 512, spent_ns);
+            self.learned.crypt(bytes, spent_ns);
             if state.woke_worker {
                 let waited = now_ns.saturating_sub(state.since_ns);
                 self.learned.handover(waited.saturating_sub(spent_ns));
@@ -355,22 +290,17 @@ impl<E: Copy> Machine<E> {
     pub fn stored(&mut self, chunk: ChunkId, result: Result<(), E>, now_ns: u64) {
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         assert!(state.phase == Phase::Store, "stored without a Store");
-        let (op, sectors) = (state.op, state.parts.sectors());
+        self.now_ns = now_ns;
+        let (op, bytes) = (state.op, state.parts.bytes());
         if result.is_ok() && matches!(op, Op::Read | Op::Write { .. }) {
             let took = now_ns.saturating_sub(state.since_ns);
-            self.learned.store(op.is_write(), sectors * 512, took);
+            self.learned.store(op.is_write(), bytes, took);
         }
         if op != Op::Read || result.is_err() {
             return self.end_chunk(chunk, result);
         }
-        let request = state.parts.as_slice()[0].request;
-        let busy = !self.arrived.is_empty() || !self.outputs.is_empty();
-        let place = self.place(request, sectors, busy);
-        let woke_worker = place != Place::Here && self.surroundings.idle_workers > 0;
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
-        (state.phase, state.since_ns, state.woke_worker) = (Phase::Crypt, now_ns, woke_worker);
-        self.tally_place(place);
-        self.arrived.push_back(Output::Crypt { chunk, place });
+        state.phase = Phase::Crypt;
+        self.line.arrived(chunk);
     }
 
     /// Hands an encrypted chunk to the backend.
@@ -438,7 +368,7 @@ impl<E: Copy> Machine<E> {
         let part = self.take_part(id, &plan);
         let more = self.requests.get(id.0).is_some_and(|request| request.next < request.end);
         let mut parts = Parts::one(part);
-        if plan.join && !more && matches!(op, Op::Read | Op::Write { .. }) {
+        if !more && matches!(op, Op::Read | Op::Write { .. }) {
             self.join_neighbours(op, &plan, &mut parts);
         }
         match (parts.as_slice().len(), whole && !more) {
@@ -447,7 +377,7 @@ impl<E: Copy> Machine<E> {
             (1, false) => {}
             (joined, _) => self.tally.joined += joined as u64,
         }
-        self.launch(op, &parts, &plan, more, now_ns);
+        self.launch(op, &parts, &plan, now_ns);
         true
     }
 
@@ -464,9 +394,19 @@ impl<E: Copy> Machine<E> {
         }
     }
 
-    fn place(&self, request: RequestId, sectors: u64, busy: bool) -> Place {
-        let request = self.requests.get(request.0).expect("its request");
-        self.policies.of(request.op).place(&self.situation(request), sectors, busy)
+    /// Where a chunk would be crypted that has so many bytes before it in line, and its length.
+    fn place(&self, chunk: ChunkId, ahead_bytes: u64) -> (Place, u64) {
+        let parts = &self.chunks.get(chunk.0).expect("a chunk under way").parts;
+        let request = self.requests.get(parts.as_slice()[0].request.0).expect("its request");
+        let bytes = parts.bytes();
+        let work = Work {
+            bytes,
+            ahead_bytes,
+            handed_bytes: self.line.handed_bytes(),
+            awake: self.line.awake(self.now_ns),
+            waited_ns: self.line.waited_ns(),
+        };
+        (self.policies.of(request.op).place(&self.situation(request), &work), bytes)
     }
 
     /// Takes a request out of the waiting line; it finishes if nothing of it is under way.
@@ -501,9 +441,12 @@ impl<E: Copy> Machine<E> {
 
     /// Adds whole requests to a chunk that continue it and wait as well.
     fn join_neighbours(&mut self, op: Op, plan: &Plan, parts: &mut Parts) {
-        while !parts.is_full() {
+        let (requests, sectors) = plan.join_max;
+        let longest = sectors.min(self.limits.transfer_sectors_max);
+        let requests = PARTS_MAX.min(requests as usize);
+        while parts.as_slice().len() < requests {
             let end = parts.end();
-            let room = self.limits.transfer_sectors_max.saturating_sub(parts.sectors());
+            let room = longest.saturating_sub(parts.sectors());
             let neighbour = self.waiting.iter().take(JOIN_SCAN).copied().find(|id| {
                 self.requests.get(id.0).is_some_and(|request| {
                     request.op == op
@@ -525,16 +468,9 @@ impl<E: Copy> Machine<E> {
         }
     }
 
-    fn launch(&mut self, op: Op, parts: &Parts, plan: &Plan, more: bool, now_ns: u64) {
+    fn launch(&mut self, op: Op, parts: &Parts, plan: &Plan, now_ns: u64) {
         self.serial += 1;
         let crypts = op.is_write();
-        let first = parts.as_slice()[0].request;
-        let place = if crypts {
-            let busy = more || !self.waiting.is_empty() || self.chunks.len() > 0;
-            self.place(first, parts.sectors(), busy)
-        } else {
-            Place::Here
-        };
         let chunk = self.chunks.insert(Chunk {
             op,
             parts: *parts,
@@ -542,7 +478,8 @@ impl<E: Copy> Machine<E> {
             serial: self.serial,
             ordered: crypts && plan.ordered,
             since_ns: now_ns,
-            woke_worker: place != Place::Here && self.surroundings.idle_workers > 0,
+            woke_worker: false,
+            handed: false,
         });
         let chunk = ChunkId(chunk.expect("start_chunk saw room"));
         if !crypts {
@@ -552,8 +489,7 @@ impl<E: Copy> Machine<E> {
         if plan.ordered {
             self.order.push_back((chunk, self.serial));
         }
-        self.tally_place(place);
-        self.outputs.push_back(Output::Crypt { chunk, place });
+        self.line.begun(chunk);
     }
 
     fn tally_place(&mut self, place: Place) {

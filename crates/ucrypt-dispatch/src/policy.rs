@@ -14,8 +14,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::around::{Device, Surroundings};
 use crate::learn::Learned;
-use crate::machine::{Device, Op, Surroundings, Urgency};
+use crate::request::{Op, Urgency};
 
 /// Where a chunk is encrypted or decrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,8 +145,8 @@ pub(crate) struct Plan {
     pub(crate) window: u32,
     /// Writes leave in the order in which they came.
     pub(crate) ordered: bool,
-    /// Neighbours that wait may travel as one.
-    pub(crate) join: bool,
+    /// Most neighbours that may travel as one if they wait together: requests, and sectors.
+    pub(crate) join_max: (u32, u64),
 }
 
 /// Everything that a decision may depend on.
@@ -170,100 +171,59 @@ const ZEROES_WINDOW: u32 = 2;
 /// dm-crypt splits requests at this length since 2024 (`max_read_size`, `max_write_size`).
 const SPLIT_SECTORS: u64 = 256;
 
-/// What is decrypted while it still sits in the core's cache: half of a usual L2.
-const CACHE_BYTES: f64 = 512.0 * 1024.0;
+/// Adaptive's chunks are multiples of this: what caches and devices like.
+const PAGE_BYTES: u64 = 4096;
 
-/// Shortest chunk that a request is cut into for the sake of overlapping.
-const CHUNK_BYTES_MIN: f64 = 4096.0;
-
-/// A hand-over pays when the work is worth this many of them.
-const HANDOVERS_WORTH: f64 = 2.0;
+/// The crypt work that there is when a chunk is to be placed, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Work {
+    /// Of the chunk.
+    pub(crate) bytes: u64,
+    /// Of the others that this thread does before it.
+    pub(crate) ahead_bytes: u64,
+    /// Of those that this queue has handed to workers.
+    pub(crate) handed_bytes: u64,
+    /// Workers that have one of them, or had one a moment ago and do not sleep yet.
+    pub(crate) awake: u32,
+    /// See [`Line::waited_ns`](crate::line::Line::waited_ns).
+    pub(crate) waited_ns: f64,
+}
 
 impl Policy {
     /// Into how many chunks, and in which order they may leave.
     pub(crate) fn plan(self, situation: &Situation<'_>) -> Plan {
         let whole = situation.transfer_sectors_max;
-        let plan = |chunk_sectors: u64, ordered, join| Plan {
+        let plan = |chunk_sectors: u64, ordered| Plan {
             chunk_sectors: chunk_sectors.min(whole).max(1),
             window: match situation.op {
                 Op::EncryptZeroes { .. } => ZEROES_WINDOW,
                 _ => u32::MAX,
             },
             ordered,
-            join,
+            join_max: (1, 0),
         };
         match self {
-            Self::Inline => plan(whole, true, false),
-            Self::SameCpu { sorted } | Self::Unbound { sorted } => {
-                plan(SPLIT_SECTORS, sorted, false)
-            }
-            Self::Merge => plan(whole, true, true),
+            Self::Inline => plan(whole, true),
+            Self::SameCpu { sorted } | Self::Unbound { sorted } => plan(SPLIT_SECTORS, sorted),
+            Self::Merge => Plan { join_max: (u32::MAX, whole), ..plan(whole, true) },
             Self::Adaptive => {
-                #[expect(clippy::cast_sign_loss, reason = "a positive number of bytes")]
-                let bytes = situation.chunk_bytes() as u64;
-                plan(bytes.div_ceil(512), true, true)
+                let (requests, joined_bytes) = situation.join();
+                #[expect(clippy::cast_sign_loss, reason = "positive numbers of bytes")]
+                let (bytes, joined) = (situation.chunk_bytes() as u64, joined_bytes as u64);
+                let join_max = (requests, (joined / 512).min(whole));
+                let pages = bytes.div_ceil(PAGE_BYTES);
+                Plan { join_max, ..plan(pages * (PAGE_BYTES / 512), true) }
             }
         }
     }
 
-    /// Where a chunk of `sectors` is crypted. `busy`: this thread has something else to do
-    /// meanwhile.
-    pub(crate) fn place(self, situation: &Situation<'_>, sectors: u64, busy: bool) -> Place {
+    /// Where a chunk is crypted.
+    pub(crate) fn place(self, situation: &Situation<'_>, work: &Work) -> Place {
         match self {
             Self::Inline | Self::Merge => Place::Here,
             Self::SameCpu { .. } => Place::SameCore,
             Self::Unbound { .. } => Place::Worker,
-            Self::Adaptive => situation.place(sectors, busy),
-        }
-    }
-}
-
-impl Situation<'_> {
-    /// Adaptive: the length of a chunk, in bytes.
-    ///
-    /// Cutting a request of `c` nanoseconds of cipher into `n` chunks leaves `c/n` of them that
-    /// nothing overlaps with, and costs `n - 1` further operations of `k` nanoseconds: the sum is
-    /// least at `n = sqrt(c/k)`. When other requests are in flight they overlap anyway, and each
-    /// further operation takes time from them: `k` counts `depth` times.
-    fn chunk_bytes(&self) -> f64 {
-        let bytes = self.sectors as f64 * 512.0;
-        let cipher_ns = bytes * self.learned.cipher_ns_per_byte();
-        let workers = f64::from(self.surroundings.idle_workers);
-        if self.device.synchronous {
-            // Nothing overlaps with the backend: it is this thread that copies. But a worker can
-            // decrypt one chunk while the next is copied.
-            let share = bytes / (1.0 + workers);
-            let worth = self.worth_bytes();
-            let handed = if workers > 0.0 && share >= worth { share } else { bytes };
-            return handed.min(CACHE_BYTES);
-        }
-        let each_ns = self.learned.request_ns() + self.device.request_ns as f64;
-        let chunks = (cipher_ns / (each_ns * f64::from(self.depth.max(1)))).sqrt();
-        (bytes / chunks.max(1.0)).max(CHUNK_BYTES_MIN)
-    }
-
-    /// Least number of bytes whose crypt is worth a hand-over.
-    fn worth_bytes(&self) -> f64 {
-        HANDOVERS_WORTH * self.learned.handover_ns() / self.learned.cipher_ns_per_byte()
-    }
-
-    /// Adaptive: hand on what is larger than the hand-over costs, if a core is free and this
-    /// thread has something else to do meanwhile.
-    fn place(&self, sectors: u64, busy: bool) -> Place {
-        if self.surroundings.workers == 0 {
-            return Place::Here;
-        }
-        match self.urgency {
-            Urgency::Urgent => Place::Here,
-            Urgency::Background => Place::Worker,
-            Urgency::Normal => {
-                let worth = sectors as f64 * 512.0 >= self.worth_bytes();
-                if worth && busy && self.surroundings.idle_workers > 0 {
-                    Place::Worker
-                } else {
-                    Place::Here
-                }
-            }
+            Self::Adaptive => situation.adaptive_place(work),
         }
     }
 }

@@ -31,7 +31,8 @@ fn limits() -> Limits {
     }
 }
 
-const DEVICE: Device = Device { synchronous: false, request_ns: 0, depth_max: 12 };
+const DEVICE: Device =
+    Device { synchronous: false, request_ns: 0, rotational: false, depth_max: 12 };
 
 const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2 };
 
@@ -46,8 +47,10 @@ struct Seen {
     /// Sectors that were stored with success, and that were crypted.
     stored: u64,
     crypted: u64,
-    /// Where the next chunk must start.
-    next: u64,
+    /// Counts requests as they were accepted.
+    number: usize,
+    /// Which of its sectors are in a chunk.
+    begun: Vec<bool>,
     failed: bool,
 }
 
@@ -60,8 +63,8 @@ struct World {
     seen: HashMap<RequestId, Seen>,
     crypts: Vec<(ChunkId, Vec<Part>)>,
     stores: Vec<(ChunkId, Vec<Part>)>,
-    /// Ordered writes whose crypt was asked for and that have not left.
-    order: Vec<ChunkId>,
+    /// Of the write that left last: its request's number, and its sector.
+    left: (usize, u64),
     accepted: usize,
     finished: usize,
     refused: usize,
@@ -78,7 +81,7 @@ impl World {
             seen: HashMap::new(),
             crypts: Vec::new(),
             stores: Vec::new(),
-            order: Vec::new(),
+            left: (0, 0),
             accepted: 0,
             finished: 0,
             refused: 0,
@@ -111,9 +114,10 @@ impl World {
             self.refused += 1;
             return;
         };
-        let seen = Seen { request, stored: 0, crypted: 0, next: request.sector, failed: false };
-        assert!(self.seen.insert(id, seen).is_none(), "an id names two requests");
         self.accepted += 1;
+        let (number, begun) = (self.accepted, vec![false; request.sectors as usize]);
+        let seen = Seen { request, stored: 0, crypted: 0, number, begun, failed: false };
+        assert!(self.seen.insert(id, seen).is_none(), "an id names two requests");
     }
 
     fn take_outputs(&mut self) {
@@ -125,7 +129,6 @@ impl World {
                     let op = self.machine.op(chunk).expect("a chunk under way");
                     if op != Op::Read {
                         self.check_start(op, &parts);
-                        self.order.push(chunk);
                     }
                     self.crypts.push((chunk, parts));
                 }
@@ -134,7 +137,7 @@ impl World {
                     let op = self.machine.op(chunk).expect("a chunk under way");
                     assert_eq!(kind, StoreKind::from(op));
                     if matches!(kind, StoreKind::Write { .. }) {
-                        self.check_order(chunk);
+                        self.check_order(op, parts[0]);
                     } else {
                         self.check_start(op, &parts);
                     }
@@ -146,7 +149,7 @@ impl World {
         }
     }
 
-    /// A chunk that starts must continue its requests and stay within the bounds.
+    /// A chunk that starts must be new sectors of its requests, adjacent, and within the bounds.
     fn check_start(&mut self, op: Op, parts: &[Part]) {
         let (first, last) = (parts[0].sector, parts[parts.len() - 1]);
         let end = last.sector + last.sectors;
@@ -155,10 +158,12 @@ impl World {
             let seen = self.seen.get_mut(&part.request).expect("a part of an unknown request");
             assert!(!seen.failed, "a chunk was started after an error");
             assert_eq!(seen.request.op, op);
-            assert_eq!((part.sector, part.sector), (seen.next, at), "parts do not follow");
-            seen.next += part.sectors;
+            assert_eq!(part.sector, at, "parts do not follow");
             at += part.sectors;
-            assert!(seen.next <= seen.request.sector + seen.request.sectors);
+            let from = (part.sector - seen.request.sector) as usize;
+            for begun in &mut seen.begun[from..from + part.sectors as usize] {
+                assert!(!std::mem::replace(begun, true), "a sector is in two chunks");
+            }
         }
         let moves_data = !matches!(op, Op::Discard | Op::Flush);
         assert!(!moves_data || end - first <= 16, "a transfer that is too large");
@@ -167,17 +172,19 @@ impl World {
         self.joined += parts.len() - 1;
     }
 
-    /// A write that leaves must be the first of those whose turn has not come, where the policy
-    /// keeps order.
-    fn check_order(&mut self, chunk: ChunkId) {
-        let at = self.order.iter().position(|&waiting| waiting == chunk);
-        let at = at.expect("a write leaves that was not encrypted");
+    /// A write must leave after all that came before it, where the policy keeps order. Requests that
+    /// travel with an earlier one go before their turn; zeroes let others pass.
+    fn check_order(&mut self, op: Op, first: Part) {
         let unsorted = matches!(
             self.policy,
             Policy::SameCpu { sorted: false } | Policy::Unbound { sorted: false }
         );
-        assert!(at == 0 || unsorted, "{}: a write overtook another", self.policy);
-        self.order.remove(at);
+        if unsorted || matches!(op, Op::EncryptZeroes { .. }) {
+            return;
+        }
+        let place = (self.seen[&first.request].number, first.sector);
+        assert!(place > self.left, "{}: a write overtook another", self.policy);
+        self.left = place;
     }
 
     fn check_finish(&mut self, id: RequestId, result: Result<(), u32>) {
@@ -217,9 +224,6 @@ impl World {
             *(if crypt { &mut seen.crypted } else { &mut seen.stored }) += part.sectors;
         }
         if crypt {
-            if fails {
-                self.order.retain(|&waiting| waiting != chunk);
-            }
             self.machine.crypted(chunk, result, Some(self.random.below(5000)), self.now);
         } else {
             self.machine.stored(chunk, result, self.now);
@@ -329,28 +333,99 @@ fn neighbours_that_wait_together_travel_as_one_in_the_order_of_their_sectors() {
     assert_eq!(started, [vec![204, 208], vec![200], vec![300]]);
 }
 
-#[test]
-fn what_is_worth_it_is_handed_to_a_free_worker_and_nothing_else_is() {
-    let place = |sectors, urgency, idle| {
-        let limits = Limits { transfer_sectors_max: 2048, ..limits() };
-        let mut machine = Machine::<u32>::new(limits, Policy::Adaptive, DEVICE);
-        machine.learned_mut().crypt(1 << 20, 1 << 20);
-        machine.learned_mut().handover(5000);
-        // Something else to do.
-        machine.request(request(Op::Write { fua: false }, 5000, 8)).unwrap();
-        let write = Request { urgency, ..request(Op::Write { fua: false }, 6000, sectors) };
-        machine.request(write).unwrap();
-        machine.plan(0, Surroundings { workers: 2, idle_workers: idle });
-        machine.next_output();
-        match machine.next_output() {
-            Some(Output::Crypt { place, .. }) => place,
-            other => panic!("{other:?}"),
+/// A machine of adaptive that knows its cipher (1 ns a byte) and its hand-over (5 us).
+fn adaptive(device: Device) -> Machine<u32> {
+    let limits =
+        Limits { transfer_sectors_max: 2048, requests_max: 64, chunks_max: 64, ..limits() };
+    let mut machine = Machine::new(limits, Policy::Adaptive, Device { depth_max: 64, ..device });
+    machine.learned_mut().crypt(1 << 20, 1 << 20);
+    machine.learned_mut().handover(5000);
+    machine
+}
+
+/// Where each crypt that is asked for now is to be done. What is to be done here is done at once.
+fn places(machine: &mut Machine<u32>, around: Surroundings) -> Vec<Place> {
+    let mut places = Vec::new();
+    machine.plan(0, around);
+    while let Some(output) = machine.next_output() {
+        if let Output::Crypt { chunk, place } = output {
+            places.push(place);
+            if place == Place::Here {
+                machine.crypted(chunk, Ok(()), None, 0);
+            }
         }
+    }
+    places
+}
+
+const WRITE: Op = Op::Write { fua: false };
+
+#[test]
+fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
+    let write = |sectors, around| {
+        let mut machine = adaptive(DEVICE);
+        machine.request(request(WRITE, 2000, sectors)).unwrap();
+        places(&mut machine, around)
     };
-    let (here, worker) = (Place::Here, Place::Worker);
-    assert_eq!(place(8, Urgency::Normal, 2), here, "4 KiB take less than a hand-over");
-    assert_eq!(place(256, Urgency::Normal, 2), worker);
-    assert_eq!(place(256, Urgency::Normal, 0), here, "nobody is free");
-    assert_eq!(place(256, Urgency::Urgent, 2), here);
-    assert_eq!(place(8, Urgency::Background, 0), worker);
+    // Chunks of about sqrt(c * k) = 12 KiB: the first one here, or a worker would have it later.
+    let spread = write(256, WORKERS);
+    assert!(spread.len() > 2 && spread.contains(&Place::Here), "{spread:?}");
+    assert!(spread.contains(&Place::Worker), "{spread:?}");
+    assert_eq!(write(8, WORKERS), [Place::Here], "4 KiB take less than a hand-over");
+    let alone = write(256, Surroundings::default());
+    assert!(alone.iter().all(|&place| place == Place::Here), "nobody is there: {alone:?}");
+}
+
+#[test]
+fn a_line_longer_than_a_hand_over_takes_goes_to_workers() {
+    let busy = |sectors, around| {
+        let mut machine = adaptive(DEVICE);
+        for index in 0..16 {
+            machine.request(request(WRITE, 2000 + 500 * index, sectors)).unwrap();
+        }
+        places(&mut machine, around)
+    };
+    let small = busy(8, WORKERS);
+    assert_eq!(small, [Place::Worker; 16], "the third would wait for longer than a hand-over");
+    let asleep = Surroundings { idle_workers: 0, ..WORKERS };
+    assert_eq!(busy(8, asleep), [Place::Here; 16], "all workers are busy for others");
+    assert_eq!(busy(8, Surroundings::default()), [Place::Here; 16], "there are none");
+}
+
+#[test]
+fn what_is_polled_for_is_never_handed_on_and_what_nobody_waits_for_always() {
+    let places_of = |urgency, around| {
+        let mut machine = adaptive(DEVICE);
+        for index in 0..16 {
+            for sectors in [8, 256] {
+                let write = request(WRITE, 3000 + 5000 * index + sectors, sectors);
+                machine.request(Request { urgency, ..write }).unwrap();
+            }
+        }
+        places(&mut machine, around)
+    };
+    let asleep = Surroundings { idle_workers: 0, ..WORKERS };
+    for around in [WORKERS, asleep] {
+        let urgent = places_of(Urgency::Urgent, around);
+        assert!(urgent.len() >= 32 && urgent.iter().all(|&place| place == Place::Here));
+        let background = places_of(Urgency::Background, around);
+        assert!(background.len() >= 32 && background.iter().all(|&place| place == Place::Worker));
+    }
+    let nobody = places_of(Urgency::Background, Surroundings::default());
+    assert!(nobody.iter().all(|&place| place == Place::Here), "a request never waits for nobody");
+}
+
+#[test]
+fn few_neighbours_stay_apart_many_are_joined_and_all_of_them_where_order_matters() {
+    let chunks = |count: u64, device| {
+        let mut machine = adaptive(device);
+        for index in 0..count {
+            machine.request(request(Op::Read, 2000 + 8 * index, 8)).unwrap();
+        }
+        started(&mut machine).len()
+    };
+    assert_eq!(chunks(4, DEVICE), 4, "each keeps the device busy");
+    assert!((8..=16).contains(&chunks(32, DEVICE)), "{}", chunks(32, DEVICE));
+    let hdd = Device { rotational: true, ..DEVICE };
+    assert_eq!((chunks(4, hdd), chunks(16, hdd)), (1, 1));
 }

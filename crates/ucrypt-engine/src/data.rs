@@ -2,15 +2,16 @@
 
 use ucrypt_backend::Buf;
 
-/// A request's data, cut into chunks from the front and put together again at the end.
+/// A request's data, cut into chunks and put together again at the end. Offsets are bytes of the
+/// request.
 #[derive(Debug)]
 pub(crate) struct Data {
-    /// What is in no chunk yet, the last piece first.
-    rest: Vec<Buf>,
+    /// What is in no chunk yet, the last piece first while chunks are cut in turn.
+    rest: Vec<(usize, Buf)>,
     /// Bytes cut off so far, and of them those that came back.
     cut: usize,
     back: usize,
-    /// Chunks that came back, by their offset in the request. Kept between requests, as `rest` is,
+    /// Chunks that came back. Kept between requests, as `rest` is,
     /// so that they allocate no more once they have grown.
     parts: Vec<(usize, Buf)>,
     /// The pieces are the client's own memory: they are let go where they are.
@@ -36,13 +37,13 @@ impl Whole {
     }
 }
 
-/// Chunks of the largest request (32 MiB in transfers of 1 MiB); more make the table grow.
+/// Chunks of the largest request (32 MiB in transfers of 1 MiB); more make the tables grow.
 const PARTS: usize = 33;
 
 impl Default for Data {
     fn default() -> Self {
         Self {
-            rest: Vec::with_capacity(1),
+            rest: Vec::with_capacity(PARTS),
             cut: 0,
             back: 0,
             parts: Vec::with_capacity(PARTS),
@@ -55,7 +56,7 @@ impl Data {
     /// Starts over with a new request's buffer.
     pub(crate) fn set(&mut self, buf: Option<Buf>) {
         self.clear();
-        self.rest.extend(buf);
+        self.rest.extend(buf.map(|buf| (0, buf)));
     }
 
     /// Starts over with a read into the client's own memory, piece by piece. What does not come
@@ -63,8 +64,14 @@ impl Data {
     pub(crate) fn set_scattered(&mut self, pieces: &mut Vec<Buf>) {
         self.clear();
         self.scattered = true;
-        self.rest.extend(pieces.drain(..).rev());
-        self.rest.iter_mut().for_each(|piece| piece.wipe_when_dropped(true));
+        let mut end = pieces.iter().map(|piece| piece.len()).sum();
+        for mut piece in pieces.drain(..).rev() {
+            end -= piece.len();
+            piece.wipe_when_dropped(true);
+            if !piece.is_empty() {
+                self.rest.push((end, piece));
+            }
+        }
     }
 
     fn clear(&mut self) {
@@ -73,32 +80,41 @@ impl Data {
         (self.cut, self.back, self.scattered) = (0, 0, false);
     }
 
-    /// Moves the next `len` bytes to `chunk`: several buffers of scattered data, otherwise one.
-    /// Returns whether there were as many.
+    /// Moves `len` bytes from `offset` to `chunk`: several buffers of scattered data, otherwise
+    /// one. Returns whether all of them were there.
     #[must_use]
-    pub(crate) fn cut(&mut self, len: usize, chunk: &mut Vec<Buf>) -> bool {
-        let mut missing = len;
-        while missing > 0 {
-            let Some(mut piece) = self.rest.pop() else { return false };
-            if piece.len() > missing {
-                self.rest.push(piece.split_off(missing));
+    pub(crate) fn cut(&mut self, offset: usize, len: usize, chunk: &mut Vec<Buf>) -> bool {
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let holds = |(start, piece): &(usize, Buf)| *start <= at && at - start < piece.len();
+            let Some(index) = self.rest.iter().rposition(holds) else { return false };
+            let (start, mut piece) = self.rest.swap_remove(index);
+            if start < at {
+                let cut = piece.split_off(at - start);
+                self.rest.push((start, piece));
+                piece = cut;
             }
-            missing -= piece.len();
+            if at + piece.len() > end {
+                self.rest.push((end, piece.split_off(end - at)));
+            }
+            at += piece.len();
             self.cut += piece.len();
             chunk.push(piece);
         }
         true
     }
 
-    /// Fills what is in no chunk yet with what follows in `source`, the request's plaintext.
+    /// Fills what is in no chunk yet from `source`, the request's plaintext.
     pub(crate) fn fill_rest(&mut self, source: &[u8]) {
-        if let (Some(rest), Some(left)) = (self.rest.last_mut(), source.get(self.cut..)) {
-            let len = rest.len().min(left.len());
-            rest[..len].copy_from_slice(&left[..len]);
+        for (start, piece) in &mut self.rest {
+            if let Some(left) = source.get(*start..) {
+                let len = piece.len().min(left.len());
+                piece[..len].copy_from_slice(&left[..len]);
+            }
         }
     }
 
-    /// Takes decrypted bytes back that were cut at `offset` bytes of the request.
+    /// Takes decrypted bytes back that were cut at `offset`.
     pub(crate) fn put_back(&mut self, offset: usize, mut part: Buf) {
         self.back += part.len();
         if self.scattered {
@@ -125,5 +141,64 @@ impl Data {
             whole.join(part).ok()?;
         }
         Some(Whole::One(whole))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ucrypt_backend::Pool;
+
+    const LEN: usize = 10_000;
+    const CHUNK: usize = 2500;
+
+    fn source() -> Vec<u8> {
+        (0..LEN).map(|byte| (byte % 251) as u8).collect()
+    }
+
+    #[test]
+    fn chunks_cut_in_any_order_hold_their_own_bytes_and_become_the_whole_again() {
+        let pool = Pool::new(1 << 20).expect("memory");
+        let source = source();
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+            let mut data = Data::default();
+            data.set(pool.alloc(LEN));
+            data.fill_rest(&source);
+            let mut chunk = Vec::new();
+            for offset in order.map(|index| index * CHUNK) {
+                assert!(data.cut(offset, CHUNK, &mut chunk), "it was not cut before");
+                assert!(!data.cut(offset, 1, &mut Vec::new()), "cut twice");
+                let [cut] = std::mem::take(&mut chunk).try_into().expect("one buffer");
+                assert_eq!(cut[..], source[offset..offset + CHUNK]);
+                data.put_back(offset, cut);
+            }
+            let whole = data.join().and_then(Whole::into_buf).expect("every chunk came back");
+            assert_eq!(whole[..], source[..]);
+        }
+    }
+
+    #[test]
+    fn scattered_data_is_cut_across_its_pieces() {
+        let pool = Pool::new(1 << 20).expect("memory");
+        let (source, mut at) = (source(), 0);
+        let pieces = [700, 4000, 1, 5299].map(|len| {
+            let mut piece = pool.alloc(len).expect("room");
+            piece.copy_from_slice(&source[at..at + len]);
+            at += len;
+            piece
+        });
+        let mut data = Data::default();
+        data.set_scattered(&mut pieces.into());
+        let mut chunk = Vec::new();
+        for offset in [CHUNK, 0, 3 * CHUNK, 2 * CHUNK] {
+            assert!(data.cut(offset, CHUNK, &mut chunk));
+            let mut at = offset;
+            for cut in chunk.drain(..) {
+                assert_eq!(cut[..], source[at..at + cut.len()]);
+                at += cut.len();
+            }
+            assert_eq!(at, offset + CHUNK);
+        }
+        assert!(!data.cut(0, 1, &mut chunk), "nothing is left");
     }
 }

@@ -193,6 +193,7 @@ impl Queue {
         let device = Device {
             synchronous: limits.synchronous,
             request_ns: limits.request_ns,
+            rotational: limits.rotational,
             depth_max: limits.depth_max,
         };
         let mut machine = Machine::new(

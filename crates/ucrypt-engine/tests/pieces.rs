@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use common::{Random, aes, volume, volume_under};
-use ucrypt_backend::{Backend, Done, Extent, FileBackend, Io, Limits, OpenOptions, memory};
+use ucrypt_backend::{
+    Backend, Done, Extent, FileBackend, Io, Limits, OpenOptions, memory, total_len,
+};
 use ucrypt_engine::{Buf, Errno, Policy, Queue, QueueConfig, Rejected};
 
 const MIB: u64 = 1 << 20;
@@ -215,10 +217,10 @@ impl ucrypt_backend::Queue for TreacherousQueue {
     }
 
     fn submit(&mut self, io: Io) {
-        if let Io::Read { token, offset, .. } = io
-            && offset >= MIB
+        if let Io::Read { token, offset, bufs } = &io
+            && offset + total_len(bufs) as u64 > MIB
         {
-            self.1.push(token);
+            self.1.push(*token);
         }
         self.0.submit(io);
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ucrypt_backend::{Buf, Errno};
-use ucrypt_dispatch::Op as MachineOp;
+use ucrypt_dispatch::{Op as MachineOp, Part};
 
 use crate::data::Data;
 use crate::range_lock::Mode;
@@ -79,6 +79,15 @@ pub(super) struct Slot {
     pub(super) op: MachineOp,
     pub(super) first_sector: u64,
     pub(super) data: Data,
+}
+
+impl Slot {
+    /// Moves a part's bytes out of the request's data. Returns whether all of them were there.
+    #[must_use]
+    pub(super) fn cut(&mut self, part: &Part, chunk: &mut Vec<Buf>) -> bool {
+        let offset = (part.sector - self.first_sector) as usize * 512;
+        self.data.cut(offset, part.sectors as usize * 512, chunk)
+    }
 }
 
 impl Default for Slot {

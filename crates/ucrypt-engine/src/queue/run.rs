@@ -281,8 +281,8 @@ impl Queue {
             place == Place::Here && parts.iter().all(|part| plaintext(&self.slots, part).is_some());
         let mut encrypted = here;
         for part in parts {
-            let data = &mut self.slots[part.request.index()].data;
-            let whole = data.cut(part.sectors as usize * 512, bufs);
+            let slot = &mut self.slots[part.request.index()];
+            let whole = slot.cut(part, bufs);
             let Some(buf) = bufs.last_mut().filter(|_| whole) else { return Err(Errno::IO) };
             let Some(plain) = plaintext(&self.slots, part) else { continue };
             let (segment, sector) = self.volume.place(part.sector);
@@ -368,8 +368,7 @@ impl Queue {
             StoreKind::Zeroes => Io::WriteZeroes { token, offset, len },
             StoreKind::Read => {
                 for part in parts {
-                    let data = &mut self.slots[part.request.index()].data;
-                    let whole = data.cut(part.sectors as usize * 512, bufs);
+                    let whole = self.slots[part.request.index()].cut(part, bufs);
                     debug_assert!(whole, "a read has memory for all its sectors");
                 }
                 Io::Read { token, offset, bufs: std::mem::take(bufs) }

@@ -1,0 +1,39 @@
+//! What is around a machine: its bounds, its backend, its workers.
+
+/// Bounds of a machine, fixed at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Most requests between acceptance and finish.
+    pub requests_max: u32,
+    /// Most chunks under way.
+    pub chunks_max: u32,
+    /// Largest store, in 512-byte sectors; a multiple of `sector_sectors`.
+    pub transfer_sectors_max: u64,
+    /// 512-byte sectors that are encrypted as one: chunks are whole multiples of it.
+    pub sector_sectors: u64,
+    /// Sectors that no chunk may cross (segment borders), ascending.
+    pub borders: Vec<u64>,
+}
+
+/// What is known of the backend without measuring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    /// Operations are carried out by the thread that submits them.
+    pub synchronous: bool,
+    /// What one more operation costs beyond its bytes, in nanoseconds (a network volume charges
+    /// per request); 0 if unknown.
+    pub request_ns: u64,
+    /// It has moving parts: order matters to it, and one more operation costs more than anything.
+    pub rotational: bool,
+    /// Operations in flight beyond which the backend gets no faster.
+    pub depth_max: u32,
+}
+
+/// What is around the queue right now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Surroundings {
+    /// Workers that there are.
+    pub workers: u32,
+    /// Workers that have nothing to do.
+    pub idle_workers: u32,
+}

@@ -1,0 +1,86 @@
+//! Requests: what a client asks for, and what that asks of a backend.
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Read and decrypt.
+    Read,
+    /// Encrypt and write; `fua`: durable before it finishes.
+    Write {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Write sectors whose plaintext is zero, where the backend cannot do it (it would store
+    /// ciphertext that is zero).
+    EncryptZeroes {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Make every finished write durable.
+    Flush,
+    /// Tell the backend that the content is no longer needed.
+    Discard,
+    /// Have the backend write zeroes itself (no cipher in between).
+    BackendZeroes,
+}
+
+impl Op {
+    pub(crate) fn is_write(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::EncryptZeroes { .. })
+    }
+}
+
+/// How much somebody waits for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Urgency {
+    /// Polled for: never handed on.
+    Urgent,
+    /// An ordinary request.
+    #[default]
+    Normal,
+    /// Read ahead, or of idle priority: left to workers.
+    Background,
+}
+
+/// One request, in 512-byte sectors of the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// First sector, in units of 512 bytes. 0 for a flush.
+    pub sector: u64,
+    /// Number of 512-byte sectors, at least 1. 0 for a flush.
+    pub sectors: u64,
+    /// How much somebody waits for it.
+    pub urgency: Urgency,
+}
+
+/// What a `Store` asks of the backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreKind {
+    /// Read the chunk's ciphertext.
+    Read,
+    /// Write the chunk's ciphertext; durable if `fua`.
+    Write {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Flush the backend.
+    Flush,
+    /// Discard the chunk's sectors.
+    Discard,
+    /// Write zeroes to the chunk's sectors.
+    Zeroes,
+}
+
+impl From<Op> for StoreKind {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Read => Self::Read,
+            Op::Write { fua } | Op::EncryptZeroes { fua } => Self::Write { fua },
+            Op::Flush => Self::Flush,
+            Op::Discard => Self::Discard,
+            Op::BackendZeroes => Self::Zeroes,
+        }
+    }
+}
