@@ -130,7 +130,9 @@ impl Queue {
         loop {
             self.pump(None);
             let crypted = self.take_crypted();
-            let idle = !self.take_stored(wait && self.awaits_backend_only())? && !crypted;
+            // What workers have encrypted goes to the backend before anything is waited for.
+            let wait = wait && !crypted && self.awaits_backend_only();
+            let idle = !self.take_stored(wait)? && !crypted;
             if idle {
                 self.publish();
                 return Ok(());
