@@ -17,10 +17,11 @@
 //!   `fua` is durable when it is answered.
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
-//! name), to the ring in [`ring`] and to its use in [`mod@file`].
+//! name), to mappings in [`map`], to the ring in [`ring`] and to its use in [`mod@file`].
 
 pub mod buf;
 pub mod file;
+pub mod map;
 mod memory;
 pub mod model;
 pub mod ring;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 
 pub use buf::{Buf, Pool};
 pub use file::{FileBackend, OpenError, OpenOptions};
+pub use map::Mapping;
 pub use memory::memory;
 pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
@@ -185,6 +187,11 @@ pub trait Backend: Send + Sync {
     /// The allocation of `len` bytes from `offset`, at most `max` extents, which together may
     /// end early. What cannot be told counts as allocated.
     fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent>;
+
+    /// Its bytes in place, for what is in memory; `None` if they can only be read.
+    fn map(&self) -> Option<Arc<Mapping>> {
+        None
+    }
 
     /// One line that says what it is, e.g. `file /x.img (io_uring)`.
     fn describe(&self) -> String;

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
-use crate::{Backend, Done, Extent, Io, Limits, Queue};
+use crate::{Backend, Done, Extent, Io, Limits, Mapping, Queue};
 
 /// Reads zeroes, accepts writes and drops them.
 #[derive(Debug)]
@@ -42,6 +43,10 @@ impl Backend for ZeroBackend {
 
     fn extents(&self, _offset: u64, len: u64, _max: usize) -> Vec<Extent> {
         vec![Extent { len, hole: true }]
+    }
+
+    fn map(&self) -> Option<Arc<Mapping>> {
+        Mapping::zeroes(self.limits.transfer_max as usize).ok().map(Arc::new)
     }
 
     fn describe(&self) -> String {

@@ -133,6 +133,8 @@ pub struct Queue {
     /// By the machine's chunk: its buffers while they are in no other hands. The lists travel with
     /// the buffers and come back, so that none is made after start.
     chunks: Vec<Vec<Buf>>,
+    /// By the machine's chunk: its ciphertext lies in the backend's mapping, not in its buffers.
+    mapped: Box<[bool]>,
     jobs: Vec<Option<Job>>,
     /// By job: the client's own memory, as long as it is not with the machine's requests. The
     /// lists are kept, so that none is made once they have grown.
@@ -174,6 +176,10 @@ enum RingOf {
 
 /// A job needs at most this many machine requests at once: two edges and the middle.
 const REQUESTS_PER_JOB: u32 = 3;
+
+/// Buffers of a chunk for which room is kept: requests that travel together, in pieces. More make
+/// the list grow.
+const CHUNK_BUFS: usize = 4 * PARTS_MAX;
 
 /// Room for the chunks of one 32 MiB request.
 const CHUNKS_MIN: u32 = 32;
@@ -225,7 +231,8 @@ impl Queue {
             backend: Some(backend),
             answers: Vec::with_capacity(chunks as usize),
             slots: (0..depth * REQUESTS_PER_JOB).map(|_| Slot::default()).collect(),
-            chunks: (0..chunks).map(|_| Vec::with_capacity(PARTS_MAX)).collect(),
+            chunks: (0..chunks).map(|_| Vec::with_capacity(CHUNK_BUFS)).collect(),
+            mapped: vec![false; chunks as usize].into(),
             inbox: Arc::new(Inbox::new(chunks as usize, waker.clone())),
             handed: 0,
             crypted_here: 0,

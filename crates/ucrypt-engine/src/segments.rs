@@ -1,9 +1,10 @@
 //! The segments of a volume and their ciphers: what the volume, its queues and its workers share.
 
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ucrypt_backend::{Buf, Errno};
+use ucrypt_backend::{Buf, Errno, Mapping};
 use ucrypt_sector::SectorCipher;
 
 /// A run of the volume that lies in one piece on the backend.
@@ -40,6 +41,19 @@ pub struct CipherModel {
 pub(crate) struct Segments {
     list: Vec<Segment>,
     model: Option<CipherModel>,
+    /// The backend's bytes in place.
+    mapping: Option<Arc<Mapping>>,
+}
+
+/// What is done to adjacent sectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// In place.
+    Encrypt,
+    /// In place.
+    Decrypt,
+    /// Out of the backend's mapping.
+    DecryptMapped,
 }
 
 impl Deref for Segments {
@@ -51,23 +65,35 @@ impl Deref for Segments {
 }
 
 impl Segments {
-    pub(crate) fn new(list: Vec<Segment>, model: Option<CipherModel>) -> Self {
-        Self { list, model }
+    pub(crate) fn new(
+        list: Vec<Segment>,
+        model: Option<CipherModel>,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Self {
+        Self { list, model, mapping }
     }
 
-    /// Encrypts or decrypts adjacent sectors in place. `sector`: the first, in the segment.
+    /// Whether [`Way::DecryptMapped`] of these bytes saves a read. `offset`: on the backend.
+    pub(crate) fn at_hand(&self, offset: u64, bytes: usize) -> bool {
+        self.mapping.as_ref().is_some_and(|mapping| mapping.at_hand(offset, bytes))
+    }
+
+    /// Encrypts or decrypts adjacent sectors. `sector`: the first, in the segment.
     pub(crate) fn crypt(
         &self,
         segment: usize,
         mut sector: u64,
         bufs: &mut [Buf],
-        encrypt: bool,
+        way: Way,
     ) -> Result<(), Errno> {
+        if way == Way::DecryptMapped {
+            return self.decrypt_mapped(segment, sector, bufs);
+        }
         let Some(cipher) = &self.list[segment].cipher else { return Ok(()) };
         let started = self.model.map(|_| Instant::now());
         let mut bytes = 0;
         for buf in bufs {
-            if encrypt {
+            if way == Way::Encrypt {
                 cipher.encrypt_in_place(sector, buf)
             } else {
                 cipher.decrypt_in_place(sector, buf)
@@ -77,6 +103,42 @@ impl Segments {
             bytes += buf.len();
         }
         self.take_time(started, bytes);
+        Ok(())
+    }
+
+    /// Decrypts out of the mapping; where that broke meanwhile, out of the file.
+    fn decrypt_mapped(
+        &self,
+        segment: usize,
+        mut sector: u64,
+        bufs: &mut [Buf],
+    ) -> Result<(), Errno> {
+        let mapping = self.mapping.as_ref().ok_or(Errno::IO)?;
+        let Segment { backend_offset, cipher, .. } = &self.list[segment];
+        for buf in bufs {
+            let started = self.model.map(|_| Instant::now());
+            let (offset, len) = (backend_offset + sector * 512, buf.len());
+            let done = mapping.read(offset, len, |stored| {
+                let Some(cipher) = cipher else {
+                    buf.copy_from_slice(stored);
+                    return Ok(());
+                };
+                cipher.decrypt(sector, stored, buf).map_err(|_| Errno::IO)
+            });
+            match (done, cipher) {
+                (Some(done), _) => done?,
+                (None, cipher) => {
+                    mapping.read_exact(offset, buf)?;
+                    if let Some(cipher) = cipher {
+                        cipher.decrypt_in_place(sector, buf).map_err(|_| Errno::IO)?;
+                    }
+                }
+            }
+            if cipher.is_some() {
+                self.take_time(started, len);
+            }
+            sector += len as u64 / 512;
+        }
         Ok(())
     }
 

@@ -143,7 +143,7 @@ impl Volume {
             return Err(VolumeError::Empty);
         }
         let workers = options.workers()?;
-        let segments = Arc::new(Segments::new(segments, options.cipher_model));
+        let segments = Arc::new(Segments::new(segments, options.cipher_model, backend.map()));
         let read_only = options.read_only || limits.read_only;
         let info = VolumeInfo {
             len,

@@ -20,7 +20,7 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::ChunkId;
 
-use crate::segments::{Segment, Segments};
+use crate::segments::{Segment, Segments, Way};
 
 /// Jobs that may wait for a worker.
 const JOBS_MAX: usize = 1024;
@@ -39,7 +39,7 @@ pub(crate) struct Job {
     /// First 512-byte sector in the segment.
     pub(crate) sector: u64,
     pub(crate) bufs: Vec<Buf>,
-    pub(crate) encrypt: bool,
+    pub(crate) way: Way,
     pub(crate) inbox: Arc<Inbox>,
 }
 
@@ -96,9 +96,9 @@ pub(crate) fn signal(waker: &OwnedFd) {
 impl Job {
     /// Does the work and delivers it.
     fn run(self) {
-        let Self { chunk, segments, segment, sector, mut bufs, encrypt, inbox } = self;
+        let Self { chunk, segments, segment, sector, mut bufs, way, inbox } = self;
         let started = Instant::now();
-        let result = segments.crypt(segment, sector, &mut bufs, encrypt);
+        let result = segments.crypt(segment, sector, &mut bufs, way);
         let spent_ns = elapsed_ns(started);
         inbox.put(Crypted { chunk, bufs, result, spent_ns });
     }
@@ -111,7 +111,7 @@ pub(crate) fn elapsed_ns(since: Instant) -> u64 {
 /// A segment of no length, for jobs that only measure the way.
 fn nothing() -> Arc<Segments> {
     let segment = Segment { len: 0, backend_offset: 0, cipher: None };
-    Arc::new(Segments::new(vec![segment], None))
+    Arc::new(Segments::new(vec![segment], None, None))
 }
 
 struct Shared {
@@ -219,7 +219,7 @@ impl Workers {
                 segment: 0,
                 sector: 0,
                 bufs: Vec::new(),
-                encrypt: true,
+                way: Way::Encrypt,
                 inbox: inbox2,
             };
             let started = Instant::now();
@@ -333,7 +333,7 @@ mod tests {
                                 segment: 0,
                                 sector: 0,
                                 bufs: Vec::new(),
-                                encrypt: sent % 2 == 0,
+                                way: [Way::Encrypt, Way::Decrypt][sent % 2],
                                 inbox: inbox.clone(),
                             };
                             sent += usize::from(workers.hand(job).is_ok());
@@ -365,7 +365,7 @@ mod tests {
                 segment: 0,
                 sector: 0,
                 bufs: Vec::new(),
-                encrypt: true,
+                way: Way::Encrypt,
                 inbox: inbox.clone(),
             };
             assert!(workers.hand_same_core(job).is_ok());

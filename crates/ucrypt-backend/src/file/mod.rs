@@ -24,7 +24,9 @@ use rustix::fs::SeekFrom;
 
 pub use open::{OpenError, OpenOptions};
 
-use crate::{Backend, Buf, Errno, Extent, Limits, Queue};
+pub(crate) use ops::read_full;
+
+use crate::{Backend, Buf, Errno, Extent, Limits, Mapping, Queue};
 
 /// An open file or block device.
 pub struct FileBackend {
@@ -45,6 +47,8 @@ enum Way {
 pub(crate) struct Files {
     buffered: OwnedFd,
     direct: Option<Direct>,
+    /// `None` for devices, and where the page cache is bypassed.
+    mapping: Option<Arc<Mapping>>,
 }
 
 /// The same image opened with `O_DIRECT`, and what that asks of an operation.
@@ -107,7 +111,7 @@ impl FileBackend {
 
     /// Reads outside of any queue: headers. Fills `buf` from `offset` bytes.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
-        ops::read_full(self.files.buffered.as_fd(), buf, offset)
+        read_full(self.files.buffered.as_fd(), buf, offset)
     }
 
     /// Writes outside of any queue: headers. Not durable before [`FileBackend::sync`].
@@ -146,6 +150,10 @@ impl Backend for FileBackend {
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
         extents(self.files.buffered.as_fd(), offset, len, max)
+    }
+
+    fn map(&self) -> Option<Arc<Mapping>> {
+        self.files.mapping.clone()
     }
 
     fn describe(&self) -> String {

@@ -11,7 +11,7 @@ use rustix::fs::{
 };
 
 use super::{Direct, Files, lock};
-use crate::{Errno, Limits};
+use crate::{Errno, Limits, Mapping};
 
 /// How to open an image.
 #[derive(Debug, Clone, Copy, Default)]
@@ -173,7 +173,14 @@ fn describe(
         request_ns: 0,
         depth_max: u32::MAX,
     };
-    Ok(Opened { files: Arc::new(Files { buffered: fd, direct }), limits, name, in_memory })
+    // The rest of the page cache is not looked at through a descriptor that bypasses it.
+    // The kernel tells only those what is in memory who may write to the file or own it.
+    let is_told = !read_only || stat.st_uid == rustix::process::geteuid().as_raw();
+    let mapping = (!is_device && direct.is_none() && is_told && len > 0)
+        .then(|| Mapping::file(fd.as_fd(), len, in_memory).ok().map(Arc::new))
+        .flatten();
+    let files = Arc::new(Files { buffered: fd, direct, mapping });
+    Ok(Opened { files, limits, name, in_memory })
 }
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;

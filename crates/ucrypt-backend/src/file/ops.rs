@@ -9,7 +9,7 @@ use super::Files;
 use crate::{Done, Errno, Io};
 
 /// Fills `buf` from `offset`. A file that ends earlier is an I/O error.
-pub(super) fn read_full(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
+pub(crate) fn read_full(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
     let mut done = 0;
     while done < buf.len() {
         match pread(fd, &mut buf[done..], offset + done as u64) {
@@ -54,6 +54,9 @@ pub(super) fn flush(files: &Files) -> Result<(), Errno> {
 
 /// Gives the range back to the file system or device; it reads as zeroes afterwards.
 fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
+    if let Some(mapping) = &files.mapping {
+        mapping.forget(offset, len);
+    }
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(files.buffered.as_fd(), flags, offset, len)
 }

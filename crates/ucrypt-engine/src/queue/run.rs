@@ -14,6 +14,7 @@ use super::pieces::Plain;
 use super::{Done, Queue};
 use crate::counters::add;
 use crate::data::Whole;
+use crate::segments::Way;
 use crate::workers::{self, Crypted, elapsed_ns};
 
 /// The plaintext of a request that is being submitted, while it is only borrowed.
@@ -260,7 +261,12 @@ impl Queue {
             self.chunks[chunk.index()] = bufs;
             return self.machine.crypted(chunk, Ok(()), None, self.now_ns);
         }
-        self.crypt_bufs(chunk, place, bufs, op != MachineOp::Read);
+        let way = match (op, std::mem::take(&mut self.mapped[chunk.index()])) {
+            (MachineOp::Read, true) => Way::DecryptMapped,
+            (MachineOp::Read, false) => Way::Decrypt,
+            _ => Way::Encrypt,
+        };
+        self.crypt_bufs(chunk, place, bufs, way);
     }
 
     /// Collects the buffers of a write's chunk. Returns whether they are encrypted already: what
@@ -299,14 +305,14 @@ impl Queue {
         Ok(encrypted)
     }
 
-    /// Crypts buffers in place, here or by a worker.
-    fn crypt_bufs(&mut self, chunk: ChunkId, place: Place, mut bufs: Vec<Buf>, encrypt: bool) {
+    /// Crypts buffers, here or by a worker.
+    fn crypt_bufs(&mut self, chunk: ChunkId, place: Place, mut bufs: Vec<Buf>, way: Way) {
         let parts = self.machine.parts(chunk);
         let (segment, sector) = self.volume.place(parts[0].sector);
         let count = sectors(parts);
         if let (Some(pool), true) = (&self.volume.workers, place != Place::Here) {
             let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
-            let job = workers::Job { chunk, segments, segment, sector, bufs, encrypt, inbox };
+            let job = workers::Job { chunk, segments, segment, sector, bufs, way, inbox };
             let handed =
                 if place == Place::SameCore { pool.hand_same_core(job) } else { pool.hand(job) };
             match handed {
@@ -321,7 +327,7 @@ impl Queue {
         self.crypted_here = self.crypted_here.wrapping_add(1);
         let timed = count >= TIMED_SECTORS || self.crypted_here.is_multiple_of(TIMED_EVERY);
         let started = timed.then(Instant::now);
-        let result = self.volume.segments.crypt(segment, sector, &mut bufs, encrypt);
+        let result = self.volume.segments.crypt(segment, sector, &mut bufs, way);
         let spent_ns = started.map(elapsed_ns);
         self.now_ns += spent_ns.unwrap_or(0);
         let result = self.settle(chunk, bufs, result);
@@ -372,6 +378,11 @@ impl Queue {
                 for part in parts {
                     let whole = self.slots[part.request.index()].cut(part, bufs);
                     debug_assert!(whole, "a read has memory for all its sectors");
+                }
+                if self.volume.segments.at_hand(offset, len as usize) {
+                    // There is nothing to wait for, and the cipher does the copying.
+                    self.mapped[chunk.index()] = true;
+                    return self.machine.stored(chunk, Ok(()), self.now_ns);
                 }
                 Io::Read { token, offset, bufs: std::mem::take(bufs) }
             }

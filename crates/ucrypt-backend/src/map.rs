@@ -1,0 +1,384 @@
+//! A backend's bytes where they are: reads of what is in memory need no copy to be decrypted from.
+//!
+//! Contract:
+//!
+//! - [`Mapping::at_hand`] says whether a range can be read in place without waiting for a disk and
+//!   without taking memory for a hole. It is a hint: what it says may change at once.
+//! - [`Mapping::read`] lends the bytes. Other processes, and other queues of this one, may write to
+//!   them meanwhile, so they are data and nothing else: they are decrypted or copied, but no length,
+//!   index or decision is ever taken from them. What is written in between spoils that read only,
+//!   as it would with pread.
+//! - **A file that is cut off** while it is mapped makes an access behind its new end raise SIGBUS.
+//!   A handler, installed once for the process, puts a page of zeroes there, and marks the mapping
+//!   as broken before it does, so whoever saw such a zero finds the mark afterwards and
+//!   [`Mapping::read`] says `None`. A broken mapping is not used again: reads go to the file, which
+//!   knows its end. A SIGBUS elsewhere goes to whoever handled it before.
+//!
+//! What is in memory is asked of the kernel (mincore), which takes a microsecond. For a file that
+//! lives in memory the answer is kept, by blocks of 64 KiB: only a hole that is punched changes it
+//! ([`Mapping::forget`]). Swapped-out pages come back by themselves.
+
+#![expect(unsafe_code, reason = "a mapping is reached by address, a signal handler set by pointer")]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+
+use nix::libc;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munlock, munmap};
+
+use crate::Errno;
+use crate::file::read_full;
+
+/// Bytes whose presence is remembered as one.
+const BLOCK: usize = 64 << 10;
+/// Where the kernel is asked each time, shorter reads are not worth the question.
+const ASK_MIN: usize = 64 << 10;
+/// Most that is asked about at a time.
+const ASK_MAX: usize = 1 << 20;
+const PAGE_MIN: usize = 4096;
+
+/// See the module's contract.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// Zeroes, however far one reads.
+    Zeroes,
+    File {
+        fd: OwnedFd,
+        guard: Guard,
+        /// By block: known to be in memory. `None`: it may leave at any time.
+        present: Option<Box<[AtomicU64]>>,
+    },
+}
+
+// SAFETY: the memory is only read, and only through `read`.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Zeroes, for reads of at most `len` bytes.
+    pub(crate) fn zeroes(len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice. Never written, so that all
+        // its pages are the kernel's one page of zeroes.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE)?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len, what: What::Zeroes })
+    }
+
+    /// The first `len` bytes of a file. `in_memory`: what is there stays there.
+    pub(crate) fn file(fd: BorrowedFd<'_>, len: u64, in_memory: bool) -> io::Result<Self> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let fd = fd.try_clone_to_owned()?;
+        // SAFETY: a new mapping at an address of the kernel's choice; read-only.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &fd, 0)? };
+        // Where the process locks its memory (secrets), ciphertext need not stay: advice only.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { munlock(base, len) };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let Some(guard) = Guard::new(base.as_ptr() as usize, len) else {
+            // SAFETY: the mapping just made, which nobody knows yet.
+            let _ = unsafe { munmap(base.as_ptr().cast(), len) };
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let words = len.div_ceil(BLOCK).div_ceil(64);
+        let present = in_memory.then(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+        Ok(Self { base, len, what: What::File { fd, guard, present } })
+    }
+
+    /// Whether [`Mapping::read`] of the range is worth it now.
+    pub fn at_hand(&self, offset: u64, len: usize) -> bool {
+        let What::File { guard, present, .. } = &self.what else { return len <= self.len };
+        let Some(offset) = self.place(offset, len) else { return false };
+        if guard.is_broken() {
+            return false;
+        }
+        match present {
+            None => len >= ASK_MIN && self.is_resident(offset, len),
+            Some(present) => (offset / BLOCK..(offset + len).div_ceil(BLOCK)).all(|block| {
+                let (word, bit) = (&present[block / 64], 1 << (block % 64));
+                if word.load(Ordering::Relaxed) & bit != 0 {
+                    return true;
+                }
+                let start = block * BLOCK;
+                let is = self.is_resident(start, BLOCK.min(self.len - start));
+                if is {
+                    word.fetch_or(bit, Ordering::Relaxed);
+                }
+                is
+            }),
+        }
+    }
+
+    /// The range is about to become a hole.
+    pub(crate) fn forget(&self, offset: u64, len: u64) {
+        let What::File { present: Some(present), .. } = &self.what else { return };
+        let end = offset.saturating_add(len).min(self.len as u64);
+        let blocks = offset / BLOCK as u64..end.div_ceil(BLOCK as u64);
+        for block in blocks {
+            let block = block as usize;
+            present[block / 64].fetch_and(!(1 << (block % 64)), Ordering::Relaxed);
+        }
+    }
+
+    /// Lends the range to `use_`; `None` if what it saw may not be the file's. Waits for the disk
+    /// if the range is not [at hand](Mapping::at_hand).
+    pub fn read<R>(&self, offset: u64, len: usize, use_: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let start = match self.what {
+            What::Zeroes => (len <= self.len).then_some(0)?,
+            What::File { .. } => self.place(offset, len)?,
+        };
+        // SAFETY: the range lies in the mapping, which lives as long as `self`. Its bytes may
+        // change while the slice exists, which the module's contract provides for: the code that
+        // gets it moves bytes and draws no conclusion from any of them. Behind the end of a file
+        // that was cut off, the handler of `Guard` puts memory in its place.
+        let bytes = unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(start), len) };
+        let done = use_(bytes);
+        let What::File { guard, .. } = &self.what else { return Some(done) };
+        // The mark was set before the zeroes appeared; it is looked for after they were read.
+        fence(Ordering::SeqCst);
+        (!guard.is_broken()).then_some(done)
+    }
+
+    /// Reads the range from the file, waiting for it.
+    ///
+    /// # Errors
+    /// `EIO` behind the end of the file, and the system's.
+    pub fn read_exact(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
+        match &self.what {
+            What::Zeroes => {
+                buf.fill(0);
+                Ok(())
+            }
+            What::File { fd, .. } => read_full(fd.as_fd(), buf, offset),
+        }
+    }
+
+    /// The range's place in the mapping; `None` if it reaches beyond its end.
+    fn place(&self, offset: u64, len: usize) -> Option<usize> {
+        let offset = usize::try_from(offset).ok()?;
+        (offset.checked_add(len)? <= self.len).then_some(offset)
+    }
+
+    /// Whether all pages of the range are in memory, as the kernel says.
+    fn is_resident(&self, offset: usize, len: usize) -> bool {
+        let mut pages = [0; ASK_MAX / PAGE_MIN + 1];
+        let start = offset / PAGE_MIN * PAGE_MIN;
+        let count = (offset + len).div_ceil(PAGE_MIN) - start / PAGE_MIN;
+        let Some(pages) = pages.get_mut(..count) else { return false };
+        // SAFETY: the range lies in the mapping; there is a byte for each of its pages, which are
+        // no smaller than `PAGE_MIN`.
+        let asked = unsafe {
+            libc::mincore(
+                self.base.as_ptr().add(start).cast(),
+                offset + len - start,
+                pages.as_mut_ptr(),
+            )
+        };
+        // With larger pages there are fewer answers than bytes, and the rest says no.
+        asked == 0 && pages.iter().all(|page| page & 1 != 0)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if let What::File { guard, .. } = &self.what {
+            guard.end();
+        }
+        // SAFETY: the mapping is ours, and nothing lends from it any more.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// What the signal handler knows of a mapping.
+struct Watched {
+    /// First address; 0: free, 1: about to be used.
+    base: AtomicUsize,
+    len: AtomicUsize,
+    broken: AtomicBool,
+}
+
+/// Files that can be mapped at once; others are read the ordinary way.
+const WATCHED_MAX: usize = 64;
+
+static WATCHED: [Watched; WATCHED_MAX] = [const {
+    Watched { base: AtomicUsize::new(0), len: AtomicUsize::new(0), broken: AtomicBool::new(false) }
+}; WATCHED_MAX];
+
+/// Who handled SIGBUS before, once our handler is installed.
+static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
+
+/// A place in [`WATCHED`].
+#[derive(Debug)]
+struct Guard(usize);
+
+impl Guard {
+    /// `None` if there is no place left, or no handler can be installed.
+    fn new(base: usize, len: usize) -> Option<Self> {
+        BEFORE.get_or_init(install).as_ref()?;
+        let taken = |watched: &Watched| {
+            watched.base.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        let index = WATCHED.iter().position(taken)?;
+        WATCHED[index].broken.store(false, Ordering::SeqCst);
+        WATCHED[index].len.store(len, Ordering::SeqCst);
+        WATCHED[index].base.store(base, Ordering::SeqCst);
+        Some(Self(index))
+    }
+
+    fn is_broken(&self) -> bool {
+        WATCHED[self.0].broken.load(Ordering::SeqCst)
+    }
+
+    fn end(&self) {
+        WATCHED[self.0].base.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Installs the handler; returns what there was before.
+fn install() -> Option<libc::sigaction> {
+    // SAFETY: both are plain data, for which zeroes are valid.
+    let (mut ours, mut before) =
+        unsafe { (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::sigaction>()) };
+    ours.sa_sigaction = on_sigbus as *const () as usize;
+    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for and does only what a signal
+    // handler may: atomic loads and stores, and system calls.
+    let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, &raw mut before) };
+    (installed == 0).then_some(before)
+}
+
+extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes the signal's information to a handler with SA_SIGINFO.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let watched = WATCHED.iter().find(|watched| {
+        let base = watched.base.load(Ordering::SeqCst);
+        base > 1 && address >= base && address - base < watched.len.load(Ordering::SeqCst)
+    });
+    if let Some(watched) = watched {
+        // First the mark, then the zeroes.
+        watched.broken.store(true, Ordering::SeqCst);
+        if put_zeroes(address) {
+            return;
+        }
+    }
+    // Not ours: the access is repeated under the handler that was there before.
+    if let Some(Some(before)) = BEFORE.get() {
+        // SAFETY: an action that the system gave us.
+        unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
+    }
+}
+
+/// Replaces the page at an address of one of our mappings.
+fn put_zeroes(address: usize) -> bool {
+    // SAFETY: the page belongs to a mapping of this module, which is only ever read; what is read
+    // from it now is zeroes instead of nothing. The interrupted code finds its errno unchanged.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let page = libc::sysconf(libc::_SC_PAGESIZE).cast_unsigned() as usize;
+        let put = libc::mmap(
+            (address / page * page) as *mut libc::c_void,
+            page,
+            libc::PROT_READ,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+        *libc::__errno_location() = errno;
+        put != libc::MAP_FAILED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt as _;
+
+    const LEN: u64 = 1 << 20;
+
+    /// A file in memory, of ones, except for a hole in its second half.
+    fn file() -> std::fs::File {
+        let fd = rustix::fs::memfd_create("mapped", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(fd);
+        file.set_len(LEN).unwrap();
+        file.write_all_at(&vec![1; 512 << 10], 0).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_is_there_is_lent_and_holes_are_left_alone() {
+        use std::os::unix::fs::MetadataExt as _;
+        let file = file();
+        let mapping = Mapping::file(file.as_fd(), LEN, true).unwrap();
+        assert!(mapping.at_hand(100, 300_000) && mapping.at_hand(0, 512 << 10));
+        assert!(!mapping.at_hand(512 << 10, 1) && !mapping.at_hand((512 << 10) - 1, 2));
+        assert!(!mapping.at_hand(LEN - 1, 2) && !mapping.at_hand(u64::MAX, 1));
+        assert!(mapping.read(LEN - 1, 2, |_| ()).is_none());
+        let sum =
+            mapping.read(4000, 5000, |bytes| bytes.iter().map(|&b| u64::from(b)).sum::<u64>());
+        assert_eq!(sum, Some(5000));
+        assert_eq!(file.metadata().unwrap().blocks(), 1024, "no memory was taken for the hole");
+        file.write_all_at(&[2], 0).unwrap();
+        assert_eq!(mapping.read(0, 1, |bytes| bytes[0]), Some(2));
+        mapping.forget(0, 1);
+        assert!(mapping.at_hand(0, 10), "it is asked about again");
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_ends_in_an_error_for_every_reader() {
+        for _ in 0..20 {
+            let file = file();
+            let mapping = Mapping::file(file.as_fd(), LEN, true).unwrap();
+            assert!(mapping.at_hand(0, 512 << 10));
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        // Until the mapping is broken, everything is ones.
+                        while let Some(ones) =
+                            mapping.read(0, 512 << 10, |bytes| bytes.iter().all(|&byte| byte == 1))
+                        {
+                            assert!(ones, "zeroes were taken for the file's");
+                        }
+                    });
+                }
+                file.set_len(8192).unwrap();
+            });
+            assert!(!mapping.at_hand(0, 4096), "a broken mapping is not used again");
+            let mut buf = [0; 4096];
+            assert_eq!(mapping.read_exact(4096, &mut buf), Ok(()));
+            assert_eq!(mapping.read_exact(8192, &mut buf), Err(Errno::IO));
+        }
+    }
+
+    #[test]
+    fn many_mappings_are_watched_and_places_come_back() {
+        let file = file();
+        for _ in 0..2 {
+            let held: Vec<_> = (0..=WATCHED_MAX)
+                .map_while(|_| Mapping::file(file.as_fd(), LEN, true).ok())
+                .collect();
+            // Other tests of this process hold some.
+            assert!(held.len() > WATCHED_MAX / 2 && held.len() <= WATCHED_MAX);
+        }
+    }
+
+    #[test]
+    fn zeroes_are_at_hand_anywhere() {
+        let zeroes = Mapping::zeroes(1 << 20).unwrap();
+        assert!(zeroes.at_hand(1 << 60, 1 << 20) && !zeroes.at_hand(0, (1 << 20) + 1));
+        assert_eq!(zeroes.read(5, 4096, |bytes| bytes.iter().all(|&byte| byte == 0)), Some(true));
+    }
+}

@@ -1,0 +1,102 @@
+//! Reads of what is in memory, by size: out of the backend's mapping, and without it.
+//!
+//! One image on tmpfs and one on the file system of the temporary directory, in the page cache,
+//! larger than the core's caches; random offsets, depth 1. `copied` is the same engine over a
+//! backend that gives no mapping, so the data is copied by the kernel first.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ucrypt_backend::{Backend, Extent, FileBackend, Limits, OpenOptions, Queue as BackendQueue};
+use ucrypt_engine::{Op, Policy, Queue, QueueConfig};
+
+use crate::stand::{cipher, finish, median, name, volume};
+
+const LEN: u64 = 256 << 20;
+const SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+const ROUNDS: usize = 15;
+const SLICE: Duration = Duration::from_millis(4);
+
+/// The backend inside, without its mapping.
+struct Unmapped(FileBackend);
+
+impl Backend for Unmapped {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn BackendQueue>> {
+        self.0.queue(depth)
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        self.0.extents(offset, len, max)
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+/// Nanoseconds of a read of `bytes`, at offsets that `state` leads to.
+fn time(queue: &mut Queue, bytes: usize, state: &mut u64) -> f64 {
+    let (started, mut reads) = (Instant::now(), 0u32);
+    while started.elapsed() < SLICE {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let offset = (*state >> 20) % (LEN / bytes as u64) * bytes as u64;
+        queue.submit(0, Op::Read { offset, len: bytes }).expect("room");
+        finish(queue);
+        reads += 1;
+    }
+    started.elapsed().as_secs_f64() * 1e9 / f64::from(reads)
+}
+
+fn open(path: &Path) -> FileBackend {
+    let options = OpenOptions { unlocked: true, ..OpenOptions::default() };
+    FileBackend::open(path, options).expect("the image opens")
+}
+
+fn on(directory: &Path) {
+    let image = tempfile::NamedTempFile::new_in(directory).expect("an image");
+    let block = vec![7; 1 << 20];
+    for _ in 0..LEN >> 20 {
+        io::Write::write_all(&mut image.as_file(), &block).expect("space for the image");
+    }
+    let describe = open(image.path()).describe();
+    let kind = describe.rsplit('(').next().unwrap_or_default().trim_end_matches(')');
+    let config = QueueConfig { memory: 8 << 20, depth: 4 };
+    let queue = |backend: Arc<dyn Backend>| {
+        let volume = volume(backend, Some(cipher(512)), None, Policy::Adaptive);
+        volume.queue(config).expect("a queue")
+    };
+    let mut mapped = queue(Arc::new(open(image.path())));
+    let mut copied = queue(Arc::new(Unmapped(open(image.path()))));
+    let mut state = 1;
+    for bytes in SIZES {
+        let (mut with, mut without, mut ratio) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let (a, b) =
+                (time(&mut mapped, bytes, &mut state), time(&mut copied, bytes, &mut state));
+            with.push(a / 1e3);
+            without.push(b / 1e3);
+            ratio.push(b / a);
+        }
+        println!(
+            "| {} ({kind}) | {} | {:.2} | {:.2} | {:.2} |",
+            directory.display(),
+            name(bytes as u64),
+            median(&mut without),
+            median(&mut with),
+            median(&mut ratio)
+        );
+    }
+}
+
+pub(crate) fn run() {
+    println!("| image on | read | copied µs | mapped µs | times as fast |");
+    println!("|---|---:|---:|---:|---:|");
+    on(Path::new("/dev/shm"));
+    on(&std::env::temp_dir());
+}

@@ -1,0 +1,37 @@
+//! What the engine adds to the cipher, and what encryption adds to a disk.
+//!
+//! ```text
+//! cargo bench -p ucrypt-engine --bench engine -- alone
+//! cargo bench -p ucrypt-engine --bench engine -- cached
+//! cargo bench -p ucrypt-engine --bench engine -- sweep
+//! ```
+//!
+//! `alone`: one core, a backend that takes no time. `cached`: images in memory. `sweep`: a modelled SSD and a slowed cipher, the
+//! experiment of `luks_sweep_2017`. Contenders take turns and every figure is a median of rounds, so
+//! that they meet the same machine; compare ratios, not absolute figures.
+
+#![allow(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
+
+mod alone;
+mod cached;
+mod stand;
+mod sweep;
+
+fn main() {
+    let experiments: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    for experiment in &experiments {
+        match experiment.as_str() {
+            "alone" => alone::run(),
+            "cached" => cached::run(),
+            "sweep" => sweep::run(),
+            other => {
+                eprintln!("'{other}' is no experiment; there are alone, cached, sweep");
+                std::process::exit(2);
+            }
+        }
+    }
+    if experiments.is_empty() {
+        eprintln!("name an experiment: alone, cached, sweep");
+    }
+}

@@ -1,0 +1,51 @@
+//! What the experiments share.
+
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use ucrypt_backend::Backend;
+use ucrypt_engine::{CipherModel, Policy, Queue, Segment, Volume, VolumeOptions};
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+
+/// AES-256-XTS with a fixed key.
+pub(crate) fn cipher(sector_size: u32) -> SectorCipher {
+    let spec = CipherSpec::from_str("aes-xts-plain64").expect("a cipher");
+    let key: Vec<u8> = (0..64).collect();
+    let options = SectorOptions { sector_size, ..SectorOptions::default() };
+    SectorCipher::new(&spec, &key, options).expect("a key of 512 bits")
+}
+
+/// A volume over the whole backend; without `cipher` it is the raw contender.
+pub(crate) fn volume(
+    backend: Arc<dyn Backend>,
+    cipher: Option<SectorCipher>,
+    cipher_model: Option<CipherModel>,
+    policy: Policy,
+) -> Arc<Volume> {
+    let segment = Segment { len: backend.limits().len, backend_offset: 0, cipher };
+    let options =
+        VolumeOptions { policies: policy.into(), cipher_model, ..VolumeOptions::default() };
+    Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"))
+}
+
+/// Waits for one answer.
+pub(crate) fn finish(queue: &mut Queue) {
+    queue.wait().expect("the backend works");
+    let done = queue.next_done().expect("an answer");
+    assert_eq!(done.result, Ok(()));
+}
+
+/// The value in the middle.
+pub(crate) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A length as people write it.
+pub(crate) fn name(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= 1 << 30 => format!("{} GiB", bytes >> 30),
+        _ if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} KiB", bytes >> 10),
+    }
+}

@@ -1,0 +1,125 @@
+//! `luks_sweep_2017`: an SSD of that year, and a cipher of 1.1 GB/s (dm-crypt's of that core).
+//!
+//! Reads of 4 KiB to 1 GiB at depth 1, as one client sends them (requests of at most 1 MiB, the
+//! next as soon as one is answered, 32 ahead above that), and random writes of 64 KiB by 20 jobs.
+//! The raw contender is the same engine without a cipher over the same model; they take turns.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ucrypt_backend::model::ModelBackend;
+use ucrypt_engine::{CipherModel, Done, Op, Policy, Queue, QueueConfig, Rejected};
+
+use crate::stand::{cipher, median, name, volume};
+
+const LEN: u64 = 4 << 30;
+const CIPHER: CipherModel = CipherModel { ns_per_byte: 1.0 / 1.1, ns_per_call: 0 };
+/// The largest request that the engine is given, and how many of them a larger one becomes at once.
+const REQUEST_MAX: u64 = 1 << 20;
+const AHEAD: u64 = 32;
+const SLICE: Duration = Duration::from_millis(60);
+const ROUNDS: usize = 5;
+const JOBS: u64 = 20;
+
+/// The aims: encrypted over raw.
+const SMALL: f64 = 0.93;
+const LARGE: f64 = 0.97;
+
+/// Reads `bytes` from `offset` on, to the end.
+fn read(queue: &mut Queue, offset: u64, bytes: u64) {
+    let (mut sent, mut done) = (0, 0);
+    while done < bytes {
+        while sent < bytes && sent - done < AHEAD * REQUEST_MAX {
+            let len = (bytes - sent).min(REQUEST_MAX) as usize;
+            match queue.submit(len as u64, Op::Read { offset: offset + sent, len }) {
+                Ok(()) => sent += len as u64,
+                Err(Rejected::Busy(_)) => break,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        queue.wait().expect("the model works");
+        while let Some(Done { tag, result, .. }) = queue.next_done() {
+            assert_eq!(result, Ok(()));
+            done += tag;
+        }
+    }
+}
+
+/// MB/s of reads of `bytes` in sequence.
+fn reads(queue: &mut Queue, bytes: u64, at: &mut u64) -> f64 {
+    let (started, mut total) = (Instant::now(), 0);
+    while started.elapsed() < SLICE {
+        *at = if *at + bytes > LEN { 0 } else { *at };
+        read(queue, *at, bytes);
+        *at += bytes;
+        total += bytes;
+    }
+    total as f64 / started.elapsed().as_secs_f64() / 1e6
+}
+
+/// MB/s of random writes of 64 KiB, `JOBS` under way.
+fn writes(queue: &mut Queue, state: &mut u64) -> f64 {
+    const BYTES: u64 = 64 << 10;
+    let data = vec![0x5a; BYTES as usize];
+    let (started, mut done) = (Instant::now(), 0);
+    let mut under_way = 0;
+    while under_way > 0 || started.elapsed() < 4 * SLICE {
+        while under_way < JOBS && started.elapsed() < 4 * SLICE {
+            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let offset = (*state >> 20) % (LEN / BYTES) * BYTES;
+            queue.write_from(0, offset, &data, false).expect("room");
+            under_way += 1;
+        }
+        queue.wait().expect("the model works");
+        while let Some(answer) = queue.next_done() {
+            assert_eq!(answer.result, Ok(()));
+            (under_way, done) = (under_way - 1, done + 1);
+        }
+    }
+    (done * BYTES) as f64 / started.elapsed().as_secs_f64() / 1e6
+}
+
+fn row(what: &str, aim: f64, mut measure: impl FnMut(bool) -> f64) {
+    let (mut raw, mut encrypted, mut ratio) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (a, b) = (measure(false), measure(true));
+        raw.push(a);
+        encrypted.push(b);
+        ratio.push(b / a);
+    }
+    let reached = median(&mut ratio);
+    let verdict = if reached >= aim { "reached" } else { "missed" };
+    println!(
+        "| {what} | {:.1} | {:.1} | {reached:.3} | {aim} | {verdict} |",
+        median(&mut raw),
+        median(&mut encrypted)
+    );
+}
+
+pub(crate) fn run() {
+    let config = QueueConfig { memory: 64 << 20, depth: 64 };
+    let queue = |encrypted: bool| {
+        let backend = Arc::new(ModelBackend::new("sata2017", LEN).expect("a model"));
+        let cipher = encrypted.then(|| cipher(512));
+        let volume = volume(backend, cipher, Some(CIPHER), Policy::Adaptive);
+        volume.queue(config).expect("a queue")
+    };
+    let (mut raw, mut encrypted) = (queue(false), queue(true));
+    let mut pick = |is: bool, run: &mut dyn FnMut(&mut Queue) -> f64| {
+        run(if is { &mut encrypted } else { &mut raw })
+    };
+    println!("| read | raw MB/s | encrypted MB/s | ratio | aim | |");
+    println!("|---|---:|---:|---:|---:|---|");
+    for shift in 12..=30 {
+        let bytes = 1u64 << shift;
+        let aim = if shift == 12 { SMALL } else { LARGE };
+        let mut at = [0, 0];
+        row(&name(bytes), aim, |is| {
+            pick(is, &mut |queue| reads(queue, bytes, &mut at[usize::from(is)]))
+        });
+    }
+    let mut state = [1, 1];
+    row("random write 64 KiB x 20", LARGE, |is| {
+        pick(is, &mut |queue| writes(queue, &mut state[usize::from(is)]))
+    });
+}
