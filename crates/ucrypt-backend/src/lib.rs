@@ -39,7 +39,7 @@ pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
 pub use zero::ZeroBackend;
 
-/// What a backend can do, fixed while it is open.
+/// What a backend can do, as it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Length in bytes.
@@ -180,6 +180,12 @@ pub struct Extent {
 pub trait Backend: Send + Sync {
     /// What it is and can do.
     fn limits(&self) -> &Limits;
+
+    /// Its length in bytes now, where that can change while it is open: an image that was grown.
+    /// Operations may reach up to here.
+    fn len_now(&self) -> io::Result<u64> {
+        Ok(self.limits().len)
+    }
 
     /// A new queue for at most `depth` operations under way.
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>>;

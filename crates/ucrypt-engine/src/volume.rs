@@ -1,6 +1,7 @@
 //! What a volume is made of, shared by all its queues.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ucrypt_backend::{Backend, Extent};
@@ -49,9 +50,9 @@ impl VolumeOptions {
 }
 
 /// What an export tells its clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeInfo {
-    /// Length in bytes, a multiple of `sector_size`.
+    /// Length in bytes, a multiple of `sector_size`. [`Volume::resize`] changes it.
     pub len: u64,
     /// Bytes that are written as one; requests aligned to it need no read-modify-write.
     pub sector_size: u32,
@@ -106,13 +107,15 @@ pub enum VolumeError {
 pub struct Volume {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) segments: Arc<Segments>,
-    /// Where each segment starts in the volume, in bytes; one more at the end.
+    /// Where each segment starts in the volume, in bytes; one more where the last ended at first.
     pub(crate) starts: Vec<u64>,
     pub(crate) locks: RangeLock,
     pub(crate) policies: Policies,
     pub(crate) workers: Option<Workers>,
     pub(crate) calibration: Calibration,
     info: VolumeInfo,
+    /// The present length in bytes; `info.len` is what it was at first.
+    len: AtomicU64,
     counted: Mutex<Counted>,
 }
 
@@ -136,7 +139,8 @@ impl Volume {
         let sector_size = segments.iter().map(Segment::sector_size).max().unwrap_or(512);
         let mut starts = vec![0];
         for segment in &segments {
-            starts.push(check(segment, sector_size, limits.len, starts[starts.len() - 1])?);
+            let place = (segment.len, segment.backend_offset);
+            starts.push(check(place, sector_size, limits.len, starts[starts.len() - 1])?);
         }
         let len = starts[starts.len() - 1];
         if len == 0 {
@@ -163,6 +167,7 @@ impl Volume {
             policies: options.policies,
             workers,
             info,
+            len: AtomicU64::new(len),
             counted: Mutex::default(),
         })
     }
@@ -174,8 +179,39 @@ impl Volume {
     }
 
     /// What its clients need to know.
-    pub fn info(&self) -> &VolumeInfo {
-        &self.info
+    pub fn info(&self) -> VolumeInfo {
+        VolumeInfo { len: self.len(), ..self.info }
+    }
+
+    /// The length that its backend has room for now, in bytes.
+    pub fn len_max(&self) -> io::Result<u64> {
+        let last = self.segments.len() - 1;
+        let room = self.backend.len_now()?.saturating_sub(self.segments[last].backend_offset);
+        let sector_size = u64::from(self.info.sector_size);
+        Ok(self.starts[last] + room / sector_size * sector_size)
+    }
+
+    /// Changes the length, to at most [`Volume::len_max`]: the last segment gets longer or shorter.
+    /// Requests that were accepted before end as they would have. Exports tell their clients.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unaligned`] if it is not a whole number of sectors, [`VolumeError::Empty`] if
+    /// nothing of the last segment is left, [`VolumeError::TooLarge`] if the backend ends before.
+    pub fn resize(&self, len: u64) -> Result<(), VolumeError> {
+        let last = self.segments.len() - 1;
+        if len <= self.starts[last] {
+            return Err(VolumeError::Empty);
+        }
+        let (segment, sector_size) = (&self.segments[last], self.info.sector_size);
+        let available = self.backend.len_now().unwrap_or(self.backend.limits().len);
+        let grown = (len - self.starts[last], segment.backend_offset);
+        check(grown, sector_size, available, self.starts[last])?;
+        self.len.store(len, Ordering::Release);
+        Ok(())
+    }
+
+    fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
     }
 
     /// One line about the backend.
@@ -239,12 +275,13 @@ impl Volume {
     /// not read as zeroes.
     pub fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<VolumeExtent> {
         let mut extents = Vec::new();
-        let end = offset.saturating_add(len).min(self.info.len);
+        let end = offset.saturating_add(len).min(self.len());
         let mut at = offset;
         while at < end && extents.len() < max {
             let index = self.segment_at(at);
             let segment = &self.segments[index];
-            let until = end.min(self.starts[index + 1]);
+            let is_last = index + 1 == self.segments.len();
+            let until = if is_last { end } else { end.min(self.starts[index + 1]) };
             let backend_offset = segment.backend_offset + (at - self.starts[index]);
             let found = self.backend.extents(backend_offset, until - at, max - extents.len());
             let covered: u64 = found.iter().map(|extent| extent.len).sum();
@@ -273,7 +310,9 @@ impl Volume {
         if self.segments.len() == 1 {
             return 0;
         }
-        self.starts.partition_point(|&start| start <= offset) - 1
+        // The last one may have grown beyond the last of the starts.
+        let after = self.starts.partition_point(|&start| start <= offset);
+        after.min(self.segments.len()) - 1
     }
 }
 
@@ -294,9 +333,14 @@ pub struct VolumeExtent {
     pub zero: bool,
 }
 
-/// Where the segment ends in the volume if it starts at `start`.
-fn check(segment: &Segment, align: u32, available: u64, start: u64) -> Result<u64, VolumeError> {
-    let Segment { len, backend_offset: offset, .. } = *segment;
+/// Where a segment of that length and offset on the backend ends in the volume if it starts at
+/// `start`.
+fn check(
+    (len, offset): (u64, u64),
+    align: u32,
+    available: u64,
+    start: u64,
+) -> Result<u64, VolumeError> {
     if !len.is_multiple_of(u64::from(align)) || !offset.is_multiple_of(SECTOR) {
         return Err(VolumeError::Unaligned { len, offset, sector_size: align });
     }

@@ -1,8 +1,10 @@
 //! How a volume is served to other programs.
 //!
 //! - [`mod@fuse`]: as a file, for every program and without root;
+//! - [`loop_device`]: as a disk of the kernel, for root;
 //! - [`nbd`]: on a socket, for QEMU, the kernel's client and the NBD tools.
 
 pub mod fuse;
+pub mod loop_device;
 pub mod nbd;
 mod table;

@@ -9,7 +9,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use clap::ValueEnum;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
@@ -17,11 +16,17 @@ use crate::arguments::arguments;
 use crate::failure::Failure;
 use crate::passphrase::Secret;
 use crate::runtime::Places;
-use crate::serve::{ExportArgs, Exports, signals};
+use crate::serve::signals;
 use crate::volume::{KeySource, VolumeArgs};
 
+mod claim;
 mod control;
+mod link;
+mod served;
 mod show;
+
+use claim::Claim;
+use served::Served;
 
 /// The hidden action that is the server.
 pub(crate) const SERVER_ACTION: &str = "serve-in-background";
@@ -42,9 +47,12 @@ pub(crate) struct OpenArgs {
     name: Option<String>,
     #[command(flatten)]
     volume: VolumeArgs,
-    /// How the volume is served
-    #[arg(long = "as", value_enum, default_value_t = Served::Fuse)]
-    served: Served,
+    /// How the volume is served; as root a loop device, else a file
+    #[arg(long = "as", value_enum)]
+    served: Option<Served>,
+    /// Let the kernel look for a partition table on the device
+    #[arg(long)]
+    partscan: bool,
     /// Only check that a passphrase or key opens the volume
     #[arg(long)]
     test_passphrase: bool,
@@ -63,6 +71,27 @@ pub(crate) struct CloseArgs {
     deferred: bool,
 }
 
+/// Arguments of `resize`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResizeArgs {
+    /// Name of the open volume
+    name: String,
+    /// New size in 512-byte sectors; 0 for all of the image
+    #[arg(short = 'b', long, value_name = "SECTORS", conflicts_with = "device_size")]
+    size: Option<u64>,
+    /// New size in bytes, or with a unit as in 10G
+    #[arg(long, value_name = "BYTES", value_parser = crate::size::parse)]
+    device_size: Option<u64>,
+}
+
+/// Arguments of `list`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// Arguments of `status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
@@ -76,21 +105,14 @@ pub(crate) struct StatusArgs {
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Served {
-    /// A file, for every program; no root needed
-    Fuse,
-    /// A Unix socket, for QEMU and NBD clients
-    Nbd,
-}
-
 pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     if args.test_passphrase {
         return args.volume.volume_key(&args.image).map(drop);
     }
     let places = args.places()?;
     places.prepare()?;
-    control::claim(&places)?;
+    // Before anybody is asked for a passphrase. The server takes the name for good.
+    drop(Claim::take(&places, args.served().is_device())?);
     let key = args.volume.volume_key(&args.image)?;
     let device = start_server(&key)?;
     if args.json {
@@ -105,6 +127,10 @@ impl OpenArgs {
     fn places(&self) -> Result<Places, Failure> {
         let name = self.name.as_ref().ok_or_else(|| Failure::wrong("a name is missing"))?;
         Places::of(name)
+    }
+
+    fn served(&self) -> Served {
+        self.served.unwrap_or_default()
     }
 }
 
@@ -144,23 +170,13 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     std::io::stdin().take(KEY_MAX).read_to_end(&mut key).map_err(failed)?;
     let signals = signals()?;
     let places = args.places()?;
+    let claim = Claim::take(&places, args.served().is_device())?;
     let opened = args.volume.open(Some(&args.image), KeySource::Known(key))?;
-    let wanted = match args.served {
-        Served::Fuse => ExportArgs { fuse: vec![places.file()], ..ExportArgs::default() },
-        Served::Nbd => {
-            let nbd = vec![ucrypt_export::nbd::Address::Unix(places.nbd())];
-            ExportArgs { nbd, ..ExportArgs::default() }
-        }
-    };
-    let exports = Exports::start(&opened.volume, &wanted)?;
-    let device = match exports.nbd.first() {
-        Some(server) => server.uri().to_owned(),
-        None => places.file().display().to_string(),
-    };
+    let (exports, device) = args.served().start(&opened.volume, &places, args.partscan)?;
     let control = control::Server::start(&places)?;
     println!("{READY}{device}");
     detach(&places).map_err(failed)?;
-    control.run(opened, exports, &device, &signals)
+    control.run(claim, opened, exports, &device, &signals)
 }
 
 /// Lets go of the terminal and of the directory that `open` was called in.
@@ -178,7 +194,23 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
     let places = Places::of(&args.name)?;
     let request =
         if args.deferred { control::Request::CloseDeferred } else { control::Request::Close };
-    let answer = control::ask(&places, request)?;
+    if places.socket().exists() && clean_up_after_killed(&places) {
+        return Err(Failure::device(format!(
+            "the server of {} was killed; what it left has been removed",
+            places.name()
+        )));
+    }
+    said(&control::ask(&places, request)?)
+}
+
+/// Removes what a killed server left. Returns whether there was one.
+fn clean_up_after_killed(places: &Places) -> bool {
+    // Only a server that is alive keeps its name.
+    Claim::take(places, false).is_ok()
+}
+
+/// What the server answered to something that it was to do.
+fn said(answer: &Value) -> Result<(), Failure> {
     match answer.get("error").and_then(Value::as_str) {
         None => Ok(()),
         Some(error) => {
@@ -187,6 +219,32 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
             Err(Failure { code, message: error.into() })
         }
     }
+}
+
+pub(crate) fn resize(args: &ResizeArgs) -> Result<(), Failure> {
+    let places = Places::of(&args.name)?;
+    let sectors = |sectors: u64| {
+        sectors.checked_mul(512).ok_or_else(|| Failure::wrong("no disk is that large"))
+    };
+    let bytes = args.size.map(sectors).transpose()?.or(args.device_size);
+    let request = control::Request::Resize { bytes: bytes.filter(|bytes| *bytes > 0) };
+    said(&control::ask(&places, request)?)
+}
+
+pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
+    let ask = |places: Places| {
+        let mut status = control::ask(&places, control::Request::Status)
+            .unwrap_or_else(|failure| json!({ "active": false, "error": failure.message }));
+        status["name"] = places.name().into();
+        status
+    };
+    let volumes: Vec<Value> = Places::all().into_iter().map(ask).collect();
+    if args.json {
+        println!("{:#}", Value::from(volumes));
+    } else {
+        print!("{}", show::list(&volumes));
+    }
+    Ok(())
 }
 
 pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {

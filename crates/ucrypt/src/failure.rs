@@ -70,8 +70,19 @@ impl From<ucrypt_export::fuse::FuseError> for Failure {
     fn from(error: ucrypt_export::fuse::FuseError) -> Self {
         use ucrypt_export::fuse::FuseError as Fuse;
         match error {
-            Fuse::Mount { .. } => Self::denied(error),
+            Fuse::Mount { .. } | Fuse::Hidden { .. } => Self::denied(error),
             Fuse::Missing | Fuse::MountPoint { .. } => Self::device(error),
+        }
+    }
+}
+
+impl From<ucrypt_export::loop_device::LoopError> for Failure {
+    fn from(error: ucrypt_export::loop_device::LoopError) -> Self {
+        use ucrypt_export::loop_device::LoopError as Loop;
+        match error {
+            Loop::Permission => Self::denied(error),
+            Loop::File(error) => error.into(),
+            error => Self::device(error),
         }
     }
 }

@@ -46,6 +46,10 @@ enum Action {
     Close(background::CloseArgs),
     /// Show an open volume
     Status(background::StatusArgs),
+    /// Show all open volumes
+    List(background::ListArgs),
+    /// Change the size of an open volume; to that of its image if none is given
+    Resize(background::ResizeArgs),
     /// Serve a volume in the foreground: NBD, FUSE
     Serve(serve::ServeArgs),
     /// Write decrypted bytes to standard output
@@ -101,6 +105,8 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Open(args) => background::open(&args),
         Action::Close(args) => background::close(&args),
         Action::Status(args) => background::status(&args),
+        Action::List(args) => background::list(&args),
+        Action::Resize(args) => background::resize(&args),
         Action::Serve(args) => serve::run(&args),
         Action::Read(args) => transfer::read(&args),
         Action::Write(args) => transfer::write(&args),

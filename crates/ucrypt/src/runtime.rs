@@ -1,7 +1,7 @@
 //! Where open volumes are found again: one directory per user.
 //!
-//! `NAME` is the served file, `.NAME.sock` the control socket of its server, `.NAME.log` what the
-//! server had to say.
+//! `NAME` is the served file, `.NAME.sock` the control socket of its server, `.NAME.lock` what it
+//! locks as long as it lives, `.NAME.log` what it had to say.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -33,6 +33,19 @@ impl Places {
             )));
         }
         Ok(Self { dir: directory(), name: name.into() })
+    }
+
+    /// The places of all volumes that are open, or were when their server was killed; by name.
+    pub(crate) fn all() -> Vec<Self> {
+        let dir = directory();
+        let name = |entry: fs::DirEntry| {
+            let socket = entry.file_name().into_string().ok()?;
+            Some(socket.strip_prefix('.')?.strip_suffix(".sock")?.to_owned())
+        };
+        let entries = fs::read_dir(&dir).into_iter().flatten().filter_map(Result::ok);
+        let mut names: Vec<String> = entries.filter_map(name).collect();
+        names.sort_unstable();
+        names.into_iter().map(|name| Self { dir: dir.clone(), name }).collect()
     }
 
     /// Makes the directory, for this user only.
@@ -74,6 +87,20 @@ impl Places {
     /// The NBD socket, if the volume is served as NBD.
     pub(crate) fn nbd(&self) -> PathBuf {
         self.dir.join(format!("{}.nbd", self.name))
+    }
+
+    /// Locked by the server as long as it lives.
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.dir.join(format!(".{}.lock", self.name))
+    }
+
+    /// Removes what a server has in these places, but for the lock.
+    pub(crate) fn clean_up(&self) {
+        ucrypt_export::fuse::unmount_stale(&self.file());
+        for path in [self.file(), self.nbd(), self.socket(), self.log()] {
+            // What is not there needs no removing.
+            let _ = fs::remove_file(path);
+        }
     }
 
     /// What the server had to say.

@@ -10,6 +10,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Op, QueueConfig, Volume};
 use ucrypt_export::fuse::FuseExport;
+use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 
 use crate::failure::Failure;
@@ -48,12 +49,13 @@ pub(crate) struct ExportArgs {
 pub(crate) struct Exports {
     pub(crate) nbd: Vec<Server>,
     pub(crate) fuse: Vec<FuseExport>,
+    pub(crate) loop_device: Option<LoopExport>,
 }
 
 impl Exports {
     /// Starts what is asked for; what was started ends again if one of them fails.
     pub(crate) fn start(volume: &Arc<Volume>, args: &ExportArgs) -> Result<Self, Failure> {
-        let mut exports = Self { nbd: Vec::new(), fuse: Vec::new() };
+        let mut exports = Self { nbd: Vec::new(), fuse: Vec::new(), loop_device: None };
         for path in &args.fuse {
             exports.fuse.push(FuseExport::start(volume, path)?);
         }
@@ -66,21 +68,34 @@ impl Exports {
 
     /// Whether every export that there was has been ended from outside.
     pub(crate) fn have_ended(&self) -> bool {
-        self.nbd.is_empty() && self.fuse.iter().all(FuseExport::has_ended)
+        self.nbd.is_empty()
+            && self.fuse.iter().all(FuseExport::has_ended)
+            && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
     }
 
-    /// Ends all of them unless a program has a served file open. Returns whether it did.
+    /// Tells the kernel that the volume was resized. Over NBD, new connections see it.
+    pub(crate) fn take_size(&self) -> Result<(), Failure> {
+        let failed = |error| Failure::device(format!("the file does not take the size: {error}"));
+        self.fuse.iter().try_for_each(FuseExport::take_size).map_err(failed)?;
+        self.loop_device.iter().try_for_each(LoopExport::take_size)?;
+        Ok(())
+    }
+
+    /// Ends all of them unless a program has a served file or device open. Returns whether it did.
     pub(crate) fn try_stop(&mut self) -> bool {
-        if !self.fuse.iter_mut().all(FuseExport::try_stop) {
+        let unused = self.fuse.iter_mut().all(FuseExport::try_stop)
+            && self.loop_device.as_mut().is_none_or(LoopExport::try_stop);
+        if !unused {
             return false;
         }
         self.nbd.drain(..).for_each(Server::shutdown);
         true
     }
 
-    /// Takes the names away: who has a served file open keeps it, nobody else gets at it.
+    /// Takes the names away: who has a served file or device open keeps it, nobody else gets at it.
     pub(crate) fn detach(&mut self) {
         self.fuse.iter().for_each(FuseExport::detach);
+        self.loop_device.iter().for_each(LoopExport::detach);
         self.nbd.drain(..).for_each(Server::shutdown);
     }
 
@@ -88,6 +103,7 @@ impl Exports {
     pub(crate) fn stop(self) {
         self.nbd.into_iter().for_each(Server::shutdown);
         self.fuse.into_iter().for_each(FuseExport::stop);
+        self.loop_device.into_iter().for_each(LoopExport::stop);
     }
 }
 

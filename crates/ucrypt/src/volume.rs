@@ -139,6 +139,9 @@ pub(crate) struct Facts {
 pub(crate) struct Opened {
     pub(crate) volume: Arc<Volume>,
     pub(crate) facts: Facts,
+    /// The length that the header or the user gives it, in bytes; without one it ends where its
+    /// image does.
+    pub(crate) fixed_len: Option<u64>,
 }
 
 impl VolumeArgs {
@@ -328,7 +331,9 @@ impl VolumeArgs {
         .map_err(Failure::wrong)?;
         let volume = Arc::new(volume);
         let facts = facts(&volume, unlocked, image);
-        Ok(Opened { volume, facts })
+        let last = unlocked.and_then(|unlocked| unlocked.segments.last());
+        let fixed_len = last.and_then(|segment| segment.length).map(|_| facts.size);
+        Ok(Opened { volume, facts, fixed_len })
     }
 }
 

@@ -140,6 +140,10 @@ impl Backend for FileBackend {
         &self.limits
     }
 
+    fn len_now(&self) -> io::Result<u64> {
+        Ok(open::len(self.files.buffered.as_fd())?)
+    }
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         Ok(match &self.way {
             Way::Uring => Box::new(uring::UringQueue::new(self.files.clone(), depth)?),

@@ -152,11 +152,7 @@ fn describe(
 ) -> Result<Opened, Errno> {
     let stat = fstat(&fd)?;
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-    let len = if is_device {
-        seek(&fd, SeekFrom::End(0))?
-    } else {
-        u64::try_from(stat.st_size).unwrap_or(0)
-    };
+    let len = len(fd.as_fd())?;
     let block = if is_device { ioctl_blksszget(&fd)? } else { 512 };
     let block = direct
         .as_ref()
@@ -181,6 +177,15 @@ fn describe(
         .flatten();
     let files = Arc::new(Files { buffered: fd, direct, mapping });
     Ok(Opened { files, limits, name, in_memory })
+}
+
+/// Bytes of a file or device.
+pub(super) fn len(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let stat = fstat(fd)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        return seek(fd, SeekFrom::End(0));
+    }
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
 }
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;

@@ -291,9 +291,10 @@ impl Body {
         Self::EMPTY.u32(bytes).u32(0)
     }
 
-    /// `fuse_statfs_out`: a file system of one file, which is not to be asked for its space.
-    pub(super) fn statfs() -> Self {
-        Self::EMPTY.zeroes(40).u32(512).u32(255).u32(0).zeroes(28)
+    /// `fuse_statfs_out`: a file system of one file, which is not to be asked for its space, in
+    /// blocks of this many bytes.
+    pub(super) fn statfs(block: u32) -> Self {
+        Self::EMPTY.zeroes(40).u32(block).u32(255).u32(block).zeroes(28)
     }
 }
 
@@ -396,7 +397,7 @@ mod tests {
         assert_eq!(Body::attr(1, &attr).bytes().len(), 104);
         assert_eq!(Body::open().bytes().len(), 16);
         assert_eq!(Body::written(1).bytes().len(), 8);
-        assert_eq!(Body::statfs().bytes().len(), 80);
+        assert_eq!(Body::statfs(512).bytes().len(), 80);
         let answer = InitAnswer {
             minor: MINOR,
             readahead: 0,

@@ -29,10 +29,21 @@ const QUEUE: QueueConfig = QueueConfig { memory: 32 << 20, depth: DEPTH };
 const HANDED_OVER_MIN: usize = 64 << 10;
 
 /// A request that the engine has.
+#[derive(Clone, Copy)]
 struct Pending {
     unique: u64,
-    /// Of a write: its bytes.
-    written: Option<u32>,
+    success: Success,
+}
+
+/// What the kernel is told when the engine has done it.
+#[derive(Clone, Copy)]
+enum Success {
+    /// The data, if there is any.
+    Data,
+    /// So many bytes were written.
+    Written(u32),
+    /// That it is not supported.
+    Refused,
 }
 
 /// What the engine is to do for a request.
@@ -143,15 +154,16 @@ impl Classic {
 
     /// Does what a request comes to.
     fn start(&mut self, unique: u64, outcome: Outcome) {
-        let (written, work) = match outcome {
+        let (success, work) = match outcome {
             Outcome::Silent => return,
             Outcome::Now(result) => {
                 return self
                     .device
                     .answer(unique, result.as_ref().map(Body::bytes).map_err(|e| *e));
             }
-            Outcome::Read { offset, len } => (None, Work::Op(Op::Read { offset, len })),
-            Outcome::Do(op) => (None, Work::Op(op)),
+            Outcome::Read { offset, len } => (Success::Data, Work::Op(Op::Read { offset, len })),
+            Outcome::Do(op) => (Success::Data, Work::Op(op)),
+            Outcome::DoAndRefuse(op) => (Success::Refused, Work::Op(op)),
             Outcome::Write { offset, len, fua } => {
                 let buffer = if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
                 let work = match buffer {
@@ -161,17 +173,16 @@ impl Classic {
                         Work::Op(Op::Write { offset, data, fua })
                     }
                 };
-                (Some(len as u32), work)
+                (Success::Written(len as u32), work)
             }
         };
-        self.offer(Pending { unique, written }, work);
+        self.offer(Pending { unique, success }, work);
     }
 
     /// Offers the engine a request; keeps it if there is no room now.
     fn offer(&mut self, pending: Pending, work: Work) {
-        let Pending { unique, written } = pending;
         let Some(tag) = self.under_way.insert(pending) else {
-            self.held = Some((Pending { unique, written }, work));
+            self.held = Some((pending, work));
             return;
         };
         let submitted = match (work, &self.buffer) {
@@ -193,10 +204,10 @@ impl Classic {
         };
         match (error, again) {
             (None, Some(work)) if self.under_way.len() > 0 => {
-                self.held = Some((Pending { unique, written }, work));
+                self.held = Some((pending, work));
             }
             // With nothing under way, no memory will come free.
-            (error, _) => self.device.answer(unique, Err(error.unwrap_or(Errno::NOMEM))),
+            (error, _) => self.device.answer(pending.unique, Err(error.unwrap_or(Errno::NOMEM))),
         }
     }
 
@@ -205,14 +216,16 @@ impl Classic {
         let mut any = false;
         while let Some(Done { tag, result, data }) = self.queue.next_done() {
             any = true;
-            let Some(Pending { unique, written }) = self.under_way.remove(tag) else { continue };
-            match (result, data, written) {
-                (Err(error), ..) => self.device.answer(unique, Err(error)),
-                (Ok(()), Some(data), None) => self.device.answer(unique, Ok(&data)),
-                (Ok(()), _, Some(len)) => {
+            let Some(Pending { unique, success }) = self.under_way.remove(tag) else { continue };
+            match (result, success) {
+                (Err(error), _) => self.device.answer(unique, Err(error)),
+                (Ok(()), Success::Refused) => self.device.answer(unique, Err(Errno::OPNOTSUPP)),
+                (Ok(()), Success::Written(len)) => {
                     self.device.answer(unique, Ok(Body::written(len).bytes()));
                 }
-                (Ok(()), None, None) => self.device.answer(unique, Ok(&[])),
+                (Ok(()), Success::Data) => {
+                    self.device.answer(unique, Ok(data.as_deref().unwrap_or(&[])))
+                }
             }
         }
         any

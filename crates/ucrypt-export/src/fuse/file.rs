@@ -7,8 +7,9 @@ use rustix::fs::OFlags;
 use ucrypt_engine::{Errno, Op, Rejected, Volume, VolumeInfo};
 
 use super::abi::{Attr, Body, Request};
+use super::hidden::Holes;
 
-/// The attributes never change; seconds.
+/// How long the attributes hold for programs, in seconds: only a resize changes them.
 const ATTR_TTL: u64 = 3600;
 
 /// Longest range that a hole punched into the file may have. Plaintext zeroes are data to the
@@ -34,6 +35,17 @@ pub(super) enum Outcome {
     Write { offset: u64, len: usize, fua: bool },
     /// The volume has to do this, and the answer has no body.
     Do(Op),
+    /// The volume has to do this, and the answer is `EOPNOTSUPP`.
+    DoAndRefuse(Op),
+}
+
+/// Who uses the file.
+#[derive(Debug)]
+pub(super) enum User {
+    /// Programs, by its name.
+    Programs,
+    /// The loop driver, which has ways of its own (see `hidden`).
+    LoopDriver(Arc<Holes>),
 }
 
 /// See the module.
@@ -41,10 +53,11 @@ pub(super) enum Outcome {
 pub(super) struct VolumeFile {
     pub(super) volume: Arc<Volume>,
     attr: Attr,
+    user: User,
 }
 
 impl VolumeFile {
-    pub(super) fn new(volume: Arc<Volume>) -> Self {
+    pub(super) fn new(volume: Arc<Volume>, user: User) -> Self {
         let info = volume.info();
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let attr = Attr {
@@ -55,11 +68,23 @@ impl VolumeFile {
             gid: rustix::process::getgid().as_raw(),
             block: info.preferred_io,
         };
-        Self { volume, attr }
+        Self { volume, attr, user }
     }
 
-    fn info(&self) -> &VolumeInfo {
+    fn info(&self) -> VolumeInfo {
         self.volume.info()
+    }
+
+    fn len(&self) -> u64 {
+        self.info().len
+    }
+
+    /// What the loop driver does, if it is the user.
+    fn driver(&self) -> Option<&Holes> {
+        match &self.user {
+            User::Programs => None,
+            User::LoopDriver(holes) => Some(holes),
+        }
     }
 
     /// `data`: bytes that came with a write.
@@ -68,7 +93,7 @@ impl VolumeFile {
             Request::Getattr => Outcome::Now(Ok(self.attr())),
             Request::Setattr { size, ownership } => Outcome::Now(self.setattr(size, ownership)),
             Request::Open => Outcome::Now(Ok(Body::open())),
-            Request::Statfs => Outcome::Now(Ok(Body::statfs())),
+            Request::Statfs => Outcome::Now(self.statfs()),
             Request::Nothing => Outcome::Now(Ok(Body::EMPTY)),
             Request::Silent => Outcome::Silent,
             // Once only, at the start.
@@ -81,13 +106,25 @@ impl VolumeFile {
     }
 
     fn attr(&self) -> Body {
-        Body::attr(ATTR_TTL, &self.attr)
+        // The driver asks when it is to look at the size anew.
+        let ttl = if self.driver().is_some() { 0 } else { ATTR_TTL };
+        Body::attr(ttl, &Attr { size: self.len(), ..self.attr })
+    }
+
+    /// The driver takes the block size for the granularity of discards, and offers none if there
+    /// is no answer.
+    fn statfs(&self) -> Result<Body, Errno> {
+        let info = self.info();
+        if self.driver().is_some() && !info.discard && !info.fast_write_zeroes {
+            return Err(Errno::NOSYS);
+        }
+        Ok(Body::statfs(info.sector_size))
     }
 
     /// A disk keeps its size; who may use it was decided by who opened it.
     fn setattr(&self, size: Option<u64>, ownership: bool) -> Result<Body, Errno> {
         match size {
-            Some(size) if size != self.attr.size => Err(Errno::INVAL),
+            Some(size) if size != self.len() => Err(Errno::INVAL),
             _ if ownership => Err(Errno::PERM),
             _ => Ok(self.attr()),
         }
@@ -95,7 +132,7 @@ impl VolumeFile {
 
     /// As for a file: a read ends where the file does.
     fn read(&self, offset: u64, size: u32) -> Outcome {
-        match u64::from(size).min(self.attr.size.saturating_sub(offset)) {
+        match u64::from(size).min(self.len().saturating_sub(offset)) {
             0 => Outcome::Now(Ok(Body::EMPTY)),
             len => Outcome::Read { offset, len: len as usize },
         }
@@ -109,29 +146,46 @@ impl VolumeFile {
         if data == 0 {
             return Outcome::Now(Ok(Body::written(0)));
         }
-        match self.attr.size.saturating_sub(offset).min(data as u64) as usize {
+        match self.len().saturating_sub(offset).min(data as u64) as usize {
             0 => Outcome::Now(Err(Errno::NOSPC)),
+            len if self.driver().is_some_and(Holes::asking) => {
+                Outcome::Now(Ok(Body::written(len as u32)))
+            }
             len => Outcome::Write { offset, len, fua: flags & OFlags::DSYNC.bits() != 0 },
         }
     }
 
     fn fallocate(&self, offset: u64, len: u64, mode: u32) -> Outcome {
-        if mode & FALLOC_KEEP_SIZE == 0 && offset.saturating_add(len) > self.attr.size {
+        if mode & FALLOC_KEEP_SIZE == 0 && offset.saturating_add(len) > self.len() {
             return Outcome::Now(Err(Errno::NOSPC));
         }
-        let no_unmap = match mode & !FALLOC_KEEP_SIZE {
-            // Space cannot be reserved in an image that may have holes.
-            0 => return Outcome::Now(Ok(Body::EMPTY)),
-            FALLOC_PUNCH_HOLE if len > PUNCH_MAX && !self.info().fast_write_zeroes => {
-                return Outcome::Now(Err(Errno::OPNOTSUPP));
-            }
-            FALLOC_PUNCH_HOLE => false,
-            FALLOC_ZERO_RANGE => true,
-            _ => return Outcome::Now(Err(Errno::OPNOTSUPP)),
-        };
         // As for a file: what lies behind its end is not there to be zeroed.
-        let len = len.min(self.attr.size.saturating_sub(offset));
-        Outcome::Do(Op::WriteZeroes { offset, len, fua: false, no_unmap })
+        let len_there = len.min(self.len().saturating_sub(offset));
+        let fast = self.info().fast_write_zeroes;
+        let unsupported = Outcome::Now(Err(Errno::OPNOTSUPP));
+        let no_unmap = match (mode & !FALLOC_KEEP_SIZE, self.driver()) {
+            // Space cannot be reserved in an image that may have holes.
+            (0, _) => return Outcome::Now(Ok(Body::EMPTY)),
+            (FALLOC_PUNCH_HOLE, Some(holes)) if !fast => {
+                return self.discard(holes, offset, len_there);
+            }
+            (FALLOC_PUNCH_HOLE, _) if len > PUNCH_MAX && !fast => return unsupported,
+            (FALLOC_PUNCH_HOLE, _) => false,
+            (FALLOC_ZERO_RANGE, Some(holes)) if holes.asking() => return unsupported,
+            (FALLOC_ZERO_RANGE, _) => true,
+            _ => return unsupported,
+        };
+        Outcome::Do(Op::WriteZeroes { offset, len: len_there, fua: false, no_unmap })
+    }
+
+    /// The driver makes a hole.
+    fn discard(&self, holes: &Holes, offset: u64, len: u64) -> Outcome {
+        let op = Op::Discard { offset, len };
+        match (self.info().discard, holes.are_discards()) {
+            (true, true) => Outcome::Do(op),
+            (true, false) => Outcome::DoAndRefuse(op),
+            (false, _) => Outcome::Now(Err(Errno::OPNOTSUPP)),
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! A volume as a file.
 //!
-//! One regular file is mounted over another: no directory, no names. Its size is the volume's and
-//! does not change. The server is our own, for just this: `abi` knows the kernel's structures,
+//! One regular file is mounted over another: no directory, no names. Its size is the volume's. The server is our own, for just this: `abi` knows the kernel's structures,
 //! [`mount`] the way into the file tree, `file` what a request means, and `classic` moves requests
 //! and answers between the kernel and an engine queue. Without root this needs the setuid helper
 //! `fusermount3` (package `fuse3`).
@@ -10,6 +9,7 @@ mod abi;
 mod classic;
 mod device;
 mod file;
+mod hidden;
 mod mount;
 
 use std::fs;
@@ -19,11 +19,13 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_engine::Volume;
 
 use classic::Classic;
 use device::Device;
-use file::VolumeFile;
+use file::{User, VolumeFile};
+pub use hidden::HiddenFile;
 pub use mount::unmount_stale;
 
 /// Bytes of the largest request: what the kernel allows without privileges.
@@ -60,6 +62,12 @@ pub enum FuseError {
         /// The reason.
         error: io::Error,
     },
+    /// The kernel refused a mount without a place.
+    #[error("cannot mount a file for the loop driver: {error}; it needs root and Linux 5.2")]
+    Hidden {
+        /// The reason.
+        error: io::Error,
+    },
 }
 
 /// A mounted file. Dropping it unmounts.
@@ -83,7 +91,9 @@ impl FuseExport {
         let made = mount::prepare(path).map_err(at)?;
         let path = path.canonicalize().map_err(at)?;
         let served = mount::mount(&path, volume.info().read_only).and_then(|device| {
-            serve(volume, Device::new(device)).inspect_err(|_| unmount_stale(&path))
+            let cores = thread::available_parallelism().map_or(2, usize::from).max(2);
+            serve(volume, Device::new(device), User::Programs, cores)
+                .inspect_err(|_| unmount_stale(&path))
         });
         match served {
             Ok(threads) => Ok(Self { path, made, threads }),
@@ -100,6 +110,13 @@ impl FuseExport {
     /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Makes the volume's present size known to the kernel.
+    pub fn take_size(&self) -> io::Result<()> {
+        // It asks us when the file is looked at anew.
+        statx(CWD, &self.path, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
+        Ok(())
     }
 
     /// Whether it has ended by itself: somebody else has unmounted it.
@@ -154,11 +171,15 @@ impl Drop for FuseExport {
 }
 
 /// Starts the threads, which end when the file is not mounted any more.
-fn serve(volume: &Arc<Volume>, device: Device) -> io::Result<Vec<JoinHandle<()>>> {
+fn serve(
+    volume: &Arc<Volume>,
+    device: Device,
+    user: User,
+    threads: usize,
+) -> io::Result<Vec<JoinHandle<()>>> {
     device.negotiate(REQUEST_MAX, false)?;
-    let file = Arc::new(VolumeFile::new(volume.clone()));
-    let cores = thread::available_parallelism().map_or(2, usize::from).max(2);
-    let mut devices = (1..cores).map(|_| device.another()).collect::<io::Result<Vec<_>>>()?;
+    let file = Arc::new(VolumeFile::new(volume.clone(), user));
+    let mut devices = (1..threads).map(|_| device.another()).collect::<io::Result<Vec<_>>>()?;
     devices.push(device);
     let start = |(index, device)| {
         let classic = Classic::new(file.clone(), device)?;

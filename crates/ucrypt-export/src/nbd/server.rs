@@ -97,8 +97,7 @@ impl Server {
         let listener = Listener::open(address)?;
         let uri = listener.uri.clone();
         let stop = Arc::new(Stop::new()?);
-        let export = export(&volume, &config);
-        let shared = Arc::new(Shared { volume, export, config, stop: Arc::clone(&stop) });
+        let shared = Arc::new(Shared { volume, config, stop: Arc::clone(&stop) });
         let acceptor = Acceptor { listener, shared, clients: Vec::new(), number: 0 };
         let acceptor =
             thread::Builder::new().name("nbd-accept".into()).spawn(move || acceptor.run())?;
@@ -161,7 +160,6 @@ fn export(volume: &Volume, config: &ServerConfig) -> Export {
 /// What all connections use.
 struct Shared {
     volume: Arc<Volume>,
-    export: Export,
     config: ServerConfig,
     stop: Arc<Stop>,
 }
@@ -255,7 +253,9 @@ fn tune(socket: &OwnedFd, tcp: bool) {
 
 /// One client, from the greeting to the end.
 fn serve(socket: &OwnedFd, shared: &Shared) -> Result<(), ConnectionError> {
-    let Shared { volume, export, config, stop } = shared;
+    let Shared { volume, config, stop } = shared;
+    // The volume may have been resized since the last connection.
+    let export = &export(volume, config);
     let timeout = config.handshake_timeout;
     let Some(negotiated) = negotiate(socket.as_fd(), export, timeout, stop)? else {
         return Ok(());

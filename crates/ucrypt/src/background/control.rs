@@ -1,6 +1,5 @@
 //! The control socket: one line of JSON asks, one line of JSON answers.
 
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -11,6 +10,8 @@ use serde_json::{Value, json};
 
 use ucrypt_engine::Decisions;
 
+use super::claim::Claim;
+use super::link;
 use crate::failure::Failure;
 use crate::runtime::Places;
 use crate::serve::{Exports, flush};
@@ -32,12 +33,21 @@ pub(super) enum Request {
     Status,
     Close,
     CloseDeferred,
+    /// To a length in bytes; without one, to the length that `open` would give it now.
+    Resize {
+        bytes: Option<u64>,
+    },
 }
 
 /// Asks the server of a name.
 pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
     let gone = || {
-        Failure::device(format!("{} is not open; ucrypt open IMAGE {0} opens it", places.name()))
+        let name = places.name();
+        Failure::device(if places.socket().exists() {
+            format!("the server of {name} was killed; ucrypt close {name} removes what it left")
+        } else {
+            format!("{name} is not open; ucrypt open IMAGE {name} opens it")
+        })
     };
     let stream = UnixStream::connect(places.socket()).map_err(|_| gone())?;
     exchange(stream, request).map_err(|error| {
@@ -51,30 +61,6 @@ fn exchange(mut stream: UnixStream, request: Request) -> io::Result<Value> {
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     Ok(serde_json::from_str(&answer)?)
-}
-
-/// Makes sure that the name is free: refuses one that is open, cleans up after a server that was
-/// killed.
-pub(super) fn claim(places: &Places) -> Result<(), Failure> {
-    if UnixStream::connect(places.socket()).is_ok() {
-        return Err(Failure::busy(format!(
-            "{} is open already; ucrypt close {0} closes it",
-            places.name()
-        )));
-    }
-    if places.socket().exists() {
-        clean_up(places);
-    }
-    Ok(())
-}
-
-/// Removes what a server left behind that did not end by itself.
-fn clean_up(places: &Places) {
-    ucrypt_export::fuse::unmount_stale(&places.file());
-    for path in [places.file(), places.nbd(), places.socket(), places.log()] {
-        // What is not there needs no removing.
-        let _ = fs::remove_file(path);
-    }
 }
 
 /// The server's end of the socket.
@@ -102,11 +88,13 @@ impl Server {
     /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
     pub(super) fn run(
         self,
-        opened: Opened,
+        claim: Claim,
+        mut opened: Opened,
         mut exports: Exports,
         device: &str,
         signals: &Receiver<i32>,
     ) -> Result<(), Failure> {
+        let is_device = exports.loop_device.is_some();
         let mut closing = None;
         loop {
             match self.asked.recv_timeout(CHECK_EVERY) {
@@ -124,7 +112,13 @@ impl Server {
                 }
                 Ok((Request::CloseDeferred, stream)) => {
                     exports.detach();
+                    if is_device {
+                        link::remove(self.places.name());
+                    }
                     reply(stream, &json!({ "deferred": true }));
+                }
+                Ok((Request::Resize { bytes }, stream)) => {
+                    reply(stream, &answer(&resize(&mut opened, &exports, bytes), "resized"));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -135,15 +129,15 @@ impl Server {
         }
         exports.stop();
         let flushed = flush(&opened.volume);
-        // The image is free before anyone is told so.
+        // The image and the name are free before anyone is told so.
         drop(opened);
-        clean_up(&self.places);
+        if is_device {
+            link::remove(self.places.name());
+        }
+        self.places.clean_up();
+        drop(claim);
         if let Some(stream) = closing {
-            let answer = match &flushed {
-                Ok(()) => json!({ "closed": true }),
-                Err(failure) => json!({ "error": failure.message, "code": failure.code }),
-            };
-            reply(stream, &answer);
+            reply(stream, &answer(&flushed, "closed"));
         }
         flushed
     }
@@ -169,6 +163,26 @@ fn receive(stream: &UnixStream) -> Option<Request> {
 fn reply(mut stream: UnixStream, answer: &Value) {
     // A client that has gone needs no answer.
     let _ = writeln!(stream, "{answer}");
+}
+
+/// The answer to something that was `done`, or was not.
+fn answer(result: &Result<(), Failure>, done: &str) -> Value {
+    match result {
+        Ok(()) => json!({ done: true }),
+        Err(failure) => json!({ "error": failure.message, "code": failure.code }),
+    }
+}
+
+fn resize(opened: &mut Opened, exports: &Exports, bytes: Option<u64>) -> Result<(), Failure> {
+    let volume = &opened.volume;
+    let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
+    let len = match bytes.or(opened.fixed_len) {
+        Some(len) => len,
+        None => volume.len_max().map_err(failed)?,
+    };
+    volume.resize(len).map_err(Failure::wrong)?;
+    opened.facts.size = len;
+    exports.take_size()
 }
 
 /// Everything that can be said about the open volume.

@@ -1,8 +1,45 @@
-//! The status of an open volume, laid out as cryptsetup's.
+//! What is said about open volumes; the status is laid out as cryptsetup's.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
+
+/// The lines of `list`: one for each volume.
+pub(super) fn list(volumes: &[Value]) -> String {
+    let line = |status: &Value| {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let volume = &status["volume"];
+        if status["active"] != true {
+            let cells = ["", "", "", "", &text(&status["error"])].map(str::to_owned);
+            return [vec![text(&status["name"])], cells.to_vec()].concat();
+        }
+        let bytes = volume["size"].as_u64().unwrap_or(0);
+        vec![
+            text(&status["name"]),
+            text(&status["device"]),
+            text(&volume["type"]).to_uppercase(),
+            text(&volume["cipher"]),
+            bytes.to_string(),
+            text(&volume["image"]),
+        ]
+    };
+    let head = ["NAME", "DEVICE", "TYPE", "CIPHER", "BYTES", "IMAGE"].map(str::to_owned).to_vec();
+    let mut rows: Vec<_> = volumes.iter().map(line).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    rows.insert(0, head);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<_> = (0..rows[0].len()).map(|column| width(column).unwrap_or(0)).collect();
+    let mut shown = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        shown.push_str(line.trim_end());
+        shown.push('\n');
+    }
+    shown
+}
 
 /// The lines of `status`.
 pub(super) fn status(status: &Value) -> String {

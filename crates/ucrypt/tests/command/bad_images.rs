@@ -24,7 +24,7 @@ fn is_refused(scratch: &Scratch, path: &Path, code: i32) -> String {
     assert!(with_key(&["write"]).refuses(code) == message);
     let socket = format!("unix:{}", scratch.path("socket").display());
     assert!(with_key(&["serve", "--nbd", &socket]).refuses(code) == message);
-    let mut open = scratch.ucrypt(&["open", "--key-file"]);
+    let mut open = scratch.ucrypt(&["open", "--as", "fuse", "--key-file"]);
     assert!(run(open.arg(&key).arg(path).arg("volume"), b"").refuses(code) == message);
     assert!(fs::read(path).expect("the image is read") == before, "{} changed", path.display());
     message

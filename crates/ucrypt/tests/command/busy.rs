@@ -16,7 +16,7 @@ fn is_busy(scratch: &Scratch, image: &Image) {
     run(&mut image.ucrypt(scratch, "write"), b"data").refuses(5);
     let socket = format!("unix:{}", scratch.path("second-socket").display());
     run(image.ucrypt(scratch, "serve").args(["--nbd", &socket]), b"").refuses(5);
-    let mut open = scratch.ucrypt(&["open", "--key-file"]);
+    let mut open = scratch.ucrypt(&["open", "--as", "fuse", "--key-file"]);
     run(open.args([&image.key, &image.path, &PathBuf::from("second")]), b"").refuses(5);
     assert!(!scratch.runtime("second").exists());
     let mut format = scratch.ucrypt(&image.kind.format_arguments());

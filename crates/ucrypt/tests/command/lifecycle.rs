@@ -13,6 +13,9 @@ use crate::scratch::Scratch;
 
 fn open(scratch: &Scratch, image: &Image, name: &str, options: &[&str]) -> Ran {
     let mut command = image.ucrypt(scratch, "open");
+    if !options.contains(&"--as") {
+        command.args(["--as", "fuse"]);
+    }
     run(command.arg(name).args(options), b"")
 }
 
@@ -70,7 +73,7 @@ fn the_runtime_directory_is_for_its_user_only() {
 fn a_relative_image_and_a_passphrase_line_open_too() {
     let scratch = Scratch::new();
     Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    let mut command = scratch.ucrypt(&["luksOpen", "image", "volume"]);
+    let mut command = scratch.ucrypt(&["luksOpen", "--as", "fuse", "image", "volume"]);
     let line = [PASSPHRASE, b"\n"].concat();
     run(command.current_dir(scratch.path("")), &line).passes();
     assert_eq!(status(&scratch, "volume")["active"], true);
@@ -162,6 +165,68 @@ fn a_name_that_is_open_is_busy_and_its_volume_goes_on() {
 }
 
 #[test]
+fn a_file_and_new_nbd_connections_follow_a_resize() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let resize =
+        |options: &[&str]| run(scratch.ucrypt(&["resize"]).args(options).arg("volume"), b"");
+    open(&scratch, &image, "volume", &[]).passes();
+    let file = scratch.runtime("volume");
+    let size = || fs::metadata(&file).expect("metadata").len();
+    assert_eq!(size(), DATA);
+    resize(&["--size", "1024"]).passes();
+    assert_eq!(size(), 512 << 10);
+    assert_eq!(fs::read(&file).expect("read").len(), 512 << 10);
+    let grown = image.kind.data_offset() + 3 * DATA + 700;
+    File::options().write(true).open(&image.path).and_then(|it| it.set_len(grown)).expect("grown");
+    let opened = File::options().read(true).write(true).open(&file).expect("opened");
+    resize(&["--size", "0"]).passes();
+    assert_eq!(size(), 3 * DATA);
+    opened.write_all_at(b"in the new part", 2 * DATA).expect("written");
+    drop(opened);
+    close(&scratch, "volume").passes();
+    open(&scratch, &image, "volume", &["--as", "nbd"]).passes();
+    let uri = format!("nbd+unix:///?socket={}", scratch.runtime("volume.nbd").display());
+    let size = || {
+        let mut nbdinfo = judge("nbdinfo", "libnbd-bin");
+        run(nbdinfo.args(["--size", &uri]), b"").text().trim().parse::<u64>().expect("a number")
+    };
+    assert_eq!(size(), 3 * DATA);
+    resize(&["--device-size", "1M"]).passes();
+    assert_eq!(size(), DATA);
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn all_open_volumes_are_listed() {
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let list = || run(&mut scratch.ucrypt(&["list"]), b"").text();
+    assert_eq!(list(), "");
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let other = Image::by_cryptsetup(&elsewhere, LUKS1, DATA);
+    open(&scratch, &image, "second", &[]).passes();
+    open(&scratch, &other, "first", &["--as", "nbd"]).passes();
+    let text = list();
+    let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NAME", "DEVICE", "TYPE", "CIPHER", "BYTES", "IMAGE"]);
+    let file = scratch.runtime("second");
+    let (file, path) = (file.to_str().expect("text"), image.path.to_str().expect("text"));
+    assert_eq!(lines[2], ["second", file, "LUKS2", LUKS2.cipher, &DATA.to_string(), path]);
+    assert_eq!(lines[1][0], "first");
+    let said = run(&mut scratch.ucrypt(&["list", "--json"]), b"").passes();
+    let said: Value = serde_json::from_slice(&said).expect("JSON");
+    assert_eq!(said[0]["name"], "first");
+    assert_eq!(said[1]["volume"]["type"], "luks2");
+    close(&scratch, "first").passes();
+    scratch.kill_background_server();
+    assert!(list().contains("was killed"), "{}", list());
+    close(&scratch, "second").refuses(4);
+    assert_eq!(list(), "");
+    nothing_is_left(&scratch);
+}
+
+#[test]
 fn names_that_are_not_open_are_no_device() {
     let scratch = Scratch::new();
     close(&scratch, "nobody").refuses(4);
@@ -227,7 +292,7 @@ fn what_a_killed_server_left_is_cleaned_up_by_the_next_open() {
 fn a_refused_open_leaves_nothing() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    let mut wrong = scratch.ucrypt(&["open"]);
+    let mut wrong = scratch.ucrypt(&["open", "--as", "fuse"]);
     run(wrong.arg(&image.path).arg("volume"), b"wrong\n").refuses(2);
     open(&scratch, &image, "a/b", &[]).refuses(1);
     open(&scratch, &image, ".hidden", &[]).refuses(1);

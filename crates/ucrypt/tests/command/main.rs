@@ -2,7 +2,7 @@
 //!
 //! Every test has a directory and a runtime directory of its own ([`scratch`]); whatever it
 //! starts, mounts or attaches ends with it, also when it fails. A judge that is missing fails the
-//! test with the command that installs it.
+//! test with the command that installs it. Tests of devices and mounts need root, and fail without.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,8 @@ mod fuse;
 mod image;
 mod lifecycle;
 mod load;
+mod loop_device;
+mod namespace;
 mod nbd;
 mod nbd_client;
 mod plain;

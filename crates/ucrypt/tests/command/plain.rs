@@ -117,7 +117,8 @@ fn a_plain_volume_is_opened_shown_and_closed() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let key = scratch.file("key", &Random(75).bytes(64));
-    let mut open = scratch.ucrypt(&["open", "--type", "plain", "--cipher", "aes-xts-plain64"]);
+    let mut open = scratch.ucrypt(&["open", "--as", "fuse", "--type", "plain"]);
+    open.args(["--cipher", "aes-xts-plain64"]);
     open.args(["--key-size", "512", "--offset", "8", "--key-file"]).args([&key, &image]);
     let path = run(open.arg("volume"), b"").text();
     let expected = decrypt(&image, &key, "aes-xts-plain64", &[4096, 512]);

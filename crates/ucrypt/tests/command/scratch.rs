@@ -54,6 +54,16 @@ impl Scratch {
         self.path("run/ucrypt").join(name)
     }
 
+    /// A name that no other test has: that of a device is seen by all of them.
+    pub(crate) fn unique(&self) -> String {
+        self.dir.path().file_name().and_then(OsStr::to_str).expect("a name").to_lowercase()
+    }
+
+    /// Where the device of [`Scratch::unique`] is found.
+    pub(crate) fn device(&self) -> PathBuf {
+        Path::new("/dev/ucrypt").join(self.unique())
+    }
+
     /// The command, with a runtime directory of this test.
     pub(crate) fn ucrypt<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         self.prepare(limited(UCRYPT), arguments)
@@ -111,6 +121,13 @@ impl Scratch {
     }
 
     fn detach_loop_devices(&self) {
+        if let Ok(device) = fs::read_link(self.device()) {
+            let _ = Command::new("losetup").arg("--detach").arg(device).status();
+        }
+        for left in [self.unique(), format!(".{}.lock", self.unique())] {
+            // Only a test that failed leaves them.
+            let _ = fs::remove_file(Path::new("/dev/ucrypt").join(left));
+        }
         for entry in fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok) {
             let backing = fs::read_to_string(entry.path().join("loop/backing_file"));
             if backing.is_ok_and(|file| Path::new(file.trim_end()).starts_with(self.dir.path())) {

@@ -1,0 +1,147 @@
+//! One device of the loop driver, by its number.
+//!
+//! No descriptor is kept: a server that dies must not be the last to close a device whose dirty
+//! pages only it could write. The device is opened for each change.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+
+use super::LoopError;
+use super::ioctl::{self, Info};
+
+const CONTROL: &str = "/dev/loop-control";
+
+/// How often another process may be faster with the device that was free.
+const RACES_MAX: u32 = 64;
+
+/// How long others may look at a device that is not in use: udev does when anything changes.
+const LOOKS: Duration = Duration::from_millis(500);
+
+/// A device that a file is attached to.
+#[derive(Debug)]
+pub(super) struct Device {
+    path: PathBuf,
+    label: String,
+}
+
+/// What a file is attached with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attach<'a> {
+    /// Logical block size in bytes.
+    pub(super) block_size: u32,
+    pub(super) read_only: bool,
+    pub(super) partitions: bool,
+    /// Tells a device of ours from one of somebody else.
+    pub(super) label: &'a str,
+}
+
+impl Device {
+    /// Attaches the file to a free device, with direct I/O.
+    pub(super) fn attach(file: &OwnedFd, how: Attach<'_>) -> Result<Self, LoopError> {
+        let control = open_rw(Path::new(CONTROL)).map_err(LoopError::control)?;
+        let mut flags = ioctl::DIRECT_IO;
+        flags |= if how.read_only { ioctl::READ_ONLY } else { 0 };
+        flags |= if how.partitions { ioctl::PARTSCAN } else { 0 };
+        let mut races = 0;
+        loop {
+            let number = ioctl::free_number(&control).map_err(LoopError::NoneFree)?;
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let attached = open_rw(&path).and_then(|device| {
+                ioctl::configure(&device, file, how.block_size, Info::new(flags, how.label))
+            });
+            match attached {
+                Ok(()) => return Ok(Self { path, label: how.label.into() }),
+                Err(Errno::BUSY) if races < RACES_MAX => races += 1,
+                Err(error) => return Err(LoopError::Attach { device: path, error }),
+            }
+        }
+    }
+
+    /// The device at `path`, which a process that has ended attached under this label.
+    pub(super) fn of_the_dead(path: &Path, label: &str) -> Self {
+        Self { path: path.into(), label: label.into() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the device if it is still the one that was attached.
+    fn open(&self) -> Option<(OwnedFd, Option<Info>)> {
+        // Read-only: nobody takes its closing for a change of the content.
+        let device = open_ro(&self.path).ok()?;
+        match ioctl::status(&device) {
+            Ok(info) => info.has_label(&self.label).then_some((device, Some(info))),
+            // A file whose server has died has no status, and never will.
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => Some((device, None)),
+            Err(_) => None,
+        }
+    }
+
+    /// Detaches if nobody has it open or mounted. Returns whether it is detached.
+    pub(super) fn try_detach(&self) -> bool {
+        let deadline = Instant::now() + LOOKS;
+        while !self.detach_if_unused() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// The driver detaches at the last close, and lets nobody in from then on if ours is the
+    /// only one. It says so by denying that anything is attached.
+    fn detach_if_unused(&self) -> bool {
+        let Some((device, info)) = self.open() else { return true };
+        if ioctl::clear(&device).is_err() || ioctl::status(&device).is_err_and(is_detached) {
+            return true;
+        }
+        if let Some(info) = info {
+            // Others have it open: it stays, also when they go. Fails if it has been detached.
+            let _ = ioctl::set_status(&device, info);
+        }
+        false
+    }
+
+    /// Detaches as soon as nobody has it open or mounted.
+    pub(super) fn detach(&self) {
+        if let Some((device, _)) = self.open() {
+            // Somebody else may have detached it.
+            let _ = ioctl::clear(&device);
+        }
+    }
+
+    /// Zeroes the first `len` bytes. Returns whether the driver has given up writing zeroes by a
+    /// request of their own.
+    pub(super) fn zero_start(&self, len: u32) -> bool {
+        let zeroed = open_rw(&self.path).and_then(|it| ioctl::zero_out(it, 0, len.into()));
+        let name = self.path.file_name().unwrap_or_default();
+        let limit = Path::new("/sys/block").join(name).join("queue/write_zeroes_max_bytes");
+        zeroed.is_ok() && fs::read_to_string(limit).is_ok_and(|limit| limit.trim() == "0")
+    }
+
+    /// Takes over the size that the file has now.
+    pub(super) fn take_size(&self) -> Result<(), Errno> {
+        // Asking for the status makes the driver look at the file, whose size may be cached.
+        let (device, _) = self.open().ok_or(Errno::NXIO)?;
+        ioctl::set_capacity(&device)
+    }
+}
+
+fn is_detached(error: Errno) -> bool {
+    error == Errno::NXIO
+}
+
+fn open_rw(path: &Path) -> Result<OwnedFd, Errno> {
+    open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn open_ro(path: &Path) -> Result<OwnedFd, Errno> {
+    open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}

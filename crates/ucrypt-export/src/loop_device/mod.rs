@@ -1,0 +1,136 @@
+//! A volume as a loop device: a real disk on any Linux, for root.
+//!
+//! A file that nobody else can reach ([`HiddenFile`]) is attached to a free device of the loop
+//! driver, with direct I/O. The driver's requests become requests of that file: reads, writes and
+//! flushes as they are; see [`HiddenFile`] for discards.
+//!
+//! When the server dies, the device stays where it is and answers with errors until
+//! [`detach_stale`] takes it away: only its users can unmount what is on it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use ucrypt_engine::Volume;
+
+use crate::fuse::{FuseError, HiddenFile};
+use device::{Attach, Device};
+
+mod device;
+mod ioctl;
+
+/// Why there is no loop device.
+#[derive(Debug, thiserror::Error)]
+pub enum LoopError {
+    /// The driver is not there.
+    #[error(
+        "this system has no loop devices (/dev/loop-control is missing); load the driver (modprobe \
+         loop) or use --as fuse"
+    )]
+    Missing,
+    /// Only root may attach.
+    #[error("no permission to use /dev/loop-control; run as root, or use --as fuse")]
+    Permission,
+    /// The driver made no device.
+    #[error("there is no free loop device: {0}; detach one (losetup --list) or use --as fuse")]
+    NoneFree(Errno),
+    /// The file could not be attached.
+    #[error("cannot attach {device}: {error}; it needs Linux 5.8 and its node, or use --as fuse")]
+    Attach {
+        /// The device.
+        device: PathBuf,
+        /// The reason.
+        error: Errno,
+    },
+    /// The device did not take the new size.
+    #[error("cannot resize {device}: {error}")]
+    Resize {
+        /// The device.
+        device: PathBuf,
+        /// The reason.
+        error: Errno,
+    },
+    /// There is no file to attach.
+    #[error(transparent)]
+    File(#[from] FuseError),
+}
+
+impl LoopError {
+    fn control(error: Errno) -> Self {
+        match error {
+            Errno::ACCESS | Errno::PERM => Self::Permission,
+            _ => Self::Missing,
+        }
+    }
+}
+
+/// An attached device. Dropping it detaches it as [`LoopExport::detach`] does.
+#[derive(Debug)]
+pub struct LoopExport {
+    file: HiddenFile,
+    device: Device,
+}
+
+impl LoopExport {
+    /// Attaches the volume to a free device, whose logical block size is the volume's sector size.
+    /// `label` is what `losetup` shows, and what [`detach_stale`] finds it by. With `partitions`
+    /// the kernel looks for a partition table.
+    pub fn start(volume: &Arc<Volume>, label: &str, partitions: bool) -> Result<Self, LoopError> {
+        let info = volume.info();
+        let (file, opened) = HiddenFile::start(volume)?;
+        let how =
+            Attach { block_size: info.sector_size, read_only: info.read_only, partitions, label };
+        let device = Device::attach(&opened, how)?;
+        if info.discard && !info.fast_write_zeroes {
+            file.settle_holes(|| device.zero_start(info.sector_size));
+        }
+        Ok(Self { file, device })
+    }
+
+    /// Its node, `/dev/loopN`.
+    pub fn path(&self) -> &Path {
+        self.device.path()
+    }
+
+    /// Whether it has been detached from outside.
+    pub fn has_ended(&self) -> bool {
+        self.file.has_ended()
+    }
+
+    /// Detaches if nobody has it open or mounted. Returns whether it is detached.
+    pub fn try_stop(&mut self) -> bool {
+        self.has_ended() || self.device.try_detach()
+    }
+
+    /// Detaches as soon as nobody has it open or mounted: from then on it has ended.
+    pub fn detach(&self) {
+        self.device.detach();
+    }
+
+    /// Tells the kernel about the volume's present size.
+    pub fn take_size(&self) -> Result<(), LoopError> {
+        let device = &self.device;
+        device
+            .take_size()
+            .map_err(|error| LoopError::Resize { device: device.path().into(), error })
+    }
+
+    /// Detaches, at once if nobody uses it, and ends. Users get errors once the process ends.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for LoopExport {
+    fn drop(&mut self) {
+        self.device.detach();
+        // What the driver holds of the file goes with the device, if that is unused.
+        self.file.end();
+    }
+}
+
+/// Detaches the device at `path` if its server, which gave it this label, has died; as soon as
+/// nobody has it open or mounted.
+pub fn detach_stale(path: &Path, label: &str) {
+    Device::of_the_dead(path, label).detach();
+}

@@ -1,0 +1,152 @@
+//! A name belongs to one server.
+//!
+//! A server holds the lock on a file as long as it lives, however it ends: who gets the lock finds
+//! only what a killed server left. There is a lock in the runtime directory, and one more beside
+//! the links of devices, which all runtime directories share. The files are removed under the
+//! lock; who then gets the lock of a removed file takes a new one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::link;
+use crate::failure::Failure;
+use crate::runtime::Places;
+
+/// How long a server may take to start to answer, or to end after it was killed.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The names that this process has alone. Dropping it gives them up.
+#[derive(Debug)]
+pub(super) struct Claim {
+    _name: Lock,
+    _link: Option<Lock>,
+}
+
+impl Claim {
+    /// Takes the name, and its link if it is for a `device`, and removes what a killed server left
+    /// of either.
+    pub(super) fn take(places: &Places, device: bool) -> Result<Self, Failure> {
+        let name = places.name();
+        let busy =
+            || Failure::busy(format!("{name} is open already; ucrypt close {name} closes it"));
+        let failed = |path: &Path, error: io::Error| match Errno::from_io_error(&error) {
+            Some(Errno::WOULDBLOCK) => busy(),
+            Some(Errno::ACCESS | Errno::PERM) => Failure::denied(format!(
+                "no permission to use {}; run as root, or use --as fuse",
+                path.display()
+            )),
+            _ => Failure::device(format!("cannot lock {}: {error}", path.display())),
+        };
+        let lock =
+            Lock::wait(&places.lock(), places).map_err(|error| failed(&places.lock(), error))?;
+        let mut link = None;
+        if device || link::exists(name) {
+            let path = link::lock_path(name);
+            match link::prepare().and_then(|()| Lock::wait(&path, places)) {
+                Ok(lock) => {
+                    link::remove_stale(name);
+                    link = Some(lock).filter(|_| device);
+                }
+                Err(error) if device => return Err(failed(&path, error)),
+                // Somebody else's device of the same name.
+                Err(_) => {}
+            }
+        }
+        places.clean_up();
+        Ok(Self { _name: lock, _link: link })
+    }
+}
+
+/// A locked file.
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// As [`Lock::take`], but waits a moment for the owner, if that is no server which answers:
+    /// the threads of one that was killed do not all end at once.
+    fn wait(path: &Path, places: &Places) -> io::Result<Self> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match Self::take(path) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && UnixStream::connect(places.socket()).is_err()
+                        && Instant::now() < deadline =>
+                {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                taken => return taken,
+            }
+        }
+    }
+
+    /// Never waits: `EWOULDBLOCK` if somebody has it.
+    fn take(path: &Path) -> io::Result<Self> {
+        loop {
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(path)?;
+            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            if file.metadata()?.nlink() > 0 {
+                return Ok(Self { file, path: path.into() });
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing it would unlock it too; a file that cannot be removed does no harm.
+        let _ = fs::remove_file(&self.path);
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_one_holders_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = Lock::take(&path).unwrap();
+        let error = Lock::take(&path).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::WOULDBLOCK));
+        drop(held);
+        assert!(!path.exists());
+        drop(Lock::take(&path).unwrap());
+    }
+
+    #[test]
+    fn only_one_of_many_has_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let Ok(lock) = Lock::take(&path) else { continue };
+                        assert_eq!(held.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        held.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                        drop(lock);
+                    }
+                });
+            }
+        });
+    }
+}

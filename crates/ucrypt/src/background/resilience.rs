@@ -1,0 +1,91 @@
+//! What keeps a server alive that a file system stands on.
+//!
+//! Under memory pressure the kernel writes dirty pages to our device to get memory. A server that
+//! waits for memory then waits for itself. So it allocates nothing on that way; what it has stays
+//! in memory; what the kernel allocates for it is not taken from writers to our device
+//! (`PR_SET_IO_FLUSHER`); and it is the last process to be killed for want of memory.
+//!
+//! What is refused (the first needs root or a limit, the others `CAP_SYS_RESOURCE`) is noted, and
+//! shown by `status`.
+
+use std::fs;
+
+use rustix::io::Errno;
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
+use serde_json::{Value, json};
+
+/// Size of the stacks of the server's threads, in bytes. They are locked too.
+pub(super) const THREAD_STACK: &str = "262144";
+
+/// What could not be had.
+#[derive(Debug, Default)]
+pub(super) struct Resilience {
+    notes: Vec<String>,
+}
+
+impl Resilience {
+    /// For this thread and all that it will start. Call before any is started.
+    pub(super) fn guard() -> Self {
+        let mut guarded = Self::default();
+        if let Err(error) = configure_io_flusher_behavior(true) {
+            guarded.note("the kernel may wait for this server while it serves it", error);
+        }
+        if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
+            let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            guarded.note("it may be killed when memory runs out", error);
+        }
+        guarded
+    }
+
+    /// Locks everything that is in memory, and all that will be, so that nothing of it is ever
+    /// waited for. Call when everything is there.
+    pub(super) fn lock_memory(&mut self) {
+        let limit = getrlimit(Resource::Memlock).current;
+        // Under a limit, locking what comes would make later allocations fail.
+        if !rustix::process::geteuid().is_root() && limit.is_some() {
+            let limit = limit.unwrap_or(0) >> 10;
+            self.notes.push(format!(
+                "memory is not locked, the limit is {limit} KiB (ulimit -l unlimited): it may wait \
+                 for swap"
+            ));
+            return;
+        }
+        if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
+            self.note("memory is not locked: it may wait for swap", error);
+        }
+    }
+
+    pub(super) fn note(&mut self, what: &str, error: Errno) {
+        self.notes.push(format!("{what} ({error})"));
+    }
+
+    /// What it has in memory, how much of it is locked, and what could not be had.
+    pub(super) fn status(&self) -> Value {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        json!({
+            "pid": std::process::id(),
+            "memory_bytes": field(&status, "VmRSS:"),
+            "locked_bytes": field(&status, "VmLck:"),
+            "notes": self.notes,
+        })
+    }
+}
+
+/// A field in kB, in bytes.
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_has_in_memory_is_read() {
+        assert_eq!(field("VmLck:\t      12 kB\nVmRSS:\t  345 kB\n", "VmRSS:"), Some(345 << 10));
+        assert_eq!(field("Name:\tx\n", "VmRSS:"), None);
+        assert!(Resilience::default().status()["memory_bytes"].as_u64() > Some(1 << 16));
+    }
+}

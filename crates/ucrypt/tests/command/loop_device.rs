@@ -1,0 +1,370 @@
+//! `open --as loop`: a disk of the kernel, judged by the kernel's file systems and their checkers.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, LUKS2_512};
+use crate::load::{Disk, Load, volume_len};
+use crate::namespace::script;
+use crate::process::{Ran, judge, run};
+use crate::random::Random;
+use crate::scratch::Scratch;
+
+const LEN: u64 = 64 << 20;
+/// No smaller file systems are made by mkfs.xfs and mkfs.btrfs.
+const LARGE: u64 = 320 << 20;
+
+/// Opens under the test's own name.
+fn open(scratch: &Scratch, image: &Image, options: &[&str]) -> Ran {
+    let mut command = image.ucrypt(scratch, "open");
+    run(command.arg(scratch.unique()).args(["--as", "loop"]).args(options), b"")
+}
+
+fn close(scratch: &Scratch, options: &[&str]) -> Ran {
+    run(scratch.ucrypt(&["close"]).args(options).arg(scratch.unique()), b"")
+}
+
+/// The device behind the link.
+fn node(scratch: &Scratch) -> String {
+    let link = fs::read_link(scratch.device()).expect("a link");
+    link.to_str().expect("ASCII").to_owned()
+}
+
+/// What the kernel says about a device.
+fn queue(node: &str, attribute: &str) -> String {
+    let name = node.strip_prefix("/dev/").expect("a device");
+    let path = format!("/sys/block/{name}/{attribute}");
+    fs::read_to_string(&path).expect(&path).trim().to_owned()
+}
+
+/// A device while a certain file is attached to it.
+#[derive(Debug, PartialEq, Eq)]
+struct Attached {
+    name: String,
+    /// The kernel counts what is attached to any disk.
+    sequence: String,
+}
+
+impl Attached {
+    /// What the link leads to now.
+    fn now(scratch: &Scratch) -> Self {
+        let node = node(scratch);
+        Self { sequence: queue(&node, "diskseq"), name: node.replace("/dev/", "") }
+    }
+
+    fn is_there(&self) -> bool {
+        let device = Path::new("/sys/block").join(&self.name);
+        let sequence = fs::read_to_string(device.join("diskseq")).unwrap_or_default();
+        device.join("loop").exists() && sequence.trim() == self.sequence
+    }
+}
+
+#[track_caller]
+fn nothing_is_left(scratch: &Scratch) {
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+    assert!(scratch.device().symlink_metadata().is_err(), "the link is left");
+    let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn file_systems_hold_a_tree_and_pass_their_checks() {
+    for (kind, len, make, check) in [
+        (LUKS1, LEN, "mkfs.ext4 -q", "e2fsck -fn"),
+        (LUKS2, LEN, "mkfs.ext4 -q", "e2fsck -fn"),
+        (LUKS2_512, LARGE, "mkfs.xfs -q", "xfs_repair -n"),
+        (LUKS2, LARGE, "mkfs.btrfs -q", "btrfs check --readonly"),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, len);
+        let path = open(&scratch, &image, &[]).text();
+        assert_eq!(path.trim_end(), scratch.device().to_str().expect("ASCII"));
+        fs::create_dir(scratch.path("tree")).expect("a directory");
+        for (number, len) in [0, 1, 511, 4096, 4097, 100_000, 9 << 20].into_iter().enumerate() {
+            scratch.file(&format!("tree/{number}"), &Random(number as u64).bytes(len));
+        }
+        let text = format!(
+            "{make} $1; mount $1 m; cp -r tree m; mkdir m/d; for i in $(seq 300); do
+                 head -c 3000 /dev/urandom > m/d/$i; done
+             (cd m; find . -type f | xargs sha256sum) > sums
+             umount m; mount $1 m; (cd m; sha256sum --quiet -c ../sums)
+             umount m; {check} $1 >&2"
+        );
+        run(&mut script(&scratch, &text, &[path.trim_end()]), b"").passes();
+        let attached = Attached::now(&scratch);
+        close(&scratch, &[]).passes();
+        nothing_is_left(&scratch);
+        assert!(!attached.is_there());
+
+        open(&scratch, &image, &["--readonly"]).passes();
+        let text = format!(
+            "{check} $1 >&2; mount -o ro $1 m
+             cd m; sha256sum --quiet -c ../sums; diff -r ../tree tree"
+        );
+        run(&mut script(&scratch, &text, &[scratch.device()]), b"").passes();
+        close(&scratch, &[]).passes();
+        nothing_is_left(&scratch);
+    }
+}
+
+#[test]
+fn the_device_is_the_volume_sector_by_sector() {
+    for kind in [LUKS2, LUKS2_512] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        open(&scratch, &image, &[]).passes();
+        let node = node(&scratch);
+        assert_eq!(queue(&node, "queue/logical_block_size"), kind.sector.to_string());
+        assert_eq!(queue(&node, "size"), (DATA / 512).to_string());
+        assert_eq!(queue(&node, "queue/write_cache"), "write back");
+        assert_eq!(queue(&node, "loop/dio"), "1");
+        assert_eq!(queue(&node, "ro"), "0");
+        let data = Random(11).bytes(DATA as usize);
+        let device = File::options().write(true).open(scratch.device()).expect("opened");
+        device.write_all_at(&data, 0).expect("written");
+        device.sync_all().expect("flushed");
+        drop(device);
+        close(&scratch, &[]).passes();
+        assert!(run(&mut image.ucrypt(&scratch, "read"), b"").passes() == data);
+
+        open(&scratch, &image, &["--readonly"]).passes();
+        assert!(fs::read(scratch.device()).expect("read") == data);
+        assert_eq!(queue(&self::node(&scratch), "ro"), "1");
+        close(&scratch, &[]).passes();
+    }
+}
+
+#[test]
+fn the_kernel_looks_for_partitions_on_request() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2_512, DATA);
+    for (options, expected) in [(&[][..], "0"), (&["--partscan"], "1")] {
+        open(&scratch, &image, options).passes();
+        // What it finds depends on the tables that it was built for.
+        assert_eq!(queue(&node(&scratch), "loop/partscan"), expected);
+        close(&scratch, &[]).passes();
+    }
+}
+
+/// Bytes that the image takes.
+fn allocated(image: &Image) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(&image.path).expect("metadata").blocks() * 512
+}
+
+#[test]
+fn fstrim_gives_space_back_where_it_is_allowed_and_zeroes_are_zeroes() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    open(&scratch, &image, &["--allow-discards"]).passes();
+    // The block device's own ways to zero must still zero; also those that may unmap.
+    let text = "
+        mkfs.ext4 -q $1; mount $1 m
+        head -c 30M /dev/urandom > m/large; head -c 1M /dev/urandom > m/small; sync
+        sha256sum < m/small > sum; du -k image | cut -f 1 > full
+        rm m/large; sync; fstrim m
+        du -k image | cut -f 1 > trimmed
+        echo 3 > /proc/sys/vm/drop_caches; sha256sum < m/small | cmp - sum
+        umount m; e2fsck -fn $1 >&2
+        head -c 8M /dev/urandom > $1; sync
+        blkdiscard --zeroout --offset 0 --length 1M $1
+        fallocate --zero-range --offset 1M --length 1M $1
+        fallocate --punch-hole --offset 2M --length 1M $1 || head -c 1M /dev/zero |
+            dd of=$1 bs=1M seek=2 conv=notrunc status=none
+        sync; echo 3 > /proc/sys/vm/drop_caches
+        head -c 3M /dev/zero | cmp -n 3145728 - $1";
+    run(&mut script(&scratch, text, &[scratch.device()]), b"").passes();
+    let kib =
+        |name: &str| fs::read_to_string(scratch.path(name)).expect(name).trim().parse::<u64>();
+    let (full, trimmed) = (kib("full").expect("a number"), kib("trimmed").expect("a number"));
+    assert!(trimmed + 28_000 < full, "{full} KiB, and {trimmed} KiB after fstrim");
+    close(&scratch, &[]).passes();
+
+    open(&scratch, &image, &[]).passes();
+    assert_eq!(queue(&node(&scratch), "queue/discard_max_bytes"), "0");
+    let before = allocated(&image);
+    run(&mut judge("blkdiscard", "util-linux").arg(scratch.device()), b"").exits(1);
+    assert_eq!(allocated(&image), before);
+    close(&scratch, &[]).passes();
+    nothing_is_left(&scratch);
+}
+
+/// A shell with the device mounted, until its standard input is closed.
+fn mounted(scratch: &Scratch) -> Child {
+    let mut shell =
+        script(scratch, "mount $1 m; echo on > on; read -r _ || :", &[scratch.device()]);
+    let shell = shell.stdin(Stdio::piped()).spawn().expect("a shell");
+    while !scratch.path("on").exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    shell
+}
+
+fn end(mut shell: Child) {
+    drop(shell.stdin.take());
+    assert!(shell.wait().expect("waited").success());
+}
+
+#[test]
+fn a_device_in_use_is_not_closed_until_it_is_free() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    open(&scratch, &image, &[]).passes();
+    run(judge("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
+    let shell = mounted(&scratch);
+    close(&scratch, &[]).refuses(5);
+    end(shell);
+    // It was refused for good: it is not detached by its last user going.
+    let file = File::open(scratch.device()).expect("opened");
+    close(&scratch, &[]).refuses(5);
+    file.read_exact_at(&mut [0; 4096], 0).expect("read");
+    drop(file);
+    close(&scratch, &[]).passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_deferred_close_ends_with_the_last_user() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &[]).passes();
+    let attached = Attached::now(&scratch);
+    let file = File::options().read(true).write(true).open(scratch.device()).expect("opened");
+    close(&scratch, &["--deferred"]).passes();
+    assert!(scratch.device().symlink_metadata().is_err(), "the name is gone");
+    file.write_all_at(b"to the end", 0).expect("the volume goes on");
+    assert_eq!(scratch.processes().len(), 1);
+    assert!(attached.is_there());
+    drop(file);
+    nothing_is_left(&scratch);
+    assert!(!attached.is_there());
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"to the end");
+}
+
+#[test]
+fn a_killed_server_leaves_errors_and_the_next_open_cleans_up() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &[]).passes();
+    let (device, first) = (scratch.device(), Attached::now(&scratch));
+    scratch.kill_background_server();
+    let mut dd = judge("dd", "coreutils");
+    dd.arg(format!("if={}", device.display())).args(["of=/dev/null", "iflag=direct"]);
+    run(&mut dd, b"").exits(1);
+    open(&scratch, &image, &[]).passes();
+    assert_eq!(fs::read(&device).expect("read").len() as u64, DATA);
+    let second = Attached::now(&scratch);
+    assert!(first != second && !first.is_there() && second.is_there());
+    scratch.kill_background_server();
+    let message = close(&scratch, &[]).refuses(4);
+    assert!(message.contains("killed"), "{message}");
+    nothing_is_left(&scratch);
+    assert!(!second.is_there());
+    let message = close(&scratch, &[]).refuses(4);
+    assert!(message.contains("not open"), "{message}");
+}
+
+#[test]
+fn a_mount_that_lost_its_server_is_detached_when_it_is_unmounted() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    open(&scratch, &image, &[]).passes();
+    run(judge("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
+    let (shell, old) = (mounted(&scratch), Attached::now(&scratch));
+    scratch.kill_background_server();
+    open(&scratch, &image, &[]).passes();
+    assert!(Attached::now(&scratch) != old && old.is_there(), "the old device is in use");
+    run(judge("e2fsck", "e2fsprogs").arg("-fy").arg(scratch.device()), b"");
+    end(shell);
+    // The kernel takes a mount namespace down when it has time.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while old.is_there() {
+        assert!(Instant::now() < deadline, "{old:?} is left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    close(&scratch, &[]).passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn what_was_flushed_survives_a_killed_server() {
+    const WRITERS: u64 = 4;
+    let survive = |kind: Kind, seed: u64| {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, volume_len(WRITERS));
+        for (round, writes) in (0..).zip([40, 170]) {
+            open(&scratch, &image, &[]).passes();
+            // Each write is acknowledged when it is flushed: the device has a cache of its own.
+            let disk = || {
+                let mut options = File::options();
+                options.read(true).write(true).custom_flags(OFlags::DSYNC.bits().cast_signed());
+                Disk::Fuse(options.open(scratch.device()).expect("opened"))
+            };
+            let load = Load::start(seed + round, (0..WRITERS).map(|_| disk()).collect());
+            load.await_writes(writes);
+            scratch.kill_background_server();
+            load.check(&run(&mut image.ucrypt(&scratch, "read"), b"").passes());
+        }
+        close(&scratch, &[]).refuses(4);
+    };
+    survive(LUKS2, 900);
+    survive(LUKS2_512, 950);
+}
+
+#[test]
+fn a_device_is_resized_and_its_file_system_with_it() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    open(&scratch, &image, &[]).passes();
+    let resize = |options: &[&str]| {
+        run(scratch.ucrypt(&["resize"]).args(options).arg(scratch.unique()), b"")
+    };
+    let sectors = || queue(&node(&scratch), "size").parse::<u64>().expect("a number");
+    let status = || {
+        let mut status = scratch.ucrypt(&["status", "--json"]);
+        let text = run(status.arg(scratch.unique()), b"").passes();
+        let status: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        status["volume"]["size"].as_u64().expect("a number")
+    };
+    resize(&["--size", "65536"]).passes();
+    assert_eq!((sectors(), status()), (65536, 32 << 20));
+    let text =
+        "mkfs.ext4 -q $1; mount $1 m; head -c 5M /dev/urandom > m/file; sha256sum < m/file > sum";
+    run(&mut script(&scratch, text, &[scratch.device()]), b"").passes();
+
+    // All of the image, which has grown.
+    let grown = image.kind.data_offset() + 2 * LEN;
+    File::options().write(true).open(&image.path).and_then(|it| it.set_len(grown)).expect("grown");
+    resize(&[]).passes();
+    assert_eq!((sectors(), status()), (2 * LEN / 512, 2 * LEN));
+    let text = "e2fsck -fp $1 >&2; resize2fs $1 >&2; mount $1 m; sha256sum < m/file | cmp - sum
+        head -c 90M /dev/urandom > m/large; sha256sum < m/large > large
+        umount m; mount $1 m; sha256sum < m/large | cmp - large; umount m; e2fsck -fn $1 >&2";
+    run(&mut script(&scratch, text, &[scratch.device()]), b"").passes();
+
+    resize(&["--device-size", "129M"]).refuses(1);
+    resize(&["--size", "8191"]).refuses(1);
+    assert_eq!((sectors(), status()), (2 * LEN / 512, 2 * LEN));
+    close(&scratch, &[]).passes();
+    resize(&[]).refuses(4);
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_name_in_use_by_another_runtime_directory_is_refused() {
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let other = Image::by_cryptsetup(&elsewhere, LUKS2, DATA);
+    open(&scratch, &image, &[]).passes();
+    let mut second = other.ucrypt(&elsewhere, "open");
+    run(second.arg(scratch.unique()).args(["--as", "loop"]), b"").refuses(5);
+    open(&scratch, &image, &[]).refuses(5);
+    close(&scratch, &[]).passes();
+    nothing_is_left(&scratch);
+}
