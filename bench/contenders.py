@@ -94,6 +94,8 @@ class Contender:
 def _ucrypt(transport, image, encrypted):
     def command(ucrypt, images, place):
         key = ["--key-file", images.key] if encrypted else ["--cipher", "none"]
+        if transport == "LOOP":
+            return [ucrypt, "open", "--as", "loop", getattr(images, image), place.name, *key]
         where = ["--fuse", place] if transport == "FUSE" else ["--nbd", f"unix:{place}"]
         return [ucrypt, "serve", getattr(images, image), *key, *where]
 
@@ -134,12 +136,20 @@ def _qemu_nbd(_ucrypt, images, place):
     ]
 
 
+def _losetup(_ucrypt, images, _place):
+    return ["losetup", "--find", "--show", images.raw]
+
+
 ALL = [
     Contender("FUSE", "ucrypt none", _ucrypt("FUSE", "raw", encrypted=False)),
     Contender("FUSE", "ucrypt 512", _ucrypt("FUSE", "luks512", encrypted=True)),
     Contender("FUSE", "ucrypt 4096", _ucrypt("FUSE", "luks4096", encrypted=True)),
     Contender("FUSE", "qsd raw", _storage_daemon(encrypted=False)),
     Contender("FUSE", "qsd LUKS", _storage_daemon(encrypted=True)),
+    Contender("LOOP", "kernel", _losetup),
+    Contender("LOOP", "ucrypt none", _ucrypt("LOOP", "raw", encrypted=False)),
+    Contender("LOOP", "ucrypt 512", _ucrypt("LOOP", "luks512", encrypted=True)),
+    Contender("LOOP", "ucrypt 4096", _ucrypt("LOOP", "luks4096", encrypted=True)),
     Contender("NBD", "ucrypt none", _ucrypt("NBD", "raw", encrypted=False)),
     Contender("NBD", "ucrypt 512", _ucrypt("NBD", "luks512", encrypted=True)),
     Contender("NBD", "ucrypt 4096", _ucrypt("NBD", "luks4096", encrypted=True)),
@@ -147,6 +157,42 @@ ALL = [
     Contender("NBD", "nbdkit luks", _nbdkit(encrypted=True)),
     Contender("NBD", "qemu-nbd LUKS", _qemu_nbd),
 ]
+
+
+def running(contender, ucrypt, images, scratch):
+    """A contender while it serves: a context that gives fio's target."""
+    kind = Attached if contender.transport == "LOOP" else Running
+    return kind(contender, ucrypt, images, scratch)
+
+
+class Attached:
+    """A loop device; detached in any case."""
+
+    def __init__(self, contender, ucrypt, images, scratch):
+        self.contender = contender
+        self.ucrypt = ucrypt
+        # The name of a device is the whole machine's.
+        self.name = f"{scratch.name}-{os.getpid()}".lower()
+        self.line = contender.command(ucrypt, images, pathlib.Path(self.name))
+        self.environment = os.environ | {"XDG_RUNTIME_DIR": str(scratch)}
+        self.device = None
+
+    def _run(self, line):
+        line = [str(word) for word in line]
+        return subprocess.run(line, env=self.environment, capture_output=True, text=True)
+
+    def __enter__(self):
+        done = self._run(self.line)
+        if done.returncode != 0:
+            raise Failed(f"{self.contender.label} does not start: {done.stderr.strip()}")
+        self.device = done.stdout.strip()
+        return self.device
+
+    def __exit__(self, *_):
+        if self.contender.is_ucrypt:
+            self._run([self.ucrypt, "close", self.name])
+        elif self.device:
+            self._run(["losetup", "--detach", self.device])
 
 
 class Running:

@@ -35,6 +35,10 @@ def bars():
             ]
         for job in ("1m read qd8", "1m write qd8"):
             wanted.append(Bar(f"NBD ucrypt {size}", "NBD nbdkit luks", job, 2))
+            wanted.append(Bar(f"LOOP ucrypt {size}", "LOOP kernel", job, 0.8))
+        for job in ("4k randread qd32", "4k randwrite qd32"):
+            wanted.append(Bar(f"LOOP ucrypt {size}", "LOOP kernel", job, 0.6))
+            wanted.append(Bar(fuse, "LOOP kernel", job, 0.8))
     return wanted
 
 
@@ -69,7 +73,7 @@ def text(said, figures):
         f"{said['load_before']:.1f}."
     )
     parts = [head, "MB/s: median (least–greatest); below it, mean / p99 latency in µs."]
-    for transport in ("FUSE", "NBD"):
+    for transport in ("FUSE", "LOOP", "NBD"):
         table = _table(transport, figures)
         if table:
             parts += [f"### {transport}", table]

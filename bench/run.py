@@ -11,6 +11,8 @@ What distorts this measurement, before any number:
   every contender takes its turn in every round; the ratios are taken round by round, and their
   median with the least and the greatest is what to quote.
 - Images hold random bytes, so nothing is a hole and nothing compresses; real file systems may.
+- The kernel's loop device has the page cache of tmpfs below it and no server at all: what a loop
+  device of ucrypt costs beside it is the way through FUSE and the cipher.
 - The FUSE side reads with direct I/O: the page cache of the served file is left out. With it,
   repeated reads cost the same whoever serves.
 - Key derivation costs are set to the least. They are not measured; each server is started anew
@@ -39,6 +41,7 @@ TOOLS = {
     "cryptsetup": "cryptsetup-bin",
     "fio": "fio",
     "fusermount3": "fuse3",
+    "losetup": "mount",
     "nbdkit": "nbdkit",
     "qemu-img": "qemu-utils",
     "qemu-nbd": "qemu-utils",
@@ -93,6 +96,9 @@ def select(words):
         for contender in contenders.ALL
         if not of_contenders or any(w in contender.label for w in of_contenders)
     ]
+    if os.geteuid() != 0 and any(contender.transport == "LOOP" for contender in chosen):
+        print("bench: loop devices are left out, they need root", file=sys.stderr)
+        chosen = [contender for contender in chosen if contender.transport != "LOOP"]
     if not chosen:
         names = ", ".join(contender.label for contender in contenders.ALL)
         sys.exit(f"--only leaves no contender; there are: {names}")
@@ -110,7 +116,7 @@ def measure(options, scratch):
         for job in jobs:
             for contender in chosen:
                 progress(len(figures), total, f"{contender.label}: {job.name}")
-                with contenders.Running(contender, options.ucrypt, images, scratch) as target:
+                with contenders.running(contender, options.ucrypt, images, scratch) as target:
                     figure = fio.run(job, target, images.size, options.runtime, scratch)
                 figures.append({"round": turn, "contender": contender.label, **figure})
     progress(total, total, "")
