@@ -2,11 +2,12 @@
 
 CARGO ?= cargo
 
-.PHONY: help build demo test bench bench-ciphers lint
+.PHONY: help build demo test soak bench bench-ciphers lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make test    install the missing outside judges, run every test"
+	@echo "make soak    ten minutes of writers that fill the memory of a small machine"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
 	@echo "make lint    format, clippy and documentation, warnings as errors"
@@ -19,12 +20,17 @@ demo: build
 	target/release/ucrypt demo
 
 test:
-	scripts/setup build judges
+	scripts/setup build judges guest
 	$(CARGO) test --workspace --locked
+
+soak:
+	scripts/setup build guest
+	UCRYPT_SOAK_S=600 $(CARGO) test --locked --package ucrypt --test memory_pressure -- --nocapture
 
 bench: build
 	scripts/setup judges
 	bench/run.py --ucrypt target/release/ucrypt
+	[ "$$(id -u)" != 0 ] || bench/tree.py --ucrypt target/release/ucrypt
 
 bench-ciphers:
 	scripts/setup build peers

@@ -6,6 +6,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -22,10 +23,14 @@ use crate::volume::{KeySource, VolumeArgs};
 mod claim;
 mod control;
 mod link;
+mod log;
+mod mounts;
+mod resilience;
 mod served;
 mod show;
 
 use claim::Claim;
+use resilience::Resilience;
 use served::Served;
 
 /// The hidden action that is the server.
@@ -53,6 +58,10 @@ pub(crate) struct OpenArgs {
     /// Let the kernel look for a partition table on the device
     #[arg(long)]
     partscan: bool,
+    /// Where the server says what went wrong later: syslog, or a file; without it a file in the
+    /// runtime directory
+    #[arg(long, value_name = "syslog|FILE")]
+    log: Option<log::To>,
     /// Only check that a passphrase or key opens the volume
     #[arg(long)]
     test_passphrase: bool,
@@ -140,6 +149,7 @@ fn start_server(key: &Secret) -> Result<String, Failure> {
     let mut child = Command::new(std::env::current_exe().map_err(failed)?)
         .arg(SERVER_ACTION)
         .args(arguments().into_iter().skip(1))
+        .env("RUST_MIN_STACK", resilience::THREAD_STACK)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -166,26 +176,32 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::device(format!("cannot start: {error}"));
     // Fails only for a process that leads a session already, which is as good.
     let _ = rustix::process::setsid();
+    let mut resilience = Resilience::guard();
     let mut key = Zeroizing::new(Vec::with_capacity(KEY_MAX as usize));
     std::io::stdin().take(KEY_MAX).read_to_end(&mut key).map_err(failed)?;
     let signals = signals()?;
     let places = args.places()?;
     let claim = Claim::take(&places, args.served().is_device())?;
+    let log = args.log.clone().unwrap_or_else(|| log::To::File(places.log()));
+    let log = log.open().map_err(|error| Failure::device(format!("no log: {error}")))?;
     let opened = args.volume.open(Some(&args.image), KeySource::Known(key))?;
+    if args.served().may_leave_mounts() {
+        resilience.leave_mounts(&places);
+    }
     let (exports, device) = args.served().start(&opened.volume, &places, args.partscan)?;
     let control = control::Server::start(&places)?;
+    resilience.lock_memory();
     println!("{READY}{device}");
-    detach(&places).map_err(failed)?;
-    control.run(claim, opened, exports, &device, &signals)
+    detach(&log).map_err(failed)?;
+    control.run(claim, opened, exports, resilience, &device, &signals)
 }
 
 /// Lets go of the terminal and of the directory that `open` was called in.
-fn detach(places: &Places) -> std::io::Result<()> {
+fn detach(log: &OwnedFd) -> std::io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    let log = OpenOptions::new().create(true).write(true).truncate(true).open(places.log())?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&log)?;
+    rustix::stdio::dup2_stderr(log)?;
     rustix::process::chdir("/")?;
     Ok(())
 }

@@ -70,6 +70,11 @@ impl Places {
         )))
     }
 
+    /// The directory of all of them.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -97,7 +102,10 @@ impl Places {
     /// Removes what a server has in these places, but for the lock.
     pub(crate) fn clean_up(&self) {
         ucrypt_export::fuse::unmount_stale(&self.file());
-        for path in [self.file(), self.nbd(), self.socket(), self.log()] {
+        // A log is kept until the next server of this name, if there is anything in it.
+        let said = fs::metadata(self.log()).is_ok_and(|log| log.len() > 0);
+        let log = Some(self.log()).filter(|_| !said);
+        for path in [self.file(), self.nbd(), self.socket()].into_iter().chain(log) {
             // What is not there needs no removing.
             let _ = fs::remove_file(path);
         }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
@@ -110,6 +110,8 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
     let opened = open(Path::new(&root), access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?;
+    // Until it is asked for, the size of a root is 0. The driver asks since Linux 6.16 only.
+    statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
     Ok((HiddenFile { threads, holes }, opened))
 }
 

@@ -12,6 +12,7 @@ use ucrypt_engine::Decisions;
 
 use super::claim::Claim;
 use super::link;
+use super::resilience::Resilience;
 use crate::failure::Failure;
 use crate::runtime::Places;
 use crate::serve::{Exports, flush};
@@ -91,6 +92,7 @@ impl Server {
         claim: Claim,
         mut opened: Opened,
         mut exports: Exports,
+        resilience: Resilience,
         device: &str,
         signals: &Receiver<i32>,
     ) -> Result<(), Failure> {
@@ -98,7 +100,11 @@ impl Server {
         let mut closing = None;
         loop {
             match self.asked.recv_timeout(CHECK_EVERY) {
-                Ok((Request::Status, stream)) => reply(stream, &status(&opened, device)),
+                Ok((Request::Status, stream)) => {
+                    let mut status = status(&opened, device);
+                    status["server"] = resilience.status();
+                    reply(stream, &status);
+                }
                 Ok((Request::Close, stream)) => {
                     if exports.try_stop() {
                         closing = Some(stream);

@@ -47,7 +47,8 @@ fn enter_root(keep: &[&Path]) -> io::Result<()> {
     // From here, the step shows the new root.
     move_mount(&root, "", CWD, STEP, whole)?;
     for (path, tree) in keep.iter().zip(&trees) {
-        let place: PathBuf = [Path::new(STEP), path.strip_prefix("/").unwrap_or(path)].iter().collect();
+        let place: PathBuf =
+            [Path::new(STEP), path.strip_prefix("/").unwrap_or(path)].iter().collect();
         fs::create_dir_all(&place)?;
         move_mount(tree, "", CWD, &place, whole)?;
     }

@@ -5,15 +5,19 @@
 //! in memory; what the kernel allocates for it is not taken from writers to our device
 //! (`PR_SET_IO_FLUSHER`); and it is the last process to be killed for want of memory.
 //!
-//! What is refused (the first needs root or a limit, the others `CAP_SYS_RESOURCE`) is noted, and
-//! shown by `status`.
+//! What is refused is noted, and shown by `status`: locked memory needs root or a limit, a mount
+//! namespace root, the others `CAP_SYS_RESOURCE`.
 
 use std::fs;
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use serde_json::{Value, json};
+
+use super::mounts;
+use crate::runtime::Places;
 
 /// Size of the stacks of the server's threads, in bytes. They are locked too.
 pub(super) const THREAD_STACK: &str = "262144";
@@ -32,10 +36,17 @@ impl Resilience {
             guarded.note("the kernel may wait for this server while it serves it", error);
         }
         if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
-            let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            guarded.note("it may be killed when memory runs out", error);
+            guarded.note("it may be killed when memory runs out", errno(&error));
         }
         guarded
+    }
+
+    /// Leaves the mounts of the user, with what they lead to, but for the server's places.
+    pub(super) fn leave_mounts(&mut self, places: &Places) {
+        let keep = [places.dir(), Path::new("/dev"), Path::new("/proc"), Path::new("/sys")];
+        if let Err(error) = mounts::enter(&keep) {
+            self.note("it has no mount namespace of its own", errno(&error));
+        }
     }
 
     /// Locks everything that is in memory, and all that will be, so that nothing of it is ever
@@ -56,7 +67,7 @@ impl Resilience {
         }
     }
 
-    pub(super) fn note(&mut self, what: &str, error: Errno) {
+    fn note(&mut self, what: &str, error: Errno) {
         self.notes.push(format!("{what} ({error})"));
     }
 
@@ -70,6 +81,10 @@ impl Resilience {
             "notes": self.notes,
         })
     }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// A field in kB, in bytes.

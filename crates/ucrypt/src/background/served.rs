@@ -37,6 +37,12 @@ impl Served {
         self == Self::Loop
     }
 
+    /// Whether the server needs nothing of its user's mounts: as root, and if it mounts nothing
+    /// there.
+    pub(super) fn may_leave_mounts(self) -> bool {
+        self != Self::Fuse && rustix::process::geteuid().is_root()
+    }
+
     /// Starts serving. Returns also what a user gets at it by: a path or a URI.
     pub(super) fn start(
         self,

@@ -74,6 +74,15 @@ pub(super) fn status(status: &Value) -> String {
     lines.push(("flushes", text(&counters["flushes"])));
     lines.push(("discarded", text(&counters["discards"])));
     lines.push(("errors", text(&counters["errors"])));
+    let server = &status["server"];
+    let bytes = |key: &str| server[key].as_u64().unwrap_or(0);
+    // Locked address space that is reserved only takes no memory.
+    let (memory, locked) = (bytes("memory_bytes"), bytes("locked_bytes"));
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    lines.push(("memory", format!("{}, {} locked", mib(memory), mib(locked.min(memory)))));
+    for note in server["notes"].as_array().into_iter().flatten() {
+        lines.push(("note", text(note)));
+    }
     let mut shown = format!("{} is active.\n", text(&status["device"]));
     for (name, value) in lines {
         // Writing to a string cannot fail.

@@ -211,6 +211,35 @@ fn end(mut shell: Child) {
 }
 
 #[test]
+fn the_server_sees_no_mounts_but_its_own() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &[]).passes();
+    let server = scratch.processes()[0].as_raw_nonzero();
+    let mounts = fs::read_to_string(format!("/proc/{server}/mountinfo")).expect("mounts");
+    let places: Vec<_> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+    let runtime = scratch.runtime("");
+    let mut expected = ["/", "/dev", "/proc", "/sys", runtime.to_str().expect("text")];
+    expected[4] = expected[4].trim_end_matches('/');
+    assert_eq!(places.len(), expected.len(), "{mounts}");
+    assert!(expected.iter().all(|place| places.contains(place)), "{mounts}");
+    close(&scratch, &[]).passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn what_the_server_has_to_say_goes_to_a_log() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let log = scratch.path("log");
+    open(&scratch, &image, &["--log", log.to_str().expect("text")]).passes();
+    assert_eq!(fs::read(&log).expect("a log"), b"");
+    close(&scratch, &[]).passes();
+    open(&scratch, &image, &["--log", "/no/such/place"]).refuses(4);
+    nothing_is_left(&scratch);
+}
+
+#[test]
 fn a_device_in_use_is_not_closed_until_it_is_free() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);

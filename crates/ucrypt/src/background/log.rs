@@ -1,0 +1,77 @@
+//! Where the server's standard error goes once nobody reads it: a file, or the system's log.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The system's log takes datagrams here (RFC 3164, as syslog(3) sends them).
+const SYSLOG: &str = "/dev/log";
+
+/// `LOG_DAEMON | LOG_ERR`: the server says nothing else.
+const PRIORITY: u32 = 3 << 3 | 3;
+
+/// What the user asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum To {
+    Syslog,
+    File(PathBuf),
+}
+
+impl FromStr for To {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "syslog" => Ok(Self::Syslog),
+            "" => Err("name a file, or syslog".into()),
+            file => std::path::absolute(file).map(Self::File).map_err(|error| error.to_string()),
+        }
+    }
+}
+
+impl To {
+    /// Opens it; what is written to the descriptor arrives there.
+    pub(super) fn open(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::File(path) => open_file(path),
+            Self::Syslog => open_syslog(),
+        }
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<OwnedFd> {
+    Ok(OpenOptions::new().create(true).append(true).open(path)?.into())
+}
+
+/// A pipe whose lines are sent to the system's log, by a thread that ends with the process.
+fn open_syslog() -> io::Result<OwnedFd> {
+    let socket = UnixDatagram::unbound()?;
+    socket.connect(SYSLOG)?;
+    let (lines, written) = io::pipe()?;
+    let send = move || {
+        let tag = format!("<{PRIORITY}>ucrypt[{}]: ", std::process::id());
+        for line in BufReader::new(lines).lines().map_while(Result::ok) {
+            // A log that has gone takes no more; there is nobody else to tell.
+            let _ = socket.send(format!("{tag}{line}").as_bytes());
+        }
+    };
+    std::thread::Builder::new().name("log".into()).spawn(send)?;
+    Ok(written.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_the_systems_or_a_file_wherever_it_is_named_from() {
+        assert_eq!("syslog".parse(), Ok(To::Syslog));
+        assert_eq!("/var/log/x".parse(), Ok(To::File("/var/log/x".into())));
+        let relative: To = "x".parse().unwrap();
+        assert!(matches!(relative, To::File(path) if path.is_absolute()));
+        assert!("".parse::<To>().is_err());
+    }
+}

@@ -1,0 +1,60 @@
+#!/bin/sh
+# guest.sh SECONDS: a volume on a loop device, a file system on it, and writers.
+set -eu
+fail() {
+    echo "FAILED: $*"
+    dmesg | tail -30
+    exit 1
+}
+
+# Sum of a field of /proc/PID/task/*/stat, counted behind the name.
+sum() {
+    cat /proc/"$server"/task/*/stat | sed 's/.*) //' | awk -v field="$1" '{ n += $field } END { print n }'
+}
+
+device=$(ucrypt open --as loop --key-file key /dev/disk/image volume)
+server=$(ucrypt status --json volume | sed -n 's/.*"pid": \([0-9]*\).*/\1/p')
+grep -E 'VmRSS|VmLck|Threads' /proc/"$server"/status
+free -m | sed -n '1,2p'
+
+# What the server is to have, in every thread: it is an I/O flusher, is killed last, and is locked.
+# A mount namespace it has only where the root is no initramfs.
+[ "$(cat /proc/"$server"/oom_score_adj)" = -1000 ] || fail "it may be killed"
+[ "$(awk '/VmLck/ { print $2 }' /proc/"$server"/status)" -gt 4096 ] || fail "it is not locked"
+notes=$(ucrypt status volume | grep note: | grep -v 'mount namespace' || :)
+[ -z "$notes" ] || fail "$notes"
+for thread in /proc/"$server"/task/*/stat; do
+    # PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE
+    flags=$(sed 's/.*) //' "$thread" | awk '{ print $7 }')
+    [ $((flags & 0x180000)) = $((0x180000)) ] || fail "$thread has flags $flags"
+done
+
+mkfs.ext4 -q "$device"
+mkdir /mnt
+mount -t ext4 "$device" /mnt
+major=$(sum 10)
+minor=$(sum 8)
+
+end=$(($(date +%s) + $1))
+rounds=0
+while [ "$(date +%s)" -lt "$end" ] || [ "$rounds" = 0 ]; do
+    for writer in 1 2 3 4; do
+        # Twice what there is left of the memory, all of them together.
+        yes "$writer $rounds" | head -c 50m | tee /mnt/"$writer" | md5sum > /tmp/"$writer" &
+        # Small files make metadata dirty too.
+        (mkdir -p /mnt/d"$writer"; for i in $(seq 100); do echo "$i" > /mnt/d"$writer"/"$i"; done) &
+    done
+    wait
+    for writer in 1 2 3 4; do
+        md5sum < /mnt/"$writer" | cmp - /tmp/"$writer" || fail "file $writer is another"
+    done
+    rm -r /mnt/[1-4] /mnt/d[1-4]
+    rounds=$((rounds + 1))
+done
+sync
+echo "$rounds rounds; page faults: $(($(sum 10) - major)) major, $(($(sum 8) - minor)) minor"
+[ "$(sum 10)" = "$major" ] || fail "the server had to wait for pages"
+dmesg | grep -iE 'blocked for more|out of memory|page allocation failure' && fail "see above"
+umount /mnt
+ucrypt close volume
+echo passed
