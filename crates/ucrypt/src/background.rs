@@ -193,7 +193,7 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     resilience.lock_memory();
     println!("{READY}{device}");
     detach(&log).map_err(failed)?;
-    control.run(claim, opened, exports, resilience, &device, &signals)
+    control.run(claim, opened, exports, &resilience, &device, &signals)
 }
 
 /// Lets go of the terminal and of the directory that `open` was called in.
@@ -254,7 +254,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
         status["name"] = places.name().into();
         status
     };
-    let volumes: Vec<Value> = Places::all().into_iter().map(ask).collect();
+    let volumes: Vec<Value> = Places::all()?.into_iter().map(ask).collect();
     if args.json {
         println!("{:#}", Value::from(volumes));
     } else {

@@ -4,6 +4,7 @@
 //! locks as long as it lives, `.NAME.log` what it had to say.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -36,16 +37,22 @@ impl Places {
     }
 
     /// The places of all volumes that are open, or were when their server was killed; by name.
-    pub(crate) fn all() -> Vec<Self> {
+    pub(crate) fn all() -> Result<Vec<Self>, Failure> {
         let dir = directory();
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => {
+                return Err(Failure::device(format!("cannot read {}: {error}", dir.display())));
+            }
+        };
         let name = |entry: fs::DirEntry| {
             let socket = entry.file_name().into_string().ok()?;
             Some(socket.strip_prefix('.')?.strip_suffix(".sock")?.to_owned())
         };
-        let entries = fs::read_dir(&dir).into_iter().flatten().filter_map(Result::ok);
-        let mut names: Vec<String> = entries.filter_map(name).collect();
+        let mut names: Vec<String> = entries.filter_map(Result::ok).filter_map(name).collect();
         names.sort_unstable();
-        names.into_iter().map(|name| Self { dir: dir.clone(), name }).collect()
+        Ok(names.into_iter().map(|name| Self { dir: dir.clone(), name }).collect())
     }
 
     /// Makes the directory, for this user only.

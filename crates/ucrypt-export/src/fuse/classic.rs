@@ -224,7 +224,7 @@ impl Classic {
                     self.device.answer(unique, Ok(Body::written(len).bytes()));
                 }
                 (Ok(()), Success::Data) => {
-                    self.device.answer(unique, Ok(data.as_deref().unwrap_or(&[])))
+                    self.device.answer(unique, Ok(data.as_deref().unwrap_or(&[])));
                 }
             }
         }

@@ -92,7 +92,7 @@ impl Server {
         claim: Claim,
         mut opened: Opened,
         mut exports: Exports,
-        resilience: Resilience,
+        resilience: &Resilience,
         device: &str,
         signals: &Receiver<i32>,
     ) -> Result<(), Failure> {

@@ -21,32 +21,40 @@ use rustix::mount::{
 use rustix::process::{chdir, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+/// What a server needs of the system.
+const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
+
 /// Where the new root is put before it becomes the root: any directory.
 const STEP: &str = "/proc";
 
-/// Moves this thread, and those it will start, to a namespace where only these directories are.
-/// If that fails, everything is as before.
-pub(super) fn enter(keep: &[&Path]) -> io::Result<()> {
+/// Moves this thread, and those it will start, to a namespace where only this directory is and
+/// what the system has. If that fails, everything is as before.
+pub(super) fn enter(own: &Path) -> io::Result<()> {
     let before = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     #[expect(deprecated, reason = "unsafe only where descriptor tables are unshared")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
-    enter_root(keep).inspect_err(|_| {
+    enter_root(own).inspect_err(|_| {
         // It is where we come from.
         let _ = move_into_link_name_space(before.as_fd(), Some(LinkNameSpaceType::Mount));
     })
 }
 
-fn enter_root(keep: &[&Path]) -> io::Result<()> {
+fn enter_root(own: &Path) -> io::Result<()> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private)?;
-    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let trees: Vec<OwnedFd> =
-        keep.iter().map(|path| open_tree(CWD, *path, clone)).collect::<Result<_, _>>()?;
+    let within = |dir: &str| own.starts_with(dir);
+    let mut trees = Vec::new();
+    for dir in SYSTEM {
+        trees.push((Path::new(dir), tree(Path::new(dir), within(dir))?));
+    }
+    if !SYSTEM.into_iter().any(within) {
+        trees.push((own, tree(own, false)?));
+    }
     let root = tmpfs()?;
     let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     // From here, the step shows the new root.
     move_mount(&root, "", CWD, STEP, whole)?;
-    for (path, tree) in keep.iter().zip(&trees) {
+    for (path, tree) in &trees {
         let place: PathBuf =
             [Path::new(STEP), path.strip_prefix("/").unwrap_or(path)].iter().collect();
         fs::create_dir_all(&place)?;
@@ -57,6 +65,13 @@ fn enter_root(keep: &[&Path]) -> io::Result<()> {
     // The old root lies over the new one now.
     unmount(".", UnmountFlags::DETACH)?;
     Ok(chdir("/")?)
+}
+
+/// A directory as it is mounted, `whole` with what is mounted below it.
+fn tree(path: &Path, whole: bool) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, whole);
+    Ok(open_tree(CWD, path, flags)?)
 }
 
 fn tmpfs() -> io::Result<OwnedFd> {

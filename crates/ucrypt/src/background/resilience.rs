@@ -9,7 +9,6 @@
 //! namespace root, the others `CAP_SYS_RESOURCE`.
 
 use std::fs;
-use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -43,8 +42,7 @@ impl Resilience {
 
     /// Leaves the mounts of the user, with what they lead to, but for the server's places.
     pub(super) fn leave_mounts(&mut self, places: &Places) {
-        let keep = [places.dir(), Path::new("/dev"), Path::new("/proc"), Path::new("/sys")];
-        if let Err(error) = mounts::enter(&keep) {
+        if let Err(error) = mounts::enter(places.dir()) {
             self.note("it has no mount namespace of its own", errno(&error));
         }
     }

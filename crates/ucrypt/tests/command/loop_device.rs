@@ -188,7 +188,7 @@ fn fstrim_gives_space_back_where_it_is_allowed_and_zeroes_are_zeroes() {
     open(&scratch, &image, &[]).passes();
     assert_eq!(queue(&node(&scratch), "queue/discard_max_bytes"), "0");
     let before = allocated(&image);
-    run(&mut judge("blkdiscard", "util-linux").arg(scratch.device()), b"").exits(1);
+    run(judge("blkdiscard", "util-linux").arg(scratch.device()), b"").exits(1);
     assert_eq!(allocated(&image), before);
     close(&scratch, &[]).passes();
     nothing_is_left(&scratch);
