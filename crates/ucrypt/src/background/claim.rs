@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::runtime::Places;
 
 /// How long a server may take to start to answer, or to end after it was killed.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The names that this process has alone. Dropping it gives them up.
 #[derive(Debug)]

@@ -151,10 +151,13 @@ impl Drop for Scratch {
     }
 }
 
-/// Whether a process is there and is no corpse.
+/// Whether any thread of a process is more than a corpse.
 fn is_running(process: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
-    // The state follows the name, which is in parentheses.
-    let state = stat.ok().and_then(|stat| Some(stat.rsplit_once(") ")?.1.chars().next()));
-    !matches!(state.flatten(), None | Some('Z' | 'X'))
+    let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+    let state = |stat: String| stat.rsplit_once(") ")?.1.chars().next();
+    threads.into_iter().flatten().filter_map(Result::ok).any(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat"));
+        // The state follows the name, which is in parentheses.
+        !matches!(stat.ok().and_then(state), None | Some('Z' | 'X'))
+    })
 }
