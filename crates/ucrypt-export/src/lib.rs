@@ -2,9 +2,15 @@
 //!
 //! - [`mod@fuse`]: as a file, for every program and without root;
 //! - [`loop_device`]: as a disk of the kernel, for root;
-//! - [`nbd`]: on a socket, for QEMU, the kernel's client and the NBD tools.
+//! - [`nbd`]: on a socket, for QEMU, the kernel's client and the NBD tools;
+//! - [`vhost_user`]: as the disk of a virtual machine, straight from and to the guest's memory.
 
 pub mod fuse;
 pub mod loop_device;
 pub mod nbd;
+mod stop;
 mod table;
+mod unix_socket;
+pub mod vhost_user;
+
+pub use unix_socket::SocketError;

@@ -89,12 +89,24 @@ impl From<ucrypt_export::loop_device::LoopError> for Failure {
 
 impl From<ucrypt_export::nbd::ServerError> for Failure {
     fn from(error: ucrypt_export::nbd::ServerError) -> Self {
+        use ucrypt_export::SocketError;
         use ucrypt_export::nbd::{AddressError as Address, ServerError as Server};
         match error {
             Server::TooLong(_) | Server::Address(Address::Syntax(_) | Address::NotLoopback(_)) => {
                 Self::wrong(error)
             }
-            Server::Address(Address::InUse(_)) => Self::busy(error),
+            Server::Address(Address::Socket(SocketError::InUse(_))) => Self::busy(error),
+            error => Self::device(error),
+        }
+    }
+}
+
+impl From<ucrypt_export::vhost_user::ServerError> for Failure {
+    fn from(error: ucrypt_export::vhost_user::ServerError) -> Self {
+        use ucrypt_export::SocketError;
+        use ucrypt_export::vhost_user::ServerError as Server;
+        match error {
+            Server::Socket(SocketError::InUse(_)) => Self::busy(error),
             error => Self::device(error),
         }
     }

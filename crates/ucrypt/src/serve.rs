@@ -12,6 +12,7 @@ use ucrypt_engine::{Op, QueueConfig, Volume};
 use ucrypt_export::fuse::FuseExport;
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
+use ucrypt_export::vhost_user;
 
 use crate::failure::Failure;
 use crate::volume::{KeySource, VolumeArgs};
@@ -40,14 +41,25 @@ pub(crate) struct ExportArgs {
     /// Serve NBD on unix:PATH or tcp:HOST:PORT (loopback); may be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
+    /// Serve a virtual machine's disk (vhost-user-blk) on a Unix socket at this path; may be given
+    /// several times
+    #[arg(long, value_name = "PATH")]
+    pub(crate) vhost_user: Vec<PathBuf>,
     /// Serve a file at this path; may be given several times
     #[arg(long, value_name = "FILE")]
     pub(crate) fuse: Vec<PathBuf>,
 }
 
+impl ExportArgs {
+    fn is_empty(&self) -> bool {
+        self.nbd.is_empty() && self.vhost_user.is_empty() && self.fuse.is_empty()
+    }
+}
+
 /// The exports of one volume, running.
 pub(crate) struct Exports {
     pub(crate) nbd: Vec<Server>,
+    vhost_user: Vec<vhost_user::Server>,
     pub(crate) fuse: Vec<FuseExport>,
     pub(crate) loop_device: Option<LoopExport>,
 }
@@ -55,7 +67,8 @@ pub(crate) struct Exports {
 impl Exports {
     /// Starts what is asked for; what was started ends again if one of them fails.
     pub(crate) fn start(volume: &Arc<Volume>, args: &ExportArgs) -> Result<Self, Failure> {
-        let mut exports = Self { nbd: Vec::new(), fuse: Vec::new(), loop_device: None };
+        let mut exports =
+            Self { nbd: Vec::new(), vhost_user: Vec::new(), fuse: Vec::new(), loop_device: None };
         for path in &args.fuse {
             exports.fuse.push(FuseExport::start(volume, path)?);
         }
@@ -63,12 +76,18 @@ impl Exports {
             let server = Server::start(volume.clone(), address, ServerConfig::default());
             exports.nbd.push(server?);
         }
+        for path in &args.vhost_user {
+            let report = Arc::new(|line: &str| eprintln!("ucrypt: {line}"));
+            let config = vhost_user::ServerConfig { report, ..Default::default() };
+            exports.vhost_user.push(vhost_user::Server::start(volume.clone(), path, &config)?);
+        }
         Ok(exports)
     }
 
     /// Whether every export that there was has been ended from outside.
     pub(crate) fn have_ended(&self) -> bool {
         self.nbd.is_empty()
+            && self.vhost_user.is_empty()
             && self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
     }
@@ -89,6 +108,7 @@ impl Exports {
             return false;
         }
         self.nbd.drain(..).for_each(Server::shutdown);
+        self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
         true
     }
 
@@ -97,19 +117,23 @@ impl Exports {
         self.fuse.iter().for_each(FuseExport::detach);
         self.loop_device.iter().for_each(LoopExport::detach);
         self.nbd.drain(..).for_each(Server::shutdown);
+        self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
     }
 
     /// Ends all of them. Accepted requests are finished first.
     pub(crate) fn stop(self) {
         self.nbd.into_iter().for_each(Server::shutdown);
+        self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
         self.fuse.into_iter().for_each(FuseExport::stop);
         self.loop_device.into_iter().for_each(LoopExport::stop);
     }
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    if args.exports.nbd.is_empty() && args.exports.fuse.is_empty() {
-        return Err(Failure::wrong("name at least one export: --nbd ADDRESS or --fuse FILE"));
+    if args.exports.is_empty() {
+        return Err(Failure::wrong(
+            "name at least one export: --nbd ADDRESS, --vhost-user PATH or --fuse FILE",
+        ));
     }
     let stop = signals()?;
     let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
@@ -135,6 +159,9 @@ fn announce(exports: &Exports, json: bool) {
     };
     for server in &exports.nbd {
         line("nbd", "uri", server.uri());
+    }
+    for server in &exports.vhost_user {
+        line("vhost-user", "path", &server.path().display().to_string());
     }
     for export in &exports.fuse {
         line("fuse", "path", &export.path().display().to_string());

@@ -3,19 +3,12 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rustix::fs::{Mode, fchmod};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
-
-/// Clients that may wait to be accepted.
-const BACKLOG: i32 = 128;
+use crate::unix_socket::{SocketError, UnixSocket};
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,12 +33,9 @@ pub enum AddressError {
     /// The host has no address.
     #[error("'{0}' has no address")]
     NoAddress(String),
-    /// Somebody listens there.
-    #[error("{0} is in use by another server; choose another path or end that server")]
-    InUse(PathBuf),
-    /// A file that is no socket is in the way.
-    #[error("{0} exists and is not a socket; choose another path or remove it")]
-    NotASocket(PathBuf),
+    /// The Unix socket cannot be used.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// The system refused.
     #[error("cannot listen on {address}: {source}")]
     Io {
@@ -87,12 +77,14 @@ impl fmt::Display for Address {
 
 /// A socket that listens.
 pub(super) struct Listener {
-    pub(super) socket: OwnedFd,
+    socket: Socket,
     /// For clients, as the NBD URI specification has it.
     pub(super) uri: String,
-    pub(super) tcp: bool,
-    /// The file of a Unix socket, and its inode while it is ours.
-    file: Option<(PathBuf, u64)>,
+}
+
+enum Socket {
+    Unix(UnixSocket),
+    Tcp(OwnedFd),
 }
 
 impl Listener {
@@ -100,11 +92,8 @@ impl Listener {
         let io = |source| AddressError::Io { address: address.clone(), source };
         match address {
             Address::Unix(path) => {
-                remove_stale(path)?;
-                let socket = listen_unix(path).map_err(|errno| io(errno.into()))?;
-                let inode = path.symlink_metadata().map_err(io)?.ino();
-                let uri = format!("nbd+unix:///?socket={}", percent_encode(path));
-                Ok(Self { socket, uri, tcp: false, file: Some((path.clone(), inode)) })
+                let socket = Socket::Unix(UnixSocket::listen(path)?);
+                Ok(Self { socket, uri: format!("nbd+unix:///?socket={}", percent_encode(path)) })
             }
             Address::Tcp(host_port) => {
                 let all: Vec<_> = host_port.to_socket_addrs().map_err(io)?.collect();
@@ -117,47 +106,23 @@ impl Listener {
                 let listener = TcpListener::bind(first).map_err(io)?;
                 listener.set_nonblocking(true).map_err(io)?;
                 let uri = format!("nbd://{}", listener.local_addr().map_err(io)?);
-                Ok(Self { socket: listener.into(), uri, tcp: true, file: None })
+                Ok(Self { socket: Socket::Tcp(listener.into()), uri })
             }
         }
     }
+
+    pub(super) fn is_tcp(&self) -> bool {
+        matches!(self.socket, Socket::Tcp(_))
+    }
 }
 
-impl Drop for Listener {
-    /// Removes the socket's file, unless another server has put its own there.
-    fn drop(&mut self) {
-        if let Some((path, inode)) = &self.file
-            && path.symlink_metadata().is_ok_and(|meta| meta.ino() == *inode)
-        {
-            // Best effort: a file that stays is recognised as stale by the next server.
-            let _ = std::fs::remove_file(path);
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Socket::Unix(socket) => socket.as_fd(),
+            Socket::Tcp(socket) => socket.as_fd(),
         }
     }
-}
-
-/// Removes the socket of a server that is gone.
-fn remove_stale(path: &Path) -> Result<(), AddressError> {
-    let Ok(meta) = path.symlink_metadata() else { return Ok(()) };
-    if !meta.file_type().is_socket() {
-        return Err(AddressError::NotASocket(path.to_owned()));
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            let address = Address::Unix(path.to_owned());
-            std::fs::remove_file(path).map_err(|source| AddressError::Io { address, source })
-        }
-        _ => Err(AddressError::InUse(path.to_owned())),
-    }
-}
-
-fn listen_unix(path: &Path) -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Before bind, so that the file never has another mode. Whoever may connect sees plaintext.
-    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
-    listen(&socket, BACKLOG)?;
-    Ok(socket)
 }
 
 fn percent_encode(path: &Path) -> String {
@@ -173,7 +138,6 @@ fn percent_encode(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     fn tcp(text: &str) -> Result<Listener, AddressError> {
         Listener::open(&text.parse().expect("an address"))
@@ -199,30 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn a_unix_socket_is_private_and_goes_with_its_listener() {
+    fn a_unix_socket_has_an_uri_for_any_path() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("a b.sock");
-        let address = Address::Unix(path.clone());
+        let address = Address::Unix(dir.path().join("a b.sock"));
         let listener = Listener::open(&address).expect("a listener");
-        let mode = path.symlink_metadata().expect("a file").permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
         assert!(listener.uri.ends_with("/a%20b.sock"));
-        assert!(matches!(Listener::open(&address), Err(AddressError::InUse(_))));
-        drop(listener);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_stale_socket_is_replaced_and_a_file_is_not() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("sock");
-        drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
-        assert!(path.exists(), "the standard library leaves its socket behind");
-        let listener = Listener::open(&Address::Unix(path.clone())).expect("a listener");
-        drop(listener);
-        std::fs::write(&path, "mine").expect("written");
-        let refused = Listener::open(&Address::Unix(path.clone()));
-        assert!(matches!(refused, Err(AddressError::NotASocket(_))));
-        assert_eq!(std::fs::read(&path).expect("read"), b"mine");
+        let again = Listener::open(&address);
+        assert!(matches!(again, Err(AddressError::Socket(SocketError::InUse(_)))));
     }
 }

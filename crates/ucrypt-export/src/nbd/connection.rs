@@ -24,7 +24,7 @@ use super::inbox::Inbox;
 use super::outbox::{Outbox, Reply, Sent};
 use super::pending::{Kind, Pending, PendingTable};
 use super::request::{Limits, NO_MEMORY, Refusal};
-use super::stop::Stop;
+use crate::stop::Stop;
 use intake::{Incoming, Need};
 
 /// How long a client that has disconnected, or a server that stops, waits for replies to be taken.

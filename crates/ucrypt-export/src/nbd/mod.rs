@@ -22,7 +22,6 @@ mod pending;
 pub mod protocol;
 pub mod request;
 mod server;
-mod stop;
 
 pub use address::{Address, AddressError};
 pub use server::{Report, Server, ServerConfig, ServerError};

@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::connection::ConnectionError;
 use super::handshake::{Export, Handshake, Negotiated, Step};
-use super::stop::Stop;
+use crate::stop::Stop;
 
 /// Bytes that are received at a time.
 const PIECE: usize = 4096;

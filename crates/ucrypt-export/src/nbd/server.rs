@@ -17,7 +17,7 @@ use super::handshake::Export;
 use super::negotiate::negotiate;
 use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
 use super::request::Limits;
-use super::stop::Stop;
+use crate::stop::Stop;
 
 /// Bytes that a Unix socket may hold for its client; the system may grant less.
 const SEND_BUFFER: usize = 1 << 20;
@@ -182,7 +182,7 @@ struct Acceptor {
 impl Acceptor {
     fn run(mut self) {
         while !self.shared.stop.is_set() {
-            match accept_with(&self.listener.socket, SocketFlags::CLOEXEC) {
+            match accept_with(&self.listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => self.welcome(socket),
                 Err(Errno::AGAIN) => self.wait(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -208,7 +208,7 @@ impl Acceptor {
     fn wait(&self, timeout: Option<&Timespec>) {
         let mut fds = vec![PollFd::new(&*self.shared.stop, PollFlags::IN)];
         if timeout.is_none() {
-            fds.push(PollFd::new(&self.listener.socket, PollFlags::IN));
+            fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         // Whatever it returns, the caller looks at both again.
         let _ = poll(&mut fds, timeout);
@@ -224,7 +224,7 @@ impl Acceptor {
             let line = format!("NBD client {number} turned away: {most} are connected already");
             return (shared.config.report)(&line);
         }
-        tune(&socket, self.listener.tcp);
+        tune(&socket, self.listener.is_tcp());
         let socket = Arc::new(socket);
         let weak = Arc::downgrade(&socket);
         let spawned = thread::Builder::new().name(format!("nbd-{number}")).spawn(move || {

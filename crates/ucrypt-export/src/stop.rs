@@ -7,24 +7,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Set once, never reset.
-pub(super) struct Stop {
+pub(crate) struct Stop {
     set: AtomicBool,
     event: OwnedFd,
 }
 
 impl Stop {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { set: AtomicBool::new(false), event })
     }
 
-    pub(super) fn set(&self) {
+    pub(crate) fn set(&self) {
         self.set.store(true, Ordering::Release);
         // Cannot fail: one write of 1 per server is far from the counter's limit.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.set.load(Ordering::Acquire)
     }
 }

@@ -1,0 +1,122 @@
+//! Unix sockets to listen on: private from the first moment, and gone with their server.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody listens there.
+    #[error("{0} is in use by another server; choose another path or end that server")]
+    InUse(PathBuf),
+    /// A file that is no socket is in the way.
+    #[error("{0} exists and is not a socket; choose another path or remove it")]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("cannot listen on {path}: {source}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A socket that listens and does not block. Dropping it removes its file.
+pub(crate) struct UnixSocket {
+    socket: OwnedFd,
+    path: PathBuf,
+    inode: u64,
+}
+
+impl UnixSocket {
+    /// Listens at `path`, for this user only; replaces the socket of a server that is gone.
+    pub(crate) fn listen(path: &Path) -> Result<Self, SocketError> {
+        let failed = |source| SocketError::Io { path: path.to_owned(), source };
+        remove_stale(path)?;
+        let socket = bound(path).map_err(|errno| failed(errno.into()))?;
+        let inode = path.symlink_metadata().map_err(failed)?.ino();
+        Ok(Self { socket, path: path.to_owned(), inode })
+    }
+}
+
+impl AsFd for UnixSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for UnixSocket {
+    /// Removes the socket's file, unless another server has put its own there.
+    fn drop(&mut self) {
+        if self.path.symlink_metadata().is_ok_and(|meta| meta.ino() == self.inode) {
+            // Best effort: a file that stays is recognised as stale by the next server.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes the socket of a server that is gone.
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    let Ok(meta) = path.symlink_metadata() else { return Ok(()) };
+    if !meta.file_type().is_socket() {
+        return Err(SocketError::NotASocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let failed = |source| SocketError::Io { path: path.to_owned(), source };
+            std::fs::remove_file(path).map_err(failed)
+        }
+        _ => Err(SocketError::InUse(path.to_owned())),
+    }
+}
+
+fn bound(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Before bind, so that the file never has another mode. Whoever may connect sees plaintext.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_socket_is_private_and_goes_with_its_listener() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("sock");
+        let socket = UnixSocket::listen(&path).expect("a socket");
+        let mode = path.symlink_metadata().expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(matches!(UnixSocket::listen(&path), Err(SocketError::InUse(_))));
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_file_is_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
+        assert!(path.exists(), "the standard library leaves its socket behind");
+        drop(UnixSocket::listen(&path).expect("a socket"));
+        std::fs::write(&path, "mine").expect("written");
+        assert!(matches!(UnixSocket::listen(&path), Err(SocketError::NotASocket(_))));
+        assert_eq!(std::fs::read(&path).expect("read"), b"mine");
+    }
+}

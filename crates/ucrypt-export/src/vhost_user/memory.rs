@@ -1,0 +1,197 @@
+//! The guest's memory: what the front end has given, mapped here.
+//!
+//! A [`GuestMap`] never changes; a new table is a new map that shares the mappings which stay. A
+//! mapping ends when no map and no request under way has it any more, however long the front end
+//! has forgotten it.
+//!
+//! The guest and the front end may write to all of it at any time. What is taken from it is read
+//! once and checked afterwards; the data of requests is moved and never looked at.
+
+#![expect(unsafe_code, reason = "pieces of the mapping are handed out as buffers")]
+
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ucrypt_engine::Buf;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion,
+};
+
+/// Most regions of one map; each is one mapping of this process.
+pub(super) const REGIONS_MAX: usize = 509;
+
+/// A region as the front end describes it. Addresses and lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Region {
+    /// Where the guest sees it.
+    pub(super) guest: u64,
+    pub(super) len: u64,
+    /// Where the front end has it mapped: rings are named by these addresses.
+    pub(super) user: u64,
+    /// Where it starts in its file.
+    pub(super) file_offset: u64,
+}
+
+/// All regions.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GuestMap {
+    memory: GuestMemoryMmap,
+    regions: Vec<Region>,
+}
+
+/// A piece of a request lies outside of the guest's memory.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Outside;
+
+impl GuestMap {
+    /// This map and one region more.
+    pub(super) fn with(&self, region: Region, file: File) -> io::Result<Self> {
+        let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidInput, reason);
+        if self.regions.len() >= REGIONS_MAX {
+            return Err(invalid(format!("more than {REGIONS_MAX} regions of memory")));
+        }
+        let mapping = map_file(file, region.file_offset, region.len)?;
+        let mapped = GuestRegionMmap::new(mapping, GuestAddress(region.guest))
+            .ok_or_else(|| invalid("a region ends beyond 2^64".into()))?;
+        let memory = self
+            .memory
+            .insert_region(Arc::new(mapped))
+            .map_err(|error| invalid(format!("a region does not fit: {error}")))?;
+        let mut regions = self.regions.clone();
+        regions.push(region);
+        Ok(Self { memory, regions })
+    }
+
+    /// This map without a region; `None` if it has no such region.
+    pub(super) fn without(&self, guest: u64, len: u64, user: u64) -> Option<Self> {
+        let is_it = |region: &Region| (region.guest, region.len, region.user) == (guest, len, user);
+        let at = self.regions.iter().position(is_it)?;
+        let (memory, _) = self.memory.remove_region(GuestAddress(guest), len).ok()?;
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Some(Self { memory, regions })
+    }
+
+    /// For access to single values.
+    pub(super) fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// The guest's address of an address of the front end.
+    pub(super) fn translate(&self, user: u64) -> Option<GuestAddress> {
+        self.regions.iter().find_map(|region| {
+            let offset = user.checked_sub(region.user).filter(|&offset| offset < region.len)?;
+            Some(GuestAddress(region.guest + offset))
+        })
+    }
+
+    /// Appends `len` bytes from `at` as buffers: one for each region that they touch, and none if
+    /// they continue the last one.
+    pub(super) fn append(&self, at: u64, len: usize, pieces: &mut Vec<Buf>) -> Result<(), Outside> {
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let region = self.memory.find_region(GuestAddress(at)).ok_or(Outside)?;
+            let offset = at - region.start_addr().0;
+            let here = left.min(usize::try_from(region.len() - offset).unwrap_or(left));
+            let piece = piece(region, offset as usize, here).ok_or(Outside)?;
+            let alone = match pieces.last_mut() {
+                Some(last) => last.join(piece).err(),
+                None => Some(piece),
+            };
+            pieces.extend(alone);
+            left -= here;
+            if left > 0 {
+                at = at.checked_add(here as u64).ok_or(Outside)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Maps `len` bytes from `offset` of a file of the front end, which has to have them: an access
+/// behind the end of a file would end this process.
+pub(super) fn map_file(file: File, offset: u64, len: u64) -> io::Result<MmapRegion> {
+    let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidInput, reason);
+    let meta = file.metadata()?;
+    let end = offset.checked_add(len);
+    if !meta.is_file() || end.is_none_or(|end| end > meta.len()) {
+        return Err(invalid("memory is no file, or not as long as is said"));
+    }
+    let len = usize::try_from(len).map_err(|_| invalid("too large"))?;
+    MmapRegion::from_file(FileOffset::new(file, offset), len)
+        .map_err(|error| io::Error::other(format!("cannot map memory: {error}")))
+}
+
+/// `len` bytes from `offset` of a region.
+fn piece(region: &GuestRegionMmap, offset: usize, len: usize) -> Option<Buf> {
+    let mapping = region.get_mmap();
+    if offset.checked_add(len)? > mapping.size() {
+        return None;
+    }
+    let base = NonNull::new(mapping.as_ptr())?;
+    // SAFETY: the range lies in the mapping, which is readable and writable and stays as long as
+    // the buffer has `mapping`. Everybody else in this process uses `vm-memory`, whose accesses
+    // are volatile. The engine takes the bytes for data and copies between them and a pool only.
+    unsafe { Some(Buf::foreign(mapping, base.add(offset), len)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::Bytes;
+
+    fn file(len: u64) -> File {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(len).expect("as long as that");
+        file
+    }
+
+    fn region(guest: u64, len: u64, user: u64) -> Region {
+        Region { guest, len, user, file_offset: 0 }
+    }
+
+    #[test]
+    fn pieces_follow_the_regions_and_never_leave_them() {
+        let map = GuestMap::default()
+            .with(region(0x1_0000, 0x2000, 0x7000_0000), file(0x2000))
+            .and_then(|map| map.with(region(0x1_2000, 0x1000, 0x8000_0000), file(0x1000)))
+            .expect("two regions");
+        let mut pieces = Vec::new();
+        map.append(0x1_1ff0, 0x20, &mut pieces).expect("across the border");
+        assert_eq!(pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>(), [0x10, 0x10]);
+        pieces[1].fill(9);
+        assert_eq!(map.memory().read_obj::<u8>(GuestAddress(0x1_200f)).ok(), Some(9));
+        map.append(0x1_2010, 0x10, &mut pieces).expect("inside");
+        assert_eq!(pieces.len(), 2, "what continues the last piece is one with it");
+        for (at, len) in [(0, 1), (0xffff, 2), (0x1_2fff, 2), (0x1_3000, 1), (u64::MAX, 2)] {
+            assert_eq!(map.append(at, len, &mut Vec::new()), Err(Outside), "{at:#x}+{len}");
+        }
+        assert_eq!(map.translate(0x7000_0010), Some(GuestAddress(0x1_0010)));
+        assert_eq!(map.translate(0x8000_0fff), Some(GuestAddress(0x1_2fff)));
+        assert_eq!((map.translate(0x7000_2000), map.translate(0)), (None, None));
+    }
+
+    #[test]
+    fn a_mapping_outlives_its_region_while_a_request_uses_it() {
+        let map = GuestMap::default().with(region(0, 0x1000, 0), file(0x1000)).expect("a region");
+        let mut pieces = Vec::new();
+        map.append(0, 16, &mut pieces).expect("inside");
+        assert!(map.without(0, 0x1000, 1).is_none() && map.without(0, 0x800, 0).is_none());
+        let map = map.without(0, 0x1000, 0).expect("none left");
+        assert_eq!(map.append(0, 16, &mut Vec::new()), Err(Outside));
+        pieces[0].fill(1);
+    }
+
+    #[test]
+    fn regions_that_overlap_or_exceed_their_file_are_refused() {
+        let map = GuestMap::default().with(region(0, 0x2000, 0), file(0x2000)).expect("a region");
+        assert!(map.with(region(0x1000, 0x1000, 0), file(0x1000)).is_err());
+        assert!(map.with(region(0x2000, 0x2000, 0), file(0x1000)).is_err());
+        let beyond = Region { file_offset: u64::MAX - 0xfff, ..region(0x2000, 0x1000, 0) };
+        assert!(map.with(beyond, file(0x1000)).is_err());
+        assert!(map.with(region(u64::MAX - 0xfff, 0x2000, 0), file(0x2000)).is_err());
+    }
+}

@@ -1,0 +1,207 @@
+//! From a descriptor chain to a request (virtio 1.2, 2.7.5 and 5.2.6).
+//!
+//! Each descriptor and the header are read once; after that the guest may change them as it
+//! likes. Nothing is allocated: the list of pieces is the caller's and keeps its memory.
+
+use ucrypt_engine::Buf;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::config::{DISCARD_MAX, SEGMENTS_MAX, ZEROES_MAX};
+use super::memory::GuestMap;
+use super::split::{BadChain, Segment, field};
+
+const HEADER_LEN: usize = 16;
+/// Bytes of the range of a discard or write-zeroes request.
+const RANGE_LEN: usize = 16;
+/// Bytes of the answer to `GET_ID`.
+pub(super) const ID_LEN: usize = 20;
+/// Most descriptors of a request: the data, the header and the status.
+const DESCRIPTORS_MAX: usize = SEGMENTS_MAX as usize + 2;
+/// Of the range of a write-zeroes request: the space may be given back.
+const UNMAP: u32 = 1;
+
+/// How a request ended, as the guest reads it in the last byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Status {
+    Ok = 0,
+    IoErr = 1,
+    Unsupported = 2,
+}
+
+/// What is asked for. Offsets and lengths in bytes of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Read { offset: u64 },
+    Write { offset: u64 },
+    Flush,
+    Id,
+    Discard { offset: u64, len: u64 },
+    WriteZeroes { offset: u64, len: u64, unmap: bool },
+}
+
+/// A request that is to be carried out, or refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) command: Result<Command, Status>,
+    /// Where the status goes; `None` if the guest left no room for it.
+    pub(super) status_at: Option<GuestAddress>,
+    /// Bytes that are written to the guest if it succeeds, with the status.
+    pub(super) written: u32,
+}
+
+/// A run of the guest's memory, in bytes.
+type Run = (u64, usize);
+
+/// The parts of a chain, reused from request to request.
+pub(super) struct Parser {
+    readable: Vec<Run>,
+    writable: Vec<Run>,
+}
+
+impl Parser {
+    pub(super) fn new() -> Self {
+        let list = || Vec::with_capacity(DESCRIPTORS_MAX);
+        Self { readable: list(), writable: list() }
+    }
+
+    /// Reads a chain. The data of the request is appended to `pieces`.
+    pub(super) fn parse(
+        &mut self,
+        map: &GuestMap,
+        chain: impl Iterator<Item = Result<Segment, BadChain>>,
+        pieces: &mut Vec<Buf>,
+    ) -> Request {
+        let is_sound = self.collect(chain);
+        let status_at = take_last_byte(&mut self.writable);
+        let command = if is_sound && status_at.is_some() {
+            self.command(map, pieces)
+        } else {
+            Err(Status::IoErr)
+        };
+        if command.is_err() {
+            pieces.clear();
+        }
+        let data = match command {
+            Ok(Command::Read { .. }) => self.writable.iter().map(|run| run.1).sum(),
+            Ok(Command::Id) => self.writable.iter().map(|run| run.1).sum::<usize>().min(ID_LEN),
+            _ => 0,
+        };
+        Request { command, status_at, written: (data as u32).saturating_add(1) }
+    }
+
+    /// Sorts the descriptors. Returns whether the chain is whole, in order, and not too long. What
+    /// is too long is walked over, because the status is at its end.
+    fn collect(&mut self, chain: impl Iterator<Item = Result<Segment, BadChain>>) -> bool {
+        self.readable.clear();
+        self.writable.clear();
+        let (mut count, mut is_sound) = (0, true);
+        for segment in chain {
+            let Ok(Segment { at, len, writable }) = segment else {
+                is_sound = false;
+                continue;
+            };
+            count += 1;
+            is_sound &= (writable || self.writable.is_empty()) && count <= DESCRIPTORS_MAX;
+            let list = if writable { &mut self.writable } else { &mut self.readable };
+            if list.len() == DESCRIPTORS_MAX {
+                list.pop();
+            }
+            if len > 0 {
+                list.push((at, len as usize));
+            }
+        }
+        is_sound
+    }
+
+    fn command(&mut self, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<Command, Status> {
+        let header: [u8; HEADER_LEN] = take(&mut self.readable, map)?;
+        let kind = u32::from_le_bytes(field(&header, 0));
+        let sector = u64::from_le_bytes(field(&header, 8));
+        let offset = || sector.checked_mul(512).ok_or(Status::IoErr);
+        match kind {
+            0 => {
+                self.data(false, map, pieces)?;
+                Ok(Command::Read { offset: offset()? })
+            }
+            1 => {
+                self.data(true, map, pieces)?;
+                Ok(Command::Write { offset: offset()? })
+            }
+            4 => Ok(Command::Flush),
+            8 => {
+                append(&self.writable, map, pieces)?;
+                Ok(Command::Id)
+            }
+            11 => {
+                let (offset, len, flags) = self.range(map, DISCARD_MAX)?;
+                if flags != 0 {
+                    return Err(Status::Unsupported);
+                }
+                Ok(Command::Discard { offset, len })
+            }
+            13 => {
+                let (offset, len, flags) = self.range(map, ZEROES_MAX)?;
+                if flags & !UNMAP != 0 {
+                    return Err(Status::Unsupported);
+                }
+                Ok(Command::WriteZeroes { offset, len, unmap: flags & UNMAP != 0 })
+            }
+            _ => Err(Status::Unsupported),
+        }
+    }
+
+    /// The data of a read or write: whole units of 512 bytes.
+    fn data(&self, out: bool, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Status> {
+        let runs = if out { &self.readable } else { &self.writable };
+        append(runs, map, pieces)?;
+        let len: usize = runs.iter().map(|run| run.1).sum();
+        if len.is_multiple_of(512) { Ok(()) } else { Err(Status::IoErr) }
+    }
+
+    /// The range of a discard or write-zeroes request; one, as the configuration says.
+    fn range(&mut self, map: &GuestMap, sectors_max: u32) -> Result<(u64, u64, u32), Status> {
+        let range: [u8; RANGE_LEN] = take(&mut self.readable, map)?;
+        let sectors = u32::from_le_bytes(field(&range, 8));
+        if !self.readable.is_empty() || sectors > sectors_max {
+            return Err(Status::IoErr);
+        }
+        let offset = u64::from_le_bytes(field(&range, 0)).checked_mul(512).ok_or(Status::IoErr)?;
+        Ok((offset, u64::from(sectors) * 512, u32::from_le_bytes(field(&range, 12))))
+    }
+}
+
+/// The data in `runs` as buffers.
+fn append(runs: &[Run], map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Status> {
+    runs.iter().try_for_each(|&(at, len)| map.append(at, len, pieces)).map_err(|_| Status::IoErr)
+}
+
+/// Takes `N` bytes off the front of `runs`, wherever they lie: drivers may cut as they like.
+fn take<const N: usize>(runs: &mut Vec<Run>, map: &GuestMap) -> Result<[u8; N], Status> {
+    let mut bytes = [0; N];
+    let (mut filled, mut used) = (0, 0);
+    for (at, len) in runs.iter_mut() {
+        let count = (*len).min(N - filled);
+        let part = &mut bytes[filled..filled + count];
+        map.memory().read_slice(part, GuestAddress(*at)).map_err(|_| Status::IoErr)?;
+        filled += count;
+        (*at, *len) = (at.checked_add(count as u64).ok_or(Status::IoErr)?, *len - count);
+        if *len > 0 {
+            break;
+        }
+        used += 1;
+    }
+    runs.drain(..used);
+    if filled == N { Ok(bytes) } else { Err(Status::IoErr) }
+}
+
+/// Takes the last byte off the end of `runs`, none of which is empty.
+fn take_last_byte(runs: &mut Vec<Run>) -> Option<GuestAddress> {
+    let (at, len) = runs.last_mut()?;
+    *len -= 1;
+    let (at, len) = (*at, *len);
+    if len == 0 {
+        runs.pop();
+    }
+    at.checked_add(len as u64).map(GuestAddress)
+}

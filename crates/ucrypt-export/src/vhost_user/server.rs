@@ -1,0 +1,216 @@
+//! The listener: one front end at a time, each served from its first message to its last.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use ucrypt_engine::Volume;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use super::device::Device;
+use super::request::ID_LEN;
+use super::ring::DeviceState;
+use crate::stop::Stop;
+use crate::unix_socket::{SocketError, UnixSocket};
+
+/// Where a server reports what went wrong with a front end or a guest: one line each, from any
+/// thread.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// How long to wait when the system has no descriptor or memory for a front end.
+const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// How a volume is served.
+#[derive(Clone)]
+pub struct ServerConfig {
+    /// Tells the guest which disk it is: at most 20 bytes of ASCII, more are cut off.
+    pub serial: String,
+    /// Told of front ends and guests that break the rules.
+    pub report: Report,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self { serial: "ucrypt".into(), report: Arc::new(|_| {}) }
+    }
+}
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The path cannot be used.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The system refused a thread or a descriptor.
+    #[error("cannot start the vhost-user server: {0}")]
+    Start(#[from] io::Error),
+}
+
+/// A volume being served on one socket. Dropping it is [`shutdown`](Self::shutdown).
+pub struct Server {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread and its owner use.
+struct Shared {
+    stop: Stop,
+    /// The front end that is being served; to end a receive that blocks.
+    client: Mutex<Option<OwnedFd>>,
+}
+
+impl Server {
+    /// Listens on a Unix socket at `path`, for this user only, and serves `volume` from threads
+    /// of its own.
+    pub fn start(
+        volume: Arc<Volume>,
+        path: &Path,
+        config: &ServerConfig,
+    ) -> Result<Self, ServerError> {
+        let socket = UnixSocket::listen(path)?;
+        let mut serial = [0; ID_LEN];
+        let from = config.serial.bytes().filter(u8::is_ascii_graphic);
+        serial.iter_mut().zip(from).for_each(|(to, from)| *to = from);
+        let writeback = AtomicBool::new(true);
+        let state =
+            Arc::new(DeviceState { volume, serial, writeback, report: config.report.clone() });
+        let shared = Arc::new(Shared { stop: Stop::new()?, client: Mutex::default() });
+        let listener = Listener { socket, shared: shared.clone(), state };
+        let thread =
+            thread::Builder::new().name("vhost-user".into()).spawn(move || listener.run())?;
+        Ok(Self { path: path.to_owned(), shared, thread: Some(thread) })
+    }
+
+    /// Where front ends connect.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes no more front ends and no more requests, runs every request that was taken to its
+    /// end, and returns when the connection is closed. Nothing is flushed beyond that.
+    pub fn shutdown(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.shared.stop.set();
+        if let Some(client) = &*self.shared.client() {
+            // One that is gone already is fine.
+            let _ = shutdown(client, Shutdown::Both);
+        }
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed already and leaves nothing to do here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn client(&self) -> std::sync::MutexGuard<'_, Option<OwnedFd>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Listener {
+    socket: UnixSocket,
+    shared: Arc<Shared>,
+    state: Arc<DeviceState>,
+}
+
+impl Listener {
+    fn run(self) {
+        while !self.shared.stop.is_set() {
+            match self.accept() {
+                Ok(client) => {
+                    if let Err(error) = self.serve(client) {
+                        (self.state.report)(&format!("vhost-user front end: {error}"));
+                    }
+                    *self.shared.client() = None;
+                }
+                Err(Errno::AGAIN) => self.wait(None),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    let error = io::Error::from(error);
+                    (self.state.report)(&format!("cannot accept a vhost-user front end: {error}"));
+                    self.wait(Some(&ACCEPT_PAUSE));
+                }
+            }
+        }
+    }
+
+    fn accept(&self) -> Result<OwnedFd, Errno> {
+        accept_with(&self.socket, SocketFlags::CLOEXEC)
+    }
+
+    /// Sleeps until there is a front end or the order to stop; with a timeout, only for the latter.
+    fn wait(&self, timeout: Option<&Timespec>) {
+        let mut fds = vec![PollFd::new(&self.shared.stop, PollFlags::IN)];
+        if timeout.is_none() {
+            fds.push(PollFd::new(&self.socket, PollFlags::IN));
+        }
+        // Whatever it returns, the caller looks at both again.
+        let _ = poll(&mut fds, timeout);
+    }
+
+    /// One front end, until it goes, breaks the protocol, or the server is to stop.
+    fn serve(&self, client: OwnedFd) -> Result<(), String> {
+        let stream = UnixStream::from(client);
+        let other = stream.try_clone().map_err(|error| error.to_string())?;
+        *self.shared.client() = Some(other.into());
+        if self.shared.stop.is_set() {
+            return Ok(());
+        }
+        let device = Device::new(self.state.clone()).map_err(|error| error.to_string())?;
+        let device = Arc::new(Mutex::new(device));
+        let hang_up = stream.try_clone().map_err(|error| error.to_string())?;
+        let mut messages = BackendReqHandler::from_stream(stream, device);
+        while self.await_message(hang_up.as_fd()) {
+            match messages.handle_request() {
+                Ok(()) => {}
+                Err(Error::Disconnected) => break,
+                // The order to stop shuts the socket down.
+                Err(_) if self.shared.stop.is_set() => break,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        // Dropping the device ends its rings, with every request answered.
+        Ok(())
+    }
+
+    /// Sleeps until the front end has a message, or is gone. Others are turned away meanwhile.
+    /// Returns false if the server is to stop.
+    fn await_message(&self, client: std::os::fd::BorrowedFd<'_>) -> bool {
+        while !self.shared.stop.is_set() {
+            let mut fds = [
+                PollFd::new(&self.shared.stop, PollFlags::IN),
+                PollFd::new(&client, PollFlags::IN),
+                PollFd::new(&self.socket, PollFlags::IN),
+            ];
+            if poll(&mut fds, None).is_err() {
+                continue;
+            }
+            if !fds[1].revents().is_empty() {
+                return true;
+            }
+            if !fds[2].revents().is_empty() && self.accept().is_ok() {
+                let line = "another vhost-user front end turned away: one is connected already";
+                (self.state.report)(line);
+            }
+        }
+        false
+    }
+}

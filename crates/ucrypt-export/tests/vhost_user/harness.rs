@@ -1,0 +1,204 @@
+//! A server in this process, and volumes for it.
+
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use ucrypt_backend::{Backend, Done, Errno, Extent, FileBackend, Io, Limits};
+use ucrypt_engine::{Segment, Volume, VolumeOptions};
+use ucrypt_export::vhost_user::{Server, ServerConfig};
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+
+/// Bytes of the volumes.
+pub(crate) const LEN: u64 = 4 << 20;
+
+pub(crate) struct Harness {
+    dir: TempDir,
+    server: Option<Server>,
+    reports: Arc<Mutex<Vec<String>>>,
+}
+
+impl Harness {
+    pub(crate) fn start(volume: Arc<Volume>) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut harness = Self { dir, server: None, reports: Arc::default() };
+        harness.restart(volume);
+        harness
+    }
+
+    /// Another server in the place of the one that was stopped.
+    pub(crate) fn restart(&mut self, volume: Arc<Volume>) {
+        let sink = Arc::clone(&self.reports);
+        let report = Arc::new(move |line: &str| {
+            println!("report: {line}");
+            sink.lock().expect("reports").push(line.to_owned());
+        });
+        let config = ServerConfig { serial: "test-disk".into(), report };
+        self.server = Some(Server::start(volume, &self.socket(), &config).expect("a server"));
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("vhost.sock")
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.server.take().expect("running").shutdown();
+    }
+
+    pub(crate) fn reports(&self) -> Vec<String> {
+        self.reports.lock().expect("reports").clone()
+    }
+
+    /// Waits until a report holds `text`: threads report when they get to it.
+    pub(crate) fn await_report(&self, text: &str) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !self.reports().iter().any(|line| line.contains(text)) {
+            assert!(Instant::now() < until, "no report of '{text}': {:?}", self.reports());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// An AES-256-XTS volume in memory that allows discards.
+pub(crate) fn aes(sector_size: u32) -> Arc<Volume> {
+    over(Arc::new(ucrypt_backend::memory(LEN).expect("memory")), sector_size)
+}
+
+pub(crate) fn over(backend: Arc<dyn Backend>, sector_size: u32) -> Arc<Volume> {
+    let options = VolumeOptions { allow_discards: true, ..VolumeOptions::default() };
+    with_options(backend, sector_size, options)
+}
+
+pub(crate) fn with_options(
+    backend: Arc<dyn Backend>,
+    sector_size: u32,
+    options: VolumeOptions,
+) -> Arc<Volume> {
+    let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
+    let key: Vec<u8> = (0..64).collect();
+    let sectors = SectorOptions { sector_size, ..SectorOptions::default() };
+    let cipher = SectorCipher::new(&spec, &key, sectors).expect("a key");
+    let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(cipher) };
+    Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"))
+}
+
+/// How long answers are held back at most.
+const HELD_MAX: Duration = Duration::from_secs(60);
+
+/// A disk whose answers can be held back, and that fails writes of its last megabyte.
+pub(crate) struct Gate {
+    inner: FileBackend,
+    closed: Arc<AtomicBool>,
+    held: Arc<AtomicUsize>,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Arc<Self> {
+        let inner = ucrypt_backend::memory(LEN).expect("memory");
+        Arc::new(Self { inner, closed: Arc::default(), held: Arc::default() })
+    }
+
+    pub(crate) fn close(&self, closed: bool) {
+        self.closed.store(closed, Ordering::SeqCst);
+    }
+
+    /// Waits until so many answers are held back.
+    pub(crate) fn await_held(&self, count: usize) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while self.held.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < until, "{:?} of {count} requests came", self.held);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+struct GateQueue {
+    inner: Box<dyn ucrypt_backend::Queue>,
+    closed: Arc<AtomicBool>,
+    held: Arc<AtomicUsize>,
+    done: Vec<Done>,
+    event: std::os::fd::OwnedFd,
+    since: Instant,
+}
+
+impl Backend for Gate {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn queue(&self, depth: u32) -> std::io::Result<Box<dyn ucrypt_backend::Queue>> {
+        let flags = rustix::event::EventfdFlags::NONBLOCK;
+        Ok(Box::new(GateQueue {
+            inner: self.inner.queue(depth)?,
+            closed: self.closed.clone(),
+            held: self.held.clone(),
+            done: Vec::new(),
+            // Always readable: whoever waits looks again and again.
+            event: rustix::event::eventfd(1, flags)?,
+            since: Instant::now(),
+        }))
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        self.inner.extents(offset, len, max)
+    }
+
+    fn describe(&self) -> String {
+        "gate".into()
+    }
+}
+
+impl ucrypt_backend::Queue for GateQueue {
+    fn room(&self) -> usize {
+        self.inner.room().saturating_sub(self.done.len())
+    }
+
+    fn submit(&mut self, io: Io) {
+        match io {
+            Io::Write { token, offset, bufs, .. } if offset >= LEN - (1 << 20) => {
+                self.done.push(Done { token, result: Err(Errno::IO), bufs });
+            }
+            io => self.inner.submit(io),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> std::io::Result<()> {
+        let before = self.done.len();
+        self.inner.poll(&mut self.done)?;
+        self.held.fetch_add(self.done.len() - before, Ordering::SeqCst);
+        // Not for ever: a test that has failed must end.
+        if !self.closed.load(Ordering::SeqCst) || self.since.elapsed() > HELD_MAX {
+            done.append(&mut self.done);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done>) -> std::io::Result<()> {
+        std::thread::yield_now();
+        self.poll(done)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(std::os::fd::AsFd::as_fd(&self.event))
+    }
+}
+
+/// xorshift64*: the same numbers from the same seed, for ever.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}

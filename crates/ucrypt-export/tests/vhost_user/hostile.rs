@@ -1,0 +1,216 @@
+//! Guests that break the rules of virtqueues: the request fails, or the ring stops; the server and
+//! the other rings go on.
+
+use crate::driver::{
+    DEVICE_WRITES, Descriptor, Driver, INDIRECT, IO_ERR, NEXT, OK, READ, WRITE, started,
+};
+use crate::front_end::{FrontEnd, Memory, message};
+use crate::harness::{Harness, aes};
+use crate::requests::DATA;
+
+const HEADER: u64 = DATA + (4 << 20);
+const STATUS: u64 = HEADER + 0x100;
+const TABLE: u64 = HEADER + 0x1000;
+
+/// A header of a request for sector 0, and no status yet.
+fn prepare(driver: &Driver<'_>, kind: u32) {
+    let mut header = kind.to_le_bytes().to_vec();
+    header.resize(16, 0);
+    driver.write(HEADER, &header);
+    driver.write(STATUS, &[0xee]);
+}
+
+fn put(driver: &Driver<'_>, table: u64, descriptors: &[Descriptor]) {
+    for (index, &descriptor) in descriptors.iter().enumerate() {
+        driver.put_descriptor(table, index as u16, descriptor);
+    }
+}
+
+#[test]
+fn descriptors_of_no_sense_fail_their_request_and_no_other() {
+    let harness = Harness::start(aes(512));
+    let memory = Memory::new();
+    let (_front_end, mut driver) = started(&harness, &memory);
+    let header = (HEADER, 16, NEXT, 1);
+    let status = |index: u16| (STATUS, 1, DEVICE_WRITES, index);
+    let data = |at: u64, len: u32, next: u16| (at, len, DEVICE_WRITES | NEXT, next);
+    let cases: [(&str, u32, Vec<Descriptor>); 17] = [
+        ("data outside of memory", READ, vec![header, data(1 << 40, 4096, 2), status(0)]),
+        (
+            "data at the end of everything",
+            READ,
+            vec![header, data(u64::MAX - 511, 512, 2), status(0)],
+        ),
+        (
+            "data that leaves memory",
+            READ,
+            vec![header, data(DATA + (8 << 20) - 512, 1024, 2), status(0)],
+        ),
+        ("data of 4 GiB", READ, vec![header, data(DATA, u32::MAX, 2), status(0)]),
+        (
+            "a header outside of memory",
+            READ,
+            vec![(1 << 40, 16, NEXT, 1), data(DATA, 512, 2), status(0)],
+        ),
+        ("half a header", READ, vec![(HEADER, 8, NEXT, 1), data(DATA, 512, 2), status(0)]),
+        ("no header", READ, vec![data(DATA, 512, 1), status(0)]),
+        ("a loop", READ, vec![header, data(DATA, 512, 1), status(0)]),
+        ("a loop of itself", READ, vec![(HEADER, 16, NEXT, 0)]),
+        ("a next one beyond the table", READ, vec![header, data(DATA, 512, 64), status(0)]),
+        (
+            "what the device reads behind what it writes",
+            READ,
+            vec![
+                header,
+                data(DATA, 512, 2),
+                (STATUS, 1, DEVICE_WRITES | NEXT, 3),
+                (HEADER, 16, 0, 0),
+            ],
+        ),
+        ("a table outside of memory", READ, vec![(1 << 40, 48, INDIRECT, 0)]),
+        ("a table of half a descriptor", READ, vec![(TABLE, 40, INDIRECT, 0)]),
+        ("an empty table", READ, vec![(TABLE, 0, INDIRECT, 0)]),
+        ("something behind a table", READ, vec![(TABLE, 48, INDIRECT | NEXT, 1), status(0)]),
+        (
+            "a status outside of memory",
+            READ,
+            vec![header, data(DATA, 512, 2), (1 << 40, 1, DEVICE_WRITES, 0)],
+        ),
+        ("no room for a status", WRITE, vec![header, (DATA, 512, 0, 0)]),
+    ];
+    for (what, kind, descriptors) in cases {
+        prepare(&driver, kind);
+        put(
+            &driver,
+            TABLE,
+            &[(HEADER, 16, NEXT, 1), (DATA, 512, DEVICE_WRITES | NEXT, 2), status(0)],
+        );
+        put(&driver, driver.table(), &descriptors);
+        driver.offer(0);
+        let (head, written) = driver.answer();
+        let status = driver.read(STATUS, 1)[0];
+        assert_eq!(head, 0, "{what}");
+        assert!(written <= 1 && (status == IO_ERR || status == 0xee), "{what}: {status}");
+        assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "after: {what}");
+    }
+    assert_eq!(harness.reports(), [""; 0]);
+}
+
+#[test]
+fn tables_of_tables_and_endless_tables_fail_their_request() {
+    let harness = Harness::start(aes(512));
+    let memory = Memory::new();
+    let (_front_end, mut driver) = started(&harness, &memory);
+    prepare(&driver, READ);
+    put(&driver, TABLE, &[(TABLE, 48, INDIRECT, 0)]);
+    put(&driver, driver.table(), &[(TABLE, 48, INDIRECT, 0)]);
+    driver.offer(0);
+    assert_eq!(driver.answer(), (0, 0));
+    // 65536 descriptors that name the same byte; the first one is a header.
+    let whole = 1 << 20;
+    for index in 0..=u16::MAX {
+        let next = index.wrapping_add(1);
+        let flags = if index == 0 { NEXT } else { DEVICE_WRITES | NEXT };
+        driver.put_descriptor(DATA, index, (HEADER, 16, flags, next));
+    }
+    put(&driver, driver.table(), &[(DATA, whole, INDIRECT, 0)]);
+    driver.offer(0);
+    assert_eq!(driver.answer().0, 0);
+    // More data than was agreed on, with a status at the end.
+    prepare(&driver, READ);
+    for index in 1..=200u16 {
+        driver.put_descriptor(TABLE, index, (DATA, 512, DEVICE_WRITES | NEXT, index + 1));
+    }
+    driver.put_descriptor(TABLE, 0, (HEADER, 16, NEXT, 1));
+    driver.put_descriptor(TABLE, 201, (STATUS, 1, DEVICE_WRITES, 0));
+    put(&driver, driver.table(), &[(TABLE, 202 * 16, INDIRECT, 0)]);
+    driver.offer(0);
+    assert_eq!((driver.answer(), driver.read(STATUS, 1)[0]), ((0, 1), IO_ERR));
+    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
+}
+
+#[test]
+fn a_header_in_pieces_is_a_header() {
+    let harness = Harness::start(aes(512));
+    let memory = Memory::new();
+    let (_front_end, mut driver) = started(&harness, &memory);
+    prepare(&driver, READ);
+    // The status is the last byte of what is written, wherever the cuts are.
+    let pieces = [
+        (HEADER, 5, NEXT, 1),
+        (HEADER + 5, 0, NEXT, 2),
+        (HEADER + 5, 11, NEXT, 3),
+        (DATA, 500, DEVICE_WRITES | NEXT, 4),
+        (DATA + 500, 13, DEVICE_WRITES, 0),
+    ];
+    put(&driver, driver.table(), &pieces);
+    driver.write(DATA, &[0xee; 513]);
+    driver.offer(0);
+    assert_eq!(driver.answer(), (0, 513));
+    assert_eq!(driver.read(DATA + 512, 1), [OK]);
+}
+
+#[test]
+fn rings_of_no_sense_stop_and_others_do_not() {
+    for (what, spoil, reason) in [
+        ("an index that jumps", spoil_index as fn(&mut Driver<'_>), "further than it is long"),
+        ("a head beyond the table", spoil_head, "not in its table"),
+        ("a request made available twice", offer_twice, "twice"),
+    ] {
+        let gate = crate::harness::Gate::new();
+        let harness = Harness::start(crate::harness::over(gate.clone(), 512));
+        let memory = Memory::new();
+        let mut front_end = FrontEnd::negotiated(&harness.socket(), 0);
+        front_end.set_memory(&memory);
+        let mut drivers = [0, 1].map(|index| Driver::new(&memory.map, index, 64));
+        for driver in &drivers {
+            driver.start(&mut front_end, 0).expect("started");
+        }
+        let [first, second] = &mut drivers;
+        gate.close(true);
+        first.submit(0, READ, 0, &[(DATA, 512)]);
+        gate.await_held(1);
+        spoil(first);
+        harness.await_report(reason);
+        gate.close(false);
+        assert_eq!(first.answer(), (0, 513), "{what}: what was taken is answered");
+        let told = rustix::io::read(&first.error, &mut [0; 8]);
+        assert_eq!(told, Ok(8), "{what}: the front end is told");
+        assert_eq!(second.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "{what}: the other ring");
+        // Stopped and set up anew it works again.
+        front_end.stop_ring(0).expect("stopped");
+        let mut again = Driver::new(&memory.map, 0, 64);
+        again.write(again.available_ring(), &[0; 0x1000]);
+        again.write(again.used_ring(), &[0; 0x1000]);
+        again.start(&mut front_end, 0).expect("started again");
+        assert_eq!(again.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "{what}: again");
+    }
+}
+
+fn spoil_index(driver: &mut Driver<'_>) {
+    driver.store(driver.available_ring() + 2, driver.available + 1000);
+    driver.kick();
+}
+
+fn spoil_head(driver: &mut Driver<'_>) {
+    driver.offer(64);
+}
+
+fn offer_twice(driver: &mut Driver<'_>) {
+    driver.offer(0);
+}
+
+#[test]
+fn a_kick_that_is_no_event_stops_its_ring_only() {
+    let harness = Harness::start(aes(512));
+    let memory = Memory::new();
+    let (mut front_end, driver) = started(&harness, &memory);
+    // The end of a pipe whose other end is gone is always readable.
+    let (read, write) = std::io::pipe().expect("a pipe");
+    drop(write);
+    front_end.ring_event(message::SET_VRING_KICK, 0, &read).expect("accepted");
+    harness.await_report("no event");
+    driver.start(&mut front_end, u32::from(driver.available)).expect("started again");
+    let mut driver = driver;
+    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
+}

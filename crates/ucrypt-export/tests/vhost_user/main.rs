@@ -1,0 +1,12 @@
+//! The vhost-user-blk server over its socket: judged by a front end and a driver of our own, which
+//! can misbehave in every way that others hopefully do not.
+
+mod connection;
+mod driver;
+mod front_end;
+mod fuzz;
+mod harness;
+mod hostile;
+mod requests;
+mod resume;
+mod rings;

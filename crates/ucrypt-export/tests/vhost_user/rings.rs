@@ -1,0 +1,134 @@
+//! Several rings, many requests under way, and rings that stop and start.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::driver::{Driver, FLUSH, OK, READ, WRITE, started};
+use crate::front_end::{FrontEnd, Memory, REGIONS, USER_BASE, memfd, message};
+use crate::harness::{Gate, Harness, aes, over};
+use crate::requests::DATA;
+
+#[test]
+fn several_rings_serve_one_disk_at_the_same_time() {
+    let harness = Harness::start(aes(512));
+    let memory = Memory::new();
+    let mut front_end = FrontEnd::negotiated(&harness.socket(), 0);
+    assert!(front_end.ask_u64(message::GET_QUEUE_NUM) >= 4);
+    front_end.set_memory(&memory);
+    let drivers: Vec<_> = (0..4).map(|index| Driver::new(&memory.map, index, 128)).collect();
+    for driver in &drivers {
+        driver.start(&mut front_end, 0).expect("started");
+    }
+    std::thread::scope(|scope| {
+        for mut driver in drivers {
+            scope.spawn(move || {
+                let ring = u64::from(driver.index);
+                let data = DATA + ring * (1 << 20);
+                for round in 0..50u64 {
+                    // Each ring has every fourth page of the disk; 16 requests at a time.
+                    for (kind, tag) in [(WRITE, round), (READ, 0xdd)] {
+                        for slot in 0..16u64 {
+                            let at = data + slot * 4096;
+                            driver.write(at, &[(tag + slot + ring) as u8; 4096]);
+                            let page = (slot * 4 + ring) * 8;
+                            driver.submit(slot as u16, kind, page, &[(at, 4096)]);
+                        }
+                        for _ in 0..16 {
+                            let (head, _) = driver.answer();
+                            assert_eq!(driver.status_of(head), OK);
+                        }
+                    }
+                    for slot in 0..16u64 {
+                        let expected = [(round + slot + ring) as u8; 4096];
+                        assert!(driver.read(data + slot * 4096, 4096) == expected);
+                    }
+                    assert_eq!(driver.run(FLUSH, 0, &[]), (OK, 1));
+                }
+            });
+        }
+    });
+    assert_eq!(harness.reports(), [""; 0]);
+}
+
+#[test]
+fn a_ring_that_is_stopped_answers_what_it_took_and_goes_on_where_it_was() {
+    let gate = Gate::new();
+    let harness = Harness::start(over(gate.clone(), 512));
+    let memory = Memory::new();
+    let (mut front_end, mut driver) = started(&harness, &memory);
+    driver.write(DATA, &[3; 4096]);
+    assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
+    gate.close(true);
+    for slot in 0..4 {
+        driver.submit(slot, READ, 0, &[(DATA + 8192 * u64::from(slot + 1), 4096)]);
+    }
+    gate.await_held(5);
+    let opened = AtomicBool::new(false);
+    let base = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            opened.store(true, Ordering::SeqCst);
+            gate.close(false);
+        });
+        let base = front_end.stop_ring(0).expect("stopped");
+        assert!(opened.load(Ordering::SeqCst), "it stopped before its requests were answered");
+        base
+    });
+    assert_eq!(base, 5);
+    for slot in 0..4 {
+        let (head, _) = driver.answer_within(Duration::ZERO).expect("answered before it stopped");
+        assert_eq!(driver.status_of(head), OK);
+        assert_eq!(driver.read(DATA + 8192 * (slot + 1), 4096), [3; 4096]);
+    }
+    driver.submit(0, READ, 0, &[(DATA, 4096)]);
+    assert!(driver.answer_within(Duration::from_millis(100)).is_none(), "it stands still");
+    driver.start(&mut front_end, base).expect("started again");
+    assert_eq!(driver.answer().1, 4097);
+    front_end.ring_word(message::SET_VRING_ENABLE, 0, 0).expect("disabled");
+    driver.submit(0, READ, 0, &[(DATA, 4096)]);
+    assert!(driver.answer_within(Duration::from_millis(100)).is_none(), "it is disabled");
+    front_end.ring_word(message::SET_VRING_ENABLE, 0, 1).expect("enabled");
+    assert_eq!(driver.answer().1, 4097);
+}
+
+#[test]
+fn memory_that_the_front_end_takes_back_stays_until_its_requests_end() {
+    let gate = Gate::new();
+    let harness = Harness::start(over(gate.clone(), 512));
+    let memory = Memory::new();
+    let (mut front_end, mut driver) = started(&harness, &memory);
+    driver.write(DATA, &[4; 4096]);
+    assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
+    gate.close(true);
+    driver.submit(0, READ, 0, &[(DATA + 8192, 4096)]);
+    gate.await_held(2);
+    let region = |at: u64, len: u64| {
+        let mut body = vec![0; 8];
+        for word in [at, len, USER_BASE + at, 0] {
+            body.extend(word.to_le_bytes());
+        }
+        body
+    };
+    let (at, len) = REGIONS[2];
+    assert!(front_end.ask_u64(message::GET_MAX_MEM_SLOTS) >= 3);
+    front_end.order(message::REM_MEM_REG, &region(at, len), &[]).expect("removed");
+    gate.close(false);
+    let (head, written) = driver.answer();
+    assert_eq!((driver.status_of(head), written), (OK, 4097));
+    assert_eq!(driver.read(DATA + 8192, 4096), [4; 4096], "the file is still the guest's");
+    assert_ne!(driver.run(READ, 0, &[(DATA, 4096)]).0, OK, "it is not in the map any more");
+    front_end.order(message::ADD_MEM_REG, &region(at, len), &[&memory.files[2]]).expect("added");
+    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
+    // The whole table anew, under a running ring.
+    front_end.set_memory(&memory);
+    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
+    // A table without the ring breaks it; one with the ring, and a start, mend it.
+    let other = memfd(len);
+    front_end.set_table(1, &[at, len, USER_BASE + at, 0], &[&other]).expect("accepted");
+    harness.await_report("ring 0: stopped");
+    front_end.set_memory(&memory);
+    let base = front_end.stop_ring(0).expect("stopped");
+    assert_eq!(base, u32::from(driver.available));
+    driver.start(&mut front_end, base).expect("started");
+    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
+}
