@@ -112,6 +112,10 @@ impl Queue {
                 return Ok(());
             }
             let beside = guests > 0 && matches!(self.ring, RingOf::Queue(_));
+            if beside && self.in_flight() == 0 && self.may_sleep() {
+                // Only guests wait: one system call hands over what they staged and sleeps.
+                self.sleep()?;
+            }
             self.advance(!beside)?;
             let elsewhere = beside || !self.awaits_backend_only();
             if elsewhere && self.done.is_empty() && !self.help() && self.may_sleep() {
@@ -134,6 +138,7 @@ impl Queue {
             RingOf::Queue(ring) => {
                 if !ring.has_completion() && ring.watch(self.wakers.inner.as_fd())? {
                     ring.enter(1)?;
+                    ring.reap(|_, _| {});
                 }
                 return Ok(());
             }
