@@ -91,13 +91,13 @@ class Contender:
         return self.name.startswith("ucrypt")
 
 
-def _ucrypt(transport, image, encrypted):
+def _ucrypt(transport, image, encrypted, *options):
     def command(ucrypt, images, place):
         key = ["--key-file", images.key] if encrypted else ["--cipher", "none"]
         if transport == "LOOP":
             return [ucrypt, "open", "--as", "loop", getattr(images, image), place.name, *key]
         where = ["--fuse", place] if transport == "FUSE" else ["--nbd", f"unix:{place}"]
-        return [ucrypt, "serve", getattr(images, image), *key, *where]
+        return [ucrypt, "serve", getattr(images, image), *key, *where, *options]
 
     return command
 
@@ -144,6 +144,17 @@ ALL = [
     Contender("FUSE", "ucrypt none", _ucrypt("FUSE", "raw", encrypted=False)),
     Contender("FUSE", "ucrypt 512", _ucrypt("FUSE", "luks512", encrypted=True)),
     Contender("FUSE", "ucrypt 4096", _ucrypt("FUSE", "luks4096", encrypted=True)),
+    # The same by each of the two ways that requests come.
+    Contender(
+        "FUSE",
+        "ucrypt 4096 classic",
+        _ucrypt("FUSE", "luks4096", True, "--fuse-transport=classic"),
+    ),
+    Contender(
+        "FUSE",
+        "ucrypt 4096 io_uring",
+        _ucrypt("FUSE", "luks4096", True, "--fuse-transport=io_uring"),
+    ),
     Contender("FUSE", "qsd raw", _storage_daemon(encrypted=False)),
     Contender("FUSE", "qsd LUKS", _storage_daemon(encrypted=True)),
     Contender("LOOP", "kernel", _losetup),
@@ -157,6 +168,9 @@ ALL = [
     Contender("NBD", "nbdkit luks", _nbdkit(encrypted=True)),
     Contender("NBD", "qemu-nbd LUKS", _qemu_nbd),
 ]
+
+# Ours, with 4096-byte sectors and without encryption.
+ENCRYPTED_AND_NOT = [c for c in ALL if c.name in ("ucrypt none", "ucrypt 4096")]
 
 
 def running(contender, ucrypt, images, scratch):

@@ -35,6 +35,14 @@ JOBS = [
     Job("1m", "write", 8),
 ]
 
+# What encryption costs, at every depth: --against-none.
+GRID = [
+    Job(block, pattern, depth)
+    for block, depths in (("4k", (1, 4, 32, 128)), ("1m", (1, 8, 32, 128)))
+    for pattern in ("read", "randread", "write", "randwrite")
+    for depth in depths
+]
+
 # Seconds before fio begins to count.
 RAMP = 0.5
 

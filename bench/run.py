@@ -71,6 +71,12 @@ def arguments():
         help="measure only jobs and contenders with this word in their name; several words may "
         "be given: those that match a job choose jobs, the others choose contenders",
     )
+    parser.add_argument(
+        "--against-none",
+        action="store_true",
+        help="measure what encryption costs, through both exports, at every queue depth; "
+        "without peers. --only may split it",
+    )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="keep every figure")
     chosen = parser.parse_args()
     if chosen.rounds < 1 or chosen.runtime <= 0 or chosen.size < 64:
@@ -86,16 +92,15 @@ def check_tools(ucrypt):
         sys.exit(f"programs to measure against are missing; apt-get install {' '.join(packages)}")
 
 
-def select(words):
-    """The jobs and contenders that the words of --only leave."""
-    of_jobs = [word for word in words if any(word in job.name for job in fio.JOBS)]
+def select(options):
+    """The jobs and contenders of the set that was chosen, as far as --only leaves them."""
+    jobs, chosen, words = fio.JOBS, contenders.ALL, options.only
+    if options.against_none:
+        jobs, chosen = fio.GRID, contenders.ENCRYPTED_AND_NOT
+    of_jobs = [word for word in words if any(word in job.name for job in jobs)]
     of_contenders = [word for word in words if word not in of_jobs]
-    jobs = [job for job in fio.JOBS if not of_jobs or any(w in job.name for w in of_jobs)]
-    chosen = [
-        contender
-        for contender in contenders.ALL
-        if not of_contenders or any(w in contender.label for w in of_contenders)
-    ]
+    jobs = [job for job in jobs if not of_jobs or any(w in job.name for w in of_jobs)]
+    chosen = [c for c in chosen if not of_contenders or any(w in c.label for w in of_contenders)]
     if os.geteuid() != 0 and any(contender.transport == "LOOP" for contender in chosen):
         print("bench: loop devices are left out, they need root", file=sys.stderr)
         chosen = [contender for contender in chosen if contender.transport != "LOOP"]
@@ -107,7 +112,7 @@ def select(words):
 
 def measure(options, scratch):
     """Every figure, in the order of measuring."""
-    jobs, chosen = select(options.only)
+    jobs, chosen = select(options)
     images = contenders.Images(scratch, options.size << 20)
     images.make()
     figures = []
