@@ -9,7 +9,7 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Op, QueueConfig, Volume};
-use ucrypt_export::fuse::FuseExport;
+use ucrypt_export::fuse::{FuseExport, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_export::vhost_user;
@@ -48,6 +48,9 @@ pub(crate) struct ExportArgs {
     /// Serve a file at this path; may be given several times
     #[arg(long, value_name = "FILE")]
     pub(crate) fuse: Vec<PathBuf>,
+    /// How the file's requests come, where the kernel allows it: io_uring or classic
+    #[arg(long, value_name = "TRANSPORT", default_value_t)]
+    pub(crate) fuse_transport: Transport,
 }
 
 impl ExportArgs {
@@ -70,7 +73,7 @@ impl Exports {
         let mut exports =
             Self { nbd: Vec::new(), vhost_user: Vec::new(), fuse: Vec::new(), loop_device: None };
         for path in &args.fuse {
-            exports.fuse.push(FuseExport::start(volume, path)?);
+            exports.fuse.push(FuseExport::start_with(volume, path, args.fuse_transport)?);
         }
         for address in &args.nbd {
             let server = Server::start(volume.clone(), address, ServerConfig::default());
@@ -164,7 +167,13 @@ fn announce(exports: &Exports, json: bool) {
         line("vhost-user", "path", &server.path().display().to_string());
     }
     for export in &exports.fuse {
-        line("fuse", "path", &export.path().display().to_string());
+        let (path, transport) = (export.path().display(), export.transport().to_string());
+        if json {
+            let path = path.to_string();
+            println!("{}", json!({ "export": "fuse", "path": path, "transport": transport }));
+        } else {
+            println!("fuse: {path}");
+        }
     }
 }
 

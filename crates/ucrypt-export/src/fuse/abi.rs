@@ -333,6 +333,59 @@ pub(super) fn answer_head(unique: u64, error: Option<Errno>, len: usize) -> [u8;
     head
 }
 
+/// FUSE over io_uring: `fuse_uring_req_header` and `fuse_uring_cmd_req`.
+pub(super) mod ring {
+    use super::{ANSWER_LEN, Fields, HEAD_LEN, Head};
+
+    /// Commands: to give the kernel an entry, and to answer a request and wait for the next.
+    pub(crate) const REGISTER: u32 = 1;
+    pub(crate) const COMMIT_AND_FETCH: u32 = 2;
+
+    /// Bytes of `fuse_uring_req_header`.
+    pub(crate) const HEADS_LEN: usize = 288;
+
+    /// The head of a request or an answer is at the start.
+    const ARGUMENTS_AT: usize = 128;
+    const ENTRY_AT: usize = 256;
+
+    /// A request in an entry.
+    #[derive(Debug, PartialEq, Eq)]
+    pub(crate) struct Arrived<'a> {
+        pub(crate) head: Head,
+        pub(crate) arguments: &'a [u8],
+        /// The request's name in the command that answers it.
+        pub(crate) commit: u64,
+        /// Bytes of the payload.
+        pub(crate) payload: usize,
+    }
+
+    /// `None`: lengths that contradict each other.
+    pub(crate) fn parse(heads: &[u8]) -> Option<Arrived<'_>> {
+        let head = Head::parse(heads)?;
+        let mut entry = Fields(heads.get(ENTRY_AT..HEADS_LEN)?);
+        let (_flags, commit, payload) = (entry.u64()?, entry.u64()?, entry.u32()? as usize);
+        let len = (head.len as usize).checked_sub(HEAD_LEN)?.checked_sub(payload)?;
+        // What is longer (names) is not looked at here.
+        let arguments = &heads[ARGUMENTS_AT..ARGUMENTS_AT + len.min(ENTRY_AT - ARGUMENTS_AT)];
+        Some(Arrived { head, arguments, commit, payload })
+    }
+
+    /// Puts the head of an answer into an entry whose payload is `len` bytes of it.
+    pub(crate) fn put_answer(heads: &mut [u8], head: &[u8; ANSWER_LEN], len: usize) {
+        heads[..ANSWER_LEN].copy_from_slice(head);
+        heads[ENTRY_AT..HEADS_LEN].fill(0);
+        heads[ENTRY_AT + 16..ENTRY_AT + 20].copy_from_slice(&(len as u32).to_ne_bytes());
+    }
+
+    /// What a command says beside its code.
+    pub(crate) fn command(commit: u64, queue: u16) -> [u8; 80] {
+        let mut bytes = [0; 80];
+        bytes[8..16].copy_from_slice(&commit.to_ne_bytes());
+        bytes[16..18].copy_from_slice(&queue.to_ne_bytes());
+        bytes
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -409,6 +462,33 @@ mod tests {
         let head = answer_head(7, Some(Errno::IO), 0);
         assert_eq!(head[4..8], (-5i32).to_ne_bytes());
         assert_eq!(head[..4], 16u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn a_ring_request_has_the_lengths_that_its_head_says() {
+        let mut heads = [0; 4096];
+        let put = |heads: &mut [u8], at: usize, value: u32| {
+            heads[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        };
+        put(&mut heads, 0, 40 + 40 + 4096);
+        put(&mut heads, 4, opcode::WRITE);
+        put(&mut heads, 8, 77);
+        put(&mut heads, 128 + 16, 4096);
+        put(&mut heads, 264, 78);
+        put(&mut heads, 272, 4096);
+        let arrived = ring::parse(&heads).expect("a request");
+        assert_eq!((arrived.head.unique, arrived.commit, arrived.payload), (77, 78, 4096));
+        assert_eq!(arrived.arguments.len(), WRITE_LEN);
+        let request = Request::parse(arrived.head.opcode, arrived.arguments);
+        assert_eq!(request, Ok(Request::Write { offset: 0, size: 4096, flags: 0 }));
+        // Shorter than its payload and head together, and longer than there is room for.
+        for len in [0, 39, 40, 40 + 4095] {
+            put(&mut heads, 0, len);
+            assert_eq!(ring::parse(&heads), None, "{len}");
+        }
+        put(&mut heads, 0, u32::MAX);
+        assert_eq!(ring::parse(&heads).map(|arrived| arrived.arguments.len()), Some(128));
+        assert_eq!(ring::parse(&heads[..ring::HEADS_LEN - 1]), None);
     }
 
     proptest! {

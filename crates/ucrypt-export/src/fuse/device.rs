@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "an ioctl, by which threads get descriptors of their own")]
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, readv, writev};
@@ -37,13 +37,6 @@ pub(super) enum Received {
     Nothing,
     /// The file system is not mounted any more.
     Gone,
-}
-
-/// What was agreed on with the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Agreed {
-    /// The kernel takes entries of a ring.
-    pub(super) ring: bool,
 }
 
 impl Device {
@@ -95,8 +88,9 @@ impl Device {
         while writev(&self.0, &[IoSlice::new(&head), IoSlice::new(body)]) == Err(Errno::INTR) {}
     }
 
-    /// Answers the kernel's first request and agrees on what both can do.
-    pub(super) fn negotiate(&self, request_max: u32, ring: bool) -> io::Result<Agreed> {
+    /// Answers the kernel's first request and agrees on what both can do. `ring`: requests may come
+    /// by io_uring; returns whether they will. The kernel then waits for the ring's entries.
+    pub(super) fn negotiate(&self, request_max: u32, ring: bool) -> io::Result<bool> {
         let mut front = [0; FRONT_LEN];
         let mut data = vec![0; FIRST_BUFFER];
         loop {
@@ -140,9 +134,15 @@ impl Device {
             self.answer(head.unique, Ok(Body::init(&answer).bytes()));
             // A newer kernel asks again in our version.
             if major == abi::MAJOR {
-                return Ok(Agreed { ring: answer.flags & init::OVER_IO_URING != 0 });
+                return Ok(answer.flags & init::OVER_IO_URING != 0);
             }
         }
+    }
+}
+
+impl AsRawFd for Device {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 }
 

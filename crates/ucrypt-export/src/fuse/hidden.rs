@@ -31,7 +31,7 @@ use ucrypt_engine::Volume;
 
 use super::device::Device;
 use super::file::User;
-use super::{FuseError, STOP_PATIENCE, mount, serve};
+use super::{FuseError, STOP_PATIENCE, Transport, mount, serve};
 
 /// Threads at most: the driver has requests of one disk only, and what they have is locked memory.
 const THREADS_MAX: usize = 4;
@@ -105,7 +105,7 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let holes = Arc::new(Holes::default());
     let count = thread::available_parallelism().map_or(2, usize::from).clamp(2, THREADS_MAX);
     let user = User::LoopDriver(holes.clone());
-    let threads = serve(volume, Device::new(device), user, count)?;
+    let (_, threads) = serve(volume, &Device::new(device), user, count, Transport::Classic)?;
     // The mount goes with its descriptor; the opened file keeps it alive as long as it is needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());

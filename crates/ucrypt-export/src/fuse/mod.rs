@@ -1,9 +1,11 @@
 //! A volume as a file.
 //!
-//! One regular file is mounted over another: no directory, no names. Its size is the volume's. The server is our own, for just this: `abi` knows the kernel's structures,
-//! [`mount`] the way into the file tree, `file` what a request means, and `classic` moves requests
-//! and answers between the kernel and an engine queue. Without root this needs the setuid helper
-//! `fusermount3` (package `fuse3`).
+//! One regular file is mounted over another: no directory, no names. Its size is the volume's.
+//! The server is our own, for just this: `abi` knows the kernel's structures,
+//! [`mount`] the way into the file tree, and `file` what a request means. Two transports move
+//! requests and answers between the kernel and engine queues: `classic` by read(2) and write(2) of
+//! `/dev/fuse`, `ring` by io_uring. Without root this needs the setuid helper `fusermount3` (package
+//! `fuse3`).
 
 mod abi;
 mod classic;
@@ -11,11 +13,14 @@ mod device;
 mod file;
 mod hidden;
 mod mount;
+mod ring;
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::str::FromStr;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -27,6 +32,7 @@ use device::Device;
 use file::{User, VolumeFile};
 pub use hidden::HiddenFile;
 pub use mount::unmount_stale;
+use ring::Ring;
 
 /// Bytes of the largest request: what the kernel allows without privileges.
 const REQUEST_MAX: u32 = 1 << 20;
@@ -70,12 +76,45 @@ pub enum FuseError {
     },
 }
 
+/// How requests come from the kernel and answers go back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// By io_uring (Linux 6.14 with the parameter `enable_uring` of the module `fuse`).
+    Ring,
+    /// By read(2) and write(2).
+    #[default]
+    Classic,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ring => "io_uring",
+            Self::Classic => "classic",
+        })
+    }
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [Self::Ring, Self::Classic]
+            .into_iter()
+            .find(|transport| transport.to_string() == name)
+            .ok_or_else(|| {
+                format!("{name} is no transport; there are {} and {}", Self::Ring, Self::Classic)
+            })
+    }
+}
+
 /// A mounted file. Dropping it unmounts.
 #[derive(Debug)]
 pub struct FuseExport {
     path: PathBuf,
     /// Whether the file below the mount was made by us.
     made: bool,
+    transport: Transport,
     /// Empty once it is stopped.
     threads: Vec<JoinHandle<()>>,
 }
@@ -84,6 +123,16 @@ impl FuseExport {
     /// Mounts the volume over `path`, which is made if it is not there, and serves it from threads
     /// in the background.
     pub fn start(volume: &Arc<Volume>, path: &Path) -> Result<Self, FuseError> {
+        Self::start_with(volume, path, Transport::default())
+    }
+
+    /// As [`FuseExport::start`], by the transport that is asked for. Where the kernel has no rings
+    /// for FUSE, or none for us, it is [`Transport::Classic`] without further notice.
+    pub fn start_with(
+        volume: &Arc<Volume>,
+        path: &Path,
+        transport: Transport,
+    ) -> Result<Self, FuseError> {
         if !Path::new(mount::DEVICE).exists() {
             return Err(FuseError::Missing);
         }
@@ -91,12 +140,12 @@ impl FuseExport {
         let made = mount::prepare(path).map_err(at)?;
         let path = path.canonicalize().map_err(at)?;
         let served = mount::mount(&path, volume.info().read_only).and_then(|device| {
-            let cores = thread::available_parallelism().map_or(2, usize::from).max(2);
-            serve(volume, Device::new(device), User::Programs, cores)
+            let cores = cores().max(2);
+            serve(volume, &Device::new(device), User::Programs, cores, transport)
                 .inspect_err(|_| unmount_stale(&path))
         });
         match served {
-            Ok(threads) => Ok(Self { path, made, threads }),
+            Ok((transport, threads)) => Ok(Self { path, made, transport, threads }),
             Err(error) => {
                 if made {
                     // The error of the mount is what counts.
@@ -117,6 +166,11 @@ impl FuseExport {
         // It asks us when the file is looked at anew.
         statx(CWD, &self.path, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
         Ok(())
+    }
+
+    /// How requests come and answers go.
+    pub fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// Whether it has ended by itself: somebody else has unmounted it.
@@ -173,17 +227,75 @@ impl Drop for FuseExport {
 /// Starts the threads, which end when the file is not mounted any more.
 fn serve(
     volume: &Arc<Volume>,
-    device: Device,
+    device: &Device,
     user: User,
-    threads: usize,
-) -> io::Result<Vec<JoinHandle<()>>> {
-    device.negotiate(REQUEST_MAX, false)?;
+    classic_threads: usize,
+    wanted: Transport,
+) -> io::Result<(Transport, Vec<JoinHandle<()>>)> {
     let file = Arc::new(VolumeFile::new(volume.clone(), user));
-    let mut devices = (1..threads).map(|_| device.another()).collect::<io::Result<Vec<_>>>()?;
-    devices.push(device);
-    let start = |(index, device)| {
-        let classic = Classic::new(file.clone(), device)?;
-        thread::Builder::new().name(format!("fuse-{index}")).spawn(move || classic.run())
+    // What can fail about them fails before the kernel is told to wait for them.
+    let rings = match wanted {
+        Transport::Ring => rings(&file, device).unwrap_or_default(),
+        Transport::Classic => Vec::new(),
     };
-    devices.into_iter().enumerate().map(start).collect()
+    let ring = device.negotiate(REQUEST_MAX, !rings.is_empty())?;
+    let mut threads = Vec::new();
+    let mut transport = Transport::Classic;
+    if ring && start_rings(rings, &mut threads)? {
+        transport = Transport::Ring;
+    }
+    // Beside rings one thread is left with what does not come by them.
+    let count = if transport == Transport::Ring { 1 } else { classic_threads };
+    for index in 0..count {
+        let classic = Classic::new(file.clone(), device.another()?)?;
+        threads.push(spawn(format!("fuse-{index}"), move || classic.run())?);
+    }
+    Ok((transport, threads))
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(2, usize::from)
+}
+
+fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name).spawn(run)
+}
+
+/// Threads that have entries in a kernel queue: the requests of one core's programs can be worked
+/// on by two.
+const SPREAD: usize = 2;
+
+/// Entries that a thread has in a kernel queue. A thread takes at most as many requests from it at
+/// once; what else there is, is for the others.
+const ENTRIES: usize = 8;
+
+/// One for each core that we may use; they share the queues of all possible ones.
+fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<Vec<Ring>> {
+    let all = usize::from(mount::possible_cores()?);
+    let threads = cores().min(all);
+    // Fewer where a thread has many queues, so that its memory does not grow with them.
+    let each = (ENTRIES * threads / all.max(1)).max(1);
+    let ring = |thread: usize| {
+        let serves =
+            |queue: &u16| (0..SPREAD).any(|next| (usize::from(*queue) + next) % threads == thread);
+        let queues: Vec<u16> = (0..all as u16).filter(serves).collect();
+        Ring::new(file.clone(), device.another()?, &queues, each)
+    };
+    (0..threads).map(ring).collect()
+}
+
+/// Starts a thread for each ring. Returns whether the kernel took all of them.
+fn start_rings(rings: Vec<Ring>, threads: &mut Vec<JoinHandle<()>>) -> io::Result<bool> {
+    let (said, heard) = mpsc::channel();
+    for (index, mut ring) in rings.into_iter().enumerate() {
+        let said = said.clone();
+        threads.push(spawn(format!("fuse-ring-{index}"), move || {
+            // Nobody listens only if another thread could not be started.
+            let _ = said.send(ring.register());
+            drop(said);
+            ring.run();
+        })?);
+    }
+    drop(said);
+    Ok(heard.iter().all(|taken| taken))
 }

@@ -130,3 +130,33 @@ pub(super) fn prepare(path: &Path) -> io::Result<bool> {
         Err(error) => Err(error),
     }
 }
+
+/// Cores that the kernel may ever have, for each of which it has a queue.
+pub(super) fn possible_cores() -> io::Result<u16> {
+    let list = fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    count_list(list.trim()).ok_or_else(|| io::Error::other("a list of cores that is none"))
+}
+
+/// Numbers in a list as `0-3,8`.
+fn count_list(list: &str) -> Option<u16> {
+    list.split(',').try_fold(0u16, |count, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
+        count.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_counted_from_the_kernels_list() {
+        assert_eq!(count_list("0"), Some(1));
+        assert_eq!(count_list("0-1"), Some(2));
+        assert_eq!(count_list("0-3,8,10-11"), Some(7));
+        for wrong in ["", "a", "3-1", "0-", "0-65535"] {
+            assert_eq!(count_list(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,11 +1,13 @@
 //! The FUSE export: a file that behaves as a disk, judged by fio and two file systems.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::Stdio;
 
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::image::{Image, LUKS1, LUKS2, LUKS2_512};
 use crate::process::{judge, run};
@@ -17,6 +19,9 @@ const LEN: u64 = 32 << 20;
 /// mkfs.xfs makes no smaller file systems.
 const XFS_LEN: u64 = 300 << 20;
 
+/// Both ways of the requests; the first falls back to the second where the kernel lacks it.
+const TRANSPORTS: [&str; 2] = ["--fuse-transport=io_uring", "--fuse-transport=classic"];
+
 fn serve(scratch: &Scratch, image: &Image, options: &[&str]) -> Server {
     let mut line = image.with_key();
     line.extend(options.iter().map(Into::into));
@@ -25,10 +30,12 @@ fn serve(scratch: &Scratch, image: &Image, options: &[&str]) -> Server {
 
 #[test]
 fn fio_verifies_four_jobs_of_random_sizes() {
-    for (kind, align) in [(LUKS2, 4096), (LUKS2_512, 512)] {
+    for (kind, align, transport) in
+        TRANSPORTS.iter().flat_map(|by| [(LUKS2, 4096, by), (LUKS2_512, 512, by)])
+    {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, LEN);
-        let server = serve(&scratch, &image, &[]);
+        let server = serve(&scratch, &image, &[transport]);
         let mut fio = judge("fio", "fio");
         fio.args(["--name=verify", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
         fio.arg("--filename").arg(server.file()).arg("--allow_file_create=0");
@@ -49,12 +56,12 @@ fn fio_verifies_four_jobs_of_random_sizes() {
 
 #[test]
 fn unaligned_copies_arrive_byte_for_byte() {
-    for kind in [LUKS1, LUKS2] {
+    for (kind, transport) in TRANSPORTS.iter().flat_map(|by| [(LUKS1, by), (LUKS2, by)]) {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, 4 << 20);
         let data = Random(31).bytes(3_000_001);
         let source = scratch.file("source", &data);
-        let server = serve(&scratch, &image, &[]);
+        let server = serve(&scratch, &image, &[transport]);
         let before = server.read(0, 4 << 20);
         let mut dd = judge("dd", "coreutils");
         dd.arg(format!("if={}", source.display())).arg(format!("of={}", server.file().display()));
@@ -119,9 +126,15 @@ fn xfs_is_made_and_checked() {
 
 #[test]
 fn the_file_has_the_size_of_a_disk_and_keeps_it() {
+    for transport in TRANSPORTS {
+        keeps_its_size(transport);
+    }
+}
+
+fn keeps_its_size(transport: &str) {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
-    let server = serve(&scratch, &image, &[]);
+    let server = serve(&scratch, &image, &[transport]);
     let metadata = fs::metadata(server.file()).expect("metadata");
     assert!(metadata.is_file() && metadata.len() == LEN && metadata.mode() & 0o777 == 0o600);
     let file = server.open();
@@ -140,9 +153,15 @@ fn the_file_has_the_size_of_a_disk_and_keeps_it() {
 
 #[test]
 fn the_end_of_the_file_is_the_end_of_the_disk() {
+    for transport in TRANSPORTS {
+        ends_as_a_disk(transport);
+    }
+}
+
+fn ends_as_a_disk(transport: &str) {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2_512, 1 << 20);
-    let server = serve(&scratch, &image, &[]);
+    let server = serve(&scratch, &image, &[transport]);
     let dd = |seek: &str| {
         let mut dd = judge("dd", "coreutils");
         dd.arg("if=/dev/zero").arg(format!("of={}", server.file().display()));
@@ -180,7 +199,7 @@ fn a_read_only_volume_refuses_every_change() {
 
 #[test]
 fn zeroed_and_punched_ranges_read_back_as_zeroes() {
-    for options in [&[][..], &["--allow-discards"]] {
+    for options in [&[TRANSPORTS[0]][..], &[TRANSPORTS[1], "--allow-discards"]] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
         let server = serve(&scratch, &image, options);
@@ -219,4 +238,39 @@ fn a_file_with_content_is_never_hidden_by_a_mount() {
     serve_at(&scratch.path("no/such/place")).refuses(4);
     assert_eq!(fs::read(&precious).expect("read"), b"data");
     assert!(scratch.mounts().is_empty());
+}
+
+/// Serves, looks at the transport that it says it uses, and moves data.
+fn transport_in_use(wanted: &str) -> String {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 4 << 20);
+    let mut serve = scratch.ucrypt_child(&["serve"]);
+    serve.args(image.with_key()).args(["--json", wanted, "--fuse"]).arg(scratch.path("served"));
+    let mut child = serve.stdout(Stdio::piped()).spawn().expect("ucrypt starts");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("a pipe");
+    let read = BufReader::new(stdout).read_line(&mut line);
+    let served = read.and_then(|_| {
+        let file = File::options().read(true).write(true).open(scratch.path("served"))?;
+        let data = Random(51).bytes(2_000_000);
+        file.write_all_at(&data, 4096)?;
+        file.sync_all()?;
+        let mut back = vec![0; data.len()];
+        file.read_exact_at(&mut back, 4096)?;
+        Ok(back == data)
+    });
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("a signal");
+    assert!(child.wait().expect("waited").success(), "it ends cleanly");
+    assert!(served.expect("it serves"), "the data comes back");
+    let said: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    said["transport"].as_str().expect("a transport").to_owned()
+}
+
+#[test]
+fn requests_come_by_io_uring_where_the_kernel_has_it_and_else_by_read() {
+    let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    let here =
+        if parameter.is_ok_and(|value| value.trim() == "Y") { "io_uring" } else { "classic" };
+    assert_eq!(transport_in_use(TRANSPORTS[0]), here);
+    assert_eq!(transport_in_use(TRANSPORTS[1]), "classic");
 }

@@ -1,0 +1,358 @@
+//! A thread that takes requests from the kernel's FUSE rings (Linux 6.14,
+//! `Documentation/filesystems/fuse-io-uring.rst`).
+//!
+//! The kernel keeps a queue of requests for each possible core. A server gives it entries: a page
+//! for heads and a payload, by address. A request arrives as the completion of an entry, with its
+//! head and data in there; one command takes the answer out of there and makes the entry wait for
+//! the next request. The commands go through the engine queue's ring, so one system call hands over
+//! answers, new work for the backend, and takes what both have.
+//!
+//! Reads are decrypted in the entry's payload, writes are encrypted out of it.
+//!
+//! Contract:
+//! - An entry is the kernel's from the command to its completion, then ours to the next command.
+//! - The kernel uses no ring before every queue has an entry. If one is refused, it goes on by
+//!   `/dev/fuse` alone; the other entries then wait for ever, which costs nothing.
+//! - An entry whose completion is an error is over: the file is not mounted any more. When all are
+//!   over, so is the thread.
+
+#![expect(unsafe_code, reason = "the kernel gets the entries' memory by address")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use io_uring::squeue::Entry128;
+use io_uring::{opcode, types};
+use ucrypt_engine::{Buf, Done, Errno, Op, Queue, QueueConfig, Rejected};
+
+use super::REQUEST_MAX;
+use super::abi::{self, ANSWER_LEN, Body, Request, ring};
+use super::device::Device;
+use super::file::{Outcome, VolumeFile, refusal};
+
+/// Bytes of an entry's page; the kernel's structure and the two vectors that name the entry.
+const PAGE_LEN: usize = 4096;
+const VECTORS_AT: usize = 1024;
+
+/// Bytes to read and write before the answers leave: the first clients go on while the rest is
+/// worked on, and what was decrypted is still in the cache when the kernel copies it.
+const ROUND_BYTES: usize = 256 << 10;
+
+/// Ciphertext of writes under way, beside the entries.
+const WORK_MEMORY: usize = 16 << 20;
+
+/// One entry that the kernel fills with requests.
+struct Entry {
+    /// Of the kernel's queue that it belongs to.
+    queue: u16,
+    /// The page for heads.
+    page: Buf,
+    /// Keeps the payload's memory; its bytes are only used through [`Entry::payload`].
+    memory: Arc<Buf>,
+    start: NonNull<u8>,
+    unique: u64,
+    commit: u64,
+    success: Success,
+}
+
+/// What is answered when the engine has done what a request came to.
+#[derive(Clone, Copy)]
+enum Success {
+    Nothing,
+    /// The first bytes of the payload.
+    Data(usize),
+    /// How many bytes were written.
+    Written(u32),
+    /// It is refused all the same (see [`Outcome::DoAndRefuse`]).
+    Refusal,
+}
+
+// SAFETY: `start` points into `memory`, which may go and be used anywhere.
+unsafe impl Send for Entry {}
+
+impl Entry {
+    fn new(queue: u16, engine: &mut Queue) -> Option<Self> {
+        let mut page = engine.alloc(PAGE_LEN)?;
+        page.fill(0);
+        let mut memory = engine.alloc(REQUEST_MAX as usize)?;
+        let start = NonNull::new(memory.as_mut_ptr())?;
+        let head_len = ring::HEADS_LEN as u64;
+        let vectors =
+            [page.as_ptr() as u64, head_len, start.as_ptr() as u64, u64::from(REQUEST_MAX)];
+        for (place, word) in page[VECTORS_AT..].chunks_exact_mut(8).zip(vectors) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        let memory = Arc::new(memory);
+        Some(Self { queue, page, memory, start, unique: 0, commit: 0, success: Success::Nothing })
+    }
+
+    /// The first `len` bytes of the payload. One at a time, while the entry is ours.
+    fn payload(&self, len: usize) -> Buf {
+        assert!(len <= REQUEST_MAX as usize);
+        // SAFETY: `memory` keeps the bytes mapped, is itself never dereferenced, and is a whole
+        // allocation of this entry.
+        unsafe { Buf::foreign(self.memory.clone(), self.start, len) }
+    }
+
+    /// Puts a structure into the payload; returns its length.
+    fn put(&self, body: &Body) -> usize {
+        let len = body.bytes().len();
+        self.payload(len).copy_from_slice(body.bytes());
+        len
+    }
+}
+
+pub(super) struct Ring {
+    file: Arc<VolumeFile>,
+    device: Device,
+    queue: Queue,
+    entries: Vec<Entry>,
+    /// Entries that are not over.
+    live: usize,
+    /// Bytes that were asked for in this round of the loop.
+    round_bytes: usize,
+    /// Requests that found no room in the engine, by entry, first come first served.
+    held: VecDeque<(usize, Outcome)>,
+    /// For handing one payload to the engine; kept so that none is made for each request.
+    pieces: Vec<Buf>,
+}
+
+impl Ring {
+    /// A thread's part: `each` entries in every one of the kernel's `queues`.
+    ///
+    /// # Errors
+    /// The system's, where io_uring is missing or forbidden.
+    pub(super) fn new(
+        file: Arc<VolumeFile>,
+        device: Device,
+        queues: &[u16],
+        each: usize,
+    ) -> io::Result<Self> {
+        let count = each * queues.len();
+        // Runs of pages are powers of two: the pages of heads need a run of their own.
+        let heads = (count * PAGE_LEN).next_multiple_of(REQUEST_MAX as usize);
+        let config = QueueConfig {
+            memory: heads + count * REQUEST_MAX as usize + WORK_MEMORY,
+            depth: count as u32,
+        };
+        let mut queue = file.volume.queue_with_ring(config, count as u32)?;
+        let mut entries = Vec::with_capacity(count);
+        for &number in queues {
+            for _ in 0..each {
+                entries.push(Entry::new(number, &mut queue).ok_or(Errno::NOMEM)?);
+            }
+        }
+        Ok(Self {
+            file,
+            device,
+            queue,
+            live: count,
+            round_bytes: 0,
+            held: VecDeque::with_capacity(count),
+            pieces: Vec::with_capacity(1),
+            entries,
+        })
+    }
+
+    /// Gives the kernel all entries, from the thread that will serve them. Returns whether it
+    /// takes them.
+    pub(super) fn register(&mut self) -> bool {
+        for index in 0..self.entries.len() {
+            self.command(index, ring::REGISTER, 0);
+        }
+        // Whatever is wrong is told at once: all entries are alike.
+        let submitted = self.queue.poll().is_ok();
+        self.take_completions();
+        submitted && self.live == self.entries.len()
+    }
+
+    /// Serves until the file is not mounted any more.
+    pub(super) fn run(mut self) {
+        while self.live > 0 || self.queue.in_flight() > 0 {
+            let mut progress = self.take_completions() | self.offer_held();
+            let more = self.round_bytes >= ROUND_BYTES;
+            // Submits the answers of the last round too, unless `wait` is about to.
+            let polled =
+                if more || self.queue.in_flight() > 0 { self.queue.poll() } else { Ok(()) };
+            progress |= self.answer_done();
+            // Without a ring there is no way to answer any more, and none for the kernel to ask.
+            if polled.is_err() || !progress && self.queue.wait().is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Hands an entry to the kernel.
+    fn command(&mut self, index: usize, operation: u32, commit: u64) {
+        let Entry { queue, page, .. } = &self.entries[index];
+        let vectors = &page[VECTORS_AT..];
+        let entry = opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), operation)
+            .cmd(ring::command(commit, *queue))
+            .addr(Some(vectors.as_ptr() as u64))
+            .build();
+        let entry = with_length(entry, 2).user_data(index as u64);
+        let Some(mut guest) = self.queue.ring() else { return };
+        // SAFETY: the vectors lie in the entry's page, and name it and its payload. Until the
+        // completion nobody here uses either, and `drop` leaks them if there is none.
+        unsafe { guest.push(entry) };
+    }
+
+    /// Takes requests and the ends of entries, as much as makes a round. Returns whether there was
+    /// anything.
+    fn take_completions(&mut self) -> bool {
+        let mut any = false;
+        self.round_bytes = 0;
+        while self.round_bytes < ROUND_BYTES
+            && let Some(completion) = self.queue.ring().and_then(|mut guest| guest.next())
+        {
+            any = true;
+            if completion.result < 0 {
+                self.live -= 1;
+            } else if let Ok(index) = usize::try_from(completion.user_data) {
+                self.take_request(index);
+            }
+        }
+        any
+    }
+
+    fn take_request(&mut self, index: usize) {
+        let entry = &mut self.entries[index];
+        let Some(request) = ring::parse(&entry.page) else {
+            // The kernel knows the entry by what it has just written: without that, it is lost.
+            self.live -= 1;
+            return;
+        };
+        let ring::Arrived { head, arguments, commit, payload } = request;
+        (entry.unique, entry.commit) = (head.unique, commit);
+        let outcome = match Request::parse(head.opcode, arguments) {
+            Ok(request) => self.file.take(request, payload),
+            Err(error) => Outcome::Now(Err(error)),
+        };
+        self.offer(index, outcome);
+    }
+
+    /// Does what a request comes to; keeps it if the engine has no room now.
+    fn offer(&mut self, index: usize, outcome: Outcome) {
+        let tag = index as u64;
+        let refused = match outcome {
+            // The entry has to go back anyhow.
+            Outcome::Silent => return self.answer(index, Ok(0)),
+            Outcome::Now(Ok(body)) => {
+                let len = self.entries[index].put(&body);
+                return self.answer(index, Ok(len));
+            }
+            Outcome::Now(Err(error)) => return self.answer(index, Err(error)),
+            Outcome::Read { offset, len } => {
+                self.round_bytes += len;
+                self.entries[index].success = Success::Data(len);
+                self.pieces.push(self.entries[index].payload(len));
+                let read = self.queue.read_into(tag, offset, &mut self.pieces);
+                read.err().map(|rejected| (rejected, Outcome::Read { offset, len }))
+            }
+            Outcome::Write { offset, len, fua } => {
+                self.round_bytes += len;
+                self.entries[index].success = Success::Written(len as u32);
+                self.pieces.push(self.entries[index].payload(len));
+                let written = self.queue.write_pieces(tag, offset, &mut self.pieces, fua);
+                written.err().map(|rejected| (rejected, Outcome::Write { offset, len, fua }))
+            }
+            Outcome::Do(op) => self.submit(index, op, Success::Nothing, Outcome::Do),
+            Outcome::DoAndRefuse(op) => {
+                self.submit(index, op, Success::Refusal, Outcome::DoAndRefuse)
+            }
+        };
+        self.pieces.clear();
+        let Some((rejected, outcome)) = refused else { return };
+        match refusal(&rejected) {
+            Some(error) => self.answer(index, Err(error)),
+            None if self.queue.in_flight() > 0 => self.held.push_back((index, outcome)),
+            // With nothing under way, no memory will come free.
+            None => self.answer(index, Err(Errno::NOMEM)),
+        }
+    }
+
+    /// Submits what has no data. Returns a refusal, with what is to be tried again if it can be.
+    fn submit(
+        &mut self,
+        index: usize,
+        op: Op,
+        success: Success,
+        again: fn(Op) -> Outcome,
+    ) -> Option<(Rejected, Outcome)> {
+        self.entries[index].success = success;
+        self.queue.submit(index as u64, op).err().map(|rejected| match rejected {
+            Rejected::Busy(op) => (Rejected::BusyBorrowed, again(op)),
+            other => (other, Outcome::Silent),
+        })
+    }
+
+    /// Offers the engine again what it had no room for. Returns whether it took any.
+    fn offer_held(&mut self) -> bool {
+        let before = self.held.len();
+        for _ in 0..before {
+            let Some((index, outcome)) = self.held.pop_front() else { break };
+            let left = self.held.len();
+            self.offer(index, outcome);
+            if self.held.len() > left {
+                // Still no room: it stays the first.
+                self.held.rotate_right(1);
+                break;
+            }
+        }
+        self.held.len() < before
+    }
+
+    /// Answers what the engine is done with. Returns whether there was anything.
+    fn answer_done(&mut self) -> bool {
+        let mut any = false;
+        while let Some(Done { tag, result, .. }) = self.queue.next_done() {
+            any = true;
+            let index = tag as usize;
+            let entry = &self.entries[index];
+            let result = result.and_then(|()| match entry.success {
+                Success::Nothing => Ok(0),
+                Success::Data(len) => Ok(len),
+                Success::Written(len) => Ok(entry.put(&Body::written(len))),
+                Success::Refusal => Err(Errno::OPNOTSUPP),
+            });
+            self.answer(index, result);
+        }
+        any
+    }
+
+    /// Answers a request, with as many bytes of the payload, and makes its entry wait for the next.
+    fn answer(&mut self, index: usize, result: Result<usize, Errno>) {
+        let entry = &mut self.entries[index];
+        let (error, len) = match result {
+            Ok(len) => (None, len),
+            Err(error) => (Some(error), 0),
+        };
+        let head: [u8; ANSWER_LEN] = abi::answer_head(entry.unique, error, len);
+        ring::put_answer(&mut entry.page, &head, len);
+        let commit = entry.commit;
+        self.command(index, ring::COMMIT_AND_FETCH, commit);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.queue.ring().is_some_and(|guest| guest.under_way() > 0) {
+            // The kernel still knows their memory, even if it has no reason to use it any more.
+            std::mem::forget(std::mem::take(&mut self.entries));
+        }
+    }
+}
+
+/// Sets the length field of a command, here the number of vectors, for which there is no builder.
+fn with_length(entry: Entry128, len: u32) -> Entry128 {
+    /// Of `struct io_uring_sqe`, in bytes.
+    const LEN_AT: usize = 24;
+    // SAFETY: an entry is plain data of 128 bytes.
+    let mut bytes = unsafe { std::mem::transmute::<Entry128, [u8; 128]>(entry) };
+    bytes[LEN_AT..LEN_AT + 4].copy_from_slice(&len.to_ne_bytes());
+    // SAFETY: as above; every length is a valid one.
+    unsafe { std::mem::transmute::<[u8; 128], Entry128>(bytes) }
+}
