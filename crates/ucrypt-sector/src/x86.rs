@@ -10,6 +10,7 @@
 #![allow(clippy::inline_always, reason = "the drivers must merge with the enabling function")]
 
 mod bytes;
+mod gfni;
 mod vector;
 mod words;
 mod xmm;
@@ -18,6 +19,7 @@ mod zmm;
 
 use crate::Kernel;
 pub(crate) use bytes::Bytes;
+pub(crate) use gfni::matrix;
 pub(crate) use vector::{Decrypt, Direction, Encrypt, GROUP, Vector, round};
 pub(crate) use words::Words;
 pub(crate) use xmm::Xmm;
@@ -70,7 +72,7 @@ impl Features {
 macro_rules! kernel {
     (fn $name:ident($($arg:ident: $Arg:ty),*): $zmm:path, $ymm:path, $xmm:path) => {
         fn $name(features: Features, $($arg: $Arg),*) {
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,gfni,avx2,vaes,vpclmulqdq,aes,pclmulqdq,ssse3")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni,avx2,vaes,vpclmulqdq,aes,pclmulqdq,ssse3")]
             unsafe fn zmm($($arg: $Arg),*) {
                 // SAFETY: the instructions are enabled, and the arguments are checked.
                 unsafe { $zmm($($arg),*) }

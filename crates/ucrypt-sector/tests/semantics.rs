@@ -96,9 +96,12 @@ fn keys_and_options_that_break_a_rule_are_refused_by_it() {
     for sector_size in [0, 256, 513, 768, 8192, u32::MAX] {
         let error = new(64, SectorOptions { sector_size, ..options });
         assert_eq!(error, KeyError::SectorSize { sector_size });
+        let message = error.to_string();
+        assert!(message.ends_with("is not possible: use 512, 1024, 2048 or 4096"), "{message}");
     }
     let error = new(64, SectorOptions { sector_size: 4096, iv_offset: 4, ..options });
     assert_eq!(error, KeyError::IvOffset { iv_offset: 4, sector_size: 4096 });
+    assert!(error.to_string().ends_with("use a multiple of 8"), "{error}");
 }
 
 #[test]
@@ -108,6 +111,8 @@ fn lmk_and_tcw_have_512_byte_sectors_only() {
         let options = SectorOptions { sector_size: 4096, ..SectorOptions::default() };
         let error = SectorCipher::new(&spec, &vec![0; len], options).unwrap_err();
         assert_eq!(error, KeyError::SectorSizeOfIv { iv: spec.iv(), sector_size: 4096 });
+        let message = error.to_string();
+        assert!(message.ends_with("is defined for 512-byte sectors, not for 4096"), "{message}");
         assert!(SectorCipher::new(&spec, &vec![0; len], SectorOptions::default()).is_ok());
     }
 }
@@ -129,6 +134,17 @@ fn a_buffer_that_is_no_run_of_sectors_is_a_typed_error() {
         Err(RunError::LengthMismatch { src: 1024, dst: 2048 })
     );
     assert_eq!(cipher.encrypt_in_place(0, &mut []), Ok(()));
+    for (error, words) in [
+        (
+            cipher.encrypt_in_place(0, &mut [0; 1]),
+            "1 bytes are no whole number of 1024-byte sectors",
+        ),
+        (cipher.encrypt_in_place(3, &mut [0; 1024]), "start at a multiple of 2"),
+        (cipher.decrypt(0, &[0; 1024], &mut [0; 0]), "give buffers of one length"),
+    ] {
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains(words), "{message}");
+    }
 }
 
 #[test]

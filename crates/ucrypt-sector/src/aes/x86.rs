@@ -55,9 +55,9 @@ impl Run {
 }
 
 kernel!(fn xts_encrypt(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
-    xts::xts::<Zmm, Encrypt, 2>, xts::xts::<Ymm, Encrypt, 1>, xts::xts::<Xmm, Encrypt, 1>);
+    xts::xts::<Zmm, Encrypt>, xts::xts::<Ymm, Encrypt>, xts::xts::<Xmm, Encrypt>);
 kernel!(fn xts_decrypt(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
-    xts::xts::<Zmm, Decrypt, 2>, xts::xts::<Ymm, Decrypt, 1>, xts::xts::<Xmm, Decrypt, 1>);
+    xts::xts::<Zmm, Decrypt>, xts::xts::<Ymm, Decrypt>, xts::xts::<Xmm, Decrypt>);
 kernel!(fn cbc_encrypt(keys: &Schedule, ivs: &[[u8; 16]], run: Run):
     cbc::encrypt::<Zmm>, cbc::encrypt::<Ymm>, cbc::encrypt::<Xmm>);
 kernel!(fn cbc_decrypt(keys: &Schedule, ivs: &[[u8; 16]], run: Run):

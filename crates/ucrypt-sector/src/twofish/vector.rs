@@ -14,10 +14,10 @@
 
 use std::arch::x86_64::*;
 
-use super::{ROUNDS, Schedule, multiply};
+use super::{MDS_REDUCTION, ROUNDS, Schedule, multiply};
 use crate::{
     block::BlockCipher,
-    x86::{Features, Vector, Width, Words, Zmm},
+    x86::{Features, Vector, Width, Words, Zmm, matrix},
 };
 
 /// Vectors that hold the same word of all blocks.
@@ -134,14 +134,16 @@ fn store(halves: &[Half; 2], whitening: &[u32], blocks: &mut [u8; STEP]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
 fn feistel<const DECRYPT: bool>(schedule: &Schedule, round: usize, from: &Half, to: &mut Half) {
-    let keys = schedule.of_rounds()[round].map(|key| _mm512_set1_epi32(key.cast_signed()));
+    let [key0, key1] = schedule.of_rounds()[round];
+    let (key0, key1) =
+        (_mm512_set1_epi32(key0.cast_signed()), _mm512_set1_epi32(key1.cast_signed()));
     let first = g::<0>(schedule, &from[0]);
     let second = g::<1>(schedule, &from[1]);
     let [to0, to1] = to;
     for set in 0..SETS {
         let sum = _mm512_add_epi32(first[set], second[set]);
-        let f0 = _mm512_add_epi32(sum, keys[0]);
-        let f1 = _mm512_add_epi32(_mm512_add_epi32(sum, second[set]), keys[1]);
+        let f0 = _mm512_add_epi32(sum, key0);
+        let f1 = _mm512_add_epi32(_mm512_add_epi32(sum, second[set]), key1);
         if DECRYPT {
             to0[set] = _mm512_xor_si512(_mm512_rol_epi32::<1>(to0[set]), f0);
             to1[set] = _mm512_ror_epi32::<1>(_mm512_xor_si512(to1[set], f1));
@@ -160,7 +162,11 @@ fn g<const ROTATED: usize>(schedule: &Schedule, word: &Word) -> Word {
     const SORT: [i8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
     // SAFETY: as many bytes as are loaded.
     let sort = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(SORT.as_ptr().cast()) });
-    let bytes = Zmm::transpose(word.map(|vector| Zmm(_mm512_shuffle_epi8(vector, sort))));
+    let mut sorted = [Zmm(sort); SETS];
+    for (sorted, vector) in sorted.iter_mut().zip(word) {
+        sorted.0 = _mm512_shuffle_epi8(*vector, sort);
+    }
+    let bytes = Zmm::transpose(sorted);
     let mut s = [_mm512_setzero_si512(); 4];
     for column in 0..4 {
         let byte = bytes[(column + 4 - ROTATED) % 4].0;
@@ -194,17 +200,20 @@ fn substitute(sbox: &[u8; 256], byte: __m512i) -> __m512i {
 /// The product of the MDS matrix and four bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
-fn multiply_by_mds([s0, s1, s2, s3]: [__m512i; 4]) -> [__m512i; 4] {
+fn multiply_by_mds(s: [__m512i; 4]) -> [__m512i; 4] {
     const BY_5B: i64 = multiplication(0x5b);
     const BY_EF: i64 = multiplication(0xef);
     let (by_5b, by_ef) = (_mm512_set1_epi64(BY_5B), _mm512_set1_epi64(BY_EF));
-    let x5b = [s0, s1, s2, s3].map(|s| _mm512_gf2p8affine_epi64_epi8::<0>(s, by_5b));
-    let xef = [s0, s1, s2, s3].map(|s| _mm512_gf2p8affine_epi64_epi8::<0>(s, by_ef));
+    let (mut x5b, mut xef) = (s, s);
+    for row in 0..4 {
+        x5b[row] = _mm512_gf2p8affine_epi64_epi8::<0>(s[row], by_5b);
+        xef[row] = _mm512_gf2p8affine_epi64_epi8::<0>(s[row], by_ef);
+    }
     [
-        xor4(s0, xef[1], x5b[2], x5b[3]),
-        xor4(x5b[0], xef[1], xef[2], s3),
-        xor4(xef[0], x5b[1], s2, xef[3]),
-        xor4(xef[0], s1, xef[2], x5b[3]),
+        xor4(s[0], xef[1], x5b[2], x5b[3]),
+        xor4(x5b[0], xef[1], xef[2], s[3]),
+        xor4(xef[0], x5b[1], s[2], xef[3]),
+        xor4(xef[0], s[1], xef[2], x5b[3]),
     ]
 }
 
@@ -214,16 +223,13 @@ fn xor4(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
     _mm512_xor_si512(_mm512_ternarylogic_epi64::<0x96>(a, b, c), d)
 }
 
-/// The product with `factor` in the field of the MDS matrix, as a matrix of bits for GFNI: the
-/// highest byte makes the lowest bit.
+/// The product with `factor` in the field of the MDS matrix.
 const fn multiplication(factor: u8) -> i64 {
-    let mut matrix = 0;
-    let mut place = 0;
-    while place < 64 {
-        let (row, column) = (7 - place / 8, place % 8);
-        let bit = multiply(factor, 1 << column, super::MDS_REDUCTION) >> row & 1;
-        matrix |= (bit as u64) << place;
-        place += 1;
+    let mut columns = [0; 8];
+    let mut bit = 0;
+    while bit < 8 {
+        columns[bit] = multiply(factor, 1 << bit, MDS_REDUCTION);
+        bit += 1;
     }
-    matrix.cast_signed()
+    matrix(columns)
 }

@@ -51,16 +51,17 @@ pub(crate) trait Vector: Copy {
     unsafe fn decrypt(self, key: Self) -> Self;
     unsafe fn decrypt_last(self, key: Self) -> Self;
 
-    /// The tweaks of vector `index` of a group whose first tweak is in every lane of `self`;
-    /// `swapped` is `self` with the halves of each block exchanged.
-    unsafe fn tweaks(self, swapped: Self, index: usize) -> Self;
+    /// What the tweaks of a group are made from.
+    type Tweaks: Copy;
 
-    /// The halves of each block exchanged.
-    unsafe fn swap_halves(self) -> Self;
+    /// Of a sector's first group, from the tweak of its first block.
+    unsafe fn first_group(tweak: *const u8) -> Self::Tweaks;
 
-    /// Each block times x to the [`GROUP_BLOCKS`](Self::GROUP_BLOCKS): the first tweak of the next
-    /// group.
-    unsafe fn next_group(self) -> Self;
+    /// Of the group that follows in the sector.
+    unsafe fn next_group(tweaks: Self::Tweaks) -> Self::Tweaks;
+
+    /// The tweaks of vector `index` of the group.
+    unsafe fn tweaks(from: &Self::Tweaks, index: usize) -> Self;
 
     /// Emits no instruction, but keeps the compiler from working through the vectors one by one:
     /// it would save registers, and leave the AES units idle.
@@ -78,6 +79,13 @@ pub(crate) trait Vector: Copy {
         // SAFETY: a round key is as long as the longest vector.
         unsafe { Self::load(key.0.as_ptr().cast()) }
     }
+}
+
+/// The first tweak of a group in every lane, and the same with the halves of each block exchanged.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstTweak<V> {
+    pub(super) tweak: V,
+    pub(super) swapped: V,
 }
 
 /// Shift counts of the tweaks of a group: lane `l` of vector `v` is for block `v * LANES + l`.

@@ -1,13 +1,13 @@
 //! 512-bit vectors: four blocks.
 
+mod tweaks;
+
 use std::arch::{asm, x86_64::*};
 
-use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
+use super::vector::{GROUP, Vector};
+use tweaks::Tweaks;
 
-static UP: Counts<8> = Counts::UP;
-static DOWN: Counts<8> = Counts::DOWN;
-
-/// AVX-512 F and BW, VAES and VPCLMULQDQ.
+/// AVX-512 F, BW and VBMI, VAES, VPCLMULQDQ and GFNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm(pub(crate) __m512i);
 
@@ -15,6 +15,8 @@ pub(crate) struct Zmm(pub(crate) __m512i);
 // an alignment.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Zmm {
+    type Tweaks = Tweaks;
+
     const LANES: usize = 4;
 
     #[inline(always)]
@@ -89,32 +91,18 @@ impl Vector for Zmm {
     }
 
     #[inline(always)]
-    unsafe fn tweaks(self, swapped: Self, index: usize) -> Self {
-        unsafe {
-            let up = _mm512_sllv_epi64(self.0, _mm512_loadu_epi64(UP.0[index].as_ptr().cast()));
-            let down = _mm512_loadu_epi64(DOWN.0[index].as_ptr().cast());
-            // What left the low half comes into the high one; what left the block is reduced, its
-            // lowest term being in the right place already.
-            let carry = _mm512_srlv_epi64(swapped.0, down);
-            let polynomial = _mm512_set1_epi64(POLYNOMIAL - 1);
-            let reduced = _mm512_clmulepi64_epi128::<0>(carry, polynomial);
-            Self(_mm512_ternarylogic_epi64::<0x96>(up, carry, reduced))
-        }
+    unsafe fn first_group(tweak: *const u8) -> Tweaks {
+        unsafe { Tweaks::of_sector(Self::broadcast(tweak)) }
     }
 
     #[inline(always)]
-    unsafe fn swap_halves(self) -> Self {
-        unsafe { Self(_mm512_shuffle_epi32::<0x4e>(self.0)) }
+    unsafe fn next_group(tweaks: Tweaks) -> Tweaks {
+        unsafe { tweaks.next() }
     }
 
     #[inline(always)]
-    unsafe fn next_group(self) -> Self {
-        unsafe {
-            let carry = _mm512_srli_epi64::<32>(self.0);
-            let polynomial = _mm512_set1_epi64(POLYNOMIAL);
-            let reduced = _mm512_clmulepi64_epi128::<1>(carry, polynomial);
-            Self(_mm512_xor_si512(_mm512_bslli_epi128::<4>(self.0), reduced))
-        }
+    unsafe fn tweaks(from: &Tweaks, index: usize) -> Self {
+        unsafe { from.of_vector(index) }
     }
 
     #[inline]
