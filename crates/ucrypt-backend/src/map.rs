@@ -14,9 +14,10 @@
 //!   [`Mapping::read`] says `None`. A broken mapping is not used again: reads go to the file, which
 //!   knows its end. A SIGBUS elsewhere goes to whoever handled it before.
 //!
-//! What is in memory is asked of the kernel (mincore), which takes a microsecond. For a file that
-//! lives in memory the answer is kept, by blocks of 64 KiB: only a hole that is punched changes it
-//! ([`Mapping::forget`]). Swapped-out pages come back by themselves.
+//! Files that live in memory (tmpfs) are mapped, others are not: what is in the page cache of a disk
+//! is read no faster this way (`docs/benchmarks.md`), and may leave at any time. What is no hole is
+//! asked of the kernel (mincore), which takes a microsecond, and kept by blocks of 64 KiB: only a
+//! hole that is punched changes it ([`Mapping::forget`]). Swapped-out pages come back by themselves.
 
 #![expect(unsafe_code, reason = "a mapping is reached by address, a signal handler set by pointer")]
 
@@ -34,10 +35,6 @@ use crate::file::read_full;
 
 /// Bytes whose presence is remembered as one.
 const BLOCK: usize = 64 << 10;
-/// Where the kernel is asked each time, shorter reads are not worth the question.
-const ASK_MIN: usize = 64 << 10;
-/// Most that is asked about at a time.
-const ASK_MAX: usize = 1 << 20;
 const PAGE_MIN: usize = 4096;
 
 /// See the module's contract.
@@ -55,8 +52,8 @@ enum What {
     File {
         fd: OwnedFd,
         guard: Guard,
-        /// By block: known to be in memory. `None`: it may leave at any time.
-        present: Option<Box<[AtomicU64]>>,
+        /// By block: known to be no hole.
+        present: Box<[AtomicU64]>,
     },
 }
 
@@ -77,8 +74,8 @@ impl Mapping {
         Ok(Self { base, len, what: What::Zeroes })
     }
 
-    /// The first `len` bytes of a file. `in_memory`: what is there stays there.
-    pub(crate) fn file(fd: BorrowedFd<'_>, len: u64, in_memory: bool) -> io::Result<Self> {
+    /// The first `len` bytes of a file that lives in memory.
+    pub(crate) fn file(fd: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let fd = fd.try_clone_to_owned()?;
         // SAFETY: a new mapping at an address of the kernel's choice; read-only.
@@ -94,7 +91,7 @@ impl Mapping {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let words = len.div_ceil(BLOCK).div_ceil(64);
-        let present = in_memory.then(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+        let present = (0..words).map(|_| AtomicU64::new(0)).collect();
         Ok(Self { base, len, what: What::File { fd, guard, present } })
     }
 
@@ -105,26 +102,23 @@ impl Mapping {
         if guard.is_broken() {
             return false;
         }
-        match present {
-            None => len >= ASK_MIN && self.is_resident(offset, len),
-            Some(present) => (offset / BLOCK..(offset + len).div_ceil(BLOCK)).all(|block| {
-                let (word, bit) = (&present[block / 64], 1 << (block % 64));
-                if word.load(Ordering::Relaxed) & bit != 0 {
-                    return true;
-                }
-                let start = block * BLOCK;
-                let is = self.is_resident(start, BLOCK.min(self.len - start));
-                if is {
-                    word.fetch_or(bit, Ordering::Relaxed);
-                }
-                is
-            }),
-        }
+        (offset / BLOCK..(offset + len).div_ceil(BLOCK)).all(|block| {
+            let (word, bit) = (&present[block / 64], 1 << (block % 64));
+            if word.load(Ordering::Relaxed) & bit != 0 {
+                return true;
+            }
+            let start = block * BLOCK;
+            let is = self.is_resident(start, BLOCK.min(self.len - start));
+            if is {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+            is
+        })
     }
 
     /// The range is about to become a hole.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
-        let What::File { present: Some(present), .. } = &self.what else { return };
+        let What::File { present, .. } = &self.what else { return };
         let end = offset.saturating_add(len).min(self.len as u64);
         let blocks = offset / BLOCK as u64..end.div_ceil(BLOCK as u64);
         for block in blocks {
@@ -133,8 +127,8 @@ impl Mapping {
         }
     }
 
-    /// Lends the range to `use_`; `None` if what it saw may not be the file's. Waits for the disk
-    /// if the range is not [at hand](Mapping::at_hand).
+    /// Lends the range to `use_`; `None` if what it saw may not be the file's. Takes memory for what
+    /// is not [at hand](Mapping::at_hand).
     pub fn read<R>(&self, offset: u64, len: usize, use_: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let start = match self.what {
             What::Zeroes => (len <= self.len).then_some(0)?,
@@ -172,9 +166,9 @@ impl Mapping {
         (offset.checked_add(len)? <= self.len).then_some(offset)
     }
 
-    /// Whether all pages of the range are in memory, as the kernel says.
+    /// Whether all pages of a block are in memory, as the kernel says.
     fn is_resident(&self, offset: usize, len: usize) -> bool {
-        let mut pages = [0; ASK_MAX / PAGE_MIN + 1];
+        let mut pages = [0; BLOCK / PAGE_MIN];
         let start = offset / PAGE_MIN * PAGE_MIN;
         let count = (offset + len).div_ceil(PAGE_MIN) - start / PAGE_MIN;
         let Some(pages) = pages.get_mut(..count) else { return false };
@@ -322,7 +316,7 @@ mod tests {
     fn what_is_there_is_lent_and_holes_are_left_alone() {
         use std::os::unix::fs::MetadataExt as _;
         let file = file();
-        let mapping = Mapping::file(file.as_fd(), LEN, true).unwrap();
+        let mapping = Mapping::file(file.as_fd(), LEN).unwrap();
         assert!(mapping.at_hand(100, 300_000) && mapping.at_hand(0, 512 << 10));
         assert!(!mapping.at_hand(512 << 10, 1) && !mapping.at_hand((512 << 10) - 1, 2));
         assert!(!mapping.at_hand(LEN - 1, 2) && !mapping.at_hand(u64::MAX, 1));
@@ -341,7 +335,7 @@ mod tests {
     fn a_file_that_is_cut_off_ends_in_an_error_for_every_reader() {
         for _ in 0..20 {
             let file = file();
-            let mapping = Mapping::file(file.as_fd(), LEN, true).unwrap();
+            let mapping = Mapping::file(file.as_fd(), LEN).unwrap();
             assert!(mapping.at_hand(0, 512 << 10));
             std::thread::scope(|scope| {
                 for _ in 0..3 {
@@ -367,9 +361,8 @@ mod tests {
     fn many_mappings_are_watched_and_places_come_back() {
         let file = file();
         for _ in 0..2 {
-            let held: Vec<_> = (0..=WATCHED_MAX)
-                .map_while(|_| Mapping::file(file.as_fd(), LEN, true).ok())
-                .collect();
+            let held: Vec<_> =
+                (0..=WATCHED_MAX).map_while(|_| Mapping::file(file.as_fd(), LEN).ok()).collect();
             // Other tests of this process hold some.
             assert!(held.len() > WATCHED_MAX / 2 && held.len() <= WATCHED_MAX);
         }

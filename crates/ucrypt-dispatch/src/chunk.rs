@@ -48,35 +48,40 @@ pub struct Part {
 /// Most requests that one chunk serves.
 pub const PARTS_MAX: usize = 16;
 
-/// The parts of a chunk: adjacent, in ascending order.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Parts {
-    parts: [Part; PARTS_MAX],
-    len: u8,
-}
+/// The parts of a chunk: at least one, adjacent, in ascending order. A list on the heap, because a
+/// chunk is moved more often than it has more than one; lists are used again and again.
+#[derive(Debug)]
+pub(crate) struct Parts(Vec<Part>);
 
 impl Parts {
-    pub(crate) fn one(part: Part) -> Self {
-        Self { parts: [part; PARTS_MAX], len: 1 }
+    /// A list without parts, to be used by [`Parts::one`].
+    pub(crate) fn spare() -> Self {
+        Self(Vec::with_capacity(PARTS_MAX))
+    }
+
+    pub(crate) fn one(mut spare: Self, part: Part) -> Self {
+        spare.0.clear();
+        spare.0.push(part);
+        spare
     }
 
     /// Appends a part that begins where the last one ends.
     pub(crate) fn push(&mut self, part: Part) {
         debug_assert_eq!(part.sector, self.end());
-        self.parts[usize::from(self.len)] = part;
-        self.len += 1;
+        debug_assert!(self.0.len() < PARTS_MAX);
+        self.0.push(part);
     }
 
     pub(crate) fn as_slice(&self) -> &[Part] {
-        &self.parts[..usize::from(self.len)]
+        &self.0
     }
 
     pub(crate) fn sector(&self) -> u64 {
-        self.parts[0].sector
+        self.0[0].sector
     }
 
     pub(crate) fn end(&self) -> u64 {
-        let last = &self.parts[usize::from(self.len) - 1];
+        let last = &self.0[self.0.len() - 1];
         last.sector + last.sectors
     }
 

@@ -89,6 +89,8 @@ pub struct Machine<E> {
     tally: Tally,
     requests: Slab<RequestState<E>>,
     chunks: Slab<Chunk>,
+    /// Lists for the chunks to come.
+    spare_parts: Vec<Parts>,
     serial: u64,
     /// Requests with sectors that are in no chunk yet and that may start one, in arrival order.
     waiting: VecDeque<RequestId>,
@@ -115,6 +117,7 @@ impl<E: Copy> Machine<E> {
         Self {
             requests: Slab::new(limits.requests_max),
             chunks: Slab::new(limits.chunks_max),
+            spare_parts: (0..chunks).map(|_| Parts::spare()).collect(),
             serial: 0,
             waiting: VecDeque::with_capacity(requests),
             order: VecDeque::with_capacity(chunks),
@@ -341,6 +344,7 @@ impl<E: Copy> Machine<E> {
             }
             self.finish_if_done(part.request);
         }
+        self.spare_parts.push(ended.parts);
     }
 
     /// Tells the end of a request that has nothing left to start or to wait for.
@@ -367,7 +371,8 @@ impl<E: Copy> Machine<E> {
         let (op, whole) = (request.op, request.next == request.start);
         let part = self.take_part(id, &plan);
         let more = self.requests.get(id.0).is_some_and(|request| request.next < request.end);
-        let mut parts = Parts::one(part);
+        let spare = self.spare_parts.pop().expect("one for each chunk");
+        let mut parts = Parts::one(spare, part);
         if !more && matches!(op, Op::Read | Op::Write { .. }) {
             self.join_neighbours(op, &plan, &mut parts);
         }
@@ -377,7 +382,7 @@ impl<E: Copy> Machine<E> {
             (1, false) => {}
             (joined, _) => self.tally.joined += joined as u64,
         }
-        self.launch(op, &parts, &plan, now_ns);
+        self.launch(op, parts, &plan, now_ns);
         true
     }
 
@@ -468,12 +473,12 @@ impl<E: Copy> Machine<E> {
         }
     }
 
-    fn launch(&mut self, op: Op, parts: &Parts, plan: &Plan, now_ns: u64) {
+    fn launch(&mut self, op: Op, parts: Parts, plan: &Plan, now_ns: u64) {
         self.serial += 1;
         let crypts = op.is_write();
         let chunk = self.chunks.insert(Chunk {
             op,
-            parts: *parts,
+            parts,
             phase: if crypts { Phase::Crypt } else { Phase::Store },
             serial: self.serial,
             ordered: crypts && plan.ordered,

@@ -25,5 +25,5 @@ pub use counters::{Decisions, Totals};
 pub use queue::{Done, Op, Queue, QueueConfig, Rejected};
 pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{Buf, Errno, Guest, ring};
-pub use ucrypt_dispatch::{Policies, Policy, Tally};
+pub use ucrypt_dispatch::{Policies, Policy, Tally, Urgency};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};

@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use ucrypt_backend::{Buf, Errno, Pool, Ring};
-use ucrypt_dispatch::{ChunkId, Device, Limits, Machine, PARTS_MAX};
+use ucrypt_dispatch::{ChunkId, Device, Limits, Machine, PARTS_MAX, Urgency};
 
 use crate::counters::Counters;
 use crate::volume::Volume;
@@ -35,7 +35,7 @@ mod plan;
 mod run;
 mod sleep;
 
-use job::{Job, Slot};
+use job::{Edge, Job, Slot};
 use sleep::Wakers;
 
 /// Bounds of a queue.
@@ -136,6 +136,8 @@ pub struct Queue {
     /// By the machine's chunk: its ciphertext lies in the backend's mapping, not in its buffers.
     mapped: Box<[bool]>,
     jobs: Vec<Option<Job>>,
+    /// By job: the sectors of which it writes only a part. Apart from the job, which is moved about.
+    edges: Vec<[Option<Edge>; 2]>,
     /// By job: the client's own memory, as long as it is not with the machine's requests. The
     /// lists are kept, so that none is made once they have grown.
     pieces: Vec<Vec<Buf>>,
@@ -151,7 +153,13 @@ pub struct Queue {
     handed: usize,
     /// Chunks crypted on this thread, for sampling.
     crypted_here: u32,
+    /// Of the requests that are submitted next.
+    urgency: Urgency,
+    /// Counted among the volume's queues that are awake.
+    awake: bool,
     started: Instant,
+    /// The backend answers at once and there are no workers.
+    timeless: bool,
     /// When the clock was last read, in nanoseconds since `started`.
     now_ns: u64,
     /// Rounds since the decisions were last shown.
@@ -236,12 +244,16 @@ impl Queue {
             inbox: Arc::new(Inbox::new(chunks as usize, waker.clone())),
             handed: 0,
             crypted_here: 0,
+            urgency: Urgency::Normal,
+            awake: false,
             started: Instant::now(),
+            timeless: limits.synchronous && volume.workers.is_none(),
             now_ns: 0,
             unpublished: 0,
             waker_used: false,
             waker_known: volume.workers.is_some(),
             jobs: (0..depth).map(|_| None).collect(),
+            edges: (0..depth).map(|_| [None, None]).collect(),
             pieces: (0..depth).map(|_| Vec::new()).collect(),
             free: (0..depth).rev().collect(),
             parked: VecDeque::with_capacity(depth as usize),
@@ -263,6 +275,12 @@ impl Queue {
     /// Takes `len` bytes of buffer memory; `None` when there is not enough now.
     pub fn alloc(&mut self, len: usize) -> Option<Buf> {
         self.pool.alloc(len)
+    }
+
+    /// How much somebody waits for what is submitted from now on, under the adaptive policy: what is
+    /// polled for is never handed to a worker, what is read ahead always. `Normal` at first.
+    pub fn set_urgency(&mut self, urgency: Urgency) {
+        self.urgency = urgency;
     }
 
     /// Accepts an operation. Its answer carries `tag`.
@@ -309,6 +327,7 @@ impl Drop for Queue {
         // First the backend, which waits for its operations; only then are ranges free. Workers
         // have only memory of ours, and may end after us.
         drop(self.backend.take());
+        self.set_awake(false);
         for job in self.jobs.iter().flatten().filter(|job| job.locked && !job.range.is_empty()) {
             self.volume.locks.unlock(&job.range, job.mode);
         }

@@ -1,7 +1,7 @@
 //! What a volume is made of, shared by all its queues.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ucrypt_backend::{Backend, Extent};
@@ -25,19 +25,18 @@ pub struct VolumeOptions {
     pub policies: Policies,
     /// A slower cipher to stand for the real one.
     pub cipher_model: Option<CipherModel>,
-    /// Crypto workers; `None`: the spare cores for adaptive, all cores for a static policy that
-    /// uses workers.
+    /// Crypto workers; `None`: for adaptive one for each core but one, of which as many are used as
+    /// there are cores to spare at the time; for a static policy that uses workers one for each
+    /// core.
     pub workers: Option<usize>,
 }
 
 impl VolumeOptions {
     fn workers(&self) -> Result<Option<Workers>, VolumeError> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // The client and the thread that has its request keep two cores busy: adaptive only uses
-        // what is left. The static policies hand on whatever it costs, as dm-crypt does.
-        let adaptive = Policies::from(Policy::Adaptive);
-        let spare = if self.policies == adaptive { cores.saturating_sub(2) } else { cores };
-        let count = self.workers.unwrap_or(spare);
+        let cores = cores();
+        // A queue keeps one core busy. The static policies hand on whatever it costs, as dm-crypt
+        // does.
+        let count = self.workers.unwrap_or(if self.shares_cores() { cores - 1 } else { cores });
         if !self.policies.uses_workers() || count == 0 {
             return Ok(None);
         }
@@ -47,6 +46,16 @@ impl VolumeOptions {
             .map(Some)
             .map_err(|error| VolumeError::Workers { error: error.to_string() })
     }
+
+    /// Workers are used only while there are cores to spare.
+    fn shares_cores(&self) -> bool {
+        self.workers.is_none() && self.policies == Policies::from(Policy::Adaptive)
+    }
+}
+
+/// Cores that this process may use, at least one.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// What an export tells its clients.
@@ -112,6 +121,10 @@ pub struct Volume {
     pub(crate) locks: RangeLock,
     pub(crate) policies: Policies,
     pub(crate) workers: Option<Workers>,
+    /// Cores that workers and queues share; `None`: workers are used whatever that costs others.
+    cores: Option<u32>,
+    /// Queues that keep a core busy.
+    awake: AtomicU32,
     pub(crate) calibration: Calibration,
     info: VolumeInfo,
     /// The present length in bytes; `info.len` is what it was at first.
@@ -166,6 +179,8 @@ impl Volume {
             locks: RangeLock::new(),
             policies: options.policies,
             workers,
+            cores: options.shares_cores().then(|| cores() as u32),
+            awake: AtomicU32::new(0),
             info,
             len: AtomicU64::new(len),
             counted: Mutex::default(),
@@ -268,6 +283,26 @@ impl Volume {
     /// What the queues have decided and why, one entry for each queue that is in use.
     pub fn decisions(&self) -> Vec<Decisions> {
         self.counted().queues.iter().map(|counters| counters.decisions()).collect()
+    }
+
+    /// Cores that neither a queue nor a client needs now. On a machine of two, a worker would take
+    /// the core of a client that is busy, and cost it more than it gains.
+    pub(crate) fn spare_cores(&self, busy_client: bool) -> u32 {
+        let Some(cores) = self.cores else { return u32::MAX };
+        let taken = self.awake.load(Ordering::Relaxed).max(1) + u32::from(busy_client);
+        cores.saturating_sub(taken)
+    }
+
+    /// Counts a queue that gets busy or goes to sleep; returns what it is from now on.
+    pub(crate) fn count_awake(&self, was: bool, is: bool) -> bool {
+        if self.cores.is_some() && self.workers.is_some() {
+            match (was, is) {
+                (false, true) => drop(self.awake.fetch_add(1, Ordering::Relaxed)),
+                (true, false) => drop(self.awake.fetch_sub(1, Ordering::Relaxed)),
+                _ => {}
+            }
+        }
+        is
     }
 
     /// What the backend has allocated for `len` bytes from `offset` of the volume: at most `max`

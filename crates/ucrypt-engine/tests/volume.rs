@@ -8,7 +8,8 @@ use std::sync::Arc;
 use common::{Faulty, Random, aes, backends, run, volume, volume_under};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
-    Errno, Op, Policy, Queue, QueueConfig, Rejected, Segment, Volume, VolumeError, VolumeOptions,
+    Errno, Op, Policy, Queue, QueueConfig, Rejected, Segment, Urgency, Volume, VolumeError,
+    VolumeOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -169,6 +170,24 @@ fn large_request(policy: Policy) {
         assert_eq!(data.len(), 32 << 20);
         for (index, chunk) in data.chunks(4096).enumerate() {
             assert!(chunk.iter().all(|&byte| byte == index as u8), "{name}: block {index}");
+        }
+    }
+}
+
+#[test]
+fn what_is_read_ahead_goes_to_workers_and_what_is_polled_for_does_not() {
+    for (urgency, handed) in [(Urgency::Urgent, false), (Urgency::Background, true)] {
+        for (name, backend, _dir) in backends(MIB) {
+            let volume = volume(backend, 0, MIB, 512);
+            let mut queue = volume.queue(CONFIG).unwrap();
+            queue.set_urgency(urgency);
+            for block in 0..64 {
+                let done = run(&mut queue, Op::Read { offset: block * 16384, len: 16384 });
+                assert_eq!(done.data.expect("a read has data").len(), 16384);
+            }
+            // What is shown may be a few rounds old.
+            let decided = volume.decisions()[0].tally;
+            assert_eq!(decided.handed > decided.here, handed, "{name}, {urgency:?}: {decided:?}");
         }
     }
 }

@@ -47,7 +47,7 @@ enum Way {
 pub(crate) struct Files {
     buffered: OwnedFd,
     direct: Option<Direct>,
-    /// `None` for devices, and where the page cache is bypassed.
+    /// Of a file that lives in memory.
     mapping: Option<Arc<Mapping>>,
 }
 

@@ -170,10 +170,10 @@ fn describe(
         depth_max: u32::MAX,
     };
     // The rest of the page cache is not looked at through a descriptor that bypasses it.
-    // The kernel tells only those what is in memory who may write to the file or own it.
+    // The kernel tells only those what is no hole who may write to the file or own it.
     let is_told = !read_only || stat.st_uid == rustix::process::geteuid().as_raw();
-    let mapping = (!is_device && direct.is_none() && is_told && len > 0)
-        .then(|| Mapping::file(fd.as_fd(), len, in_memory).ok().map(Arc::new))
+    let mapping = (in_memory && is_told && len > 0)
+        .then(|| Mapping::file(fd.as_fd(), len).ok().map(Arc::new))
         .flatten();
     let files = Arc::new(Files { buffered: fd, direct, mapping });
     Ok(Opened { files, limits, name, in_memory })

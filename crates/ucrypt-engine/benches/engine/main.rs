@@ -3,10 +3,12 @@
 //! ```text
 //! cargo bench -p ucrypt-engine --bench engine -- alone
 //! cargo bench -p ucrypt-engine --bench engine -- cached
+//! cargo bench -p ucrypt-engine --bench engine -- help
 //! cargo bench -p ucrypt-engine --bench engine -- sweep
 //! ```
 //!
-//! `alone`: one core, a backend that takes no time. `cached`: images in memory. `sweep`: a modelled SSD and a slowed cipher, the
+//! `alone`: one core, a backend that takes no time. `cached`: images in
+//! memory. `help`: a second core for one client. `sweep`: a modelled SSD and a slowed cipher, the
 //! experiment of `luks_sweep_2017`. Contenders take turns and every figure is a median of rounds, so
 //! that they meet the same machine; compare ratios, not absolute figures.
 
@@ -14,6 +16,7 @@
 
 mod alone;
 mod cached;
+mod help;
 mod stand;
 mod sweep;
 
@@ -24,14 +27,15 @@ fn main() {
         match experiment.as_str() {
             "alone" => alone::run(),
             "cached" => cached::run(),
+            "help" => help::run(),
             "sweep" => sweep::run(),
             other => {
-                eprintln!("'{other}' is no experiment; there are alone, cached, sweep");
+                eprintln!("'{other}' is no experiment; there are alone, cached, help, sweep");
                 std::process::exit(2);
             }
         }
     }
     if experiments.is_empty() {
-        eprintln!("name an experiment: alone, cached, sweep");
+        eprintln!("name an experiment: alone, cached, help, sweep");
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ucrypt_backend::{Buf, Errno};
-use ucrypt_dispatch::{Op as MachineOp, Part};
+use ucrypt_dispatch::{Op as MachineOp, Part, Urgency};
 
 use crate::data::Data;
 use crate::range_lock::Mode;
@@ -19,8 +19,8 @@ pub(super) struct Job {
     pub(super) locked: bool,
     /// What is to be started once it has its range.
     pub(super) middle: Option<Middle>,
-    pub(super) edges: [Option<Edge>; 2],
     pub(super) fua: bool,
+    pub(super) urgency: Urgency,
     /// Machine requests that have not finished.
     pub(super) pending: u8,
     pub(super) error: Option<Errno>,
@@ -67,7 +67,7 @@ pub(super) struct Edge {
 pub(super) enum Role {
     #[default]
     Middle,
-    /// Index into [`Job::edges`].
+    /// Which of the job's two edges.
     Edge(usize),
 }
 

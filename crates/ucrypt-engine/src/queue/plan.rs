@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use ucrypt_backend::Buf;
-use ucrypt_dispatch::Op as MachineOp;
+use ucrypt_dispatch::{Op as MachineOp, Urgency};
 
 use super::job::{Edge, Job, Kind, Middle};
 use super::pieces::copy_from;
@@ -148,7 +148,8 @@ impl Queue {
         Ok((job, part))
     }
 
-    /// A write of whole sectors, with an edge for each sector of which only a part is written.
+    /// A write of whole sectors, with an edge for each sector of which only a part is written, which
+    /// goes to the place of the job that starts next.
     /// Gives the source back with an error.
     pub(super) fn plan_write<'a>(
         &mut self,
@@ -167,15 +168,17 @@ impl Queue {
         if cut.head.is_some() || cut.tail.is_some() {
             job.mode = Mode::Exclusive;
         }
-        let edges = [&cut.head, &cut.tail];
-        for (slot, part) in job.edges.iter_mut().zip(edges) {
+        let mut edges = [None, None];
+        for (slot, part) in edges.iter_mut().zip([&cut.head, &cut.tail]) {
             let Some(part) = part else { continue };
             match self.edge(part, range.start, &source) {
                 Some(edge) => *slot = Some(edge),
                 None => return Err((Lack::Now, source)),
             }
         }
+        let index = *self.free.last().expect("the callers saw a free job") as usize;
         if cut.middle.is_empty() {
+            self.edges[index] = edges;
             return Ok(job);
         }
         let bytes = (cut.middle.end - cut.middle.start) as usize;
@@ -193,6 +196,9 @@ impl Queue {
             },
         };
         job.middle = Some(middle(op, &cut.middle, buf));
+        if job.mode == Mode::Exclusive {
+            self.edges[index] = edges;
+        }
         Ok(job)
     }
 
@@ -240,8 +246,8 @@ pub(super) fn job(tag: u64, kind: Kind, range: Range<u64>, middle: Option<Middle
         mode: Mode::Shared,
         locked: false,
         middle,
-        edges: [None, None],
         fua: false,
+        urgency: Urgency::Normal,
         pending: 0,
         error: None,
         data: None,

@@ -6,7 +6,6 @@ use std::time::Instant;
 use ucrypt_backend::{Buf, Done as Answer, Errno, Io};
 use ucrypt_dispatch::{
     ChunkId, Op as MachineOp, Output, Part, Place, Request, RequestId, StoreKind, Surroundings,
-    Urgency,
 };
 
 use super::job::{Job, Kind, Middle, Role, Slot};
@@ -14,6 +13,7 @@ use super::pieces::Plain;
 use super::{Done, Queue};
 use crate::counters::add;
 use crate::data::Whole;
+use crate::range_lock::Mode;
 use crate::segments::Way;
 use crate::workers::{self, Crypted, elapsed_ns};
 
@@ -26,12 +26,17 @@ const TIMED_EVERY: u32 = 16;
 
 /// Rounds of the loop between two looks that others may have at the queue's decisions.
 const PUBLISH_EVERY: u32 = 64;
+/// The same when nothing is in flight: after that there may be no further round.
+const PUBLISH_IDLE: u32 = 8;
 
 impl Queue {
     /// Accepts a planned job. `source`: the plaintext of its middle, if that is borrowed.
-    pub(super) fn start(&mut self, job: Job, source: Option<&[u8]>) {
+    pub(super) fn start(&mut self, mut job: Job, source: Option<&[u8]>) {
+        job.urgency = self.urgency;
+        self.set_awake(true);
         let index = self.free.pop().expect("plan() saw a free job");
-        let needs_range = job.middle.is_some() || job.edges.iter().any(Option::is_some);
+        // Only edges ask for their range alone.
+        let needs_range = job.middle.is_some() || job.mode == Mode::Exclusive;
         self.jobs[index as usize] = Some(job);
         if !needs_range {
             self.end_job(index);
@@ -78,7 +83,7 @@ impl Queue {
         let job = self.jobs[index as usize].as_mut().expect("a job in flight");
         let middle = job.middle.take();
         let mut reads = [None, None];
-        for (read, edge) in reads.iter_mut().zip(&mut job.edges) {
+        for (read, edge) in reads.iter_mut().zip(&mut self.edges[index as usize]) {
             *read = edge.as_mut().map(|edge| Middle {
                 op: MachineOp::Read,
                 sector: edge.sector,
@@ -103,10 +108,11 @@ impl Queue {
 
     fn request(&mut self, job: u32, role: Role, what: Middle) -> RequestId {
         let Middle { op, sector, sectors, buf } = what;
-        let urgency = Urgency::Normal;
-        let id = self.machine.request(Request { op, sector, sectors, urgency });
+        let asked = self.jobs[job as usize].as_mut().expect("a job in flight");
+        asked.pending += 1;
+        let request = Request { op, sector, sectors, urgency: asked.urgency };
+        let id = self.machine.request(request);
         let id = id.expect("the machine has room for three requests of each job");
-        self.jobs[job as usize].as_mut().expect("a job in flight").pending += 1;
         let slot = &mut self.slots[id.index()];
         (slot.job, slot.role, slot.op, slot.first_sector) = (job, role, op, sector);
         match (op, buf) {
@@ -119,7 +125,10 @@ impl Queue {
     /// Reads the clock, for all that happens until it is read again: once for each round of the
     /// loop and after what takes time, not for each step.
     fn read_clock(&mut self) {
-        self.now_ns = elapsed_ns(self.started);
+        // With nobody to wait for, time decides nothing.
+        if !self.timeless {
+            self.now_ns = elapsed_ns(self.started);
+        }
     }
 
     /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
@@ -144,7 +153,9 @@ impl Queue {
     /// Shows others what this queue knows, now and then.
     fn publish(&mut self) {
         self.unpublished += 1;
-        if self.unpublished >= PUBLISH_EVERY || self.in_flight() == 0 && self.unpublished > 1 {
+        if self.unpublished >= PUBLISH_EVERY
+            || self.in_flight() == 0 && self.unpublished >= PUBLISH_IDLE
+        {
             self.unpublished = 0;
             self.counters.publish(self.machine.tally(), self.machine.learned());
         }
@@ -192,7 +203,15 @@ impl Queue {
     pub(super) fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
         let mut answers = std::mem::take(&mut self.answers);
         let backend = self.backend.as_mut().expect("the queue is alive");
-        let polled = if wait { backend.wait(&mut answers) } else { backend.poll(&mut answers) };
+        let polled = if wait {
+            if !self.volume.info().synchronous {
+                self.awake = self.volume.count_awake(self.awake, false);
+            }
+            backend.wait(&mut answers)
+        } else {
+            backend.poll(&mut answers)
+        };
+        self.set_awake(self.free.len() < self.jobs.len());
         let any = !answers.is_empty();
         if any {
             self.read_clock();
@@ -206,11 +225,7 @@ impl Queue {
 
     /// Carries out everything that the machine asks for.
     fn pump(&mut self, source: Borrowed<'_>) {
-        let surroundings =
-            self.volume.workers.as_ref().map_or_else(Surroundings::default, |pool| Surroundings {
-                workers: pool.count(),
-                idle_workers: pool.idle(),
-            });
+        let surroundings = self.surroundings();
         loop {
             self.machine.plan(self.now_ns, surroundings);
             let Some(mut output) = self.machine.next_output() else { return };
@@ -224,6 +239,19 @@ impl Queue {
                 output = next;
             }
         }
+    }
+
+    /// The workers that this queue may use now.
+    fn surroundings(&self) -> Surroundings {
+        let Some(pool) = &self.volume.workers else { return Surroundings::default() };
+        // Who has one request under way waits for it; who has more is busy with the others.
+        let cores = self.volume.spare_cores(self.in_flight() > 1);
+        Surroundings { workers: pool.count().min(cores), idle_workers: pool.idle().min(cores) }
+    }
+
+    /// Tells the other queues whether this one keeps a core busy.
+    pub(super) fn set_awake(&mut self, awake: bool) {
+        self.awake = self.volume.count_awake(self.awake, awake);
     }
 
     fn crypt(&mut self, chunk: ChunkId, place: Place, source: Borrowed<'_>) {
@@ -423,7 +451,7 @@ impl Queue {
         match (role, op, result, whole) {
             (Role::Edge(edge), MachineOp::Read, Ok(()), Some(Whole::One(mut buf))) => {
                 let fua = job.fua;
-                if let Some(edge) = &job.edges[edge] {
+                if let Some(edge) = &self.edges[index as usize][edge] {
                     buf[edge.at..edge.at + edge.patch.len()].copy_from_slice(&edge.patch);
                 }
                 let sectors = buf.len() as u64 / 512;
@@ -458,9 +486,15 @@ impl Queue {
 
     fn end_job(&mut self, index: u32) {
         let mut job = self.jobs[index as usize].take().expect("a job in flight");
+        if job.mode == Mode::Exclusive {
+            self.edges[index as usize] = [None, None];
+        }
         self.free.push(index);
         if job.locked && !job.range.is_empty() {
             self.volume.locks.unlock(&job.range, job.mode);
+        }
+        if self.free.len() == self.jobs.len() {
+            self.set_awake(false);
         }
         let result = job.error.map_or(Ok(()), Err);
         self.count(&job, result.is_ok());

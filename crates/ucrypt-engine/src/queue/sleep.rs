@@ -158,8 +158,11 @@ impl Queue {
         self.waker_used |= self.waker_known;
         if self.handed > 0 {
             self.inbox.going_to_sleep();
-            return self.inbox.answers.is_empty();
+            if !self.inbox.answers.is_empty() {
+                return false;
+            }
         }
+        self.set_awake(false);
         true
     }
 

@@ -1,0 +1,62 @@
+//! One client that waits for each of its reads: does the second core help?
+//!
+//! Not pinned; 1 MiB and less from an image in memory, in 512-byte sectors. `inline` never hands
+//! anything on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ucrypt_backend::memory;
+use ucrypt_engine::{Op, Policy, Queue, QueueConfig};
+
+use crate::stand::{cipher, finish, median, name, volume};
+
+const LEN: u64 = 64 << 20;
+const SIZES: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
+const ROUNDS: usize = 25;
+const SLICE: Duration = Duration::from_millis(10);
+
+/// Microseconds of a read of `bytes`.
+fn time(queue: &mut Queue, bytes: usize) -> f64 {
+    let (started, mut reads) = (Instant::now(), 0u32);
+    while started.elapsed() < SLICE {
+        let offset = u64::from(reads) * bytes as u64 % LEN;
+        queue.submit(0, Op::Read { offset, len: bytes }).expect("room");
+        finish(queue);
+        reads += 1;
+    }
+    started.elapsed().as_secs_f64() * 1e6 / f64::from(reads)
+}
+
+fn queue(policy: Policy) -> Queue {
+    let volume = volume(Arc::new(memory(LEN).expect("memory")), Some(cipher(512)), None, policy);
+    let mut queue = volume.queue(QueueConfig { memory: 8 << 20, depth: 4 }).expect("a queue");
+    let data = vec![7; 1 << 20];
+    for block in 0..LEN >> 20 {
+        queue.write_from(0, block << 20, &data, false).expect("room");
+        finish(&mut queue);
+    }
+    queue
+}
+
+pub(crate) fn run() {
+    let (mut inline, mut adaptive) = (queue(Policy::Inline), queue(Policy::Adaptive));
+    println!("| read | inline µs | adaptive µs | times as fast |");
+    println!("|---|---:|---:|---:|");
+    for bytes in SIZES {
+        let (mut alone, mut helped, mut ratio) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let (a, b) = (time(&mut inline, bytes), time(&mut adaptive, bytes));
+            alone.push(a);
+            helped.push(b);
+            ratio.push(a / b);
+        }
+        println!(
+            "| {} | {:.1} | {:.1} | {:.2} |",
+            name(bytes as u64),
+            median(&mut alone),
+            median(&mut helped),
+            median(&mut ratio)
+        );
+    }
+}
