@@ -10,6 +10,7 @@ help:
 	@echo "make soak    ten minutes of writers that fill the memory of a small machine"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
+	@echo "make bench-engine   the engine in process: what it adds to the cipher, and to a disk"
 	@echo "make lint    format, clippy and documentation, warnings as errors"
 
 build:
@@ -35,6 +36,9 @@ bench: build
 bench-ciphers:
 	scripts/setup build peers
 	$(CARGO) bench --locked --package ucrypt-sector-bench --features peers --bench sectors -- --quiet
+
+bench-engine:
+	$(CARGO) bench --locked --package ucrypt-engine --bench engine -- alone cached help sweep
 
 lint:
 	scripts/setup build peers
