@@ -17,7 +17,7 @@
 //! Files that live in memory (tmpfs) are mapped, others are not: what is in the page cache of a disk
 //! is read no faster this way (`docs/benchmarks.md`), and may leave at any time. What is no hole is
 //! asked of the kernel (mincore), which takes a microsecond, and kept by blocks of 64 KiB: only a
-//! hole that is punched changes it ([`Mapping::forget`]). Swapped-out pages come back by themselves.
+//! hole that is punched changes it (`Mapping::forget`). Swapped-out pages come back by themselves.
 
 #![expect(unsafe_code, reason = "a mapping is reached by address, a signal handler set by pointer")]
 
