@@ -24,6 +24,6 @@ mod workers;
 pub use counters::{Decisions, Totals};
 pub use queue::{Done, Op, Queue, QueueConfig, Rejected};
 pub use segments::{CipherModel, Segment};
-pub use ucrypt_backend::{Buf, Errno, Guest, ring};
+pub use ucrypt_backend::{Buf, Errno, Guest, Pool, ring};
 pub use ucrypt_dispatch::{Policies, Policy, Tally, Urgency};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};

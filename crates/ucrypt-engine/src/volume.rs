@@ -75,6 +75,8 @@ pub struct VolumeInfo {
     pub fast_write_zeroes: bool,
     /// Whether every request is finished by the thread that submits it, without waiting.
     pub synchronous: bool,
+    /// Whether the backend is slower where it has to seek.
+    pub rotational: bool,
 }
 
 /// Why segments and a backend make no volume.
@@ -170,6 +172,7 @@ impl Volume {
             discard: options.allow_discards && limits.discard && !read_only,
             fast_write_zeroes: segments.iter().all(|segment| segment.cipher.is_none()),
             synchronous: limits.synchronous,
+            rotational: limits.rotational,
         };
         Ok(Self {
             backend,

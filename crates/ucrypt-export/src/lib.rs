@@ -3,13 +3,15 @@
 //! - [`mod@fuse`]: as a file, for every program and without root;
 //! - [`loop_device`]: as a disk of the kernel, for root;
 //! - [`nbd`]: on a socket, for QEMU, the kernel's client and the NBD tools;
-//! - [`vhost_user`]: as the disk of a virtual machine, straight from and to the guest's memory.
+//! - [`vhost_user`]: as the disk of a virtual machine, straight from and to the guest's memory;
+//! - [`ublk`]: as a block device of the kernel, where it has ublk.
 
 pub mod fuse;
 pub mod loop_device;
 pub mod nbd;
 mod stop;
 mod table;
+pub mod ublk;
 mod unix_socket;
 pub mod vhost_user;
 

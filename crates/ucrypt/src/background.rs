@@ -52,12 +52,16 @@ pub(crate) struct OpenArgs {
     name: Option<String>,
     #[command(flatten)]
     volume: VolumeArgs,
-    /// How the volume is served; as root a loop device, else a file
+    /// How the volume is served; as root a ublk device where the kernel has it, or else a loop
+    /// device; a file for everyone else
     #[arg(long = "as", value_enum)]
     served: Option<Served>,
-    /// Let the kernel look for a partition table on the device
+    /// Let the kernel look for a partition table on the loop device
     #[arg(long)]
     partscan: bool,
+    /// If the server dies, let the requests of the ublk device wait until the volume is opened again
+    #[arg(long)]
+    ublk_wait: bool,
     /// Where the server says what went wrong later: syslog, or a file; without it a file in the
     /// runtime directory
     #[arg(long, value_name = "syslog|FILE")]
@@ -188,7 +192,7 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     if args.served().may_leave_mounts() {
         resilience.leave_mounts(&places);
     }
-    let (exports, device) = args.served().start(&opened.volume, &places, args.partscan)?;
+    let (exports, device) = args.served().start(&opened, &places, args)?;
     let control = control::Server::start(&places)?;
     resilience.lock_memory();
     println!("{READY}{device}");

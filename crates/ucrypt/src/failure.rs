@@ -87,6 +87,17 @@ impl From<ucrypt_export::loop_device::LoopError> for Failure {
     }
 }
 
+impl From<ucrypt_export::ublk::UblkError> for Failure {
+    fn from(error: ucrypt_export::ublk::UblkError) -> Self {
+        use ucrypt_export::ublk::UblkError as Ublk;
+        match error {
+            Ublk::Denied | Ublk::NotForUsers { .. } => Self::denied(error),
+            Ublk::Exists { .. } | Ublk::Served { .. } => Self::busy(error),
+            error => Self::device(error),
+        }
+    }
+}
+
 impl From<ucrypt_export::nbd::ServerError> for Failure {
     fn from(error: ucrypt_export::nbd::ServerError) -> Self {
         use ucrypt_export::SocketError;

@@ -50,7 +50,7 @@ enum Action {
     List(background::ListArgs),
     /// Change the size of an open volume; to that of its image if none is given
     Resize(background::ResizeArgs),
-    /// Serve a volume in the foreground: NBD, FUSE
+    /// Serve a volume in the foreground: NBD, FUSE, ublk
     Serve(serve::ServeArgs),
     /// Write decrypted bytes to standard output
     Read(transfer::ReadArgs),

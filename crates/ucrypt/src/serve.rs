@@ -1,6 +1,8 @@
 //! `serve`: a volume in the foreground, on as many exports as are asked for.
 
+use std::num::ParseIntError;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -12,10 +14,11 @@ use ucrypt_engine::{Op, QueueConfig, Volume};
 use ucrypt_export::fuse::{FuseExport, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
+use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
 use crate::failure::Failure;
-use crate::volume::{KeySource, VolumeArgs};
+use crate::volume::{KeySource, Opened, VolumeArgs};
 
 /// How often it is checked whether an export was ended from outside.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
@@ -51,11 +54,68 @@ pub(crate) struct ExportArgs {
     /// How the file's requests come, where the kernel allows it: io_uring or classic
     #[arg(long, value_name = "TRANSPORT", default_value_t)]
     pub(crate) fuse_transport: Transport,
+    #[command(flatten)]
+    pub(crate) ublk: UblkArgs,
+}
+
+/// How a volume is served as a block device by ublk.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct UblkArgs {
+    /// Serve a block device, /dev/ublkbN; without a number the first that is free
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
+    ublk: Option<DeviceNumber>,
+    /// If the server dies, let the requests of the device wait for a new one
+    #[arg(long, requires = "ublk")]
+    ublk_wait: bool,
+    /// Take over /dev/ublkbN, whose server died
+    #[arg(long, value_name = "N", conflicts_with = "ublk")]
+    ublk_recover: Option<u32>,
+}
+
+/// Which number a new device gets.
+#[derive(Debug, Clone, Copy)]
+enum DeviceNumber {
+    FirstFree,
+    Exactly(u32),
+}
+
+impl FromStr for DeviceNumber {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        if text == "any" { Ok(Self::FirstFree) } else { text.parse().map(Self::Exactly) }
+    }
+}
+
+impl UblkArgs {
+    fn is_wanted(&self) -> bool {
+        self.ublk.is_some() || self.ublk_recover.is_some()
+    }
+
+    /// Starts the device, if one is asked for.
+    fn start(&self, opened: &Opened) -> Result<Option<UblkExport>, Failure> {
+        if !self.is_wanted() {
+            return Ok(None);
+        }
+        let options = UblkOptions {
+            number: match self.ublk {
+                Some(DeviceNumber::Exactly(number)) => Some(number),
+                Some(DeviceNumber::FirstFree) | None => None,
+            },
+            on_death: if self.ublk_wait { OnDeath::Wait } else { OnDeath::Fail },
+            recover: self.ublk_recover.map_or(Recover::No, Recover::Device),
+            identity: opened.facts.identity(),
+        };
+        Ok(Some(UblkExport::start(&opened.volume, &options)?))
+    }
 }
 
 impl ExportArgs {
     fn is_empty(&self) -> bool {
-        self.nbd.is_empty() && self.vhost_user.is_empty() && self.fuse.is_empty()
+        self.nbd.is_empty()
+            && self.vhost_user.is_empty()
+            && self.fuse.is_empty()
+            && !self.ublk.is_wanted()
     }
 }
 
@@ -65,13 +125,19 @@ pub(crate) struct Exports {
     vhost_user: Vec<vhost_user::Server>,
     pub(crate) fuse: Vec<FuseExport>,
     pub(crate) loop_device: Option<LoopExport>,
+    pub(crate) ublk: Option<UblkExport>,
 }
 
 impl Exports {
     /// Starts what is asked for; what was started ends again if one of them fails.
     pub(crate) fn start(volume: &Arc<Volume>, args: &ExportArgs) -> Result<Self, Failure> {
-        let mut exports =
-            Self { nbd: Vec::new(), vhost_user: Vec::new(), fuse: Vec::new(), loop_device: None };
+        let mut exports = Self {
+            nbd: Vec::new(),
+            vhost_user: Vec::new(),
+            fuse: Vec::new(),
+            loop_device: None,
+            ublk: None,
+        };
         for path in &args.fuse {
             exports.fuse.push(FuseExport::start_with(volume, path, args.fuse_transport)?);
         }
@@ -93,6 +159,17 @@ impl Exports {
             && self.vhost_user.is_empty()
             && self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
+            && self.ublk.iter().all(UblkExport::has_ended)
+    }
+
+    /// Refuses a resize that an export could not follow.
+    pub(crate) fn check_resizable(&self) -> Result<(), Failure> {
+        match self.ublk {
+            None => Ok(()),
+            Some(_) => Err(Failure::device(
+                "a ublk device keeps its size; close it, and open it again (or use --as loop)",
+            )),
+        }
     }
 
     /// Tells the kernel that the volume was resized. Over NBD, new connections see it.
@@ -106,7 +183,8 @@ impl Exports {
     /// Ends all of them unless a program has a served file or device open. Returns whether it did.
     pub(crate) fn try_stop(&mut self) -> bool {
         let unused = self.fuse.iter_mut().all(FuseExport::try_stop)
-            && self.loop_device.as_mut().is_none_or(LoopExport::try_stop);
+            && self.loop_device.as_mut().is_none_or(LoopExport::try_stop)
+            && self.ublk.iter_mut().all(UblkExport::try_stop);
         if !unused {
             return false;
         }
@@ -119,6 +197,7 @@ impl Exports {
     pub(crate) fn detach(&mut self) {
         self.fuse.iter().for_each(FuseExport::detach);
         self.loop_device.iter().for_each(LoopExport::detach);
+        self.ublk.iter().for_each(UblkExport::detach);
         self.nbd.drain(..).for_each(Server::shutdown);
         self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
     }
@@ -129,18 +208,20 @@ impl Exports {
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
         self.fuse.into_iter().for_each(FuseExport::stop);
         self.loop_device.into_iter().for_each(LoopExport::stop);
+        self.ublk.into_iter().for_each(UblkExport::stop);
     }
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.exports.is_empty() {
         return Err(Failure::wrong(
-            "name at least one export: --nbd ADDRESS, --vhost-user PATH or --fuse FILE",
+            "name at least one export: --nbd ADDRESS, --vhost-user PATH, --fuse FILE or --ublk",
         ));
     }
     let stop = signals()?;
     let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
-    let exports = Exports::start(&opened.volume, &args.exports)?;
+    let mut exports = Exports::start(&opened.volume, &args.exports)?;
+    exports.ublk = args.exports.ublk.start(&opened)?;
     announce(&exports, args.json);
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(CHECK_EVERY) {
         if exports.have_ended() {
@@ -174,6 +255,9 @@ fn announce(exports: &Exports, json: bool) {
         } else {
             println!("fuse: {path}");
         }
+    }
+    if let Some(export) = &exports.ublk {
+        line("ublk", "path", &export.path().display().to_string());
     }
 }
 

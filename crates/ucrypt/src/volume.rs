@@ -134,6 +134,23 @@ pub(crate) struct Facts {
     pub(crate) keyslot: Option<u32>,
 }
 
+impl Facts {
+    /// A number that differs between volumes, and is the same each time that one is opened: of
+    /// where it lies and how it is encrypted. The key has no part in it.
+    pub(crate) fn identity(&self) -> u64 {
+        let image =
+            std::fs::canonicalize(&self.image).unwrap_or_else(|_| self.image.clone().into());
+        let layout = format!("{} {} {} {}", self.cipher, self.sector_size, self.offset, self.size);
+        let uuid = self.uuid.as_deref().unwrap_or_default();
+        let parts = [image.as_os_str().as_encoded_bytes(), layout.as_bytes(), uuid.as_bytes()];
+        // FNV-1a, which stays the same from one version to the next.
+        let bytes = parts.iter().flat_map(|part| part.iter().chain(&[0]));
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+}
+
 /// A volume ready to be served.
 #[derive(Debug)]
 pub(crate) struct Opened {

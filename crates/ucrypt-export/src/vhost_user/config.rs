@@ -107,6 +107,7 @@ mod tests {
             discard: true,
             fast_write_zeroes: false,
             synchronous: false,
+            rotational: false,
         }
     }
 

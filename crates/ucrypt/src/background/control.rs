@@ -180,6 +180,7 @@ fn answer(result: &Result<(), Failure>, done: &str) -> Value {
 }
 
 fn resize(opened: &mut Opened, exports: &Exports, bytes: Option<u64>) -> Result<(), Failure> {
+    exports.check_resizable()?;
     let volume = &opened.volume;
     let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
     let len = match bytes.or(opened.fixed_len) {

@@ -1,21 +1,23 @@
 //! What an open volume is served as.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use clap::ValueEnum;
-use ucrypt_engine::Volume;
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::Address;
+use ucrypt_export::ublk::{self, OnDeath, Recover, UblkExport, UblkOptions};
 
-use super::link;
+use super::{OpenArgs, link};
 use crate::failure::Failure;
 use crate::runtime::Places;
 use crate::serve::{ExportArgs, Exports};
+use crate::volume::Opened;
 
 /// The ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Served {
+    /// A ublk device, linked as /dev/ucrypt/NAME; as root, where the kernel has ublk
+    Ublk,
     /// A loop device, linked as /dev/ucrypt/NAME; as root
     Loop,
     /// A file, for every program; no root needed
@@ -27,14 +29,18 @@ pub(super) enum Served {
 impl Default for Served {
     /// What is most like a disk among what this user may have.
     fn default() -> Self {
-        if rustix::process::geteuid().is_root() { Self::Loop } else { Self::Fuse }
+        match rustix::process::geteuid().is_root() {
+            true if ublk::is_available() => Self::Ublk,
+            true => Self::Loop,
+            false => Self::Fuse,
+        }
     }
 }
 
 impl Served {
     /// Whether it is a device of the kernel, with a link.
     pub(super) fn is_device(self) -> bool {
-        self == Self::Loop
+        matches!(self, Self::Ublk | Self::Loop)
     }
 
     /// Whether the server needs nothing of its user's mounts: as root, and if it mounts nothing
@@ -46,24 +52,37 @@ impl Served {
     /// Starts serving. Returns also what a user gets at it by: a path or a URI.
     pub(super) fn start(
         self,
-        volume: &Arc<Volume>,
+        opened: &Opened,
         places: &Places,
-        partitions: bool,
+        args: &OpenArgs,
     ) -> Result<(Exports, String), Failure> {
+        let volume = &opened.volume;
         let path = |path: &Path| path.display().to_string();
         let mut wanted = ExportArgs::default();
         match self {
             Self::Fuse => wanted.fuse.push(places.file()),
             Self::Nbd => wanted.nbd.push(Address::Unix(places.nbd())),
-            Self::Loop => {}
+            Self::Ublk | Self::Loop => {}
         }
         let mut exports = Exports::start(volume, &wanted)?;
         let device = match self {
             Self::Fuse => path(&places.file()),
             Self::Nbd => exports.nbd[0].uri().to_owned(),
+            Self::Ublk => {
+                let options = UblkOptions {
+                    number: None,
+                    on_death: if args.ublk_wait { OnDeath::Wait } else { OnDeath::Fail },
+                    recover: Recover::IfWaiting,
+                    identity: opened.facts.identity(),
+                };
+                let device = UblkExport::start(volume, &options)?;
+                let link = link::make(places.name(), device.path())?;
+                exports.ublk = Some(device);
+                path(&link)
+            }
             Self::Loop => {
                 let label = link::label(places.name());
-                let device = LoopExport::start(volume, &label, partitions)?;
+                let device = LoopExport::start(volume, &label, args.partscan)?;
                 let link = link::make(places.name(), device.path())?;
                 exports.loop_device = Some(device);
                 path(&link)

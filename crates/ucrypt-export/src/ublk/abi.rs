@@ -1,0 +1,360 @@
+//! What the kernel and a ublk server say to each other (`include/uapi/linux/ublk_cmd.h`).
+//!
+//! Structures are written to bytes and read from bytes field by field: no layout of ours is handed
+//! to the kernel, and what comes back is only ever numbers.
+
+/// The commands to `/dev/ublk-control`, encoded as ioctls of a [`Header`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Control {
+    AddDevice = read_write(0x04, HEADER_LEN),
+    DeleteDevice = read_write(0x05, HEADER_LEN),
+    StartDevice = read_write(0x06, HEADER_LEN),
+    StopDevice = read_write(0x07, HEADER_LEN),
+    SetParameters = read_write(0x08, HEADER_LEN),
+    GetParameters = read(0x09, HEADER_LEN),
+    StartUserRecovery = read_write(0x10, HEADER_LEN),
+    EndUserRecovery = read_write(0x11, HEADER_LEN),
+    GetDeviceInfo2 = read(0x12, HEADER_LEN),
+    GetFeatures = read(0x13, HEADER_LEN),
+    /// Does not wait for the last user of the device to close it. Linux 6.9.
+    DeleteDeviceAsync = read(0x14, HEADER_LEN),
+}
+
+/// The commands to `/dev/ublkcN`, encoded as ioctls of an [`IoCommand`].
+pub(super) const FETCH: u32 = read_write(0x20, IO_COMMAND_LEN);
+pub(super) const COMMIT_AND_FETCH: u32 = read_write(0x21, IO_COMMAND_LEN);
+
+const fn read(number: u32, len: usize) -> u32 {
+    2 << 30 | (len as u32) << 16 | (b'u' as u32) << 8 | number
+}
+
+const fn read_write(number: u32, len: usize) -> u32 {
+    1 << 30 | read(number, len)
+}
+
+/// Features of a device, and of the driver.
+pub(super) mod feature {
+    pub(in super::super) const USER_RECOVERY: u64 = 1 << 3;
+    pub(in super::super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
+    pub(in super::super) const UNPRIVILEGED: u64 = 1 << 5;
+    pub(in super::super) const IOCTL_ENCODING: u64 = 1 << 6;
+    pub(in super::super) const USER_COPY: u64 = 1 << 7;
+}
+
+/// [`DeviceInfo::state`]: it has not begun, or has ended.
+pub(super) const STATE_DEAD: u16 = 0;
+/// [`DeviceInfo::state`]: it has a server.
+pub(super) const STATE_LIVE: u16 = 1;
+/// [`DeviceInfo::state`]: its server died, and its requests wait for another one.
+pub(super) const STATE_QUIESCED: u16 = 2;
+
+/// A header's device number when the kernel is to choose one.
+pub(super) const ANY_DEVICE: u32 = u32::MAX;
+
+const HEADER_LEN: usize = 32;
+/// The room for a command in a ring's entry of 128 bytes.
+pub(super) const COMMAND_LEN: usize = 80;
+
+/// `struct ublksrv_ctrl_cmd`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Header {
+    pub(super) device: u32,
+    /// Of the payload, in bytes.
+    pub(super) len: u16,
+    /// Address of the payload.
+    pub(super) address: u64,
+    pub(super) data: u64,
+    /// Bytes at the start of the payload that are the path of the device's character device.
+    pub(super) path_len: u16,
+}
+
+impl Header {
+    pub(super) fn to_bytes(self) -> [u8; COMMAND_LEN] {
+        const NO_QUEUE: u16 = u16::MAX;
+        let mut bytes = [0; COMMAND_LEN];
+        put(&mut bytes, 0, self.device.to_ne_bytes());
+        put(&mut bytes, 4, NO_QUEUE.to_ne_bytes());
+        put(&mut bytes, 6, self.len.to_ne_bytes());
+        put(&mut bytes, 8, self.address.to_ne_bytes());
+        put(&mut bytes, 16, self.data.to_ne_bytes());
+        put(&mut bytes, 24, self.path_len.to_ne_bytes());
+        bytes
+    }
+}
+
+/// `struct ublksrv_ctrl_dev_info`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct DeviceInfo {
+    pub(super) queues: u16,
+    pub(super) depth: u16,
+    pub(super) state: u16,
+    /// Largest request, in bytes.
+    pub(super) io_bytes_max: u32,
+    pub(super) device: u32,
+    pub(super) server_pid: i32,
+    pub(super) features: u64,
+    /// Kept for the server, unread by the kernel.
+    pub(super) server_data: u64,
+}
+
+impl DeviceInfo {
+    pub(super) const LEN: usize = 64;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        put(&mut bytes, 0, self.queues.to_ne_bytes());
+        put(&mut bytes, 2, self.depth.to_ne_bytes());
+        put(&mut bytes, 4, self.state.to_ne_bytes());
+        put(&mut bytes, 8, self.io_bytes_max.to_ne_bytes());
+        put(&mut bytes, 12, self.device.to_ne_bytes());
+        put(&mut bytes, 16, self.server_pid.to_ne_bytes());
+        put(&mut bytes, 24, self.features.to_ne_bytes());
+        put(&mut bytes, 32, self.server_data.to_ne_bytes());
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
+        Self {
+            queues: u16::from_ne_bytes(get(bytes, 0)),
+            depth: u16::from_ne_bytes(get(bytes, 2)),
+            state: u16::from_ne_bytes(get(bytes, 4)),
+            io_bytes_max: u32::from_ne_bytes(get(bytes, 8)),
+            device: u32::from_ne_bytes(get(bytes, 12)),
+            server_pid: i32::from_ne_bytes(get(bytes, 16)),
+            features: u64::from_ne_bytes(get(bytes, 24)),
+            server_data: u64::from_ne_bytes(get(bytes, 32)),
+        }
+    }
+}
+
+/// [`Parameters::attributes`].
+pub(super) mod attribute {
+    pub(in super::super) const READ_ONLY: u32 = 1 << 0;
+    pub(in super::super) const ROTATIONAL: u32 = 1 << 1;
+    pub(in super::super) const VOLATILE_CACHE: u32 = 1 << 2;
+    pub(in super::super) const FUA: u32 = 1 << 3;
+}
+
+/// `struct ublk_params` with its basic and discard parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Parameters {
+    pub(super) attributes: u32,
+    /// Block sizes as powers of two of bytes.
+    pub(super) logical_shift: u8,
+    pub(super) physical_shift: u8,
+    pub(super) io_opt_shift: u8,
+    pub(super) io_min_shift: u8,
+    /// Lengths in 512-byte sectors.
+    pub(super) sectors_max: u32,
+    pub(super) sectors: u64,
+    /// In bytes, not 0.
+    pub(super) discard_granularity: u32,
+    /// Of one request, in 512-byte sectors; 0: none.
+    pub(super) discard_sectors_max: u32,
+    pub(super) write_zeroes_sectors_max: u32,
+}
+
+impl Parameters {
+    pub(super) const LEN: usize = 112;
+    const TYPES: u32 = 1 << 0 | 1 << 1;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::LEN] {
+        const DISCARD_SEGMENTS: u16 = 1;
+        let mut bytes = [0; Self::LEN];
+        put(&mut bytes, 0, (Self::LEN as u32).to_ne_bytes());
+        put(&mut bytes, 4, Self::TYPES.to_ne_bytes());
+        put(&mut bytes, 8, self.attributes.to_ne_bytes());
+        let shifts =
+            [self.logical_shift, self.physical_shift, self.io_opt_shift, self.io_min_shift];
+        put(&mut bytes, 12, shifts);
+        put(&mut bytes, 16, self.sectors_max.to_ne_bytes());
+        put(&mut bytes, 24, self.sectors.to_ne_bytes());
+        put(&mut bytes, 44, self.discard_granularity.to_ne_bytes());
+        put(&mut bytes, 48, self.discard_sectors_max.to_ne_bytes());
+        put(&mut bytes, 52, self.write_zeroes_sectors_max.to_ne_bytes());
+        put(&mut bytes, 56, DISCARD_SEGMENTS.to_ne_bytes());
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
+        let [logical_shift, physical_shift, io_opt_shift, io_min_shift] = get(bytes, 12);
+        Self {
+            attributes: u32::from_ne_bytes(get(bytes, 8)),
+            logical_shift,
+            physical_shift,
+            io_opt_shift,
+            io_min_shift,
+            sectors_max: u32::from_ne_bytes(get(bytes, 16)),
+            sectors: u64::from_ne_bytes(get(bytes, 24)),
+            discard_granularity: u32::from_ne_bytes(get(bytes, 44)),
+            discard_sectors_max: u32::from_ne_bytes(get(bytes, 48)),
+            write_zeroes_sectors_max: u32::from_ne_bytes(get(bytes, 52)),
+        }
+    }
+}
+
+/// What the kernel wants done, as its descriptor says (`struct ublksrv_io_desc`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    /// Operation in the low byte, flags above.
+    pub(super) op_flags: u32,
+    /// In 512-byte sectors.
+    pub(super) sectors: u32,
+    pub(super) start_sector: u64,
+}
+
+impl Descriptor {
+    /// Bytes from one descriptor to the next.
+    pub(super) const LEN: usize = 24;
+
+    pub(super) const READ: u8 = 0;
+    pub(super) const WRITE: u8 = 1;
+    pub(super) const FLUSH: u8 = 2;
+    pub(super) const DISCARD: u8 = 3;
+    pub(super) const WRITE_ZEROES: u8 = 5;
+
+    /// From the kernel's memory.
+    pub(super) fn from_words([first, start_sector, _address]: [u64; 3]) -> Self {
+        let bytes = first.to_ne_bytes();
+        let (op_flags, sectors) =
+            (u32::from_ne_bytes(get(&bytes, 0)), u32::from_ne_bytes(get(&bytes, 4)));
+        Self { op_flags, sectors, start_sector }
+    }
+
+    const FUA: u32 = 1 << 13;
+    const NO_UNMAP: u32 = 1 << 15;
+
+    pub(super) fn op(self) -> u8 {
+        self.op_flags as u8
+    }
+
+    pub(super) fn is_fua(self) -> bool {
+        self.op_flags & Self::FUA != 0
+    }
+
+    pub(super) fn is_no_unmap(self) -> bool {
+        self.op_flags & Self::NO_UNMAP != 0
+    }
+}
+
+/// Bytes between the descriptors of two queues in the mapping of `/dev/ublkcN`.
+pub(super) const DESCRIPTORS_STRIDE: u64 = 4096 * Descriptor::LEN as u64;
+
+const IO_COMMAND_LEN: usize = 16;
+
+/// `struct ublksrv_io_cmd`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct IoCommand {
+    pub(super) queue: u16,
+    pub(super) tag: u16,
+    /// Bytes transferred, or a negative error number.
+    pub(super) result: i32,
+    /// Of the request's data, where the kernel copies it; 0 where we do.
+    pub(super) address: u64,
+}
+
+impl IoCommand {
+    pub(super) fn to_bytes(self) -> [u8; IO_COMMAND_LEN] {
+        let mut bytes = [0; IO_COMMAND_LEN];
+        put(&mut bytes, 0, self.queue.to_ne_bytes());
+        put(&mut bytes, 2, self.tag.to_ne_bytes());
+        put(&mut bytes, 4, self.result.to_ne_bytes());
+        put(&mut bytes, 8, self.address.to_ne_bytes());
+        bytes
+    }
+}
+
+/// Where in `/dev/ublkcN` the data of a request is read and written (`UBLK_F_USER_COPY`).
+pub(super) fn data_position(queue: u16, tag: u16) -> u64 {
+    const BASE: u64 = 0x8000_0000;
+    const TAG_SHIFT: u32 = 25;
+    const QUEUE_SHIFT: u32 = 25 + 16;
+    BASE + (u64::from(queue) << QUEUE_SHIFT) + (u64::from(tag) << TAG_SHIFT)
+}
+
+fn put<const N: usize>(bytes: &mut [u8], at: usize, field: [u8; N]) {
+    bytes[at..at + N].copy_from_slice(&field);
+}
+
+fn get<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_numbers_of_the_kernel_header() {
+        // As `gcc -include linux/ublk_cmd.h` prints them for Linux 6.12.
+        let known = [
+            (Control::AddDevice, 0xc020_7504),
+            (Control::DeleteDevice, 0xc020_7505),
+            (Control::GetParameters, 0x8020_7509),
+            (Control::EndUserRecovery, 0xc020_7511),
+            (Control::GetDeviceInfo2, 0x8020_7512),
+            (Control::GetFeatures, 0x8020_7513),
+        ];
+        for (command, number) in known {
+            assert_eq!(command as u32, number, "{command:?}");
+        }
+        assert_eq!((FETCH, COMMIT_AND_FETCH), (0xc010_7520, 0xc010_7521));
+    }
+
+    #[test]
+    fn device_info_survives_its_bytes() {
+        let info = DeviceInfo {
+            queues: 2,
+            depth: 128,
+            state: STATE_QUIESCED,
+            io_bytes_max: 1 << 20,
+            device: 7,
+            server_pid: -1,
+            features: feature::USER_COPY | feature::IOCTL_ENCODING,
+            server_data: 0x0123_4567_89ab_cdef,
+        };
+        assert_eq!(DeviceInfo::from_bytes(&info.to_bytes()), info);
+    }
+
+    #[test]
+    fn parameters_survive_their_bytes() {
+        let parameters = Parameters {
+            attributes: attribute::FUA | attribute::VOLATILE_CACHE,
+            logical_shift: 9,
+            physical_shift: 12,
+            io_opt_shift: 16,
+            io_min_shift: 12,
+            sectors_max: 2048,
+            sectors: u64::MAX / 512,
+            discard_granularity: 4096,
+            discard_sectors_max: 1 << 22,
+            write_zeroes_sectors_max: 1 << 17,
+        };
+        let bytes = parameters.to_bytes();
+        assert_eq!(Parameters::from_bytes(&bytes), parameters);
+        assert_eq!(bytes[..8], [112, 0, 0, 0, 3, 0, 0, 0], "length and types");
+    }
+
+    #[test]
+    fn a_descriptor_is_read_from_the_kernels_words() {
+        let mut bytes = [0; Descriptor::LEN];
+        put(&mut bytes, 0, (1 << 13 | 1_u32).to_ne_bytes());
+        put(&mut bytes, 4, 8_u32.to_ne_bytes());
+        put(&mut bytes, 8, 77_u64.to_ne_bytes());
+        let words = [0, 8, 16].map(|at| u64::from_ne_bytes(get(&bytes, at)));
+        let read = Descriptor::from_words(words);
+        assert_eq!((read.sectors, read.start_sector), (8, 77));
+        assert_eq!(read.op(), Descriptor::WRITE);
+        assert!(read.is_fua() && !read.is_no_unmap());
+    }
+
+    #[test]
+    fn the_data_of_two_requests_is_32_mib_apart() {
+        assert_eq!(data_position(0, 0), 0x8000_0000);
+        assert_eq!(data_position(0, 2), 0x8000_0000 + (64 << 20));
+        assert_eq!(data_position(1, 0) - data_position(0, u16::MAX), 32 << 20);
+    }
+}

@@ -1,0 +1,92 @@
+//! Why a volume could not be served as a ublk device.
+
+use std::io;
+
+/// Why a volume could not be served as a ublk device.
+#[derive(Debug, thiserror::Error)]
+pub enum UblkError {
+    /// There is no `/dev/ublk-control`.
+    #[error(
+        "this kernel has no ublk (/dev/ublk-control is missing); load it (modprobe ublk_drv, in \
+         Linux 6.5 or newer), or use a loop device (--as loop)"
+    )]
+    Missing,
+    /// The user may not use `/dev/ublk-control`.
+    #[error(
+        "no permission to use /dev/ublk-control; be root, or use a file, which needs none (--as \
+         fuse)"
+    )]
+    Denied,
+    /// The kernel refused a device to a user without privileges.
+    #[error(
+        "the kernel makes no ublk device for this user: {error}; be root, or use a file, which \
+         needs no permission (--as fuse)"
+    )]
+    NotForUsers {
+        /// The system's error.
+        error: io::Error,
+    },
+    /// The driver is older than what is needed of it.
+    #[error(
+        "this kernel's ublk cannot copy data at a server's request (Linux 6.5 or newer can); use a \
+         loop device (--as loop)"
+    )]
+    TooOld,
+    /// The system has no `io_uring` for us, without which there is no ublk.
+    #[error(
+        "io_uring is not available: {error}; allow it (sysctl kernel.io_uring_disabled=0), or use a \
+         loop device (--as loop)"
+    )]
+    NoRing {
+        /// The system's error.
+        error: io::Error,
+    },
+    /// A device of that number is there already.
+    #[error(
+        "/dev/ublkb{device} exists already; name another number, or none (or --ublk-recover={device} \
+         if its server died)"
+    )]
+    Exists {
+        /// The number.
+        device: u32,
+    },
+    /// There is no device to be taken over.
+    #[error("there is no /dev/ublkb{device} to be taken over; start it anew, without recovery")]
+    Gone {
+        /// The number.
+        device: u32,
+    },
+    /// The device to be taken over has a server that lives.
+    #[error("/dev/ublkb{device} is served already, by process {pid}; end that first")]
+    Served {
+        /// The number.
+        device: u32,
+        /// The process.
+        pid: i32,
+    },
+    /// The device to be taken over was not made to outlive its server.
+    #[error(
+        "/dev/ublkb{device} was not opened for recovery, and ended with its server; start it anew"
+    )]
+    NotRecoverable {
+        /// The number.
+        device: u32,
+    },
+    /// The device to be taken over is another volume's.
+    #[error(
+        "/dev/ublkb{device} belongs to another volume, or to this one with other options; name its \
+         image and options as they were"
+    )]
+    OtherVolume {
+        /// The number.
+        device: u32,
+    },
+    /// A step of the set-up failed.
+    #[error("cannot {what}: {error}; use a loop device (--as loop)")]
+    Control {
+        /// The step.
+        what: &'static str,
+        /// The system's error.
+        error: io::Error,
+    },
+}

@@ -1,0 +1,86 @@
+//! What the kernel is told about the disk.
+
+use ucrypt_engine::VolumeInfo;
+
+use super::abi::{Parameters, attribute};
+
+/// Largest discard, in 512-byte sectors: 2 GiB.
+const DISCARD_SECTORS_MAX: u32 = 1 << 22;
+
+/// Longest write of zeroes where they are encrypted, in 512-byte sectors: 64 MiB, well below the 30
+/// seconds after which the kernel kills a server without privileges.
+const ENCRYPTED_ZEROES_SECTORS_MAX: u32 = 1 << 17;
+
+/// The parameters of a volume's device whose requests have at most `io_bytes_max` bytes.
+pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32) -> Parameters {
+    let attributes = [
+        (true, attribute::VOLATILE_CACHE | attribute::FUA),
+        (info.read_only, attribute::READ_ONLY),
+        (info.rotational, attribute::ROTATIONAL),
+    ];
+    // Powers of two, all of them; the sector size is at most 4096.
+    let logical_shift = info.sector_size.ilog2() as u8;
+    let preferred_shift = info.preferred_io.ilog2() as u8;
+    Parameters {
+        attributes: attributes.iter().filter(|(has, _)| *has).map(|(_, bits)| bits).sum(),
+        logical_shift,
+        // Below that a backend reads before it writes.
+        physical_shift: preferred_shift,
+        io_min_shift: preferred_shift,
+        io_opt_shift: preferred_shift,
+        sectors_max: io_bytes_max / 512,
+        sectors: info.len / 512,
+        discard_granularity: info.sector_size,
+        discard_sectors_max: if info.discard { DISCARD_SECTORS_MAX } else { 0 },
+        write_zeroes_sectors_max: match (info.read_only, info.fast_write_zeroes) {
+            (true, _) => 0,
+            (false, true) => DISCARD_SECTORS_MAX,
+            (false, false) => ENCRYPTED_ZEROES_SECTORS_MAX,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> VolumeInfo {
+        VolumeInfo {
+            len: 10 << 20,
+            sector_size: 512,
+            preferred_io: 4096,
+            read_only: false,
+            discard: false,
+            fast_write_zeroes: false,
+            synchronous: false,
+            rotational: false,
+        }
+    }
+
+    #[test]
+    fn a_disk_has_the_volumes_sectors_and_a_cache_to_flush() {
+        let made = parameters(&info(), 1 << 20);
+        assert_eq!((made.logical_shift, made.physical_shift), (9, 12));
+        assert_eq!((made.sectors, made.sectors_max), (20 << 10, 2048));
+        assert_eq!(made.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
+        assert_eq!(made.discard_sectors_max, 0, "discards were not allowed");
+        assert_eq!(made.write_zeroes_sectors_max * 512, 64 << 20);
+    }
+
+    #[test]
+    fn a_read_only_disk_takes_nothing_that_writes() {
+        let made = parameters(&VolumeInfo { read_only: true, ..info() }, 1 << 20);
+        assert_ne!(made.attributes & attribute::READ_ONLY, 0);
+        assert_eq!((made.discard_sectors_max, made.write_zeroes_sectors_max), (0, 0));
+    }
+
+    #[test]
+    fn discards_and_seeks_are_the_backends() {
+        let made = parameters(
+            &VolumeInfo { discard: true, rotational: true, sector_size: 4096, ..info() },
+            1 << 20,
+        );
+        assert_eq!((made.discard_sectors_max, made.discard_granularity), (1 << 22, 4096));
+        assert_ne!(made.attributes & attribute::ROTATIONAL, 0);
+    }
+}

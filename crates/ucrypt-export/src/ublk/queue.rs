@@ -1,0 +1,212 @@
+//! One queue of a device: the loop of a thread between the kernel's requests and the engine.
+//!
+//! - A tag is in one of three hands: the kernel's (a command is under way), the engine's (a request
+//!   is), or it stands in `waiting`, because the engine had no room. `waiting` is served first come
+//!   first served, after every answer.
+//! - A request ends in exactly one commit, which is also the tag's next fetch.
+//! - The loop ends when the kernel has given every tag back, which it does when the device is
+//!   stopped or deleted; or when the engine's queue or the ring breaks. Its descriptors are then
+//!   closed, and the kernel fails the requests, or keeps them for the next server.
+//!
+//! Memory is bounded by the depth and the engine's pool, all taken at start.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use ucrypt_engine::{Done, Op, Queue, Rejected};
+
+use super::abi::Descriptor;
+use super::commands::{self, Commands};
+use super::data::Data;
+use super::descriptors::Descriptors;
+
+/// Which queue of a device, and its bounds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) queue: u16,
+    pub(super) depth: u16,
+    /// Largest request, in bytes.
+    pub(super) io_bytes_max: u32,
+    /// Whether the data is copied by us.
+    pub(super) user_copy: bool,
+}
+
+/// Fields are dropped in their order: the engine's queue first, whose ring has the commands.
+pub(super) struct Server {
+    engine: Queue,
+    commands: Commands,
+    data: Data,
+    descriptors: Descriptors,
+    place: Place,
+    waiting: VecDeque<u16>,
+    /// Tags that the kernel has not given back for good.
+    live: u16,
+}
+
+/// Why a request is not with the engine.
+enum NotStarted {
+    /// It will find room after an answer.
+    Later,
+    Refused(Errno),
+}
+
+impl Server {
+    /// Attaches to the device and fetches the first request of every tag. `engine` has a ring.
+    pub(super) fn attach(engine: Queue, device: Arc<File>, place: Place) -> io::Result<Self> {
+        let Place { queue, depth, io_bytes_max, user_copy } = place;
+        let mut server = Self {
+            engine,
+            descriptors: Descriptors::map(&device, queue, depth)?,
+            data: if user_copy {
+                Data::UserCopy { device: device.clone(), queue }
+            } else {
+                Data::buffers(depth, io_bytes_max)?
+            },
+            commands: Commands::new(device, queue),
+            place,
+            waiting: VecDeque::with_capacity(usize::from(depth)),
+            live: depth,
+        };
+        for tag in 0..depth {
+            server.commands.fetch(&mut server.engine, &mut server.data, tag);
+        }
+        server.engine.poll()?;
+        // A fetch that is refused is so at once; and there are no requests before the device runs.
+        match commands::next(&mut server.engine) {
+            Some(fetched) => Err(fetched.result.err().unwrap_or(Errno::PROTO).into()),
+            None => Ok(server),
+        }
+    }
+
+    /// Serves until the device ends.
+    pub(super) fn run(mut self) -> io::Result<()> {
+        while self.live > 0 {
+            while let Some(fetched) = commands::next(&mut self.engine) {
+                match fetched.result {
+                    Ok(()) => self.request(fetched.tag),
+                    // The device is stopped, or gone.
+                    Err(_) => self.live -= 1,
+                }
+            }
+            while let Some(done) = self.engine.next_done() {
+                self.answer(&done);
+                self.retry();
+            }
+            self.engine.wait()?;
+        }
+        Ok(())
+    }
+
+    /// The kernel has a request.
+    fn request(&mut self, tag: u16) {
+        if self.waiting.is_empty() {
+            self.start(tag);
+        } else {
+            self.waiting.push_back(tag);
+        }
+    }
+
+    /// Starts what waits, as far as there is room.
+    fn retry(&mut self) {
+        while let Some(tag) = self.waiting.pop_front() {
+            if !self.start(tag) {
+                // `start` put it at the end: it is the first.
+                self.waiting.rotate_right(1);
+                return;
+            }
+        }
+    }
+
+    /// Hands a request to the engine, or ends it. Returns false if it waits instead.
+    fn start(&mut self, tag: u16) -> bool {
+        match self.submit(tag) {
+            Ok(()) => {}
+            Err(NotStarted::Later) => {
+                self.waiting.push_back(tag);
+                return false;
+            }
+            Err(NotStarted::Refused(error)) => self.commit(tag, Err(error)),
+        }
+        true
+    }
+
+    fn submit(&mut self, tag: u16) -> Result<(), NotStarted> {
+        let refused = NotStarted::Refused;
+        let request = self.descriptors.read(tag).ok_or(refused(Errno::INVAL))?;
+        // A flush has a range that means nothing; beyond all volumes, others are refused for it.
+        let offset = request.start_sector.saturating_mul(512);
+        let len = u64::from(request.sectors) * 512;
+        let op = match request.op() {
+            Descriptor::READ => Op::Read { offset, len: self.data_len(len)? },
+            Descriptor::WRITE => {
+                let len = self.data_len(len)?;
+                let mut data = self.engine.alloc(len).ok_or(NotStarted::Later)?;
+                self.data.take(tag, &mut data).map_err(refused)?;
+                Op::Write { offset, data, fua: request.is_fua() }
+            }
+            Descriptor::FLUSH => Op::Flush,
+            Descriptor::DISCARD => Op::Discard { offset, len },
+            Descriptor::WRITE_ZEROES => Op::WriteZeroes {
+                offset,
+                len,
+                fua: request.is_fua(),
+                no_unmap: request.is_no_unmap(),
+            },
+            _ => return Err(refused(Errno::OPNOTSUPP)),
+        };
+        self.engine.submit(u64::from(tag), op).map_err(|rejected| match rejected {
+            Rejected::Busy(_) | Rejected::BusyBorrowed => NotStarted::Later,
+            Rejected::OutOfRange => refused(Errno::NOSPC),
+            Rejected::ReadOnly => refused(Errno::ROFS),
+            Rejected::NotSupported => refused(Errno::OPNOTSUPP),
+            Rejected::TooLarge => refused(Errno::INVAL),
+        })
+    }
+
+    /// The length of a request's data, if it is one that was agreed on.
+    fn data_len(&self, len: u64) -> Result<usize, NotStarted> {
+        match u32::try_from(len) {
+            Ok(len) if len > 0 && len <= self.place.io_bytes_max => Ok(len as usize),
+            _ => Err(NotStarted::Refused(Errno::INVAL)),
+        }
+    }
+
+    /// The engine has an answer.
+    fn answer(&mut self, done: &Done) {
+        let Ok(tag) = u16::try_from(done.tag) else { return };
+        let result = done.result.and_then(|()| match &done.data {
+            Some(data) => self.data.give(tag, data),
+            None => Ok(()),
+        });
+        self.commit(tag, result);
+    }
+
+    fn commit(&mut self, tag: u16, result: Result<(), Errno>) {
+        let result = match result {
+            // All of it: what the kernel counts by the request's bytes.
+            Ok(()) => self.bytes(tag),
+            Err(error) => -error.raw_os_error(),
+        };
+        self.commands.commit(&mut self.engine, &mut self.data, tag, result);
+    }
+
+    /// Bytes of a read or write.
+    fn bytes(&self, tag: u16) -> i32 {
+        let bytes = self.descriptors.read(tag).and_then(|request| match request.op() {
+            Descriptor::READ | Descriptor::WRITE => request.sectors.checked_mul(512),
+            _ => Some(0),
+        });
+        bytes.and_then(|bytes| i32::try_from(bytes).ok()).unwrap_or(0)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.engine.ring().is_some_and(|ring| ring.under_way() > 0) {
+            self.data.leak();
+        }
+    }
+}
