@@ -6,7 +6,7 @@ CARGO ?= cargo
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
-	@echo "make test    install the missing outside judges, run every test"
+	@echo "make test    install the missing outside judges and a kernel to boot, run every test"
 	@echo "make soak    ten minutes of writers that fill the memory of a small machine"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"

@@ -1,0 +1,144 @@
+//! The command in a real kernel with ublk, dm-crypt, nbd and zoned devices: `guest/run.py` boots
+//! one, once for all tests of this file, and runs the scenarios of `scenarios/` in it.
+//!
+//! Each test is the verdict on one scenario; a scenario that failed shows its log.
+
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
+
+/// Seconds for the boot and all scenarios, on a machine that is busy with other tests.
+const LIMIT_S: &str = "600";
+
+const PROGRAMS: [&str; 9] = [
+    UCRYPT,
+    "cryptsetup",
+    "dmsetup",
+    "fio",
+    "nbd-client",
+    "setpriv",
+    "blkdiscard",
+    "blkzone",
+    "mkfs.ext4",
+];
+
+const MODULES: [&str; 12] = [
+    "ublk_drv",
+    "dm-crypt",
+    "xts",
+    "cbc",
+    "essiv",
+    "adiantum",
+    "nhpoly1305",
+    "chacha_generic",
+    "serpent_generic",
+    "loop",
+    "nbd",
+    "null_blk gb=1 zoned=1 zone_size=4 memory_backed=1",
+];
+
+/// What came out of the guest.
+struct Guest {
+    out: TempDir,
+    run: Output,
+}
+
+impl Guest {
+    /// The one of all tests.
+    fn get() -> &'static Self {
+        static GUEST: OnceLock<Guest> = OnceLock::new();
+        GUEST.get_or_init(Self::boot)
+    }
+
+    fn boot() -> Self {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest");
+        let out = tempfile::Builder::new().prefix("ucrypt-guest-").tempdir().expect("a directory");
+        let mut command = Command::new(here.join("../../../../guest/run.py"));
+        command.args(["--memory", "1536", "--timeout", LIMIT_S, "--out"]).arg(out.path());
+        for program in PROGRAMS {
+            command.args(["--program", program]);
+        }
+        for module in MODULES {
+            command.args(["--module", module]);
+        }
+        for file in ["common.sh", "scenarios"] {
+            command.arg("--file").arg(here.join(file));
+        }
+        command.arg(here.join("guest.sh")).stdin(Stdio::null());
+        let run = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Self { out, run }
+    }
+
+    fn file(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_else(|_| "(none)".into())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.out.path().join(name)
+    }
+
+    #[track_caller]
+    fn passed(&self, scenario: &str) {
+        let printed = String::from_utf8_lossy(&self.run.stdout);
+        let errors = String::from_utf8_lossy(&self.run.stderr);
+        assert!(
+            self.path(&format!("{scenario}.status")).exists(),
+            "the guest did not get through {scenario}: {}\n{printed}\n{errors}",
+            self.run.status
+        );
+        let status = self.file(&format!("{scenario}.status"));
+        assert!(
+            status.trim() == "0",
+            "{scenario} failed with {status}{}\nthe kernel said:\n{}",
+            self.file(&format!("{scenario}.log")),
+            self.file("dmesg.log")
+        );
+    }
+}
+
+#[test]
+fn a_ublk_device_is_a_disk_with_the_volumes_limits() {
+    Guest::get().passed("ublk");
+}
+
+#[test]
+fn a_new_server_takes_the_device_of_a_killed_one_over_under_load() {
+    Guest::get().passed("recovery");
+}
+
+#[test]
+fn an_open_volume_is_a_ublk_device_and_its_name_outlives_no_server() {
+    Guest::get().passed("open");
+}
+
+#[test]
+fn volumes_of_dm_crypt_and_ucrypt_are_each_others() {
+    Guest::get().passed("exchange");
+}
+
+#[test]
+fn the_kernels_nbd_client_uses_the_nbd_export() {
+    Guest::get().passed("nbd");
+}
+
+#[test]
+fn a_zoned_device_is_written_in_order_under_parallel_encryption() {
+    Guest::get().passed("zoned");
+}
+
+#[test]
+fn a_user_without_privileges_has_a_device_where_that_is_allowed() {
+    Guest::get().passed("users");
+}
+
+#[test]
+fn without_the_driver_the_command_says_what_works_instead() {
+    Guest::get().passed("without");
+}

@@ -1,0 +1,46 @@
+# An open volume is a ublk device where the kernel has it, and outlives its server if that was asked.
+truncate -s 48M image
+format image
+dd if=/dev/urandom of=random bs=64k count=16
+link=$(ucrypt open --key-file key image disk)
+[ "$link" = /dev/ucrypt/disk ]
+readlink "$link" | grep /dev/ublkb
+dd if=random of="$link" bs=64k conv=fsync
+refused 4 "keeps its size" ucrypt resize disk --size 8
+mkfs.ext4 -q "$link"
+mkdir mnt
+mount "$link" mnt
+refused 5 "in use" ucrypt close disk
+cp random mnt/file
+ucrypt close --deferred disk
+cmp random mnt/file
+umount mnt
+while ucrypt status disk; do sleep 0.1; done
+[ ! -e "$link" ]
+
+# The process of the only background server.
+background_server() {
+    grep -l serve-in-backgroun[d] /proc/[0-9]*/cmdline | cut -d / -f 3 | head -n 1
+}
+ucrypt open --key-file key --ublk-wait image disk
+node=$(readlink /dev/ucrypt/disk)
+mount "$node" mnt
+cmp random mnt/file
+kill -KILL "$(background_server)"
+# Waits for the next server.
+dd if=random of=mnt/another bs=64k conv=fsync &
+writer=$!
+ucrypt open --key-file key --ublk-wait image disk
+[ "$(readlink /dev/ucrypt/disk)" = "$node" ]
+wait $writer
+cmp random mnt/another
+umount mnt
+ucrypt close disk
+[ ! -e "$node" ]
+
+# Without --ublk-wait nothing is left of a killed server but its name, which is free for the next.
+ucrypt open --key-file key image disk
+kill -KILL "$(background_server)"
+ucrypt open --key-file key image disk
+[ "$(echo /dev/ublkc* | wc -w)" = 1 ]
+ucrypt close disk

@@ -1,0 +1,23 @@
+# A user without privileges has a device of their own, where the system lets them.
+# shellcheck disable=SC2154 # common.sh sets $server
+chmod 777 .
+user="/bin/setpriv --reuid 1000 --regid 1000 --clear-groups"
+chmod 600 /dev/ublk-control
+refused 2 "no permission" $user ucrypt serve --backend mem:32M --ublk
+
+# What a udev rule does where users may have devices.
+chmod 666 /dev/ublk-control
+while sleep 0.1; do chown 1000:1000 /dev/ublkc* /dev/ublkb* 2> /dev/null || true; done &
+rule=$!
+$user ucrypt serve --backend mem:32M --ublk > out &
+server=$!
+servers="$server $rule"
+while ! grep -q . out; do sleep 0.1; kill -0 $server; done
+disk=$(device_of out)
+while [ "$(stat -c %u "$disk")" != 1000 ]; do sleep 0.1; done
+$user fio --name=verify --filename="$disk" --ioengine=libaio --direct=1 --iodepth=16 \
+    --rw=randwrite --bsrange=4k-256k --size=16M --verify=crc32c --verify_fatal=1 --minimal
+stop $server
+[ ! -e "$disk" ]
+refused 2 "not recoverable" $user ucrypt serve --backend mem:32M --ublk --ublk-wait
+[ "$(echo /dev/ublkc*)" = "/dev/ublkc*" ]
