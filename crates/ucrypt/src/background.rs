@@ -186,14 +186,23 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let signals = signals()?;
     let places = args.places()?;
     let claim = Claim::take(&places, args.served().is_device())?;
+    // What fails from here on leaves nothing but its message.
+    let failed_later = |_: &Failure| {
+        if args.served().is_device() {
+            link::remove(places.name());
+        }
+        places.clean_up();
+    };
     let log = args.log.clone().unwrap_or_else(|| log::To::File(places.log()));
     let log = log.open().map_err(|error| Failure::device(format!("no log: {error}")))?;
-    let opened = args.volume.open(Some(&args.image), KeySource::Known(key))?;
+    let opened = args.volume.open(Some(&args.image), KeySource::Known(key));
+    let opened = opened.inspect_err(failed_later)?;
     if args.served().may_leave_mounts() {
         resilience.leave_mounts(&places);
     }
-    let (exports, device) = args.served().start(&opened, &places, args)?;
-    let control = control::Server::start(&places)?;
+    let started = args.served().start(&opened, &places, args);
+    let (exports, device) = started.inspect_err(failed_later)?;
+    let control = control::Server::start(&places).inspect_err(failed_later)?;
     resilience.lock_memory();
     println!("{READY}{device}");
     detach(&log).map_err(failed)?;

@@ -2,7 +2,7 @@
 //!
 //! One regular file is mounted over another: no directory, no names. Its size is the volume's.
 //! The server is our own, for just this: `abi` knows the kernel's structures,
-//! [`mount`] the way into the file tree, and `file` what a request means. Two transports move
+//! `mount` the way into the file tree, and `file` what a request means. Two transports move
 //! requests and answers between the kernel and engine queues: `classic` by read(2) and write(2) of
 //! `/dev/fuse`, `ring` by io_uring. Without root this needs the setuid helper `fusermount3` (package
 //! `fuse3`).

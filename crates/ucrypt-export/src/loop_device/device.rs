@@ -41,6 +41,11 @@ pub(super) struct Attach<'a> {
 }
 
 impl Device {
+    /// Whether there is a driver, which we may use.
+    pub(super) fn check_driver() -> Result<(), LoopError> {
+        open_rw(Path::new(CONTROL)).map(drop).map_err(LoopError::control)
+    }
+
     /// Attaches the file to a free device, with direct I/O.
     pub(super) fn attach(file: &OwnedFd, how: Attach<'_>) -> Result<Self, LoopError> {
         let control = open_rw(Path::new(CONTROL)).map_err(LoopError::control)?;

@@ -76,6 +76,7 @@ impl LoopExport {
     /// `label` is what `losetup` shows, and what [`detach_stale`] finds it by. With `partitions`
     /// the kernel looks for a partition table.
     pub fn start(volume: &Arc<Volume>, label: &str, partitions: bool) -> Result<Self, LoopError> {
+        Device::check_driver()?;
         let info = volume.info();
         let (file, opened) = HiddenFile::start(volume)?;
         let how =

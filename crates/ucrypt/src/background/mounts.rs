@@ -42,14 +42,16 @@ pub(super) fn enter(own: &Path) -> io::Result<()> {
 fn enter_root(own: &Path) -> io::Result<()> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private)?;
-    let within = |dir: &str| own.starts_with(dir);
-    let mut trees = Vec::new();
-    for dir in SYSTEM {
-        trees.push((Path::new(dir), tree(Path::new(dir), within(dir))?));
+    // With what is mounted below: in containers, single nodes of /dev are.
+    let whole_tree = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE;
+    let mut places: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
+    if !SYSTEM.iter().any(|dir| own.starts_with(dir)) {
+        places.push(own);
     }
-    if !SYSTEM.into_iter().any(within) {
-        trees.push((own, tree(own, false)?));
-    }
+    let trees = places.into_iter().map(|path| Ok((path, open_tree(CWD, path, whole_tree)?)));
+    let trees: Vec<(&Path, OwnedFd)> = trees.collect::<io::Result<_>>()?;
     let root = tmpfs()?;
     let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     // From here, the step shows the new root.
@@ -65,13 +67,6 @@ fn enter_root(own: &Path) -> io::Result<()> {
     // The old root lies over the new one now.
     unmount(".", UnmountFlags::DETACH)?;
     Ok(chdir("/")?)
-}
-
-/// A directory as it is mounted, `whole` with what is mounted below it.
-fn tree(path: &Path, whole: bool) -> io::Result<OwnedFd> {
-    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    flags.set(OpenTreeFlags::AT_RECURSIVE, whole);
-    Ok(open_tree(CWD, path, flags)?)
 }
 
 fn tmpfs() -> io::Result<OwnedFd> {
