@@ -2,7 +2,7 @@
 //! here.
 
 use crate::policy::{Place, Situation, Work};
-use crate::request::Urgency;
+use crate::request::{Op, Urgency};
 
 /// What is decrypted while it still sits in the core's cache: half of a usual L2.
 const CACHE_BYTES: f64 = 512.0 * 1024.0;
@@ -47,14 +47,15 @@ impl Situation<'_> {
     }
 
     /// Nothing overlaps with such a backend: it is this thread that copies. But every core can have
-    /// a chunk; what one more costs is the hand-over, and of that each request in flight pays.
+    /// a chunk; what one more costs is the hand-over, and of that each request in flight pays. What is
+    /// not worth two hand-overs stays whole: half of it would be here before a worker has the other.
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
-        if self.surroundings.workers == 0 {
+        let (cipher_ns, handover_ns) = (self.cipher_ns(bytes), self.learned.handover_ns());
+        if self.surroundings.workers == 0 || cipher_ns < 2.0 * handover_ns {
             return bytes.min(CACHE_BYTES);
         }
-        let wake_ns = self.learned.handover_ns() * WAKE_SHARE;
         let depth = f64::from(self.depth.max(1));
-        let chunks = (self.cipher_ns(bytes) / (wake_ns * depth)).sqrt();
+        let chunks = (cipher_ns / (handover_ns * WAKE_SHARE * depth)).sqrt();
         (bytes / chunks.floor().max(1.0)).min(SHARE_BYTES)
     }
 
@@ -102,8 +103,19 @@ impl Situation<'_> {
         let there_ns = |cost_ns, workers: u32| cost_ns + handed_ns / f64::from(workers);
         let to_awake_ns = if awake > 0 { there_ns(HAND_NS, awake) } else { f64::INFINITY };
         let to_idle_ns = if sleeps { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
-        let here_ns = self.cipher_ns(work.ahead_bytes as f64) + mine_ns;
+        let ahead_bytes = work.ahead_bytes as f64;
+        let here_ns = self.cipher_ns(ahead_bytes) + mine_ns + self.stores_ns(work);
         to_awake_ns.min(to_idle_ns) < here_ns
+    }
+
+    /// What this thread has to copy before it gets to a chunk: encrypted chunks of others, where the
+    /// backend is memory. (Reads are all here before the first one is decrypted.)
+    fn stores_ns(&self, work: &Work) -> f64 {
+        if !self.device.synchronous || self.op == Op::Read {
+            return 0.0;
+        }
+        let each_ns = self.learned.store_ns(true, work.bytes).unwrap_or(0.0);
+        each_ns * (work.ahead_bytes + work.handed_bytes) as f64 / work.bytes as f64
     }
 
     fn cipher_ns(&self, bytes: f64) -> f64 {
