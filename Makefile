@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help build demo test soak bench bench-ciphers lint
+.PHONY: help build demo test soak bench bench-ciphers bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
@@ -11,6 +11,7 @@ help:
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
 	@echo "make bench-engine   the engine in process: what it adds to the cipher, and to a disk"
+	@echo "make bench-dispatch   adaptive against every static policy: in virtual time, and on these cores"
 	@echo "make lint    format, clippy and documentation, warnings as errors"
 
 build:
@@ -39,6 +40,12 @@ bench-ciphers:
 
 bench-engine:
 	$(CARGO) bench --locked --package ucrypt-engine --bench engine -- alone cached help sweep
+
+bench-dispatch:
+	scripts/setup build
+	$(CARGO) build --release --locked --package ucrypt-lab --examples
+	target/release/examples/grid
+	target/release/examples/real
 
 lint:
 	scripts/setup build peers

@@ -1,62 +1,24 @@
-//! The grid of policies, printed: `grid [--quick] [OPTION VALUE]...`.
-//!
-//! Options narrow the grid or change its costs: `--cores 2,16`, `--device hdd`, `--block 4096,65536`,
-//! `--depth 1,32`, `--pattern randread`, `--cipher-ns 0.9` (per byte), `--queues 4`, `--wake-ns`,
-//! `--poll-ns`, `--seed`, `--free-cores` (queues are told of no more workers than there are cores
-//! without an awake queue) and `--policies` (prints every policy's results).
+//! The grid of policies in virtual time, printed: `grid [OPTION]...`, with the options of
+//! [`ucrypt_lab::options`] and `--policies`, which prints every policy's results.
 
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ucrypt_lab::grid::{Cell, Comparison, Grid};
-use ucrypt_lab::sim::{DeviceModel, Pattern};
-
-fn list<T: FromStr>(text: &str) -> Result<Vec<T>, String> {
-    let parse = |word: &str| word.parse().map_err(|_| format!("'{word}' is no such value"));
-    text.split(',').map(parse).collect()
-}
-
-fn names<T>(text: &str, find: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
-    let find = |word| find(word).ok_or_else(|| format!("'{word}' is not known"));
-    text.split(',').map(find).collect()
-}
+use ucrypt_lab::options;
 
 /// The grid that is asked for, and whether every policy is to be printed.
-fn options(mut words: impl Iterator<Item = String>) -> Result<(Grid, bool), String> {
+fn arguments(mut words: impl Iterator<Item = String>) -> Result<(Grid, bool), String> {
     let (mut grid, mut policies) = (Grid::full(), false);
     while let Some(word) = words.next() {
-        match word.as_str() {
-            "--quick" => grid = Grid::quick(),
-            "--free-cores" => grid.free_cores_only = true,
-            "--policies" => policies = true,
-            _ => {
-                let value = words.next().ok_or_else(|| format!("{word} needs a value"))?;
-                option(&mut grid, &word, &value)?;
-            }
+        if word == "--policies" {
+            policies = true;
+        } else if !options::take(&mut grid, &word, &mut words)? {
+            return Err(format!("there is no option {word}"));
         }
     }
     Ok((grid, policies))
-}
-
-fn option(grid: &mut Grid, word: &str, value: &str) -> Result<(), String> {
-    let number = |text: &str| list(text)?.pop().ok_or_else(|| format!("{word} needs a number"));
-    let pattern = |name: &str| Pattern::FIO.into_iter().find(|pattern| pattern.name() == name);
-    match word {
-        "--cores" => grid.cores = list(value)?,
-        "--device" => grid.devices = names(value, DeviceModel::by_name)?,
-        "--block" => grid.blocks = list(value)?,
-        "--depth" => grid.depths = list(value)?,
-        "--pattern" => grid.patterns = names(value, pattern)?,
-        "--cipher-ns" => grid.cipher.ns_per_byte = list(value)?[0],
-        "--queues" => grid.queues = list(value)?[0],
-        "--poll-ns" => grid.poll_ns = Some(number(value)?),
-        "--wake-ns" => grid.costs.wake = number(value)?,
-        "--seed" => grid.seed = number(value)?,
-        _ => return Err(format!("there is no option {word}")),
-    }
-    Ok(())
 }
 
 /// Runs all cells on the cores that there are.
@@ -111,8 +73,8 @@ fn print_policies(comparison: &Comparison) {
 }
 
 fn main() -> ExitCode {
-    let (grid, policies) = match options(std::env::args().skip(1)) {
-        Ok(options) => options,
+    let (grid, policies) = match arguments(std::env::args().skip(1)) {
+        Ok(arguments) => arguments,
         Err(error) => {
             eprintln!("grid: {error}");
             return ExitCode::FAILURE;

@@ -31,6 +31,8 @@ pub struct Grid {
     pub cipher: Cipher,
     /// The costs of all cells.
     pub costs: Costs,
+    /// Sectors of the region that a job touches.
+    pub region_sectors: u64,
     /// Queues of all cells; each has the cell's depth.
     pub queues: u32,
     /// See [`Experiment::poll_ns`]; `None` for the default.
@@ -54,6 +56,7 @@ impl Grid {
             patterns: Pattern::FIO.to_vec(),
             cipher: Cipher::AES_NI,
             costs: Costs::default(),
+            region_sectors: REGION_SECTORS,
             queues: 1,
             poll_ns: None,
             free_cores_only: false,
@@ -117,20 +120,24 @@ const REQUESTS_PER_DEPTH: u64 = 24;
 const ROTATIONAL_BYTES: u64 = 40 << 20;
 
 impl Cell<'_> {
-    /// The cell's run under a policy.
-    pub fn experiment(&self, policy: Policy) -> Experiment {
+    /// The cell's job.
+    pub fn job(&self) -> Job {
         let fill = if self.device.is_rotational() { ROTATIONAL_BYTES / self.block } else { 0 };
         let enough = REQUESTS_MIN.max(REQUESTS_PER_DEPTH * u64::from(self.depth));
-        let job = Job {
+        Job {
             pattern: self.pattern,
             block_sectors: self.block / 512,
             depth: self.depth,
             requests: enough.max(fill),
-            region_sectors: REGION_SECTORS,
-        };
+            region_sectors: self.grid.region_sectors,
+        }
+    }
+
+    /// The cell's run under a policy.
+    pub fn experiment(&self, policy: Policy) -> Experiment {
         let Grid { cipher, costs, queues, free_cores_only, poll_ns, seed, .. } = *self.grid;
         let workers = self.cores.saturating_sub(queues).max(1);
-        let experiment = Experiment::new(self.cores, self.device, job, policy);
+        let experiment = Experiment::new(self.cores, self.device, self.job(), policy);
         let poll_ns = poll_ns.unwrap_or(experiment.poll_ns);
         let experiment = Experiment { free_cores_only, ..experiment };
         Experiment { queues, workers, cipher, costs, poll_ns, seed, ..experiment }

@@ -114,7 +114,7 @@ fn one_request_at_a_time_takes_exactly_what_its_steps_cost() {
     let experiment = Experiment::new(1, device("null"), job(Pattern::RandRead, 8, 1), policy);
     let report = experiment.run();
     let cipher_ns = Cipher::AES_NI.ns_per_call + 1024;
-    let step_ns = costs.accept + costs.submit + cipher_ns + costs.finish;
+    let step_ns = costs.round + costs.accept + costs.submit + cipher_ns + costs.finish;
     assert_eq!((report.reads.p50_ns, report.reads.p99_ns), (step_ns, step_ns));
     assert!((report.mb_s - 4096.0 * 1000.0 / step_ns as f64).abs() < 1.0, "{}", report.mb_s);
 }
@@ -158,4 +158,18 @@ fn a_zoned_disk_refuses_no_write_of_a_policy_that_keeps_order() {
         assert_eq!(errors(policy), 0, "{policy}");
     }
     assert!(errors(Policy::Unbound { sorted: false }) > 0, "the judge sees writes out of order");
+}
+
+#[test]
+fn no_write_leaves_out_of_order_on_a_disk_that_turns_though_workers_encrypt() {
+    for pattern in [Pattern::Write, Pattern::RandWrite, Pattern::RandRw] {
+        let job = Job { requests: 400, ..job(pattern, 512, 16) };
+        let stalls = Faults { stall: 100, stall_max_ns: 300_000, ..Faults::default() };
+        let cipher = Cipher { ns_per_byte: 20.0, ns_per_call: 0 };
+        let experiment = Experiment::new(4, device("hdd"), job, Policy::Adaptive);
+        let report = Experiment { faults: stalls, cipher, ..experiment }.run();
+        // The judge of every run complains of a write that leaves before an earlier one.
+        assert!(report.violations.is_empty(), "{:?}", report.violations);
+        assert!(report.tally.handed > 20, "{}: {:?}", pattern.name(), report.tally);
+    }
 }

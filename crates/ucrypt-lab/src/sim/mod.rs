@@ -48,6 +48,7 @@ mod report;
 mod steps;
 mod world;
 
+pub(crate) use client::Client;
 pub use device::DeviceModel;
 pub use experiment::{Cipher, Costs, Experiment, Faults, Job, Pattern};
 pub use report::{Latency, Report};

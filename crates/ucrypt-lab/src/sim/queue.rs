@@ -87,7 +87,7 @@ fn machine(experiment: &Experiment) -> Machine<Failure> {
         let learned = machine.learned_mut();
         learned.crypt(64 << 10, cipher.ns(128));
         learned.handover(costs.wake_call + costs.wake + 2 * costs.enqueue);
-        learned.request(costs.submit + costs.enter + costs.answer);
+        learned.request(costs.submit + costs.copy_call + costs.enter.unwrap_or(0) + costs.answer);
     }
     machine
 }

@@ -1,6 +1,6 @@
 //! What threads do: the loop of a queue, the loop of a worker.
 
-use ucrypt_dispatch::{ChunkId, Op, Output, Place, RequestId, Surroundings};
+use ucrypt_dispatch::{ChunkId, Op, Output, Place, RequestId, StoreKind, Surroundings};
 
 use super::cores::{CryptJob, Role, State, Then, Work};
 use super::disk::Failure;
@@ -98,7 +98,8 @@ impl World<'_> {
     }
 
     fn enter_work(&self, queue: usize) -> Work {
-        Work { left_ns: self.experiment.costs.enter, then: Then::Enter { queue } }
+        let left_ns = self.experiment.costs.enter.unwrap_or(0);
+        Work { left_ns, then: Then::Enter { queue } }
     }
 
     fn take(&self, queue: usize, answers: usize, arrivals: usize) -> Work {
@@ -108,7 +109,7 @@ impl World<'_> {
             Input::Stored { .. } => costs.answer,
         };
         let left_ns: u64 = self.queues[queue].answers.iter().take(answers).map(each).sum();
-        let left_ns = left_ns + arrivals as u64 * costs.accept;
+        let left_ns = costs.round + left_ns + arrivals as u64 * costs.accept;
         Work { left_ns, then: Then::Take { queue, answers, arrivals } }
     }
 
@@ -142,17 +143,15 @@ impl World<'_> {
             Then::Hand { job, place: Place::SameCore } => {
                 self.local_jobs[job.queue].push_back(job);
                 // It gets the core when the queue sleeps or its slice is over.
-                self.wake(self.queues[job.queue].local, 0);
+                if self.wake(self.queues[job.queue].local, 0) {
+                    let costs = self.experiment.costs;
+                    // The queue spins in vain before it sleeps.
+                    self.threads[thread].debt_ns += costs.wake_call + costs.spin;
+                }
             }
             Then::Hand { job, .. } => self.hand_on(thread, job),
             Then::Stage { queue, chunk, kind } => match self.queues[queue].leave(chunk, kind) {
-                Ok(staged) if self.experiment.device.about().synchronous => {
-                    let (operation, at) = self.submit(queue, staged);
-                    let left_ns = at - self.now;
-                    let work = Work { left_ns, then: Then::Stored { operation } };
-                    self.threads[thread].work = Some(work);
-                }
-                Ok(staged) => self.queues[queue].staged.push(staged),
+                Ok(staged) => self.stage(thread, queue, staged),
                 Err(complaint) => self.complain(&complaint),
             },
             Then::Enter { queue } => {
@@ -176,6 +175,25 @@ impl World<'_> {
                 }
                 self.plan(queue);
             }
+        }
+    }
+
+    /// An operation goes to the backend, or waits for the call that takes it there.
+    fn stage(&mut self, thread: usize, queue: usize, staged: Staged) {
+        let costs = &self.experiment.costs;
+        let synchronous = self.experiment.device.about().synchronous;
+        if costs.enter.is_some() && !synchronous {
+            return self.queues[queue].staged.push(staged);
+        }
+        if matches!(staged.kind, StoreKind::Read | StoreKind::Write { .. }) {
+            self.threads[thread].debt_ns += costs.copy_ns(staged.span.1);
+        }
+        let (operation, at) = self.submit(queue, staged);
+        if synchronous {
+            let left_ns = at - self.now;
+            self.threads[thread].work = Some(Work { left_ns, then: Then::Stored { operation } });
+        } else {
+            self.schedule_answer(at, operation);
         }
     }
 
@@ -216,7 +234,9 @@ impl World<'_> {
         self.queues[queue].answers.push_back(input);
         let target = self.queues[queue].thread;
         if self.threads[thread].core == self.threads[target].core {
-            self.wake(target, 0);
+            if self.wake(target, 0) {
+                self.threads[thread].debt_ns += self.experiment.costs.wake_call;
+            }
         } else {
             self.rouse(thread, target);
         }

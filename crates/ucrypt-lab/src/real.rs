@@ -1,0 +1,193 @@
+//! Cells of the grid in real time: the engine over a model of the cell's disk, driven in process.
+//!
+//! One thread is client and queue: it keeps the cell's depth in flight, as the simulator's clients
+//! do, and serves its own requests. The cipher is slowed down to the grid's, the disk is memory with
+//! the timing of the model. What is measured is what the same cell takes in virtual time, on the
+//! cores that there are.
+
+use std::io;
+use std::str::FromStr as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ucrypt_backend::model::ModelBackend;
+use ucrypt_dispatch::{Op, Policy, Tally};
+use ucrypt_engine::{CipherModel, Queue, QueueConfig, Rejected, Segment, Volume, VolumeOptions};
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+
+use crate::sim::{Cipher, Client, DeviceModel, Job};
+
+/// Bytes of a disk: as many are touched. All of them are written before anything is measured, so
+/// that the memory is there.
+pub const DISK_BYTES: u64 = 512 << 20;
+
+/// Bytes of buffers.
+const MEMORY_BYTES: usize = 160 << 20;
+
+/// Sectors are as large as in the simulator.
+const SECTOR_BYTES: u32 = 4096;
+
+/// What one run has shown.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Bytes per microsecond, i.e. MB/s.
+    pub mb_s: f64,
+    /// 99 of 100 requests took at most this.
+    pub p99_ns: u64,
+    /// What the machine decided.
+    pub tally: Tally,
+}
+
+/// A disk and a volume on it for each policy.
+pub struct Bench {
+    volumes: Vec<(Policy, Arc<Volume>)>,
+}
+
+impl Bench {
+    /// A fresh disk of that model, with every byte written.
+    ///
+    /// # Errors
+    /// If there is not enough memory, or a volume cannot be opened.
+    pub fn new(device: DeviceModel, cipher: Cipher, policies: &[Policy]) -> io::Result<Self> {
+        let backend =
+            Arc::new(ModelBackend::new(device.name(), DISK_BYTES).map_err(io::Error::other)?);
+        let volume = |&policy: &Policy| -> io::Result<_> {
+            let model =
+                CipherModel { ns_per_byte: cipher.ns_per_byte, ns_per_call: cipher.ns_per_call };
+            let options = VolumeOptions {
+                policies: policy.into(),
+                cipher_model: Some(model),
+                ..VolumeOptions::default()
+            };
+            let segment = Segment { len: DISK_BYTES, backend_offset: 0, cipher: Some(aes()?) };
+            let volume = Volume::new(backend.clone(), vec![segment], options);
+            Ok((policy, Arc::new(volume.map_err(io::Error::other)?)))
+        };
+        let volumes = policies.iter().map(volume).collect::<io::Result<Vec<_>>>()?;
+        let bench = Self { volumes };
+        bench.fill()?;
+        Ok(bench)
+    }
+
+    /// Writes the whole disk once.
+    fn fill(&self) -> io::Result<()> {
+        let Some((_, volume)) = self.volumes.first() else { return Ok(()) };
+        let sectors = 2048;
+        let job = Job {
+            pattern: crate::sim::Pattern::Write,
+            block_sectors: sectors,
+            depth: 16,
+            requests: DISK_BYTES / 512 / sectors,
+            region_sectors: DISK_BYTES / 512,
+        };
+        let mut run = Run::new(volume, job, 1)?;
+        run.go(Duration::MAX)
+    }
+
+    /// Runs a job under a policy for `time`, of which the first half is not measured: it is what a
+    /// volume takes to see which cores are free. `seed`
+    /// decides where random requests go.
+    ///
+    /// # Errors
+    /// If a request fails.
+    ///
+    /// # Panics
+    /// If the bench was made without that policy.
+    pub fn run(&self, policy: Policy, job: Job, time: Duration, seed: u64) -> io::Result<Sample> {
+        let volume = self.volumes.iter().find(|(of, _)| *of == policy);
+        let (_, volume) = volume.expect("a policy of this bench");
+        let mut run = Run::new(volume, Job { requests: u64::MAX, ..job }, seed)?;
+        run.go(time / 2)?;
+        run.latencies_ns.clear();
+        run.go(time / 2)?;
+        let tally = volume.decisions().first().map_or_else(Tally::default, |of| of.tally);
+        Ok(run.sample(tally))
+    }
+}
+
+/// AES-256-XTS under a key that keeps nothing secret.
+fn aes() -> io::Result<SectorCipher> {
+    let spec = CipherSpec::from_str("aes-xts-plain64").map_err(io::Error::other)?;
+    let key: Vec<u8> = (0..64).collect();
+    let options =
+        SectorOptions { sector_size: SECTOR_BYTES, iv_offset: 0, iv_large_sectors: false };
+    SectorCipher::new(&spec, &key, options).map_err(io::Error::other)
+}
+
+/// A queue and its clients.
+struct Run {
+    queue: Queue,
+    client: Client,
+    job: Job,
+    /// When the request of each tag was sent.
+    sent: Vec<Instant>,
+    free: Vec<u64>,
+    latencies_ns: Vec<u64>,
+}
+
+impl Run {
+    fn new(volume: &Arc<Volume>, job: Job, seed: u64) -> io::Result<Self> {
+        let queue = volume.queue(QueueConfig { memory: MEMORY_BYTES, depth: job.depth })?;
+        let client = Client::new(job, u64::from(SECTOR_BYTES) / 512, (0, 1), seed);
+        Ok(Self {
+            queue,
+            client,
+            job,
+            sent: vec![Instant::now(); job.depth as usize],
+            free: (0..u64::from(job.depth)).rev().collect(),
+            latencies_ns: Vec::with_capacity(1 << 20),
+        })
+    }
+
+    /// Keeps the depth for `time`, or until the job is done.
+    fn go(&mut self, time: Duration) -> io::Result<()> {
+        let started = Instant::now();
+        let mut now = started;
+        loop {
+            while let Some(tag) = self.free.pop() {
+                let over = now - started >= time;
+                let Some(request) = (!over).then(|| self.client.next()).flatten() else {
+                    self.free.push(tag);
+                    break;
+                };
+                self.sent[tag as usize] = now;
+                self.submit(tag, request)?;
+            }
+            if self.free.len() == self.job.depth as usize {
+                return Ok(());
+            }
+            self.queue.wait()?;
+            now = Instant::now();
+            while let Some(done) = self.queue.next_done() {
+                done.result?;
+                let took = now - self.sent[done.tag as usize];
+                self.latencies_ns.push(took.as_nanos() as u64);
+                self.free.push(done.tag);
+            }
+        }
+    }
+
+    fn submit(&mut self, tag: u64, request: ucrypt_dispatch::Request) -> io::Result<()> {
+        let (offset, len) = (request.sector * 512, request.sectors as usize * 512);
+        let op = if request.op == Op::Read {
+            ucrypt_engine::Op::Read { offset, len }
+        } else {
+            let data = self.queue.alloc(len).ok_or_else(|| io::Error::other("too few buffers"))?;
+            ucrypt_engine::Op::Write { offset, data, fua: false }
+        };
+        let refused = |rejected: Rejected| io::Error::other(format!("{rejected:?}"));
+        self.queue.submit(tag, op).map_err(refused)
+    }
+
+    /// What the clients' depth and their requests' latencies make, as in the simulator (Little's
+    /// law).
+    fn sample(mut self, tally: Tally) -> Sample {
+        let bytes = self.job.block_sectors * 512 * u64::from(self.job.depth);
+        let sum: u64 = self.latencies_ns.iter().sum();
+        let mb_s = bytes as f64 * 1000.0 * self.latencies_ns.len() as f64 / sum.max(1) as f64;
+        self.latencies_ns.sort_unstable();
+        let last = self.latencies_ns.len().saturating_sub(1);
+        let p99_ns = self.latencies_ns.get(last * 99 / 100).copied().unwrap_or(0);
+        Sample { mb_s, p99_ns, tally }
+    }
+}
