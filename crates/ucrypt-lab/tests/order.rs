@@ -135,9 +135,10 @@ fn workers_encrypt_and_no_write_is_out_of_order_or_refused() {
             check_all(&mut queue);
             let writes = std::mem::take(&mut *writes.lock().unwrap());
             assert!(writes.is_sorted(), "{device}, {policy}: a write left before an earlier one");
-            // The decisions are shown now and then; by now most of them are.
+            // The decisions are shown now and then; by now most of them are. Adaptive joins what
+            // waits for the disk, so its chunks are few and long.
             let handed = volume.decisions()[0].tally.handed;
-            assert!(handed > 20, "{device}, {policy}: only {handed} chunks went to workers");
+            assert!(handed >= 4, "{device}, {policy}: only {handed} chunks went to workers");
         }
     }
 }
