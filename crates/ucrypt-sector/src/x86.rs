@@ -20,7 +20,7 @@ mod zmm;
 use crate::Kernel;
 pub(crate) use bytes::Bytes;
 pub(crate) use gfni::matrix;
-pub(crate) use vector::{Decrypt, Direction, Encrypt, GROUP, Vector, round};
+pub(crate) use vector::{Decrypt, Direction, Encrypt, GROUP, POLYNOMIAL, Vector, round};
 pub(crate) use words::Words;
 pub(crate) use xmm::Xmm;
 pub(crate) use ymm::Ymm;

@@ -10,6 +10,7 @@
 
 mod cbc;
 mod ecb;
+mod tweaks;
 mod xts;
 
 use cipher::InOutBuf;

@@ -51,17 +51,9 @@ pub(crate) trait Vector: Copy {
     unsafe fn decrypt(self, key: Self) -> Self;
     unsafe fn decrypt_last(self, key: Self) -> Self;
 
-    /// What the tweaks of a group are made from.
-    type Tweaks: Copy;
-
-    /// Of a sector's first group, from the tweak of its first block.
-    unsafe fn first_group(tweak: *const u8) -> Self::Tweaks;
-
-    /// Of the group that follows in the sector.
-    unsafe fn next_group(tweaks: Self::Tweaks) -> Self::Tweaks;
-
-    /// The tweaks of vector `index` of the group.
-    unsafe fn tweaks(from: &Self::Tweaks, index: usize) -> Self;
+    /// The XTS tweaks of vector `index` of a sector's first group, from the tweak of its first
+    /// block.
+    unsafe fn tweaks(first: *const u8, index: usize) -> Self;
 
     /// Emits no instruction, but keeps the compiler from working through the vectors one by one:
     /// it would save registers, and leave the AES units idle.
@@ -79,13 +71,6 @@ pub(crate) trait Vector: Copy {
         // SAFETY: a round key is as long as the longest vector.
         unsafe { Self::load(key.0.as_ptr().cast()) }
     }
-}
-
-/// The first tweak of a group in every lane, and the same with the halves of each block exchanged.
-#[derive(Clone, Copy)]
-pub(crate) struct FirstTweak<V> {
-    pub(super) tweak: V,
-    pub(super) swapped: V,
 }
 
 /// Shift counts of the tweaks of a group: lane `l` of vector `v` is for block `v * LANES + l`.

@@ -2,7 +2,7 @@
 
 use std::arch::{asm, x86_64::*};
 
-use super::vector::{Counts, FirstTweak, GROUP, POLYNOMIAL, Vector};
+use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
 
 static UP: Counts<2> = Counts::UP;
 static DOWN: Counts<2> = Counts::DOWN;
@@ -11,21 +11,10 @@ static DOWN: Counts<2> = Counts::DOWN;
 #[derive(Clone, Copy)]
 pub(crate) struct Xmm(pub(crate) __m128i);
 
-impl Xmm {
-    #[inline(always)]
-    unsafe fn with_swapped(self) -> FirstTweak<Self> {
-        // SAFETY: the caller promises the instructions.
-        let swapped = unsafe { Self(_mm_shuffle_epi32::<0x4e>(self.0)) };
-        FirstTweak { tweak: self, swapped }
-    }
-}
-
 // SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
 // an alignment.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Xmm {
-    type Tweaks = FirstTweak<Self>;
-
     const LANES: usize = 1;
 
     #[inline(always)]
@@ -84,29 +73,15 @@ impl Vector for Xmm {
     }
 
     #[inline(always)]
-    unsafe fn first_group(tweak: *const u8) -> Self::Tweaks {
-        unsafe { Self::broadcast(tweak).with_swapped() }
-    }
-
-    #[inline(always)]
-    unsafe fn next_group(tweaks: Self::Tweaks) -> Self::Tweaks {
-        let Self(tweak) = tweaks.tweak;
+    unsafe fn tweaks(first: *const u8, index: usize) -> Self {
         unsafe {
-            let carry = _mm_srli_epi64::<56>(tweak);
-            let polynomial = _mm_set1_epi64x(POLYNOMIAL);
-            let reduced = _mm_clmulepi64_si128::<1>(carry, polynomial);
-            Self(_mm_xor_si128(_mm_bslli_si128::<1>(tweak), reduced)).with_swapped()
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn tweaks(from: &Self::Tweaks, index: usize) -> Self {
-        unsafe {
-            let up = _mm_sll_epi64(from.tweak.0, _mm_loadu_si128(UP.0[index].as_ptr().cast()));
+            let Self(first) = Self::broadcast(first);
+            let swapped = _mm_shuffle_epi32::<0x4e>(first);
+            let up = _mm_sll_epi64(first, _mm_loadu_si128(UP.0[index].as_ptr().cast()));
             let down = _mm_loadu_si128(DOWN.0[index].as_ptr().cast());
             // What left the low half comes into the high one; what left the block is reduced, its
             // lowest term being in the right place already.
-            let carry = _mm_srl_epi64(from.swapped.0, down);
+            let carry = _mm_srl_epi64(swapped, down);
             let polynomial = _mm_set1_epi64x(POLYNOMIAL - 1);
             let reduced = _mm_clmulepi64_si128::<0>(carry, polynomial);
             Self(_mm_xor_si128(_mm_xor_si128(up, carry), reduced))

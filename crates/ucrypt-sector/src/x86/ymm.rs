@@ -2,7 +2,7 @@
 
 use std::arch::{asm, x86_64::*};
 
-use super::vector::{Counts, FirstTweak, GROUP, POLYNOMIAL, Vector};
+use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
 
 static UP: Counts<4> = Counts::UP;
 static DOWN: Counts<4> = Counts::DOWN;
@@ -11,21 +11,10 @@ static DOWN: Counts<4> = Counts::DOWN;
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm(pub(crate) __m256i);
 
-impl Ymm {
-    #[inline(always)]
-    unsafe fn with_swapped(self) -> FirstTweak<Self> {
-        // SAFETY: the caller promises the instructions.
-        let swapped = unsafe { Self(_mm256_shuffle_epi32::<0x4e>(self.0)) };
-        FirstTweak { tweak: self, swapped }
-    }
-}
-
 // SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
 // an alignment.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Ymm {
-    type Tweaks = FirstTweak<Self>;
-
     const LANES: usize = 2;
 
     #[inline(always)]
@@ -84,30 +73,16 @@ impl Vector for Ymm {
     }
 
     #[inline(always)]
-    unsafe fn first_group(tweak: *const u8) -> Self::Tweaks {
-        unsafe { Self::broadcast(tweak).with_swapped() }
-    }
-
-    #[inline(always)]
-    unsafe fn next_group(tweaks: Self::Tweaks) -> Self::Tweaks {
-        let Self(tweak) = tweaks.tweak;
+    unsafe fn tweaks(first: *const u8, index: usize) -> Self {
         unsafe {
-            let carry = _mm256_srli_epi64::<48>(tweak);
-            let polynomial = _mm256_set1_epi64x(POLYNOMIAL);
-            let reduced = _mm256_clmulepi64_epi128::<1>(carry, polynomial);
-            Self(_mm256_xor_si256(_mm256_bslli_epi128::<2>(tweak), reduced)).with_swapped()
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn tweaks(from: &Self::Tweaks, index: usize) -> Self {
-        unsafe {
+            let Self(first) = Self::broadcast(first);
+            let swapped = _mm256_shuffle_epi32::<0x4e>(first);
             let count = _mm256_loadu_si256(UP.0[index].as_ptr().cast());
-            let up = _mm256_sllv_epi64(from.tweak.0, count);
+            let up = _mm256_sllv_epi64(first, count);
             let count = _mm256_loadu_si256(DOWN.0[index].as_ptr().cast());
             // What left the low half comes into the high one; what left the block is reduced, its
             // lowest term being in the right place already.
-            let carry = _mm256_srlv_epi64(from.swapped.0, count);
+            let carry = _mm256_srlv_epi64(swapped, count);
             let polynomial = _mm256_set1_epi64x(POLYNOMIAL - 1);
             let reduced = _mm256_clmulepi64_epi128::<0>(carry, polynomial);
             Self(_mm256_xor_si256(_mm256_xor_si256(up, carry), reduced))

@@ -1,11 +1,11 @@
 //! 512-bit vectors: four blocks.
 
-mod tweaks;
-
 use std::arch::{asm, x86_64::*};
 
-use super::vector::{GROUP, Vector};
-use tweaks::Tweaks;
+use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
+
+static UP: Counts<8> = Counts::UP;
+static DOWN: Counts<8> = Counts::DOWN;
 
 /// AVX-512 F, BW and VBMI, VAES, VPCLMULQDQ and GFNI.
 #[derive(Clone, Copy)]
@@ -15,8 +15,6 @@ pub(crate) struct Zmm(pub(crate) __m512i);
 // an alignment.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Zmm {
-    type Tweaks = Tweaks;
-
     const LANES: usize = 4;
 
     #[inline(always)]
@@ -91,18 +89,19 @@ impl Vector for Zmm {
     }
 
     #[inline(always)]
-    unsafe fn first_group(tweak: *const u8) -> Tweaks {
-        unsafe { Tweaks::of_sector(Self::broadcast(tweak)) }
-    }
-
-    #[inline(always)]
-    unsafe fn next_group(tweaks: Tweaks) -> Tweaks {
-        unsafe { tweaks.next() }
-    }
-
-    #[inline(always)]
-    unsafe fn tweaks(from: &Tweaks, index: usize) -> Self {
-        unsafe { from.of_vector(index) }
+    unsafe fn tweaks(first: *const u8, index: usize) -> Self {
+        unsafe {
+            let Self(first) = Self::broadcast(first);
+            let swapped = _mm512_shuffle_epi32::<0x4e>(first);
+            let up = _mm512_sllv_epi64(first, _mm512_loadu_epi64(UP.0[index].as_ptr().cast()));
+            let down = _mm512_loadu_epi64(DOWN.0[index].as_ptr().cast());
+            // What left the low half comes into the high one; what left the block is reduced, its
+            // lowest term being in the right place already.
+            let carry = _mm512_srlv_epi64(swapped, down);
+            let polynomial = _mm512_set1_epi64(POLYNOMIAL - 1);
+            let reduced = _mm512_clmulepi64_epi128::<0>(carry, polynomial);
+            Self(_mm512_ternarylogic_epi64::<0x96>(up, carry, reduced))
+        }
     }
 
     #[inline]

@@ -1,50 +1,49 @@
 //! AES-XTS over a run of sectors.
 //!
 //! The run is worked through in groups of eight vectors. While the rounds of one group go through
-//! the AES units, the tweaks of the next one are made by instructions that use other units, or the
-//! same ones rarely. A sector border is only a tweak that is loaded instead of multiplied, so that
-//! nothing waits for it.
+//! the AES units, the tweaks of the next one are made in general-purpose registers and stored, for
+//! vectors to load them. A sector border is only a tweak that is loaded instead of multiplied, so
+//! that nothing waits for it.
 
 use std::mem::MaybeUninit;
 
-use super::{Run, Schedule};
+use super::{Run, Schedule, tweaks::Chains};
 use crate::x86::{Direction, GROUP, Vector, round};
 
 /// What the tweaks of successive groups are made from.
-struct Groups<'a, V: Vector> {
+struct Groups<'a> {
     /// Encrypted IVs of the sectors after this one.
     sectors: std::slice::Iter<'a, [u8; 16]>,
-    current: V::Tweaks,
-    /// Groups of this sector that are left, the current one among them.
+    /// At the next group of this sector.
+    next: Chains,
+    /// Groups of this sector that are left, the one before the next among them.
     left: usize,
     per_sector: usize,
+    group_blocks: usize,
 }
 
-impl<'a, V: Vector> Groups<'a, V> {
-    /// `tweaks` holds the encrypted IV of each sector and is not empty.
+impl<'a> Groups<'a> {
+    /// `tweaks` holds the encrypted IV of each sector and is not empty. The first group is left
+    /// out.
     #[inline(always)]
-    unsafe fn new(tweaks: &'a [[u8; 16]], sector_size: usize) -> Self {
-        let per_sector = sector_size / V::GROUP_BYTES;
-        // SAFETY: the caller promises the instructions; the pointer is a block's.
-        let current = unsafe { V::first_group(tweaks[0].as_ptr()) };
-        Self { sectors: tweaks[1..].iter(), current, left: per_sector, per_sector }
+    fn new(tweaks: &'a [[u8; 16]], sector_size: usize, group_blocks: usize) -> Self {
+        let per_sector = sector_size / (16 * group_blocks);
+        let mut next = Chains::new(&tweaks[0], group_blocks);
+        next.skip_half();
+        next.skip_half();
+        Self { sectors: tweaks[1..].iter(), next, left: per_sector, per_sector, group_blocks }
     }
 
-    /// Goes on to the next group. After the last sector the last tweak is multiplied further.
+    /// The chains at the next group. After the last sector they go on in it.
     #[inline(always)]
-    unsafe fn advance(&mut self) {
+    fn advance(&mut self) -> &mut Chains {
         self.left -= 1;
-        // SAFETY: the caller promises the instructions; the pointer is a block's.
-        unsafe {
-            match self.sectors.as_slice() {
-                [tweak, ..] if self.left == 0 => {
-                    self.sectors.next();
-                    self.current = V::first_group(tweak.as_ptr());
-                    self.left = self.per_sector;
-                }
-                _ => self.current = V::next_group(self.current),
-            }
+        if let ([tweak, ..], 0) = (self.sectors.as_slice(), self.left) {
+            self.sectors.next();
+            self.next = Chains::new(tweak, self.group_blocks);
+            self.left = self.per_sector;
         }
+        &mut self.next
     }
 }
 
@@ -56,20 +55,20 @@ impl<'a, V: Vector> Groups<'a, V> {
 #[inline(always)]
 pub(super) unsafe fn xts<V: Vector, D: Direction>(keys: &Schedule, tweaks: &[[u8; 16]], run: Run) {
     debug_assert_eq!(tweaks.len() * run.sector_size, run.len);
+    let mut groups = Groups::new(tweaks, run.sector_size, V::GROUP_BLOCKS);
+    let mut buffers = [const { MaybeUninit::<[V; GROUP]>::uninit() }; 2];
+    let [now, next] = &mut buffers;
+    let (mut now, mut next) = (now.as_mut_ptr(), next.as_mut_ptr());
+    let (mut src, mut dst) = (run.src, run.dst);
     // SAFETY: the caller promises the instructions; a step covers a group of the run, of which so
     // many are there.
     unsafe {
-        let mut groups = Groups::<V>::new(tweaks, run.sector_size);
-        let (mut src, mut dst) = (run.src, run.dst);
-        let mut tweaks = [const { MaybeUninit::<[V; GROUP]>::uninit() }; 2];
-        let [now, next] = &mut tweaks;
-        let (mut now, mut next) = (now.as_mut_ptr(), next.as_mut_ptr());
+        // These are waited for. Vectors are faster then, and can be loaded at once.
         for index in 0..GROUP {
-            (*now)[index] = V::tweaks(&groups.current, index);
+            (*now)[index] = V::tweaks(tweaks[0].as_ptr(), index);
         }
         for _ in 1..run.len / V::GROUP_BYTES {
-            groups.advance();
-            step::<V, D>(keys, now, Some((&groups.current, next)), src, dst);
+            step::<V, D>(keys, now, Some((groups.advance(), next.cast())), src, dst);
             std::mem::swap(&mut now, &mut next);
             (src, dst) = (src.add(V::GROUP_BYTES), dst.add(V::GROUP_BYTES));
         }
@@ -85,7 +84,7 @@ pub(super) unsafe fn xts<V: Vector, D: Direction>(keys: &Schedule, tweaks: &[[u8
 unsafe fn step<V: Vector, D: Direction>(
     keys: &Schedule,
     now: *const [V; GROUP],
-    next: Option<(&V::Tweaks, *mut [V; GROUP])>,
+    mut next: Option<(&mut Chains, *mut [u64; 2])>,
     src: *const u8,
     dst: *mut u8,
 ) {
@@ -96,13 +95,22 @@ unsafe fn step<V: Vector, D: Direction>(
         for i in 0..GROUP {
             x[i] = V::load(src.add(i * V::BYTES)).xor3((*now)[i], key);
         }
-        // There are nine middle rounds at least, and eight vectors in a group.
-        let (with_tweaks, rest) = keys.middle().split_at(GROUP);
+        // There are nine middle rounds at least; the tweaks are made in four or eight.
+        let half = V::GROUP_BLOCKS / 2;
+        let in_round = V::LANES.div_ceil(2);
+        let (with_tweaks, rest) = keys.middle().split_at(half / in_round);
         for (index, key) in with_tweaks.iter().enumerate() {
             round::<V, D>(&mut x, key);
-            if let Some((tweaks, next)) = next {
-                (*next)[index] = V::tweaks(tweaks, index);
+            if let Some((chains, next)) = &mut next {
+                for block in index * in_round..(index + 1) * in_round {
+                    let [first, second] = chains.make();
+                    *next.add(block) = first;
+                    *next.add(half + block) = second;
+                }
             }
+        }
+        if let Some((chains, _)) = next {
+            chains.skip_half();
         }
         for key in rest {
             round::<V, D>(&mut x, key);
