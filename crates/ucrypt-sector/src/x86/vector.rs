@@ -20,6 +20,10 @@ pub(crate) trait Vector: Copy {
     /// Blocks per vector.
     const LANES: usize;
 
+    /// Whether XTS makes its tweaks in vectors, because there are too many blocks in a group for
+    /// the general-purpose registers to keep up.
+    const TWEAKS_BY_VECTORS: bool = false;
+
     /// Blocks per group of vectors.
     const GROUP_BLOCKS: usize = GROUP * Self::LANES;
 

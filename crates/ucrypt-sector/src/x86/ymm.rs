@@ -16,6 +16,8 @@ pub(crate) struct Ymm(pub(crate) __m256i);
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Ymm {
     const LANES: usize = 2;
+    // Sixteen tweaks beside the rounds of eight vectors are more than they keep up with.
+    const TWEAKS_BY_VECTORS: bool = true;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {

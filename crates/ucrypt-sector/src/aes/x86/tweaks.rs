@@ -72,6 +72,12 @@ impl Chains {
         Self { halves: [first, first.times(blocks)], blocks }
     }
 
+    /// The tweak of the group's first block, as long as none was made.
+    #[inline(always)]
+    pub(super) fn first(&self) -> [u64; 2] {
+        [self.halves[0].low, self.halves[0].high]
+    }
+
     /// Over half a group: to the next group when all tweaks of one have been made, because each
     /// chain has gone through its own half and skips the other one.
     #[inline(always)]

@@ -98,10 +98,16 @@ unsafe fn step<V: Vector, D: Direction>(
         // There are nine middle rounds at least; the tweaks are made in four or eight.
         let half = V::GROUP_BLOCKS / 2;
         let in_round = V::LANES.div_ceil(2);
-        let (with_tweaks, rest) = keys.middle().split_at(half / in_round);
+        let rounds = if V::TWEAKS_BY_VECTORS { GROUP } else { half / in_round };
+        let (with_tweaks, rest) = keys.middle().split_at(rounds);
+        let first = next.as_ref().map_or([0; 2], |(chains, _)| chains.first());
         for (index, key) in with_tweaks.iter().enumerate() {
             round::<V, D>(&mut x, key);
             if let Some((chains, next)) = &mut next {
+                if V::TWEAKS_BY_VECTORS {
+                    next.cast::<V>().add(index).write(V::tweaks(first.as_ptr().cast(), index));
+                    continue;
+                }
                 for block in index * in_round..(index + 1) * in_round {
                     let [first, second] = chains.make();
                     *next.add(block) = first;
@@ -111,6 +117,9 @@ unsafe fn step<V: Vector, D: Direction>(
         }
         if let Some((chains, _)) = next {
             chains.skip_half();
+            if V::TWEAKS_BY_VECTORS {
+                chains.skip_half();
+            }
         }
         for key in rest {
             round::<V, D>(&mut x, key);
