@@ -17,6 +17,8 @@ mod xmm;
 mod ymm;
 mod zmm;
 
+use std::arch::x86_64::__cpuid;
+
 use crate::Kernel;
 pub(crate) use bytes::Bytes;
 pub(crate) use gfni::matrix;
@@ -28,7 +30,11 @@ pub(crate) use zmm::Zmm;
 
 /// A kernel whose instructions this processor has: the proof is that it exists.
 #[derive(Clone, Copy)]
-pub(crate) struct Features(Width);
+pub(crate) struct Features {
+    width: Width,
+    /// Whether carry-less products keep no AES unit from its work, as shifts do.
+    products_are_free: bool,
+}
 
 /// How long a vector is: 512, 256 or 128 bits.
 #[derive(Clone, Copy)]
@@ -53,19 +59,38 @@ impl Features {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("gfni");
-        match kernel {
-            Kernel::VaesAvx512 if vaes && avx512 => Some(Self(Width::Zmm)),
-            Kernel::VaesAvx2 if vaes => Some(Self(Width::Ymm)),
-            Kernel::AesNi if aes_ni => Some(Self(Width::Xmm)),
-            _ => None,
-        }
+        let width = match kernel {
+            Kernel::VaesAvx512 if vaes && avx512 => Width::Zmm,
+            Kernel::VaesAvx2 if vaes => Width::Ymm,
+            Kernel::AesNi if aes_ni => Width::Xmm,
+            _ => return None,
+        };
+        Some(Self { width, products_are_free: is_of_intel() })
     }
 
     /// The vectors that it works on.
     #[inline]
     pub(crate) fn width(self) -> Width {
-        self.0
+        self.width
     }
+
+    /// The same on another maker's processor.
+    #[cfg(test)]
+    pub(crate) fn with_free_products(self, products_are_free: bool) -> Self {
+        Self { products_are_free, ..self }
+    }
+
+    /// Whether carry-less products keep no AES unit from its work, as shifts do.
+    #[inline]
+    pub(crate) fn products_are_free(self) -> bool {
+        self.products_are_free
+    }
+}
+
+/// Intel's cores multiply on another port than the one that has the AES unit and the shifts.
+fn is_of_intel() -> bool {
+    let vendor = __cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx] == [*b"Genu", *b"ineI", *b"ntel"].map(u32::from_le_bytes)
 }
 
 /// One function per width, each with its instructions enabled, and a safe one that chooses.

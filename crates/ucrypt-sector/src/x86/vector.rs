@@ -20,10 +20,6 @@ pub(crate) trait Vector: Copy {
     /// Blocks per vector.
     const LANES: usize;
 
-    /// Whether XTS makes its tweaks in vectors, because there are too many blocks in a group for
-    /// the general-purpose registers to keep up.
-    const TWEAKS_BY_VECTORS: bool = false;
-
     /// Blocks per group of vectors.
     const GROUP_BLOCKS: usize = GROUP * Self::LANES;
 
@@ -55,9 +51,21 @@ pub(crate) trait Vector: Copy {
     unsafe fn decrypt(self, key: Self) -> Self;
     unsafe fn decrypt_last(self, key: Self) -> Self;
 
-    /// The XTS tweaks of vector `index` of a sector's first group, from the tweak of its first
-    /// block.
+    /// The XTS tweaks of vector `index` of a group, from the tweak of its first block, by shifts.
     unsafe fn tweaks(first: *const u8, index: usize) -> Self;
+
+    /// For each block of vector `index` of a group, x to the power of its place in the group.
+    unsafe fn powers(index: usize) -> Self;
+
+    /// The reduction of XTS in both halves of every block.
+    unsafe fn polynomial() -> Self;
+
+    /// The carry-less product of half of each block with the low half of `other`'s: of the low one
+    /// if `HALF` is 0, of the high one if it is 1.
+    unsafe fn product<const HALF: i32>(self, other: Self) -> Self;
+
+    /// The low half of each block moves up, and zero takes its place.
+    unsafe fn half_up(self) -> Self;
 
     /// Emits no instruction, but keeps the compiler from working through the vectors one by one:
     /// it would save registers, and leave the AES units idle.
@@ -70,6 +78,18 @@ pub(crate) trait Vector: Copy {
         unsafe { self.xor(a).xor(b) }
     }
 
+    /// As [`tweaks`](Self::tweaks), by products.
+    #[inline(always)]
+    unsafe fn tweaks_by_products(first: *const u8, index: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (first, power) = (Self::broadcast(first), Self::powers(index));
+            let (low, high) = (first.product::<0>(power), first.product::<1>(power));
+            // What left the block is the high product's upper half.
+            low.xor3(high.half_up(), high.product::<1>(Self::polynomial()))
+        }
+    }
+
     #[inline(always)]
     unsafe fn key(key: &RoundKey) -> Self {
         // SAFETY: a round key is as long as the longest vector.
@@ -77,7 +97,7 @@ pub(crate) trait Vector: Copy {
     }
 }
 
-/// Shift counts of the tweaks of a group: lane `l` of vector `v` is for block `v * LANES + l`.
+/// What the tweaks of a group are made with: lane `l` of vector `v` is for block `v * LANES + l`.
 #[repr(C, align(64))]
 pub(crate) struct Counts<const QWORDS: usize>(pub(crate) [[u64; QWORDS]; GROUP]);
 
@@ -87,6 +107,18 @@ impl<const QWORDS: usize> Counts<QWORDS> {
 
     /// By how much the bits that leave a half on the way up have to be shifted down.
     pub(crate) const DOWN: Self = Self::new(true);
+
+    /// x to the power by which the first tweak is shifted up.
+    pub(crate) const POWERS: Self = {
+        let Self(mut powers) = Self::UP;
+        let mut index = 0;
+        while index < GROUP * QWORDS {
+            let power = &mut powers[index / QWORDS][index % QWORDS];
+            *power = 1 << *power;
+            index += 1;
+        }
+        Self(powers)
+    };
 
     const fn new(down: bool) -> Self {
         let mut counts = [[0; QWORDS]; GROUP];

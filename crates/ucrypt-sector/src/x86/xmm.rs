@@ -6,6 +6,7 @@ use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
 
 static UP: Counts<2> = Counts::UP;
 static DOWN: Counts<2> = Counts::DOWN;
+static POWERS: Counts<2> = Counts::POWERS;
 
 /// AES-NI and PCLMULQDQ, without AVX: small servers have processors like that.
 #[derive(Clone, Copy)]
@@ -86,6 +87,26 @@ impl Vector for Xmm {
             let reduced = _mm_clmulepi64_si128::<0>(carry, polynomial);
             Self(_mm_xor_si128(_mm_xor_si128(up, carry), reduced))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn powers(index: usize) -> Self {
+        unsafe { Self(_mm_loadu_si128(POWERS.0[index].as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn polynomial() -> Self {
+        unsafe { Self(_mm_set1_epi64x(POLYNOMIAL)) }
+    }
+
+    #[inline(always)]
+    unsafe fn product<const HALF: i32>(self, other: Self) -> Self {
+        unsafe { Self(_mm_clmulepi64_si128::<HALF>(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn half_up(self) -> Self {
+        unsafe { Self(_mm_bslli_si128::<8>(self.0)) }
     }
 
     #[inline(always)]

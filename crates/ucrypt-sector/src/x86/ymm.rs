@@ -6,6 +6,7 @@ use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
 
 static UP: Counts<4> = Counts::UP;
 static DOWN: Counts<4> = Counts::DOWN;
+static POWERS: Counts<4> = Counts::POWERS;
 
 /// AVX2, VAES and VPCLMULQDQ.
 #[derive(Clone, Copy)]
@@ -16,8 +17,6 @@ pub(crate) struct Ymm(pub(crate) __m256i);
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Ymm {
     const LANES: usize = 2;
-    // Sixteen tweaks beside the rounds of eight vectors are more than they keep up with.
-    const TWEAKS_BY_VECTORS: bool = true;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
@@ -89,6 +88,26 @@ impl Vector for Ymm {
             let reduced = _mm256_clmulepi64_epi128::<0>(carry, polynomial);
             Self(_mm256_xor_si256(_mm256_xor_si256(up, carry), reduced))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn powers(index: usize) -> Self {
+        unsafe { Self(_mm256_loadu_si256(POWERS.0[index].as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn polynomial() -> Self {
+        unsafe { Self(_mm256_set1_epi64x(POLYNOMIAL)) }
+    }
+
+    #[inline(always)]
+    unsafe fn product<const HALF: i32>(self, other: Self) -> Self {
+        unsafe { Self(_mm256_clmulepi64_epi128::<HALF>(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn half_up(self) -> Self {
+        unsafe { Self(_mm256_bslli_epi128::<8>(self.0)) }
     }
 
     #[inline]

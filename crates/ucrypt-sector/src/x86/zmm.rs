@@ -6,6 +6,7 @@ use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
 
 static UP: Counts<8> = Counts::UP;
 static DOWN: Counts<8> = Counts::DOWN;
+static POWERS: Counts<8> = Counts::POWERS;
 
 /// AVX-512 F, BW and VBMI, VAES, VPCLMULQDQ and GFNI.
 #[derive(Clone, Copy)]
@@ -102,6 +103,26 @@ impl Vector for Zmm {
             let reduced = _mm512_clmulepi64_epi128::<0>(carry, polynomial);
             Self(_mm512_ternarylogic_epi64::<0x96>(up, carry, reduced))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn powers(index: usize) -> Self {
+        unsafe { Self(_mm512_loadu_epi64(POWERS.0[index].as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn polynomial() -> Self {
+        unsafe { Self(_mm512_set1_epi64(POLYNOMIAL)) }
+    }
+
+    #[inline(always)]
+    unsafe fn product<const HALF: i32>(self, other: Self) -> Self {
+        unsafe { Self(_mm512_clmulepi64_epi128::<HALF>(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn half_up(self) -> Self {
+        unsafe { Self(_mm512_bslli_epi128::<8>(self.0)) }
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! AES-XTS over a run of sectors.
 //!
 //! The run is worked through in groups of eight vectors. While the rounds of one group go through
-//! the AES units, the tweaks of the next one are made in general-purpose registers and stored, for
+//! the AES units, the tweaks of the next one are made by other units ([`Making`]) and stored, for
 //! vectors to load them. A sector border is only a tweak that is loaded instead of multiplied, so
 //! that nothing waits for it.
 
@@ -9,6 +9,59 @@ use std::mem::MaybeUninit;
 
 use super::{Run, Schedule, tweaks::Chains};
 use crate::x86::{Direction, GROUP, Vector, round};
+
+/// How the tweaks of the groups after the first one are made, which is where the AES units are not.
+pub(super) trait Making {
+    /// Whether vectors make them.
+    const BY_VECTORS: bool;
+
+    /// The tweaks of vector `index` of a group, from the tweak of its first block.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have `V`'s instructions; a block must be behind `first`.
+    unsafe fn tweaks<V: Vector>(first: *const u8, index: usize) -> V;
+}
+
+/// In general-purpose registers: best where vectors of any kind keep the AES units from work.
+pub(super) struct InRegisters;
+
+/// By shifts of vectors: best where there are more blocks in a group than those registers keep up
+/// with.
+pub(super) struct ByShifts;
+
+/// By products of vectors: best where they are free.
+pub(super) struct ByProducts;
+
+impl Making for InRegisters {
+    const BY_VECTORS: bool = false;
+
+    #[inline(always)]
+    unsafe fn tweaks<V: Vector>(first: *const u8, index: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::tweaks(first, index) }
+    }
+}
+
+impl Making for ByShifts {
+    const BY_VECTORS: bool = true;
+
+    #[inline(always)]
+    unsafe fn tweaks<V: Vector>(first: *const u8, index: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::tweaks(first, index) }
+    }
+}
+
+impl Making for ByProducts {
+    const BY_VECTORS: bool = true;
+
+    #[inline(always)]
+    unsafe fn tweaks<V: Vector>(first: *const u8, index: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::tweaks_by_products(first, index) }
+    }
+}
 
 /// What the tweaks of successive groups are made from.
 struct Groups<'a> {
@@ -53,7 +106,11 @@ impl<'a> Groups<'a> {
 ///
 /// The processor must have `V`'s instructions; `tweaks` must hold one per sector of `run`.
 #[inline(always)]
-pub(super) unsafe fn xts<V: Vector, D: Direction>(keys: &Schedule, tweaks: &[[u8; 16]], run: Run) {
+pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making>(
+    keys: &Schedule,
+    tweaks: &[[u8; 16]],
+    run: Run,
+) {
     debug_assert_eq!(tweaks.len() * run.sector_size, run.len);
     let mut groups = Groups::new(tweaks, run.sector_size, V::GROUP_BLOCKS);
     let mut buffers = [const { MaybeUninit::<[V; GROUP]>::uninit() }; 2];
@@ -65,14 +122,14 @@ pub(super) unsafe fn xts<V: Vector, D: Direction>(keys: &Schedule, tweaks: &[[u8
     unsafe {
         // These are waited for. Vectors are faster then, and can be loaded at once.
         for index in 0..GROUP {
-            (*now)[index] = V::tweaks(tweaks[0].as_ptr(), index);
+            (*now)[index] = M::tweaks(tweaks[0].as_ptr(), index);
         }
         for _ in 1..run.len / V::GROUP_BYTES {
-            step::<V, D>(keys, now, Some((groups.advance(), next.cast())), src, dst);
+            step::<V, D, M>(keys, now, Some((groups.advance(), next.cast())), src, dst);
             std::mem::swap(&mut now, &mut next);
             (src, dst) = (src.add(V::GROUP_BYTES), dst.add(V::GROUP_BYTES));
         }
-        step::<V, D>(keys, now, None, src, dst);
+        step::<V, D, M>(keys, now, None, src, dst);
     }
 }
 
@@ -81,7 +138,7 @@ pub(super) unsafe fn xts<V: Vector, D: Direction>(keys: &Schedule, tweaks: &[[u8
 /// The tweaks are behind pointers to be read twice: kept in registers in between they would be
 /// spilled, to another place.
 #[inline(always)]
-unsafe fn step<V: Vector, D: Direction>(
+unsafe fn step<V: Vector, D: Direction, M: Making>(
     keys: &Schedule,
     now: *const [V; GROUP],
     mut next: Option<(&mut Chains, *mut [u64; 2])>,
@@ -98,14 +155,14 @@ unsafe fn step<V: Vector, D: Direction>(
         // There are nine middle rounds at least; the tweaks are made in four or eight.
         let half = V::GROUP_BLOCKS / 2;
         let in_round = V::LANES.div_ceil(2);
-        let rounds = if V::TWEAKS_BY_VECTORS { GROUP } else { half / in_round };
+        let rounds = if M::BY_VECTORS { GROUP } else { half / in_round };
         let (with_tweaks, rest) = keys.middle().split_at(rounds);
         let first = next.as_ref().map_or([0; 2], |(chains, _)| chains.first());
         for (index, key) in with_tweaks.iter().enumerate() {
             round::<V, D>(&mut x, key);
             if let Some((chains, next)) = &mut next {
-                if V::TWEAKS_BY_VECTORS {
-                    next.cast::<V>().add(index).write(V::tweaks(first.as_ptr().cast(), index));
+                if M::BY_VECTORS {
+                    next.cast::<V>().add(index).write(M::tweaks(first.as_ptr().cast(), index));
                     continue;
                 }
                 for block in index * in_round..(index + 1) * in_round {
@@ -117,7 +174,7 @@ unsafe fn step<V: Vector, D: Direction>(
         }
         if let Some((chains, _)) = next {
             chains.skip_half();
-            if V::TWEAKS_BY_VECTORS {
+            if M::BY_VECTORS {
                 chains.skip_half();
             }
         }
