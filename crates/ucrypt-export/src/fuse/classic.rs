@@ -4,10 +4,11 @@
 //! that the engine takes over, small ones are encrypted out of the buffer they came in: nothing is
 //! copied in between.
 //!
-//! Over a backend that answers at once, the thread sleeps in the read; a request costs two system
-//! calls. Otherwise it takes what there is, and sleeps until there is a new request or an answer of
-//! the backend. It holds at most its queue's memory and depth: when a request finds no room there,
-//! no more are taken until something is done.
+//! In each round it takes what there is, up to some kilobytes, and the answers leave together
+//! ([`Answers`]). Over a backend that answers at once, the thread then sleeps in a read of a descriptor
+//! that blocks, and takes what else there is from a second one that does not. Otherwise it sleeps
+//! until there is a new request or an answer of the backend. It holds at most its queue's memory and
+//! depth: when a request finds no room there, no more are taken until something is done.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 use ucrypt_engine::{Buf, Done, Errno, Op, Queue, QueueConfig, Rejected};
 
 use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
+use super::answers::{Answers, Payload};
 use super::device::{Device, FRONT_LEN, Received, arguments};
 use super::file::{Outcome, VolumeFile, refusal};
 use super::{DEPTH, REQUEST_MAX};
@@ -28,10 +30,19 @@ const QUEUE: QueueConfig = QueueConfig { memory: 32 << 20, depth: DEPTH };
 /// Writes from this size on are handed over with the buffer that they came in.
 const HANDED_OVER_MIN: usize = 64 << 10;
 
+/// Bytes to read and write before the answers leave: what was decrypted is still in the cache when
+/// the kernel copies it.
+const ROUND_BYTES: usize = 64 << 10;
+
+/// Requests that a thread takes in a round at most; the others are for the other threads.
+const ROUND_MAX: usize = 16;
+
 /// A request that the engine has.
 #[derive(Clone, Copy)]
 struct Pending {
     unique: u64,
+    /// The descriptor that it came by.
+    device: usize,
     success: Success,
 }
 
@@ -59,7 +70,9 @@ enum Work {
 
 pub(super) struct Classic {
     file: Arc<VolumeFile>,
-    device: Device,
+    /// The first blocks if the backend answers at once. The last does not, unless it is the first.
+    devices: Vec<Device>,
+    answers: Answers,
     queue: Queue,
     under_way: Table<Pending>,
     /// Where requests are received, unless the engine has just taken it over.
@@ -68,58 +81,84 @@ pub(super) struct Classic {
     held: Option<(Pending, Work)>,
     /// Readable when there is a request or an answer. `None`: the thread waits for requests only.
     both: Option<OwnedFd>,
+    /// Bytes that were asked for in this round.
+    round_bytes: usize,
     gone: bool,
 }
 
 impl Classic {
     pub(super) fn new(file: Arc<VolumeFile>, device: Device) -> io::Result<Self> {
         let mut queue = file.volume.queue(QUEUE)?;
+        let mut devices = vec![device];
         let both = if file.volume.info().synchronous {
+            if let Some(quick) = devices[0].separate() {
+                quick.set_nonblocking()?;
+                devices.push(quick);
+            }
             None
         } else {
-            device.set_nonblocking()?;
-            Some(join(&device, &queue)?)
+            devices[0].set_nonblocking()?;
+            Some(join(&devices[0], &queue)?)
         };
-        let buffer = queue.alloc(REQUEST_MAX as usize);
-        let under_way = Table::new(DEPTH as usize);
-        Ok(Self { file, device, queue, under_way, buffer, held: None, both, gone: false })
+        Ok(Self {
+            buffer: queue.alloc(REQUEST_MAX as usize),
+            file,
+            devices,
+            answers: Answers::new(),
+            queue,
+            under_way: Table::new(DEPTH as usize),
+            held: None,
+            both,
+            round_bytes: 0,
+            gone: false,
+        })
     }
 
     /// Serves until the file is not mounted any more.
     pub(super) fn run(mut self) {
         while !(self.gone && self.under_way.len() == 0) {
             let mut progress = self.take_requests();
-            let polled = if self.both.is_some() { self.queue.poll() } else { self.queue.wait() };
             // When the last descriptor is closed, the kernel gives up what is left.
-            if polled.is_err() && self.renew().is_err() {
+            if self.queue.poll().is_err() && self.renew().is_err() {
                 return;
             }
             progress |= self.answer_done();
-            if !progress && self.sleep().is_err() {
+            self.answers.send(&self.devices);
+            if !progress && self.sleep().is_err() && self.renew().is_err() {
                 return;
             }
         }
     }
 
-    /// Takes requests until there are none or there is no room; only one if the thread would sleep
-    /// for the next. Returns whether there was any.
+    /// Takes requests until there are none, there is no room, or it is time to answer. Returns
+    /// whether there was any. Sleeps for the first if nothing else could happen.
     fn take_requests(&mut self) -> bool {
         if let Some((pending, work)) = self.held.take() {
             self.offer(pending, work);
         }
-        let mut progress = false;
-        while self.takes_more() {
-            let received = self.take_request();
-            progress |= received != Received::Nothing;
-            if received == Received::Nothing || self.both.is_none() {
+        let quick = self.devices.len() - 1;
+        let never_blocks = self.both.is_some() || quick > 0;
+        let somebody_waits = self.under_way.len() > 0 || !self.answers.is_empty();
+        let mut device = if somebody_waits { quick } else { 0 };
+        let mut taken = 0;
+        self.round_bytes = 0;
+        while self.takes_more() && (never_blocks || !somebody_waits) {
+            let received = self.take_request(device);
+            taken += usize::from(received != Received::Nothing);
+            if received == Received::Nothing || !never_blocks || taken == ROUND_MAX {
                 break;
             }
+            device = quick;
         }
-        progress
+        taken > 0
     }
 
     fn takes_more(&mut self) -> bool {
-        if self.gone || self.held.is_some() || self.under_way.len() == DEPTH as usize {
+        if self.gone
+            || self.held.is_some()
+            || self.under_way.len() == DEPTH as usize
+            || self.round_bytes >= ROUND_BYTES
+        {
             return false;
         }
         if self.buffer.is_none() {
@@ -129,10 +168,10 @@ impl Classic {
         self.buffer.is_some()
     }
 
-    fn take_request(&mut self) -> Received {
+    fn take_request(&mut self, device: usize) -> Received {
         let Some(buffer) = &mut self.buffer else { return Received::Nothing };
         let mut front = [0; FRONT_LEN];
-        let received = self.device.receive(&mut front, buffer);
+        let received = self.devices[device].receive(&mut front, buffer);
         match received {
             Received::Bytes(count) => {
                 let mut space = [0; ARGUMENTS_MAX];
@@ -143,7 +182,7 @@ impl Classic {
                         Ok(request) => self.file.take(request, count.saturating_sub(FRONT_LEN)),
                         Err(error) => Outcome::Now(Err(error)),
                     };
-                    self.start(head.unique, outcome);
+                    self.start(device, head.unique, outcome);
                 }
             }
             Received::Nothing => {}
@@ -153,18 +192,20 @@ impl Classic {
     }
 
     /// Does what a request comes to.
-    fn start(&mut self, unique: u64, outcome: Outcome) {
+    fn start(&mut self, device: usize, unique: u64, outcome: Outcome) {
         let (success, work) = match outcome {
             Outcome::Silent => return,
             Outcome::Now(result) => {
-                return self
-                    .device
-                    .answer(unique, result.as_ref().map(Body::bytes).map_err(|e| *e));
+                return self.answer(device, unique, result.map(Payload::Body));
             }
-            Outcome::Read { offset, len } => (Success::Data, Work::Op(Op::Read { offset, len })),
+            Outcome::Read { offset, len } => {
+                self.round_bytes += len;
+                (Success::Data, Work::Op(Op::Read { offset, len }))
+            }
             Outcome::Do(op) => (Success::Data, Work::Op(op)),
             Outcome::DoAndRefuse(op) => (Success::Refused, Work::Op(op)),
             Outcome::Write { offset, len, fua } => {
+                self.round_bytes += len;
                 let buffer = if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
                 let work = match buffer {
                     None => Work::FromBuffer { offset, len, fua },
@@ -176,7 +217,7 @@ impl Classic {
                 (Success::Written(len as u32), work)
             }
         };
-        self.offer(Pending { unique, success }, work);
+        self.offer(Pending { unique, device, success }, work);
     }
 
     /// Offers the engine a request; keeps it if there is no room now.
@@ -207,7 +248,10 @@ impl Classic {
                 self.held = Some((pending, work));
             }
             // With nothing under way, no memory will come free.
-            (error, _) => self.device.answer(pending.unique, Err(error.unwrap_or(Errno::NOMEM))),
+            (error, _) => {
+                let error = error.unwrap_or(Errno::NOMEM);
+                self.answer(pending.device, pending.unique, Err(error));
+            }
         }
     }
 
@@ -216,36 +260,39 @@ impl Classic {
         let mut any = false;
         while let Some(Done { tag, result, data }) = self.queue.next_done() {
             any = true;
-            let Some(Pending { unique, success }) = self.under_way.remove(tag) else { continue };
-            match (result, success) {
-                (Err(error), _) => self.device.answer(unique, Err(error)),
-                (Ok(()), Success::Refused) => self.device.answer(unique, Err(Errno::OPNOTSUPP)),
-                (Ok(()), Success::Written(len)) => {
-                    self.device.answer(unique, Ok(Body::written(len).bytes()));
-                }
-                (Ok(()), Success::Data) => {
-                    self.device.answer(unique, Ok(data.as_deref().unwrap_or(&[])));
-                }
-            }
+            let Some(Pending { unique, device, success }) = self.under_way.remove(tag) else {
+                continue;
+            };
+            let result = result.and_then(|()| match success {
+                Success::Refused => Err(Errno::OPNOTSUPP),
+                Success::Written(len) => Ok(Payload::Body(Body::written(len))),
+                Success::Data => Ok(data.map_or(Payload::NOTHING, Payload::Data)),
+            });
+            self.answer(device, unique, result);
         }
         any
     }
 
+    fn answer(&mut self, device: usize, unique: u64, result: Result<Payload, Errno>) {
+        self.answers.put(&self.devices, device, unique, result);
+    }
+
     /// The engine's queue is broken: what it had fails, and the next requests get a new one.
     fn renew(&mut self) -> io::Result<()> {
-        for Pending { unique, .. } in self.under_way.drain() {
-            self.device.answer(unique, Err(Errno::IO));
+        for Pending { unique, device, .. } in self.under_way.drain() {
+            self.answers.put(&self.devices, device, unique, Err(Errno::IO));
         }
+        self.answers.send(&self.devices);
         self.queue = self.file.volume.queue(QUEUE)?;
         if self.both.is_some() {
-            self.both = Some(join(&self.device, &self.queue)?);
+            self.both = Some(join(&self.devices[0], &self.queue)?);
         }
         Ok(())
     }
 
     /// Sleeps until there is a request that can be taken, or an answer.
     fn sleep(&mut self) -> io::Result<()> {
-        let Some(both) = &self.both else { return Ok(()) };
+        let Some(both) = &self.both else { return self.queue.wait() };
         if !self.queue.may_sleep() {
             return Ok(());
         }

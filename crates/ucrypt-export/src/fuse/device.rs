@@ -45,19 +45,23 @@ impl Device {
     }
 
     /// One more descriptor, for one more thread. Its requests wait in no other thread's way where
-    /// the kernel can do that; an answer goes where its request came from.
+    /// the kernel can do that.
     pub(super) fn another(&self) -> io::Result<Self> {
-        let new = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        if let Ok(new) = new {
-            const CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
-            let number = self.0.as_raw_fd().cast_unsigned();
-            // SAFETY: FUSE_DEV_IOC_CLONE reads one 32-bit descriptor number.
-            let cloned = unsafe { ioctl::ioctl(&new, ioctl::Setter::<CLONE, u32>::new(number)) };
-            if cloned.is_ok() {
-                return Ok(Self(new));
-            }
+        match self.separate() {
+            Some(separate) => Ok(separate),
+            None => Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 3)?)),
         }
-        Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 3)?))
+    }
+
+    /// One more descriptor of the same connection, with flags of its own. An answer goes where its
+    /// request came from.
+    pub(super) fn separate(&self) -> Option<Self> {
+        const CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
+        let new = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let number = self.0.as_raw_fd().cast_unsigned();
+        // SAFETY: FUSE_DEV_IOC_CLONE reads one 32-bit descriptor number.
+        let cloned = unsafe { ioctl::ioctl(&new, ioctl::Setter::<CLONE, u32>::new(number)) };
+        cloned.is_ok().then_some(Self(new))
     }
 
     /// Reads no longer wait for a request.
@@ -79,13 +83,8 @@ impl Device {
     }
 
     /// Answers. The kernel may have given the request up meanwhile, which is nobody's error.
-    pub(super) fn answer(&self, unique: u64, result: Result<&[u8], Errno>) {
-        let (error, body) = match result {
-            Ok(body) => (None, body),
-            Err(error) => (Some(error), &[][..]),
-        };
-        let head: [u8; ANSWER_LEN] = abi::answer_head(unique, error, body.len());
-        while writev(&self.0, &[IoSlice::new(&head), IoSlice::new(body)]) == Err(Errno::INTR) {}
+    pub(super) fn answer(&self, head: &[u8; ANSWER_LEN], body: &[u8]) {
+        while writev(&self.0, &[IoSlice::new(head), IoSlice::new(body)]) == Err(Errno::INTR) {}
     }
 
     /// Answers the kernel's first request and agrees on what both can do. `ring`: requests may come
@@ -109,7 +108,7 @@ impl Device {
                 return Err(unreadable());
             };
             if major < abi::MAJOR || major == abi::MAJOR && minor < abi::MINOR_MIN {
-                self.answer(head.unique, Err(Errno::PROTO));
+                self.answer(&abi::answer_head(head.unique, Some(Errno::PROTO), 0), &[]);
                 return Err(io::Error::other(format!(
                     "the kernel speaks FUSE {major}.{minor}, which is too old"
                 )));
@@ -131,7 +130,8 @@ impl Device {
                 background_max: BACKGROUND_MAX,
                 request_max,
             };
-            self.answer(head.unique, Ok(Body::init(&answer).bytes()));
+            let body = Body::init(&answer);
+            self.answer(&abi::answer_head(head.unique, None, body.bytes().len()), body.bytes());
             // A newer kernel asks again in our version.
             if major == abi::MAJOR {
                 return Ok(answer.flags & init::OVER_IO_URING != 0);

@@ -8,6 +8,7 @@
 //! `fuse3`).
 
 mod abi;
+mod answers;
 mod classic;
 mod device;
 mod file;

@@ -1,0 +1,186 @@
+//! Answers that leave together: one system call for all that are there.
+//!
+//! Why: after an answer the kernel runs what waits for it before it lets us go on. Behind a loop
+//! device that is a soft interrupt in a thread of its own: two switches between threads for each
+//! request, more than the request itself takes. Of answers that leave in one call, all are waited
+//! for when it ends.
+//!
+//! An answer is a write of `/dev/fuse`, which the kernel does at once; io_uring does many in one call
+//! (since Linux 6.12: before, it had another thread do each of them, and they leave one by one here).
+
+#![expect(unsafe_code, reason = "the ring gets answers by address")]
+
+use std::io::IoSlice;
+use std::os::fd::AsRawFd;
+
+use io_uring::{IoUring, opcode, types};
+use ucrypt_engine::ring::Ring;
+use ucrypt_engine::{Buf, Errno};
+
+use super::abi::{self, ANSWER_LEN, Body};
+use super::device::Device;
+
+/// Answers that leave together at most.
+const TOGETHER_MAX: usize = 32;
+
+/// What follows the head of an answer.
+#[derive(Debug)]
+pub(super) enum Payload {
+    Body(Body),
+    Data(Buf),
+}
+
+impl Payload {
+    pub(super) const NOTHING: Self = Self::Body(Body::EMPTY);
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Body(body) => body.bytes(),
+            Self::Data(data) => data,
+        }
+    }
+}
+
+struct Answer {
+    /// The descriptor that the request came by.
+    device: usize,
+    head: [u8; ANSWER_LEN],
+    payload: Payload,
+}
+
+pub(super) struct Answers {
+    /// `None`: they leave one by one.
+    ring: Option<Ring>,
+    staged: Vec<Answer>,
+}
+
+impl Answers {
+    pub(super) fn new() -> Self {
+        let ring = in_place().then(|| Ring::new(TOGETHER_MAX as u32).ok()).flatten();
+        let ring = ring.and_then(|mut ring| ring.guest().is_some().then_some(ring));
+        Self { ring, staged: Vec::with_capacity(TOGETHER_MAX) }
+    }
+
+    /// Keeps an answer until [`Answers::send`]. `device`: the index among the devices given there.
+    pub(super) fn put(
+        &mut self,
+        devices: &[Device],
+        device: usize,
+        unique: u64,
+        result: Result<Payload, Errno>,
+    ) {
+        let (error, payload) = match result {
+            Ok(payload) => (None, payload),
+            Err(error) => (Some(error), Payload::NOTHING),
+        };
+        let head = abi::answer_head(unique, error, payload.bytes().len());
+        self.staged.push(Answer { device, head, payload });
+        if self.staged.len() == TOGETHER_MAX {
+            self.send(devices);
+        }
+    }
+
+    /// Whether all have left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.staged.is_empty()
+    }
+
+    /// Lets all answers leave.
+    pub(super) fn send(&mut self, devices: &[Device]) {
+        if self.staged.len() > 1
+            && let Some(ring) = self.ring.take()
+        {
+            self.ring = self.send_together(ring, devices);
+        }
+        for Answer { device, head, payload } in self.staged.drain(..) {
+            devices[device].answer(&head, payload.bytes());
+        }
+    }
+
+    /// Leaves those that have to be sent one by one. Gives the ring back unless it is broken.
+    fn send_together(&mut self, mut ring: Ring, devices: &[Device]) -> Option<Ring> {
+        let parts: [[IoSlice<'_>; 2]; TOGETHER_MAX] =
+            std::array::from_fn(|index| match self.staged.get(index) {
+                Some(answer) => [IoSlice::new(&answer.head), IoSlice::new(answer.payload.bytes())],
+                None => [IoSlice::new(&[]); 2],
+            });
+        for (index, answer) in self.staged.iter().enumerate() {
+            let fd = types::Fd(devices[answer.device].as_raw_fd());
+            let entry = opcode::Writev::new(fd, parts[index].as_ptr().cast(), 2).build();
+            // SAFETY: an `IoSlice` is an iovec. The answers stay where they are until all
+            // completions were taken; if those do not come, the ring is never entered again, so
+            // `parts` is not read any more, and the answers, which `parts` names, are leaked.
+            unsafe { ring.guest()?.push(entry.user_data(index as u64)) };
+        }
+        let mut done = 0;
+        while done < self.staged.len() {
+            if ring.enter(self.staged.len() - done).is_err() {
+                std::mem::forget(ring);
+                // They may have left or not: a second answer is refused by the kernel.
+                for Answer { device, head, payload } in &self.staged {
+                    devices[*device].answer(head, payload.bytes());
+                }
+                std::mem::forget(std::mem::take(&mut self.staged));
+                return None;
+            }
+            ring.reap(|_, _| {});
+            while ring.guest().and_then(|mut guest| guest.next()).is_some() {
+                done += 1;
+            }
+        }
+        // A refused answer is one that nobody waits for any more.
+        self.staged.clear();
+        Some(ring)
+    }
+}
+
+/// Whether io_uring writes to `/dev/fuse` on the calling thread. What tells is a feature that came
+/// with the same kernel.
+fn in_place() -> bool {
+    IoUring::new(1).is_ok_and(|ring| ring.params().is_feature_min_timeout())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::read;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn every_answer_leaves_whole_and_once_where_its_request_came_from() {
+        // Keeps the borders of writes, as `/dev/fuse` does.
+        let pairs = [(); 2].map(|()| {
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None)
+                .unwrap()
+        });
+        let [(ours, theirs), (ours2, theirs2)] = pairs;
+        let (devices, sides) = ([Device::new(ours), Device::new(ours2)], [theirs, theirs2]);
+        let mut answers = Answers::new();
+        for count in [1, 2, TOGETHER_MAX - 1, TOGETHER_MAX, TOGETHER_MAX + 1] {
+            for unique in 0..count as u64 {
+                let result = if unique % 3 == 0 {
+                    Err(Errno::IO)
+                } else {
+                    Ok(Payload::Body(Body::written(unique as u32)))
+                };
+                answers.put(&devices, unique as usize % 2, unique, result);
+            }
+            answers.send(&devices);
+            for unique in 0..count as u64 {
+                let (error, len) = if unique % 3 == 0 { (Some(Errno::IO), 0) } else { (None, 8) };
+                let mut message = [0; 64];
+                let received = read(&sides[unique as usize % 2], &mut message).unwrap();
+                assert_eq!(received, ANSWER_LEN + len, "{unique} of {count}");
+                assert_eq!(message[..ANSWER_LEN], abi::answer_head(unique, error, len));
+                assert_eq!(
+                    &message[ANSWER_LEN..received],
+                    &Body::written(unique as u32).bytes()[..len]
+                );
+            }
+            for side in &sides {
+                assert_eq!(read(side, &mut [0; 64]), Err(Errno::AGAIN));
+            }
+        }
+    }
+}
