@@ -17,7 +17,8 @@
 //!   `fua` is durable when it is answered.
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
-//! name), to mappings in [`map`], to the ring in [`ring`] and to its use in [`mod@file`].
+//! name), to mappings in [`map`], to the ring in [`ring`] and to its use in [`mod@file`], where
+//! ioctls of zoned devices are, too.
 
 pub mod buf;
 pub mod file;
@@ -26,6 +27,7 @@ mod memory;
 pub mod model;
 pub mod ring;
 mod zero;
+mod zoned;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -38,6 +40,7 @@ pub use memory::memory;
 pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
 pub use zero::ZeroBackend;
+pub use zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};
 
 /// What a backend can do, as it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,6 +199,11 @@ pub trait Backend: Send + Sync {
 
     /// Its bytes in place, for what is in memory; `None` if they can only be read.
     fn map(&self) -> Option<Arc<Mapping>> {
+        None
+    }
+
+    /// Its zones, if it is a zoned device.
+    fn zones(&self) -> Option<&dyn Zones> {
         None
     }
 

@@ -20,10 +20,12 @@ mod range_lock;
 mod segments;
 pub mod volume;
 mod workers;
+mod zones;
 
 pub use counters::{Decisions, Totals};
 pub use queue::{Done, Op, Queue, QueueConfig, Rejected};
 pub use segments::{CipherModel, Segment};
-pub use ucrypt_backend::{Buf, Errno, Guest, Pool, ring};
+pub use ucrypt_backend::{Buf, Errno, Guest, Pool, Zone, ZoneAction, ZoneKind, ZoneLimits, ring};
 pub use ucrypt_dispatch::{Policies, Policy, Tally, Urgency};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
+pub use zones::{VolumeZones, ZonesError};

@@ -93,6 +93,7 @@ impl From<ucrypt_export::ublk::UblkError> for Failure {
         match error {
             Ublk::Denied | Ublk::NotForUsers { .. } => Self::denied(error),
             Ublk::Exists { .. } | Ublk::Served { .. } => Self::busy(error),
+            Ublk::Zones(_) | Ublk::ZonedRecovery => Self::wrong(error),
             error => Self::device(error),
         }
     }

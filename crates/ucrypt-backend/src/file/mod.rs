@@ -11,6 +11,7 @@ mod ops;
 mod sync;
 mod threads;
 mod uring;
+mod zones;
 
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,7 @@ pub use open::{OpenError, OpenOptions};
 
 pub(crate) use ops::read_full;
 
-use crate::{Backend, Buf, Errno, Extent, Limits, Mapping, Queue};
+use crate::{Backend, Buf, Errno, Extent, Limits, Mapping, Queue, Zones};
 
 /// An open file or block device.
 pub struct FileBackend {
@@ -34,6 +35,7 @@ pub struct FileBackend {
     limits: Limits,
     name: String,
     way: Way,
+    zones: Option<zones::DeviceZones>,
 }
 
 /// How operations are carried out.
@@ -89,16 +91,17 @@ impl Files {
 impl FileBackend {
     /// Opens an image as the options say.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self, OpenError> {
-        let opened = open::open(path, options)?;
-        let way = choose_way(&opened.files, opened.in_memory);
-        Ok(Self { files: opened.files, limits: opened.limits, name: opened.name, way })
+        Ok(Self::new(open::open(path, options)?))
     }
 
     /// A backend over a descriptor that is not shared with anybody else, e.g. a memfd.
     pub(crate) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Self> {
-        let opened = open::from_fd(fd, name, read_only)?;
-        let way = choose_way(&opened.files, opened.in_memory);
-        Ok(Self { files: opened.files, limits: opened.limits, name: opened.name, way })
+        Ok(Self::new(open::from_fd(fd, name, read_only)?))
+    }
+
+    fn new(opened: open::Opened) -> Self {
+        let open::Opened { files, limits, name, in_memory, zones } = opened;
+        Self { way: choose_way(&files, in_memory), files, limits, name, zones }
     }
 
     /// The reason and the remedy, if io_uring could not be used: to be told once.
@@ -158,6 +161,10 @@ impl Backend for FileBackend {
 
     fn map(&self) -> Option<Arc<Mapping>> {
         self.files.mapping.clone()
+    }
+
+    fn zones(&self) -> Option<&dyn Zones> {
+        self.zones.as_ref().map(|zones| zones as &dyn Zones)
     }
 
     fn describe(&self) -> String {

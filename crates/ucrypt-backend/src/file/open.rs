@@ -10,6 +10,7 @@ use rustix::fs::{
     minor, openat, seek, statx,
 };
 
+use super::zones::DeviceZones;
 use super::{Direct, Files, lock};
 use crate::{Errno, Limits, Mapping};
 
@@ -18,7 +19,8 @@ use crate::{Errno, Limits, Mapping};
 pub struct OpenOptions {
     /// Refuse writes.
     pub read_only: bool,
-    /// Bypass the page cache where the alignment of an operation allows it.
+    /// Bypass the page cache where the alignment of an operation allows it. Zoned devices are
+    /// always opened so: the page cache keeps no order.
     pub direct: bool,
     /// Do not check or take the lock: for looking at the header of a volume that is in use.
     pub unlocked: bool,
@@ -83,6 +85,7 @@ pub(super) struct Opened {
     pub(super) name: String,
     /// The file lives in memory (tmpfs): every operation is a memory copy.
     pub(super) in_memory: bool,
+    pub(super) zones: Option<DeviceZones>,
 }
 
 pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenError> {
@@ -111,7 +114,8 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
             return Err(OpenError::Locked { path: path.into() });
         }
     }
-    let direct = options.direct.then(|| open_direct(path, access, kind)).flatten();
+    let is_zoned = kind == FileType::BlockDevice && is_zoned(stat.st_rdev);
+    let direct = (options.direct || is_zoned).then(|| open_direct(path, access, kind)).flatten();
     let name = path.display().to_string();
     describe(fd, direct, name, options.read_only).map_err(failed)
 }
@@ -176,7 +180,12 @@ fn describe(
         .then(|| Mapping::file(fd.as_fd(), len).ok().map(Arc::new))
         .flatten();
     let files = Arc::new(Files { buffered: fd, direct, mapping });
-    Ok(Opened { files, limits, name, in_memory })
+    let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
+        let number = |name| attribute(stat.st_rdev, name).and_then(|text| text.parse().ok());
+        let [open_max, active_max] = ["max_open_zones", "max_active_zones"].map(number);
+        DeviceZones::of(&files, open_max.unwrap_or(0), active_max.unwrap_or(0))
+    });
+    Ok(Opened { files, limits, name, in_memory, zones: zones.flatten() })
 }
 
 /// Bytes of a file or device.
@@ -196,12 +205,21 @@ fn is_memory_fs(fd: BorrowedFd<'_>) -> bool {
 }
 
 fn is_rotational(device: u64) -> bool {
+    attribute(device, "rotational").is_some_and(|text| text == "1")
+}
+
+fn is_zoned(device: u64) -> bool {
+    attribute(device, "zoned").is_some_and(|text| text != "none")
+}
+
+/// What the kernel says of a block device's queue.
+fn attribute(device: u64, name: &str) -> Option<String> {
     // A partition has no queue of its own: its disk's is one level up.
     let base = format!("/sys/dev/block/{}:{}", major(device), minor(device));
-    ["queue/rotational", "../queue/rotational"]
+    let found = ["queue", "../queue"]
         .iter()
-        .find_map(|file| std::fs::read_to_string(format!("{base}/{file}")).ok())
-        .is_some_and(|text| text.trim() == "1")
+        .find_map(|queue| std::fs::read_to_string(format!("{base}/{queue}/{name}")).ok());
+    found.map(|text| text.trim().to_owned())
 }
 
 fn kind_name(kind: FileType) -> &'static str {

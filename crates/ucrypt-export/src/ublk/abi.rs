@@ -3,6 +3,8 @@
 //! Structures are written to bytes and read from bytes field by field: no layout of ours is handed
 //! to the kernel, and what comes back is only ever numbers.
 
+use ucrypt_engine::{Zone, ZoneKind};
+
 /// The commands to `/dev/ublk-control`, encoded as ioctls of a [`Header`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -40,6 +42,7 @@ pub(super) mod feature {
     pub(in super::super) const UNPRIVILEGED: u64 = 1 << 5;
     pub(in super::super) const IOCTL_ENCODING: u64 = 1 << 6;
     pub(in super::super) const USER_COPY: u64 = 1 << 7;
+    pub(in super::super) const ZONED: u64 = 1 << 8;
 }
 
 /// [`DeviceInfo::state`]: it has not begun, or has ended.
@@ -136,7 +139,17 @@ pub(super) mod attribute {
     pub(in super::super) const FUA: u32 = 1 << 3;
 }
 
-/// `struct ublk_params` with its basic and discard parts.
+/// The part of `struct ublk_params` on zones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct ZonedParameters {
+    /// Most zones; 0: any number.
+    pub(super) open: u32,
+    pub(super) active: u32,
+    /// Largest append, in 512-byte sectors; not 0.
+    pub(super) append_sectors: u32,
+}
+
+/// `struct ublk_params` with its basic, discard and zoned parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Parameters {
     pub(super) attributes: u32,
@@ -147,38 +160,51 @@ pub(super) struct Parameters {
     pub(super) io_min_shift: u8,
     /// Lengths in 512-byte sectors.
     pub(super) sectors_max: u32,
+    /// No request goes beyond a multiple of that; a zone of a zoned device. 0: nothing of that kind.
+    pub(super) chunk_sectors: u32,
     pub(super) sectors: u64,
     /// In bytes, not 0.
     pub(super) discard_granularity: u32,
     /// Of one request, in 512-byte sectors; 0: none.
     pub(super) discard_sectors_max: u32,
     pub(super) write_zeroes_sectors_max: u32,
+    /// Of a zoned device.
+    pub(super) zoned: Option<ZonedParameters>,
 }
 
 impl Parameters {
     pub(super) const LEN: usize = 112;
     const TYPES: u32 = 1 << 0 | 1 << 1;
+    const TYPE_ZONED: u32 = 1 << 3;
 
     pub(super) fn to_bytes(self) -> [u8; Self::LEN] {
         const DISCARD_SEGMENTS: u16 = 1;
         let mut bytes = [0; Self::LEN];
         put(&mut bytes, 0, (Self::LEN as u32).to_ne_bytes());
-        put(&mut bytes, 4, Self::TYPES.to_ne_bytes());
+        let types = if self.zoned.is_some() { Self::TYPES | Self::TYPE_ZONED } else { Self::TYPES };
+        put(&mut bytes, 4, types.to_ne_bytes());
         put(&mut bytes, 8, self.attributes.to_ne_bytes());
         let shifts =
             [self.logical_shift, self.physical_shift, self.io_opt_shift, self.io_min_shift];
         put(&mut bytes, 12, shifts);
         put(&mut bytes, 16, self.sectors_max.to_ne_bytes());
+        put(&mut bytes, 20, self.chunk_sectors.to_ne_bytes());
         put(&mut bytes, 24, self.sectors.to_ne_bytes());
         put(&mut bytes, 44, self.discard_granularity.to_ne_bytes());
         put(&mut bytes, 48, self.discard_sectors_max.to_ne_bytes());
         put(&mut bytes, 52, self.write_zeroes_sectors_max.to_ne_bytes());
         put(&mut bytes, 56, DISCARD_SEGMENTS.to_ne_bytes());
+        if let Some(zoned) = self.zoned {
+            put(&mut bytes, 76, zoned.open.to_ne_bytes());
+            put(&mut bytes, 80, zoned.active.to_ne_bytes());
+            put(&mut bytes, 84, zoned.append_sectors.to_ne_bytes());
+        }
         bytes
     }
 
     pub(super) fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let [logical_shift, physical_shift, io_opt_shift, io_min_shift] = get(bytes, 12);
+        let is_zoned = u32::from_ne_bytes(get(bytes, 4)) & Self::TYPE_ZONED != 0;
         Self {
             attributes: u32::from_ne_bytes(get(bytes, 8)),
             logical_shift,
@@ -186,10 +212,16 @@ impl Parameters {
             io_opt_shift,
             io_min_shift,
             sectors_max: u32::from_ne_bytes(get(bytes, 16)),
+            chunk_sectors: u32::from_ne_bytes(get(bytes, 20)),
             sectors: u64::from_ne_bytes(get(bytes, 24)),
             discard_granularity: u32::from_ne_bytes(get(bytes, 44)),
             discard_sectors_max: u32::from_ne_bytes(get(bytes, 48)),
             write_zeroes_sectors_max: u32::from_ne_bytes(get(bytes, 52)),
+            zoned: is_zoned.then(|| ZonedParameters {
+                open: u32::from_ne_bytes(get(bytes, 76)),
+                active: u32::from_ne_bytes(get(bytes, 80)),
+                append_sectors: u32::from_ne_bytes(get(bytes, 84)),
+            }),
         }
     }
 }
@@ -199,7 +231,7 @@ impl Parameters {
 pub(super) struct Descriptor {
     /// Operation in the low byte, flags above.
     pub(super) op_flags: u32,
-    /// In 512-byte sectors.
+    /// In 512-byte sectors; for [`Descriptor::REPORT_ZONES`], how many zones.
     pub(super) sectors: u32,
     pub(super) start_sector: u64,
 }
@@ -213,6 +245,13 @@ impl Descriptor {
     pub(super) const FLUSH: u8 = 2;
     pub(super) const DISCARD: u8 = 3;
     pub(super) const WRITE_ZEROES: u8 = 5;
+    pub(super) const ZONE_OPEN: u8 = 10;
+    pub(super) const ZONE_CLOSE: u8 = 11;
+    pub(super) const ZONE_FINISH: u8 = 12;
+    pub(super) const ZONE_APPEND: u8 = 13;
+    pub(super) const ZONE_RESET_ALL: u8 = 14;
+    pub(super) const ZONE_RESET: u8 = 15;
+    pub(super) const REPORT_ZONES: u8 = 18;
 
     /// From the kernel's memory.
     pub(super) fn from_words([first, start_sector, _address]: [u64; 3]) -> Self {
@@ -250,7 +289,8 @@ pub(super) struct IoCommand {
     pub(super) tag: u16,
     /// Bytes transferred, or a negative error number.
     pub(super) result: i32,
-    /// Of the request's data, where the kernel copies it; 0 where we do.
+    /// Of the request's data, where the kernel copies it; 0 where we do. For an append that has
+    /// ended, the 512-byte sector where it was written.
     pub(super) address: u64,
 }
 
@@ -264,6 +304,25 @@ impl IoCommand {
         bytes
     }
 }
+
+/// `struct blk_zone` (`linux/blkzoned.h`) of what a zone is, in bytes.
+pub(super) fn zone_to_bytes(zone: &Zone) -> [u8; ZONE_LEN] {
+    let mut bytes = [0; ZONE_LEN];
+    put(&mut bytes, 0, (zone.start / 512).to_ne_bytes());
+    put(&mut bytes, 8, (zone.len / 512).to_ne_bytes());
+    put(&mut bytes, 16, (zone.write_pointer / 512).to_ne_bytes());
+    let kind = match zone.kind {
+        ZoneKind::Conventional => 1,
+        ZoneKind::SequentialRequired => 2,
+        ZoneKind::SequentialPreferred => 3,
+    };
+    put(&mut bytes, 24, [kind, zone.condition]);
+    put(&mut bytes, 32, (zone.capacity / 512).to_ne_bytes());
+    bytes
+}
+
+/// Bytes of a zone in a report.
+pub(super) const ZONE_LEN: usize = 64;
 
 /// Where in `/dev/ublkcN` the data of a request is read and written (`UBLK_F_USER_COPY`).
 pub(super) fn data_position(queue: u16, tag: u16) -> u64 {
@@ -328,14 +387,21 @@ mod tests {
             io_opt_shift: 16,
             io_min_shift: 12,
             sectors_max: 2048,
+            chunk_sectors: 8192,
             sectors: u64::MAX / 512,
             discard_granularity: 4096,
             discard_sectors_max: 1 << 22,
             write_zeroes_sectors_max: 1 << 17,
+            zoned: None,
         };
         let bytes = parameters.to_bytes();
         assert_eq!(Parameters::from_bytes(&bytes), parameters);
         assert_eq!(bytes[..8], [112, 0, 0, 0, 3, 0, 0, 0], "length and types");
+        let zoned = ZonedParameters { open: 1, active: 2, append_sectors: 2048 };
+        let parameters = Parameters { zoned: Some(zoned), ..parameters };
+        let bytes = parameters.to_bytes();
+        assert_eq!(Parameters::from_bytes(&bytes), parameters);
+        assert_eq!(bytes[4..8], [11, 0, 0, 0], "types");
     }
 
     #[test]

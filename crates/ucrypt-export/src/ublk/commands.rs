@@ -38,16 +38,20 @@ impl Commands {
 
     /// Asks for the first request of a tag, whose data goes through `data`.
     pub(super) fn fetch(&self, engine: &mut Queue, data: &mut Data, tag: u16) {
-        self.push(engine, data, FETCH, tag, 0);
+        self.push(engine, data.address(tag), FETCH, tag, 0);
     }
 
     /// Ends a request, with bytes or a negative error, and asks for the tag's next one.
     pub(super) fn commit(&self, engine: &mut Queue, data: &mut Data, tag: u16, result: i32) {
-        self.push(engine, data, COMMIT_AND_FETCH, tag, result);
+        self.push(engine, data.address(tag), COMMIT_AND_FETCH, tag, result);
     }
 
-    fn push(&self, engine: &mut Queue, data: &mut Data, operation: u32, tag: u16, result: i32) {
-        let address = data.address(tag);
+    /// The same for an append that was written at `sector`. Its data is copied by us.
+    pub(super) fn commit_append(&self, engine: &mut Queue, sector: u64, tag: u16) {
+        self.push(engine, sector, COMMIT_AND_FETCH, tag, 0);
+    }
+
+    fn push(&self, engine: &mut Queue, address: u64, operation: u32, tag: u16, result: i32) {
         let command = IoCommand { queue: self.queue, tag, result, address };
         let fd = types::Fd(self.device.as_raw_fd());
         let entry = opcode::UringCmd16::new(fd, operation).cmd(command.to_bytes()).build();

@@ -58,15 +58,16 @@ impl Data {
         }
     }
 
-    /// Hands over what a request wanted to read.
-    pub(super) fn give(&mut self, tag: u16, from: &[u8]) -> Result<(), Errno> {
+    /// Hands over what a request wanted to read, from byte `at` of it on.
+    pub(super) fn give(&mut self, tag: u16, from: &[u8], at: u64) -> Result<(), Errno> {
         match self {
             Self::UserCopy { device, queue } => {
-                let position = data_position(*queue, tag);
+                let position = data_position(*queue, tag) + at;
                 whole(from.len(), |done| pwrite(&*device, &from[done..], position + done as u64))
             }
             Self::Buffers(buffers) => {
-                let to = buffers.get_mut(usize::from(tag)).and_then(|to| to.get_mut(..from.len()));
+                let to = buffers.get_mut(usize::from(tag)).and_then(|to| to.get_mut(at as usize..));
+                let to = to.and_then(|to| to.get_mut(..from.len()));
                 to.ok_or(Errno::INVAL)?.copy_from_slice(from);
                 Ok(())
             }

@@ -53,10 +53,18 @@ impl Device {
     ) -> Result<Self, UblkError> {
         let mut control = Control::open()?;
         let needed = feature::USER_COPY | feature::IOCTL_ENCODING | feature::UNPRIVILEGED;
+        let is_zoned = parameters(bounds(true).io_bytes_max).zoned.is_some();
         match control.features() {
-            Ok(features) if features & needed == needed => {}
+            Ok(features) if features & needed == needed => {
+                if is_zoned && features & feature::ZONED == 0 {
+                    return Err(UblkError::NoZones);
+                }
+            }
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::INVAL) => return Err(UblkError::TooOld),
             Err(error) => return Err(failed("ask for the driver's features")(error)),
+        }
+        if is_zoned && options.on_death == OnDeath::Wait {
+            return Err(UblkError::ZonedRecovery);
         }
         let recovered = match options.recover {
             Recover::No => None,
@@ -67,12 +75,13 @@ impl Device {
             return Self::find(control, number, options, parameters);
         }
         delete_leftovers(&mut control, options.identity);
-        Self::add(control, options, bounds, parameters)
+        Self::add(control, options, is_zoned, bounds, parameters)
     }
 
     fn add(
         mut control: Control,
         options: &UblkOptions,
+        is_zoned: bool,
         bounds: impl Fn(bool) -> Bounds,
         parameters: impl Fn(u32) -> Parameters,
     ) -> Result<Self, UblkError> {
@@ -80,6 +89,9 @@ impl Device {
             let Bounds { queues, depth, io_bytes_max } = bounds(privileged);
             let mut features = feature::IOCTL_ENCODING;
             features |= if privileged { feature::USER_COPY } else { feature::UNPRIVILEGED };
+            if is_zoned {
+                features |= feature::ZONED;
+            }
             if options.on_death == OnDeath::Wait {
                 features |= feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE;
             }
@@ -97,9 +109,13 @@ impl Device {
         };
         let mut added = control.add(wanted(true));
         if added == Err(Errno::PERM) {
-            if options.on_death == OnDeath::Wait {
-                let error = io::Error::other("devices of users are not recoverable");
-                return Err(UblkError::NotForUsers { error });
+            let lacking = match (options.on_death, is_zoned) {
+                (OnDeath::Wait, _) => Some("devices of users are not recoverable"),
+                (OnDeath::Fail, true) => Some("devices of users have no zones"),
+                (OnDeath::Fail, false) => None,
+            };
+            if let Some(lacking) = lacking {
+                return Err(UblkError::NotForUsers { error: io::Error::other(lacking) });
             }
             added = control.add(wanted(false));
         }

@@ -32,6 +32,21 @@ pub enum UblkError {
          loop device (--as loop)"
     )]
     TooOld,
+    /// The image is zoned, and the volume does not follow its zones.
+    #[error(transparent)]
+    Zones(#[from] ucrypt_engine::ZonesError),
+    /// The driver was built without zones.
+    #[error(
+        "the image is a zoned device, and this kernel's ublk knows none (Linux 6.6 or newer does, \
+         with CONFIG_BLK_DEV_ZONED); serve it over NBD (--as nbd) and write it in order"
+    )]
+    NoZones,
+    /// A zoned device was to outlive its server.
+    #[error(
+        "a zoned device cannot wait for another server, because writes that were under way cannot \
+         be done again; leave --ublk-wait out"
+    )]
+    ZonedRecovery,
     /// The system has no `io_uring` for us, without which there is no ublk.
     #[error(
         "io_uring is not available: {error}; allow it (sysctl kernel.io_uring_disabled=0), or use a \

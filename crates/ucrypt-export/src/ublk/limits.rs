@@ -1,8 +1,8 @@
 //! What the kernel is told about the disk.
 
-use ucrypt_engine::VolumeInfo;
+use ucrypt_engine::{VolumeInfo, VolumeZones};
 
-use super::abi::{Parameters, attribute};
+use super::abi::{Parameters, ZonedParameters, attribute};
 
 /// Largest discard, in 512-byte sectors: 2 GiB.
 const DISCARD_SECTORS_MAX: u32 = 1 << 22;
@@ -29,6 +29,7 @@ pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32) -> Parameters {
         io_min_shift: preferred_shift,
         io_opt_shift: preferred_shift,
         sectors_max: io_bytes_max / 512,
+        chunk_sectors: 0,
         sectors: info.len / 512,
         discard_granularity: info.sector_size,
         discard_sectors_max: if info.discard { DISCARD_SECTORS_MAX } else { 0 },
@@ -37,6 +38,28 @@ pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32) -> Parameters {
             (false, true) => DISCARD_SECTORS_MAX,
             (false, false) => ENCRYPTED_ZEROES_SECTORS_MAX,
         },
+        zoned: None,
+    }
+}
+
+/// The same for a zoned device, which neither forgets nor zeroes what was written but by zones.
+pub(super) fn zoned(basic: Parameters, zones: &VolumeZones) -> Parameters {
+    let limits = zones.limits();
+    // A write that has to read first would not be in order.
+    let logical_shift = basic.physical_shift;
+    let zone_sectors = u32::try_from(limits.len / 512).unwrap_or(1 << 31);
+    let count = u32::try_from(zones.count()).unwrap_or(u32::MAX);
+    Parameters {
+        logical_shift,
+        chunk_sectors: zone_sectors,
+        discard_sectors_max: 0,
+        write_zeroes_sectors_max: 0,
+        zoned: Some(ZonedParameters {
+            open: limits.open_max.min(count),
+            active: limits.active_max.min(count),
+            append_sectors: basic.sectors_max.min(zone_sectors),
+        }),
+        ..basic
     }
 }
 

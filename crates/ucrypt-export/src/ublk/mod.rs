@@ -7,7 +7,8 @@
 //! - `abi`: the kernel's commands and structures;
 //! - `control`: commands to `/dev/ublk-control`;
 //! - `device`: one device, made or taken over, started and ended;
-//! - `queue`: the loop of a thread; `commands`, `descriptors` and `data` are what it works on.
+//! - `queue`: the loop of a thread; `commands`, `descriptors`, `data` and `zones` are what it works
+//!   on.
 
 mod abi;
 mod commands;
@@ -18,6 +19,7 @@ mod device;
 mod error;
 mod limits;
 mod queue;
+mod zones;
 
 use std::fs::File;
 use std::io;
@@ -27,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use ucrypt_engine::{QueueConfig, Volume};
+use ucrypt_engine::{QueueConfig, Volume, VolumeZones};
 
 use device::{Bounds, Device};
 use queue::{Place, Server};
@@ -102,7 +104,16 @@ impl UblkExport {
     /// Makes a device, or takes one over, and serves the volume there from threads in the
     /// background.
     pub fn start(volume: &Arc<Volume>, options: &UblkOptions) -> Result<Self, UblkError> {
-        let parameters = |io_bytes_max| limits::parameters(&volume.info(), io_bytes_max);
+        let zones = volume.zones()?;
+        let parameters = |io_bytes_max| {
+            let basic = limits::parameters(&volume.info(), io_bytes_max);
+            zones.as_ref().map_or(basic, |zones| limits::zoned(basic, zones))
+        };
+        let bounds = |privileged| {
+            let bounds = bounds(privileged);
+            // One thread puts appends in order.
+            if zones.is_some() { Bounds { queues: 1, ..bounds } } else { bounds }
+        };
         let mut device = Device::new(options, bounds, parameters)?;
         let info = *device.info();
         let mut starting = Starting::default();
@@ -113,7 +124,7 @@ impl UblkExport {
                 io_bytes_max: info.io_bytes_max,
                 user_copy: device.has(abi::feature::USER_COPY),
             };
-            starting.prepare(volume, place).map_err(failed("start the queues"))?;
+            starting.prepare(volume, place, zones.clone()).map_err(failed("start the queues"))?;
         }
         let mut export =
             Self { path: device.path(), device: None, threads: vec![], detached: false.into() };
@@ -208,7 +219,12 @@ struct Starting {
 
 impl Starting {
     /// Starts the thread of a queue, which makes its engine queue and waits.
-    fn prepare(&mut self, volume: &Arc<Volume>, place: Place) -> io::Result<()> {
+    fn prepare(
+        &mut self,
+        volume: &Arc<Volume>,
+        place: Place,
+        zones: Option<VolumeZones>,
+    ) -> io::Result<()> {
         let ((go, device), (say, said)) = (channel::<Arc<File>>(), channel());
         let volume = volume.clone();
         let serve = move || {
@@ -220,7 +236,7 @@ impl Starting {
             tell(&say, Ok(()));
             // None comes if the others have failed.
             let Ok(device) = device.recv() else { return };
-            let server = match Server::attach(engine, device, place) {
+            let server = match Server::attach(engine, device, place, zones) {
                 Ok(server) => server,
                 Err(error) => return tell(&say, Err(error)),
             };

@@ -2,7 +2,7 @@
 //!
 //! - A tag is in one of three hands: the kernel's (a command is under way), the engine's (a request
 //!   is), or it stands in `waiting`, because the engine had no room. `waiting` is served first come
-//!   first served, after every answer.
+//!   first served, after every answer. Appends to zones may also stand in line there, see `zones`.
 //! - A request ends in exactly one commit, which is also the tag's next fetch.
 //! - The loop ends when the kernel has given every tag back, which it does when the device is
 //!   stopped or deleted; or when the engine's queue or the ring breaks. Its descriptors are then
@@ -16,12 +16,13 @@ use std::io;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use ucrypt_engine::{Done, Op, Queue, Rejected};
+use ucrypt_engine::{Buf, Done, Op, Queue, Rejected, VolumeZones};
 
 use super::abi::Descriptor;
 use super::commands::{self, Commands};
 use super::data::Data;
 use super::descriptors::Descriptors;
+use super::zones::Zones;
 
 /// Which queue of a device, and its bounds.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +41,7 @@ pub(super) struct Server {
     commands: Commands,
     data: Data,
     descriptors: Descriptors,
+    zones: Option<Zones>,
     place: Place,
     waiting: VecDeque<u16>,
     /// Tags that the kernel has not given back for good.
@@ -50,12 +52,23 @@ pub(super) struct Server {
 enum NotStarted {
     /// It will find room after an answer.
     Later,
-    Refused(Errno),
+    /// It was carried out already, or refused.
+    Ended(Result<(), Errno>),
+}
+
+fn refused(error: Errno) -> NotStarted {
+    NotStarted::Ended(Err(error))
 }
 
 impl Server {
-    /// Attaches to the device and fetches the first request of every tag. `engine` has a ring.
-    pub(super) fn attach(engine: Queue, device: Arc<File>, place: Place) -> io::Result<Self> {
+    /// Attaches to the device and fetches the first request of every tag. `engine` has a ring;
+    /// `zones` are those of a zoned device.
+    pub(super) fn attach(
+        engine: Queue,
+        device: Arc<File>,
+        place: Place,
+        zones: Option<VolumeZones>,
+    ) -> io::Result<Self> {
         let Place { queue, depth, io_bytes_max, user_copy } = place;
         let mut server = Self {
             engine,
@@ -66,6 +79,7 @@ impl Server {
                 Data::buffers(depth, io_bytes_max)?
             },
             commands: Commands::new(device, queue),
+            zones: zones.map(|zones| Zones::new(zones, depth)),
             place,
             waiting: VecDeque::with_capacity(usize::from(depth)),
             live: depth,
@@ -128,13 +142,12 @@ impl Server {
                 self.waiting.push_back(tag);
                 return false;
             }
-            Err(NotStarted::Refused(error)) => self.commit(tag, Err(error)),
+            Err(NotStarted::Ended(result)) => self.commit(tag, result),
         }
         true
     }
 
     fn submit(&mut self, tag: u16) -> Result<(), NotStarted> {
-        let refused = NotStarted::Refused;
         let request = self.descriptors.read(tag).ok_or(refused(Errno::INVAL))?;
         // A flush has a range that means nothing; beyond all volumes, others are refused for it.
         let offset = request.start_sector.saturating_mul(512);
@@ -142,11 +155,10 @@ impl Server {
         let op = match request.op() {
             Descriptor::READ => Op::Read { offset, len: self.data_len(len)? },
             Descriptor::WRITE => {
-                let len = self.data_len(len)?;
-                let mut data = self.engine.alloc(len).ok_or(NotStarted::Later)?;
-                self.data.take(tag, &mut data).map_err(refused)?;
+                let data = self.take_data(tag, len)?;
                 Op::Write { offset, data, fua: request.is_fua() }
             }
+            Descriptor::ZONE_APPEND => return self.append(tag, request),
             Descriptor::FLUSH => Op::Flush,
             Descriptor::DISCARD => Op::Discard { offset, len },
             Descriptor::WRITE_ZEROES => Op::WriteZeroes {
@@ -155,8 +167,46 @@ impl Server {
                 fua: request.is_fua(),
                 no_unmap: request.is_no_unmap(),
             },
-            _ => return Err(refused(Errno::OPNOTSUPP)),
+            _ => return Err(NotStarted::Ended(self.manage_zones(tag, request))),
         };
+        self.hand_over(tag, op)
+    }
+
+    /// A write at a place that is ours to choose.
+    fn append(&mut self, tag: u16, request: Descriptor) -> Result<(), NotStarted> {
+        let len = u64::from(request.sectors) * 512;
+        let zones = self.zones.as_mut().ok_or(refused(Errno::OPNOTSUPP))?;
+        let placed = zones.place(tag, request.start_sector.saturating_mul(512)).map_err(refused)?;
+        // It was parked, or goes there.
+        let Some(offset) = placed else { return Ok(()) };
+        let data = self.take_data(tag, len)?;
+        self.hand_over(tag, Op::Write { offset, data, fua: request.is_fua() })?;
+        if let Some(zones) = &mut self.zones {
+            zones.appending(tag, offset);
+        }
+        Ok(())
+    }
+
+    /// What is asked of zones and is no transfer of data to them.
+    fn manage_zones(&mut self, tag: u16, request: Descriptor) -> Result<(), Errno> {
+        let zones = self.zones.as_mut().ok_or(Errno::OPNOTSUPP)?;
+        let start = request.start_sector.saturating_mul(512);
+        match request.op() {
+            Descriptor::REPORT_ZONES => {
+                zones.report(start, request.sectors, |bytes, at| self.data.give(tag, bytes, at))
+            }
+            op => zones.act(op, start),
+        }
+    }
+
+    fn take_data(&mut self, tag: u16, len: u64) -> Result<Buf, NotStarted> {
+        let len = self.data_len(len)?;
+        let mut data = self.engine.alloc(len).ok_or(NotStarted::Later)?;
+        self.data.take(tag, &mut data).map_err(refused)?;
+        Ok(data)
+    }
+
+    fn hand_over(&mut self, tag: u16, op: Op) -> Result<(), NotStarted> {
         self.engine.submit(u64::from(tag), op).map_err(|rejected| match rejected {
             Rejected::Busy(_) | Rejected::BusyBorrowed => NotStarted::Later,
             Rejected::OutOfRange => refused(Errno::NOSPC),
@@ -170,7 +220,7 @@ impl Server {
     fn data_len(&self, len: u64) -> Result<usize, NotStarted> {
         match u32::try_from(len) {
             Ok(len) if len > 0 && len <= self.place.io_bytes_max => Ok(len as usize),
-            _ => Err(NotStarted::Refused(Errno::INVAL)),
+            _ => Err(refused(Errno::INVAL)),
         }
     }
 
@@ -178,10 +228,26 @@ impl Server {
     fn answer(&mut self, done: &Done) {
         let Ok(tag) = u16::try_from(done.tag) else { return };
         let result = done.result.and_then(|()| match &done.data {
-            Some(data) => self.data.give(tag, data),
+            Some(data) => self.data.give(tag, data, 0),
             None => Ok(()),
         });
-        self.commit(tag, result);
+        let Some(zones) = &mut self.zones else { return self.commit(tag, result) };
+        let (at, next) = match self.descriptors.read(tag) {
+            Some(request)
+                if matches!(request.op(), Descriptor::WRITE | Descriptor::ZONE_APPEND) =>
+            {
+                let (start, len) = (request.start_sector, u64::from(request.sectors) * 512);
+                zones.wrote(tag, start.saturating_mul(512), len, result.is_ok())
+            }
+            _ => (None, None),
+        };
+        match at.filter(|_| result.is_ok()) {
+            Some(at) => self.commands.commit_append(&mut self.engine, at / 512, tag),
+            None => self.commit(tag, result),
+        }
+        if let Some(next) = next {
+            self.start(next);
+        }
     }
 
     fn commit(&mut self, tag: u16, result: Result<(), Errno>) {
@@ -193,10 +259,12 @@ impl Server {
         self.commands.commit(&mut self.engine, &mut self.data, tag, result);
     }
 
-    /// Bytes of a read or write.
+    /// Bytes of a read, write or report.
     fn bytes(&self, tag: u16) -> i32 {
         let bytes = self.descriptors.read(tag).and_then(|request| match request.op() {
             Descriptor::READ | Descriptor::WRITE => request.sectors.checked_mul(512),
+            // Its buffer may be longer than the report: the kernel counts to its end.
+            Descriptor::REPORT_ZONES => Some(self.place.io_bytes_max),
             _ => Some(0),
         });
         bytes.and_then(|bytes| i32::try_from(bytes).ok()).unwrap_or(0)

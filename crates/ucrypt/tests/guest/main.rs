@@ -17,7 +17,7 @@ const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 /// Seconds for the boot and all scenarios, on a machine that is busy with other tests.
 const LIMIT_S: &str = "600";
 
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     UCRYPT,
     "cryptsetup",
     "dmsetup",
@@ -26,10 +26,11 @@ const PROGRAMS: [&str; 9] = [
     "setpriv",
     "blkdiscard",
     "blkzone",
+    "mkfs.btrfs",
     "mkfs.ext4",
 ];
 
-const MODULES: [&str; 12] = [
+const MODULES: [&str; 13] = [
     "ublk_drv",
     "dm-crypt",
     "xts",
@@ -41,6 +42,7 @@ const MODULES: [&str; 12] = [
     "serpent_generic",
     "loop",
     "nbd",
+    "btrfs",
     "null_blk gb=1 zoned=1 zone_size=4 memory_backed=1",
 ];
 
@@ -131,6 +133,11 @@ fn the_kernels_nbd_client_uses_the_nbd_export() {
 #[test]
 fn a_zoned_device_is_written_in_order_under_parallel_encryption() {
     Guest::get().passed("zoned");
+}
+
+#[test]
+fn a_zoned_image_is_a_zoned_disk_to_which_file_systems_append() {
+    Guest::get().passed("zones");
 }
 
 #[test]

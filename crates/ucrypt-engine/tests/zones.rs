@@ -1,0 +1,140 @@
+//! The zones of a volume are its device's, counted from where the volume begins.
+
+use std::sync::{Arc, Mutex};
+
+use ucrypt_backend::{Backend, Extent, FileBackend, Limits, Queue, Zones};
+use ucrypt_engine::{
+    Errno, Segment, Volume, VolumeOptions, Zone, ZoneAction, ZoneKind, ZoneLimits, ZonesError,
+};
+
+const ZONE: u64 = 1 << 20;
+const COUNT: u64 = 100;
+/// Conventional zones: the first of the device, and one in its midst.
+const CONVENTIONAL: [u64; 2] = [0, 50];
+
+/// Memory that says it has zones, and keeps what is asked of them.
+struct Zoned {
+    memory: FileBackend,
+    acts: Mutex<Vec<(ZoneAction, u64, u64)>>,
+}
+
+impl Zoned {
+    fn new() -> Arc<Self> {
+        let memory = ucrypt_backend::memory(COUNT * ZONE).expect("memory");
+        Arc::new(Self { memory, acts: Mutex::default() })
+    }
+}
+
+impl Backend for Zoned {
+    fn limits(&self) -> &Limits {
+        self.memory.limits()
+    }
+
+    fn queue(&self, depth: u32) -> std::io::Result<Box<dyn Queue>> {
+        self.memory.queue(depth)
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        self.memory.extents(offset, len, max)
+    }
+
+    fn zones(&self) -> Option<&dyn Zones> {
+        Some(self)
+    }
+
+    fn describe(&self) -> String {
+        "zoned".into()
+    }
+}
+
+impl Zones for Zoned {
+    fn limits(&self) -> ZoneLimits {
+        ZoneLimits { len: ZONE, open_max: 3, active_max: 4 }
+    }
+
+    fn report(&self, offset: u64, zones: &mut [Zone]) -> Result<usize, Errno> {
+        let first = offset / ZONE;
+        let count = zones.len().min((COUNT - first) as usize);
+        for (zone, index) in zones[..count].iter_mut().zip(first..) {
+            let is_conventional = CONVENTIONAL.contains(&index);
+            *zone = Zone {
+                start: index * ZONE,
+                len: ZONE,
+                capacity: ZONE,
+                write_pointer: index * ZONE + 4096,
+                kind: if is_conventional {
+                    ZoneKind::Conventional
+                } else {
+                    ZoneKind::SequentialRequired
+                },
+                condition: 2,
+            };
+        }
+        Ok(count)
+    }
+
+    fn act(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno> {
+        self.acts.lock().expect("acts").push((action, offset, len));
+        Ok(())
+    }
+}
+
+fn volume(device: &Arc<Zoned>, backend_offset: u64, len: u64, read_only: bool) -> Arc<Volume> {
+    let segments = vec![Segment { len, backend_offset, cipher: None }];
+    let options = VolumeOptions { read_only, ..VolumeOptions::default() };
+    Arc::new(Volume::new(device.clone(), segments, options).expect("a volume"))
+}
+
+#[test]
+fn zones_are_counted_from_the_volumes_start_and_end_with_it() {
+    let device = Zoned::new();
+    let zones = volume(&device, 10 * ZONE, 60 * ZONE, false).zones().expect("aligned");
+    let zones = zones.expect("zoned");
+    assert_eq!((zones.count(), zones.limits().open_max), (60, 3));
+    let mut found = [Zone::default(); 4];
+    assert_eq!(zones.report(0, &mut found), Ok(4));
+    assert_eq!((found[1].start, found[1].write_pointer), (ZONE, ZONE + 4096));
+    assert_eq!(zones.report(59 * ZONE, &mut found), Ok(1), "the device goes on, the volume ends");
+    assert_eq!(zones.report(60 * ZONE, &mut found), Err(Errno::INVAL));
+
+    assert_eq!(zones.act(ZoneAction::Finish, 2 * ZONE), Ok(()));
+    assert_eq!(zones.act(ZoneAction::Finish, ZONE + 512), Err(Errno::INVAL));
+    assert_eq!(zones.act(ZoneAction::Reset, 60 * ZONE), Err(Errno::INVAL));
+    let acts = std::mem::take(&mut *device.acts.lock().expect("acts"));
+    assert_eq!(acts, [(ZoneAction::Finish, 12 * ZONE, ZONE)]);
+}
+
+#[test]
+fn all_zones_are_reset_but_the_conventional_ones_and_those_of_others() {
+    let device = Zoned::new();
+    volume(&device, 10 * ZONE, 60 * ZONE, false).zones().unwrap().unwrap().reset_all().unwrap();
+    let acts = device.acts.lock().expect("acts");
+    let mut reset: Vec<u64> = Vec::new();
+    for &(action, offset, len) in &*acts {
+        assert_eq!(action, ZoneAction::Reset);
+        reset.extend((offset / ZONE)..(offset + len) / ZONE);
+    }
+    assert_eq!(reset, (10..70).filter(|zone| *zone != 50).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_read_only_volume_leaves_its_zones_alone() {
+    let device = Zoned::new();
+    let zones = volume(&device, 0, COUNT * ZONE, true).zones().unwrap().unwrap();
+    assert_eq!(zones.act(ZoneAction::Reset, ZONE), Err(Errno::ROFS));
+    assert_eq!(zones.reset_all(), Err(Errno::ROFS));
+    assert!(device.acts.lock().expect("acts").is_empty());
+}
+
+#[test]
+fn a_volume_that_begins_or_ends_within_a_zone_has_none() {
+    let device = Zoned::new();
+    for (offset, len) in [(4096, ZONE), (ZONE, ZONE + 4096)] {
+        let error = volume(&device, offset, len, false).zones().unwrap_err();
+        let end = offset + len;
+        assert_eq!(error, ZonesError::Unaligned { zone_len: ZONE, offset, end });
+    }
+    let memory = Arc::new(ucrypt_backend::memory(ZONE).expect("memory"));
+    let plain = Arc::new(Volume::raw(memory, VolumeOptions::default()).expect("a volume"));
+    assert!(plain.zones().unwrap().is_none());
+}
