@@ -17,8 +17,8 @@
 //!   `fua` is durable when it is answered.
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
-//! name), to mappings in [`map`], to the ring in [`ring`] and to its use in [`mod@file`], where
-//! ioctls of zoned devices are, too.
+//! name), to mappings in [`map`] and the handler of [`Watch`], to the ring in [`ring`] and to its use
+//! in [`mod@file`], where ioctls of zoned devices are, too.
 
 pub mod buf;
 pub mod file;
@@ -26,6 +26,7 @@ pub mod map;
 mod memory;
 pub mod model;
 pub mod ring;
+mod watch;
 mod zero;
 mod zoned;
 
@@ -39,6 +40,7 @@ pub use map::Mapping;
 pub use memory::memory;
 pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
+pub use watch::{Access, Watch};
 pub use zero::ZeroBackend;
 pub use zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};
 

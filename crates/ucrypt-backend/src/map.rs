@@ -8,30 +8,27 @@
 //!   them meanwhile, so they are data and nothing else: they are decrypted or copied, but no length,
 //!   index or decision is ever taken from them. What is written in between spoils that read only,
 //!   as it would with pread.
-//! - **A file that is cut off** while it is mapped makes an access behind its new end raise SIGBUS.
-//!   A handler, installed once for the process, puts a page of zeroes there, and marks the mapping
-//!   as broken before it does, so whoever saw such a zero finds the mark afterwards and
-//!   [`Mapping::read`] says `None`. A broken mapping is not used again: reads go to the file, which
-//!   knows its end. A SIGBUS elsewhere goes to whoever handled it before.
+//! - **A file that is cut off** while it is mapped leaves zeroes behind its new end, and a mark
+//!   ([`Watch`]): whoever saw such a zero finds the mark afterwards, and [`Mapping::read`] says
+//!   `None`. A broken mapping is not used again: reads go to the file, which knows its end.
 //!
 //! Files that live in memory (tmpfs) are mapped, others are not: what is in the page cache of a disk
 //! is read no faster this way (`docs/benchmarks.md`), and may leave at any time. What is no hole is
 //! asked of the kernel (mincore), which takes a microsecond, and kept by blocks of 64 KiB: only a
 //! hole that is punched changes it (`Mapping::forget`). Swapped-out pages come back by themselves.
 
-#![expect(unsafe_code, reason = "a mapping is reached by address, a signal handler set by pointer")]
+#![expect(unsafe_code, reason = "a mapping is reached by address")]
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munlock, munmap};
 
-use crate::Errno;
 use crate::file::read_full;
+use crate::{Access, Errno, Watch};
 
 /// Bytes whose presence is remembered as one.
 const BLOCK: usize = 64 << 10;
@@ -51,7 +48,7 @@ enum What {
     Zeroes,
     File {
         fd: OwnedFd,
-        guard: Guard,
+        watch: Watch,
         /// By block: known to be no hole.
         present: Box<[AtomicU64]>,
     },
@@ -85,21 +82,24 @@ impl Mapping {
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { munlock(base, len) };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let Some(guard) = Guard::new(base.as_ptr() as usize, len) else {
+        // SAFETY: the mapping just made, of a file that lives in memory, and read only through
+        // `Mapping::read`. `Drop` ends the watch before it.
+        let watch = unsafe { Watch::new(base, len, Access::Read) };
+        let Some(watch) = watch else {
             // SAFETY: the mapping just made, which nobody knows yet.
             let _ = unsafe { munmap(base.as_ptr().cast(), len) };
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let words = len.div_ceil(BLOCK).div_ceil(64);
         let present = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { base, len, what: What::File { fd, guard, present } })
+        Ok(Self { base, len, what: What::File { fd, watch, present } })
     }
 
     /// Whether [`Mapping::read`] of the range is worth it now.
     pub fn at_hand(&self, offset: u64, len: usize) -> bool {
-        let What::File { guard, present, .. } = &self.what else { return len <= self.len };
+        let What::File { watch, present, .. } = &self.what else { return len <= self.len };
         let Some(offset) = self.place(offset, len) else { return false };
-        if guard.is_broken() {
+        if watch.is_broken() {
             return false;
         }
         (offset / BLOCK..(offset + len).div_ceil(BLOCK)).all(|block| {
@@ -137,13 +137,11 @@ impl Mapping {
         // SAFETY: the range lies in the mapping, which lives as long as `self`. Its bytes may
         // change while the slice exists, which the module's contract provides for: the code that
         // gets it moves bytes and draws no conclusion from any of them. Behind the end of a file
-        // that was cut off, the handler of `Guard` puts memory in its place.
+        // that was cut off, `Watch` puts memory in its place.
         let bytes = unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(start), len) };
         let done = use_(bytes);
-        let What::File { guard, .. } = &self.what else { return Some(done) };
-        // The mark was set before the zeroes appeared; it is looked for after they were read.
-        fence(Ordering::SeqCst);
-        (!guard.is_broken()).then_some(done)
+        let What::File { watch, .. } = &self.what else { return Some(done) };
+        (!watch.is_broken()).then_some(done)
     }
 
     /// Reads the range from the file, waiting for it.
@@ -188,111 +186,11 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if let What::File { guard, .. } = &self.what {
-            guard.end();
-        }
+        // The watch ends first.
+        self.what = What::Zeroes;
         // SAFETY: the mapping is ours, and nothing lends from it any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
-    }
-}
-
-/// What the signal handler knows of a mapping.
-struct Watched {
-    /// First address; 0: free, 1: about to be used.
-    base: AtomicUsize,
-    len: AtomicUsize,
-    broken: AtomicBool,
-}
-
-/// Files that can be mapped at once; others are read the ordinary way.
-const WATCHED_MAX: usize = 64;
-
-static WATCHED: [Watched; WATCHED_MAX] = [const {
-    Watched { base: AtomicUsize::new(0), len: AtomicUsize::new(0), broken: AtomicBool::new(false) }
-}; WATCHED_MAX];
-
-/// Who handled SIGBUS before, once our handler is installed.
-static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
-
-/// A place in [`WATCHED`].
-#[derive(Debug)]
-struct Guard(usize);
-
-impl Guard {
-    /// `None` if there is no place left, or no handler can be installed.
-    fn new(base: usize, len: usize) -> Option<Self> {
-        BEFORE.get_or_init(install).as_ref()?;
-        let taken = |watched: &Watched| {
-            watched.base.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        };
-        let index = WATCHED.iter().position(taken)?;
-        WATCHED[index].broken.store(false, Ordering::SeqCst);
-        WATCHED[index].len.store(len, Ordering::SeqCst);
-        WATCHED[index].base.store(base, Ordering::SeqCst);
-        Some(Self(index))
-    }
-
-    fn is_broken(&self) -> bool {
-        WATCHED[self.0].broken.load(Ordering::SeqCst)
-    }
-
-    fn end(&self) {
-        WATCHED[self.0].base.store(0, Ordering::SeqCst);
-    }
-}
-
-/// Installs the handler; returns what there was before.
-fn install() -> Option<libc::sigaction> {
-    // SAFETY: both are plain data, for which zeroes are valid.
-    let (mut ours, mut before) =
-        unsafe { (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::sigaction>()) };
-    ours.sa_sigaction = on_sigbus as *const () as usize;
-    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for and does only what a signal
-    // handler may: atomic loads and stores, and system calls.
-    let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, &raw mut before) };
-    (installed == 0).then_some(before)
-}
-
-extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes the signal's information to a handler with SA_SIGINFO.
-    let address = unsafe { (*info).si_addr() } as usize;
-    let watched = WATCHED.iter().find(|watched| {
-        let base = watched.base.load(Ordering::SeqCst);
-        base > 1 && address >= base && address - base < watched.len.load(Ordering::SeqCst)
-    });
-    if let Some(watched) = watched {
-        // First the mark, then the zeroes.
-        watched.broken.store(true, Ordering::SeqCst);
-        if put_zeroes(address) {
-            return;
-        }
-    }
-    // Not ours: the access is repeated under the handler that was there before.
-    if let Some(Some(before)) = BEFORE.get() {
-        // SAFETY: an action that the system gave us.
-        unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
-    }
-}
-
-/// Replaces the page at an address of one of our mappings.
-fn put_zeroes(address: usize) -> bool {
-    // SAFETY: the page belongs to a mapping of this module, which is only ever read; what is read
-    // from it now is zeroes instead of nothing. The interrupted code finds its errno unchanged.
-    unsafe {
-        let errno = *libc::__errno_location();
-        let page = libc::sysconf(libc::_SC_PAGESIZE).cast_unsigned() as usize;
-        let put = libc::mmap(
-            (address / page * page) as *mut libc::c_void,
-            page,
-            libc::PROT_READ,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
-            -1,
-            0,
-        );
-        *libc::__errno_location() = errno;
-        put != libc::MAP_FAILED
     }
 }
 
@@ -354,17 +252,6 @@ mod tests {
             let mut buf = [0; 4096];
             assert_eq!(mapping.read_exact(4096, &mut buf), Ok(()));
             assert_eq!(mapping.read_exact(8192, &mut buf), Err(Errno::IO));
-        }
-    }
-
-    #[test]
-    fn many_mappings_are_watched_and_places_come_back() {
-        let file = file();
-        for _ in 0..2 {
-            let held: Vec<_> =
-                (0..=WATCHED_MAX).map_while(|_| Mapping::file(file.as_fd(), LEN).ok()).collect();
-            // Other tests of this process hold some.
-            assert!(held.len() > WATCHED_MAX / 2 && held.len() <= WATCHED_MAX);
         }
     }
 

@@ -25,7 +25,9 @@ mod zones;
 pub use counters::{Decisions, Totals};
 pub use queue::{Done, Op, Queue, QueueConfig, Rejected};
 pub use segments::{CipherModel, Segment};
-pub use ucrypt_backend::{Buf, Errno, Guest, Pool, Zone, ZoneAction, ZoneKind, ZoneLimits, ring};
+pub use ucrypt_backend::{
+    Access, Buf, Errno, Guest, Pool, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,
+};
 pub use ucrypt_dispatch::{Policies, Policy, Tally, Urgency};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
 pub use zones::{VolumeZones, ZonesError};

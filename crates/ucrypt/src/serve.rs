@@ -130,7 +130,8 @@ pub(crate) struct Exports {
 
 impl Exports {
     /// Starts what is asked for; what was started ends again if one of them fails.
-    pub(crate) fn start(volume: &Arc<Volume>, args: &ExportArgs) -> Result<Self, Failure> {
+    pub(crate) fn start(opened: &Opened, args: &ExportArgs) -> Result<Self, Failure> {
+        let volume = &opened.volume;
         let mut exports = Self {
             nbd: Vec::new(),
             vhost_user: Vec::new(),
@@ -147,7 +148,7 @@ impl Exports {
         }
         for path in &args.vhost_user {
             let report = Arc::new(|line: &str| eprintln!("ucrypt: {line}"));
-            let config = vhost_user::ServerConfig { report, ..Default::default() };
+            let config = vhost_user::ServerConfig { serial: opened.facts.serial(), report };
             exports.vhost_user.push(vhost_user::Server::start(volume.clone(), path, &config)?);
         }
         Ok(exports)
@@ -220,7 +221,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let stop = signals()?;
     let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
-    let mut exports = Exports::start(&opened.volume, &args.exports)?;
+    let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
     announce(&exports, args.json);
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(CHECK_EVERY) {

@@ -135,6 +135,15 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
+    /// By what a virtual machine tells this disk from others: the first 20 digits of the UUID, or
+    /// what there is of [`Facts::identity`].
+    pub(crate) fn serial(&self) -> String {
+        match &self.uuid {
+            Some(uuid) => uuid.chars().filter(char::is_ascii_hexdigit).take(20).collect(),
+            None => format!("{:016x}", self.identity()),
+        }
+    }
+
     /// A number that differs between volumes, and is the same each time that one is opened: of
     /// where it lies and how it is encrypted. The key has no part in it.
     pub(crate) fn identity(&self) -> u64 {

@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use vm_memory::{Bytes, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{Bytes, VolatileSlice};
 
 use super::config::{QUEUES_MAX, RING_SIZE_MAX};
-use super::memory::map_file;
+use super::memory::Mapped;
 
 const VERSION: u16 = 1;
 const HEADER_LEN: usize = 16;
@@ -45,7 +45,7 @@ fn part_len(ring_size: u16) -> usize {
 /// The area of all rings.
 #[derive(Clone, Debug)]
 pub(super) struct Inflight {
-    mapping: Arc<MmapRegion>,
+    mapping: Arc<Mapped>,
     queues: u16,
     ring_size: u16,
 }
@@ -74,7 +74,7 @@ impl Inflight {
         if len < needed as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mapping = map_file(file, offset, needed as u64)?;
+        let mapping = Mapped::new(file, offset, needed as u64)?;
         Ok(Self { mapping: Arc::new(mapping), queues, ring_size })
     }
 
@@ -108,7 +108,7 @@ impl Inflight {
 /// The requests of one ring. Requests are named by the number of their first descriptor.
 #[derive(Debug)]
 pub(super) struct Track {
-    mapping: Arc<MmapRegion>,
+    mapping: Arc<Mapped>,
     base: usize,
     ring_size: u16,
     area_size: u16,
@@ -170,7 +170,7 @@ impl Track {
     }
 
     fn bytes(&self) -> VolatileSlice<'_> {
-        self.mapping.as_volatile_slice()
+        self.mapping.bytes()
     }
 }
 
@@ -216,9 +216,9 @@ mod tests {
     #[test]
     fn nonsense_in_the_area_stays_within_its_bounds() {
         let (area, _file) = area();
-        let bytes = area.mapping.as_volatile_slice();
+        let bytes = area.mapping.bytes();
         bytes.write_slice(&[0xff; 1], 0).expect("written");
-        for at in 0..area.mapping.size() {
+        for at in 0..bytes.len() {
             bytes.write_obj(1u8, at).expect("written");
         }
         bytes.write_obj(VERSION, VERSION_AT).expect("written");

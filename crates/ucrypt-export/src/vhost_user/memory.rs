@@ -5,7 +5,8 @@
 //! has forgotten it.
 //!
 //! The guest and the front end may write to all of it at any time. What is taken from it is read
-//! once and checked afterwards; the data of requests is moved and never looked at.
+//! once and checked afterwards; the data of requests is moved and never looked at. The front end may
+//! also cut its files off: what is behind the end is zeroes from then on, and nobody's.
 
 #![expect(unsafe_code, reason = "pieces of the mapping are handed out as buffers")]
 
@@ -14,10 +15,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ucrypt_engine::Buf;
+use ucrypt_engine::{Access, Buf, Watch};
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MmapRegion,
+    FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion, VolatileMemory,
+    VolatileSlice,
 };
 
 /// Most regions of one map; each is one mapping of this process.
@@ -35,11 +36,45 @@ pub(super) struct Region {
     pub(super) file_offset: u64,
 }
 
+/// A mapping of a file of the front end. Fields are dropped in their order.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    watch: Watch,
+    memory: Arc<MmapRegion>,
+}
+
+impl Mapped {
+    /// Maps `len` bytes from `offset` of a file, which has to have them.
+    pub(super) fn new(file: File, offset: u64, len: u64) -> io::Result<Self> {
+        let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidInput, reason);
+        let meta = file.metadata()?;
+        let end = offset.checked_add(len);
+        if !meta.is_file() || end.is_none_or(|end| end > meta.len()) {
+            return Err(invalid("memory is no file, or not as long as is said"));
+        }
+        let len = usize::try_from(len).map_err(|_| invalid("too large"))?;
+        let memory = MmapRegion::from_file(FileOffset::new(file, offset), len)
+            .map_err(|error| io::Error::other(format!("cannot map memory: {error}")))?;
+        let base = NonNull::new(memory.as_ptr()).ok_or_else(|| invalid("empty"))?;
+        // SAFETY: the mapping just made, which stays as long as `memory`. It is the front end's, who
+        // may write anything there: whatever is read from it is checked, or taken for data.
+        let watch = unsafe { Watch::new(base, len, Access::ReadWrite) };
+        let watch = watch.ok_or_else(|| io::Error::other("too many regions of memory"))?;
+        Ok(Self { watch, memory: Arc::new(memory) })
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> VolatileSlice<'_> {
+        self.memory.as_volatile_slice()
+    }
+}
+
 /// All regions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GuestMap {
     memory: GuestMemoryMmap,
-    regions: Vec<Region>,
+    /// By the guest's addresses.
+    regions: Vec<(Region, Arc<Mapped>)>,
 }
 
 /// A piece of a request lies outside of the guest's memory.
@@ -53,26 +88,35 @@ impl GuestMap {
         if self.regions.len() >= REGIONS_MAX {
             return Err(invalid(format!("more than {REGIONS_MAX} regions of memory")));
         }
-        let mapping = map_file(file, region.file_offset, region.len)?;
-        let mapped = GuestRegionMmap::new(mapping, GuestAddress(region.guest))
+        let mapped = Mapped::new(file, region.file_offset, region.len)?;
+        let guest = GuestAddress(region.guest);
+        let placed = GuestRegionMmap::with_arc(mapped.memory.clone(), guest)
             .ok_or_else(|| invalid("a region ends beyond 2^64".into()))?;
         let memory = self
             .memory
-            .insert_region(Arc::new(mapped))
+            .insert_region(Arc::new(placed))
             .map_err(|error| invalid(format!("a region does not fit: {error}")))?;
         let mut regions = self.regions.clone();
-        regions.push(region);
+        let at = regions.partition_point(|(other, _)| other.guest < region.guest);
+        regions.insert(at, (region, Arc::new(mapped)));
         Ok(Self { memory, regions })
     }
 
     /// This map without a region; `None` if it has no such region.
     pub(super) fn without(&self, guest: u64, len: u64, user: u64) -> Option<Self> {
-        let is_it = |region: &Region| (region.guest, region.len, region.user) == (guest, len, user);
+        let is_it = |(region, _): &(Region, _)| {
+            (region.guest, region.len, region.user) == (guest, len, user)
+        };
         let at = self.regions.iter().position(is_it)?;
         let (memory, _) = self.memory.remove_region(GuestAddress(guest), len).ok()?;
         let mut regions = self.regions.clone();
         regions.remove(at);
         Some(Self { memory, regions })
+    }
+
+    /// Whether the front end has cut memory off that was in use.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.regions.iter().any(|(_, mapped)| mapped.watch.is_broken())
     }
 
     /// For access to single values.
@@ -82,7 +126,7 @@ impl GuestMap {
 
     /// The guest's address of an address of the front end.
     pub(super) fn translate(&self, user: u64) -> Option<GuestAddress> {
-        self.regions.iter().find_map(|region| {
+        self.regions.iter().find_map(|(region, _)| {
             let offset = user.checked_sub(region.user).filter(|&offset| offset < region.len)?;
             Some(GuestAddress(region.guest + offset))
         })
@@ -93,10 +137,13 @@ impl GuestMap {
     pub(super) fn append(&self, at: u64, len: usize, pieces: &mut Vec<Buf>) -> Result<(), Outside> {
         let (mut at, mut left) = (at, len);
         while left > 0 {
-            let region = self.memory.find_region(GuestAddress(at)).ok_or(Outside)?;
-            let offset = at - region.start_addr().0;
-            let here = left.min(usize::try_from(region.len() - offset).unwrap_or(left));
-            let piece = piece(region, offset as usize, here).ok_or(Outside)?;
+            let behind = self.regions.partition_point(|(region, _)| region.guest <= at);
+            let (region, mapped) =
+                behind.checked_sub(1).map(|last| &self.regions[last]).ok_or(Outside)?;
+            let offset = at - region.guest;
+            let room = region.len.checked_sub(offset).filter(|&room| room > 0).ok_or(Outside)?;
+            let here = left.min(usize::try_from(room).unwrap_or(left));
+            let piece = piece(mapped, offset as usize, here).ok_or(Outside)?;
             let alone = match pieces.last_mut() {
                 Some(last) => last.join(piece).err(),
                 None => Some(piece),
@@ -111,31 +158,16 @@ impl GuestMap {
     }
 }
 
-/// Maps `len` bytes from `offset` of a file of the front end, which has to have them: an access
-/// behind the end of a file would end this process.
-pub(super) fn map_file(file: File, offset: u64, len: u64) -> io::Result<MmapRegion> {
-    let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidInput, reason);
-    let meta = file.metadata()?;
-    let end = offset.checked_add(len);
-    if !meta.is_file() || end.is_none_or(|end| end > meta.len()) {
-        return Err(invalid("memory is no file, or not as long as is said"));
-    }
-    let len = usize::try_from(len).map_err(|_| invalid("too large"))?;
-    MmapRegion::from_file(FileOffset::new(file, offset), len)
-        .map_err(|error| io::Error::other(format!("cannot map memory: {error}")))
-}
-
 /// `len` bytes from `offset` of a region.
-fn piece(region: &GuestRegionMmap, offset: usize, len: usize) -> Option<Buf> {
-    let mapping = region.get_mmap();
-    if offset.checked_add(len)? > mapping.size() {
+fn piece(mapped: &Arc<Mapped>, offset: usize, len: usize) -> Option<Buf> {
+    if offset.checked_add(len)? > mapped.memory.size() {
         return None;
     }
-    let base = NonNull::new(mapping.as_ptr())?;
+    let base = NonNull::new(mapped.memory.as_ptr())?;
     // SAFETY: the range lies in the mapping, which is readable and writable and stays as long as
-    // the buffer has `mapping`. Everybody else in this process uses `vm-memory`, whose accesses
+    // the buffer has `mapped`. Everybody else in this process uses `vm-memory`, whose accesses
     // are volatile. The engine takes the bytes for data and copies between them and a pool only.
-    unsafe { Some(Buf::foreign(mapping, base.add(offset), len)) }
+    unsafe { Some(Buf::foreign(mapped.clone(), base.add(offset), len)) }
 }
 
 #[cfg(test)]

@@ -127,6 +127,7 @@ impl Ring {
                 break;
             }
             progress |= self.finish();
+            self.check_memory();
             self.call();
             if self.shared.is_stopped() && self.under_way == 0 && self.has_no_work() {
                 break;
@@ -270,6 +271,8 @@ impl Ring {
             };
             self.under_way -= 1;
             let status = match done.result {
+                // Its data may be nobody's.
+                Ok(()) if self.check_memory() => Status::IoErr,
                 Ok(()) => Status::Ok,
                 Err(Errno::OPNOTSUPP) => Status::Unsupported,
                 Err(_) => Status::IoErr,
@@ -277,6 +280,15 @@ impl Ring {
             self.answer(done.tag as u16, pending, status);
         }
         any
+    }
+
+    /// Stops if the front end has cut its memory off. Returns whether it has.
+    fn check_memory(&mut self) -> bool {
+        let is_cut_off = self.map.is_cut_off();
+        if is_cut_off {
+            self.fail(&"the front end has cut its memory off");
+        }
+        is_cut_off
     }
 
     /// Puts an answer into the ring. Always returns true: the request is done.

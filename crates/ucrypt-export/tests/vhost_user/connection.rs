@@ -9,7 +9,7 @@ use crate::requests::DATA;
 
 /// A well-behaved front end is served after all that has happened.
 #[track_caller]
-fn assert_serves(harness: &Harness) {
+pub(crate) fn assert_serves(harness: &Harness) {
     let memory = Memory::new();
     let (_front_end, mut driver) = started(harness, &memory);
     assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));

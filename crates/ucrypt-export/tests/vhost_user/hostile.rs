@@ -1,11 +1,16 @@
-//! Guests that break the rules of virtqueues: the request fails, or the ring stops; the server and
-//! the other rings go on.
+//! Guests that break the rules of virtqueues, and front ends that cut their memory off: the request
+//! fails, or the ring stops; the server and the other rings go on.
 
+use std::time::Duration;
+
+use rustix::fs::ftruncate;
+
+use crate::connection::assert_serves;
 use crate::driver::{
     DEVICE_WRITES, Descriptor, Driver, INDIRECT, IO_ERR, NEXT, OK, READ, WRITE, started,
 };
 use crate::front_end::{FrontEnd, Memory, message};
-use crate::harness::{Harness, aes};
+use crate::harness::{Harness, Random, aes};
 use crate::requests::DATA;
 
 const HEADER: u64 = DATA + (4 << 20);
@@ -213,4 +218,49 @@ fn a_kick_that_is_no_event_stops_its_ring_only() {
     driver.start(&mut front_end, u32::from(driver.available)).expect("started again");
     let mut driver = driver;
     assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
+}
+
+/// Data behind which the front end has cut its memory off: the request fails.
+#[test]
+fn data_in_memory_that_is_cut_off_fails_its_request_and_the_server_lives() {
+    for kind in [READ, WRITE] {
+        let harness = Harness::start(aes(512));
+        let memory = Memory::new();
+        let (front_end, mut driver) = started(&harness, &memory);
+        driver.write(DATA, &[7; 4096]);
+        assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
+        ftruncate(&memory.files[2], 0).expect("cut off");
+        assert_eq!(driver.run(kind, 0, &[(DATA, 4096)]).0, IO_ERR);
+        harness.await_report("cut its memory off");
+        let told = rustix::io::read(&driver.error, &mut [0; 8]);
+        assert_eq!(told, Ok(8), "the front end is told");
+        drop(front_end);
+        assert_serves(&harness);
+    }
+}
+
+#[test]
+fn memory_that_is_cut_off_under_load_is_survived() {
+    let harness = Harness::start(aes(512));
+    let seed = 5;
+    println!("seed {seed}");
+    let mut random = Random(seed);
+    for _ in 0..20 {
+        let memory = Memory::new();
+        let (front_end, mut driver) = started(&harness, &memory);
+        for slot in 0..8 {
+            let kind = if slot % 2 == 0 { READ } else { WRITE };
+            driver.submit(slot, kind, 0, &[(DATA + (1 << 19) * u64::from(slot), 1 << 19)]);
+        }
+        // At any moment, and anywhere: the rings and the headers, too. The guest's own mapping is
+        // not touched any more.
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        for file in &memory.files {
+            let len = file.metadata().expect("a file").len();
+            ftruncate(file, random.below(3) * len / 4 / 4096 * 4096).expect("cut off");
+        }
+        driver.kick();
+        drop(front_end);
+    }
+    assert_serves(&harness);
 }

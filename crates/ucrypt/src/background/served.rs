@@ -64,7 +64,7 @@ impl Served {
             Self::Nbd => wanted.nbd.push(Address::Unix(places.nbd())),
             Self::Ublk | Self::Loop => {}
         }
-        let mut exports = Exports::start(volume, &wanted)?;
+        let mut exports = Exports::start(opened, &wanted)?;
         let device = match self {
             Self::Fuse => path(&places.file()),
             Self::Nbd => exports.nbd[0].uri().to_owned(),

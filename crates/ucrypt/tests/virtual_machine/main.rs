@@ -87,6 +87,15 @@ impl Disk {
         assert_eq!(status.success(), signal == Signal::TERM, "{status}");
     }
 
+    /// What the virtual machine knows it by, over vhost-user: the UUID, as far as it fits.
+    fn serial(&self) -> String {
+        let output = Command::new(UCRYPT).arg("luksUUID").arg(&self.image).output();
+        let uuid = String::from_utf8(output.expect("ucrypt runs").stdout).expect("text");
+        let digits = uuid.trim().replace('-', "");
+        assert_eq!(digits.len(), 32, "{uuid}");
+        digits[..20].into()
+    }
+
     /// The digest of what is in the volume, as `sha256sum` prints it.
     fn digest(&self) -> String {
         let script = r#""$@" | sha256sum"#;
@@ -125,7 +134,8 @@ fn the_disks_of_a_virtual_machine_outlive_their_servers() {
     ] {
         command.arg("--qemu").arg(words);
     }
-    command.arg(here.join("tests/virtual_machine/guest.sh")).stderr(Stdio::piped());
+    let names = [disks[0].serial(), "nbd".into()];
+    command.arg(here.join("tests/virtual_machine/guest.sh")).args(&names).stderr(Stdio::piped());
     let mut guest = Running::start(&mut command);
     let mut lines = guest.lines();
     let begun = lines.by_ref().any(|line| line == "fio begins");
@@ -133,7 +143,7 @@ fn the_disks_of_a_virtual_machine_outlive_their_servers() {
     let mut complain = |what: &str| {
         let mut said = String::new();
         let _ = stderr.read_to_string(&mut said);
-        let fio = ["ucrypt", "nbd"].map(|name| fs::read_to_string(out.join(format!("{name}.fio"))));
+        let fio = names.each_ref().map(|name| fs::read_to_string(out.join(format!("{name}.fio"))));
         panic!("{what}: {said}\n{fio:?}");
     };
     if !begun {
@@ -156,7 +166,7 @@ fn the_disks_of_a_virtual_machine_outlive_their_servers() {
     if !status.success() {
         complain("the guest failed");
     }
-    for (disk, name) in disks.iter_mut().zip(["ucrypt", "nbd"]) {
+    for (disk, name) in disks.iter_mut().zip(&names) {
         disk.end(Signal::TERM);
         let there = fs::read_to_string(out.join(format!("{name}.sum"))).expect("a digest");
         assert_eq!(disk.digest(), there, "{name}: the volume holds what the guest has read");
