@@ -109,8 +109,6 @@ pub(crate) struct Chunk {
     pub(crate) op: Op,
     pub(crate) parts: Parts,
     pub(crate) phase: Phase,
-    /// Counts chunks; tells a chunk from an earlier one under the same id.
-    pub(crate) serial: u64,
     /// Whether it leaves in turn.
     pub(crate) ordered: bool,
     /// When the present phase was asked for, in nanoseconds.

@@ -7,8 +7,8 @@
 //! the engine carries its outputs out on real devices, a simulator does the same in virtual time.
 //!
 //! ```text
-//! inputs    request · plan · crypted(chunk, result) · stored(chunk, result), each with the time
-//! outputs   Crypt(chunk, place) · Store(chunk) · Finish(request, result)
+//! inputs    request · plan · cancel(request) · crypted(chunk, result) · stored(chunk, result)
+//! outputs   Crypt(chunk, place) · Store(chunk) · Drop(chunk) · Finish(request, result)
 //! ```
 //!
 //! - [`machine`]: the state machine and its contract;

@@ -5,7 +5,8 @@
 //! - A [`Request`] that [`Machine::request`] accepts ends in exactly one [`Output::Finish`]. A full
 //!   machine refuses it instead: nothing is allocated after [`Machine::new`], nothing is dropped.
 //! - Accepted requests wait until [`Machine::plan`]: those that wait together may become one chunk
-//!   if they are neighbours. Call it whenever requests were accepted or a `Finish` was taken.
+//!   if they are neighbours. Call it whenever requests were accepted, or a
+//!   `Finish` or `Drop` was taken.
 //! - Every `Crypt` is answered by [`Machine::crypted`], every `Store` by [`Machine::stored`], once,
 //!   in any order. A read's chunk is stored (read), then crypted; a write's is crypted, then
 //!   stored.
@@ -22,6 +23,10 @@
 //! - After a chunk fails, no further chunk of its requests is made; they finish with the first
 //!   error when those under way are answered. The error of a chunk that several requests share is
 //!   told to each of them: the backend answered for all of it.
+//! - [`Machine::cancel`] is such an error from outside. A `Crypt` or `Store` that was told is still
+//!   to be answered, and the answer changes nothing any more: what has left stays. A chunk that is
+//!   left with no request that could succeed goes no further: instead of its next `Crypt` or
+//!   `Store`, [`Output::Drop`] is told.
 //! - A chunk never crosses one of [`Limits::borders`].
 //! - Time only goes forward and is only compared; its origin does not matter.
 
@@ -51,6 +56,12 @@ pub enum Output<E> {
         chunk: ChunkId,
         /// What to do.
         kind: StoreKind,
+    },
+    /// Nothing more is to be done for the chunk, whose id is free again: every request of it has
+    /// failed or was cancelled.
+    Drop {
+        /// The chunk.
+        chunk: ChunkId,
     },
     /// The request has ended; its id is free again.
     Finish {
@@ -88,14 +99,15 @@ pub struct Machine<E> {
     learned: Learned,
     tally: Tally,
     requests: Slab<RequestState<E>>,
+    /// Those among them that have failed or were cancelled.
+    failed: u32,
     chunks: Slab<Chunk>,
     /// Lists for the chunks to come.
     spare_parts: Vec<Parts>,
-    serial: u64,
     /// Requests with sectors that are in no chunk yet and that may start one, in arrival order.
     waiting: VecDeque<RequestId>,
-    /// Ordered writes that have not left, by their serial.
-    order: VecDeque<(ChunkId, u64)>,
+    /// Ordered writes that have not left.
+    order: VecDeque<ChunkId>,
     /// What takes this thread little time: stores and finishes.
     outputs: VecDeque<Output<E>>,
     /// What is to be crypted.
@@ -118,7 +130,7 @@ impl<E: Copy> Machine<E> {
             requests: Slab::new(limits.requests_max),
             chunks: Slab::new(limits.chunks_max),
             spare_parts: (0..chunks).map(|_| Parts::spare()).collect(),
-            serial: 0,
+            failed: 0,
             waiting: VecDeque::with_capacity(requests),
             order: VecDeque::with_capacity(chunks),
             line: Line::new(chunks),
@@ -181,6 +193,27 @@ impl<E: Copy> Machine<E> {
         Some(id)
     }
 
+    /// Gives a request up. It finishes with `error`, unless it has failed before or all of it is done
+    /// already, once what is under way for it is answered. Of a write, any part may have been done.
+    /// Nothing happens if there is no such request.
+    pub fn cancel(&mut self, request: RequestId, error: E) {
+        let Some(state) = self.requests.get(request.0) else { return };
+        let (waits, ends) = (state.waits, !state.waits && state.under_way == 0);
+        if ends {
+            return;
+        }
+        self.fail(request, error);
+        if waits {
+            self.stop_waiting(request);
+        }
+    }
+
+    /// The request with that [`RequestId::index`], between its acceptance and its `Finish`.
+    pub fn request_at(&self, index: usize) -> Option<RequestId> {
+        let index = u32::try_from(index).ok()?;
+        self.requests.get(index).map(|_| RequestId(index))
+    }
+
     /// The requests that a chunk under way serves, adjacent and ascending; empty if there is no
     /// such chunk.
     pub fn parts(&self, chunk: ChunkId) -> &[Part] {
@@ -195,11 +228,32 @@ impl<E: Copy> Machine<E> {
     /// The next thing to do; `None` when the machine waits for an input.
     pub fn next_output(&mut self) -> Option<Output<E>> {
         let Some(output) = self.outputs.pop_front() else { return self.next_crypt() };
-        if let Output::Finish { request, .. } = output {
-            // Not earlier: until it is told, the id must not name another request.
-            self.requests.remove(request.0);
+        match output {
+            Output::Finish { request, result } => {
+                // Not earlier: until it is told, the id must not name another request.
+                self.requests.remove(request.0);
+                self.failed -= u32::from(result.is_err());
+            }
+            Output::Store { chunk, .. } if self.is_in_vain(chunk) => {
+                return Some(self.drop_chunk(chunk));
+            }
+            _ => {}
         }
         Some(output)
+    }
+
+    /// Whether no request of the chunk can succeed any more.
+    fn is_in_vain(&self, chunk: ChunkId) -> bool {
+        let fails =
+            |part: &Part| self.requests.get(part.request.0).is_some_and(|r| r.error.is_some());
+        self.failed > 0 && self.parts(chunk).iter().all(fails)
+    }
+
+    /// Ends a chunk that is in nobody's hands.
+    fn drop_chunk(&mut self, chunk: ChunkId) -> Output<E> {
+        self.end_chunk(chunk, Ok(()));
+        self.release(self.now_ns);
+        Output::Drop { chunk }
     }
 
     /// The next chunk to crypt, and where: decided only now, when it is known what else waits.
@@ -209,6 +263,9 @@ impl<E: Copy> Machine<E> {
     fn next_crypt(&mut self) -> Option<Output<E>> {
         let (at, place) = self.choose()?;
         let chunk = self.line.remove(at).expect("it was looked at");
+        if self.is_in_vain(chunk) {
+            return Some(self.drop_chunk(chunk));
+        }
         let alone = self.line.is_empty() && self.line.awake(self.now_ns) == 0;
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.since_ns = self.now_ns;
@@ -315,29 +372,28 @@ impl<E: Copy> Machine<E> {
 
     /// Hands on the encrypted chunks whose turn it is.
     fn release(&mut self, now_ns: u64) {
-        while let Some(&(chunk, serial)) = self.order.front() {
-            let state = self.chunks.get(chunk.0).filter(|state| state.serial == serial);
-            match state.map(|state| state.phase) {
-                Some(Phase::InOrder) => {
-                    self.order.pop_front();
-                    self.leave(chunk, now_ns);
-                }
-                // Failed: it leaves no gap.
-                None => drop(self.order.pop_front()),
-                Some(_) => return,
+        while let Some(&chunk) = self.order.front() {
+            let state = self.chunks.get(chunk.0).expect("a chunk under way");
+            if state.phase != Phase::InOrder {
+                return;
             }
+            self.order.pop_front();
+            self.leave(chunk, now_ns);
         }
     }
 
     fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
         let ended = self.chunks.remove(chunk.0).expect("a chunk under way");
+        if ended.ordered && ended.phase == Phase::Crypt {
+            // It never leaves: those behind it wait for nothing.
+            self.order.retain(|&other| other != chunk);
+        }
         for part in ended.parts.as_slice() {
+            if let Err(error) = result {
+                self.fail(part.request, error);
+            }
             let request = self.requests.get_mut(part.request.0).expect("its request");
             request.under_way -= 1;
-            if let Err(error) = result {
-                request.error.get_or_insert(error);
-                request.next = request.end;
-            }
             if request.next < request.end && !request.waits {
                 request.waits = true;
                 self.waiting.push_back(part.request);
@@ -345,6 +401,14 @@ impl<E: Copy> Machine<E> {
             self.finish_if_done(part.request);
         }
         self.spare_parts.push(ended.parts);
+    }
+
+    /// Nothing more of the request is begun, and it ends with its first error.
+    fn fail(&mut self, id: RequestId, error: E) {
+        let request = self.requests.get_mut(id.0).expect("its request");
+        self.failed += u32::from(request.error.is_none());
+        request.error.get_or_insert(error);
+        request.next = request.end;
     }
 
     /// Tells the end of a request that has nothing left to start or to wait for.
@@ -474,13 +538,11 @@ impl<E: Copy> Machine<E> {
     }
 
     fn launch(&mut self, op: Op, parts: Parts, plan: &Plan, now_ns: u64) {
-        self.serial += 1;
         let crypts = op.is_write();
         let chunk = self.chunks.insert(Chunk {
             op,
             parts,
             phase: if crypts { Phase::Crypt } else { Phase::Store },
-            serial: self.serial,
             ordered: crypts && plan.ordered,
             since_ns: now_ns,
             woke_worker: false,
@@ -492,7 +554,8 @@ impl<E: Copy> Machine<E> {
             return;
         }
         if plan.ordered {
-            self.order.push_back((chunk, self.serial));
+            debug_assert!(self.order.len() < self.chunks.len(), "each stands there once");
+            self.order.push_back(chunk);
         }
         self.line.begun(chunk);
     }

@@ -1,4 +1,4 @@
-//! The machine's contract, under random requests, answers in any order, and errors.
+//! The machine's contract, under random requests, answers in any order, errors and cancels.
 
 use std::collections::HashMap;
 
@@ -52,7 +52,21 @@ struct Seen {
     /// Which of its sectors are in a chunk.
     begun: Vec<bool>,
     failed: bool,
+    cancelled: bool,
 }
+
+impl Seen {
+    /// Whether there is nothing left to do for it.
+    fn is_done(&self) -> bool {
+        let crypts = !matches!(self.request.op, Op::Flush | Op::Discard);
+        let sectors = self.request.sectors;
+        (self.stored, self.crypted) == (sectors, if crypts { sectors } else { 0 })
+    }
+}
+
+/// What the backend's failures and cancels are told as.
+const FAILED: u32 = 7;
+const CANCELLED: u32 = 8;
 
 /// Plays engine and backend for a machine, and checks every output.
 struct World {
@@ -69,6 +83,8 @@ struct World {
     finished: usize,
     refused: usize,
     joined: usize,
+    cancelled: usize,
+    dropped: usize,
 }
 
 impl World {
@@ -86,6 +102,8 @@ impl World {
             finished: 0,
             refused: 0,
             joined: 0,
+            cancelled: 0,
+            dropped: 0,
         }
     }
 
@@ -116,13 +134,26 @@ impl World {
         };
         self.accepted += 1;
         let (number, begun) = (self.accepted, vec![false; request.sectors as usize]);
-        let seen = Seen { request, stored: 0, crypted: 0, number, begun, failed: false };
+        let (failed, cancelled) = (false, false);
+        let seen = Seen { request, stored: 0, crypted: 0, number, begun, failed, cancelled };
         assert!(self.seen.insert(id, seen).is_none(), "an id names two requests");
     }
 
-    fn take_outputs(&mut self) {
+    /// Cancels a request that is in flight, whichever.
+    fn cancel(&mut self) {
+        let ids = (0..8).filter_map(|index| self.machine.request_at(index)).collect::<Vec<_>>();
+        assert_eq!(ids.len(), self.seen.len());
+        let Some(&id) = ids.get(self.random.below(8) as usize) else { return };
+        self.seen.get_mut(&id).expect("a request in flight").cancelled = true;
+        self.cancelled += 1;
+        self.machine.cancel(id, CANCELLED);
+    }
+
+    /// Carries out up to `most` of what the machine asks for.
+    fn take_outputs(&mut self, most: u64) {
         self.machine.plan(self.now, WORKERS);
-        while let Some(output) = self.machine.next_output() {
+        for _ in 0..most {
+            let Some(output) = self.machine.next_output() else { return };
             match output {
                 Output::Crypt { chunk, .. } => {
                     let parts = self.machine.parts(chunk).to_vec();
@@ -143,6 +174,10 @@ impl World {
                     }
                     self.stores.push((chunk, parts));
                 }
+                Output::Drop { chunk } => {
+                    assert!(self.machine.parts(chunk).is_empty(), "its id is free");
+                    self.dropped += 1;
+                }
                 Output::Finish { request, result } => self.check_finish(request, result),
             }
             assert!(self.crypts.len() + self.stores.len() <= 12, "more chunks than allowed");
@@ -154,9 +189,11 @@ impl World {
         let (first, last) = (parts[0].sector, parts[parts.len() - 1]);
         let end = last.sector + last.sectors;
         let mut at = first;
+        let vain =
+            |part: &Part| self.seen[&part.request].failed || self.seen[&part.request].cancelled;
+        assert!(!parts.iter().all(vain), "a chunk was started after an error or a cancel");
         for part in parts {
             let seen = self.seen.get_mut(&part.request).expect("a part of an unknown request");
-            assert!(!seen.failed, "a chunk was started after an error");
             assert_eq!(seen.request.op, op);
             assert_eq!(part.sector, at, "parts do not follow");
             at += part.sectors;
@@ -193,12 +230,11 @@ impl World {
         let open = |(_, parts): &(ChunkId, Vec<Part>)| parts.iter().any(|part| part.request == id);
         assert!(!self.crypts.iter().any(open), "finished while crypting");
         assert!(!self.stores.iter().any(open), "finished while storing");
-        assert_eq!(result.is_err(), seen.failed, "{seen:?}");
-        if result.is_ok() {
-            let sectors = seen.request.sectors;
-            assert_eq!(seen.stored, sectors, "not all of it was stored");
-            let crypts = !matches!(seen.request.op, Op::Flush | Op::Discard);
-            assert_eq!(seen.crypted, if crypts { sectors } else { 0 });
+        match result {
+            // What is done already is not cancelled.
+            Ok(()) => assert!(seen.is_done() && !seen.failed, "{seen:?}"),
+            Err(FAILED) => assert!(seen.failed, "{seen:?}"),
+            Err(error) => assert_eq!((error, seen.cancelled), (CANCELLED, true), "{seen:?}"),
         }
     }
 
@@ -211,7 +247,7 @@ impl World {
         self.now += self.random.below(10_000);
         let pick = self.random.below(choices) as usize;
         let fails = self.random.below(40) == 0;
-        let result = if fails { Err(7) } else { Ok(()) };
+        let result = if fails { Err(FAILED) } else { Ok(()) };
         let crypt = pick < self.crypts.len();
         let (chunk, parts) = if crypt {
             self.crypts.swap_remove(pick)
@@ -232,20 +268,24 @@ impl World {
 }
 
 #[test]
-fn every_request_ends_once_whatever_the_order_of_answers_and_errors() {
+fn every_request_ends_once_whatever_the_order_of_answers_errors_and_cancels() {
     for policy in Policy::ALL {
-        let (mut refused, mut joined) = (0, 0);
+        let (mut refused, mut joined, mut cancelled, mut dropped) = (0, 0, 0, 0);
         for seed in 1..=100 {
             let mut world = World::new(policy, seed * 0x9e37_79b9);
             for _ in 0..400 {
                 if world.random.below(3) == 0 {
                     world.ask();
                 }
-                world.take_outputs();
+                if seed % 2 == 0 && world.random.below(8) == 0 {
+                    world.cancel();
+                }
+                let most = [1, 3, u64::MAX][world.random.below(3) as usize];
+                world.take_outputs(most);
                 world.answer();
             }
             for _ in 0..100_000 {
-                world.take_outputs();
+                world.take_outputs(u64::MAX);
                 if world.machine.in_flight() == 0 {
                     break;
                 }
@@ -256,7 +296,10 @@ fn every_request_ends_once_whatever_the_order_of_answers_and_errors() {
             assert!(world.accepted > 50);
             refused += world.refused;
             joined += world.joined;
+            cancelled += world.cancelled;
+            dropped += world.dropped;
         }
+        assert!(cancelled > 500 && dropped > 50, "{policy}: {cancelled} cancels, {dropped} drops");
         assert!(refused > 0, "{policy}: the bound was never reached");
         let joins = matches!(policy, Policy::Adaptive | Policy::Merge);
         assert_eq!(joined > 0, joins, "{policy}: {joined} neighbours were joined");
@@ -331,6 +374,97 @@ fn neighbours_that_wait_together_travel_as_one_in_the_order_of_their_sectors() {
         .map(|(_, parts)| parts.iter().map(|part| part.sector).collect())
         .collect();
     assert_eq!(started, [vec![204, 208], vec![200], vec![300]]);
+}
+
+/// Everything that the machine asks for now, as words with the first sector of its chunk.
+fn told(machine: &mut Machine<u32>) -> Vec<String> {
+    machine.plan(0, Surroundings::default());
+    let mut told = Vec::new();
+    while let Some(output) = machine.next_output() {
+        let sector = |chunk| machine.parts(chunk)[0].sector;
+        told.push(match output {
+            Output::Crypt { chunk, .. } => format!("crypt {}", sector(chunk)),
+            Output::Store { chunk, .. } => format!("store {}", sector(chunk)),
+            Output::Drop { .. } => "drop".into(),
+            Output::Finish { result, .. } => format!("finish {result:?}"),
+        });
+    }
+    told
+}
+
+#[test]
+fn a_cancelled_request_that_nothing_was_done_for_ends_at_once() {
+    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let waits = machine.request(request(Op::Read, 200, 40)).unwrap();
+    machine.cancel(waits, CANCELLED);
+    machine.cancel(waits, FAILED);
+    assert_eq!(told(&mut machine), ["finish Err(8)"]);
+    let planned = machine.request(request(Op::Read, 200, 32)).unwrap();
+    machine.plan(0, WORKERS);
+    machine.cancel(planned, CANCELLED);
+    assert_eq!(told(&mut machine), ["drop", "drop", "finish Err(8)"]);
+    assert_eq!((machine.in_flight(), machine.request_at(planned.index())), (0, None));
+}
+
+#[test]
+fn what_has_left_is_waited_for_and_what_is_done_stays_done() {
+    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let read = machine.request(request(Op::Read, 200, 16)).unwrap();
+    let (chunk, _) = started(&mut machine)[0];
+    machine.cancel(read, CANCELLED);
+    assert!(told(&mut machine).is_empty(), "the backend has it");
+    machine.stored(chunk, Ok(()), 0);
+    assert_eq!(told(&mut machine), ["drop", "finish Err(8)"], "nobody wants it decrypted");
+
+    let flush = machine.request(request(Op::Flush, 0, 0)).unwrap();
+    let (chunk, _) = started(&mut machine)[0];
+    machine.stored(chunk, Ok(()), 0);
+    machine.cancel(flush, CANCELLED);
+    assert_eq!(told(&mut machine), ["finish Ok(())"]);
+}
+
+#[test]
+fn writes_behind_a_cancelled_one_leave_in_their_order() {
+    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let writes = [500, 0, 300]
+        .map(|sector| machine.request(request(Op::Write { fua: false }, sector, 16)).unwrap());
+    let crypts = started(&mut machine);
+    let [first, second, third] = [0, 1, 2].map(|index: usize| crypts[index].0);
+    machine.crypted(third, Ok(()), None, 0);
+    machine.crypted(second, Ok(()), None, 0);
+    machine.cancel(writes[1], CANCELLED);
+    assert!(told(&mut machine).is_empty(), "their turn has not come");
+    machine.crypted(first, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["store 500", "drop", "store 300", "finish Err(8)"]);
+}
+
+#[test]
+fn what_travels_with_a_cancelled_request_arrives() {
+    let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+    let ids = [200, 204].map(|sector| machine.request(request(Op::Read, sector, 4)).unwrap());
+    let (chunk, parts) = started(&mut machine).remove(0);
+    assert_eq!(parts.len(), 2);
+    machine.cancel(ids[0], CANCELLED);
+    machine.stored(chunk, Ok(()), 0);
+    assert_eq!(told(&mut machine), ["crypt 200"]);
+    machine.crypted(chunk, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["finish Err(8)", "finish Ok(())"]);
+}
+
+#[test]
+fn the_order_does_not_grow_while_a_write_holds_others_up() {
+    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    machine.request(request(WRITE, 0, 16)).unwrap();
+    let (slow, _) = started(&mut machine)[0];
+    for _ in 0..1000 {
+        // The machine itself asserts that no more stands in order than there are chunks.
+        let id = machine.request(request(WRITE, 500, 80)).unwrap();
+        machine.plan(0, WORKERS);
+        machine.cancel(id, CANCELLED);
+        assert_eq!(told(&mut machine).last().unwrap(), "finish Err(8)");
+    }
+    machine.crypted(slow, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["store 0"]);
 }
 
 /// A machine of adaptive that knows its cipher (1 ns a byte) and its hand-over (5 us).

@@ -26,6 +26,7 @@ use ucrypt_backend::{Buf, Errno, Pool, Ring};
 use ucrypt_dispatch::{ChunkId, Device, Limits, Machine, PARTS_MAX, Urgency};
 
 use crate::counters::Counters;
+use crate::range_lock::Mode;
 use crate::volume::Volume;
 use crate::workers::Inbox;
 
@@ -303,6 +304,32 @@ impl Queue {
         Ok(())
     }
 
+    /// Gives up the requests whose tag `which` picks. Each of them still ends once: with
+    /// [`Errno::CANCELED`], unless it is done already or fails. What the backend has under way for it is
+    /// waited for; of a write, any part may have been done.
+    pub fn cancel(&mut self, which: impl Fn(u64) -> bool) {
+        for _ in 0..self.parked.len() {
+            let Some(index) = self.parked.pop_front() else { break };
+            let job = self.jobs[index as usize].as_mut().filter(|job| which(job.tag));
+            let Some(job) = job else {
+                self.parked.push_back(index);
+                continue;
+            };
+            job.error = Some(Errno::CANCELED);
+            if job.mode == Mode::Exclusive {
+                self.volume.locks.give_up(&job.range);
+            }
+            self.end_job(index);
+        }
+        for index in 0..self.slots.len() {
+            let Some(request) = self.machine.request_at(index) else { continue };
+            let job = self.jobs[self.slots[index].job as usize].as_ref();
+            if job.is_some_and(|job| which(job.tag)) {
+                self.machine.cancel(request, Errno::CANCELED);
+            }
+        }
+    }
+
     /// Starts what is queued and takes what is complete, without blocking.
     ///
     /// # Errors
@@ -328,8 +355,12 @@ impl Drop for Queue {
         // have only memory of ours, and may end after us.
         drop(self.backend.take());
         self.set_awake(false);
-        for job in self.jobs.iter().flatten().filter(|job| job.locked && !job.range.is_empty()) {
-            self.volume.locks.unlock(&job.range, job.mode);
+        for job in self.jobs.iter().flatten().filter(|job| !job.range.is_empty()) {
+            match (job.locked, job.mode) {
+                (true, mode) => self.volume.locks.unlock(&job.range, mode),
+                (false, Mode::Exclusive) => self.volume.locks.give_up(&job.range),
+                (false, Mode::Shared) => {}
+            }
         }
         self.volume.retire(&self.counters);
     }

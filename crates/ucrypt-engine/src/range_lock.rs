@@ -8,6 +8,7 @@
 //! The volume is divided into stripes of 1 MiB, folded onto a fixed table. Nobody blocks: who
 //! cannot have a range registers to be woken, tries once more, and waits. A failed exclusive
 //! attempt leaves a mark that keeps new sharers out, so it gets its turn when the present ones end.
+//! Who no longer wants its turn takes the mark away.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -120,6 +121,15 @@ impl RangeLock {
         self.wake();
     }
 
+    /// After a failed exclusive attempt: it will not be tried again. The marks of others that wait for
+    /// the same range go with it; they mark it anew when they are woken.
+    pub(crate) fn give_up(&self, range: &Range<u64>) {
+        for stripe in stripes(range) {
+            self.stripes[stripe].fetch_and(!WANTED, Ordering::SeqCst);
+        }
+        self.wake();
+    }
+
     /// Asks for a wake-up at the next unlock. The caller tries once more afterwards: an unlock
     /// before this call wakes nobody.
     pub(crate) fn sleep(&self, waker: &Arc<OwnedFd>) {
@@ -169,6 +179,16 @@ mod tests {
         assert!(lock.try_lock(&(0..10), Mode::Exclusive));
         lock.unlock(&(0..10), Mode::Exclusive);
         assert!(lock.try_lock(&(0..10), Mode::Shared));
+    }
+
+    #[test]
+    fn who_gives_up_its_turn_keeps_nobody_out() {
+        let lock = RangeLock::new();
+        assert!(lock.try_lock(&(0..10), Mode::Shared));
+        assert!(!lock.try_lock(&(0..2 * MIB), Mode::Exclusive));
+        lock.give_up(&(0..2 * MIB));
+        assert!(lock.try_lock(&(5..6), Mode::Shared));
+        assert!(!lock.try_lock(&(0..10), Mode::Exclusive), "two share it");
     }
 
     #[test]

@@ -22,6 +22,11 @@ impl<T> Table<T> {
         Some(slot as u64)
     }
 
+    /// The request of `tag`; `None` if there is none.
+    pub(crate) fn get(&self, tag: u64) -> Option<&T> {
+        self.slots.get(usize::try_from(tag).ok()?)?.as_ref()
+    }
+
     /// Takes the request of `tag` out; `None` if there is none.
     pub(crate) fn remove(&mut self, tag: u64) -> Option<T> {
         let slot = usize::try_from(tag).ok()?;
@@ -48,6 +53,7 @@ mod tests {
         let tags = [table.insert('a'), table.insert('b')];
         assert_eq!(table.insert('c'), None);
         assert_eq!(table.len(), 2);
+        assert_eq!((table.get(tags[0].expect("a tag")), table.get(2)), (Some(&'a'), None));
         assert_eq!(table.remove(tags[0].expect("a tag")), Some('a'));
         assert_eq!(table.remove(tags[0].expect("a tag")), None);
         assert_eq!(table.remove(u64::MAX), None);

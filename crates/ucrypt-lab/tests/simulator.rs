@@ -60,6 +60,7 @@ fn torture(seed: u64) -> Experiment {
             delay_max_ns: 1 + random.below(2_000_000),
             stall: random.rate(50),
             stall_max_ns: 1 + random.below(500_000),
+            cancel: random.rate(60),
             crash_at: (random.below(2) == 0).then(|| 1 + random.below(1500)),
         },
         seed,

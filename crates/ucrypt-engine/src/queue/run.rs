@@ -233,6 +233,7 @@ impl Queue {
                 match output {
                     Output::Crypt { chunk, place } => self.crypt(chunk, place, source),
                     Output::Store { chunk, kind } => self.store(chunk, kind),
+                    Output::Drop { chunk } => self.drop_chunk(chunk),
                     Output::Finish { request, result } => self.finish(request, result),
                 }
                 let Some(next) = self.machine.next_output() else { break };
@@ -434,6 +435,18 @@ impl Queue {
             self.chunks[chunk.index()] = bufs;
         }
         self.machine.stored(chunk, answer.result, self.now_ns);
+        self.feed_starved();
+    }
+
+    /// Nobody wants the chunk any more.
+    fn drop_chunk(&mut self, chunk: ChunkId) {
+        self.chunks[chunk.index()].clear();
+        self.mapped[chunk.index()] = false;
+        self.feed_starved();
+    }
+
+    /// Memory for zeroes may have become free.
+    fn feed_starved(&mut self) {
         if let Some(starved) = self.starved.pop_front() {
             self.crypt(starved, Place::Here, None);
         }
@@ -484,7 +497,7 @@ impl Queue {
         job.range.end / size * size / 512 - sector
     }
 
-    fn end_job(&mut self, index: u32) {
+    pub(super) fn end_job(&mut self, index: u32) {
         let mut job = self.jobs[index as usize].take().expect("a job in flight");
         if job.mode == Mode::Exclusive {
             self.edges[index as usize] = [None, None];
@@ -497,7 +510,7 @@ impl Queue {
             self.set_awake(false);
         }
         let result = job.error.map_or(Ok(()), Err);
-        self.count(&job, result.is_ok());
+        self.count(&job);
         let data = job.data.take().filter(|_| result.is_ok()).map(|mut buf| {
             buf.advance(job.head);
             buf.truncate(job.len as usize);
@@ -507,11 +520,13 @@ impl Queue {
         self.done.push_back(Done { tag: job.tag, result, data });
     }
 
-    fn count(&self, job: &Job, ok: bool) {
+    fn count(&self, job: &Job) {
         let counters = &self.counters;
-        if !ok {
-            add(&counters.errors, 1);
-            return;
+        match job.error {
+            None => {}
+            // Its client wanted it so.
+            Some(Errno::CANCELED) => return,
+            Some(_) => return add(&counters.errors, 1),
         }
         match job.kind {
             Kind::Read => {

@@ -7,7 +7,7 @@
 //!
 //! What ends the input (a disconnect, the end of the stream, a violation, the order to stop) does
 //! not end the work: every request that was taken is run to its end, and its reply is sent if the
-//! client still takes it.
+//! client still takes it. If it does not, reads are cancelled.
 
 mod intake;
 
@@ -253,9 +253,19 @@ impl<'a> Connection<'a> {
         self.incoming = Incoming::Header;
     }
 
-    /// Nobody takes replies any more. What was asked for is still run to its end.
+    /// Nobody takes replies any more. What was to be read is not; all else is still run to its end.
     fn close_output(&mut self) {
         self.output_open = false;
+        let Self { queue, pending, waiting, .. } = self;
+        let is_read = |pending: &Pending| matches!(pending.kind, Kind::Read { .. });
+        waiting.retain(|(tag, _)| {
+            let keep = pending.get(*tag).is_some_and(|pending| !is_read(pending));
+            if !keep {
+                pending.remove(*tag);
+            }
+            keep
+        });
+        queue.cancel(|tag| pending.get(tag).is_some_and(is_read));
         self.outbox.clear();
         self.socket_full = false;
         self.close_input();

@@ -1,10 +1,14 @@
 //! The end of a connection, in every state: accepted requests are finished, the server lives on.
 
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ucrypt_backend::model::ModelBackend;
+use ucrypt_engine::VolumeOptions;
+
 use crate::client::{Client, DISC, READ, WRITE};
-use crate::harness::{Harness, Random, SMALL, aes, plain};
+use crate::harness::{Harness, Random, SMALL, aes, over, plain};
 
 /// That the server still serves a new client.
 fn assert_alive(harness: &Harness) {
@@ -80,6 +84,24 @@ fn a_client_that_leaves_its_replies_unread_harms_nobody() {
         client.hang_up();
     }
     assert_alive(&harness);
+}
+
+#[test]
+fn nothing_more_is_read_for_a_client_that_has_gone() {
+    // 1 MiB takes this card 57 ms.
+    let card = ModelBackend::new("sd2015", SMALL).expect("a model");
+    let volume = over(Arc::new(card), VolumeOptions::default());
+    let mut harness = Harness::start(volume.clone());
+    let mut client = Client::simple(&harness);
+    for _ in 0..64 {
+        client.request(READ, 0, 0, 1 << 20);
+    }
+    client.reply();
+    client.hang_up();
+    harness.stop();
+    let totals = volume.totals();
+    assert!((1..64).contains(&totals.reads), "{totals:?}");
+    assert_eq!(totals.errors, 0, "a client that goes is no error");
 }
 
 #[test]

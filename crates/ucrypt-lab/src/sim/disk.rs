@@ -16,6 +16,8 @@ pub(crate) enum Failure {
     Planned,
     /// The device does not take such an operation there.
     Refused,
+    /// It did not fail: its client gave the request up.
+    Cancelled,
 }
 
 /// An operation under way.

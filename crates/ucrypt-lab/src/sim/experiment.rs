@@ -170,6 +170,8 @@ pub struct Faults {
     pub stall: u32,
     /// Longest such stall, in nanoseconds.
     pub stall_max_ns: u64,
+    /// Steps of a queue after which one of its requests is cancelled.
+    pub cancel: u32,
     /// The power fails after that many events; the run goes on with what the medium kept.
     pub crash_at: Option<u64>,
 }

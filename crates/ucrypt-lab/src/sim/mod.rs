@@ -25,6 +25,8 @@
 //!   submitted later was answered, or when it was written with FUA. When the power fails, at any
 //!   event, each sector keeps its durable version or any one written later, whether that write was
 //!   answered or not. A sector is never torn itself, and the medium does not rot.
+//! - A client may cancel a request at any step: it then ends with success or without, and of a write
+//!   any subset of its sectors may have been written.
 //! - A core may be taken away from its thread at any step, for a bounded time.
 //! - The cipher does not fail, messages between threads are neither lost nor doubled, and memory is
 //!   kept until the power fails.

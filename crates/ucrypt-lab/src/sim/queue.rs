@@ -47,6 +47,7 @@ struct Tracked {
     stored: u64,
     crypted: u64,
     failed: bool,
+    cancelled: bool,
 }
 
 pub(crate) struct Queue {
@@ -148,10 +149,21 @@ impl Queue {
         let Some(id) = self.machine.request(asked.request) else { return false };
         self.accepted += 1;
         let number = self.accepted;
-        let tracked = Tracked { asked: *asked, number, stored: 0, crypted: 0, failed: false };
+        let (failed, cancelled) = (false, false);
+        let tracked = Tracked { asked: *asked, number, stored: 0, crypted: 0, failed, cancelled };
         self.requests[id.index()] = Some(tracked);
         self.arrivals.pop_front();
         true
+    }
+
+    /// The client gives a request up: the first from `index` on.
+    pub(crate) fn cancel(&mut self, index: usize) {
+        let of = |index| self.machine.request_at(index);
+        let Some(id) = (index..self.requests.len()).find_map(of) else { return };
+        if let Some(tracked) = &mut self.requests[id.index()] {
+            tracked.cancelled = true;
+            self.machine.cancel(id, Failure::Cancelled);
+        }
     }
 
     /// A crypt was asked for.
@@ -253,10 +265,10 @@ impl Queue {
         verify: bool,
     ) -> Result<Asked, String> {
         let tracked = self.requests.get_mut(id.index()).and_then(Option::take);
-        let Tracked { asked, stored, crypted, failed, .. } =
+        let Tracked { asked, stored, crypted, failed, cancelled, .. } =
             tracked.ok_or_else(|| format!("{id:?} ends and is not under way"))?;
         let Request { op, sector, sectors, .. } = asked.request;
-        if ok == failed {
+        if ok == failed && (ok || !cancelled) {
             return Err(format!("{asked:?} ends with ok = {ok}, though failed = {failed}"));
         }
         let crypts = matches!(op, Op::Read | Op::Write { .. } | Op::EncryptZeroes { .. });

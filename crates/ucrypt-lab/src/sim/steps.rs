@@ -72,6 +72,9 @@ impl World<'_> {
         if due && answers > 0 {
             return Some(self.take(queue, answers, 0));
         }
+        if self.random.chance(experiment.faults.cancel) {
+            state.cancel(self.random.below(u64::from(experiment.requests_max)) as usize);
+        }
         if let Some(output) = state.next.take().or_else(|| state.machine.next_output()) {
             let long = match output {
                 Output::Crypt { chunk, place: Place::Here } => {
@@ -130,6 +133,9 @@ impl World<'_> {
             }
             Output::Store { chunk, kind } => {
                 Work { left_ns: costs.submit, then: Then::Stage { queue, chunk, kind } }
+            }
+            Output::Drop { .. } => {
+                Work { left_ns: 0, then: Then::Take { queue, answers: 0, arrivals: 0 } }
             }
             Output::Finish { request, result } => {
                 Work { left_ns: costs.finish, then: Then::Finish { queue, request, result } }
