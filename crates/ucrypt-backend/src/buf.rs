@@ -90,7 +90,7 @@ impl Pool {
         self.0.refs[first as usize].store(1, Ordering::Relaxed);
         // SAFETY: page `first` lies in the mapping.
         let start = unsafe { self.0.base.add(first as usize * PAGE) };
-        Some(Buf { owner: Owner::Pool { region: self.0.clone(), first, pages }, start, len })
+        Some(Buf { start, len, memory: self.0.clone(), pages, first })
     }
 
     /// Whether an allocation of `len` bytes can ever succeed.
@@ -107,26 +107,22 @@ impl fmt::Debug for Pool {
 }
 
 /// Bytes of a [`Pool`], exclusive, or of foreign memory.
+// Five words and no enum: a request's buffer is moved often, and what is moved as words stays in
+// registers.
 pub struct Buf {
-    owner: Owner,
     start: NonNull<u8>,
     len: usize,
+    /// Keeps the bytes where they are: a pool's `Region`, or whatever foreign memory comes with.
+    memory: Arc<dyn Any + Send + Sync>,
+    /// Pages of the pool's allocation (not of this part); 0: the memory is foreign, and only then is
+    /// `memory` no `Region`.
+    pages: u32,
+    /// Of a pool's: the first page of the allocation. Of foreign memory: [`WIPE`], or 0.
+    first: u32,
 }
 
-/// What keeps the bytes where they are.
-enum Owner {
-    Pool {
-        region: Arc<Region>,
-        /// First page and number of pages of the allocation (not of this part).
-        first: u32,
-        pages: u32,
-    },
-    Foreign {
-        memory: Arc<dyn Any + Send + Sync>,
-        /// See [`Buf::wipe_when_dropped`].
-        wipe: bool,
-    },
-}
+/// See [`Buf::wipe_when_dropped`].
+const WIPE: u32 = 1;
 
 // SAFETY: a pool's bytes are exclusive to their `Buf`, so they may go where it goes; foreign bytes
 // are accessible from every thread (the contract of `Buf::foreign`).
@@ -150,15 +146,15 @@ impl Buf {
         start: NonNull<u8>,
         len: usize,
     ) -> Self {
-        Self { owner: Owner::Foreign { memory, wipe: false }, start, len }
+        Self { start, len, memory, pages: 0, first: 0 }
     }
 
     /// Whether dropping the buffer fills it with zeroes first; only foreign memory is. For what
     /// its owner must not see unless all goes well, e.g. ciphertext that is still to be decrypted.
     /// Parts that are split off inherit it; what is cut by `truncate` or `advance` stays as it is.
     pub fn wipe_when_dropped(&mut self, yes: bool) {
-        if let Owner::Foreign { wipe, .. } = &mut self.owner {
-            *wipe = yes;
+        if self.is_foreign() {
+            self.first = if yes { WIPE } else { 0 };
         }
     }
 
@@ -169,16 +165,16 @@ impl Buf {
     #[must_use]
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len, "split beyond the end");
-        let owner = match &self.owner {
-            Owner::Pool { region, first, pages } => {
-                region.refs[*first as usize].fetch_add(1, Ordering::Relaxed);
-                Owner::Pool { region: region.clone(), first: *first, pages: *pages }
-            }
-            Owner::Foreign { memory, wipe } => {
-                Owner::Foreign { memory: memory.clone(), wipe: *wipe }
-            }
+        if let Some(region) = self.region() {
+            region.refs[self.first as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        let rest = Self {
+            start: self.behind(at),
+            len: self.len - at,
+            memory: self.memory.clone(),
+            pages: self.pages,
+            first: self.first,
         };
-        let rest = Self { owner, start: self.behind(at), len: self.len - at };
         self.len = at;
         rest
     }
@@ -188,15 +184,8 @@ impl Buf {
     /// # Errors
     /// Gives `rest` back if it is not what follows `self`.
     pub fn join(&mut self, mut rest: Self) -> Result<(), Self> {
-        let same = match (&self.owner, &rest.owner) {
-            (Owner::Pool { region, first, .. }, Owner::Pool { region: other, first: also, .. }) => {
-                Arc::ptr_eq(region, other) && first == also
-            }
-            (Owner::Foreign { memory, wipe }, Owner::Foreign { memory: other, wipe: also }) => {
-                Arc::ptr_eq(memory, other) && wipe == also
-            }
-            _ => false,
-        };
+        let same = Arc::ptr_eq(&self.memory, &rest.memory)
+            && (self.pages, self.first) == (rest.pages, rest.first);
         if !same || self.behind(self.len) != rest.start {
             return Err(rest);
         }
@@ -219,6 +208,18 @@ impl Buf {
         assert!(count <= self.len, "advance beyond the end");
         self.start = self.behind(count);
         self.len -= count;
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.pages == 0
+    }
+
+    /// The pool that the bytes are of; `None` if they are foreign.
+    #[expect(clippy::cast_ptr_alignment, reason = "it was a pointer to a `Region` before")]
+    fn region(&self) -> Option<&Region> {
+        // SAFETY: only `Pool::alloc` makes a `Buf` with pages, out of an `Arc<Region>`, and nothing
+        // changes either field.
+        (!self.is_foreign()).then(|| unsafe { &*Arc::as_ptr(&self.memory).cast::<Region>() })
     }
 
     /// The address `count` bytes behind the start; at most the length.
@@ -252,28 +253,35 @@ impl DerefMut for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        if matches!(self.owner, Owner::Foreign { wipe: true, .. }) {
-            self.fill(0);
-        }
-        let Owner::Pool { region, first, pages } = &self.owner else { return };
-        // Release what this part wrote to whoever takes the pages next (through the lock).
-        if region.refs[*first as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+        let Some(region) = self.region() else {
+            if self.first == WIPE {
+                self.fill(0);
+            }
+            return;
+        };
+        let refs = &region.refs[self.first as usize];
+        // Release what this part wrote to whoever takes the pages next (through the lock). Who has
+        // the last part needs no read-modify-write to know: only a part could make another.
+        if refs.load(Ordering::Acquire) == 1 || refs.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut runs = region.runs.lock().unwrap_or_else(PoisonError::into_inner);
-            runs.give(*first, *pages);
+            runs.give_back(self.first, self.pages);
         }
     }
 }
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if matches!(self.owner, Owner::Pool { .. }) { "" } else { "foreign " };
+        let kind = if self.is_foreign() { "foreign " } else { "" };
         write!(f, "Buf({kind}{:p} + {})", self.start, self.len)
     }
 }
 
 /// Free runs of pages: a buddy allocator whose surplus pages go back at once, so that an
-/// allocation takes just what it needs.
+/// allocation takes just what it needs. What came back last goes out first, in one piece: that is
+/// what the caches still have, and it saves splitting and merging.
 struct Runs {
+    /// First page and number of pages of runs that came back, the last one last.
+    recent: Vec<(u32, u32)>,
     /// Heads of the free lists by order (runs of `1 << order` pages).
     heads: [u32; ORDERS],
     /// Per page: links of the free list, valid for the first page of a free run.
@@ -283,6 +291,8 @@ struct Runs {
     order: Box<[u8]>,
 }
 
+/// Runs that are kept in one piece.
+const RECENT_MAX: usize = 64;
 /// Runs of up to 2^18 pages: 1 GiB.
 const ORDERS: usize = 19;
 const NONE: u32 = u32::MAX;
@@ -292,6 +302,7 @@ impl Runs {
     fn new(pages: u32) -> Self {
         let table = || vec![NONE; pages as usize].into_boxed_slice();
         let mut runs = Self {
+            recent: Vec::with_capacity(RECENT_MAX),
             heads: [NONE; ORDERS],
             next: table(),
             prev: table(),
@@ -302,6 +313,31 @@ impl Runs {
     }
 
     fn take(&mut self, pages: u32) -> Option<u32> {
+        if let Some(at) = self.recent.iter().rposition(|&(_, count)| count == pages) {
+            return Some(self.recent.remove(at).0);
+        }
+        self.take_new(pages).or_else(|| {
+            self.merge_recent();
+            self.take_new(pages)
+        })
+    }
+
+    /// Frees a run that was taken.
+    fn give_back(&mut self, first: u32, pages: u32) {
+        if self.recent.len() == RECENT_MAX {
+            // They may be of lengths that nobody asks for any more.
+            self.merge_recent();
+        }
+        self.recent.push((first, pages));
+    }
+
+    fn merge_recent(&mut self) {
+        while let Some((first, pages)) = self.recent.pop() {
+            self.give(first, pages);
+        }
+    }
+
+    fn take_new(&mut self, pages: u32) -> Option<u32> {
         let wanted = pages.next_power_of_two().trailing_zeros() as usize;
         let found = (wanted..ORDERS).find(|&order| self.heads[order] != NONE)?;
         let first = self.heads[found];

@@ -144,6 +144,16 @@ pub struct Done {
     pub bufs: Vec<Buf>,
 }
 
+/// Appends all answers, by changing lists where the other has none: both have room for all there
+/// can be.
+pub(crate) fn hand_out(answered: &mut Vec<Done>, done: &mut Vec<Done>) {
+    if done.is_empty() {
+        std::mem::swap(answered, done);
+    } else {
+        done.append(answered);
+    }
+}
+
 /// One thread's way to a backend. See the crate's contract.
 pub trait Queue: Send {
     /// How many operations [`Queue::submit`] takes now.

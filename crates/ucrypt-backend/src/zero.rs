@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::{Backend, Done, Extent, Io, Limits, Mapping, Queue};
+use crate::{Backend, Done, Extent, Io, Limits, Mapping, Queue, hand_out};
 
 /// Reads zeroes, accepts writes and drops them.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Queue for ZeroQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        done.append(&mut self.answered);
+        hand_out(&mut self.answered, done);
         Ok(())
     }
 

@@ -48,21 +48,20 @@ pub struct Part {
 /// Most requests that one chunk serves.
 pub const PARTS_MAX: usize = 16;
 
-/// The parts of a chunk: at least one, adjacent, in ascending order. A list on the heap, because a
-/// chunk is moved more often than it has more than one; lists are used again and again.
-#[derive(Debug)]
+/// The parts of a chunk: at least one, adjacent, in ascending order.
+#[derive(Debug, Default)]
 pub(crate) struct Parts(Vec<Part>);
 
 impl Parts {
-    /// A list without parts, to be used by [`Parts::one`].
-    pub(crate) fn spare() -> Self {
+    /// A list that has room, and no part yet.
+    fn new() -> Self {
         Self(Vec::with_capacity(PARTS_MAX))
     }
 
-    pub(crate) fn one(mut spare: Self, part: Part) -> Self {
-        spare.0.clear();
-        spare.0.push(part);
-        spare
+    /// Starts over with the first part of another chunk.
+    pub(crate) fn begin(&mut self, part: Part) {
+        self.0.clear();
+        self.0.push(part);
     }
 
     /// Appends a part that begins where the last one ends.
@@ -118,4 +117,19 @@ pub(crate) struct Chunk {
     /// That worker was asleep, and nothing else was with a worker: how long it takes shows what a
     /// hand-over costs.
     pub(crate) woke_worker: bool,
+}
+
+impl Chunk {
+    /// An entry for chunks to come.
+    pub(crate) fn spare() -> Self {
+        Self {
+            op: Op::Flush,
+            parts: Parts::new(),
+            phase: Phase::Store,
+            ordered: false,
+            since_ns: 0,
+            handed: false,
+            woke_worker: false,
+        }
+    }
 }

@@ -86,6 +86,22 @@ struct RequestState<E> {
     error: Option<E>,
 }
 
+impl<E> RequestState<E> {
+    /// An entry for requests to come.
+    fn spare() -> Self {
+        Self {
+            op: Op::Flush,
+            urgency: Urgency::Normal,
+            start: 0,
+            next: 0,
+            end: 0,
+            under_way: 0,
+            waits: false,
+            error: None,
+        }
+    }
+}
+
 /// Requests that are looked at for a neighbour.
 const JOIN_SCAN: usize = 32;
 
@@ -102,8 +118,6 @@ pub struct Machine<E> {
     /// Those among them that have failed or were cancelled.
     failed: u32,
     chunks: Slab<Chunk>,
-    /// Lists for the chunks to come.
-    spare_parts: Vec<Parts>,
     /// Requests with sectors that are in no chunk yet and that may start one, in arrival order.
     waiting: VecDeque<RequestId>,
     /// Ordered writes that have not left.
@@ -127,9 +141,8 @@ impl<E: Copy> Machine<E> {
         assert!(limits.transfer_sectors_max.is_multiple_of(limits.sector_sectors));
         let (requests, chunks) = (limits.requests_max as usize, limits.chunks_max as usize);
         Self {
-            requests: Slab::new(limits.requests_max),
-            chunks: Slab::new(limits.chunks_max),
-            spare_parts: (0..chunks).map(|_| Parts::spare()).collect(),
+            requests: Slab::new(limits.requests_max, RequestState::spare),
+            chunks: Slab::new(limits.chunks_max, Chunk::spare),
             failed: 0,
             waiting: VecDeque::with_capacity(requests),
             order: VecDeque::with_capacity(chunks),
@@ -179,7 +192,8 @@ impl<E: Copy> Machine<E> {
         let Request { op, sector, sectors, urgency } = request;
         assert!((op == Op::Flush) == (sectors == 0), "only a flush is empty");
         let end = sector.checked_add(sectors).expect("the request lies in the volume");
-        let id = RequestId(self.requests.insert(RequestState {
+        let (id, state) = self.requests.take()?;
+        *state = RequestState {
             op,
             urgency,
             start: sector,
@@ -188,7 +202,8 @@ impl<E: Copy> Machine<E> {
             under_way: 0,
             waits: true,
             error: None,
-        })?);
+        };
+        let id = RequestId(id);
         self.waiting.push_back(id);
         Some(id)
     }
@@ -226,12 +241,15 @@ impl<E: Copy> Machine<E> {
     }
 
     /// The next thing to do; `None` when the machine waits for an input.
+    #[inline]
     pub fn next_output(&mut self) -> Option<Output<E>> {
-        let Some(output) = self.outputs.pop_front() else { return self.next_crypt() };
+        let Some(output) = self.outputs.pop_front() else {
+            return if self.line.is_empty() { None } else { self.next_crypt() };
+        };
         match output {
             Output::Finish { request, result } => {
                 // Not earlier: until it is told, the id must not name another request.
-                self.requests.remove(request.0);
+                self.requests.give_back(request.0);
                 self.failed -= u32::from(result.is_err());
             }
             Output::Store { chunk, .. } if self.is_in_vain(chunk) => {
@@ -300,10 +318,11 @@ impl<E: Copy> Machine<E> {
     }
 
     /// Starts chunks of the waiting requests while there is room.
+    #[inline]
     pub fn plan(&mut self, now_ns: u64, surroundings: Surroundings) {
         self.now_ns = now_ns;
         self.surroundings = surroundings;
-        while self.start_chunk(now_ns) {}
+        while !self.waiting.is_empty() && self.start_chunk(now_ns) {}
     }
 
     /// The chunk's crypt has ended; it took `spent_ns` of some core, if that was measured. After
@@ -343,7 +362,24 @@ impl<E: Copy> Machine<E> {
         }
     }
 
-    /// The backend has answered for the chunk.
+    /// Tells when a worker was given the chunk, if time has passed since it was asked for.
+    ///
+    /// # Panics
+    /// If no crypt of that chunk was asked for.
+    pub fn handed(&mut self, chunk: ChunkId, now_ns: u64) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        state.since_ns = now_ns;
+        self.now_ns = now_ns;
+    }
+
+    /// Whether a worker has a chunk, or had one a moment ago and does not sleep yet: only then do
+    /// decisions depend on the time.
+    pub fn has_awake_workers(&self) -> bool {
+        self.line.awake(self.now_ns) > 0
+    }
+
+    /// The backend has answered for the chunk. No time since it was asked for means that nobody has
+    /// looked at a clock.
     ///
     /// # Panics
     /// If no store of that chunk was asked for.
@@ -354,7 +390,9 @@ impl<E: Copy> Machine<E> {
         let (op, bytes) = (state.op, state.parts.bytes());
         if result.is_ok() && matches!(op, Op::Read | Op::Write { .. }) {
             let took = now_ns.saturating_sub(state.since_ns);
-            self.learned.store(op.is_write(), bytes, took);
+            if took > 0 {
+                self.learned.store(op.is_write(), bytes, took);
+            }
         }
         if op != Op::Read || result.is_err() {
             return self.end_chunk(chunk, result);
@@ -383,12 +421,13 @@ impl<E: Copy> Machine<E> {
     }
 
     fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
-        let ended = self.chunks.remove(chunk.0).expect("a chunk under way");
+        let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let parts = std::mem::take(&mut ended.parts);
         if ended.ordered && ended.phase == Phase::Crypt {
             // It never leaves: those behind it wait for nothing.
             self.order.retain(|&other| other != chunk);
         }
-        for part in ended.parts.as_slice() {
+        for part in parts.as_slice() {
             if let Err(error) = result {
                 self.fail(part.request, error);
             }
@@ -400,7 +439,9 @@ impl<E: Copy> Machine<E> {
             }
             self.finish_if_done(part.request);
         }
-        self.spare_parts.push(ended.parts);
+        if let Some(ended) = self.chunks.give_back(chunk.0) {
+            ended.parts = parts;
+        }
     }
 
     /// Nothing more of the request is begun, and it ends with its first error.
@@ -435,18 +476,17 @@ impl<E: Copy> Machine<E> {
         let (op, whole) = (request.op, request.next == request.start);
         let part = self.take_part(id, &plan);
         let more = self.requests.get(id.0).is_some_and(|request| request.next < request.end);
-        let spare = self.spare_parts.pop().expect("one for each chunk");
-        let mut parts = Parts::one(spare, part);
-        if !more && matches!(op, Op::Read | Op::Write { .. }) {
-            self.join_neighbours(op, &plan, &mut parts);
+        let chunk = self.launch(op, part, &plan, now_ns);
+        let mut joined = 1;
+        if !more && plan.join_max.0 > 1 && matches!(op, Op::Read | Op::Write { .. }) {
+            joined = self.join_neighbours(op, &plan, chunk);
         }
-        match (parts.as_slice().len(), whole && !more) {
+        match (joined, whole && !more) {
             (1, true) => self.tally.whole += 1,
             (1, false) if !more => self.tally.cut += 1,
             (1, false) => {}
             (joined, _) => self.tally.joined += joined as u64,
         }
-        self.launch(op, parts, &plan, now_ns);
         true
     }
 
@@ -457,8 +497,8 @@ impl<E: Copy> Machine<E> {
             urgency: request.urgency,
             depth: self.requests.len() as u32,
             transfer_sectors_max: self.limits.transfer_sectors_max,
-            device: self.device,
-            surroundings: self.surroundings,
+            device: &self.device,
+            surroundings: &self.surroundings,
             learned: &self.learned,
         }
     }
@@ -489,6 +529,7 @@ impl<E: Copy> Machine<E> {
     }
 
     /// Moves the request's next sectors into a chunk.
+    #[inline]
     fn take_part(&mut self, id: RequestId, plan: &Plan) -> Part {
         let request = self.requests.get_mut(id.0).expect("a waiting request");
         let sector = request.next;
@@ -508,8 +549,18 @@ impl<E: Copy> Machine<E> {
         Part { request: id, sector, sectors: until - sector }
     }
 
-    /// Adds whole requests to a chunk that continue it and wait as well.
-    fn join_neighbours(&mut self, op: Op, plan: &Plan, parts: &mut Parts) {
+    /// Adds whole requests to a chunk that continue it and wait as well. Returns how many it has then.
+    fn join_neighbours(&mut self, op: Op, plan: &Plan, chunk: ChunkId) -> usize {
+        let state = self.chunks.get_mut(chunk.0).expect("it was just begun");
+        let mut parts = std::mem::take(&mut state.parts);
+        self.find_neighbours(op, plan, &mut parts);
+        let joined = parts.as_slice().len();
+        let state = self.chunks.get_mut(chunk.0).expect("it was just begun");
+        state.parts = parts;
+        joined
+    }
+
+    fn find_neighbours(&mut self, op: Op, plan: &Plan, parts: &mut Parts) {
         let (requests, sectors) = plan.join_max;
         let longest = sectors.min(self.limits.transfer_sectors_max);
         let requests = PARTS_MAX.min(requests as usize);
@@ -537,27 +588,26 @@ impl<E: Copy> Machine<E> {
         }
     }
 
-    fn launch(&mut self, op: Op, parts: Parts, plan: &Plan, now_ns: u64) {
+    /// Begins a chunk with its first part.
+    fn launch(&mut self, op: Op, part: Part, plan: &Plan, now_ns: u64) -> ChunkId {
         let crypts = op.is_write();
-        let chunk = self.chunks.insert(Chunk {
-            op,
-            parts,
-            phase: if crypts { Phase::Crypt } else { Phase::Store },
-            ordered: crypts && plan.ordered,
-            since_ns: now_ns,
-            woke_worker: false,
-            handed: false,
-        });
-        let chunk = ChunkId(chunk.expect("start_chunk saw room"));
+        let (chunk, state) = self.chunks.take().expect("start_chunk saw room");
+        state.parts.begin(part);
+        (state.op, state.since_ns) = (op, now_ns);
+        state.phase = if crypts { Phase::Crypt } else { Phase::Store };
+        state.ordered = crypts && plan.ordered;
+        (state.woke_worker, state.handed) = (false, false);
+        let chunk = ChunkId(chunk);
         if !crypts {
             self.outputs.push_back(Output::Store { chunk, kind: op.into() });
-            return;
+            return chunk;
         }
         if plan.ordered {
             debug_assert!(self.order.len() < self.chunks.len(), "each stands there once");
             self.order.push_back(chunk);
         }
         self.line.begun(chunk);
+        chunk
     }
 
     fn tally_place(&mut self, place: Place) {

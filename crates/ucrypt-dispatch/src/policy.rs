@@ -159,8 +159,8 @@ pub(crate) struct Situation<'a> {
     /// Requests in flight, this one included.
     pub(crate) depth: u32,
     pub(crate) transfer_sectors_max: u64,
-    pub(crate) device: Device,
-    pub(crate) surroundings: Surroundings,
+    pub(crate) device: &'a Device,
+    pub(crate) surroundings: &'a Surroundings,
     pub(crate) learned: &'a Learned,
 }
 

@@ -1,38 +1,50 @@
 //! A table of fixed size whose entries are named by index: memory is taken once, at start.
 
-/// A fixed table with a free list.
+/// A fixed table with a free list. Entries are filled in where they stand, and keep what the last user
+/// left there: lists in them are used again and again.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
-    entries: Vec<Option<T>>,
+    entries: Vec<T>,
+    live: Vec<bool>,
     free: Vec<u32>,
 }
 
 impl<T> Slab<T> {
     /// A table of `capacity` entries, all free.
-    pub(crate) fn new(capacity: u32) -> Self {
-        Self { entries: (0..capacity).map(|_| None).collect(), free: (0..capacity).rev().collect() }
+    pub(crate) fn new(capacity: u32, entry: impl Fn() -> T) -> Self {
+        Self {
+            entries: (0..capacity).map(|_| entry()).collect(),
+            live: vec![false; capacity as usize],
+            free: (0..capacity).rev().collect(),
+        }
     }
 
     /// Takes a free entry, or `None` when the table is full.
-    pub(crate) fn insert(&mut self, value: T) -> Option<u32> {
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<(u32, &mut T)> {
         let index = self.free.pop()?;
-        self.entries[index as usize] = Some(value);
-        Some(index)
+        self.live[index as usize] = true;
+        Some((index, &mut self.entries[index as usize]))
     }
 
-    /// Frees an entry and returns what it held; `None` when it was free already.
-    pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
-        let value = self.entries.get_mut(index as usize)?.take()?;
+    /// Frees an entry and returns what is left in it; `None` when it was free already.
+    #[inline]
+    pub(crate) fn give_back(&mut self, index: u32) -> Option<&mut T> {
+        if !std::mem::take(self.live.get_mut(index as usize)?) {
+            return None;
+        }
         self.free.push(index);
-        Some(value)
+        self.entries.get_mut(index as usize)
     }
 
+    #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
-        self.entries.get(index as usize)?.as_ref()
+        if *self.live.get(index as usize)? { self.entries.get(index as usize) } else { None }
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.entries.get_mut(index as usize)?.as_mut()
+        if *self.live.get(index as usize)? { self.entries.get_mut(index as usize) } else { None }
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -54,9 +54,12 @@ impl Default for Data {
 
 impl Data {
     /// Starts over with a new request's buffer.
+    #[inline]
     pub(crate) fn set(&mut self, buf: Option<Buf>) {
         self.clear();
-        self.rest.extend(buf.map(|buf| (0, buf)));
+        if let Some(buf) = buf {
+            self.rest.push((0, buf));
+        }
     }
 
     /// Starts over with a read into the client's own memory, piece by piece. What does not come
@@ -74,7 +77,8 @@ impl Data {
         }
     }
 
-    fn clear(&mut self) {
+    /// Lets everything go.
+    pub(crate) fn clear(&mut self) {
         self.rest.clear();
         self.parts.clear();
         (self.cut, self.back, self.scattered) = (0, 0, false);
@@ -115,6 +119,7 @@ impl Data {
     }
 
     /// Takes decrypted bytes back that were cut at `offset`.
+    #[inline]
     pub(crate) fn put_back(&mut self, offset: usize, mut part: Buf) {
         self.back += part.len();
         if self.scattered {

@@ -136,7 +136,7 @@ pub struct Queue {
     chunks: Vec<Vec<Buf>>,
     /// By the machine's chunk: its ciphertext lies in the backend's mapping, not in its buffers.
     mapped: Box<[bool]>,
-    jobs: Vec<Option<Job>>,
+    jobs: Vec<Job>,
     /// By job: the sectors of which it writes only a part. Apart from the job, which is moved about.
     edges: Vec<[Option<Edge>; 2]>,
     /// By job: the client's own memory, as long as it is not with the machine's requests. The
@@ -159,8 +159,12 @@ pub struct Queue {
     /// Counted among the volume's queues that are awake.
     awake: bool,
     started: Instant,
-    /// The backend answers at once and there are no workers.
-    timeless: bool,
+    /// The backend answers at once.
+    synchronous: bool,
+    /// How often something came while nothing was in flight.
+    rounds: u32,
+    /// The clock is looked at, for as long as something is in flight.
+    keeps_time: bool,
     /// When the clock was last read, in nanoseconds since `started`.
     now_ns: u64,
     /// Rounds since the decisions were last shown.
@@ -248,12 +252,14 @@ impl Queue {
             urgency: Urgency::Normal,
             awake: false,
             started: Instant::now(),
-            timeless: limits.synchronous && volume.workers.is_none(),
+            synchronous: limits.synchronous,
+            rounds: 0,
+            keeps_time: false,
             now_ns: 0,
             unpublished: 0,
             waker_used: false,
             waker_known: volume.workers.is_some(),
-            jobs: (0..depth).map(|_| None).collect(),
+            jobs: (0..depth).map(|_| Job::default()).collect(),
             edges: (0..depth).map(|_| [None, None]).collect(),
             pieces: (0..depth).map(|_| Vec::new()).collect(),
             free: (0..depth).rev().collect(),
@@ -286,8 +292,8 @@ impl Queue {
 
     /// Accepts an operation. Its answer carries `tag`.
     pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Rejected> {
-        let job = self.plan(tag, op)?;
-        self.start(job, None);
+        self.plan(tag, op)?;
+        self.start(None);
         Ok(())
     }
 
@@ -299,8 +305,8 @@ impl Queue {
         data: &[u8],
         fua: bool,
     ) -> Result<(), Rejected> {
-        let (job, middle) = self.plan_write_from(tag, offset, data, fua)?;
-        self.start(job, Some(middle));
+        let middle = self.plan_write_from(tag, offset, data, fua)?;
+        self.start(Some(middle));
         Ok(())
     }
 
@@ -310,11 +316,11 @@ impl Queue {
     pub fn cancel(&mut self, which: impl Fn(u64) -> bool) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
-            let job = self.jobs[index as usize].as_mut().filter(|job| which(job.tag));
-            let Some(job) = job else {
+            let job = &mut self.jobs[index as usize];
+            if !which(job.tag) {
                 self.parked.push_back(index);
                 continue;
-            };
+            }
             job.error = Some(Errno::CANCELED);
             if job.mode == Mode::Exclusive {
                 self.volume.locks.give_up(&job.range);
@@ -323,8 +329,7 @@ impl Queue {
         }
         for index in 0..self.slots.len() {
             let Some(request) = self.machine.request_at(index) else { continue };
-            let job = self.jobs[self.slots[index].job as usize].as_ref();
-            if job.is_some_and(|job| which(job.tag)) {
+            if which(self.jobs[self.slots[index].job as usize].tag) {
                 self.machine.cancel(request, Errno::CANCELED);
             }
         }
@@ -355,7 +360,7 @@ impl Drop for Queue {
         // have only memory of ours, and may end after us.
         drop(self.backend.take());
         self.set_awake(false);
-        for job in self.jobs.iter().flatten().filter(|job| !job.range.is_empty()) {
+        for job in self.jobs.iter().filter(|job| !job.range.is_empty()) {
             match (job.locked, job.mode) {
                 (true, mode) => self.volume.locks.unlock(&job.range, mode),
                 (false, Mode::Exclusive) => self.volume.locks.give_up(&job.range),

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::{Files, ops};
-use crate::{Done, Io, Queue};
+use crate::{Done, Io, Queue, hand_out};
 
 pub(super) struct SyncQueue {
     files: Arc<Files>,
@@ -31,7 +31,7 @@ impl Queue for SyncQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        done.append(&mut self.answered);
+        hand_out(&mut self.answered, done);
         Ok(())
     }
 

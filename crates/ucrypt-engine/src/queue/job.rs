@@ -8,7 +8,8 @@ use ucrypt_dispatch::{Op as MachineOp, Part, Urgency};
 use crate::data::Data;
 use crate::range_lock::Mode;
 
-/// A client's request, from acceptance to answer.
+/// A client's request, from acceptance to answer. Its place in the table is filled in where it stands,
+/// because so many words are not moved for nothing.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) tag: u64,
@@ -19,16 +20,37 @@ pub(super) struct Job {
     pub(super) locked: bool,
     /// What is to be started once it has its range.
     pub(super) middle: Option<Middle>,
+    /// Memory for the middle until it is started; what was read once it has ended.
+    pub(super) buf: Option<Buf>,
     pub(super) fua: bool,
     pub(super) urgency: Urgency,
     /// Machine requests that have not finished.
     pub(super) pending: u8,
     pub(super) error: Option<Errno>,
-    pub(super) data: Option<Buf>,
     /// Of a read: where in the whole sectors the bytes lie that were asked for.
     pub(super) head: usize,
     /// Bytes that the client asked for, for the counters and the answer.
     pub(super) len: u64,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Self {
+            tag: 0,
+            kind: Kind::Flush,
+            range: 0..0,
+            mode: Mode::Shared,
+            locked: false,
+            middle: None,
+            buf: None,
+            fua: false,
+            urgency: Urgency::Normal,
+            pending: 0,
+            error: None,
+            head: 0,
+            len: 0,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,13 +62,12 @@ pub(super) enum Kind {
 }
 
 /// The part of a request that is whole sectors.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Middle {
     pub(super) op: MachineOp,
     /// 512-byte sectors of the volume.
     pub(super) sector: u64,
     pub(super) sectors: u64,
-    pub(super) buf: Option<Buf>,
 }
 
 /// A sector of which a write changes only a part: read, changed, written back.

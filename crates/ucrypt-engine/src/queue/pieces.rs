@@ -10,7 +10,7 @@ use ucrypt_backend::{Buf, Errno, total_len};
 use ucrypt_dispatch::{Op as MachineOp, Part};
 
 use super::job::{Job, Kind, Role, Slot};
-use super::plan::{Lack, Source, job, middle};
+use super::plan::{Lack, Source, middle};
 use super::{Queue, Rejected};
 use crate::segments::Segments;
 
@@ -29,8 +29,8 @@ impl Queue {
         offset: u64,
         pieces: &mut Vec<Buf>,
     ) -> Result<(), Rejected> {
-        let job = self.plan_read_into(tag, offset, pieces)?;
-        self.start_with(job, pieces);
+        self.plan_read_into(tag, offset, pieces)?;
+        self.start_with(pieces);
         Ok(())
     }
 
@@ -50,17 +50,17 @@ impl Queue {
         if self.free.is_empty() {
             return Err(Rejected::BusyBorrowed);
         }
-        let job = self
-            .plan_write(tag, &range, Source::Pieces(pieces), MachineOp::Write { fua })
-            .map_err(|(lack, _)| match lack {
+        self.plan_write(tag, &range, Source::Pieces(pieces), MachineOp::Write { fua }).map_err(
+            |(lack, _)| match lack {
                 Lack::Now => Rejected::BusyBorrowed,
                 Lack::Ever => Rejected::TooLarge,
-            })?;
-        self.start_with(job, pieces);
+            },
+        )?;
+        self.start_with(pieces);
         Ok(())
     }
 
-    fn plan_read_into(&mut self, tag: u64, offset: u64, pieces: &[Buf]) -> Result<Job, Rejected> {
+    fn plan_read_into(&mut self, tag: u64, offset: u64, pieces: &[Buf]) -> Result<(), Rejected> {
         if self.free.is_empty() {
             return Err(Rejected::BusyBorrowed);
         }
@@ -74,23 +74,21 @@ impl Queue {
             });
         }
         let range = self.check(offset, len as u64)?;
-        let middle = middle(MachineOp::Read, &range, None);
-        Ok(job(tag, Kind::Read, range, Some(middle)))
+        let middle = middle(MachineOp::Read, &range);
+        self.fill_in(tag, Kind::Read, range, Some(middle));
+        Ok(())
     }
 
-    fn start_with(&mut self, job: Job, pieces: &mut Vec<Buf>) {
+    fn start_with(&mut self, pieces: &mut Vec<Buf>) {
         let index = *self.free.last().expect("the plan saw a free job");
         self.pieces[index as usize].append(pieces);
-        self.start(job, None);
+        self.start(None);
     }
 
-    /// At the end of a request: copies what was read to the client's memory if it is not there
-    /// yet, and lets that go. Returns what is left to be handed out.
-    pub(super) fn deliver(&mut self, job: u32, data: Option<Buf>) -> Option<Buf> {
+    /// At the end of a request over the client's memory: copies what was read there if it is not there
+    /// yet, and lets that memory go.
+    pub(super) fn deliver(&mut self, job: u32, data: Option<Buf>) {
         let pieces = &mut self.pieces[job as usize];
-        if pieces.is_empty() {
-            return data;
-        }
         if let Some(data) = data {
             let mut rest = &data[..];
             for piece in pieces.iter_mut() {
@@ -100,7 +98,6 @@ impl Queue {
             }
         }
         pieces.clear();
-        None
     }
 }
 
@@ -118,7 +115,7 @@ impl<'a> Plain<'a> {
         part: &Part,
         slot: &Slot,
         borrowed: Option<&'a [u8]>,
-        jobs: &[Option<Job>],
+        jobs: &[Job],
         pieces: &'a [Buf],
     ) -> Option<Self> {
         if let Some(plain) = borrowed {
@@ -129,7 +126,7 @@ impl<'a> Plain<'a> {
         if pieces.is_empty() || slot.role != Role::Middle {
             return None;
         }
-        let job = jobs[slot.job as usize].as_ref()?;
+        let job = &jobs[slot.job as usize];
         Some(Self::Pieces(pieces, (part.sector * 512 - job.range.start) as usize))
     }
 

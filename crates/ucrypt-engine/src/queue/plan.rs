@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use ucrypt_backend::Buf;
-use ucrypt_dispatch::{Op as MachineOp, Urgency};
+use ucrypt_dispatch::Op as MachineOp;
 
 use super::job::{Edge, Job, Kind, Middle};
 use super::pieces::copy_from;
@@ -58,8 +58,33 @@ impl Queue {
         if self.volume.info().read_only { Err(Rejected::ReadOnly) } else { Ok(()) }
     }
 
-    /// Turns an operation into a job that only needs its range to start.
-    pub(super) fn plan(&mut self, tag: u64, op: Op) -> Result<Job, Rejected> {
+    /// The place of the job that starts next.
+    fn next_job(&mut self) -> &mut Job {
+        let index = *self.free.last().expect("the callers saw a free job");
+        &mut self.jobs[index as usize]
+    }
+
+    /// Fills in the job that starts next. It holds nothing of the last one that stood there.
+    pub(super) fn fill_in(
+        &mut self,
+        tag: u64,
+        kind: Kind,
+        range: Range<u64>,
+        middle: Option<Middle>,
+    ) -> &mut Job {
+        let urgency = self.urgency;
+        let job = self.next_job();
+        debug_assert!(job.buf.is_none() && job.pending == 0 && !job.locked);
+        (job.tag, job.kind, job.middle) = (tag, kind, middle);
+        job.len = range.end - range.start;
+        job.range = range;
+        (job.mode, job.fua, job.urgency) = (Mode::Shared, false, urgency);
+        (job.error, job.head) = (None, 0);
+        job
+    }
+
+    /// Turns an operation into the job that starts next, which then only needs its range.
+    pub(super) fn plan(&mut self, tag: u64, op: Op) -> Result<(), Rejected> {
         if self.free.is_empty() {
             return Err(Rejected::Busy(op));
         }
@@ -77,7 +102,10 @@ impl Queue {
                     },
                 )
             }
-            Op::Flush => Ok(job(tag, Kind::Flush, 0..0, Some(flush()))),
+            Op::Flush => {
+                self.fill_in(tag, Kind::Flush, 0..0, Some(flush()));
+                Ok(())
+            }
             Op::Discard { offset, len } => self.plan_discard(tag, offset, len),
             Op::WriteZeroes { offset, len, fua, no_unmap } => {
                 self.check_writable()?;
@@ -91,10 +119,11 @@ impl Queue {
         }
     }
 
-    pub(super) fn plan_read(&mut self, tag: u64, offset: u64, len: usize) -> Result<Job, Rejected> {
+    pub(super) fn plan_read(&mut self, tag: u64, offset: u64, len: usize) -> Result<(), Rejected> {
         let range = self.check(offset, len as u64)?;
         if range.is_empty() {
-            return Ok(job(tag, Kind::Read, range, None));
+            self.fill_in(tag, Kind::Read, range, None);
+            return Ok(());
         }
         let sector = self.sector_size();
         let whole = range.start / sector * sector..range.end.next_multiple_of(sector);
@@ -102,13 +131,13 @@ impl Queue {
         let Some(buf) = self.pool.alloc(bytes) else {
             return Err(self.no_memory(bytes, Op::Read { offset, len }));
         };
-        let mut job = job(tag, Kind::Read, range.clone(), None);
-        job.head = (range.start - whole.start) as usize;
-        job.middle = Some(middle(MachineOp::Read, &whole, Some(buf)));
-        Ok(job)
+        let head = (range.start - whole.start) as usize;
+        let job = self.fill_in(tag, Kind::Read, range, Some(middle(MachineOp::Read, &whole)));
+        (job.head, job.buf) = (head, Some(buf));
+        Ok(())
     }
 
-    fn plan_discard(&mut self, tag: u64, offset: u64, len: u64) -> Result<Job, Rejected> {
+    fn plan_discard(&mut self, tag: u64, offset: u64, len: u64) -> Result<(), Rejected> {
         self.check_writable()?;
         if !self.volume.info().discard {
             return Err(Rejected::NotSupported);
@@ -116,12 +145,12 @@ impl Queue {
         let range = self.check(offset, len)?;
         let sector = self.sector_size();
         let whole = range.start.next_multiple_of(sector)..range.end / sector * sector;
-        let mut job = job(tag, Kind::Discard, range, None);
+        let job = self.fill_in(tag, Kind::Discard, range, None);
         if whole.start < whole.end {
-            job.range = whole.clone();
-            job.middle = Some(middle(MachineOp::Discard, &whole, None));
+            job.middle = Some(middle(MachineOp::Discard, &whole));
+            job.range = whole;
         }
-        Ok(job)
+        Ok(())
     }
 
     /// As [`Queue::plan`] for borrowed data; also tells which part of it the middle is.
@@ -131,7 +160,7 @@ impl Queue {
         offset: u64,
         data: &'a [u8],
         fua: bool,
-    ) -> Result<(Job, &'a [u8]), Rejected> {
+    ) -> Result<&'a [u8], Rejected> {
         self.check_writable()?;
         let range = self.check(offset, data.len() as u64)?;
         if self.free.is_empty() {
@@ -139,13 +168,13 @@ impl Queue {
         }
         let middle = cut(&range, self.sector_size()).middle;
         let part = &data[(middle.start - offset) as usize..(middle.end - offset) as usize];
-        let job = self
-            .plan_write(tag, &range, Source::Borrowed(data), MachineOp::Write { fua })
-            .map_err(|(lack, _)| match lack {
+        self.plan_write(tag, &range, Source::Borrowed(data), MachineOp::Write { fua }).map_err(
+            |(lack, _)| match lack {
                 Lack::Now => Rejected::BusyBorrowed,
                 Lack::Ever => Rejected::TooLarge,
-            })?;
-        Ok((job, part))
+            },
+        )?;
+        Ok(part)
     }
 
     /// A write of whole sectors, with an edge for each sector of which only a part is written, which
@@ -157,17 +186,13 @@ impl Queue {
         range: &Range<u64>,
         source: Source<'a>,
         op: MachineOp,
-    ) -> Result<Job, (Lack, Source<'a>)> {
-        let mut job = job(tag, Kind::Write, range.clone(), None);
+    ) -> Result<(), (Lack, Source<'a>)> {
         if range.is_empty() {
-            return Ok(job);
+            self.fill_in(tag, Kind::Write, range.clone(), None);
+            return Ok(());
         }
-        job.fua =
-            matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
         let cut = cut(range, self.sector_size());
-        if cut.head.is_some() || cut.tail.is_some() {
-            job.mode = Mode::Exclusive;
-        }
+        let has_edges = cut.head.is_some() || cut.tail.is_some();
         let mut edges = [None, None];
         for (slot, part) in edges.iter_mut().zip([&cut.head, &cut.tail]) {
             let Some(part) = part else { continue };
@@ -176,13 +201,9 @@ impl Queue {
                 None => return Err((Lack::Now, source)),
             }
         }
-        let index = *self.free.last().expect("the callers saw a free job") as usize;
-        if cut.middle.is_empty() {
-            self.edges[index] = edges;
-            return Ok(job);
-        }
         let bytes = (cut.middle.end - cut.middle.start) as usize;
         let buf = match source {
+            _ if bytes == 0 => None,
             Source::Zeroes => None,
             Source::Owned(mut data) => {
                 data.advance((cut.middle.start - range.start) as usize);
@@ -195,11 +216,17 @@ impl Queue {
                 None => return Err((Lack::Ever, source)),
             },
         };
-        job.middle = Some(middle(op, &cut.middle, buf));
-        if job.mode == Mode::Exclusive {
+        let middle = (bytes > 0).then(|| middle(op, &cut.middle));
+        let job = self.fill_in(tag, Kind::Write, range.clone(), middle);
+        job.buf = buf;
+        job.fua =
+            matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
+        if has_edges {
+            job.mode = Mode::Exclusive;
+            let index = *self.free.last().expect("the callers saw a free job") as usize;
             self.edges[index] = edges;
         }
-        Ok(job)
+        Ok(())
     }
 
     /// The edge that writes `part` of one sector; `None` when there is no memory for it now.
@@ -229,30 +256,12 @@ impl Queue {
     }
 }
 
-pub(super) fn middle(op: MachineOp, bytes: &Range<u64>, buf: Option<Buf>) -> Middle {
-    Middle { op, sector: bytes.start / 512, sectors: (bytes.end - bytes.start) / 512, buf }
+pub(super) fn middle(op: MachineOp, bytes: &Range<u64>) -> Middle {
+    Middle { op, sector: bytes.start / 512, sectors: (bytes.end - bytes.start) / 512 }
 }
 
 fn flush() -> Middle {
-    Middle { op: MachineOp::Flush, sector: 0, sectors: 0, buf: None }
-}
-
-pub(super) fn job(tag: u64, kind: Kind, range: Range<u64>, middle: Option<Middle>) -> Job {
-    Job {
-        tag,
-        kind,
-        len: range.end - range.start,
-        range,
-        mode: Mode::Shared,
-        locked: false,
-        middle,
-        fua: false,
-        urgency: Urgency::Normal,
-        pending: 0,
-        error: None,
-        data: None,
-        head: 0,
-    }
+    Middle { op: MachineOp::Flush, sector: 0, sectors: 0 }
 }
 
 #[cfg(test)]

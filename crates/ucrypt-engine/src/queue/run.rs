@@ -8,7 +8,7 @@ use ucrypt_dispatch::{
     ChunkId, Op as MachineOp, Output, Part, Place, Request, RequestId, StoreKind, Surroundings,
 };
 
-use super::job::{Job, Kind, Middle, Role, Slot};
+use super::job::{Kind, Middle, Role, Slot};
 use super::pieces::Plain;
 use super::{Done, Queue};
 use crate::counters::add;
@@ -30,14 +30,14 @@ const PUBLISH_EVERY: u32 = 64;
 const PUBLISH_IDLE: u32 = 8;
 
 impl Queue {
-    /// Accepts a planned job. `source`: the plaintext of its middle, if that is borrowed.
-    pub(super) fn start(&mut self, mut job: Job, source: Option<&[u8]>) {
-        job.urgency = self.urgency;
+    /// Accepts the job that was planned. `source`: the plaintext of its middle, if that is borrowed.
+    pub(super) fn start(&mut self, source: Option<&[u8]>) {
         self.set_awake(true);
         let index = self.free.pop().expect("plan() saw a free job");
+        let job = &self.jobs[index as usize];
         // Only edges ask for their range alone.
         let needs_range = job.middle.is_some() || job.mode == Mode::Exclusive;
-        self.jobs[index as usize] = Some(job);
+        self.choose_clock(job.len);
         if !needs_range {
             self.end_job(index);
         } else if self.lock(index) {
@@ -48,15 +48,15 @@ impl Queue {
     }
 
     fn lock(&mut self, index: u32) -> bool {
-        let job = self.jobs[index as usize].as_mut().expect("a job in flight");
+        let job = &mut self.jobs[index as usize];
         job.locked = job.range.is_empty() || self.volume.locks.try_lock(&job.range, job.mode);
         job.locked
     }
 
     /// Keeps a job until its range is free; its data can no longer be borrowed then.
     fn park(&mut self, index: u32, source: Option<&[u8]>) {
-        let job = self.jobs[index as usize].as_mut().expect("a job in flight");
-        if let (Some(source), Some(Middle { buf: Some(buf), .. })) = (source, &mut job.middle) {
+        let job = &mut self.jobs[index as usize];
+        if let (Some(source), Some(buf)) = (source, &mut job.buf) {
             buf.copy_from_slice(source);
         }
         self.parked.push_back(index);
@@ -80,25 +80,21 @@ impl Queue {
 
     /// Hands a job that has its range to the machine.
     fn launch(&mut self, index: u32, source: Option<&[u8]>) {
-        let job = self.jobs[index as usize].as_mut().expect("a job in flight");
-        let middle = job.middle.take();
-        let mut reads = [None, None];
-        for (read, edge) in reads.iter_mut().zip(&mut self.edges[index as usize]) {
-            *read = edge.as_mut().map(|edge| Middle {
-                op: MachineOp::Read,
-                sector: edge.sector,
-                sectors: edge.sectors,
-                buf: edge.buf.take(),
-            });
-        }
-        for (edge, read) in reads.into_iter().enumerate() {
-            if let Some(read) = read {
-                self.request(index, Role::Edge(edge), read);
+        let job = &mut self.jobs[index as usize];
+        let (middle, buf) = (job.middle, job.buf.take());
+        if job.mode == Mode::Exclusive {
+            for number in 0..2 {
+                let Some(edge) = &mut self.edges[index as usize][number] else { continue };
+                let (sector, sectors) = (edge.sector, edge.sectors);
+                let (read, buf) =
+                    (Middle { op: MachineOp::Read, sector, sectors }, edge.buf.take());
+                self.request(index, Role::Edge(number), read, buf);
             }
         }
         if let Some(middle) = middle {
-            let id = self.request(index, Role::Middle, middle);
+            let id = self.request(index, Role::Middle, middle, buf);
             if let Some(source) = source {
+                self.read_clock();
                 self.pump(Some((id, source)));
                 // What was not encrypted yet needs a copy: the source goes back to its owner.
                 self.slots[id.index()].data.fill_rest(source);
@@ -106,9 +102,9 @@ impl Queue {
         }
     }
 
-    fn request(&mut self, job: u32, role: Role, what: Middle) -> RequestId {
-        let Middle { op, sector, sectors, buf } = what;
-        let asked = self.jobs[job as usize].as_mut().expect("a job in flight");
+    fn request(&mut self, job: u32, role: Role, what: Middle, buf: Option<Buf>) -> RequestId {
+        let Middle { op, sector, sectors } = what;
+        let asked = &mut self.jobs[job as usize];
         asked.pending += 1;
         let request = Request { op, sector, sectors, urgency: asked.urgency };
         let id = self.machine.request(request);
@@ -125,10 +121,25 @@ impl Queue {
     /// Reads the clock, for all that happens until it is read again: once for each round of the
     /// loop and after what takes time, not for each step.
     fn read_clock(&mut self) {
-        // With nobody to wait for, time decides nothing.
-        if !self.timeless {
+        if self.keeps_time {
             self.now_ns = elapsed_ns(self.started);
         }
+    }
+
+    /// Where the backend answers at once and no worker has anything, time decides nothing: for short
+    /// requests it is looked at now and then only, for the estimates. For as long as anything is in
+    /// flight it is looked at or not.
+    fn choose_clock(&mut self, bytes: u64) {
+        if !self.synchronous || self.volume.workers.is_none() {
+            self.keeps_time = !self.synchronous;
+            return;
+        }
+        if self.machine.in_flight() == 0 {
+            self.rounds = self.rounds.wrapping_add(1);
+            self.keeps_time =
+                self.rounds.is_multiple_of(TIMED_EVERY) || self.machine.has_awake_workers();
+        }
+        self.keeps_time |= bytes >= TIMED_SECTORS * 512;
     }
 
     /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
@@ -182,7 +193,9 @@ impl Queue {
     /// Takes what workers have done. Returns whether there was anything.
     fn take_crypted(&mut self) -> bool {
         let mut any = false;
-        while let Some(Crypted { chunk, bufs, result, spent_ns }) = self.inbox.answers.pop() {
+        while self.handed > 0
+            && let Some(Crypted { chunk, bufs, result, spent_ns }) = self.inbox.answers.pop()
+        {
             if !any {
                 any = true;
                 self.read_clock();
@@ -203,15 +216,16 @@ impl Queue {
     pub(super) fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
         let mut answers = std::mem::take(&mut self.answers);
         let backend = self.backend.as_mut().expect("the queue is alive");
-        let polled = if wait {
-            if !self.volume.info().synchronous {
-                self.awake = self.volume.count_awake(self.awake, false);
-            }
+        let polled = if !wait {
+            backend.poll(&mut answers)
+        } else if self.synchronous {
             backend.wait(&mut answers)
         } else {
-            backend.poll(&mut answers)
+            self.awake = self.volume.count_awake(self.awake, false);
+            let waited = backend.wait(&mut answers);
+            self.awake = self.volume.count_awake(self.awake, true);
+            waited
         };
-        self.set_awake(self.free.len() < self.jobs.len());
         let any = !answers.is_empty();
         if any {
             self.read_clock();
@@ -347,6 +361,9 @@ impl Queue {
             match handed {
                 Ok(()) => {
                     self.handed += 1;
+                    self.keeps_time = true;
+                    self.read_clock();
+                    self.machine.handed(chunk, self.now_ns);
                     return;
                 }
                 // Too much waits for the workers already.
@@ -399,28 +416,30 @@ impl Queue {
         let offset = self.volume.segments[segment].backend_offset + sector * 512;
         let (token, len) = (chunk.token(), sectors(parts) * 512);
         let bufs = &mut self.chunks[chunk.index()];
-        let io = match kind {
-            StoreKind::Flush => Io::Flush { token },
-            StoreKind::Discard => Io::Discard { token, offset, len },
-            StoreKind::Zeroes => Io::WriteZeroes { token, offset, len },
+        if kind == StoreKind::Read {
+            for part in parts {
+                let whole = self.slots[part.request.index()].cut(part, bufs);
+                debug_assert!(whole, "a read has memory for all its sectors");
+            }
+            if self.volume.segments.at_hand(offset, len as usize) {
+                // There is nothing to wait for, and the cipher does the copying.
+                self.mapped[chunk.index()] = true;
+                return self.machine.stored(chunk, Ok(()), self.now_ns);
+            }
+        }
+        // There is room: the machine has no more chunks than the backend's queue.
+        let backend = self.backend.as_mut().expect("the queue is alive");
+        match kind {
+            StoreKind::Flush => backend.submit(Io::Flush { token }),
+            StoreKind::Discard => backend.submit(Io::Discard { token, offset, len }),
+            StoreKind::Zeroes => backend.submit(Io::WriteZeroes { token, offset, len }),
             StoreKind::Read => {
-                for part in parts {
-                    let whole = self.slots[part.request.index()].cut(part, bufs);
-                    debug_assert!(whole, "a read has memory for all its sectors");
-                }
-                if self.volume.segments.at_hand(offset, len as usize) {
-                    // There is nothing to wait for, and the cipher does the copying.
-                    self.mapped[chunk.index()] = true;
-                    return self.machine.stored(chunk, Ok(()), self.now_ns);
-                }
-                Io::Read { token, offset, bufs: std::mem::take(bufs) }
+                backend.submit(Io::Read { token, offset, bufs: std::mem::take(bufs) });
             }
             StoreKind::Write { fua } => {
-                Io::Write { token, offset, bufs: std::mem::take(bufs), fua }
+                backend.submit(Io::Write { token, offset, bufs: std::mem::take(bufs), fua });
             }
-        };
-        // There is room: the machine has no more chunks than the backend's queue.
-        self.backend.as_mut().expect("the queue is alive").submit(io);
+        }
     }
 
     fn answered(&mut self, answer: Answer) {
@@ -455,73 +474,75 @@ impl Queue {
     /// A machine request has ended.
     fn finish(&mut self, id: RequestId, result: Result<(), Errno>) {
         let slot = &mut self.slots[id.index()];
-        let (index, role, op) = (slot.job, slot.role, slot.op);
-        let whole = (op == MachineOp::Read).then(|| slot.data.join()).flatten();
-        let sector = slot.first_sector;
-        slot.data.set(None);
-        let job = self.jobs[index as usize].as_mut().expect("a job in flight");
+        let (index, role, op, sector) = (slot.job, slot.role, slot.op, slot.first_sector);
+        let job = &mut self.jobs[index as usize];
         job.pending -= 1;
-        match (role, op, result, whole) {
-            (Role::Edge(edge), MachineOp::Read, Ok(()), Some(Whole::One(mut buf))) => {
-                let fua = job.fua;
-                if let Some(edge) = &self.edges[index as usize][edge] {
-                    buf[edge.at..edge.at + edge.patch.len()].copy_from_slice(&edge.patch);
+        match (op, result) {
+            (MachineOp::Read, Ok(())) => match (role, slot.data.join()) {
+                (Role::Middle, Some(whole)) => job.buf = whole.into_buf(),
+                (Role::Edge(edge), Some(Whole::One(buf))) => {
+                    return self.write_back(index, edge, buf);
                 }
-                let sectors = buf.len() as u64 / 512;
-                let write =
-                    Middle { op: MachineOp::Write { fua }, sector, sectors, buf: Some(buf) };
-                self.request(index, role, write);
-                return;
-            }
-            (Role::Middle, MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS), _) => {
+                _ => job.error = Some(Errno::IO),
+            },
+            (MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS)) => {
                 // The backend cannot: write them.
                 let sectors = self.zeroes_left(index, sector);
                 let op = MachineOp::EncryptZeroes { fua: false };
-                self.request(index, role, Middle { op, sector, sectors, buf: None });
+                self.request(index, role, Middle { op, sector, sectors }, None);
                 return;
             }
-            (_, MachineOp::Read, Ok(()), None) => job.error = Some(Errno::IO),
-            (Role::Middle, MachineOp::Read, Ok(()), Some(whole)) => job.data = whole.into_buf(),
-            (_, _, Err(error), _) => job.error = job.error.or(Some(error)),
-            _ => {}
+            (_, Ok(())) => {}
+            (_, Err(error)) => job.error = job.error.or(Some(error)),
         }
+        slot.data.clear();
         if job.pending == 0 {
             self.end_job(index);
         }
     }
 
+    /// The sector of an edge was read: it is changed and written.
+    fn write_back(&mut self, index: u32, edge: usize, mut buf: Buf) {
+        let role = Role::Edge(edge);
+        let Some(edge) = &self.edges[index as usize][edge] else { return };
+        buf[edge.at..edge.at + edge.patch.len()].copy_from_slice(&edge.patch);
+        let op = MachineOp::Write { fua: self.jobs[index as usize].fua };
+        let write = Middle { op, sector: edge.sector, sectors: edge.sectors };
+        self.request(index, role, write, Some(buf));
+    }
+
     /// Whole sectors of a write of zeroes, from its first one.
     fn zeroes_left(&self, index: u32, sector: u64) -> u64 {
-        let job = self.jobs[index as usize].as_ref().expect("a job in flight");
+        let job = &self.jobs[index as usize];
         let size = u64::from(self.volume.info().sector_size);
         job.range.end / size * size / 512 - sector
     }
 
     pub(super) fn end_job(&mut self, index: u32) {
-        let mut job = self.jobs[index as usize].take().expect("a job in flight");
+        let job = &mut self.jobs[index as usize];
         if job.mode == Mode::Exclusive {
             self.edges[index as usize] = [None, None];
         }
         self.free.push(index);
-        if job.locked && !job.range.is_empty() {
+        if std::mem::take(&mut job.locked) && !job.range.is_empty() {
             self.volume.locks.unlock(&job.range, job.mode);
         }
-        if self.free.len() == self.jobs.len() {
-            self.set_awake(false);
-        }
-        let result = job.error.map_or(Ok(()), Err);
-        self.count(&job);
-        let data = job.data.take().filter(|_| result.is_ok()).map(|mut buf| {
+        job.range = 0..0;
+        let (tag, result) = (job.tag, job.error.map_or(Ok(()), Err));
+        let mut data = job.buf.take().filter(|_| result.is_ok());
+        if let Some(buf) = &mut data {
             buf.advance(job.head);
             buf.truncate(job.len as usize);
-            buf
-        });
-        let data = self.deliver(index, data);
-        self.done.push_back(Done { tag: job.tag, result, data });
+        }
+        self.count(index);
+        if !self.pieces[index as usize].is_empty() {
+            self.deliver(index, data.take());
+        }
+        self.done.push_back(Done { tag, result, data });
     }
 
-    fn count(&self, job: &Job) {
-        let counters = &self.counters;
+    fn count(&self, job: u32) {
+        let (job, counters) = (&self.jobs[job as usize], &self.counters);
         match job.error {
             None => {}
             // Its client wanted it so.

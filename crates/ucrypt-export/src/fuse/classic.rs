@@ -142,6 +142,10 @@ impl Classic {
         let mut device = if somebody_waits { quick } else { 0 };
         let mut taken = 0;
         self.round_bytes = 0;
+        if self.both.is_none() && !somebody_waits {
+            // It may: in `receive`.
+            let _ = self.queue.may_sleep();
+        }
         while self.takes_more() && (never_blocks || !somebody_waits) {
             let received = self.take_request(device);
             taken += usize::from(received != Received::Nothing);

@@ -333,7 +333,7 @@ impl Ring {
                 }
             }
         }
-        if self.under_way > 0 && !self.queue.may_sleep() {
+        if !self.queue.may_sleep() {
             return Ok(());
         }
         let (is_kicked, is_changed) = {
