@@ -5,6 +5,7 @@
 //! vectors to load them. A sector border is only a tweak that is loaded instead of multiplied, so
 //! that nothing waits for it.
 
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::mem::MaybeUninit;
 
 use super::{Run, Schedule, tweaks::Chains};
@@ -62,6 +63,13 @@ impl Making for ByProducts {
         unsafe { V::tweaks_by_products(first, index) }
     }
 }
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// How far ahead of the cipher its data is asked for, in bytes. Processors do that by themselves, but
+/// not across a page, so that each page of what is in no cache would begin with a wait.
+const AHEAD: usize = 4096;
 
 /// What the tweaks of successive groups are made from.
 struct Groups<'a> {
@@ -151,6 +159,10 @@ unsafe fn step<V: Vector, D: Direction, M: Making>(
         let mut x = [key; GROUP];
         for i in 0..GROUP {
             x[i] = V::load(src.add(i * V::BYTES)).xor3((*now)[i], key);
+            if (i * V::BYTES).is_multiple_of(LINE) {
+                // A hint, which may name any address.
+                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * V::BYTES + AHEAD).cast());
+            }
         }
         // There are nine middle rounds at least; the tweaks are made in four or eight.
         let half = V::GROUP_BLOCKS / 2;
