@@ -169,6 +169,15 @@ ALL = [
     Contender("NBD", "qemu-nbd LUKS", _qemu_nbd),
 ]
 
+# What is asked for it, where the kernel lacks it, is served by read(2) and write(2).
+OVER_IO_URING = "FUSE ucrypt 4096 io_uring"
+
+
+def kernel_has_fuse_over_io_uring():
+    parameter = pathlib.Path("/sys/module/fuse/parameters/enable_uring")
+    return parameter.exists() and parameter.read_text().strip() == "Y"
+
+
 # Ours, with 4096-byte sectors and without encryption.
 ENCRYPTED_AND_NOT = [c for c in ALL if c.name in ("ucrypt none", "ucrypt 4096")]
 

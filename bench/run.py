@@ -104,6 +104,9 @@ def select(options):
     if os.geteuid() != 0 and any(contender.transport == "LOOP" for contender in chosen):
         print("bench: loop devices are left out, they need root", file=sys.stderr)
         chosen = [contender for contender in chosen if contender.transport != "LOOP"]
+    if not contenders.kernel_has_fuse_over_io_uring():
+        print("bench: FUSE over io_uring is left out, enable_uring is not set", file=sys.stderr)
+        chosen = [contender for contender in chosen if contender.label != contenders.OVER_IO_URING]
     if not chosen:
         names = ", ".join(contender.label for contender in contenders.ALL)
         sys.exit(f"--only leaves no contender; there are: {names}")

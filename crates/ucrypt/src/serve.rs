@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Op, QueueConfig, Volume};
@@ -161,6 +161,18 @@ impl Exports {
             && self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
             && self.ublk.iter().all(UblkExport::has_ended)
+    }
+
+    /// What the volume is served as, for `status`.
+    pub(crate) fn facts(&self) -> Value {
+        let by = |kind: &str, transport: Transport| json!({ "kind": kind, "transport": transport.to_string() });
+        if let Some(export) = self.fuse.first() {
+            return by("fuse", export.transport());
+        }
+        if let Some(export) = &self.loop_device {
+            return by("loop", export.transport());
+        }
+        json!({ "kind": if self.ublk.is_some() { "ublk" } else { "nbd" } })
     }
 
     /// Refuses a resize that an export could not follow.

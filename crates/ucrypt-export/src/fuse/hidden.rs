@@ -59,6 +59,7 @@ impl Holes {
 /// A file that only who has its descriptor can use. It ends when the last of them is closed.
 #[derive(Debug)]
 pub struct HiddenFile {
+    transport: Transport,
     threads: Vec<JoinHandle<()>>,
     holes: Arc<Holes>,
 }
@@ -84,6 +85,11 @@ impl HiddenFile {
         self.holes.asking.store(false, Ordering::Release);
     }
 
+    /// How requests come and answers go.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
     /// Whether nobody has it open any more.
     pub fn has_ended(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
@@ -105,14 +111,15 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let holes = Arc::new(Holes::default());
     let count = thread::available_parallelism().map_or(2, usize::from).clamp(2, THREADS_MAX);
     let user = User::LoopDriver(holes.clone());
-    let (_, threads) = serve(volume, &Device::new(device), user, count, Transport::Classic)?;
+    let (transport, threads) =
+        serve(volume, &Device::new(device), user, count, Transport::Classic)?;
     // The mount goes with its descriptor; the opened file keeps it alive as long as it is needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
     let opened = open(Path::new(&root), access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?;
     // Until it is asked for, the size of a root is 0. The driver asks since Linux 6.16 only.
     statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
-    Ok((HiddenFile { threads, holes }, opened))
+    Ok((HiddenFile { transport, threads, holes }, opened))
 }
 
 /// A mount of one regular file, attached to no directory.
@@ -135,4 +142,32 @@ fn detached_mount(device: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
     }
     fsconfig_create(&context)?;
     Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, RecvTimeoutError};
+
+    use super::*;
+    use crate::fuse::abort::abort;
+
+    /// Needs root and FUSE.
+    #[test]
+    fn what_waits_for_a_server_that_cannot_answer_fails_when_the_connection_is_aborted() {
+        let device = open(mount::DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let device = device.expect("/dev/fuse, as root");
+        let mount = detached_mount(&device, false).expect("a mount, as root");
+        let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
+        let (said, heard) = mpsc::channel();
+        let user = thread::spawn(move || {
+            // The kernel's first request has no answer, so this waits.
+            let opened = open(Path::new(&root), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+            said.send(opened.map(drop)).expect("the test listens");
+        });
+        assert_eq!(heard.recv_timeout(Duration::from_millis(50)), Err(RecvTimeoutError::Timeout));
+        abort(&device).expect("aborted");
+        let opened = heard.recv_timeout(Duration::from_secs(20)).expect("it waits no longer");
+        assert!(opened.is_err());
+        user.join().expect("it ends");
+    }
 }

@@ -8,6 +8,7 @@
 //! `fuse3`).
 
 mod abi;
+mod abort;
 mod answers;
 mod classic;
 mod device;

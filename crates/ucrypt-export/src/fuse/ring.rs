@@ -13,6 +13,7 @@
 //! - An entry is the kernel's from the command to its completion, then ours to the next command.
 //! - The kernel uses no ring before every queue has an entry. If one is refused, it goes on by
 //!   `/dev/fuse` alone; the other entries then wait for ever, which costs nothing.
+//! - When the engine's queue is broken, the connection is aborted: all its users get errors, at once.
 //! - An entry whose completion is an error is over: the file is not mounted any more. When all are
 //!   over, so is the thread.
 
@@ -30,6 +31,7 @@ use ucrypt_engine::{Buf, Done, Errno, Op, Queue, QueueConfig, Rejected};
 
 use super::REQUEST_MAX;
 use super::abi::{self, ANSWER_LEN, Body, Request, ring};
+use super::abort::abort;
 use super::device::Device;
 use super::file::{Outcome, VolumeFile, refusal};
 
@@ -178,8 +180,10 @@ impl Ring {
             let polled =
                 if more || self.queue.in_flight() > 0 { self.queue.poll() } else { Ok(()) };
             progress |= self.answer_done();
-            // Without a ring there is no way to answer any more, and none for the kernel to ask.
             if polled.is_err() || !progress && self.queue.wait().is_err() {
+                // Without a ring there is no way to answer any more. Where the connection cannot be
+                // ended, what was asked waits until the file is unmounted.
+                let _ = abort(&self.device);
                 return;
             }
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use ucrypt_engine::Volume;
 
-use crate::fuse::{FuseError, HiddenFile};
+use crate::fuse::{FuseError, HiddenFile, Transport};
 use device::{Attach, Device};
 
 mod device;
@@ -91,6 +91,11 @@ impl LoopExport {
     /// Its node, `/dev/loopN`.
     pub fn path(&self) -> &Path {
         self.device.path()
+    }
+
+    /// How requests of the driver come.
+    pub fn transport(&self) -> Transport {
+        self.file.transport()
     }
 
     /// Whether it has been detached from outside.

@@ -102,6 +102,7 @@ impl Server {
             match self.asked.recv_timeout(CHECK_EVERY) {
                 Ok((Request::Status, stream)) => {
                     let mut status = status(&opened, device);
+                    status["export"] = exports.facts();
                     status["server"] = resilience.status();
                     reply(stream, &status);
                 }

@@ -68,6 +68,12 @@ pub(super) fn status(status: &Value) -> String {
             lines.push((name, text(&volume[key])));
         }
     }
+    let export = &status["export"];
+    let transport = match export["transport"].as_str() {
+        Some(transport) => format!(" (FUSE, {transport})"),
+        None => String::new(),
+    };
+    lines.push(("export", text(&export["kind"]) + &transport));
     let counters = &status["counters"];
     lines.push(("reads", format!("{} ({} bytes)", counters["reads"], counters["read_bytes"])));
     lines.push(("writes", format!("{} ({} bytes)", counters["writes"], counters["written_bytes"])));

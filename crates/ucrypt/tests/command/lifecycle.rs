@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{Ran, cryptsetup, judge, run};
@@ -126,6 +126,7 @@ fn status_says_what_cryptsetup_knows_and_counts() {
         assert_eq!(said["counters"]["read_bytes"], 4096);
         assert_eq!(said["counters"]["flushes"], 1);
         assert_eq!(said["counters"]["errors"], 0);
+        assert_eq!(said["export"], json!({ "kind": "fuse", "transport": "classic" }));
 
         let text = run(&mut scratch.ucrypt(&["status", "volume"]), b"").text();
         let mut lines = text.lines();
@@ -140,6 +141,7 @@ fn status_says_what_cryptsetup_knows_and_counts() {
             &["offset:", &offset, "sectors"],
             &["size:", "2048", "sectors"],
             &["mode:", "read/write"],
+            &["export:", "fuse", "(FUSE,", "classic)"],
         ] {
             assert!(lines.iter().any(|line| line == expected), "{expected:?} in {text}");
         }

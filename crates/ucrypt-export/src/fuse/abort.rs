@@ -1,0 +1,51 @@
+//! The end of a connection whose requests can no longer be answered.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+/// Where systemd mounts the file system of FUSE's connections.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+/// Fails every request of the connection that `device` belongs to, those to come too.
+///
+/// # Errors
+/// `ENOENT` if the kernel does not say which connection that is: older ones with rings do not.
+/// Without root, if the connections are not mounted.
+pub(super) fn abort(device: &impl AsFd) -> io::Result<()> {
+    let number = device.as_fd().as_raw_fd();
+    let facts = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    let connection = connection(&facts).ok_or(Errno::NOENT)?;
+    let file = |connections: &Path| connections.join(connection.to_string()).join("abort");
+    if fs::write(file(Path::new(CONNECTIONS)), "1").is_ok() {
+        return Ok(());
+    }
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
+    fs::write(file(Path::new(&root)), "1")
+}
+
+/// The number in what the kernel says about a descriptor of `/dev/fuse`.
+fn connection(facts: &str) -> Option<u32> {
+    let line = facts.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_connection_is_found_among_other_facts() {
+        assert_eq!(connection("pos:\t0\nflags:\t02\nfuse_connection:\t47\n"), Some(47));
+        for none in ["", "pos:\t0\n", "fuse_connection:\n", "fuse_connection:\t-1\n"] {
+            assert_eq!(connection(none), None, "{none:?}");
+        }
+    }
+}
