@@ -29,3 +29,4 @@ mod scratch;
 mod server;
 mod termination;
 mod ucrypt_to_cryptsetup;
+mod without_root;

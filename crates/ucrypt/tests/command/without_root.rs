@@ -1,0 +1,55 @@
+//! What users get who are not root: a file, mounted by the setuid helper of others.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Command;
+
+use crate::image::{DATA, Image, LUKS2};
+use crate::process::{judge, limited, run};
+use crate::random::Random;
+use crate::scratch::{Scratch, UCRYPT};
+
+/// The user of nothing in particular, whose number is the same on every Linux.
+const NOBODY: u32 = 65534;
+
+/// A directory of that user: an image, some data, and a copy of the command that they may run.
+fn scratch_of_nobody() -> (Scratch, Image) {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    scratch.file("data", &Random(71).bytes(300_000));
+    fs::copy(UCRYPT, scratch.path("ucrypt")).expect("copied");
+    for entry in fs::read_dir(scratch.path("")).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        chown(path, Some(NOBODY), Some(NOBODY)).expect("given away");
+    }
+    chown(scratch.path(""), Some(NOBODY), Some(NOBODY)).expect("given away");
+    fs::set_permissions(scratch.path(""), Permissions::from_mode(0o755)).expect("set");
+    (scratch, image)
+}
+
+fn with_runtime(scratch: &Scratch, mut command: Command) -> Command {
+    command.env("XDG_RUNTIME_DIR", scratch.path("run"));
+    command
+}
+
+#[test]
+fn a_user_opens_and_serves_a_file_through_the_helper() {
+    // It mounts for others; without it nothing here can work.
+    judge("fusermount3", "fuse3");
+    let (scratch, image) = scratch_of_nobody();
+    let mut script = with_runtime(&scratch, limited("unshare"));
+    script.args(["--mount", "--propagation", "private", "--", "sh", "-c"]);
+    script.arg(include_str!("scripts/without_root.sh")).arg("sh").arg(scratch.path(""));
+    run(script.args(image.with_key()), b"").passes();
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+}
+
+#[test]
+fn a_user_is_refused_a_loop_device_and_told_the_next_best() {
+    let (scratch, image) = scratch_of_nobody();
+    let mut open = with_runtime(&scratch, limited("setpriv"));
+    open.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(scratch.path("ucrypt"));
+    open.arg("open").args(image.with_key()).args(["--as", "loop", "volume"]);
+    let message = run(&mut open, b"").refuses(2);
+    assert!(message.contains("--as fuse"), "{message}");
+}
