@@ -6,7 +6,6 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -206,15 +205,22 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     resilience.lock_memory();
     println!("{READY}{device}");
     detach(&log).map_err(failed)?;
-    control.run(claim, opened, exports, &resilience, &device, &signals)
+    let served = control.run(claim, opened, exports, &resilience, &device, &signals);
+    // Here, where the log is still waited for.
+    let served = served.map_err(|failure| {
+        eprintln!("ucrypt: {failure}");
+        Failure { message: String::new(), ..failure }
+    });
+    log.finish().map_err(failed)?;
+    served
 }
 
 /// Lets go of the terminal and of the directory that `open` was called in.
-fn detach(log: &OwnedFd) -> std::io::Result<()> {
+fn detach(log: &log::Log) -> std::io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(log)?;
+    log.take_stderr()?;
     rustix::process::chdir("/")?;
     Ok(())
 }

@@ -49,7 +49,9 @@ const STOP_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
     /// There is no `/dev/fuse`.
-    #[error("this system has no FUSE (/dev/fuse is missing); load it (modprobe fuse) or use NBD")]
+    #[error(
+        "this system has no FUSE (/dev/fuse is missing); load it (modprobe fuse) or use NBD (--as nbd)"
+    )]
     Missing,
     /// The file to mount over cannot be used.
     #[error("cannot serve a file at {path}: {error}")]
@@ -62,7 +64,7 @@ pub enum FuseError {
     /// The kernel or the helper refused.
     #[error(
         "cannot mount at {path}: {error}; without root this needs fusermount3 (package fuse3) \
-         and access to /dev/fuse"
+         and access to /dev/fuse; or use NBD (--as nbd)"
     )]
     Mount {
         /// The file.

@@ -1,11 +1,12 @@
 //! Where the server's standard error goes once nobody reads it: a file, or the system's log.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::thread::JoinHandle;
 
 /// The system's log takes datagrams here (RFC 3164, as syslog(3) sends them).
 const SYSLOG: &str = "/dev/log";
@@ -33,12 +34,37 @@ impl FromStr for To {
 }
 
 impl To {
-    /// Opens it; what is written to the descriptor arrives there.
-    pub(super) fn open(&self) -> io::Result<OwnedFd> {
+    /// Opens it.
+    pub(super) fn open(&self) -> io::Result<Log> {
         match self {
-            Self::File(path) => open_file(path),
+            Self::File(path) => Ok(Log { written: open_file(path)?, sender: None }),
             Self::Syslog => open_syslog(),
         }
+    }
+}
+
+/// An open log.
+pub(super) struct Log {
+    /// What is written here arrives there.
+    written: OwnedFd,
+    sender: Option<JoinHandle<()>>,
+}
+
+impl Log {
+    /// From now on, standard error goes there.
+    pub(super) fn take_stderr(&self) -> io::Result<()> {
+        Ok(rustix::stdio::dup2_stderr(&self.written)?)
+    }
+
+    /// Waits until all of it has arrived. Nothing that is said afterwards does.
+    pub(super) fn finish(self) -> io::Result<()> {
+        rustix::stdio::dup2_stderr(File::options().write(true).open("/dev/null")?)?;
+        drop(self.written);
+        if let Some(sender) = self.sender {
+            // One that panicked sends nothing any more.
+            let _ = sender.join();
+        }
+        Ok(())
     }
 }
 
@@ -46,8 +72,8 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
     Ok(OpenOptions::new().create(true).append(true).open(path)?.into())
 }
 
-/// A pipe whose lines are sent to the system's log, by a thread that ends with the process.
-fn open_syslog() -> io::Result<OwnedFd> {
+/// A pipe whose lines are sent to the system's log, by a thread of their own.
+fn open_syslog() -> io::Result<Log> {
     let socket = UnixDatagram::unbound()?;
     socket.connect(SYSLOG)?;
     let (lines, written) = io::pipe()?;
@@ -58,8 +84,8 @@ fn open_syslog() -> io::Result<OwnedFd> {
             let _ = socket.send(format!("{tag}{line}").as_bytes());
         }
     };
-    std::thread::Builder::new().name("log".into()).spawn(send)?;
-    Ok(written.into())
+    let sender = std::thread::Builder::new().name("log".into()).spawn(send)?;
+    Ok(Log { written: written.into(), sender: Some(sender) })
 }
 
 #[cfg(test)]

@@ -3,10 +3,13 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
+use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, cryptsetup, judge, run};
 use crate::random::Random;
 use crate::scratch::Scratch;
@@ -323,5 +326,39 @@ fn sigterm_closes_an_open_volume_cleanly() {
     assert_eq!(server.len(), 1);
     rustix::process::kill_process(server[0], rustix::process::Signal::TERM).expect("a signal");
     scratch.await_end(server[0]);
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn what_a_server_has_to_say_at_its_end_reaches_the_systems_log() {
+    let scratch = Scratch::new();
+    let log = UnixDatagram::bind(scratch.path("log")).expect("a log");
+    log.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    scratch.sparse("image", DATA);
+    // The image is served by another server, which is killed: the last flush fails.
+    let text = format!(
+        "{OWN_DEV}
+        nodes fuse
+        touch /dev/log; mount --bind log /dev/log
+        open() {{ $ucrypt open --cipher none --as fuse \"$@\"; }}
+        ucrypt=$1
+        below=$(open $PWD/image below)
+        above=$(open --log syslog $below above)
+        printf x | dd of=$above conv=notrunc
+        pid=$($ucrypt status --json below | sed -n 's/.*\"pid\": \\([0-9]*\\).*/\\1/p')
+        kill -KILL $pid
+        status=0
+        $ucrypt close above || status=$?
+        $ucrypt close below || :
+        exit $status"
+    );
+    let mut command = script(&scratch, &text, &[crate::scratch::UCRYPT]);
+    let ran = run(command.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").exits(4);
+    assert!(ran.stderr.contains("the last flush failed"), "{}", ran.stderr);
+    let mut line = [0; 1000];
+    let len = log.recv(&mut line).expect("a line in the log");
+    let line = String::from_utf8_lossy(&line[..len]);
+    assert!(line.starts_with("<27>ucrypt["), "{line}");
+    assert!(line.contains("]: ucrypt: the last flush failed"), "{line}");
     nothing_is_left(&scratch);
 }

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, LUKS2_512};
 use crate::load::{Disk, Load, volume_len};
-use crate::namespace::script;
+use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, judge, run};
 use crate::random::Random;
 use crate::scratch::Scratch;
@@ -243,19 +243,22 @@ fn what_the_server_has_to_say_goes_to_a_log() {
 }
 
 #[test]
-fn without_a_driver_the_command_says_which_and_what_works() {
-    for (missing, remedy) in [("loop-control", "--as fuse"), ("fuse", "NBD")] {
+fn what_is_missing_is_named_and_what_works_instead() {
+    for (served, nodes, missing, remedy) in [
+        ("ublk", "fuse loop-control", "ublk-control", "--as loop"),
+        ("loop", "fuse", "loop-control", "--as fuse"),
+        ("loop", "loop-control", "/dev/fuse", "--as nbd"),
+        // The device that is free has no node; or the driver has none.
+        ("loop", "fuse loop-control", "cannot attach", "--as fuse"),
+        ("loop", "fuse null:loop-control", "no free loop device", "--as fuse"),
+        ("fuse", "loop-control", "/dev/fuse", "--as nbd"),
+    ] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-        // A /dev without it, of single nodes as in a container.
-        let text = "mkdir nodes; mount --rbind /dev nodes; mount -t tmpfs none /dev
-            for node in null urandom loop-control fuse; do
-                [ $node = $1 ] || { touch /dev/$node; mount --bind nodes/$node /dev/$node; }
-            done
-            shift; exec \"$@\"";
-        let mut open = script(&scratch, text, &[missing, crate::scratch::UCRYPT, "open"]);
+        let text = format!("{OWN_DEV}\nnodes $1\nshift; exec \"$@\"");
+        let mut open = script(&scratch, &text, &[nodes, crate::scratch::UCRYPT, "open"]);
         open.env("XDG_RUNTIME_DIR", scratch.path("run")).args(image.with_key());
-        let message = run(open.arg(scratch.unique()).args(["--as", "loop"]), b"").refuses(4);
+        let message = run(open.arg(scratch.unique()).args(["--as", served]), b"").refuses(4);
         assert!(message.contains(missing) && message.contains(remedy), "{message}");
         nothing_is_left(&scratch);
     }

@@ -17,3 +17,14 @@ pub(crate) fn script<S: AsRef<OsStr>>(scratch: &Scratch, text: &str, arguments: 
     command.current_dir(scratch.path(""));
     command
 }
+
+/// For the beginning of a script: its `/dev` is its own, of single nodes as in a container. `nodes
+/// NAME...` adds some; `OTHER:NAME` is `OTHER` under that name.
+pub(crate) const OWN_DEV: &str = "
+    mkdir nodes; mount --rbind /dev nodes; mount -t tmpfs none /dev
+    nodes() {
+        for node in $*; do
+            touch /dev/${node#*:}; mount --bind nodes/${node%%:*} /dev/${node#*:}
+        done
+    }
+    nodes null urandom";

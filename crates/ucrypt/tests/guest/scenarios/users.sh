@@ -21,3 +21,18 @@ stop $server
 [ ! -e "$disk" ]
 refused 2 "not recoverable" $user ucrypt serve --backend mem:32M --ublk --ublk-wait
 [ "$(echo /dev/ublkc*)" = "/dev/ublkc*" ]
+
+# What else they may have is said, for whatever they wanted.
+truncate -s 24M image
+format image
+chmod 666 image
+chmod 644 key
+mkdir -m 777 run
+open() {
+    env XDG_RUNTIME_DIR="$PWD/run" $user ucrypt open --key-file key image disk "$@"
+}
+refused 2 "--as fuse" open --as ublk
+refused 2 "--as fuse" open --as loop
+refused 2 "--as nbd" open --as fuse
+open --as nbd
+env XDG_RUNTIME_DIR="$PWD/run" $user ucrypt close disk
