@@ -20,6 +20,7 @@
 //! name), to mappings in [`map`] and the handler of [`Watch`], to the ring in [`ring`] and to its use
 //! in [`mod@file`], where ioctls of zoned devices are, too.
 
+mod at_once;
 pub mod buf;
 pub mod file;
 pub mod map;

@@ -1,14 +1,13 @@
 //! Files and block devices.
 //!
 //! Three ways to carry the operations out, chosen at open: `uring` where io_uring works;
-//! `threads` where it is missing or forbidden; `sync` for files that live in memory (tmpfs,
+//! `threads` where it is missing or forbidden; on the spot for files that live in memory (tmpfs,
 //! memfd), where a system call is the shortest way and io_uring would hand each operation to a
 //! kernel thread.
 
 mod lock;
 mod open;
 mod ops;
-mod sync;
 mod threads;
 mod uring;
 mod zones;
@@ -27,6 +26,7 @@ pub use open::{OpenError, OpenOptions};
 
 pub(crate) use ops::read_full;
 
+use crate::at_once::AtOnce;
 use crate::{Backend, Buf, Errno, Extent, Limits, Mapping, Queue, Zones};
 
 /// An open file or block device.
@@ -41,7 +41,7 @@ pub struct FileBackend {
 /// How operations are carried out.
 enum Way {
     Uring,
-    Sync,
+    AtOnce,
     Threads(threads::Threads),
 }
 
@@ -130,7 +130,7 @@ impl FileBackend {
 
 fn choose_way(files: &Arc<Files>, in_memory: bool) -> Way {
     if in_memory {
-        return Way::Sync;
+        return Way::AtOnce;
     }
     match uring::available() {
         Ok(()) => Way::Uring,
@@ -150,7 +150,10 @@ impl Backend for FileBackend {
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         Ok(match &self.way {
             Way::Uring => Box::new(uring::UringQueue::new(self.files.clone(), depth)?),
-            Way::Sync => Box::new(sync::SyncQueue::new(self.files.clone(), depth)),
+            Way::AtOnce => {
+                let files = self.files.clone();
+                Box::new(AtOnce::new(depth, move |io| ops::perform(&files, io)))
+            }
             Way::Threads(threads) => Box::new(threads.queue(depth)?),
         })
     }
@@ -171,7 +174,7 @@ impl Backend for FileBackend {
         let way = match &self.way {
             Way::Uring if self.files.direct.is_some() => "io_uring, direct",
             Way::Uring => "io_uring",
-            Way::Sync => "in memory",
+            Way::AtOnce => "in memory",
             Way::Threads(_) => "threads",
         };
         format!("{} ({way})", self.name)

@@ -8,7 +8,8 @@ use ucrypt_backend::model::ModelBackend;
 use ucrypt_engine::VolumeOptions;
 
 use crate::client::{Client, DISC, READ, WRITE};
-use crate::harness::{Harness, Random, SMALL, aes, over, plain};
+use crate::harness::{Harness, SMALL, aes, over, plain};
+use crate::random::Random;
 
 /// That the server still serves a new client.
 fn assert_alive(harness: &Harness) {

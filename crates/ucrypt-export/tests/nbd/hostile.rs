@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::harness::{Harness, Random, SMALL, aes};
+use crate::harness::{Harness, SMALL, aes};
+use crate::random::Random;
 
 /// Sends `bytes` while reading whatever comes, then waits for the end of the connection.
 fn rubbish(mut stream: UnixStream, bytes: &[u8]) {

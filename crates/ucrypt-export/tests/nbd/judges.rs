@@ -5,7 +5,8 @@ use std::process::{Command, Output};
 use ucrypt_engine::VolumeOptions;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 
-use crate::harness::{Harness, Random, aes, plain, with_options};
+use crate::harness::{Harness, aes, plain, with_options};
+use crate::random::Random;
 
 const LEN: u64 = 64 << 20;
 

@@ -8,4 +8,6 @@ mod harness;
 mod hostile;
 mod judges;
 mod options;
+#[path = "../common/random.rs"]
+mod random;
 mod transmission;

@@ -5,7 +5,8 @@ use ucrypt_engine::VolumeOptions;
 use crate::client::{
     BLOCK_STATUS, Client, EINVAL, ENOSPC, ENOTSUP, EPERM, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES,
 };
-use crate::harness::{Harness, Random, SMALL, aes, plain, with_options};
+use crate::harness::{Harness, SMALL, aes, plain, with_options};
+use crate::random::Random;
 
 const FUA: u16 = 1;
 const NO_HOLE: u16 = 2;

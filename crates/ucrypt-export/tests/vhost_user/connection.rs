@@ -4,7 +4,8 @@ use std::os::fd::AsFd;
 
 use crate::driver::{Driver, OK, READ, started};
 use crate::front_end::{FrontEnd, Memory, USER_BASE, event, memfd, message, words};
-use crate::harness::{Harness, Random, aes};
+use crate::harness::{Harness, aes};
+use crate::random::Random;
 use crate::requests::DATA;
 
 /// A well-behaved front end is served after all that has happened.

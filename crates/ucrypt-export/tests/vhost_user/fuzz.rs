@@ -2,7 +2,8 @@
 
 use crate::driver::{Driver, OK, READ, started};
 use crate::front_end::{FrontEnd, Memory};
-use crate::harness::{Harness, LEN, Random, aes};
+use crate::harness::{Harness, LEN, aes};
+use crate::random::Random;
 use crate::requests::DATA;
 
 /// Half-sensible descriptors: of addresses near and beyond the ends of memory, of all flags.
@@ -54,7 +55,7 @@ fn noise_in_a_ring_harms_its_guest_only() {
             }
         }
         if random.below(8) == 0 {
-            let noise: Vec<u8> = (0..0x400).map(|_| random.next() as u8).collect();
+            let noise = random.bytes(0x400);
             driver.write(driver.available_ring(), &noise);
             driver.kick();
         }

@@ -10,7 +10,8 @@ use crate::driver::{
     DEVICE_WRITES, Descriptor, Driver, INDIRECT, IO_ERR, NEXT, OK, READ, WRITE, started,
 };
 use crate::front_end::{FrontEnd, Memory, message};
-use crate::harness::{Harness, Random, aes};
+use crate::harness::{Harness, aes};
+use crate::random::Random;
 use crate::requests::DATA;
 
 const HEADER: u64 = DATA + (4 << 20);

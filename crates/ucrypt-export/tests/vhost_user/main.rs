@@ -7,6 +7,8 @@ mod front_end;
 mod fuzz;
 mod harness;
 mod hostile;
+#[path = "../common/random.rs"]
+mod random;
 mod requests;
 mod resume;
 mod rings;

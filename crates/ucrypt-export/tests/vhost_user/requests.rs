@@ -9,7 +9,8 @@ use crate::driver::{
     started,
 };
 use crate::front_end::{FrontEnd, Memory};
-use crate::harness::{Gate, Harness, LEN, Random, aes, over, with_options};
+use crate::harness::{Gate, Harness, LEN, aes, over, with_options};
+use crate::random::Random;
 
 /// Of the guest's memory, for data.
 pub(crate) const DATA: u64 = 1 << 32;
