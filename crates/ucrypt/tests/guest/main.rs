@@ -17,13 +17,14 @@ const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 /// Seconds for the boot and all scenarios, on a machine that is busy with other tests.
 const LIMIT_S: &str = "600";
 
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     UCRYPT,
     "cryptsetup",
     "dmsetup",
     "fio",
     "nbd-client",
     "setpriv",
+    "dd",
     "blkdiscard",
     "blkzone",
     "mkfs.btrfs",
@@ -133,6 +134,11 @@ fn the_kernels_nbd_client_uses_the_nbd_export() {
 #[test]
 fn a_zoned_device_is_written_in_order_under_parallel_encryption() {
     Guest::get().passed("zoned");
+}
+
+#[test]
+fn what_was_durable_is_there_after_the_power_failed_under_a_server() {
+    Guest::get().passed("power");
 }
 
 #[test]
