@@ -34,29 +34,39 @@ impl Situation<'_> {
     ///
     /// Cutting a request of `c` nanoseconds of cipher into `n` chunks leaves `c/n` of them that
     /// nothing overlaps with, and costs `n - 1` further operations of `k` nanoseconds: the sum is
-    /// least at `n = sqrt(c/k)`. When other requests are in flight they overlap anyway: so many
-    /// fewer chunks are needed.
+    /// least at `n = sqrt(c/k)`. What the others in flight are cut into delays this one as well: of
+    /// `d` requests the last ends soonest at `n = sqrt(c/dk)`.
     pub(crate) fn chunk_bytes(&self) -> f64 {
         let bytes = self.sectors as f64 * 512.0;
         if self.device.synchronous {
             return self.synchronous_chunk_bytes(bytes);
         }
         let depth = f64::from(self.depth.max(1));
-        let chunks = (self.cipher_ns(bytes) / self.request_ns()).sqrt() / depth;
-        (bytes / chunks.floor().max(1.0)).max(CHUNK_BYTES_MIN)
+        let chunks = (self.cipher_ns(bytes) / (depth * self.request_ns())).sqrt();
+        (bytes / chunks.round().max(1.0)).max(CHUNK_BYTES_MIN)
     }
 
     /// Nothing overlaps with such a backend: it is this thread that copies. But every core can have
     /// a chunk; what one more costs is the hand-over, and of that each request in flight pays. What is
     /// not worth two hand-overs stays whole: half of it would be here before a worker has the other.
+    ///
+    /// Up to one chunk for each core the rule is the one above. Beyond, `c/n` is only what the
+    /// last core to end is behind the others, on average half of it, and less if each gets as many.
+    /// Where there are more requests than cores, every core has one.
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
         let (cipher_ns, handover_ns) = (self.cipher_ns(bytes), self.learned.handover_ns());
         if self.surroundings.workers == 0 || cipher_ns < 2.0 * handover_ns {
             return bytes.min(CACHE_BYTES);
         }
         let depth = f64::from(self.depth.max(1));
-        let chunks = (cipher_ns / (handover_ns * WAKE_SHARE * depth)).sqrt();
-        (bytes / chunks.floor().max(1.0)).min(SHARE_BYTES)
+        let cores = f64::from(self.surroundings.workers + 1) / depth;
+        let worth = cipher_ns / (handover_ns * WAKE_SHARE * depth);
+        let chunks = match worth.sqrt() {
+            _ if cores < 1.0 => 1.0,
+            chunks if chunks <= cores => chunks.floor(),
+            _ => ((worth / 2.0).sqrt() / cores).round().max(1.0) * cores,
+        };
+        (bytes / chunks.max(1.0)).min(SHARE_BYTES)
     }
 
     /// How many requests may travel as one, and in how many bytes. Others must stay in flight to
@@ -78,34 +88,38 @@ impl Situation<'_> {
             Urgency::Urgent => Place::Here,
             _ if self.surroundings.workers == 0 => Place::Here,
             Urgency::Background => Place::Worker,
-            Urgency::Normal if self.is_worth_a_hand_over(work) => Place::Worker,
-            Urgency::Normal => Place::Here,
+            Urgency::Normal => self.ordinary_place(work),
         }
     }
 
-    /// What a worker has done before this thread would. And when others wait: everything that takes
-    /// longer than handing it on, once a worker is awake or has been missed for longer than waking it
-    /// takes. This thread then sees to the backend and the clients, and helps the workers when there
-    /// is nothing else.
-    fn is_worth_a_hand_over(&self, work: &Work) -> bool {
+    /// What a worker has done before this thread would is handed on. And when others wait, everything
+    /// that takes longer than handing it on, once a worker is awake or has been missed for longer than
+    /// waking it takes; one more is woken when those that are awake have work for as long. This
+    /// thread then sees to the backend and the clients, and helps the workers when there is nothing
+    /// else.
+    fn ordinary_place(&self, work: &Work) -> Place {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.depth.saturating_sub(1);
         if mine_ns <= HAND_NS {
-            return false;
+            return Place::Here;
         }
-        let awake = work.awake.min(self.surroundings.workers);
+        let awake = work.awake;
         let sleeps = self.surroundings.idle_workers > 0;
         let handover_ns = self.learned.handover_ns();
-        if others > 0 && (awake > 0 || sleeps && work.waited_ns > handover_ns) {
-            return true;
-        }
         let handed_ns = self.cipher_ns((work.handed_bytes + work.bytes) as f64);
+        if others > 0 && awake > 0 {
+            let late = sleeps && handed_ns / f64::from(awake) > handover_ns;
+            return if late { Place::Worker } else { Place::AwakeWorker };
+        }
+        if others > 0 && sleeps && work.waited_ns > handover_ns {
+            return Place::Worker;
+        }
         let there_ns = |cost_ns, workers: u32| cost_ns + handed_ns / f64::from(workers);
         let to_awake_ns = if awake > 0 { there_ns(HAND_NS, awake) } else { f64::INFINITY };
         let to_idle_ns = if sleeps { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
         let ahead_bytes = work.ahead_bytes as f64;
         let here_ns = self.cipher_ns(ahead_bytes) + mine_ns + self.stores_ns(work);
-        to_awake_ns.min(to_idle_ns) < here_ns
+        if to_awake_ns.min(to_idle_ns) < here_ns { Place::Worker } else { Place::Here }
     }
 
     /// What this thread has to copy before it gets to a chunk: encrypted chunks of others, where the

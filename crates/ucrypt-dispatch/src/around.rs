@@ -34,6 +34,6 @@ pub struct Device {
 pub struct Surroundings {
     /// Workers that there are.
     pub workers: u32,
-    /// Workers that have nothing to do.
+    /// Workers that sleep.
     pub idle_workers: u32,
 }

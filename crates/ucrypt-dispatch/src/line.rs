@@ -92,10 +92,10 @@ impl Line {
         self.handed_bytes
     }
 
-    /// Workers that have a chunk of this line, or gave one back a moment ago and do not sleep yet.
-    pub(crate) fn awake(&self, now_ns: u64) -> u32 {
+    /// Whether workers have a chunk of this line, or gave one back a moment ago.
+    pub(crate) fn has_workers(&self, now_ns: u64) -> bool {
         let spins = |ns| now_ns.saturating_sub(ns) < SPIN_NS;
-        self.handed.max(u32::from(self.returned_ns.is_some_and(spins)))
+        self.handed > 0 || self.returned_ns.is_some_and(spins)
     }
 
     /// How long this thread has crypted while others stood in line, less how long while none did,

@@ -284,7 +284,7 @@ impl<E: Copy> Machine<E> {
         if self.is_in_vain(chunk) {
             return Some(self.drop_chunk(chunk));
         }
-        let alone = self.line.is_empty() && self.line.awake(self.now_ns) == 0;
+        let alone = self.line.is_empty() && self.awake() == 0;
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.since_ns = self.now_ns;
         state.handed = place != Place::Here;
@@ -375,7 +375,7 @@ impl<E: Copy> Machine<E> {
     /// Whether a worker has a chunk, or had one a moment ago and does not sleep yet: only then do
     /// decisions depend on the time.
     pub fn has_awake_workers(&self) -> bool {
-        self.line.awake(self.now_ns) > 0
+        self.line.has_workers(self.now_ns)
     }
 
     /// The backend has answered for the chunk. No time since it was asked for means that nobody has
@@ -512,10 +512,17 @@ impl<E: Copy> Machine<E> {
             bytes,
             ahead_bytes,
             handed_bytes: self.line.handed_bytes(),
-            awake: self.line.awake(self.now_ns),
+            awake: self.awake(),
             waited_ns: self.line.waited_ns(),
         };
         (self.policies.of(request.op).place(&self.situation(request), &work), bytes)
+    }
+
+    /// Workers that do not sleep, if they have or just had chunks of this machine.
+    fn awake(&self) -> u32 {
+        let Surroundings { workers, idle_workers } = self.surroundings;
+        let awake = workers.saturating_sub(idle_workers);
+        if self.line.has_workers(self.now_ns) { awake } else { 0 }
     }
 
     /// Takes a request out of the waiting line; it finishes if nothing of it is under way.
@@ -615,7 +622,8 @@ impl<E: Copy> Machine<E> {
             self.tally.here += 1;
         } else {
             self.tally.handed += 1;
-            self.surroundings.idle_workers = self.surroundings.idle_workers.saturating_sub(1);
+            let woken = u32::from(place != Place::AwakeWorker);
+            self.surroundings.idle_workers = self.surroundings.idle_workers.saturating_sub(woken);
         }
     }
 }

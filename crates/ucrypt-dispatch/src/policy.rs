@@ -25,8 +25,10 @@ pub enum Place {
     Here,
     /// On a worker that runs on the same core.
     SameCore,
-    /// On whichever worker is free.
+    /// On whichever worker is free, and one is woken for it if any sleeps.
     Worker,
+    /// On a worker that is awake, when it gets there: none is woken unless all sleep.
+    AwakeWorker,
 }
 
 /// How requests are dispatched.

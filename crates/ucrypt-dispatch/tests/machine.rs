@@ -504,7 +504,7 @@ fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
     // Chunks of about sqrt(c * k) = 12 KiB: the first one here, or a worker would have it later.
     let spread = write(256, WORKERS);
     assert!(spread.len() > 2 && spread.contains(&Place::Here), "{spread:?}");
-    assert!(spread.contains(&Place::Worker), "{spread:?}");
+    assert!(spread.contains(&Place::Worker) || spread.contains(&Place::AwakeWorker), "{spread:?}");
     assert_eq!(write(8, WORKERS), [Place::Here], "4 KiB take less than a hand-over");
     let alone = write(256, Surroundings::default());
     assert!(alone.iter().all(|&place| place == Place::Here), "nobody is there: {alone:?}");
@@ -520,7 +520,9 @@ fn a_line_longer_than_a_hand_over_takes_goes_to_workers() {
         places(&mut machine, around)
     };
     let small = busy(8, WORKERS);
-    assert_eq!(small, [Place::Worker; 16], "the third would wait for longer than a hand-over");
+    let woken = |places: &[Place]| places.iter().filter(|&&place| place == Place::Worker).count();
+    assert_eq!((small.len(), woken(&small)), (16, 2), "both wait for less than the line takes");
+    assert!(!small.contains(&Place::Here), "{small:?}");
     let asleep = Surroundings { idle_workers: 0, ..WORKERS };
     assert_eq!(busy(8, asleep), [Place::Here; 16], "all workers are busy for others");
     assert_eq!(busy(8, Surroundings::default()), [Place::Here; 16], "there are none");

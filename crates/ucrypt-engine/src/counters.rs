@@ -1,6 +1,6 @@
 //! What a volume has done so far: counted per queue without contention, added up on request.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ucrypt_dispatch::{Learned, Tally};
 
@@ -29,6 +29,7 @@ struct Decided {
     cipher_ps_per_byte: AtomicU64,
     handover_ns: AtomicU64,
     request_ns: AtomicU64,
+    workers: AtomicU32,
 }
 
 /// What one queue has decided, and the estimates it decides by.
@@ -42,11 +43,13 @@ pub struct Decisions {
     pub handover_ns: u64,
     /// Nanoseconds that one more backend operation costs.
     pub request_ns: u64,
+    /// Workers that it might use when it last told: no more than cores were free.
+    pub workers: u32,
 }
 
 impl Counters {
     /// Shows others what a queue knows.
-    pub(crate) fn publish(&self, tally: Tally, learned: &Learned) {
+    pub(crate) fn publish(&self, tally: Tally, learned: &Learned, workers: u32) {
         let set = |cell: &AtomicU64, value: u64| cell.store(value, Ordering::Relaxed);
         let decided = &self.decided;
         set(&decided.whole, tally.whole);
@@ -57,6 +60,7 @@ impl Counters {
         set(&decided.cipher_ps_per_byte, whole(learned.cipher_ns_per_byte() * 1000.0));
         set(&decided.handover_ns, whole(learned.handover_ns()));
         set(&decided.request_ns, whole(learned.request_ns()));
+        decided.workers.store(workers, Ordering::Relaxed);
     }
 
     pub(crate) fn decisions(&self) -> Decisions {
@@ -73,6 +77,7 @@ impl Counters {
             cipher_ns_per_byte: get(&decided.cipher_ps_per_byte) as f64 / 1000.0,
             handover_ns: get(&decided.handover_ns),
             request_ns: get(&decided.request_ns),
+            workers: decided.workers.load(Ordering::Relaxed),
         }
     }
 }

@@ -156,6 +156,8 @@ pub struct Queue {
     crypted_here: u32,
     /// Of the requests that are submitted next.
     urgency: Urgency,
+    /// See [`Queue::set_clients_here`].
+    clients_here: bool,
     /// Counted among the volume's queues that are awake.
     awake: bool,
     started: Instant,
@@ -250,6 +252,7 @@ impl Queue {
             handed: 0,
             crypted_here: 0,
             urgency: Urgency::Normal,
+            clients_here: false,
             awake: false,
             started: Instant::now(),
             synchronous: limits.synchronous,
@@ -288,6 +291,12 @@ impl Queue {
     /// polled for is never handed to a worker, what is read ahead always. `Normal` at first.
     pub fn set_urgency(&mut self, urgency: Urgency) {
         self.urgency = urgency;
+    }
+
+    /// Whether what is submitted comes from the thread that drives this queue, and not from a client
+    /// on another core, which keeps that core busy. `false` at first.
+    pub fn set_clients_here(&mut self, here: bool) {
+        self.clients_here = here;
     }
 
     /// Accepts an operation. Its answer carries `tag`.

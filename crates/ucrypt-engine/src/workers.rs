@@ -5,7 +5,8 @@
 //! - A job is a chunk's buffers, by value; it comes back through the inbox of its queue, once,
 //!   with the buffers. The rings between are bounded and take no lock; a full ring refuses the job
 //!   and the queue does the work itself.
-//! - A worker without work spins briefly, then parks. Whoever adds a job wakes one parked worker.
+//! - A worker without work spins briefly, then parks. Whoever adds a job wakes one parked worker, or
+//!   leaves the job to one that is awake.
 //! - A queue that is about to sleep says so in its inbox; the next answer then signals its waker.
 //! - Dropping the pool ends the threads when their jobs are done.
 
@@ -163,16 +164,18 @@ impl Workers {
         self.threads.len() as u32
     }
 
-    /// Workers that have nothing to do.
+    /// Workers that are parked, or about to.
     pub(crate) fn idle(&self) -> u32 {
         self.shared.idle.load(Ordering::Relaxed)
     }
 
-    /// Hands a job to any worker; gives it back if too many wait.
-    pub(crate) fn hand(&self, job: Job) -> Result<(), Job> {
+    /// Hands a job to any worker; gives it back if too many wait. Unless it `wakes`, a worker is only
+    /// woken for it if all are parked: who is not looks for jobs before it parks.
+    pub(crate) fn hand(&self, job: Job, wakes: bool) -> Result<(), Job> {
         self.shared.jobs.push(job)?;
         fence(Ordering::SeqCst);
-        if self.shared.idle.load(Ordering::SeqCst) > 0 {
+        let idle = self.shared.idle.load(Ordering::SeqCst);
+        if idle > 0 && (wakes || idle >= self.count()) {
             let asleep = (0..self.threads.len()).find(|&index| self.shared.rouse(index));
             if let Some(index) = asleep {
                 self.threads[index].unpark();
@@ -223,7 +226,7 @@ impl Workers {
                 inbox: inbox2,
             };
             let started = Instant::now();
-            if self.hand(job).is_err() {
+            if self.hand(job, true).is_err() {
                 continue;
             }
             while inbox.answers.pop().is_none() {
@@ -336,7 +339,7 @@ mod tests {
                                 way: [Way::Encrypt, Way::Decrypt][sent % 2],
                                 inbox: inbox.clone(),
                             };
-                            sent += usize::from(workers.hand(job).is_ok());
+                            sent += usize::from(workers.hand(job, sent.is_multiple_of(3)).is_ok());
                         } else if inbox.answers.is_empty() && !workers.help() {
                             std::thread::yield_now();
                         }

@@ -35,8 +35,6 @@ pub struct Grid {
     pub region_sectors: u64,
     /// Queues of all cells; each has the cell's depth.
     pub queues: u32,
-    /// See [`Experiment::poll_ns`]; `None` for the default.
-    pub poll_ns: Option<u64>,
     /// See [`Experiment::free_cores_only`].
     pub free_cores_only: bool,
     /// Seed of all runs.
@@ -58,7 +56,6 @@ impl Grid {
             costs: Costs::default(),
             region_sectors: REGION_SECTORS,
             queues: 1,
-            poll_ns: None,
             free_cores_only: false,
             seed: 1,
         }
@@ -135,12 +132,11 @@ impl Cell<'_> {
 
     /// The cell's run under a policy.
     pub fn experiment(&self, policy: Policy) -> Experiment {
-        let Grid { cipher, costs, queues, free_cores_only, poll_ns, seed, .. } = *self.grid;
+        let Grid { cipher, costs, queues, free_cores_only, seed, .. } = *self.grid;
         let workers = self.cores.saturating_sub(queues).max(1);
         let experiment = Experiment::new(self.cores, self.device, self.job(), policy);
-        let poll_ns = poll_ns.unwrap_or(experiment.poll_ns);
         let experiment = Experiment { free_cores_only, ..experiment };
-        Experiment { queues, workers, cipher, costs, poll_ns, seed, ..experiment }
+        Experiment { queues, workers, cipher, costs, seed, ..experiment }
     }
 
     /// Runs the cell under every policy.

@@ -1,7 +1,7 @@
 //! Options that narrow a grid or change what it costs.
 //!
 //! `--cores 2,16`, `--device hdd`, `--block 4096,65536`, `--depth 1,32`, `--pattern randread`,
-//! `--cipher-ns 0.9` (per byte), `--queues 4`, `--poll-ns`, `--wake-ns`, `--seed`, `--free-cores`
+//! `--cipher-ns 0.9` (per byte), `--queues 4`, `--wake-ns`, `--seed`, `--free-cores`
 //! (queues are told of no more workers than there are cores without an awake queue), `--model` (the
 //! costs of the engine over a device model instead of a device) and `--quick`.
 
@@ -30,7 +30,6 @@ pub fn take(
         "--pattern" => grid.patterns = names(&value(option, words)?, pattern)?,
         "--cipher-ns" => grid.cipher.ns_per_byte = number(option, words)?,
         "--queues" => grid.queues = number(option, words)?,
-        "--poll-ns" => grid.poll_ns = Some(number(option, words)?),
         "--wake-ns" => grid.costs.wake = number(option, words)?,
         "--seed" => grid.seed = number(option, words)?,
         _ => return Ok(false),

@@ -127,7 +127,8 @@ struct Run {
 
 impl Run {
     fn new(volume: &Arc<Volume>, job: Job, seed: u64) -> io::Result<Self> {
-        let queue = volume.queue(QueueConfig { memory: MEMORY_BYTES, depth: job.depth })?;
+        let mut queue = volume.queue(QueueConfig { memory: MEMORY_BYTES, depth: job.depth })?;
+        queue.set_clients_here(true);
         let client = Client::new(job, u64::from(SECTOR_BYTES) / 512, (0, 1), seed);
         Ok(Self {
             queue,

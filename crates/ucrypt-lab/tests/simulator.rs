@@ -49,7 +49,6 @@ fn torture(seed: u64) -> Experiment {
         sector_sectors: unit,
         chunks_max: 1 + random.below(16) as u32,
         requests_max: 1 + random.below(12) as u32,
-        poll_ns: [0, 10_000, u64::MAX][random.below(3) as usize],
         queues_help: random.below(2) == 0,
         free_cores_only: random.below(2) == 0,
         calibrated: random.below(2) == 0,

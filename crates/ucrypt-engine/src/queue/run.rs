@@ -20,8 +20,9 @@ use crate::workers::{self, Crypted, elapsed_ns};
 /// The plaintext of a request that is being submitted, while it is only borrowed.
 type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
 
-/// A crypt of at least this many sectors is timed always, a shorter one now and then.
-const TIMED_SECTORS: u64 = 32;
+/// A crypt of at least this many sectors takes long: it is timed always, a shorter one now and then,
+/// and the backend and the workers do not wait for its end.
+const LONG_SECTORS: u64 = 32;
 const TIMED_EVERY: u32 = 16;
 
 /// Rounds of the loop between two looks that others may have at the queue's decisions.
@@ -139,7 +140,7 @@ impl Queue {
             self.keeps_time =
                 self.rounds.is_multiple_of(TIMED_EVERY) || self.machine.has_awake_workers();
         }
-        self.keeps_time |= bytes >= TIMED_SECTORS * 512;
+        self.keeps_time |= bytes >= LONG_SECTORS * 512;
     }
 
     /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
@@ -168,7 +169,8 @@ impl Queue {
             || self.in_flight() == 0 && self.unpublished >= PUBLISH_IDLE
         {
             self.unpublished = 0;
-            self.counters.publish(self.machine.tally(), self.machine.learned());
+            let workers = self.surroundings().workers;
+            self.counters.publish(self.machine.tally(), self.machine.learned(), workers);
         }
     }
 
@@ -245,7 +247,14 @@ impl Queue {
             let Some(mut output) = self.machine.next_output() else { return };
             loop {
                 match output {
-                    Output::Crypt { chunk, place } => self.crypt(chunk, place, source),
+                    Output::Crypt { chunk, place } => {
+                        if place == Place::Here
+                            && sectors(self.machine.parts(chunk)) >= LONG_SECTORS
+                        {
+                            self.look_around();
+                        }
+                        self.crypt(chunk, place, source);
+                    }
                     Output::Store { chunk, kind } => self.store(chunk, kind),
                     Output::Drop { chunk } => self.drop_chunk(chunk),
                     Output::Finish { request, result } => self.finish(request, result),
@@ -256,12 +265,23 @@ impl Queue {
         }
     }
 
+    /// Hands what was submitted to the backend and takes answers, before something that takes long.
+    fn look_around(&mut self) {
+        self.take_crypted();
+        // A broken queue breaks again when it is polled next, and says so there.
+        let _ = self.take_stored(false);
+    }
+
     /// The workers that this queue may use now.
     fn surroundings(&self) -> Surroundings {
         let Some(pool) = &self.volume.workers else { return Surroundings::default() };
-        // Who has one request under way waits for it; who has more is busy with the others.
-        let cores = self.volume.spare_cores(self.in_flight() > 1);
-        Surroundings { workers: pool.count().min(cores), idle_workers: pool.idle().min(cores) }
+        // Who has one request under way waits for it; who has more is busy with the others, on
+        // another core or on this thread.
+        let elsewhere = !self.clients_here && self.in_flight() > 1;
+        let cores = self.volume.spare_cores(elsewhere);
+        let workers = pool.count().min(cores);
+        let awake = pool.count().saturating_sub(pool.idle());
+        Surroundings { workers, idle_workers: workers.saturating_sub(awake) }
     }
 
     /// Tells the other queues whether this one keeps a core busy.
@@ -356,8 +376,10 @@ impl Queue {
         if let (Some(pool), true) = (&self.volume.workers, place != Place::Here) {
             let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
             let job = workers::Job { chunk, segments, segment, sector, bufs, way, inbox };
-            let handed =
-                if place == Place::SameCore { pool.hand_same_core(job) } else { pool.hand(job) };
+            let handed = match place {
+                Place::SameCore => pool.hand_same_core(job),
+                _ => pool.hand(job, place == Place::Worker),
+            };
             match handed {
                 Ok(()) => {
                     self.handed += 1;
@@ -371,7 +393,7 @@ impl Queue {
             }
         }
         self.crypted_here = self.crypted_here.wrapping_add(1);
-        let timed = count >= TIMED_SECTORS || self.crypted_here.is_multiple_of(TIMED_EVERY);
+        let timed = count >= LONG_SECTORS || self.crypted_here.is_multiple_of(TIMED_EVERY);
         let started = timed.then(Instant::now);
         let result = self.volume.segments.crypt(segment, sector, &mut bufs, way);
         let spent_ns = started.map(elapsed_ns);

@@ -203,10 +203,6 @@ pub struct Experiment {
     pub chunks_max: u32,
     /// Most requests that a queue's machine accepts; clients wait for room beyond that.
     pub requests_max: u32,
-    /// How long a queue goes on before it hands staged operations to the backend and takes answers,
-    /// in nanoseconds; it does so at the latest when the machine asks for nothing more. `u64::MAX`:
-    /// only then.
-    pub poll_ns: u64,
     /// Whether a queue without work takes a job of the workers before it sleeps.
     pub queues_help: bool,
     /// Whether a queue is told of no more workers than there are cores on which no queue is awake,
@@ -221,9 +217,6 @@ pub struct Experiment {
     /// Decides everything that is random.
     pub seed: u64,
 }
-
-/// A few crypts of 4 KiB, and less than one of 64 KiB.
-const POLL_NS: u64 = 10_000;
 
 impl Experiment {
     /// One queue on one of `cores` cores, a worker on each of the others, no faults.
@@ -241,7 +234,6 @@ impl Experiment {
             sector_sectors: 8,
             chunks_max: job.depth.max(32),
             requests_max: job.depth.max(1),
-            poll_ns: POLL_NS,
             queues_help: true,
             free_cores_only: false,
             calibrated: true,

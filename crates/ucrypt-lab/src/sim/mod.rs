@@ -10,9 +10,9 @@
 //!   per queue on its own core. Sleeping threads take time to wake; changing threads costs time;
 //!   a thread keeps its core for a slice while others wait; a queue that is woken preempts a
 //!   worker.
-//! - A queue carries out what its machine asks for, one thing after the other, and takes new
-//!   requests when nothing is left to do. Operations are staged, and reach the disk together, as
-//!   through a ring: see [`Experiment::poll_ns`].
+//! - A queue carries out what its machine asks for, one thing after the other, and takes new requests
+//!   when nothing is left to do. Operations are staged, and reach the disk together, as through a
+//!   ring: then, or before a long crypt. So are answers taken.
 //! - Clients take no time to think and no core.
 //! - The cipher costs time per call and per byte; caches, memory bandwidth, hyperthreads and
 //!   frequency changes are not modelled.

@@ -57,8 +57,6 @@ pub(crate) struct Queue {
     pub(crate) local: usize,
     pub(crate) answers: VecDeque<Input>,
     pub(crate) arrivals: VecDeque<Asked>,
-    /// When it last looked for answers.
-    pub(crate) polled_ns: u64,
     /// Operations on their way to the disk.
     pub(crate) staged: Vec<Staged>,
     /// What the machine asked for and has to wait for them.
@@ -111,7 +109,6 @@ impl Queue {
             local,
             answers: VecDeque::new(),
             arrivals: VecDeque::new(),
-            polled_ns: 0,
             staged: Vec::new(),
             next: None,
             requests: (0..experiment.requests_max).map(|_| None).collect(),

@@ -7,6 +7,10 @@ use super::disk::Failure;
 use super::queue::{Input, Staged};
 use super::world::World;
 
+/// Before a crypt of so many sectors, what is staged reaches the disk and answers are taken; the
+/// engine's figure.
+const LONG_SECTORS: u64 = 32;
+
 impl World<'_> {
     /// A core's thread has done what it was at, or has just got the core.
     pub(super) fn core_event(&mut self, core: usize) {
@@ -67,24 +71,21 @@ impl World<'_> {
     fn queue_work(&mut self, queue: usize) -> Option<Work> {
         let experiment = self.experiment;
         let state = &mut self.queues[queue];
-        let answers = state.answers.len();
-        let due = self.now - state.polled_ns >= experiment.poll_ns;
-        if due && answers > 0 {
-            return Some(self.take(queue, answers, 0));
-        }
         if self.random.chance(experiment.faults.cancel) {
             state.cancel(self.random.below(u64::from(experiment.requests_max)) as usize);
         }
         if let Some(output) = state.next.take().or_else(|| state.machine.next_output()) {
             let long = match output {
-                Output::Crypt { chunk, place: Place::Here } => {
-                    experiment.cipher.ns(state.span(chunk).1) >= experiment.poll_ns
-                }
+                Output::Crypt { chunk, place: Place::Here } => state.span(chunk).1 >= LONG_SECTORS,
                 _ => false,
             };
-            if (due || long) && !state.staged.is_empty() {
+            if long && !(state.staged.is_empty() && state.answers.is_empty()) {
                 state.next = Some(output);
-                return Some(self.enter_work(queue));
+                return Some(if state.staged.is_empty() {
+                    self.take(queue, self.queues[queue].answers.len(), 0)
+                } else {
+                    self.enter_work(queue)
+                });
             }
             return Some(self.output_work(queue, output));
         }
@@ -92,6 +93,7 @@ impl World<'_> {
             return Some(self.enter_work(queue));
         }
         let state = &self.queues[queue];
+        let answers = state.answers.len();
         let room = experiment.requests_max as usize - state.machine.in_flight();
         let arrivals = state.arrivals.len().min(room);
         if answers + arrivals > 0 {
@@ -155,13 +157,12 @@ impl World<'_> {
                     self.threads[thread].debt_ns += costs.wake_call + costs.spin;
                 }
             }
-            Then::Hand { job, .. } => self.hand_on(thread, job),
+            Then::Hand { job, place } => self.hand_on(thread, job, place == Place::Worker),
             Then::Stage { queue, chunk, kind } => match self.queues[queue].leave(chunk, kind) {
                 Ok(staged) => self.stage(thread, queue, staged),
                 Err(complaint) => self.complain(&complaint),
             },
             Then::Enter { queue } => {
-                self.queues[queue].polled_ns = self.now;
                 for staged in std::mem::take(&mut self.queues[queue].staged) {
                     let (operation, at) = self.submit(queue, staged);
                     self.schedule_answer(at, operation);
@@ -175,7 +176,6 @@ impl World<'_> {
                     let Some(input) = self.queues[queue].answers.pop_front() else { break };
                     self.input(queue, input);
                 }
-                self.queues[queue].polled_ns = self.now;
                 for _ in 0..arrivals {
                     self.queues[queue].accept();
                 }
@@ -212,8 +212,10 @@ impl World<'_> {
 
     fn plan(&mut self, queue: usize) {
         let most = if self.experiment.free_cores_only { self.free_cores() } else { u32::MAX };
-        let idle_workers = if self.jobs.is_empty() { self.idle_workers.min(most) } else { 0 };
-        let around = Surroundings { workers: self.experiment.workers.min(most), idle_workers };
+        let workers = self.experiment.workers.min(most);
+        let parked = |worker: &usize| self.slept_ns(*worker) >= Some(self.experiment.costs.spin);
+        let awake = self.experiment.workers - self.pool.clone().filter(parked).count() as u32;
+        let around = Surroundings { workers, idle_workers: workers.saturating_sub(awake) };
         self.queues[queue].machine.plan(self.now, around);
     }
 
@@ -249,10 +251,16 @@ impl World<'_> {
     }
 
     /// Gives a job to the pool, and wakes a worker if one sleeps: rather one that still spins,
-    /// then one whose core is free.
-    fn hand_on(&mut self, thread: usize, job: CryptJob) {
+    /// then one whose core is free. If it is not to wake any, only if none spins or runs.
+    fn hand_on(&mut self, thread: usize, job: CryptJob, wakes: bool) {
         self.jobs.push_back(job);
         if self.idle_workers == 0 {
+            return;
+        }
+        let spins = |worker| self.slept_ns(worker) < Some(self.experiment.costs.spin);
+        let spins = |worker| self.slept_ns(worker).is_some() && spins(worker);
+        let runs = self.idle_workers < self.experiment.workers;
+        if !wakes && runs && !self.pool.clone().any(spins) {
             return;
         }
         let asleep = self.pool.clone().filter_map(|worker| {

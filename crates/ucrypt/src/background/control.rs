@@ -225,5 +225,6 @@ fn queue(decisions: &Decisions) -> Value {
         "cipher_ns_per_byte": decisions.cipher_ns_per_byte,
         "handover_ns": decisions.handover_ns,
         "request_ns": decisions.request_ns,
+        "workers": decisions.workers,
     })
 }

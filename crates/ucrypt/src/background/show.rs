@@ -119,6 +119,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("cipher", format!("{:.3} ns per byte", mean("cipher_ns_per_byte"))),
         ("hand-over", format!("{:.0} ns", mean("handover_ns"))),
         ("operation", format!("{:.0} ns", mean("request_ns"))),
+        ("workers at hand", format!("{:.1} a queue", mean("workers"))),
         ("requests served whole", share("requests_whole", requests)),
         ("requests cut", share("requests_cut", requests)),
         ("requests joined", share("requests_joined", requests)),

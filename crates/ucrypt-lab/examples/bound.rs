@@ -1,0 +1,129 @@
+//! `bound [DEVICE]`: how fast encrypted reads at depth 1 can be at best, whatever they are cut into.
+//!
+//! For each length every way is tried to cut a request into blocks of the device. The engine costs
+//! nothing here: all chunks are submitted at once, and each is decrypted as soon as it and a core are
+//! there. Beside it stands what `adaptive` reaches in the simulator, with the engine's costs.
+
+use std::process::ExitCode;
+
+use ucrypt_backend::model::{Device, DeviceOp, Kind, Media, Profile, Rate};
+use ucrypt_dispatch::Policy;
+use ucrypt_lab::sim::{Cipher, Costs, DeviceModel, Experiment, Job, Pattern};
+
+/// The cipher of 2017: 1.1 GB/s.
+const CIPHER: Cipher = Cipher { ns_per_byte: 1.0 / 1.1, ns_per_call: 0 };
+const UNIT: u64 = 4096;
+/// Longer requests have too many ways to be cut.
+const UNITS_MAX: u32 = 16;
+const REQUESTS: u64 = 100;
+
+/// Mean time of a request that is cut at the set bits of `cuts`: after unit 1, 2, …
+fn time_ns(profile: &Profile, units: u32, cuts: u32, cipher: Option<(Cipher, bool)>) -> f64 {
+    let mut device = Device::new(profile, 1);
+    let mut now = 0;
+    let mut arrived = Vec::new();
+    for request in 0..REQUESTS {
+        let at = request * u64::from(units) * UNIT;
+        let mut from = 0;
+        arrived.clear();
+        for unit in 1..=units {
+            if unit == units || cuts >> (unit - 1) & 1 == 1 {
+                let (offset, len) = (at + u64::from(from) * UNIT, u64::from(unit - from) * UNIT);
+                let op = DeviceOp { kind: Kind::Read, offset, len };
+                arrived.push((device.submit(now, op).expect("a read is not refused"), len));
+                from = unit;
+            }
+        }
+        now = ended(&mut arrived, cipher);
+    }
+    now as f64 / REQUESTS as f64
+}
+
+/// When all that arrives is decrypted: by one core, or by one for each chunk.
+fn ended(arrived: &mut [(u64, u64)], cipher: Option<(Cipher, bool)>) -> u64 {
+    arrived.sort_unstable();
+    let mut end = 0;
+    for &(at, len) in arrived.iter() {
+        #[expect(clippy::cast_sign_loss, reason = "a rate is positive")]
+        let crypt = |cipher: Cipher| (len as f64 * cipher.ns_per_byte) as u64;
+        end = match cipher {
+            None => end.max(at),
+            Some((cipher, true)) => end.max(at) + crypt(cipher),
+            Some((cipher, false)) => end.max(at + crypt(cipher)),
+        };
+    }
+    end
+}
+
+/// The best way to cut, as lengths in units, and its time.
+fn best(profile: &Profile, units: u32, one_core: bool) -> (String, f64) {
+    let times = (0..1u32 << (units - 1))
+        .map(|cuts| (cuts, time_ns(profile, units, cuts, Some((CIPHER, one_core)))));
+    let (cuts, time) = times.min_by(|a, b| a.1.total_cmp(&b.1)).expect("whole is one way");
+    let mut from = 0;
+    let mut lengths = Vec::new();
+    for unit in 1..=units {
+        if unit == units || cuts >> (unit - 1) & 1 == 1 {
+            lengths.push((u64::from(unit - from) * UNIT / 1024).to_string());
+            from = unit;
+        }
+    }
+    (lengths.join("+"), time)
+}
+
+/// MB/s in the simulator.
+fn simulated(device: DeviceModel, bytes: u64, cipher: Cipher, policy: Policy) -> f64 {
+    let job = Job {
+        pattern: Pattern::Read,
+        block_sectors: bytes / 512,
+        depth: 1,
+        requests: 1000,
+        region_sectors: 1 << 27,
+    };
+    let experiment = Experiment::new(2, device, job, policy);
+    Experiment { cipher, costs: Costs::MODEL, ..experiment }.run().mb_s
+}
+
+fn table(profile: &Profile, device: Option<DeviceModel>) {
+    println!("| read | whole | best, one core | cut into KiB | best, cores enough | adaptive |");
+    println!("|---|---:|---:|---|---:|---:|");
+    for shift in 0..=UNITS_MAX.ilog2() {
+        let units = 1 << shift;
+        let raw = time_ns(profile, units, 0, None);
+        let whole = raw / time_ns(profile, units, 0, Some((CIPHER, true)));
+        let (cut, one) = best(profile, units, true);
+        let (_, many) = best(profile, units, false);
+        let adaptive = device.map_or("–".to_owned(), |device| {
+            let bytes = u64::from(units) * UNIT;
+            let none = Cipher { ns_per_byte: 0.0, ns_per_call: 0 };
+            let raw = simulated(device, bytes, none, Policy::Inline);
+            format!("{:.3}", simulated(device, bytes, CIPHER, Policy::Adaptive) / raw)
+        });
+        println!(
+            "| {} KiB | {whole:.3} | {:.3} | {cut} | {:.3} | {adaptive} |",
+            u64::from(units) * UNIT / 1024,
+            raw / one,
+            raw / many,
+        );
+    }
+}
+
+fn main() -> ExitCode {
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sata2017".into());
+    let Some((profile, device)) = Profile::by_name(&name).zip(DeviceModel::by_name(&name)) else {
+        eprintln!("bound: no device model is called '{name}'");
+        return ExitCode::FAILURE;
+    };
+    println!("Encrypted over raw, {name}:\n");
+    table(profile, Some(device));
+    if let ("sata2017", Media::Flash(flash)) = (name.as_str(), &profile.media) {
+        // 100 000 commands of 4 KiB a second, what the fastest disks on such a bus reach, leave 2 us
+        // for each beside its data; together with the bus still 509 MB/s.
+        let mut quick = flash.clone();
+        (quick.command_ns, quick.bus) = (2_000, Rate::kb_s(511_000));
+        let profile = Profile { media: Media::Flash(quick), ..profile.clone() };
+        println!("\nThe same with commands that take 2 us on the bus, not 6:\n");
+        table(&profile, None);
+    }
+    ExitCode::SUCCESS
+}
