@@ -93,6 +93,11 @@ impl Pool {
         Some(Buf { start, len, memory: self.0.clone(), pages, first })
     }
 
+    /// Where it lies, and its length in bytes.
+    pub(crate) fn span(&self) -> (*mut u8, usize) {
+        (self.0.base.as_ptr(), self.0.len)
+    }
+
     /// Whether an allocation of `len` bytes can ever succeed.
     pub fn could_hold(&self, len: usize) -> bool {
         // Runs are aligned powers of two before their surplus is given back.

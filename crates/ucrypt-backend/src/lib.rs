@@ -176,6 +176,13 @@ pub trait Queue: Send {
     /// Becomes readable when [`Queue::poll`] has answers; `None` if they are always there at once.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Tells the queue of the memory that most buffers will come from: it is registered with the
+    /// kernel if that saves anything, and stays resident then. Buffers from elsewhere work as before.
+    /// Returns whether it was registered.
+    fn register(&mut self, _pool: &Pool) -> bool {
+        false
+    }
+
     /// The queue's ring, for entries of others: they go with the queue's own, and its
     /// [`Queue::wait`] also returns for them. `None` if it has none, or none for guests.
     fn guest(&mut self) -> Option<Guest<'_>> {

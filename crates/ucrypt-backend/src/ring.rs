@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use io_uring::squeue::{Entry, Entry128, EntryMarker};
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{Builder, IoUring, cqueue, opcode};
+use nix::libc::iovec;
 
 use crate::Errno;
 
@@ -119,6 +120,19 @@ impl Ring {
     /// What the entry names lives until its completion was reaped, or for ever.
     pub(crate) unsafe fn push_host(&mut self, entry: Entry, token: u32) -> bool {
         self.push_marked(entry.user_data(HOST | u64::from(token)))
+    }
+
+    /// Registers memory, which becomes the ring's buffer 0. The kernel keeps it resident.
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as entries name it as buffer 0.
+    pub(crate) unsafe fn register_buffer(&self, start: *mut u8, len: usize) -> io::Result<()> {
+        let submitter = match &self.rings {
+            Rings::Large(ring) => ring.submitter(),
+            Rings::Small(ring) => ring.submitter(),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { submitter.register_buffers(&[iovec { iov_base: start.cast(), iov_len: len }]) }
     }
 
     fn push_marked(&mut self, entry: Entry) -> bool {

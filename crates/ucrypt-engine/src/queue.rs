@@ -239,8 +239,10 @@ impl Queue {
         let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let own_ring = if let RingOf::Queue(ring) = &ring { Some(ring.fd()) } else { None };
         let wakers = Wakers::new(&waker, backend.fd(), own_ring)?;
+        let pool = Pool::new(config.memory)?;
+        backend.register(&pool);
         Ok(Self {
-            pool: Pool::new(config.memory)?,
+            pool,
             zeroes: Pool::new(2 * transfer_max as usize)?,
             machine,
             backend: Some(backend),

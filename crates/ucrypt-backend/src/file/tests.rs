@@ -215,3 +215,51 @@ fn what_is_no_disk_is_refused_by_name() {
     let text = missing.err().expect("refused").to_string();
     assert!(text.contains("No such file"), "{text}");
 }
+
+/// An image that is opened for direct I/O.
+fn direct(dir: &Path, len: u64) -> FileBackend {
+    let options = OpenOptions { direct: true, ..OpenOptions::default() };
+    FileBackend::open(&image(dir, len), options).unwrap()
+}
+
+#[test]
+fn registered_and_other_memory_serve_one_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = direct(dir.path(), 1 << 20);
+    let pools = [Pool::new(1 << 20).unwrap(), Pool::new(1 << 20).unwrap()];
+    let mut queue = backend.queue(8).unwrap();
+    let expected = matches!(backend.way, Way::Uring) && backend.files.direct.is_some();
+    assert_eq!(queue.register(&pools[0]), expected);
+    assert!(!queue.register(&pools[1]), "one pool only");
+    // From either pool, aligned for direct I/O and not, alone and in pieces.
+    let places = [(0, PAGE), (PAGE, PAGE), (20_000, 300), (70_001, 3), (131_072, 65_536)];
+    for fua in [false, true] {
+        for (token, &(offset, len)) in places.iter().enumerate() {
+            let fill = token as u8 + 1 + 100 * u8::from(fua);
+            let mut whole = buf(&pools[token % 2], len, fill);
+            let rest = whole.split_off(len / 2);
+            let bufs = if token == 4 {
+                vec![whole, rest]
+            } else {
+                whole.join(rest).unwrap();
+                vec![whole]
+            };
+            queue.submit(Io::Write { token: token as u64, offset: offset as u64, bufs, fua });
+        }
+        assert!(drain(queue.as_mut(), places.len()).iter().all(|done| done.result.is_ok()));
+        for pool in &pools {
+            for (token, &(offset, len)) in places.iter().enumerate() {
+                let bufs = vec![buf(pool, len, 0xee)];
+                queue.submit(Io::Read { token: token as u64, offset: offset as u64, bufs });
+            }
+            for done in drain(queue.as_mut(), places.len()) {
+                let fill = done.token as u8 + 1 + 100 * u8::from(fua);
+                assert_eq!(done.result, Ok(()));
+                assert!(done.bufs[0].iter().all(|&byte| byte == fill), "{}", done.token);
+            }
+        }
+    }
+    // The queue goes first or last: its memory outlives the ring.
+    drop(pools);
+    drop(queue);
+}

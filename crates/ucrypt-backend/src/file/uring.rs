@@ -18,7 +18,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::Files;
 use crate::ring::{Guest, Ring};
-use crate::{Buf, Done, Errno, Io, Queue, total_len};
+use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
 
 const RWF_DSYNC: i32 = 0x2;
 const FALLOC_FL_PUNCH_KEEP_SIZE: i32 = 0x2 | 0x1;
@@ -30,6 +30,8 @@ pub(super) fn available() -> io::Result<()> {
 
 pub(super) struct UringQueue {
     ring: Ring,
+    /// What is registered with the ring. Behind it, and so unmapped after the ring has gone.
+    fixed: Option<Pool>,
     files: Arc<Files>,
     slots: Vec<Option<Slot>>,
     /// By slot.
@@ -64,6 +66,7 @@ impl UringQueue {
         let depth = depth.clamp(1, 4096);
         Ok(Self {
             ring: Ring::new(depth)?,
+            fixed: None,
             files,
             slots: (0..depth).map(|_| None).collect(),
             vectors: (0..depth).map(|_| Vectors(Vec::with_capacity(VECTORS))).collect(),
@@ -79,9 +82,10 @@ impl UringQueue {
         while let Some(index) = self.staged.pop_front() {
             let Some(slot) = self.slots[index as usize].as_mut() else { continue };
             let vectors = &mut self.vectors[index as usize].0;
-            let entry = entry(&self.files, slot, vectors);
+            let entry = entry(&self.files, self.fixed.as_ref(), slot, vectors);
             // SAFETY: the buffers, their vectors and the descriptor that the entry names are held
-            // by the slot, by `vectors` and by `files` until the completion is taken.
+            // by the slot, by `vectors` and by `files` until the completion is taken; what is
+            // registered, by `fixed`.
             if !unsafe { self.ring.push_host(entry, index) } {
                 self.staged.push_front(index);
                 return false;
@@ -171,8 +175,21 @@ fn list(bufs: &mut [Buf], mut done: usize, vectors: &mut Vec<iovec>) {
     }
 }
 
+/// Whether a buffer lies in the registered memory.
+fn is_fixed(fixed: Option<&Pool>, buf: &iovec) -> bool {
+    fixed.is_some_and(|pool| {
+        let ((start, len), at) = (pool.span(), buf.iov_base.addr());
+        at >= start.addr() && at - start.addr() < len
+    })
+}
+
 /// The ring's entry for what is left of an operation.
-fn entry(files: &Files, slot: &mut Slot, vectors: &mut Vec<iovec>) -> squeue::Entry {
+fn entry(
+    files: &Files,
+    fixed: Option<&Pool>,
+    slot: &mut Slot,
+    vectors: &mut Vec<iovec>,
+) -> squeue::Entry {
     let done = slot.done;
     let buffered = types::Fd(files.buffered.as_raw_fd());
     match &mut slot.io {
@@ -181,6 +198,11 @@ fn entry(files: &Files, slot: &mut Slot, vectors: &mut Vec<iovec>) -> squeue::En
             let fd = types::Fd(files.descriptor(at, bufs, done).as_raw_fd());
             list(bufs, done, vectors);
             match vectors.as_slice() {
+                [one] if is_fixed(fixed, one) => {
+                    opcode::ReadFixed::new(fd, one.iov_base.cast(), one.iov_len as u32, 0)
+                        .offset(at)
+                        .build()
+                }
                 [one] => opcode::Read::new(fd, one.iov_base.cast(), one.iov_len as u32)
                     .offset(at)
                     .build(),
@@ -193,6 +215,12 @@ fn entry(files: &Files, slot: &mut Slot, vectors: &mut Vec<iovec>) -> squeue::En
             let flags = if *fua { RWF_DSYNC } else { 0 };
             list(bufs, done, vectors);
             match vectors.as_slice() {
+                [one] if is_fixed(fixed, one) => {
+                    opcode::WriteFixed::new(fd, one.iov_base.cast(), one.iov_len as u32, 0)
+                        .offset(at)
+                        .rw_flags(flags)
+                        .build()
+                }
                 [one] => opcode::Write::new(fd, one.iov_base.cast(), one.iov_len as u32)
                     .offset(at)
                     .rw_flags(flags)
@@ -286,6 +314,19 @@ impl Queue for UringQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ring.fd())
+    }
+
+    /// Only direct I/O gains: otherwise the kernel copies, and looks no page up.
+    fn register(&mut self, pool: &Pool) -> bool {
+        if self.files.direct.is_none() || self.fixed.is_some() || self.under_way() > 0 {
+            return false;
+        }
+        let (start, len) = pool.span();
+        // SAFETY: `fixed` keeps the pool until the ring is dropped.
+        let registered = unsafe { self.ring.register_buffer(start, len) };
+        // Refused where RLIMIT_MEMLOCK is too small: then pages are looked up each time.
+        self.fixed = registered.is_ok().then(|| pool.clone());
+        self.fixed.is_some()
     }
 
     fn guest(&mut self) -> Option<Guest<'_>> {
