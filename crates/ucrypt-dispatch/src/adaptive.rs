@@ -30,7 +30,7 @@ const HAND_NS: f64 = 400.0;
 const WAKE_SHARE: f64 = 0.25;
 
 impl Situation<'_> {
-    /// The length of a chunk, in bytes.
+    /// The length of the next chunk, in bytes.
     ///
     /// Cutting a request of `c` nanoseconds of cipher into `n` chunks leaves `c/n` of them that
     /// nothing overlaps with, and costs `n - 1` further operations of `k` nanoseconds: the sum is
@@ -41,9 +41,31 @@ impl Situation<'_> {
         if self.device.synchronous {
             return self.synchronous_chunk_bytes(bytes);
         }
-        let depth = f64::from(self.depth.max(1));
-        let chunks = (self.cipher_ns(bytes) / (depth * self.request_ns())).sqrt();
+        if self.op == Op::Read {
+            return self.read_chunk_bytes();
+        }
+        let chunks = (self.cipher_ns(bytes) / self.operation_ns()).sqrt();
         (bytes / chunks.round().max(1.0)).max(CHUNK_BYTES_MIN)
+    }
+
+    /// Only the last chunk of a read has nothing to overlap with. A longer one before it costs
+    /// nothing as long as it is decrypted before the next one is here: as bytes take no less time on
+    /// their way than in the cipher, it may be longer by what the cipher does while one more operation
+    /// is begun. Each chunk that much shorter than the one before it: of the `k` nanoseconds of each
+    /// further operation half is hidden, and the sum is least at `n = sqrt(2c/dk)`. What is left of a
+    /// read is cut as a read of its own would be, which comes to the same.
+    fn read_chunk_bytes(&self) -> f64 {
+        let left = self.left_sectors as f64 * 512.0;
+        let operation_ns = self.operation_ns();
+        let chunks = (2.0 * self.cipher_ns(left) / operation_ns).sqrt().round().max(1.0);
+        let shorter = operation_ns / self.learned.cipher_ns_per_byte();
+        let bytes = left / chunks + shorter * (chunks - 1.0) / 2.0;
+        (bytes / CHUNK_BYTES_MIN).floor().max(1.0) * CHUNK_BYTES_MIN
+    }
+
+    /// What one more operation costs all requests in flight.
+    fn operation_ns(&self) -> f64 {
+        f64::from(self.depth.max(1)) * self.request_ns()
     }
 
     /// Nothing overlaps with such a backend: it is this thread that copies. But every core can have

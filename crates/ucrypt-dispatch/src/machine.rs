@@ -494,6 +494,7 @@ impl<E: Copy> Machine<E> {
         Situation {
             op: request.op,
             sectors: request.end - request.start,
+            left_sectors: request.end - request.next,
             urgency: request.urgency,
             depth: self.requests.len() as u32,
             transfer_sectors_max: self.limits.transfer_sectors_max,

@@ -157,6 +157,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) op: Op,
     /// Length of the request in 512-byte sectors.
     pub(crate) sectors: u64,
+    /// Those of them that are in no chunk yet.
+    pub(crate) left_sectors: u64,
     pub(crate) urgency: Urgency,
     /// Requests in flight, this one included.
     pub(crate) depth: u32,

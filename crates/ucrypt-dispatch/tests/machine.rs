@@ -510,6 +510,36 @@ fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
     assert!(alone.iter().all(|&place| place == Place::Here), "nobody is there: {alone:?}");
 }
 
+/// Lengths of the chunks of each request, in sectors, of `depth` requests under way together.
+fn lengths(op: Op, sectors: u64, depth: u64) -> Vec<Vec<u64>> {
+    // One more operation costs 8 us, which are 1.5 of the thread's and the rest of the device's.
+    let mut machine = adaptive(Device { request_ns: 6500, ..DEVICE });
+    for index in 0..depth {
+        machine.request(request(op, 2000 + 5000 * index, sectors)).unwrap();
+    }
+    let mut lengths = vec![Vec::new(); depth as usize];
+    for (_, parts) in started(&mut machine) {
+        lengths[(parts[0].sector - 2000) as usize / 5000].push(parts[0].sectors);
+    }
+    lengths
+}
+
+#[test]
+fn the_chunks_of_a_read_get_shorter_and_fewer_where_others_are_in_flight() {
+    let alone = &lengths(Op::Read, 128, 1)[0];
+    assert_eq!(alone.iter().sum::<u64>(), 128);
+    assert!(alone.len() > 2 && alone.is_sorted_by(|a, b| a > b), "{alone:?}");
+    // What nothing overlaps with: at the cipher's 1 ns a byte little more than one operation.
+    assert!(alone.last() <= Some(&16), "{alone:?}");
+    let together = lengths(Op::Read, 128, 4);
+    assert!(together.iter().all(|each| each.len() < alone.len()), "{together:?}");
+    assert_eq!(lengths(Op::Read, 16, 1), [[16]], "the cipher takes no longer than an operation");
+    let written = &lengths(WRITE, 128, 1)[0];
+    let (rest, equal) = written.split_last().expect("chunks");
+    assert!(equal.len() > 1 && equal.iter().all(|len| *len == written[0]), "{written:?}");
+    assert!(*rest <= written[0], "{written:?}");
+}
+
 #[test]
 fn a_line_longer_than_a_hand_over_takes_goes_to_workers() {
     let busy = |sectors, around| {

@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use ucrypt_backend::model::{Device, DeviceOp, Kind, Media, Profile, Rate};
+use ucrypt_backend::model::{Device, DeviceOp, Kind, Profile};
 use ucrypt_dispatch::Policy;
 use ucrypt_lab::sim::{Cipher, Costs, DeviceModel, Experiment, Job, Pattern};
 
@@ -84,7 +84,7 @@ fn simulated(device: DeviceModel, bytes: u64, cipher: Cipher, policy: Policy) ->
     Experiment { cipher, costs: Costs::MODEL, ..experiment }.run().mb_s
 }
 
-fn table(profile: &Profile, device: Option<DeviceModel>) {
+fn table(profile: &Profile, device: DeviceModel) {
     println!("| read | whole | best, one core | cut into KiB | best, cores enough | adaptive |");
     println!("|---|---:|---:|---|---:|---:|");
     for shift in 0..=UNITS_MAX.ilog2() {
@@ -93,14 +93,12 @@ fn table(profile: &Profile, device: Option<DeviceModel>) {
         let whole = raw / time_ns(profile, units, 0, Some((CIPHER, true)));
         let (cut, one) = best(profile, units, true);
         let (_, many) = best(profile, units, false);
-        let adaptive = device.map_or("–".to_owned(), |device| {
-            let bytes = u64::from(units) * UNIT;
-            let none = Cipher { ns_per_byte: 0.0, ns_per_call: 0 };
-            let raw = simulated(device, bytes, none, Policy::Inline);
-            format!("{:.3}", simulated(device, bytes, CIPHER, Policy::Adaptive) / raw)
-        });
+        let bytes = u64::from(units) * UNIT;
+        let none = Cipher { ns_per_byte: 0.0, ns_per_call: 0 };
+        let simulated_raw = simulated(device, bytes, none, Policy::Inline);
+        let adaptive = simulated(device, bytes, CIPHER, Policy::Adaptive) / simulated_raw;
         println!(
-            "| {} KiB | {whole:.3} | {:.3} | {cut} | {:.3} | {adaptive} |",
+            "| {} KiB | {whole:.3} | {:.3} | {cut} | {:.3} | {adaptive:.3} |",
             u64::from(units) * UNIT / 1024,
             raw / one,
             raw / many,
@@ -115,15 +113,6 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     println!("Encrypted over raw, {name}:\n");
-    table(profile, Some(device));
-    if let ("sata2017", Media::Flash(flash)) = (name.as_str(), &profile.media) {
-        // 100 000 commands of 4 KiB a second, what the fastest disks on such a bus reach, leave 2 us
-        // for each beside its data; together with the bus still 509 MB/s.
-        let mut quick = flash.clone();
-        (quick.command_ns, quick.bus) = (2_000, Rate::kb_s(511_000));
-        let profile = Profile { media: Media::Flash(quick), ..profile.clone() };
-        println!("\nThe same with commands that take 2 us on the bus, not 6:\n");
-        table(&profile, None);
-    }
+    table(profile, device);
     ExitCode::SUCCESS
 }
