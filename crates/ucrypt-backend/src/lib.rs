@@ -17,8 +17,8 @@
 //!   `fua` is durable when it is answered.
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
-//! name), to mappings in [`map`] and the handler of [`Watch`], to the ring in [`ring`] and to its use
-//! in [`mod@file`], where ioctls of zoned devices are, too.
+//! name), to mappings in [`map`] and the handler of [`Watch`], to the lock of [`keep_resident`], to the
+//! ring in [`ring`] and to its use in [`mod@file`], where ioctls of zoned devices are, too.
 
 mod at_once;
 pub mod buf;
@@ -26,6 +26,7 @@ pub mod file;
 pub mod map;
 mod memory;
 pub mod model;
+mod resident;
 pub mod ring;
 mod watch;
 mod zero;
@@ -39,6 +40,7 @@ pub use buf::{Buf, Pool};
 pub use file::{FileBackend, OpenError, OpenOptions};
 pub use map::Mapping;
 pub use memory::memory;
+pub use resident::keep_resident;
 pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
 pub use watch::{Access, Watch};

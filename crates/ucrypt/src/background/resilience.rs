@@ -11,9 +11,9 @@
 use std::fs;
 
 use rustix::io::Errno;
-use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use serde_json::{Value, json};
+use ucrypt_backend::keep_resident;
 
 use super::mounts;
 use crate::runtime::Places;
@@ -48,7 +48,7 @@ impl Resilience {
     }
 
     /// Locks everything that is in memory, and all that will be, so that nothing of it is ever
-    /// waited for. Call when everything is there.
+    /// waited for; not the image, if that is mapped. Call when everything is there.
     pub(super) fn lock_memory(&mut self) {
         let limit = getrlimit(Resource::Memlock).current;
         // Under a limit, locking what comes would make later allocations fail.
@@ -60,8 +60,8 @@ impl Resilience {
             ));
             return;
         }
-        if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
-            self.note("memory is not locked: it may wait for swap", error);
+        if let Err(error) = keep_resident() {
+            self.note("memory is not locked: it may wait for swap", errno(&error));
         }
     }
 

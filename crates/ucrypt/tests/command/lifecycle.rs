@@ -1,8 +1,8 @@
 //! `open`, `status`, `close`: volumes whose server runs in the background.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
@@ -58,6 +58,25 @@ fn a_volume_is_opened_used_and_closed() {
         let read = run(read.args(["--offset", "1234", "--length", "100000"]), b"").passes();
         assert!(read == data);
     }
+}
+
+/// As root the server locks its memory, of which a mapped image is a part.
+#[test]
+fn a_sparse_image_in_memory_stays_sparse() {
+    let scratch = Scratch::new();
+    let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = memory.path().join("image");
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    fs::copy(&image.path, &path).expect("copied");
+    File::options().write(true).open(&path).expect("opened").set_len(1 << 30).expect("grown");
+    let blocks = || fs::metadata(&path).expect("there").blocks();
+    let before = blocks();
+    let image = Image { path: path.clone(), ..image };
+    let file = open(&scratch, &image, "volume", &[]).text();
+    assert_eq!(fs::metadata(file.trim_end()).expect("served").len() >> 20, (1 << 10) - 16);
+    assert!(blocks() < before + 2048, "{} of 512 bytes, {before} before", blocks());
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
 }
 
 #[test]
