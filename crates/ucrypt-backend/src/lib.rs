@@ -65,6 +65,9 @@ pub struct Limits {
     pub rotational: bool,
     /// Whether every operation is answered within `submit`, from memory.
     pub synchronous: bool,
+    /// Whether a core copies what is written, to the page cache or to memory, and no device fetches
+    /// it: then it matters which core has it in its cache.
+    pub copies: bool,
     /// What one more operation costs beyond its bytes, in nanoseconds; 0 if unknown or nothing.
     pub request_ns: u64,
     /// Operations in flight beyond which it gets no faster; `u32::MAX` if unknown.

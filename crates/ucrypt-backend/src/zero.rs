@@ -24,6 +24,7 @@ impl ZeroBackend {
                 discard: true,
                 rotational: false,
                 synchronous: true,
+                copies: false,
                 request_ns: 0,
                 depth_max: u32::MAX,
             },

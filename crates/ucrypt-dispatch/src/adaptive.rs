@@ -22,7 +22,8 @@ const IN_FLIGHT_MANY: u32 = 16;
 /// A joined chunk takes at most this many times as long to crypt as an operation costs.
 const JOIN_WORTH: f64 = 8.0;
 
-/// What a job costs the thread that gives it to a worker which is awake, and takes it back.
+/// What a job costs the thread that gives it to a worker which is awake, and takes it back, beside
+/// what the data costs that comes from another core's cache.
 const HAND_NS: f64 = 400.0;
 
 /// The share of a hand-over that is the waking thread's own time; the rest passes while the worker
@@ -58,7 +59,7 @@ impl Situation<'_> {
         let left = self.left_sectors as f64 * 512.0;
         let operation_ns = self.operation_ns();
         let chunks = (2.0 * self.cipher_ns(left) / operation_ns).sqrt().round().max(1.0);
-        let shorter = operation_ns / self.learned.cipher_ns_per_byte();
+        let shorter = operation_ns / self.cipher_ns(1.0);
         let bytes = left / chunks + shorter * (chunks - 1.0) / 2.0;
         (bytes / CHUNK_BYTES_MIN).floor().max(1.0) * CHUNK_BYTES_MIN
     }
@@ -76,7 +77,7 @@ impl Situation<'_> {
     /// last core to end is behind the others, on average half of it, and less if each gets as many.
     /// Where there are more requests than cores, every core has one.
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
-        let (cipher_ns, handover_ns) = (self.cipher_ns(bytes), self.learned.handover_ns());
+        let (cipher_ns, handover_ns) = (self.saved_ns(bytes), self.learned.handover_ns());
         if self.surroundings.workers == 0 || cipher_ns < 2.0 * handover_ns {
             return bytes.min(CACHE_BYTES);
         }
@@ -101,7 +102,7 @@ impl Situation<'_> {
         }
         let stay = if self.depth >= IN_FLIGHT_MANY { 2 } else { IN_FLIGHT_MIN };
         let worth_ns = JOIN_WORTH * self.request_ns();
-        (self.depth / stay, worth_ns / self.learned.cipher_ns_per_byte())
+        (self.depth / stay, worth_ns / self.cipher_ns(1.0))
     }
 
     /// Where a chunk is crypted.
@@ -115,47 +116,68 @@ impl Situation<'_> {
     }
 
     /// What a worker has done before this thread would is handed on. And when others wait, everything
-    /// that takes longer than handing it on, once a worker is awake or has been missed for longer than
-    /// waking it takes; one more is woken when those that are awake have work for as long. This
-    /// thread then sees to the backend and the clients, and helps the workers when there is nothing
-    /// else.
+    /// that takes longer than handing it on, once a worker is awake, or has been missed for longer than
+    /// waking it takes, or would spare this thread two hand-overs; one more is woken when those that are
+    /// awake have work for as long. This thread then sees to the backend and the clients, and helps the
+    /// workers when there is nothing else.
     fn ordinary_place(&self, work: &Work) -> Place {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.depth.saturating_sub(1);
-        if mine_ns <= HAND_NS {
+        let saved_ns = self.saved_ns(work.bytes as f64);
+        if saved_ns <= HAND_NS {
             return Place::Here;
         }
         let awake = work.awake;
         let sleeps = self.surroundings.idle_workers > 0;
         let handover_ns = self.learned.handover_ns();
-        let handed_ns = self.cipher_ns((work.handed_bytes + work.bytes) as f64);
+        let handed_ns = self.worker_ns((work.handed_bytes + work.bytes) as f64);
         if others > 0 && awake > 0 {
             let late = sleeps && handed_ns / f64::from(awake) > handover_ns;
             return if late { Place::Worker } else { Place::AwakeWorker };
         }
-        if others > 0 && sleeps && work.waited_ns > handover_ns {
+        if others > 0 && sleeps && work.waited_ns.max(saved_ns / 2.0) > handover_ns {
             return Place::Worker;
         }
-        let there_ns = |cost_ns, workers: u32| cost_ns + handed_ns / f64::from(workers);
+        let carry_ns = self.carry_ns(work.bytes as f64);
+        let there_ns = |cost_ns, workers: u32| cost_ns + carry_ns + handed_ns / f64::from(workers);
         let to_awake_ns = if awake > 0 { there_ns(HAND_NS, awake) } else { f64::INFINITY };
-        let to_idle_ns = if sleeps { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
+        let wakes = sleeps && (others > 0 || saved_ns > handover_ns * WAKE_SHARE);
+        let to_idle_ns = if wakes { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
         let ahead_bytes = work.ahead_bytes as f64;
         let here_ns = self.cipher_ns(ahead_bytes) + mine_ns + self.stores_ns(work);
         if to_awake_ns.min(to_idle_ns) < here_ns { Place::Worker } else { Place::Here }
     }
 
     /// What this thread has to copy before it gets to a chunk: encrypted chunks of others, where the
-    /// backend is memory. (Reads are all here before the first one is decrypted.)
+    /// backend is memory. (Reads are all here before the first one is decrypted.) To the first one in
+    /// line it gets before any of them: writes leave in order.
     fn stores_ns(&self, work: &Work) -> f64 {
-        if !self.device.synchronous || self.op == Op::Read {
+        if !self.device.synchronous || self.op == Op::Read || work.ahead_bytes == 0 {
             return 0.0;
         }
         let each_ns = self.learned.store_ns(true, work.bytes).unwrap_or(0.0);
         each_ns * (work.ahead_bytes + work.handed_bytes) as f64 / work.bytes as f64
     }
 
+    /// What this thread is spared when a worker crypts so much for it.
+    fn saved_ns(&self, bytes: f64) -> f64 {
+        self.cipher_ns(bytes) - self.carry_ns(bytes)
+    }
+
+    /// What this thread takes longer to copy so much from a worker's cache: reads to the client, writes
+    /// to the backend if that does not fetch them itself.
+    fn carry_ns(&self, bytes: f64) -> f64 {
+        let copies = self.op == Op::Read || self.device.copies;
+        if copies { bytes * self.learned.carry_ns_per_byte() } else { 0.0 }
+    }
+
     fn cipher_ns(&self, bytes: f64) -> f64 {
-        bytes * self.learned.cipher_ns_per_byte()
+        bytes * self.learned.cipher_ns_per_byte(self.op != Op::Read)
+    }
+
+    /// The same for a worker.
+    fn worker_ns(&self, bytes: f64) -> f64 {
+        bytes * self.learned.worker_ns_per_byte(self.op != Op::Read)
     }
 
     /// What one more operation costs this thread and the backend.

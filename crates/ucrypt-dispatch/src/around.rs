@@ -20,6 +20,8 @@ pub struct Limits {
 pub struct Device {
     /// Operations are carried out by the thread that submits them.
     pub synchronous: bool,
+    /// A core copies what is written, and no device fetches it.
+    pub copies: bool,
     /// What one more operation costs beyond its bytes, in nanoseconds (a network volume charges
     /// per request); 0 if unknown.
     pub request_ns: u64,

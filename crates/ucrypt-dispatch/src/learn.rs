@@ -10,6 +10,9 @@ const WEIGHT: f64 = 1.0 / 8.0;
 /// A sample counts for at most this many times the present value.
 const OUTLIER: f64 = 4.0;
 
+/// How fast workers are forgotten to be slower than this thread: so one is tried again now and then.
+const DRIFT: f64 = 1.0 / 1024.0;
+
 /// Sizes are told apart by powers of two, from 512 bytes to 512 MiB.
 const SIZES: usize = 21;
 
@@ -35,6 +38,11 @@ impl Average {
         self.samples += 1;
     }
 
+    /// What was not seen for long is forgotten.
+    fn drift_to(&mut self, value: f64) {
+        self.value += (value - self.value) * DRIFT;
+    }
+
     /// The average, or `default` before the first sample.
     pub fn or(&self, default: f64) -> f64 {
         if self.samples == 0 { default } else { self.value }
@@ -51,11 +59,31 @@ const CIPHER_NS_PER_BYTE: f64 = 0.5;
 const HANDOVER_NS: f64 = 5_000.0;
 const REQUEST_NS: f64 = 1_500.0;
 
+/// How fast a cipher is in one direction, in nanoseconds per byte.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cipher {
+    here: Average,
+    worker: Average,
+}
+
+impl Cipher {
+    fn add(&mut self, by_worker: bool, ns_per_byte: f64) {
+        if by_worker {
+            self.worker.add(ns_per_byte);
+        } else {
+            self.here.add(ns_per_byte);
+            self.worker.drift_to(self.here.value);
+        }
+    }
+}
+
 /// What one queue knows about the cipher, the workers and the backend.
 #[derive(Debug, Clone, Default)]
 pub struct Learned {
-    cipher: Average,
+    /// Of reads and of writes: reads may come out of memory, writes have just been received.
+    ciphers: [Cipher; 2],
     handover: Average,
+    carry: Average,
     request: Average,
     reads: [Average; SIZES],
     writes: [Average; SIZES],
@@ -66,16 +94,30 @@ fn class(bytes: u64) -> usize {
 }
 
 impl Learned {
+    /// Before the first request: a crypt of `bytes` takes `ns`.
+    pub fn cipher(&mut self, bytes: u64, ns: u64) {
+        for write in [false, true] {
+            self.crypt(write, false, bytes, ns);
+        }
+    }
+
     /// A crypt of `bytes` took `ns`.
-    pub fn crypt(&mut self, bytes: u64, ns: u64) {
+    pub fn crypt(&mut self, write: bool, by_worker: bool, bytes: u64, ns: u64) {
         if bytes > 0 {
-            self.cipher.add(ns as f64 / bytes as f64);
+            self.ciphers[usize::from(write)].add(by_worker, ns as f64 / bytes as f64);
         }
     }
 
     /// A worker that slept was handed a chunk, and it came back `ns` later than its crypt took.
     pub fn handover(&mut self, ns: u64) {
         self.handover.add(ns as f64);
+    }
+
+    /// Copying `bytes` that a worker has crypted took `ns` longer than had this thread crypted them.
+    pub fn carry(&mut self, bytes: u64, ns: u64) {
+        if bytes > 0 {
+            self.carry.add(ns as f64 / bytes as f64);
+        }
     }
 
     /// Submitting one operation and taking its answer cost this thread `ns`.
@@ -89,14 +131,26 @@ impl Learned {
         table[class(bytes)].add(ns as f64);
     }
 
-    /// Nanoseconds that the cipher takes per byte.
-    pub fn cipher_ns_per_byte(&self) -> f64 {
-        self.cipher.or(CIPHER_NS_PER_BYTE)
+    /// Nanoseconds that the cipher takes a worker per byte: longer than this thread where it has to
+    /// fetch the data from this core's cache, or both from memory that they share.
+    pub fn worker_ns_per_byte(&self, write: bool) -> f64 {
+        self.ciphers[usize::from(write)].worker.or(self.cipher_ns_per_byte(write))
+    }
+
+    /// Nanoseconds that the cipher takes this thread per byte.
+    pub fn cipher_ns_per_byte(&self, write: bool) -> f64 {
+        self.ciphers[usize::from(write)].here.or(CIPHER_NS_PER_BYTE)
     }
 
     /// Nanoseconds from waking a worker to having its answer, beyond the crypt itself.
     pub fn handover_ns(&self) -> f64 {
         self.handover.or(HANDOVER_NS)
+    }
+
+    /// Nanoseconds per byte that whoever copies what a worker has crypted takes longer, because it is
+    /// in another core's cache.
+    pub fn carry_ns_per_byte(&self) -> f64 {
+        self.carry.or(0.0)
     }
 
     /// Nanoseconds that one more backend operation costs the thread that submits it.
@@ -132,6 +186,24 @@ mod tests {
         average.add(f64::NAN);
         average.add(-1.0);
         assert!((average.or(0.0) - 200.0).abs() < 2.0, "what is no duration is ignored");
+    }
+
+    #[test]
+    fn a_worker_is_as_fast_as_this_thread_until_it_is_seen_and_again_when_it_was_not_for_long() {
+        let mut learned = Learned::default();
+        learned.cipher(1000, 100);
+        assert!((learned.worker_ns_per_byte(true) - 0.1).abs() < 1e-9);
+        learned.crypt(true, true, 1000, 200);
+        assert!((learned.worker_ns_per_byte(true) - 0.2).abs() < 1e-9);
+        assert!((learned.worker_ns_per_byte(false) - 0.1).abs() < 1e-9, "reads are another matter");
+        for _ in 0..100 {
+            learned.crypt(true, false, 1000, 100);
+        }
+        assert!(learned.worker_ns_per_byte(true) > 0.18);
+        for _ in 0..10_000 {
+            learned.crypt(true, false, 1000, 100);
+        }
+        assert!(learned.worker_ns_per_byte(true) < 0.101);
     }
 
     #[test]

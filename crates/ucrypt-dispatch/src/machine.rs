@@ -288,12 +288,13 @@ impl<E: Copy> Machine<E> {
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.since_ns = self.now_ns;
         state.handed = place != Place::Here;
+        let write = state.op.is_write();
         state.woke_worker = state.handed && alone && self.surroundings.idle_workers > 0;
         let bytes = state.parts.bytes();
         if state.handed {
             self.line.hand(bytes);
         } else {
-            self.line.keep(bytes as f64 * self.learned.cipher_ns_per_byte());
+            self.line.keep(bytes as f64 * self.learned.cipher_ns_per_byte(write));
         }
         self.tally_place(place);
         Some(Output::Crypt { chunk, place })
@@ -341,11 +342,15 @@ impl<E: Copy> Machine<E> {
         assert!(state.phase == Phase::Crypt, "crypted without a Crypt");
         self.now_ns = now_ns;
         let bytes = state.parts.bytes();
-        if std::mem::take(&mut state.handed) {
+        let handed = std::mem::take(&mut state.handed);
+        if handed {
             self.line.take_back(bytes, now_ns);
         }
         if let Some(spent_ns) = spent_ns {
-            self.learned.crypt(bytes, spent_ns);
+            // Beside a worker this thread is slower: that is the worker's doing.
+            if handed || self.line.handed_bytes() == 0 {
+                self.learned.crypt(state.op.is_write(), handed, bytes, spent_ns);
+            }
             if state.woke_worker {
                 let waited = now_ns.saturating_sub(state.since_ns);
                 self.learned.handover(waited.saturating_sub(spent_ns));

@@ -32,7 +32,7 @@ fn limits() -> Limits {
 }
 
 const DEVICE: Device =
-    Device { synchronous: false, request_ns: 0, rotational: false, depth_max: 12 };
+    Device { synchronous: false, copies: false, request_ns: 0, rotational: false, depth_max: 12 };
 
 const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2 };
 
@@ -472,7 +472,7 @@ fn adaptive(device: Device) -> Machine<u32> {
     let limits =
         Limits { transfer_sectors_max: 2048, requests_max: 64, chunks_max: 64, ..limits() };
     let mut machine = Machine::new(limits, Policy::Adaptive, Device { depth_max: 64, ..device });
-    machine.learned_mut().crypt(1 << 20, 1 << 20);
+    machine.learned_mut().cipher(1 << 20, 1 << 20);
     machine.learned_mut().handover(5000);
     machine
 }
@@ -508,6 +508,29 @@ fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
     assert_eq!(write(8, WORKERS), [Place::Here], "4 KiB take less than a hand-over");
     let alone = write(256, Surroundings::default());
     assert!(alone.iter().all(|&place| place == Place::Here), "nobody is there: {alone:?}");
+}
+
+#[test]
+fn what_costs_more_to_fetch_from_a_workers_cache_than_to_crypt_stays_here() {
+    let on_worker = |op, copies, carry_ns| {
+        let mut machine = adaptive(Device { copies, ..DEVICE });
+        machine.learned_mut().carry(1 << 20, carry_ns);
+        machine.request(request(op, 2000, 2048)).unwrap();
+        machine.plan(0, WORKERS);
+        let mut places = Vec::new();
+        while let Some(output) = machine.next_output() {
+            match output {
+                Output::Store { chunk, kind: StoreKind::Read } => machine.stored(chunk, Ok(()), 0),
+                Output::Crypt { place, .. } => places.push(place),
+                _ => {}
+            }
+        }
+        places.into_iter().any(|place| place != Place::Here)
+    };
+    let (little, much) = (1 << 17, 1 << 21);
+    assert!(on_worker(Op::Read, false, little) && !on_worker(Op::Read, false, much));
+    assert!(on_worker(WRITE, true, little) && !on_worker(WRITE, true, much));
+    assert!(on_worker(WRITE, false, much), "the device fetches it itself");
 }
 
 /// Lengths of the chunks of each request, in sectors, of `depth` requests under way together.

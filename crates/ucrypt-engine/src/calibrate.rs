@@ -1,45 +1,75 @@
 //! What is measured before the first request, in a few milliseconds: it lets the first decisions
 //! be sensible ones.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use ucrypt_backend::Pool;
 use ucrypt_dispatch::Learned;
+use ucrypt_sector::{SectorCipher, SectorOptions};
 
-use crate::segments::Segments;
+use crate::segments::{Segment, Segments};
 use crate::workers::{Workers, elapsed_ns};
 
 /// Bytes that are encrypted at a time, and how often: 64 KiB is a usual chunk.
 const BYTES: usize = 65536;
 const ROUNDS: u32 = 8;
 
-/// Figures of this machine; `None` where there was nothing to measure.
+/// Figures of this machine, in nanoseconds; `None` where there was nothing to measure.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Calibration {
-    /// Nanoseconds for [`BYTES`].
-    cipher_ns: Option<u64>,
-    handover_ns: Option<u64>,
+    /// Of [`BYTES`].
+    cipher: Option<u64>,
+    handover: Option<u64>,
+    /// Of [`BYTES`].
+    carry: Option<u64>,
 }
 
 impl Calibration {
     pub(crate) fn new(segments: &Segments, workers: Option<&Workers>) -> Self {
-        let handover_ns = workers.and_then(|workers| {
-            let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
-            Some(workers.calibrate(&Arc::new(waker))).filter(|&ns| ns < u64::MAX)
-        });
-        Self { cipher_ns: cipher_ns(segments), handover_ns }
+        let cipher = cipher_ns(segments);
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
+            return Self { cipher, ..Self::default() };
+        };
+        let carry = carry_ns(workers, &waker);
+        Self { cipher, handover: workers.handover_ns(&waker), carry }
     }
 
     /// Tells a queue what it would have learned by itself.
     pub(crate) fn teach(&self, learned: &mut Learned) {
-        if let Some(ns) = self.cipher_ns {
-            learned.crypt(BYTES as u64, ns);
+        if let Some(ns) = self.cipher {
+            learned.cipher(BYTES as u64, ns);
         }
-        if let Some(ns) = self.handover_ns {
+        if let Some(ns) = self.handover {
             learned.handover(ns);
         }
+        if let Some(ns) = self.carry {
+            learned.carry(BYTES as u64, ns);
+        }
     }
+}
+
+/// Encrypted by a cipher that hardly takes time, copied by the kernel, as most backends and exports
+/// have it done.
+fn carry_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<u64> {
+    let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
+    let buf = Pool::new(BYTES).ok()?.alloc(BYTES)?;
+    workers.carry_ns(waker, &Arc::new(quick()?), buf, |bytes| {
+        rustix::io::pwrite(&file, bytes, 0)?;
+        Ok(())
+    })
+}
+
+fn quick() -> Option<Segments> {
+    let options = SectorOptions { sector_size: 4096, iv_offset: 0, iv_large_sectors: false };
+    let key: Vec<u8> = (0..64).collect();
+    let cipher = SectorCipher::new(&"aes-xts-plain64".parse().ok()?, &key, options).ok()?;
+    let segment = Segment { len: BYTES as u64, backend_offset: 0, cipher: Some(cipher) };
+    Some(Segments::new(vec![segment], None, None))
 }
 
 /// The fastest of a few rounds: what disturbs a round only makes it slower.

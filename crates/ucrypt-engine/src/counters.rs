@@ -26,8 +26,10 @@ struct Decided {
     here: AtomicU64,
     handed: AtomicU64,
     /// Picoseconds, so that a fast cipher has digits.
-    cipher_ps_per_byte: AtomicU64,
+    decrypt_ps_per_byte: AtomicU64,
+    encrypt_ps_per_byte: AtomicU64,
     handover_ns: AtomicU64,
+    carry_ps_per_byte: AtomicU64,
     request_ns: AtomicU64,
     workers: AtomicU32,
 }
@@ -37,10 +39,14 @@ struct Decided {
 pub struct Decisions {
     /// How often was decided what.
     pub tally: Tally,
-    /// Nanoseconds of cipher per byte.
-    pub cipher_ns_per_byte: f64,
+    /// Nanoseconds of cipher per byte read.
+    pub decrypt_ns_per_byte: f64,
+    /// Nanoseconds of cipher per byte written.
+    pub encrypt_ns_per_byte: f64,
     /// Nanoseconds that handing a chunk to a sleeping worker costs.
     pub handover_ns: u64,
+    /// Nanoseconds per byte that copying takes longer after a worker.
+    pub carry_ns_per_byte: f64,
     /// Nanoseconds that one more backend operation costs.
     pub request_ns: u64,
     /// Workers that it might use when it last told: no more than cores were free.
@@ -57,8 +63,10 @@ impl Counters {
         set(&decided.joined, tally.joined);
         set(&decided.here, tally.here);
         set(&decided.handed, tally.handed);
-        set(&decided.cipher_ps_per_byte, whole(learned.cipher_ns_per_byte() * 1000.0));
+        set(&decided.decrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(false) * 1000.0));
+        set(&decided.encrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(true) * 1000.0));
         set(&decided.handover_ns, whole(learned.handover_ns()));
+        set(&decided.carry_ps_per_byte, whole(learned.carry_ns_per_byte() * 1000.0));
         set(&decided.request_ns, whole(learned.request_ns()));
         decided.workers.store(workers, Ordering::Relaxed);
     }
@@ -74,8 +82,10 @@ impl Counters {
                 here: get(&decided.here),
                 handed: get(&decided.handed),
             },
-            cipher_ns_per_byte: get(&decided.cipher_ps_per_byte) as f64 / 1000.0,
+            decrypt_ns_per_byte: get(&decided.decrypt_ps_per_byte) as f64 / 1000.0,
+            encrypt_ns_per_byte: get(&decided.encrypt_ps_per_byte) as f64 / 1000.0,
             handover_ns: get(&decided.handover_ns),
+            carry_ns_per_byte: get(&decided.carry_ps_per_byte) as f64 / 1000.0,
             request_ns: get(&decided.request_ns),
             workers: decided.workers.load(Ordering::Relaxed),
         }

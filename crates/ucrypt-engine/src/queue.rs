@@ -213,6 +213,7 @@ impl Queue {
         let chunks = depth.max(CHUNKS_MIN);
         let device = Device {
             synchronous: limits.synchronous,
+            copies: limits.copies,
             request_ns: limits.request_ns,
             rotational: limits.rotational,
             depth_max: limits.depth_max,

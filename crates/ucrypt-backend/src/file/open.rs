@@ -170,6 +170,7 @@ fn describe(
         discard: !read_only,
         rotational: is_device && is_rotational(stat.st_rdev),
         synchronous: in_memory,
+        copies: direct.is_none(),
         request_ns: 0,
         depth_max: u32::MAX,
     };

@@ -376,6 +376,8 @@ impl Queue {
         if let (Some(pool), true) = (&self.volume.workers, place != Place::Here) {
             let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
             let job = workers::Job { chunk, segments, segment, sector, bufs, way, inbox };
+            // Waking a worker is part of what a hand-over costs.
+            self.machine.handed(chunk, elapsed_ns(self.started));
             let handed = match place {
                 Place::SameCore => pool.hand_same_core(job),
                 _ => pool.hand(job, place == Place::Worker),
@@ -384,9 +386,7 @@ impl Queue {
                 Ok(()) => {
                     self.handed += 1;
                     self.keeps_time = true;
-                    self.read_clock();
-                    self.machine.handed(chunk, self.now_ns);
-                    return;
+                    return self.read_clock();
                 }
                 // Too much waits for the workers already.
                 Err(job) => bufs = job.bufs,

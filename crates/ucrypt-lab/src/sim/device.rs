@@ -42,6 +42,7 @@ impl DeviceModel {
         let limits = self.0.limits(0);
         ucrypt_dispatch::Device {
             synchronous: limits.synchronous,
+            copies: limits.copies,
             request_ns: limits.request_ns,
             rotational: limits.rotational,
             depth_max: limits.depth_max,

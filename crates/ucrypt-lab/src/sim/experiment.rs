@@ -53,6 +53,9 @@ pub struct Costs {
     pub answer: u64,
     /// To put a crypt job into the workers' queue, and to take its result from there.
     pub enqueue: u64,
+    /// Picoseconds a byte that copying takes longer when another core has crypted it; the engine
+    /// measures it when a volume is opened.
+    pub carry_ps_per_byte: u64,
     /// To wake a sleeping thread, for the one that wakes it.
     pub wake_call: u64,
     /// From the call until a sleeping thread runs on a free core.
@@ -79,6 +82,7 @@ impl Costs {
         enter: None,
         answer: 100,
         enqueue: 150,
+        carry_ps_per_byte: 78,
         wake_call: 1_500,
         wake: 5_000,
         interrupt: 0,
@@ -93,6 +97,16 @@ impl Costs {
     /// The engine over a device model: memory, which the thread that submits copies, and answers
     /// for which the queue spins. Fitted to `examples/real.rs` on two cores of an AMD EPYC of 2022.
     pub const MODEL: Self = Self { copy_call: 350, copy_ps_per_byte: 165, ..Self::ENGINE };
+
+    /// Whether the thread that submits copies what is written.
+    pub(crate) fn copies(&self) -> bool {
+        self.copy_ps_per_byte > 0
+    }
+
+    /// Nanoseconds more to copy so many 512-byte sectors that another core has crypted.
+    pub(crate) fn carry_ns(&self, sectors: u64) -> u64 {
+        sectors * 512 * self.carry_ps_per_byte / 1000
+    }
 
     /// Nanoseconds to copy what an operation of that many 512-byte sectors moves.
     pub(crate) fn copy_ns(&self, sectors: u64) -> u64 {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ucrypt_dispatch::{
-    ChunkId, Limits, Machine, Op, Output, Policy, Request, RequestId, StoreKind,
+    ChunkId, Device, Limits, Machine, Op, Output, Policy, Request, RequestId, StoreKind,
 };
 
 use super::client::Client;
@@ -15,8 +15,17 @@ use super::judge::{Clock, Judge, Version};
 /// What has come back for a chunk.
 #[derive(Debug)]
 pub(crate) enum Input {
-    Crypted { chunk: ChunkId, spent_ns: u64 },
-    Stored { chunk: ChunkId, result: Result<(), Failure>, found: Vec<(u64, Version)> },
+    /// `carried`: by another core.
+    Crypted {
+        chunk: ChunkId,
+        spent_ns: u64,
+        carried: bool,
+    },
+    Stored {
+        chunk: ChunkId,
+        result: Result<(), Failure>,
+        found: Vec<(u64, Version)>,
+    },
 }
 
 /// A client's request: when it was sent, and since which clock it is under way.
@@ -36,6 +45,8 @@ pub(crate) struct Staged {
     /// First sector, and how many.
     pub(crate) span: (u64, u64),
     pub(crate) pieces: Vec<Piece>,
+    /// It was encrypted by another core.
+    pub(crate) carried: bool,
 }
 
 /// A request in the machine.
@@ -46,6 +57,8 @@ struct Tracked {
     number: u64,
     stored: u64,
     crypted: u64,
+    /// Sectors that another core has crypted.
+    carried: u64,
     failed: bool,
     cancelled: bool,
 }
@@ -64,6 +77,8 @@ pub(crate) struct Queue {
     requests: Vec<Option<Tracked>>,
     /// Whether each chunk under way is plaintext that may not be stored, by index.
     encrypted: Vec<bool>,
+    /// Whether another core has crypted it.
+    carried: Vec<bool>,
     /// Requests that were accepted.
     accepted: u64,
     /// Of the write that left last: the number of its request, and its sector.
@@ -79,12 +94,13 @@ fn machine(experiment: &Experiment) -> Machine<Failure> {
         sector_sectors: experiment.sector_sectors,
         borders: Vec::new(),
     };
-    let about = experiment.device.about();
+    let about = Device { copies: experiment.costs.copies(), ..experiment.device.about() };
     let mut machine = Machine::new(limits, experiment.policy, about);
     if experiment.calibrated {
         let (cipher, costs) = (experiment.cipher, experiment.costs);
         let learned = machine.learned_mut();
-        learned.crypt(64 << 10, cipher.ns(128));
+        learned.cipher(64 << 10, cipher.ns(128));
+        learned.carry(64 << 10, costs.carry_ns(128));
         learned.handover(costs.wake_call + costs.wake + 2 * costs.enqueue);
         learned.request(costs.submit + costs.copy_call + costs.enter.unwrap_or(0) + costs.answer);
     }
@@ -113,6 +129,7 @@ impl Queue {
             next: None,
             requests: (0..experiment.requests_max).map(|_| None).collect(),
             encrypted: vec![false; experiment.chunks_max as usize],
+            carried: vec![false; experiment.chunks_max as usize],
             accepted: 0,
             left: (0, 0),
             keeps_order: !unsorted,
@@ -146,8 +163,15 @@ impl Queue {
         let Some(id) = self.machine.request(asked.request) else { return false };
         self.accepted += 1;
         let number = self.accepted;
-        let (failed, cancelled) = (false, false);
-        let tracked = Tracked { asked: *asked, number, stored: 0, crypted: 0, failed, cancelled };
+        let tracked = Tracked {
+            asked: *asked,
+            number,
+            stored: 0,
+            crypted: 0,
+            carried: 0,
+            failed: false,
+            cancelled: false,
+        };
         self.requests[id.index()] = Some(tracked);
         self.arrivals.pop_front();
         true
@@ -190,7 +214,8 @@ impl Queue {
             Piece { sector: part.sector, sectors: part.sectors, version }
         };
         let pieces = self.machine.parts(chunk).iter().map(piece).collect();
-        Ok(Staged { chunk, kind, span: self.span(chunk), pieces })
+        let carried = self.carried[chunk.index()];
+        Ok(Staged { chunk, kind, span: self.span(chunk), pieces, carried })
     }
 
     /// Whether a write leaves after all that came before it. Requests that travel with an earlier
@@ -206,6 +231,12 @@ impl Queue {
         place.is_some_and(|place| place > previous)
     }
 
+    /// Sectors of a request that another core has decrypted.
+    pub(crate) fn carried_to_client(&self, id: RequestId) -> u64 {
+        let reads = |tracked: &&Tracked| tracked.asked.request.op == Op::Read;
+        self.tracked(id).filter(reads).map_or(0, |tracked| tracked.carried)
+    }
+
     fn tracked(&self, id: RequestId) -> Option<&Tracked> {
         self.requests.get(id.index())?.as_ref()
     }
@@ -214,9 +245,13 @@ impl Queue {
     pub(crate) fn input(&mut self, input: Input, judge: &Judge, now_ns: u64) -> Result<(), String> {
         let mut verdict = Ok(());
         match input {
-            Input::Crypted { chunk, spent_ns } => {
+            Input::Crypted { chunk, spent_ns, carried } => {
                 self.encrypted[chunk.index()] = true;
-                self.credit(chunk, |tracked, sectors| tracked.crypted += sectors);
+                self.carried[chunk.index()] = carried;
+                self.credit(chunk, |tracked, sectors| {
+                    tracked.crypted += sectors;
+                    tracked.carried += if carried { sectors } else { 0 };
+                });
                 self.machine.crypted(chunk, Ok(()), Some(spent_ns), now_ns);
             }
             Input::Stored { chunk, result, found } => {

@@ -140,7 +140,9 @@ impl World<'_> {
                 Work { left_ns: 0, then: Then::Take { queue, answers: 0, arrivals: 0 } }
             }
             Output::Finish { request, result } => {
-                Work { left_ns: costs.finish, then: Then::Finish { queue, request, result } }
+                let carried = self.queues[queue].carried_to_client(request);
+                let left_ns = costs.finish + costs.carry_ns(carried);
+                Work { left_ns, then: Then::Finish { queue, request, result } }
             }
         }
     }
@@ -193,6 +195,9 @@ impl World<'_> {
         }
         if matches!(staged.kind, StoreKind::Read | StoreKind::Write { .. }) {
             self.threads[thread].debt_ns += costs.copy_ns(staged.span.1);
+            if staged.carried && costs.copies() {
+                self.threads[thread].debt_ns += costs.carry_ns(staged.span.1);
+            }
         }
         let (operation, at) = self.submit(queue, staged);
         if synchronous {
@@ -205,7 +210,7 @@ impl World<'_> {
 
     /// Returns the operation, and when it will be answered.
     fn submit(&mut self, queue: usize, staged: Staged) -> (usize, u64) {
-        let Staged { chunk, kind, span, pieces } = staged;
+        let Staged { chunk, kind, span, pieces, .. } = staged;
         let pieces = if self.experiment.verify { pieces } else { Vec::new() };
         self.disk.submit(self.now, (queue, chunk), kind, span, pieces)
     }
@@ -234,19 +239,18 @@ impl World<'_> {
 
     fn crypted(&mut self, thread: usize, job: CryptJob, spent_ns: u64, handed: bool) {
         let CryptJob { queue, chunk, .. } = job;
-        let input = Input::Crypted { chunk, spent_ns };
+        let target = self.queues[queue].thread;
+        let carried = self.threads[thread].core != self.threads[target].core;
+        let input = Input::Crypted { chunk, spent_ns, carried };
         if !handed {
             self.input(queue, input);
             return self.plan(queue);
         }
         self.queues[queue].answers.push_back(input);
-        let target = self.queues[queue].thread;
-        if self.threads[thread].core == self.threads[target].core {
-            if self.wake(target, 0) {
-                self.threads[thread].debt_ns += self.experiment.costs.wake_call;
-            }
-        } else {
+        if carried {
             self.rouse(thread, target);
+        } else if self.wake(target, 0) {
+            self.threads[thread].debt_ns += self.experiment.costs.wake_call;
         }
     }
 

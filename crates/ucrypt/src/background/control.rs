@@ -222,8 +222,10 @@ fn queue(decisions: &Decisions) -> Value {
         "requests_joined": tally.joined,
         "chunks_here": tally.here,
         "chunks_handed": tally.handed,
-        "cipher_ns_per_byte": decisions.cipher_ns_per_byte,
+        "decrypt_ns_per_byte": decisions.decrypt_ns_per_byte,
+        "encrypt_ns_per_byte": decisions.encrypt_ns_per_byte,
         "handover_ns": decisions.handover_ns,
+        "carry_ns_per_byte": decisions.carry_ns_per_byte,
         "request_ns": decisions.request_ns,
         "workers": decisions.workers,
     })

@@ -116,8 +116,10 @@ pub(super) fn dispatch(status: &Value) -> String {
     let lines = [
         ("policy", status["volume"]["dispatch"].as_str().unwrap_or("unknown").to_owned()),
         ("queues", format!("{} ({} used)", queues.len(), used().count())),
-        ("cipher", format!("{:.3} ns per byte", mean("cipher_ns_per_byte"))),
+        ("decryption", format!("{:.3} ns per byte", mean("decrypt_ns_per_byte"))),
+        ("encryption", format!("{:.3} ns per byte", mean("encrypt_ns_per_byte"))),
         ("hand-over", format!("{:.0} ns", mean("handover_ns"))),
+        ("from a worker's cache", format!("{:.3} ns per byte", mean("carry_ns_per_byte"))),
         ("operation", format!("{:.0} ns", mean("request_ns"))),
         ("workers at hand", format!("{:.1} a queue", mean("workers"))),
         ("requests served whole", share("requests_whole", requests)),

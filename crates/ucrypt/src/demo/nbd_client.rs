@@ -29,6 +29,7 @@ impl NbdClient {
             discard: false,
             rotational: false,
             synchronous: false,
+            copies: true,
             request_ns: 0,
             depth_max: u32::MAX,
         };
