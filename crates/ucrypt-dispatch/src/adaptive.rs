@@ -22,10 +22,6 @@ const IN_FLIGHT_MANY: u32 = 16;
 /// A joined chunk takes at most this many times as long to crypt as an operation costs.
 const JOIN_WORTH: f64 = 8.0;
 
-/// What a job costs the thread that gives it to a worker which is awake, and takes it back, beside
-/// what the data costs that comes from another core's cache.
-const HAND_NS: f64 = 400.0;
-
 /// The share of a hand-over that is the waking thread's own time; the rest passes while the worker
 /// gets going.
 const WAKE_SHARE: f64 = 0.25;
@@ -124,7 +120,8 @@ impl Situation<'_> {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.depth.saturating_sub(1);
         let saved_ns = self.saved_ns(work.bytes as f64);
-        if saved_ns <= HAND_NS {
+        let hand_ns = self.learned.hand_ns();
+        if saved_ns <= hand_ns {
             return Place::Here;
         }
         let awake = work.awake;
@@ -140,7 +137,7 @@ impl Situation<'_> {
         }
         let carry_ns = self.carry_ns(work.bytes as f64);
         let there_ns = |cost_ns, workers: u32| cost_ns + carry_ns + handed_ns / f64::from(workers);
-        let to_awake_ns = if awake > 0 { there_ns(HAND_NS, awake) } else { f64::INFINITY };
+        let to_awake_ns = if awake > 0 { there_ns(hand_ns, awake) } else { f64::INFINITY };
         let wakes = sleeps && (others > 0 || saved_ns > handover_ns * WAKE_SHARE);
         let to_idle_ns = if wakes { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
         let ahead_bytes = work.ahead_bytes as f64;

@@ -57,6 +57,7 @@ impl Average {
 /// Before anything was measured: a slow cipher, so that the first decisions are careful.
 const CIPHER_NS_PER_BYTE: f64 = 0.5;
 const HANDOVER_NS: f64 = 5_000.0;
+const HAND_NS: f64 = 400.0;
 const REQUEST_NS: f64 = 1_500.0;
 
 /// How fast a cipher is in one direction, in nanoseconds per byte.
@@ -69,6 +70,9 @@ struct Cipher {
 impl Cipher {
     fn add(&mut self, by_worker: bool, ns_per_byte: f64) {
         if by_worker {
+            if self.worker.samples == 0 {
+                self.worker = self.here;
+            }
             self.worker.add(ns_per_byte);
         } else {
             self.here.add(ns_per_byte);
@@ -83,6 +87,7 @@ pub struct Learned {
     /// Of reads and of writes: reads may come out of memory, writes have just been received.
     ciphers: [Cipher; 2],
     handover: Average,
+    hand: Average,
     carry: Average,
     request: Average,
     reads: [Average; SIZES],
@@ -111,6 +116,11 @@ impl Learned {
     /// A worker that slept was handed a chunk, and it came back `ns` later than its crypt took.
     pub fn handover(&mut self, ns: u64) {
         self.handover.add(ns as f64);
+    }
+
+    /// Giving a chunk to a worker that was awake, and taking it back, cost this thread `ns`.
+    pub fn hand(&mut self, ns: u64) {
+        self.hand.add(ns as f64);
     }
 
     /// Copying `bytes` that a worker has crypted took `ns` longer than had this thread crypted them.
@@ -145,6 +155,12 @@ impl Learned {
     /// Nanoseconds from waking a worker to having its answer, beyond the crypt itself.
     pub fn handover_ns(&self) -> f64 {
         self.handover.or(HANDOVER_NS)
+    }
+
+    /// Nanoseconds that giving a chunk to a worker which is awake, and taking it back, costs this
+    /// thread.
+    pub fn hand_ns(&self) -> f64 {
+        self.hand.or(HAND_NS)
     }
 
     /// Nanoseconds per byte that whoever copies what a worker has crypted takes longer, because it is
@@ -194,7 +210,11 @@ mod tests {
         learned.cipher(1000, 100);
         assert!((learned.worker_ns_per_byte(true) - 0.1).abs() < 1e-9);
         learned.crypt(true, true, 1000, 200);
-        assert!((learned.worker_ns_per_byte(true) - 0.2).abs() < 1e-9);
+        assert!(learned.worker_ns_per_byte(true) > 0.11);
+        for _ in 0..50 {
+            learned.crypt(true, true, 1000, 200);
+        }
+        assert!(learned.worker_ns_per_byte(true) > 0.19);
         assert!((learned.worker_ns_per_byte(false) - 0.1).abs() < 1e-9, "reads are another matter");
         for _ in 0..100 {
             learned.crypt(true, false, 1000, 100);

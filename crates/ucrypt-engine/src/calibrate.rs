@@ -18,12 +18,16 @@ use crate::workers::{Workers, elapsed_ns};
 const BYTES: usize = 65536;
 const ROUNDS: u32 = 8;
 
+/// A small chunk.
+const SMALL: usize = 4096;
+
 /// Figures of this machine, in nanoseconds; `None` where there was nothing to measure.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Calibration {
     /// Of [`BYTES`].
     cipher: Option<u64>,
     handover: Option<u64>,
+    hand: Option<u64>,
     /// Of [`BYTES`].
     carry: Option<u64>,
 }
@@ -35,8 +39,9 @@ impl Calibration {
         let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
-        let carry = carry_ns(workers, &waker);
-        Self { cipher, handover: workers.handover_ns(&waker), carry }
+        let handover = workers.handover_ns(&waker);
+        let (hand, carry) = memory_ns(workers, &waker).unzip();
+        Self { cipher, handover, hand, carry }
     }
 
     /// Tells a queue what it would have learned by itself.
@@ -47,21 +52,30 @@ impl Calibration {
         if let Some(ns) = self.handover {
             learned.handover(ns);
         }
+        if let Some(ns) = self.hand {
+            learned.hand(ns);
+        }
         if let Some(ns) = self.carry {
             learned.carry(BYTES as u64, ns);
         }
     }
 }
 
+/// What a small chunk costs beside its bytes, and what [`BYTES`] cost that come from another core.
 /// Encrypted by a cipher that hardly takes time, copied by the kernel, as most backends and exports
 /// have it done.
-fn carry_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<u64> {
+fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
     let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
-    let buf = Pool::new(BYTES).ok()?.alloc(BYTES)?;
-    workers.carry_ns(waker, &Arc::new(quick()?), buf, |bytes| {
-        rustix::io::pwrite(&file, bytes, 0)?;
-        Ok(())
-    })
+    let copy = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).map(|_| ()).map_err(Into::into);
+    let (pool, segments) = (Pool::new(BYTES).ok()?, Arc::new(quick()?));
+    let carry_ns = workers.carry_ns(waker, &segments, pool.alloc(BYTES)?, copy)?;
+    let bufs: Vec<_> = (0..BYTES / SMALL).filter_map(|_| pool.alloc(SMALL)).collect();
+    let started = Instant::now();
+    bufs.iter().try_for_each(|buf| copy(buf)).ok()?;
+    let here_ns = elapsed_ns(started) / bufs.len().max(1) as u64;
+    let there_ns = workers.hand_ns(waker, &segments, bufs, copy)?;
+    let carried_ns = carry_ns * SMALL as u64 / BYTES as u64;
+    Some((there_ns.saturating_sub(here_ns + carried_ns), carry_ns))
 }
 
 fn quick() -> Option<Segments> {

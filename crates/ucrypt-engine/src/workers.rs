@@ -115,6 +115,18 @@ fn nothing() -> Arc<Segments> {
     Arc::new(Segments::new(vec![segment], None, None))
 }
 
+fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
+    Some(Job {
+        chunk: ChunkId::from_token(0)?,
+        segments: segments.clone(),
+        segment: 0,
+        sector: 0,
+        bufs: Vec::new(),
+        way: Way::Encrypt,
+        inbox: inbox.clone(),
+    })
+}
+
 struct Shared {
     /// For any worker.
     jobs: ArrayQueue<Job>,
@@ -213,15 +225,7 @@ impl Workers {
         segments: &Arc<Segments>,
         buf: Option<Buf>,
     ) -> Option<Crypted> {
-        let job = Job {
-            chunk: ChunkId::from_token(0)?,
-            segments: segments.clone(),
-            segment: 0,
-            sector: 0,
-            bufs: buf.into_iter().collect(),
-            way: Way::Encrypt,
-            inbox: inbox.clone(),
-        };
+        let job = Job { bufs: buf.into_iter().collect(), ..empty(inbox, segments)? };
         self.hand(job, true).ok()?;
         loop {
             if let Some(crypted) = inbox.answers.pop() {
@@ -243,6 +247,42 @@ impl Workers {
             self.send(&inbox, &segments, None).map(|_| elapsed_ns(started))
         });
         rounds.flatten().min()
+    }
+
+    /// What giving small jobs to a worker that is awake costs this thread: nanoseconds for each buffer,
+    /// to give it away, to take it back, and to `copy` it. The smallest of several.
+    pub(crate) fn hand_ns(
+        &self,
+        waker: &Arc<OwnedFd>,
+        segments: &Arc<Segments>,
+        mut bufs: Vec<Buf>,
+        mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Option<u64> {
+        let count = bufs.len();
+        let inbox = Arc::new(Inbox::new(count.max(1), waker.clone()));
+        let mut least = None;
+        for _ in 0..CALIBRATION_ROUNDS {
+            // The worker is awake after this.
+            self.send(&inbox, segments, None)?;
+            let started = Instant::now();
+            for buf in bufs.drain(..) {
+                let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
+                self.hand(job, false).ok()?;
+            }
+            let given_ns = elapsed_ns(started);
+            while inbox.answers.len() < count {
+                std::thread::yield_now();
+            }
+            let started = Instant::now();
+            while let Some(mut crypted) = inbox.answers.pop() {
+                let buf = crypted.bufs.pop()?;
+                copy(&buf).ok()?;
+                bufs.push(buf);
+            }
+            let ns = (given_ns + elapsed_ns(started)) / count.max(1) as u64;
+            least = Some(least.map_or(ns, |least: u64| least.min(ns)));
+        }
+        least
     }
 
     /// Nanoseconds that `copy` takes for what a worker has just encrypted, beyond what it takes for

@@ -19,6 +19,9 @@ use ucrypt_lab::sim::Costs;
 /// Least share of the best static policy's throughput.
 const SPEED_MIN: f64 = 0.95;
 
+/// How often a run takes what is in flight, at least.
+const ROUNDS_MIN: f64 = 10.0;
+
 /// Largest difference between real and virtual throughput.
 const DISAGREES: f64 = 0.15;
 
@@ -63,14 +66,23 @@ impl Reached {
     }
 }
 
+/// As long as asked for, but so long that every request in flight is answered a few times: of slow
+/// devices there may be many.
+fn time(cell: &Cell<'_>, arguments: &Arguments) -> Duration {
+    let in_flight = cell.block as f64 * f64::from(cell.depth);
+    let mb_s = cell.experiment(Policy::Inline).run().mb_s;
+    arguments.time.max(Duration::from_secs_f64(ROUNDS_MIN * in_flight / (mb_s * 1e6)))
+}
+
 fn measure(bench: &Bench, cell: &Cell<'_>, arguments: &Arguments) -> io::Result<Vec<Reached>> {
     let mut samples = vec![Vec::new(); Policy::ALL.len()];
+    let time = time(cell, arguments);
     for round in 0..arguments.rounds as usize {
         // Nobody is always the first.
         for turn in 0..Policy::ALL.len() {
             let of = (turn + 3 * round) % Policy::ALL.len();
             let seed = round as u64 + 1;
-            samples[of].push(bench.run(Policy::ALL[of], cell.job(), arguments.time, seed)?);
+            samples[of].push(bench.run(Policy::ALL[of], cell.job(), time, seed)?);
         }
     }
     let reached = samples.into_iter().zip(Policy::ALL).map(|(mut samples, policy)| {

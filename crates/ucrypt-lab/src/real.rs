@@ -123,6 +123,8 @@ struct Run {
     sent: Vec<Instant>,
     free: Vec<u64>,
     latencies_ns: Vec<u64>,
+    /// The client's own memory.
+    taken: Vec<u8>,
 }
 
 impl Run {
@@ -137,6 +139,7 @@ impl Run {
             sent: vec![Instant::now(); job.depth as usize],
             free: (0..u64::from(job.depth)).rev().collect(),
             latencies_ns: Vec::with_capacity(1 << 20),
+            taken: vec![0; job.block_sectors as usize * 512],
         })
     }
 
@@ -161,6 +164,10 @@ impl Run {
             now = Instant::now();
             while let Some(done) = self.queue.next_done() {
                 done.result?;
+                // A client reads what it has asked for, from whichever cache it is in.
+                if let Some(data) = &done.data {
+                    self.taken[..data.len()].copy_from_slice(data);
+                }
                 let took = now - self.sent[done.tag as usize];
                 self.latencies_ns.push(took.as_nanos() as u64);
                 self.free.push(done.tag);

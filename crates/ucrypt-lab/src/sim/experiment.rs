@@ -46,6 +46,8 @@ pub struct Costs {
     pub copy_call: u64,
     /// See `copy_call`.
     pub copy_ps_per_byte: u64,
+    /// Picoseconds a byte for the client of a read to copy what it has got, on the queue's thread.
+    pub take_ps_per_byte: u64,
     /// The call that hands what is staged to the kernel; `None` if each operation begins when it is
     /// submitted.
     pub enter: Option<u64>,
@@ -79,6 +81,7 @@ impl Costs {
         submit: 200,
         copy_call: 0,
         copy_ps_per_byte: 0,
+        take_ps_per_byte: 0,
         enter: None,
         answer: 100,
         enqueue: 150,
@@ -96,7 +99,8 @@ impl Costs {
 
     /// The engine over a device model: memory, which the thread that submits copies, and answers
     /// for which the queue spins. Fitted to `examples/real.rs` on two cores of an AMD EPYC of 2022.
-    pub const MODEL: Self = Self { copy_call: 350, copy_ps_per_byte: 165, ..Self::ENGINE };
+    pub const MODEL: Self =
+        Self { copy_call: 350, copy_ps_per_byte: 165, take_ps_per_byte: 60, ..Self::ENGINE };
 
     /// Whether the thread that submits copies what is written.
     pub(crate) fn copies(&self) -> bool {
@@ -106,6 +110,12 @@ impl Costs {
     /// Nanoseconds more to copy so many 512-byte sectors that another core has crypted.
     pub(crate) fn carry_ns(&self, sectors: u64) -> u64 {
         sectors * 512 * self.carry_ps_per_byte / 1000
+    }
+
+    /// Nanoseconds to answer a request that reads so many 512-byte sectors, some of which another
+    /// core has decrypted.
+    pub(crate) fn finish_ns(&self, sectors: u64, carried: u64) -> u64 {
+        self.finish + sectors * 512 * self.take_ps_per_byte / 1000 + self.carry_ns(carried)
     }
 
     /// Nanoseconds to copy what an operation of that many 512-byte sectors moves.

@@ -100,6 +100,7 @@ fn machine(experiment: &Experiment) -> Machine<Failure> {
         let (cipher, costs) = (experiment.cipher, experiment.costs);
         let learned = machine.learned_mut();
         learned.cipher(64 << 10, cipher.ns(128));
+        learned.hand(2 * costs.enqueue);
         learned.carry(64 << 10, costs.carry_ns(128));
         learned.handover(costs.wake_call + costs.wake + 2 * costs.enqueue);
         learned.request(costs.submit + costs.copy_call + costs.enter.unwrap_or(0) + costs.answer);
@@ -231,10 +232,11 @@ impl Queue {
         place.is_some_and(|place| place > previous)
     }
 
-    /// Sectors of a request that another core has decrypted.
-    pub(crate) fn carried_to_client(&self, id: RequestId) -> u64 {
+    /// Sectors that a request reads, and how many of them another core has decrypted.
+    pub(crate) fn read_by_client(&self, id: RequestId) -> (u64, u64) {
         let reads = |tracked: &&Tracked| tracked.asked.request.op == Op::Read;
-        self.tracked(id).filter(reads).map_or(0, |tracked| tracked.carried)
+        let read = self.tracked(id).filter(reads);
+        read.map_or((0, 0), |tracked| (tracked.asked.request.sectors, tracked.carried))
     }
 
     fn tracked(&self, id: RequestId) -> Option<&Tracked> {

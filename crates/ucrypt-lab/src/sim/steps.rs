@@ -140,8 +140,8 @@ impl World<'_> {
                 Work { left_ns: 0, then: Then::Take { queue, answers: 0, arrivals: 0 } }
             }
             Output::Finish { request, result } => {
-                let carried = self.queues[queue].carried_to_client(request);
-                let left_ns = costs.finish + costs.carry_ns(carried);
+                let (sectors, carried) = self.queues[queue].read_by_client(request);
+                let left_ns = costs.finish_ns(sectors, carried);
                 Work { left_ns, then: Then::Finish { queue, request, result } }
             }
         }
