@@ -22,10 +22,6 @@ const IN_FLIGHT_MANY: u32 = 16;
 /// A joined chunk takes at most this many times as long to crypt as an operation costs.
 const JOIN_WORTH: f64 = 8.0;
 
-/// The share of a hand-over that is the waking thread's own time; the rest passes while the worker
-/// gets going.
-const WAKE_SHARE: f64 = 0.25;
-
 impl Situation<'_> {
     /// The length of the next chunk, in bytes.
     ///
@@ -79,7 +75,7 @@ impl Situation<'_> {
         }
         let depth = f64::from(self.depth.max(1));
         let cores = f64::from(self.surroundings.workers + 1) / depth;
-        let worth = cipher_ns / (handover_ns * WAKE_SHARE * depth);
+        let worth = cipher_ns / (self.learned.wake_ns() * depth);
         let chunks = match worth.sqrt() {
             _ if cores < 1.0 => 1.0,
             chunks if chunks <= cores => chunks.floor(),
@@ -138,7 +134,7 @@ impl Situation<'_> {
         let carry_ns = self.carry_ns(work.bytes as f64);
         let there_ns = |cost_ns, workers: u32| cost_ns + carry_ns + handed_ns / f64::from(workers);
         let to_awake_ns = if awake > 0 { there_ns(hand_ns, awake) } else { f64::INFINITY };
-        let wakes = sleeps && (others > 0 || saved_ns > handover_ns * WAKE_SHARE);
+        let wakes = sleeps && (others > 0 || saved_ns > self.learned.wake_ns());
         let to_idle_ns = if wakes { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
         let ahead_bytes = work.ahead_bytes as f64;
         let here_ns = self.cipher_ns(ahead_bytes) + mine_ns + self.stores_ns(work);

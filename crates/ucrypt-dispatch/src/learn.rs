@@ -87,6 +87,7 @@ pub struct Learned {
     /// Of reads and of writes: reads may come out of memory, writes have just been received.
     ciphers: [Cipher; 2],
     handover: Average,
+    wake: Average,
     hand: Average,
     carry: Average,
     request: Average,
@@ -116,6 +117,11 @@ impl Learned {
     /// A worker that slept was handed a chunk, and it came back `ns` later than its crypt took.
     pub fn handover(&mut self, ns: u64) {
         self.handover.add(ns as f64);
+    }
+
+    /// Waking a worker took this thread `ns`, whatever the worker did then.
+    pub fn wake(&mut self, ns: u64) {
+        self.wake.add(ns as f64);
     }
 
     /// Giving a chunk to a worker that was awake, and taking it back, cost this thread `ns`.
@@ -155,6 +161,12 @@ impl Learned {
     /// Nanoseconds from waking a worker to having its answer, beyond the crypt itself.
     pub fn handover_ns(&self) -> f64 {
         self.handover.or(HANDOVER_NS)
+    }
+
+    /// The part of [`Learned::handover_ns`] that is this thread's own time; the rest passes while the
+    /// worker gets going.
+    pub fn wake_ns(&self) -> f64 {
+        self.wake.or(self.handover_ns() / 4.0)
     }
 
     /// Nanoseconds that giving a chunk to a worker which is awake, and taking it back, costs this

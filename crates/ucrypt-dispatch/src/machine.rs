@@ -367,14 +367,17 @@ impl<E: Copy> Machine<E> {
         }
     }
 
-    /// Tells when a worker was given the chunk, if time has passed since it was asked for.
+    /// Tells from when to when a worker was given the chunk, if time has passed since it was asked for.
     ///
     /// # Panics
     /// If no crypt of that chunk was asked for.
-    pub fn handed(&mut self, chunk: ChunkId, now_ns: u64) {
+    pub fn handed(&mut self, chunk: ChunkId, from_ns: u64, now_ns: u64) {
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
-        state.since_ns = now_ns;
+        state.since_ns = from_ns;
         self.now_ns = now_ns;
+        if state.woke_worker {
+            self.learned.wake(now_ns.saturating_sub(from_ns));
+        }
     }
 
     /// Whether a worker has a chunk, or had one a moment ago and does not sleep yet: only then do

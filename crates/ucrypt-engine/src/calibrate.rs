@@ -27,6 +27,7 @@ pub(crate) struct Calibration {
     /// Of [`BYTES`].
     cipher: Option<u64>,
     handover: Option<u64>,
+    wake: Option<u64>,
     hand: Option<u64>,
     /// Of [`BYTES`].
     carry: Option<u64>,
@@ -39,9 +40,9 @@ impl Calibration {
         let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
-        let handover = workers.handover_ns(&waker);
+        let (handover, wake) = workers.handover_ns(&waker).unzip();
         let (hand, carry) = memory_ns(workers, &waker).unzip();
-        Self { cipher, handover, hand, carry }
+        Self { cipher, handover, wake, hand, carry }
     }
 
     /// Tells a queue what it would have learned by itself.
@@ -51,6 +52,9 @@ impl Calibration {
         }
         if let Some(ns) = self.handover {
             learned.handover(ns);
+        }
+        if let Some(ns) = self.wake {
+            learned.wake(ns);
         }
         if let Some(ns) = self.hand {
             learned.hand(ns);
@@ -62,20 +66,15 @@ impl Calibration {
 }
 
 /// What a small chunk costs beside its bytes, and what [`BYTES`] cost that come from another core.
-/// Encrypted by a cipher that hardly takes time, copied by the kernel, as most backends and exports
-/// have it done.
+/// Copied by the kernel, as most backends and exports have it done.
 fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
     let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
     let copy = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).map(|_| ()).map_err(Into::into);
-    let (pool, segments) = (Pool::new(BYTES).ok()?, Arc::new(quick()?));
-    let carry_ns = workers.carry_ns(waker, &segments, pool.alloc(BYTES)?, copy)?;
-    let bufs: Vec<_> = (0..BYTES / SMALL).filter_map(|_| pool.alloc(SMALL)).collect();
-    let started = Instant::now();
-    bufs.iter().try_for_each(|buf| copy(buf)).ok()?;
-    let here_ns = elapsed_ns(started) / bufs.len().max(1) as u64;
-    let there_ns = workers.hand_ns(waker, &segments, bufs, copy)?;
-    let carried_ns = carry_ns * SMALL as u64 / BYTES as u64;
-    Some((there_ns.saturating_sub(here_ns + carried_ns), carry_ns))
+    let (pool, segments) = (Pool::new(BYTES + SMALL).ok()?, Arc::new(quick()?));
+    let trip = |bytes| workers.trip_ns(waker, &segments, pool.alloc(bytes)?, copy);
+    let (small, large) = (trip(SMALL)?, trip(BYTES)?);
+    let carried = large.copy * SMALL as u64 / BYTES as u64;
+    Some((small.all.saturating_sub(carried), large.copy))
 }
 
 fn quick() -> Option<Segments> {

@@ -29,6 +29,7 @@ struct Decided {
     decrypt_ps_per_byte: AtomicU64,
     encrypt_ps_per_byte: AtomicU64,
     handover_ns: AtomicU64,
+    wake_ns: AtomicU64,
     hand_ns: AtomicU64,
     carry_ps_per_byte: AtomicU64,
     request_ns: AtomicU64,
@@ -46,6 +47,8 @@ pub struct Decisions {
     pub encrypt_ns_per_byte: f64,
     /// Nanoseconds that handing a chunk to a sleeping worker costs.
     pub handover_ns: u64,
+    /// Those of them that the queue's own thread takes.
+    pub wake_ns: u64,
     /// Nanoseconds that handing a chunk to a worker which is awake costs.
     pub hand_ns: u64,
     /// Nanoseconds per byte that copying takes longer after a worker.
@@ -69,6 +72,7 @@ impl Counters {
         set(&decided.decrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(false) * 1000.0));
         set(&decided.encrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(true) * 1000.0));
         set(&decided.handover_ns, whole(learned.handover_ns()));
+        set(&decided.wake_ns, whole(learned.wake_ns()));
         set(&decided.hand_ns, whole(learned.hand_ns()));
         set(&decided.carry_ps_per_byte, whole(learned.carry_ns_per_byte() * 1000.0));
         set(&decided.request_ns, whole(learned.request_ns()));
@@ -89,6 +93,7 @@ impl Counters {
             decrypt_ns_per_byte: get(&decided.decrypt_ps_per_byte) as f64 / 1000.0,
             encrypt_ns_per_byte: get(&decided.encrypt_ps_per_byte) as f64 / 1000.0,
             handover_ns: get(&decided.handover_ns),
+            wake_ns: get(&decided.wake_ns),
             hand_ns: get(&decided.hand_ns),
             carry_ns_per_byte: get(&decided.carry_ps_per_byte) as f64 / 1000.0,
             request_ns: get(&decided.request_ns),

@@ -115,6 +115,17 @@ fn nothing() -> Arc<Segments> {
     Arc::new(Segments::new(vec![segment], None, None))
 }
 
+/// Waits for an answer that must come.
+fn receive(inbox: &Inbox) -> Crypted {
+    loop {
+        if let Some(crypted) = inbox.answers.pop() {
+            return crypted;
+        }
+        // With fewer cores than threads, spinning alone would wait for the time slice.
+        std::thread::yield_now();
+    }
+}
+
 fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
     Some(Job {
         chunk: ChunkId::from_token(0)?,
@@ -218,105 +229,71 @@ impl Workers {
         }
     }
 
-    /// Has a worker encrypt a buffer, or do nothing if there is none, and waits for it.
-    fn send(
-        &self,
-        inbox: &Arc<Inbox>,
-        segments: &Arc<Segments>,
-        buf: Option<Buf>,
-    ) -> Option<Crypted> {
-        let job = Job { bufs: buf.into_iter().collect(), ..empty(inbox, segments)? };
-        self.hand(job, true).ok()?;
-        loop {
-            if let Some(crypted) = inbox.answers.pop() {
-                return Some(crypted);
-            }
-            // With fewer cores than threads, spinning alone would wait for the time slice.
-            std::thread::yield_now();
-        }
-    }
-
     /// What a hand-over costs: nanoseconds from handing an empty job to a parked worker until its
-    /// answer is here. The smallest of several, about a millisecond in all.
-    pub(crate) fn handover_ns(&self, waker: &Arc<OwnedFd>) -> Option<u64> {
+    /// answer is here, and those of them that this thread takes to wake it. The smallest of several,
+    /// about a millisecond in all.
+    pub(crate) fn handover_ns(&self, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
         let inbox = Arc::new(Inbox::new(1, waker.clone()));
         let segments: Arc<Segments> = nothing();
-        let rounds = (0..CALIBRATION_ROUNDS).map(|_| {
+        let mut least = (u64::MAX, u64::MAX);
+        for _ in 0..CALIBRATION_ROUNDS {
             std::thread::sleep(std::time::Duration::from_micros(50));
             let started = Instant::now();
-            self.send(&inbox, &segments, None).map(|_| elapsed_ns(started))
-        });
-        rounds.flatten().min()
-    }
-
-    /// What giving small jobs to a worker that is awake costs this thread: nanoseconds for each buffer,
-    /// to give it away, to take it back, and to `copy` it. The smallest of several.
-    pub(crate) fn hand_ns(
-        &self,
-        waker: &Arc<OwnedFd>,
-        segments: &Arc<Segments>,
-        mut bufs: Vec<Buf>,
-        mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
-    ) -> Option<u64> {
-        let count = bufs.len();
-        let inbox = Arc::new(Inbox::new(count.max(1), waker.clone()));
-        let mut least = None;
-        for _ in 0..CALIBRATION_ROUNDS {
-            // The worker is awake after this.
-            self.send(&inbox, segments, None)?;
-            let started = Instant::now();
-            for buf in bufs.drain(..) {
-                let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
-                self.hand(job, false).ok()?;
-            }
-            let given_ns = elapsed_ns(started);
-            while inbox.answers.len() < count {
-                std::thread::yield_now();
-            }
-            let started = Instant::now();
-            while let Some(mut crypted) = inbox.answers.pop() {
-                let buf = crypted.bufs.pop()?;
-                copy(&buf).ok()?;
-                bufs.push(buf);
-            }
-            let ns = (given_ns + elapsed_ns(started)) / count.max(1) as u64;
-            least = Some(least.map_or(ns, |least: u64| least.min(ns)));
+            self.hand(empty(&inbox, &segments)?, true).ok()?;
+            let woken_ns = elapsed_ns(started);
+            receive(&inbox);
+            least = (least.0.min(elapsed_ns(started)), least.1.min(woken_ns));
         }
-        least
+        Some(least)
     }
 
-    /// Nanoseconds that `copy` takes for what a worker has just encrypted, beyond what it takes for
-    /// what this thread has: it comes from another core's cache. `segments`: one, with a cipher. A
-    /// millisecond for 64 KiB. `None` if something fails.
-    pub(crate) fn carry_ns(
+    /// What it costs to have a worker that is awake encrypt a buffer, beyond what it costs to do it here;
+    /// then it is copied by `copy`. `segments`: one, with a cipher that hardly takes time. A millisecond
+    /// for 64 KiB. `None` if something fails.
+    pub(crate) fn trip_ns(
         &self,
         waker: &Arc<OwnedFd>,
         segments: &Arc<Segments>,
         mut buf: Buf,
         mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
-    ) -> Option<u64> {
+    ) -> Option<Trip> {
         let inbox = Arc::new(Inbox::new(1, waker.clone()));
-        let mut timed = |buf: &Buf| {
+        let (mut trips, mut copies) = (Vec::new(), Vec::new());
+        // The first one wakes it.
+        for _ in 0..=CALIBRATION_ROUNDS {
+            buf.fill(0);
             let started = Instant::now();
-            copy(buf).ok().map(|()| elapsed_ns(started))
-        };
-        let (mut here, mut there) = (Vec::new(), Vec::new());
-        for _ in 0..CALIBRATION_ROUNDS {
-            buf.fill(0);
             segments.crypt(0, 0, std::slice::from_mut(&mut buf), Way::Encrypt).ok()?;
-            here.push(timed(&buf)?);
+            let crypted_ns = elapsed_ns(started);
+            copy(&buf).ok()?;
+            let here_ns = elapsed_ns(started);
             buf.fill(0);
-            let mut crypted = self.send(&inbox, segments, Some(buf))?;
+            let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
+            let started = Instant::now();
+            self.hand(job, true).ok()?;
+            let mut crypted = receive(&inbox);
             buf = crypted.bufs.pop()?;
-            there.push(timed(&buf)?);
+            let arrived_ns = elapsed_ns(started);
+            copy(&buf).ok()?;
+            let there_ns = elapsed_ns(started);
+            trips.push(there_ns.saturating_sub(here_ns));
+            copies.push((there_ns - arrived_ns).saturating_sub(here_ns - crypted_ns));
         }
         // Not the smallest: a worker may be on this core in one round.
         let median = |times: &mut Vec<u64>| {
             times.sort_unstable();
             times[times.len() / 2]
         };
-        Some(median(&mut there).saturating_sub(median(&mut here)))
+        Some(Trip { all: median(&mut trips), copy: median(&mut copies) })
     }
+}
+
+/// Nanoseconds more than without a worker.
+pub(crate) struct Trip {
+    /// From giving it away until it was copied.
+    pub(crate) all: u64,
+    /// To copy it, because it comes from another core's cache.
+    pub(crate) copy: u64,
 }
 
 impl Drop for Workers {

@@ -376,8 +376,7 @@ impl Queue {
         if let (Some(pool), true) = (&self.volume.workers, place != Place::Here) {
             let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
             let job = workers::Job { chunk, segments, segment, sector, bufs, way, inbox };
-            // Waking a worker is part of what a hand-over costs.
-            self.machine.handed(chunk, elapsed_ns(self.started));
+            let from_ns = elapsed_ns(self.started);
             let handed = match place {
                 Place::SameCore => pool.hand_same_core(job),
                 _ => pool.hand(job, place == Place::Worker),
@@ -386,7 +385,8 @@ impl Queue {
                 Ok(()) => {
                     self.handed += 1;
                     self.keeps_time = true;
-                    return self.read_clock();
+                    self.read_clock();
+                    return self.machine.handed(chunk, from_ns, self.now_ns);
                 }
                 // Too much waits for the workers already.
                 Err(job) => bufs = job.bufs,

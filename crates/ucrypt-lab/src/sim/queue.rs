@@ -100,6 +100,7 @@ fn machine(experiment: &Experiment) -> Machine<Failure> {
         let (cipher, costs) = (experiment.cipher, experiment.costs);
         let learned = machine.learned_mut();
         learned.cipher(64 << 10, cipher.ns(128));
+        learned.wake(costs.wake_call);
         learned.hand(2 * costs.enqueue);
         learned.carry(64 << 10, costs.carry_ns(128));
         learned.handover(costs.wake_call + costs.wake + 2 * costs.enqueue);

@@ -225,6 +225,7 @@ fn queue(decisions: &Decisions) -> Value {
         "decrypt_ns_per_byte": decisions.decrypt_ns_per_byte,
         "encrypt_ns_per_byte": decisions.encrypt_ns_per_byte,
         "handover_ns": decisions.handover_ns,
+        "wake_ns": decisions.wake_ns,
         "hand_ns": decisions.hand_ns,
         "carry_ns_per_byte": decisions.carry_ns_per_byte,
         "request_ns": decisions.request_ns,

@@ -119,6 +119,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("decryption", format!("{:.3} ns per byte", mean("decrypt_ns_per_byte"))),
         ("encryption", format!("{:.3} ns per byte", mean("encrypt_ns_per_byte"))),
         ("hand-over, asleep", format!("{:.0} ns", mean("handover_ns"))),
+        ("waking a worker", format!("{:.0} ns", mean("wake_ns"))),
         ("hand-over, awake", format!("{:.0} ns", mean("hand_ns"))),
         ("from a worker's cache", format!("{:.3} ns per byte", mean("carry_ns_per_byte"))),
         ("operation", format!("{:.0} ns", mean("request_ns"))),
