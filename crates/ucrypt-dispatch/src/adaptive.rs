@@ -22,6 +22,10 @@ const IN_FLIGHT_MANY: u32 = 16;
 /// A joined chunk takes at most this many times as long to crypt as an operation costs.
 const JOIN_WORTH: f64 = 8.0;
 
+/// The share of a chunk's way to a worker that is awake and back which is this thread's own time. The
+/// rest is a wait, in which it sees to the others in flight if those are many.
+const HAND_OWN: f64 = 1.0 / 3.0;
+
 impl Situation<'_> {
     /// The length of the next chunk, in bytes.
     ///
@@ -116,7 +120,8 @@ impl Situation<'_> {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.depth.saturating_sub(1);
         let saved_ns = self.saved_ns(work.bytes as f64);
-        let hand_ns = self.learned.hand_ns();
+        let idle = (f64::from(IN_FLIGHT_MIN) / f64::from(others.max(1))).min(1.0);
+        let hand_ns = self.learned.hand_ns() * (HAND_OWN + (1.0 - HAND_OWN) * idle);
         if saved_ns <= hand_ns {
             return Place::Here;
         }
