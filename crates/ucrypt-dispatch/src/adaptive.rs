@@ -139,7 +139,8 @@ impl Situation<'_> {
         let carry_ns = self.carry_ns(work.bytes as f64);
         let there_ns = |cost_ns, workers: u32| cost_ns + carry_ns + handed_ns / f64::from(workers);
         let to_awake_ns = if awake > 0 { there_ns(hand_ns, awake) } else { f64::INFINITY };
-        let wakes = sleeps && (others > 0 || saved_ns > self.learned.wake_ns());
+        // A lone request's thread is spared nothing if it has to wake a worker for more than that.
+        let wakes = sleeps && (others > 0 || saved_ns > self.learned.wake_ns() + hand_ns);
         let to_idle_ns = if wakes { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
         let ahead_bytes = work.ahead_bytes as f64;
         let here_ns = self.cipher_ns(ahead_bytes) + mine_ns + self.stores_ns(work);

@@ -115,6 +115,12 @@ fn nothing() -> Arc<Segments> {
     Arc::new(Segments::new(vec![segment], None, None))
 }
 
+/// Of at least one.
+fn median(times: &mut [u64]) -> u64 {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
 /// Waits for an answer that must come.
 fn receive(inbox: &Inbox) -> Crypted {
     loop {
@@ -230,21 +236,21 @@ impl Workers {
     }
 
     /// What a hand-over costs: nanoseconds from handing an empty job to a parked worker until its
-    /// answer is here, and those of them that this thread takes to wake it. The smallest of several,
-    /// about a millisecond in all.
+    /// answer is here, the smallest of several; and what this thread takes of that to wake it, the median.
+    /// About a millisecond in all.
     pub(crate) fn handover_ns(&self, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
         let inbox = Arc::new(Inbox::new(1, waker.clone()));
         let segments: Arc<Segments> = nothing();
-        let mut least = (u64::MAX, u64::MAX);
+        let (mut least_ns, mut wakes) = (u64::MAX, Vec::new());
         for _ in 0..CALIBRATION_ROUNDS {
             std::thread::sleep(std::time::Duration::from_micros(50));
             let started = Instant::now();
             self.hand(empty(&inbox, &segments)?, true).ok()?;
-            let woken_ns = elapsed_ns(started);
+            wakes.push(elapsed_ns(started));
             receive(&inbox);
-            least = (least.0.min(elapsed_ns(started)), least.1.min(woken_ns));
+            least_ns = least_ns.min(elapsed_ns(started));
         }
-        Some(least)
+        Some((least_ns, median(&mut wakes)))
     }
 
     /// What it costs to have a worker that is awake encrypt a buffer, beyond what it costs to do it here;
@@ -280,10 +286,6 @@ impl Workers {
             copies.push((there_ns - arrived_ns).saturating_sub(here_ns - crypted_ns));
         }
         // Not the smallest: a worker may be on this core in one round.
-        let median = |times: &mut Vec<u64>| {
-            times.sort_unstable();
-            times[times.len() / 2]
-        };
         Some(Trip { all: median(&mut trips), copy: median(&mut copies) })
     }
 }
