@@ -73,13 +73,13 @@ impl Situation<'_> {
     /// last core to end is behind the others, on average half of it, and less if each gets as many.
     /// Where there are more requests than cores, every core has one.
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
-        let (cipher_ns, handover_ns) = (self.saved_ns(bytes), self.learned.handover_ns());
-        if self.surroundings.workers == 0 || cipher_ns < 2.0 * handover_ns {
+        let (saved_ns, handover_ns) = (self.saved_ns(bytes), self.learned.handover_ns());
+        if self.surroundings.workers == 0 || saved_ns < 2.0 * handover_ns {
             return bytes.min(CACHE_BYTES);
         }
         let depth = f64::from(self.depth.max(1));
         let cores = f64::from(self.surroundings.workers + 1) / depth;
-        let worth = cipher_ns / (self.learned.wake_ns() * depth);
+        let worth = saved_ns / (self.learned.wake_ns() * depth);
         let chunks = match worth.sqrt() {
             _ if cores < 1.0 => 1.0,
             chunks if chunks <= cores => chunks.floor(),
@@ -166,7 +166,10 @@ impl Situation<'_> {
     /// What this thread takes longer to copy so much from a worker's cache: reads to the client, writes
     /// to the backend if that does not fetch them itself.
     fn carry_ns(&self, bytes: f64) -> f64 {
-        let copies = self.op == Op::Read || self.device.copies;
+        let copies = match self.op {
+            Op::Read => !self.surroundings.reads_in_place,
+            _ => self.device.copies,
+        };
         if copies { bytes * self.learned.carry_ns_per_byte() } else { 0.0 }
     }
 

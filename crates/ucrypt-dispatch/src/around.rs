@@ -38,4 +38,6 @@ pub struct Surroundings {
     pub workers: u32,
     /// Workers that sleep.
     pub idle_workers: u32,
+    /// What was read lies where its client wants it: this thread copies none of it.
+    pub reads_in_place: bool,
 }

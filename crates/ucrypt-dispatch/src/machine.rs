@@ -529,7 +529,7 @@ impl<E: Copy> Machine<E> {
 
     /// Workers that do not sleep, if they have or just had chunks of this machine.
     fn awake(&self) -> u32 {
-        let Surroundings { workers, idle_workers } = self.surroundings;
+        let Surroundings { workers, idle_workers, .. } = self.surroundings;
         let awake = workers.saturating_sub(idle_workers);
         if self.line.has_workers(self.now_ns) { awake } else { 0 }
     }

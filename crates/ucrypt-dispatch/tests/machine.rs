@@ -34,7 +34,7 @@ fn limits() -> Limits {
 const DEVICE: Device =
     Device { synchronous: false, copies: false, request_ns: 0, rotational: false, depth_max: 12 };
 
-const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2 };
+const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2, reads_in_place: false };
 
 fn request(op: Op, sector: u64, sectors: u64) -> Request {
     Request { op, sector, sectors, urgency: Urgency::Normal }
@@ -512,11 +512,11 @@ fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
 
 #[test]
 fn what_costs_more_to_fetch_from_a_workers_cache_than_to_crypt_stays_here() {
-    let on_worker = |op, copies, carry_ns| {
-        let mut machine = adaptive(Device { copies, ..DEVICE });
+    let on_worker = |op, copied, carry_ns| {
+        let mut machine = adaptive(Device { copies: copied, ..DEVICE });
         machine.learned_mut().carry(1 << 20, carry_ns);
         machine.request(request(op, 2000, 2048)).unwrap();
-        machine.plan(0, WORKERS);
+        machine.plan(0, Surroundings { reads_in_place: !copied, ..WORKERS });
         let mut places = Vec::new();
         while let Some(output) = machine.next_output() {
             match output {
@@ -528,9 +528,10 @@ fn what_costs_more_to_fetch_from_a_workers_cache_than_to_crypt_stays_here() {
         places.into_iter().any(|place| place != Place::Here)
     };
     let (little, much) = (1 << 17, 1 << 21);
-    assert!(on_worker(Op::Read, false, little) && !on_worker(Op::Read, false, much));
-    assert!(on_worker(WRITE, true, little) && !on_worker(WRITE, true, much));
-    assert!(on_worker(WRITE, false, much), "the device fetches it itself");
+    for op in [Op::Read, WRITE] {
+        assert!(on_worker(op, true, little) && !on_worker(op, true, much), "{op:?}");
+        assert!(on_worker(op, false, much), "{op:?}: the client or the device fetches it itself");
+    }
 }
 
 /// Lengths of the chunks of each request, in sectors, of `depth` requests under way together.

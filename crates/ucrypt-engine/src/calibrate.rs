@@ -7,16 +7,19 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
-use ucrypt_backend::Pool;
-use ucrypt_dispatch::Learned;
+use ucrypt_backend::{Buf, Pool};
+use ucrypt_dispatch::{ChunkId, Learned};
 use ucrypt_sector::{SectorCipher, SectorOptions};
 
-use crate::segments::{Segment, Segments};
-use crate::workers::{Workers, elapsed_ns};
+use crate::segments::{Segment, Segments, Way};
+use crate::workers::{Crypted, Inbox, Job, Workers, elapsed_ns};
 
 /// Bytes that are encrypted at a time, and how often: 64 KiB is a usual chunk.
 const BYTES: usize = 65536;
 const ROUNDS: u32 = 8;
+
+/// How often a job goes to a worker and back.
+const TRIPS: u32 = 16;
 
 /// A small chunk.
 const SMALL: usize = 4096;
@@ -40,7 +43,7 @@ impl Calibration {
         let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
-        let (handover, wake) = workers.handover_ns(&waker).unzip();
+        let (handover, wake) = handover_ns(workers, &waker).unzip();
         let (hand, carry) = memory_ns(workers, &waker).unzip();
         Self { cipher, handover, wake, hand, carry }
     }
@@ -71,12 +74,110 @@ fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
     let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
     let copy = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).map(|_| ()).map_err(Into::into);
     let (pool, segments) = (Pool::new(BYTES + SMALL).ok()?, Arc::new(quick()?));
-    let trip = |bytes| workers.trip_ns(waker, &segments, pool.alloc(bytes)?, copy);
+    let trip = |bytes| trip_ns(workers, waker, &segments, pool.alloc(bytes)?, copy);
     let (small, large) = (trip(SMALL)?, trip(BYTES)?);
     let carried = large.copy * SMALL as u64 / BYTES as u64;
     Some((small.all.saturating_sub(carried), large.copy))
 }
 
+/// What a hand-over costs: nanoseconds from handing an empty job to a parked worker until its
+/// answer is here, the smallest of several; and what this thread takes of that to wake it, the median.
+/// About a millisecond in all.
+fn handover_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
+    let inbox = Arc::new(Inbox::new(1, waker.clone()));
+    let segments: Arc<Segments> = nothing();
+    let (mut least_ns, mut wakes) = (u64::MAX, Vec::new());
+    for _ in 0..TRIPS {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+        let started = Instant::now();
+        workers.hand(empty(&inbox, &segments)?, true).ok()?;
+        wakes.push(elapsed_ns(started));
+        receive(&inbox);
+        least_ns = least_ns.min(elapsed_ns(started));
+    }
+    Some((least_ns, median(&mut wakes)))
+}
+
+/// What it costs to have a worker that is awake encrypt a buffer, beyond what it costs to do it here;
+/// then it is copied by `copy`. `segments`: one, with a cipher that hardly takes time. A millisecond
+/// for 64 KiB. `None` if something fails.
+fn trip_ns(
+    workers: &Workers,
+    waker: &Arc<OwnedFd>,
+    segments: &Arc<Segments>,
+    mut buf: Buf,
+    mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
+) -> Option<Trip> {
+    let inbox = Arc::new(Inbox::new(1, waker.clone()));
+    let (mut trips, mut copies) = (Vec::new(), Vec::new());
+    // The first one wakes it.
+    for _ in 0..=TRIPS {
+        buf.fill(0);
+        let started = Instant::now();
+        segments.crypt(0, 0, std::slice::from_mut(&mut buf), Way::Encrypt).ok()?;
+        let crypted_ns = elapsed_ns(started);
+        copy(&buf).ok()?;
+        let here_ns = elapsed_ns(started);
+        buf.fill(0);
+        let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
+        let started = Instant::now();
+        workers.hand(job, true).ok()?;
+        let mut crypted = receive(&inbox);
+        buf = crypted.bufs.pop()?;
+        let arrived_ns = elapsed_ns(started);
+        copy(&buf).ok()?;
+        let there_ns = elapsed_ns(started);
+        trips.push(there_ns.saturating_sub(here_ns));
+        copies.push((there_ns - arrived_ns).saturating_sub(here_ns - crypted_ns));
+    }
+    // Not the smallest: a worker may be on this core in one round.
+    Some(Trip { all: median(&mut trips), copy: median(&mut copies) })
+}
+
+/// Nanoseconds more than without a worker.
+struct Trip {
+    /// From giving it away until it was copied.
+    all: u64,
+    /// To copy it, because it comes from another core's cache.
+    copy: u64,
+}
+
+/// A segment of no length, for jobs that only measure the way.
+fn nothing() -> Arc<Segments> {
+    let segment = Segment { len: 0, backend_offset: 0, cipher: None };
+    Arc::new(Segments::new(vec![segment], None, None))
+}
+
+/// Of at least one.
+fn median(times: &mut [u64]) -> u64 {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Waits for an answer that must come.
+fn receive(inbox: &Inbox) -> Crypted {
+    loop {
+        if let Some(crypted) = inbox.answers.pop() {
+            return crypted;
+        }
+        // With fewer cores than threads, spinning alone would wait for the time slice.
+        std::thread::yield_now();
+    }
+}
+
+fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
+    Some(Job {
+        chunk: ChunkId::from_token(0)?,
+        segments: segments.clone(),
+        segment: 0,
+        sector: 0,
+        bufs: Vec::new(),
+        way: Way::Encrypt,
+        inbox: inbox.clone(),
+    })
+}
+
+/// A cipher that hardly takes time.
 fn quick() -> Option<Segments> {
     let options = SectorOptions { sector_size: 4096, iv_offset: 0, iv_large_sectors: false };
     let key: Vec<u8> = (0..64).collect();
@@ -99,4 +200,23 @@ fn cipher_ns(segments: &Segments) -> Option<u64> {
         done.ok().map(|()| elapsed_ns(started))
     });
     rounds.flatten().min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_is_measured_where_there_are_workers() {
+        let segments = quick().unwrap();
+        let workers = Workers::start(2, true).unwrap();
+        let Calibration { cipher, handover, wake, hand, carry } =
+            Calibration::new(&segments, Some(&workers));
+        assert!(cipher > Some(0), "64 KiB in {cipher:?} ns");
+        assert!(handover > Some(0) && wake > Some(0), "{handover:?}, {wake:?}");
+        // Differences: nothing is gained or lost if both ways take the same time.
+        assert!(hand.is_some() && carry.is_some());
+        let alone = Calibration::new(&segments, None);
+        assert!(alone.cipher.is_some() && alone.handover.is_none() && alone.carry.is_none());
+    }
 }

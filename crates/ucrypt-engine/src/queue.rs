@@ -158,6 +158,8 @@ pub struct Queue {
     urgency: Urgency,
     /// See [`Queue::set_clients_here`].
     clients_here: bool,
+    /// See [`Queue::set_reads_in_place`].
+    reads_in_place: bool,
     /// Counted among the volume's queues that are awake.
     awake: bool,
     started: Instant,
@@ -256,6 +258,7 @@ impl Queue {
             crypted_here: 0,
             urgency: Urgency::Normal,
             clients_here: false,
+            reads_in_place: false,
             awake: false,
             started: Instant::now(),
             synchronous: limits.synchronous,
@@ -300,6 +303,12 @@ impl Queue {
     /// on another core, which keeps that core busy. `false` at first.
     pub fn set_clients_here(&mut self, here: bool) {
         self.clients_here = here;
+    }
+
+    /// Whether the memory that [`Queue::read_into`] is given is where clients want their data, as a
+    /// guest's is, so that the thread that drives this queue copies none of it. `false` at first.
+    pub fn set_reads_in_place(&mut self, in_place: bool) {
+        self.reads_in_place = in_place;
     }
 
     /// Accepts an operation. Its answer carries `tag`.

@@ -21,16 +21,13 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::ChunkId;
 
-use crate::segments::{Segment, Segments, Way};
+use crate::segments::{Segments, Way};
 
 /// Jobs that may wait for a worker.
 const JOBS_MAX: usize = 1024;
 
 /// How often an idle worker looks for work before it parks: a few microseconds.
 const SPINS: u32 = 200;
-
-/// Rounds of the calibration.
-const CALIBRATION_ROUNDS: u32 = 16;
 
 /// A chunk to be crypted.
 pub(crate) struct Job {
@@ -107,41 +104,6 @@ impl Job {
 
 pub(crate) fn elapsed_ns(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// A segment of no length, for jobs that only measure the way.
-fn nothing() -> Arc<Segments> {
-    let segment = Segment { len: 0, backend_offset: 0, cipher: None };
-    Arc::new(Segments::new(vec![segment], None, None))
-}
-
-/// Of at least one.
-fn median(times: &mut [u64]) -> u64 {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
-/// Waits for an answer that must come.
-fn receive(inbox: &Inbox) -> Crypted {
-    loop {
-        if let Some(crypted) = inbox.answers.pop() {
-            return crypted;
-        }
-        // With fewer cores than threads, spinning alone would wait for the time slice.
-        std::thread::yield_now();
-    }
-}
-
-fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
-    Some(Job {
-        chunk: ChunkId::from_token(0)?,
-        segments: segments.clone(),
-        segment: 0,
-        sector: 0,
-        bufs: Vec::new(),
-        way: Way::Encrypt,
-        inbox: inbox.clone(),
-    })
 }
 
 struct Shared {
@@ -234,68 +196,6 @@ impl Workers {
             None => false,
         }
     }
-
-    /// What a hand-over costs: nanoseconds from handing an empty job to a parked worker until its
-    /// answer is here, the smallest of several; and what this thread takes of that to wake it, the median.
-    /// About a millisecond in all.
-    pub(crate) fn handover_ns(&self, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
-        let inbox = Arc::new(Inbox::new(1, waker.clone()));
-        let segments: Arc<Segments> = nothing();
-        let (mut least_ns, mut wakes) = (u64::MAX, Vec::new());
-        for _ in 0..CALIBRATION_ROUNDS {
-            std::thread::sleep(std::time::Duration::from_micros(50));
-            let started = Instant::now();
-            self.hand(empty(&inbox, &segments)?, true).ok()?;
-            wakes.push(elapsed_ns(started));
-            receive(&inbox);
-            least_ns = least_ns.min(elapsed_ns(started));
-        }
-        Some((least_ns, median(&mut wakes)))
-    }
-
-    /// What it costs to have a worker that is awake encrypt a buffer, beyond what it costs to do it here;
-    /// then it is copied by `copy`. `segments`: one, with a cipher that hardly takes time. A millisecond
-    /// for 64 KiB. `None` if something fails.
-    pub(crate) fn trip_ns(
-        &self,
-        waker: &Arc<OwnedFd>,
-        segments: &Arc<Segments>,
-        mut buf: Buf,
-        mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
-    ) -> Option<Trip> {
-        let inbox = Arc::new(Inbox::new(1, waker.clone()));
-        let (mut trips, mut copies) = (Vec::new(), Vec::new());
-        // The first one wakes it.
-        for _ in 0..=CALIBRATION_ROUNDS {
-            buf.fill(0);
-            let started = Instant::now();
-            segments.crypt(0, 0, std::slice::from_mut(&mut buf), Way::Encrypt).ok()?;
-            let crypted_ns = elapsed_ns(started);
-            copy(&buf).ok()?;
-            let here_ns = elapsed_ns(started);
-            buf.fill(0);
-            let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
-            let started = Instant::now();
-            self.hand(job, true).ok()?;
-            let mut crypted = receive(&inbox);
-            buf = crypted.bufs.pop()?;
-            let arrived_ns = elapsed_ns(started);
-            copy(&buf).ok()?;
-            let there_ns = elapsed_ns(started);
-            trips.push(there_ns.saturating_sub(here_ns));
-            copies.push((there_ns - arrived_ns).saturating_sub(here_ns - crypted_ns));
-        }
-        // Not the smallest: a worker may be on this core in one round.
-        Some(Trip { all: median(&mut trips), copy: median(&mut copies) })
-    }
-}
-
-/// Nanoseconds more than without a worker.
-pub(crate) struct Trip {
-    /// From giving it away until it was copied.
-    pub(crate) all: u64,
-    /// To copy it, because it comes from another core's cache.
-    pub(crate) copy: u64,
 }
 
 impl Drop for Workers {
@@ -370,11 +270,19 @@ fn pin(core: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::segments::Segment;
 
     fn waker() -> Arc<OwnedFd> {
         Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+    }
+
+    /// A segment of no length, for jobs without work.
+    fn nothing() -> Arc<Segments> {
+        let segment = Segment { len: 0, backend_offset: 0, cipher: None };
+        Arc::new(Segments::new(vec![segment], None, None))
     }
 
     #[test]
@@ -438,6 +346,5 @@ mod tests {
             rustix::io::read(&*waker, &mut [0; 8]).unwrap();
             assert!(inbox.answers.pop().is_some());
         }
-        assert!(workers.handover_ns(&waker).is_some());
     }
 }

@@ -281,7 +281,8 @@ impl Queue {
         let cores = self.volume.spare_cores(elsewhere);
         let workers = pool.count().min(cores);
         let awake = pool.count().saturating_sub(pool.idle());
-        Surroundings { workers, idle_workers: workers.saturating_sub(awake) }
+        let idle_workers = workers.saturating_sub(awake);
+        Surroundings { workers, idle_workers, reads_in_place: self.reads_in_place }
     }
 
     /// Tells the other queues whether this one keeps a core busy.

@@ -95,9 +95,11 @@ impl Ring {
             left_over.reverse();
         }
         let config = QueueConfig { memory: MEMORY, depth: u32::from(place.size) };
+        let mut queue = device.volume.queue(config)?;
+        queue.set_reads_in_place(true);
         Ok(Self {
             index,
-            queue: device.volume.queue(config)?,
+            queue,
             pending: vec![None; usize::from(place.size)],
             under_way: 0,
             parser: Parser::new(),

@@ -220,7 +220,8 @@ impl World<'_> {
         let workers = self.experiment.workers.min(most);
         let parked = |worker: &usize| self.slept_ns(*worker) >= Some(self.experiment.costs.spin);
         let awake = self.experiment.workers - self.pool.clone().filter(parked).count() as u32;
-        let around = Surroundings { workers, idle_workers: workers.saturating_sub(awake) };
+        let idle_workers = workers.saturating_sub(awake);
+        let around = Surroundings { workers, idle_workers, reads_in_place: false };
         self.queues[queue].machine.plan(self.now, around);
     }
 

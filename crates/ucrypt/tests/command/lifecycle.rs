@@ -60,7 +60,8 @@ fn a_volume_is_opened_used_and_closed() {
     }
 }
 
-/// As root the server locks its memory, of which a mapped image is a part.
+/// As root the server locks its memory, of which a mapped image is a part. Others lock nothing, and
+/// see only that opening leaves holes alone.
 #[test]
 fn a_sparse_image_in_memory_stays_sparse() {
     let scratch = Scratch::new();
