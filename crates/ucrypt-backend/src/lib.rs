@@ -18,7 +18,7 @@
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
 //! name), to mappings in [`map`] and the handler of [`Watch`], to the lock of [`keep_resident`], to the
-//! ring in [`ring`] and to its use in [`mod@file`], where ioctls of zoned devices are, too.
+//! stores of [`copy_streaming`], to the ring in [`ring`] and to its use in [`mod@file`], where ioctls of zoned devices are, too.
 
 mod at_once;
 pub mod buf;
@@ -28,6 +28,7 @@ mod memory;
 pub mod model;
 mod resident;
 pub mod ring;
+mod stream;
 mod watch;
 mod zero;
 mod zoned;
@@ -43,6 +44,7 @@ pub use memory::memory;
 pub use resident::keep_resident;
 pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
+pub use stream::copy_streaming;
 pub use watch::{Access, Watch};
 pub use zero::ZeroBackend;
 pub use zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};

@@ -1,38 +1,50 @@
-//! A backend's bytes where they are: reads of what is in memory need no copy to be decrypted from.
+//! A backend's bytes where they are: what is in memory needs no copy to be decrypted from, nor to be
+//! encrypted to.
 //!
 //! Contract:
 //!
-//! - [`Mapping::at_hand`] says whether a range can be read in place without waiting for a disk and
+//! - [`Mapping::at_hand`] says whether a range can be used in place without waiting for a disk and
 //!   without taking memory for a hole. It is a hint: what it says may change at once.
-//! - [`Mapping::read`] lends the bytes. Other processes, and other queues of this one, may write to
-//!   them meanwhile, so they are data and nothing else: they are decrypted or copied, but no length,
-//!   index or decision is ever taken from them. What is written in between spoils that read only,
-//!   as it would with pread.
+//! - [`Mapping::read`] and [`Mapping::write`] lend the bytes, piece by piece. Among the users of one
+//!   mapping, who writes a piece has it alone. Other processes, and the kernel for this one (pwrite),
+//!   may write to it meanwhile, so the bytes are data and nothing else: they are decrypted or copied,
+//!   but no length, index or decision is ever taken from them. What is written in between spoils that
+//!   read only, as it would with pread.
+//! - **A process that is killed** leaves a piece half written, down to parts of a sector, which the
+//!   kernel does not. So only such data goes in place of which each 16 bytes stand for themselves.
 //! - **A file that is cut off** while it is mapped leaves zeroes behind its new end, and a mark
-//!   ([`Watch`]): whoever saw such a zero finds the mark afterwards, and [`Mapping::read`] says
-//!   `None`. A broken mapping is not used again: reads go to the file, which knows its end.
+//!   ([`Watch`]): whoever saw such a zero, or wrote there, finds the mark afterwards, and is told
+//!   `None`. A broken mapping is not used again: everything goes to the file, which knows its end. The
+//!   same happens if there is no memory for a hole.
 //!
 //! Files that live in memory (tmpfs) are mapped, others are not: what is in the page cache of a disk
 //! is read no faster this way (`docs/benchmarks.md`), and may leave at any time. What is no hole is
 //! asked of the kernel (mincore), which takes a microsecond, and kept by blocks of 64 KiB: only a
 //! hole that is punched changes it (`Mapping::forget`). Swapped-out pages come back by themselves.
+//! A write by the kernel takes the file's lock, so that only one core can write at a time, and a
+//! page's lock for each page; in place there is neither.
 
 #![expect(unsafe_code, reason = "a mapping is reached by address")]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munlock, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munlock, munmap};
 
 use crate::file::read_full;
 use crate::{Access, Errno, Watch};
 
-/// Bytes whose presence is remembered as one.
+/// Bytes whose presence is remembered as one, and most that are lent as one.
 const BLOCK: usize = 64 << 10;
 const PAGE_MIN: usize = 4096;
+
+/// Blocks that can be lent to writers at a time; those that are so far apart share a lock.
+const LOCKS: usize = 1024;
 
 /// See the module's contract.
 #[derive(Debug)]
@@ -51,10 +63,14 @@ enum What {
         watch: Watch,
         /// By block: known to be no hole.
         present: Box<[AtomicU64]>,
+        access: Access,
+        /// By block, folded: who has it, and for what.
+        locks: Box<[RwLock<()>]>,
     },
 }
 
-// SAFETY: the memory is only read, and only through `read`.
+// SAFETY: the memory is reached only through `read` and `write`, which let nobody else to what one
+// thread writes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -72,19 +88,23 @@ impl Mapping {
     }
 
     /// The first `len` bytes of a file that lives in memory.
-    pub(crate) fn file(fd: BorrowedFd<'_>, len: u64) -> io::Result<Self> {
+    pub(crate) fn file(fd: BorrowedFd<'_>, len: u64, access: Access) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let fd = fd.try_clone_to_owned()?;
-        // SAFETY: a new mapping at an address of the kernel's choice; read-only.
+        let protection = match access {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let base =
-            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &fd, 0)? };
+            unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)? };
         // Where the process locks its memory (secrets), ciphertext need not stay: advice only.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { munlock(base, len) };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the mapping just made, of a file that lives in memory, and read only through
-        // `Mapping::read`. `Drop` ends the watch before it.
-        let watch = unsafe { Watch::new(base, len, Access::Read) };
+        // SAFETY: the mapping just made, of a file that lives in memory, and used only through
+        // `Mapping::read` and `Mapping::write`. `Drop` ends the watch before it.
+        let watch = unsafe { Watch::new(base, len, access) };
         let Some(watch) = watch else {
             // SAFETY: the mapping just made, which nobody knows yet.
             let _ = unsafe { munmap(base.as_ptr().cast(), len) };
@@ -92,12 +112,19 @@ impl Mapping {
         };
         let words = len.div_ceil(BLOCK).div_ceil(64);
         let present = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { base, len, what: What::File { fd, watch, present } })
+        let locks = len.div_ceil(BLOCK).min(LOCKS);
+        let locks = (0..locks).map(|_| RwLock::new(())).collect();
+        Ok(Self { base, len, what: What::File { fd, watch, present, access, locks } })
     }
 
-    /// Whether [`Mapping::read`] of the range is worth it now.
+    /// Whether [`Mapping::write`] is allowed.
+    pub fn is_writable(&self) -> bool {
+        matches!(self.what, What::File { access: Access::ReadWrite, .. })
+    }
+
+    /// Whether [`Mapping::read`] or [`Mapping::write`] of the range is worth it now.
     pub fn at_hand(&self, offset: u64, len: usize) -> bool {
-        let What::File { watch, present, .. } = &self.what else { return len <= self.len };
+        let What::File { watch, present, access, .. } = &self.what else { return len <= self.len };
         let Some(offset) = self.place(offset, len) else { return false };
         if watch.is_broken() {
             return false;
@@ -108,8 +135,10 @@ impl Mapping {
                 return true;
             }
             let start = block * BLOCK;
-            let is = self.is_resident(start, BLOCK.min(self.len - start));
+            let len = BLOCK.min(self.len - start);
+            let is = self.is_resident(start, len);
             if is {
+                self.populate(start, len, *access);
                 word.fetch_or(bit, Ordering::Relaxed);
             }
             is
@@ -127,21 +156,76 @@ impl Mapping {
         }
     }
 
-    /// Lends the range to `use_`; `None` if what it saw may not be the file's. Takes memory for what
-    /// is not [at hand](Mapping::at_hand).
-    pub fn read<R>(&self, offset: u64, len: usize, use_: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        let start = match self.what {
-            What::Zeroes => (len <= self.len).then_some(0)?,
-            What::File { .. } => self.place(offset, len)?,
+    /// Lends the range to `use_`, in pieces with their places in it; `None` if what it saw may not be
+    /// the file's. Takes memory for what is not [at hand](Mapping::at_hand).
+    ///
+    /// # Errors
+    /// The first of `use_`, which ends it.
+    pub fn read<E>(
+        &self,
+        offset: u64,
+        len: usize,
+        mut use_: impl FnMut(Range<usize>, &[u8]) -> Result<(), E>,
+    ) -> Option<Result<(), E>> {
+        let What::File { watch, locks, .. } = &self.what else {
+            // SAFETY: the mapping is as long and lives as long as `self`; nobody writes to it.
+            let zeroes = unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) };
+            return Some(use_(0..len, zeroes.get(..len)?));
         };
-        // SAFETY: the range lies in the mapping, which lives as long as `self`. Its bytes may
-        // change while the slice exists, which the module's contract provides for: the code that
-        // gets it moves bytes and draws no conclusion from any of them. Behind the end of a file
-        // that was cut off, `Watch` puts memory in its place.
-        let bytes = unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(start), len) };
-        let done = use_(bytes);
-        let What::File { watch, .. } = &self.what else { return Some(done) };
-        (!watch.is_broken()).then_some(done)
+        for piece in self.pieces(offset, len)? {
+            let (first, second) = piece.locks(locks);
+            // Held whether a thread has panicked with it or not.
+            let _held = (first.read(), second.map(RwLock::read));
+            // SAFETY: the range lies in the mapping, which lives as long as `self`. Who writes to
+            // it through this mapping waits for the lock. Others may change it while the slice
+            // exists, which the module's contract provides for: the code that gets it moves bytes
+            // and draws no conclusion from any of them. Behind the end of a file that was cut off,
+            // `Watch` puts memory in its place.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(self.base.as_ptr().add(piece.start), piece.place.len())
+            };
+            if let Err(error) = use_(piece.place, bytes) {
+                return Some(Err(error));
+            }
+        }
+        (!watch.is_broken()).then_some(Ok(()))
+    }
+
+    /// Lends the range to `put` to be overwritten, in pieces with their places in it; `None` if it may
+    /// not be the file's, or the mapping is not to be written. Takes memory for what is not
+    /// [at hand](Mapping::at_hand).
+    ///
+    /// # Errors
+    /// The first of `put`, which ends it.
+    pub fn write<E>(
+        &self,
+        offset: u64,
+        len: usize,
+        mut put: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+    ) -> Option<Result<(), E>> {
+        let What::File { watch, locks, access: Access::ReadWrite, .. } = &self.what else {
+            return None;
+        };
+        for piece in self.pieces(offset, len)? {
+            let (first, second) = piece.locks(locks);
+            let _held = (first.write(), second.map(RwLock::write));
+            // SAFETY: as in `read`; the locks keep everybody else of this mapping out.
+            let bytes = unsafe {
+                let start = self.base.as_ptr().add(piece.start);
+                std::slice::from_raw_parts_mut(start, piece.place.len())
+            };
+            if let Err(error) = put(piece.place, bytes) {
+                return Some(Err(error));
+            }
+        }
+        (!watch.is_broken()).then_some(Ok(()))
+    }
+
+    /// A range in pieces of a block's length; `None` if it reaches beyond the end.
+    fn pieces(&self, offset: u64, len: usize) -> Option<impl Iterator<Item = Piece> + use<>> {
+        let start = self.place(offset, len)?;
+        let pieces = (0..len).step_by(BLOCK);
+        Some(pieces.map(move |at| Piece { start: start + at, place: at..len.min(at + BLOCK) }))
     }
 
     /// Reads the range from the file, waiting for it.
@@ -164,6 +248,18 @@ impl Mapping {
         (offset.checked_add(len)? <= self.len).then_some(offset)
     }
 
+    /// Has the kernel enter pages that are in memory into this process' tables, all at once: one by one,
+    /// when they are touched, takes several times as long, and passes for a slow cipher.
+    fn populate(&self, offset: usize, len: usize, access: Access) {
+        let advice = match access {
+            Access::Read => Advice::LinuxPopulateRead,
+            Access::ReadWrite => Advice::LinuxPopulateWrite,
+        };
+        // Kernels before 5.14 refuse it.
+        // SAFETY: the range lies in the mapping; its bytes stay what they are.
+        let _ = unsafe { madvise(self.base.as_ptr().add(offset).cast(), len, advice) };
+    }
+
     /// Whether all pages of a block are in memory, as the kernel says.
     fn is_resident(&self, offset: usize, len: usize) -> bool {
         let mut pages = [0; BLOCK / PAGE_MIN];
@@ -184,6 +280,23 @@ impl Mapping {
     }
 }
 
+/// What is lent at a time.
+struct Piece {
+    /// In the mapping.
+    start: usize,
+    /// In the range that was asked for.
+    place: Range<usize>,
+}
+
+impl Piece {
+    /// The locks of the blocks that it touches, in the order in which everybody takes them.
+    fn locks<'a>(&self, locks: &'a [RwLock<()>]) -> (&'a RwLock<()>, Option<&'a RwLock<()>>) {
+        let last = self.start + self.place.len() - 1;
+        let [one, other] = [self.start, last].map(|at| at / BLOCK % locks.len());
+        (&locks[one.min(other)], (one != other).then(|| &locks[one.max(other)]))
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // The watch ends first.
@@ -197,6 +310,7 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy_streaming;
     use std::os::unix::fs::FileExt as _;
 
     const LEN: u64 = 1 << 20;
@@ -210,21 +324,35 @@ mod tests {
         file
     }
 
+    fn byte(mapping: &Mapping, offset: u64) -> Option<u8> {
+        let mut found = None;
+        let done = mapping.read(offset, 1, |_, bytes| {
+            found = bytes.first().copied();
+            Ok::<(), Errno>(())
+        });
+        done?.ok().and(found)
+    }
+
     #[test]
     fn what_is_there_is_lent_and_holes_are_left_alone() {
         use std::os::unix::fs::MetadataExt as _;
         let file = file();
-        let mapping = Mapping::file(file.as_fd(), LEN).unwrap();
+        let mapping = Mapping::file(file.as_fd(), LEN, Access::Read).unwrap();
         assert!(mapping.at_hand(100, 300_000) && mapping.at_hand(0, 512 << 10));
         assert!(!mapping.at_hand(512 << 10, 1) && !mapping.at_hand((512 << 10) - 1, 2));
         assert!(!mapping.at_hand(LEN - 1, 2) && !mapping.at_hand(u64::MAX, 1));
-        assert!(mapping.read(LEN - 1, 2, |_| ()).is_none());
-        let sum =
-            mapping.read(4000, 5000, |bytes| bytes.iter().map(|&b| u64::from(b)).sum::<u64>());
-        assert_eq!(sum, Some(5000));
+        assert!(mapping.read(LEN - 1, 2, |_, _| Ok::<(), Errno>(())).is_none());
+        let (mut sum, mut end) = (0, 0);
+        let done = mapping.read(4000, 200_000, |place, bytes| {
+            assert_eq!((place.start, place.len()), (end, bytes.len()));
+            end = place.end;
+            sum += bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+            Ok::<(), Errno>(())
+        });
+        assert_eq!((done, sum, end), (Some(Ok(())), 200_000, 200_000));
         assert_eq!(file.metadata().unwrap().blocks(), 1024, "no memory was taken for the hole");
         file.write_all_at(&[2], 0).unwrap();
-        assert_eq!(mapping.read(0, 1, |bytes| bytes[0]), Some(2));
+        assert_eq!(byte(&mapping, 0), Some(2));
         mapping.forget(0, 1);
         assert!(mapping.at_hand(0, 10), "it is asked about again");
     }
@@ -233,15 +361,21 @@ mod tests {
     fn a_file_that_is_cut_off_ends_in_an_error_for_every_reader() {
         for _ in 0..20 {
             let file = file();
-            let mapping = Mapping::file(file.as_fd(), LEN).unwrap();
+            let mapping = Mapping::file(file.as_fd(), LEN, Access::Read).unwrap();
             assert!(mapping.at_hand(0, 512 << 10));
             std::thread::scope(|scope| {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         // Until the mapping is broken, everything is ones.
-                        while let Some(ones) =
-                            mapping.read(0, 512 << 10, |bytes| bytes.iter().all(|&byte| byte == 1))
-                        {
+                        loop {
+                            let mut ones = true;
+                            let done = mapping.read(0, 512 << 10, |_, bytes| {
+                                ones &= bytes.iter().all(|&byte| byte == 1);
+                                Ok::<(), Errno>(())
+                            });
+                            if done.is_none() {
+                                break;
+                            }
                             assert!(ones, "zeroes were taken for the file's");
                         }
                     });
@@ -255,10 +389,87 @@ mod tests {
         }
     }
 
+    fn fill(mapping: &Mapping, offset: u64, len: usize, with: u8) -> Option<Result<(), Errno>> {
+        let from = vec![with; BLOCK];
+        mapping.write(offset, len, |_, bytes| {
+            copy_streaming(bytes, &from);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_is_written_in_place_is_in_the_file_and_nowhere_else() {
+        let file = file();
+        let mapping = Mapping::file(file.as_fd(), LEN, Access::ReadWrite).unwrap();
+        assert!(mapping.is_writable());
+        assert_eq!(fill(&mapping, 512, 200_000, 7), Some(Ok(())));
+        let mut all = vec![0; 512 << 10];
+        file.read_exact_at(&mut all, 0).unwrap();
+        assert!(all[512..200_512].iter().all(|&byte| byte == 7));
+        assert!(all[..512].iter().chain(&all[200_512..]).all(|&byte| byte == 1));
+        assert!(fill(&mapping, LEN - 1, 2, 7).is_none(), "beyond the end");
+        let failed = mapping
+            .write(0, 200_000, |place, _| if place.start > 0 { Err(Errno::IO) } else { Ok(()) });
+        assert_eq!(failed, Some(Err(Errno::IO)));
+        let to_read = Mapping::file(file.as_fd(), LEN, Access::Read).unwrap();
+        assert!(!to_read.is_writable() && fill(&to_read, 0, 512, 7).is_none());
+    }
+
+    #[test]
+    fn a_piece_is_never_seen_half_written() {
+        let file = file();
+        let mapping = Mapping::file(file.as_fd(), LEN, Access::ReadWrite).unwrap();
+        // Its pieces lie across two blocks each.
+        let (offset, len) = (4096 + 512, 200_000);
+        fill(&mapping, offset, len, 1);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for with in 2..4 {
+                let (mapping, stop) = (&mapping, &stop);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        assert_eq!(fill(mapping, offset, len, with), Some(Ok(())));
+                    }
+                });
+            }
+            for _ in 0..200 {
+                let mut whole = true;
+                let done = mapping.read(offset, len, |_, bytes| {
+                    whole &= bytes.iter().all(|byte| *byte == bytes[0]);
+                    Ok::<(), Errno>(())
+                });
+                let seen = (done, whole);
+                // Before anything can fail, or the writers would never end.
+                stop.fetch_or(seen != (Some(Ok(())), true), Ordering::Relaxed);
+                assert_eq!(seen, (Some(Ok(())), true));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_is_not_taken_for_written() {
+        for _ in 0..20 {
+            let file = file();
+            let mapping = Mapping::file(file.as_fd(), LEN, Access::ReadWrite).unwrap();
+            std::thread::scope(|scope| {
+                for with in 2..4 {
+                    let mapping = &mapping;
+                    scope.spawn(move || while fill(mapping, 0, 512 << 10, with).is_some() {});
+                }
+                file.set_len(8192).unwrap();
+            });
+            assert!(!mapping.at_hand(0, 4096), "a broken mapping is not used again");
+            assert_eq!(file.metadata().unwrap().len(), 8192, "it did not grow again");
+        }
+    }
+
     #[test]
     fn zeroes_are_at_hand_anywhere() {
         let zeroes = Mapping::zeroes(1 << 20).unwrap();
         assert!(zeroes.at_hand(1 << 60, 1 << 20) && !zeroes.at_hand(0, (1 << 20) + 1));
-        assert_eq!(zeroes.read(5, 4096, |bytes| bytes.iter().all(|&byte| byte == 0)), Some(true));
+        let look = |_, bytes: &[u8]| if bytes == [0; 4096] { Ok(()) } else { Err(()) };
+        assert_eq!(zeroes.read(5, 4096, look), Some(Ok(())));
+        assert!(zeroes.write(5, 4096, |_, _| Ok::<(), ()>(())).is_none());
     }
 }

@@ -160,7 +160,15 @@ impl Situation<'_> {
 
     /// What this thread is spared when a worker crypts so much for it.
     fn saved_ns(&self, bytes: f64) -> f64 {
-        self.cipher_ns(bytes) - self.carry_ns(bytes)
+        let crypt_ns = if self.op != Op::Read && self.device.in_place {
+            // What this thread takes has the writing in it, which a worker leaves to it. The rest of
+            // it is not more than what a worker takes.
+            let rest_ns = self.cipher_ns(bytes) - bytes * self.learned.copy_ns_per_byte();
+            rest_ns.min(self.worker_ns(bytes))
+        } else {
+            self.cipher_ns(bytes)
+        };
+        crypt_ns - self.carry_ns(bytes)
     }
 
     /// What this thread takes longer to copy so much from a worker's cache: reads to the client, writes

@@ -22,6 +22,9 @@ pub struct Device {
     pub synchronous: bool,
     /// A core copies what is written, and no device fetches it.
     pub copies: bool,
+    /// What this thread encrypts it encrypts to where the backend keeps it. What a worker encrypts
+    /// has to be written.
+    pub in_place: bool,
     /// What one more operation costs beyond its bytes, in nanoseconds (a network volume charges
     /// per request); 0 if unknown.
     pub request_ns: u64,

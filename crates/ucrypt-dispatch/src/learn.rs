@@ -90,6 +90,7 @@ pub struct Learned {
     wake: Average,
     hand: Average,
     carry: Average,
+    copy: Average,
     request: Average,
     reads: [Average; SIZES],
     writes: [Average; SIZES],
@@ -136,6 +137,13 @@ impl Learned {
         }
     }
 
+    /// Writing `bytes` to a backend in memory, by the kernel, took `ns`.
+    pub fn copy(&mut self, bytes: u64, ns: u64) {
+        if bytes > 0 {
+            self.copy.add(ns as f64 / bytes as f64);
+        }
+    }
+
     /// Submitting one operation and taking its answer cost this thread `ns`.
     pub fn request(&mut self, ns: u64) {
         self.request.add(ns as f64);
@@ -179,6 +187,11 @@ impl Learned {
     /// in another core's cache.
     pub fn carry_ns_per_byte(&self) -> f64 {
         self.carry.or(0.0)
+    }
+
+    /// Nanoseconds per byte that the kernel takes to write to a backend in memory.
+    pub fn copy_ns_per_byte(&self) -> f64 {
+        self.copy.or(0.0)
     }
 
     /// Nanoseconds that one more backend operation costs the thread that submits it.

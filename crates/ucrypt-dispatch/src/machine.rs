@@ -240,6 +240,16 @@ impl<E: Copy> Machine<E> {
         self.chunks.get(chunk.0).map(|chunk| chunk.op)
     }
 
+    /// Whether a write's chunk that is being crypted leaves for the backend as soon as it is crypted:
+    /// nothing has to leave before it.
+    pub fn leaves_next(&self, chunk: ChunkId) -> bool {
+        self.chunks.get(chunk.0).is_some_and(|state| {
+            state.phase == Phase::Crypt
+                && state.op.is_write()
+                && (!state.ordered || self.order.front() == Some(&chunk))
+        })
+    }
+
     /// The next thing to do; `None` when the machine waits for an input.
     #[inline]
     pub fn next_output(&mut self) -> Option<Output<E>> {

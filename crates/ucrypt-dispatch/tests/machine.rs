@@ -31,8 +31,14 @@ fn limits() -> Limits {
     }
 }
 
-const DEVICE: Device =
-    Device { synchronous: false, copies: false, request_ns: 0, rotational: false, depth_max: 12 };
+const DEVICE: Device = Device {
+    synchronous: false,
+    copies: false,
+    in_place: false,
+    request_ns: 0,
+    rotational: false,
+    depth_max: 12,
+};
 
 const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2, reads_in_place: false };
 
@@ -510,28 +516,49 @@ fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
     assert!(alone.iter().all(|&place| place == Place::Here), "nobody is there: {alone:?}");
 }
 
+/// Whether any crypt is to be done by a worker. Reads are answered at once.
+fn hands_on(machine: &mut Machine<u32>, around: Surroundings) -> bool {
+    machine.plan(0, around);
+    let mut places = Vec::new();
+    while let Some(output) = machine.next_output() {
+        match output {
+            Output::Store { chunk, kind: StoreKind::Read } => machine.stored(chunk, Ok(()), 0),
+            Output::Crypt { place, .. } => places.push(place),
+            _ => {}
+        }
+    }
+    assert!(!places.is_empty());
+    places.into_iter().any(|place| place != Place::Here)
+}
+
 #[test]
 fn what_costs_more_to_fetch_from_a_workers_cache_than_to_crypt_stays_here() {
     let on_worker = |op, copied, carry_ns| {
         let mut machine = adaptive(Device { copies: copied, ..DEVICE });
         machine.learned_mut().carry(1 << 20, carry_ns);
         machine.request(request(op, 2000, 2048)).unwrap();
-        machine.plan(0, Surroundings { reads_in_place: !copied, ..WORKERS });
-        let mut places = Vec::new();
-        while let Some(output) = machine.next_output() {
-            match output {
-                Output::Store { chunk, kind: StoreKind::Read } => machine.stored(chunk, Ok(()), 0),
-                Output::Crypt { place, .. } => places.push(place),
-                _ => {}
-            }
-        }
-        places.into_iter().any(|place| place != Place::Here)
+        hands_on(&mut machine, Surroundings { reads_in_place: !copied, ..WORKERS })
     };
     let (little, much) = (1 << 17, 1 << 21);
     for op in [Op::Read, WRITE] {
         assert!(on_worker(op, true, little) && !on_worker(op, true, much), "{op:?}");
         assert!(on_worker(op, false, much), "{op:?}: the client or the device fetches it itself");
     }
+}
+
+#[test]
+fn what_a_worker_leaves_to_be_written_must_be_worth_it_where_this_thread_encrypts_in_place() {
+    let on_worker = |op, in_place, copy_ns| {
+        let mut machine = adaptive(Device { synchronous: true, in_place, ..DEVICE });
+        machine.learned_mut().copy(1 << 20, copy_ns);
+        for index in 0..4 {
+            machine.request(request(op, 2000 * index + 2000, 1024)).unwrap();
+        }
+        hands_on(&mut machine, WORKERS)
+    };
+    assert!(on_worker(WRITE, true, 1 << 17) && !on_worker(WRITE, true, 1 << 20));
+    assert!(on_worker(WRITE, false, 1 << 20), "it is written in any case");
+    assert!(on_worker(Op::Read, true, 1 << 20), "reads are not written");
 }
 
 /// Lengths of the chunks of each request, in sectors, of `depth` requests under way together.

@@ -34,6 +34,8 @@ pub(crate) struct Calibration {
     hand: Option<u64>,
     /// Of [`BYTES`].
     carry: Option<u64>,
+    /// Of [`BYTES`].
+    copy: Option<u64>,
 }
 
 impl Calibration {
@@ -44,8 +46,13 @@ impl Calibration {
             return Self { cipher, ..Self::default() };
         };
         let (handover, wake) = handover_ns(workers, &waker).unzip();
-        let (hand, carry) = memory_ns(workers, &waker).unzip();
-        Self { cipher, handover, wake, hand, carry }
+        let small = memory_ns(workers, &waker, SMALL);
+        let large = memory_ns(workers, &waker, BYTES);
+        let (carry, copy) = (large.map(|trip| trip.carry), large.map(|trip| trip.copy));
+        let hand = small
+            .zip(carry)
+            .map(|(small, carry)| small.all.saturating_sub(carry * SMALL as u64 / BYTES as u64));
+        Self { cipher, handover, wake, hand, carry, copy }
     }
 
     /// Tells a queue what it would have learned by itself.
@@ -65,19 +72,19 @@ impl Calibration {
         if let Some(ns) = self.carry {
             learned.carry(BYTES as u64, ns);
         }
+        if let Some(ns) = self.copy {
+            learned.copy(BYTES as u64, ns);
+        }
     }
 }
 
-/// What a small chunk costs beside its bytes, and what [`BYTES`] cost that come from another core.
-/// Copied by the kernel, as most backends and exports have it done.
-fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
+/// What a worker costs over data that the kernel copies then, as most backends and exports have it
+/// done.
+fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, bytes: usize) -> Option<Trip> {
     let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
     let copy = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).map(|_| ()).map_err(Into::into);
-    let (pool, segments) = (Pool::new(BYTES + SMALL).ok()?, Arc::new(quick()?));
-    let trip = |bytes| trip_ns(workers, waker, &segments, pool.alloc(bytes)?, copy);
-    let (small, large) = (trip(SMALL)?, trip(BYTES)?);
-    let carried = large.copy * SMALL as u64 / BYTES as u64;
-    Some((small.all.saturating_sub(carried), large.copy))
+    let (pool, segments) = (Pool::new(bytes).ok()?, Arc::new(quick()?));
+    trip_ns(workers, waker, &segments, pool.alloc(bytes)?, copy)
 }
 
 /// What a hand-over costs: nanoseconds from handing an empty job to a parked worker until its
@@ -109,7 +116,7 @@ fn trip_ns(
     mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Option<Trip> {
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
-    let (mut trips, mut copies) = (Vec::new(), Vec::new());
+    let (mut trips, mut copies, mut carries) = (Vec::new(), Vec::new(), Vec::new());
     // The first one wakes it.
     for _ in 0..=TRIPS {
         buf.fill(0);
@@ -127,19 +134,25 @@ fn trip_ns(
         let arrived_ns = elapsed_ns(started);
         copy(&buf).ok()?;
         let there_ns = elapsed_ns(started);
+        let copy_ns = here_ns - crypted_ns;
         trips.push(there_ns.saturating_sub(here_ns));
-        copies.push((there_ns - arrived_ns).saturating_sub(here_ns - crypted_ns));
+        copies.push(copy_ns);
+        carries.push((there_ns - arrived_ns).saturating_sub(copy_ns));
     }
     // Not the smallest: a worker may be on this core in one round.
-    Some(Trip { all: median(&mut trips), copy: median(&mut copies) })
+    let [all, copy, carry] = [trips, copies, carries].map(|mut times| median(&mut times));
+    Some(Trip { all, copy, carry })
 }
 
-/// Nanoseconds more than without a worker.
+/// Nanoseconds.
+#[derive(Clone, Copy)]
 struct Trip {
-    /// From giving it away until it was copied.
+    /// More than without a worker, from giving it away until it was copied.
     all: u64,
-    /// To copy it, because it comes from another core's cache.
+    /// To copy what was crypted here.
     copy: u64,
+    /// More to copy it because it comes from another core's cache.
+    carry: u64,
 }
 
 /// A segment of no length, for jobs that only measure the way.
@@ -210,10 +223,11 @@ mod tests {
     fn every_figure_is_measured_where_there_are_workers() {
         let segments = quick().unwrap();
         let workers = Workers::start(2, true).unwrap();
-        let Calibration { cipher, handover, wake, hand, carry } =
+        let Calibration { cipher, handover, wake, hand, carry, copy } =
             Calibration::new(&segments, Some(&workers));
         assert!(cipher > Some(0), "64 KiB in {cipher:?} ns");
         assert!(handover > Some(0) && wake > Some(0), "{handover:?}, {wake:?}");
+        assert!(copy > Some(0), "64 KiB in {copy:?} ns");
         // Differences: nothing is gained or lost if both ways take the same time.
         assert!(hand.is_some() && carry.is_some());
         let alone = Calibration::new(&segments, None);

@@ -134,7 +134,8 @@ pub struct Queue {
     /// By the machine's chunk: its buffers while they are in no other hands. The lists travel with
     /// the buffers and come back, so that none is made after start.
     chunks: Vec<Vec<Buf>>,
-    /// By the machine's chunk: its ciphertext lies in the backend's mapping, not in its buffers.
+    /// By the machine's chunk: its ciphertext lies in the backend's mapping, not in its buffers. Of
+    /// a read that was stored, or of a write that was crypted.
     mapped: Box<[bool]>,
     jobs: Vec<Job>,
     /// By job: the sectors of which it writes only a part. Apart from the job, which is moved about.
@@ -216,6 +217,7 @@ impl Queue {
         let device = Device {
             synchronous: limits.synchronous,
             copies: limits.copies,
+            in_place: volume.segments.in_place(),
             request_ns: limits.request_ns,
             rotational: limits.rotational,
             depth_max: limits.depth_max,

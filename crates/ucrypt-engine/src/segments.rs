@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ucrypt_backend::{Buf, Errno, Mapping};
+use ucrypt_backend::{Buf, Errno, Mapping, copy_streaming};
 use ucrypt_sector::SectorCipher;
 
 /// A run of the volume that lies in one piece on the backend.
@@ -23,6 +23,11 @@ impl Segment {
     /// Bytes that are encrypted as one; 512 without encryption.
     pub(crate) fn sector_size(&self) -> u32 {
         self.cipher.as_ref().map_or(512, SectorCipher::sector_size)
+    }
+
+    /// Whether it may be encrypted to where it is kept.
+    fn streams(&self) -> bool {
+        self.cipher.as_ref().is_none_or(SectorCipher::streams)
     }
 }
 
@@ -118,15 +123,16 @@ impl Segments {
         for buf in bufs {
             let started = self.model.map(|_| Instant::now());
             let (offset, len) = (backend_offset + sector * 512, buf.len());
-            let done = mapping.read(offset, len, |stored| {
+            let done = mapping.read(offset, len, |place, stored| {
+                let sector = sector + place.start as u64 / 512;
                 let Some(cipher) = cipher else {
-                    buf.copy_from_slice(stored);
+                    buf[place].copy_from_slice(stored);
                     return Ok(());
                 };
-                cipher.decrypt(sector, stored, buf).map_err(|_| Errno::IO)
+                cipher.decrypt(sector, stored, &mut buf[place])
             });
             match (done, cipher) {
-                (Some(done), _) => done?,
+                (Some(done), _) => done.map_err(|_| Errno::IO)?,
                 (None, cipher) => {
                     mapping.read_exact(offset, buf)?;
                     if let Some(cipher) = cipher {
@@ -155,6 +161,42 @@ impl Segments {
         let result = cipher.encrypt(sector, plain, buf).map_err(|_| Errno::IO);
         self.take_time(started, plain.len());
         Some(result)
+    }
+
+    /// Whether every segment may be written by [`Segments::encrypt_mapped`].
+    pub(crate) fn in_place(&self) -> bool {
+        self.mapping.as_ref().is_some_and(|mapping| mapping.is_writable())
+            && self.list.iter().all(Segment::streams)
+    }
+
+    /// Whether adjacent sectors can be encrypted to the backend's mapping now, which saves the write:
+    /// [`Segments::encrypt_mapped`].
+    pub(crate) fn takes_in_place(&self, segment: usize, sector: u64, bytes: usize) -> bool {
+        let Some(mapping) = &self.mapping else { return false };
+        let offset = self.list[segment].backend_offset + sector * 512;
+        mapping.is_writable() && self.list[segment].streams() && mapping.at_hand(offset, bytes)
+    }
+
+    /// Encrypts to where the sectors are kept. `None`: it may not have arrived there.
+    pub(crate) fn encrypt_mapped(
+        &self,
+        segment: usize,
+        sector: u64,
+        plain: &[u8],
+    ) -> Option<Result<(), Errno>> {
+        let mapping = self.mapping.as_ref()?;
+        let Segment { backend_offset, cipher, .. } = &self.list[segment];
+        let started = self.model.filter(|_| cipher.is_some()).map(|_| Instant::now());
+        let written = mapping.write(backend_offset + sector * 512, plain.len(), |place, kept| {
+            let sector = sector + place.start as u64 / 512;
+            let Some(cipher) = cipher else {
+                copy_streaming(kept, &plain[place]);
+                return Ok(());
+            };
+            cipher.encrypt_streaming(sector, &plain[place], kept)
+        });
+        self.take_time(started, plain.len());
+        written.map(|done| done.map_err(|_| Errno::IO))
     }
 
     /// Spins until as much time has passed as the modelled cipher takes.

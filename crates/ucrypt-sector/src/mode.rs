@@ -47,6 +47,16 @@ pub(crate) trait SectorMode: Send + Sync {
     fn encrypt(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize);
 
     fn decrypt(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize);
+
+    /// See [`SectorCipher::streams`](crate::SectorCipher::streams).
+    fn streams(&self) -> bool {
+        false
+    }
+
+    /// Only for a mode that [`streams`](SectorMode::streams); from one place to another.
+    fn encrypt_streaming(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize) {
+        self.encrypt(ivs, data, sector_size);
+    }
 }
 
 /// Applies `crypt` to the sectors between two XORs with a mask that `fill` makes from their IVs.

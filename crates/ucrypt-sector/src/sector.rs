@@ -23,6 +23,7 @@ pub struct SectorCipher {
 #[derive(Clone, Copy)]
 enum Direction {
     Encrypt,
+    EncryptStreaming,
     Decrypt,
 }
 
@@ -84,6 +85,26 @@ impl SectorCipher {
     /// [`encrypt_in_place`](Self::encrypt_in_place).
     pub fn encrypt(&self, sector: u64, src: &[u8], dst: &mut [u8]) -> Result<(), RunError> {
         self.crypt(Direction::Encrypt, sector, pair(src, dst)?)
+    }
+
+    /// Whether [`encrypt_streaming`](Self::encrypt_streaming) goes past the caches and to its end
+    /// only: each block of the output is written once and does not depend on the one before, and no
+    /// plaintext ever lies there. So a run may go straight to where it is kept, even if somebody looks
+    /// or the process ends meanwhile.
+    pub fn streams(&self) -> bool {
+        self.keys.iter().all(|key| key.mode.streams())
+    }
+
+    /// As [`encrypt`](Self::encrypt), for an output that is not read soon: as fast for memory that is
+    /// in no cache as for memory that is, if the cipher [`streams`](Self::streams) and `dst` is aligned
+    /// to 64 bytes.
+    pub fn encrypt_streaming(
+        &self,
+        sector: u64,
+        src: &[u8],
+        dst: &mut [u8],
+    ) -> Result<(), RunError> {
+        self.crypt(Direction::EncryptStreaming, sector, pair(src, dst)?)
     }
 
     /// Decrypts the run of sectors in `src` to `dst`, which is as long; the rules are those of
@@ -171,6 +192,9 @@ impl SectorCipher {
             key.iv.fill(number, step, ivs, iv_len);
             match direction {
                 Direction::Encrypt => key.mode.encrypt(ivs, batch, sector_size),
+                Direction::EncryptStreaming => {
+                    key.mode.encrypt_streaming(ivs, batch, sector_size);
+                }
                 Direction::Decrypt => key.mode.decrypt(ivs, batch, sector_size),
             }
             number = number.wrapping_add(step.wrapping_mul(sectors as u64));

@@ -93,6 +93,12 @@ proptest! {
         cipher.encrypt_in_place(start, &mut in_place).unwrap();
         prop_assert_eq!(&run, &in_place);
 
+        // Wherever in a cache line it begins.
+        let mut streamed = vec![0; src.len() + 64];
+        let streamed = &mut streamed[seed as usize % 64..][..src.len()];
+        cipher.encrypt_streaming(start, &src, streamed).unwrap();
+        prop_assert_eq!(&run, streamed);
+
         let mut one_by_one = vec![0; src.len()];
         for (index, (src, dst)) in
             src.chunks(size).zip(one_by_one.chunks_mut(size)).enumerate()

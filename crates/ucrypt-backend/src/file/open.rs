@@ -12,7 +12,7 @@ use rustix::fs::{
 
 use super::zones::DeviceZones;
 use super::{Direct, Files, lock};
-use crate::{Errno, Limits, Mapping};
+use crate::{Access, Errno, Limits, Mapping};
 
 /// How to open an image.
 #[derive(Debug, Clone, Copy, Default)]
@@ -178,7 +178,7 @@ fn describe(
     // The kernel tells only those what is no hole who may write to the file or own it.
     let is_told = !read_only || stat.st_uid == rustix::process::geteuid().as_raw();
     let mapping = (in_memory && is_told && len > 0)
-        .then(|| Mapping::file(fd.as_fd(), len).ok().map(Arc::new))
+        .then(|| map(fd.as_fd(), len, read_only).map(Arc::new))
         .flatten();
     let files = Arc::new(Files { buffered: fd, direct, mapping });
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
@@ -187,6 +187,12 @@ fn describe(
         DeviceZones::of(&files, open_max.unwrap_or(0), active_max.unwrap_or(0))
     });
     Ok(Opened { files, limits, name, in_memory, zones: zones.flatten() })
+}
+
+/// A file that is sealed is not mapped to be written.
+fn map(fd: BorrowedFd<'_>, len: u64, read_only: bool) -> Option<Mapping> {
+    let to_write = (!read_only).then(|| Mapping::file(fd, len, Access::ReadWrite).ok()).flatten();
+    to_write.or_else(|| Mapping::file(fd, len, Access::Read).ok())
 }
 
 /// Bytes of a file or device.

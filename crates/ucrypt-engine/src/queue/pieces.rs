@@ -146,12 +146,58 @@ impl<'a> Plain<'a> {
         sector: u64,
         to: &mut [u8],
     ) -> Option<Result<(), Errno>> {
-        match *self {
-            Self::One(plain) => segments.encrypt_from(segment, sector, plain, to),
-            Self::Pieces(pieces, first) => {
-                encrypt_pieces(segments, segment, sector, pieces, first, to)
+        let size = segments[segment].sector_size() as usize;
+        self.runs(to.len(), size, |at, plain| {
+            let to = to.get_mut(at..at + plain.len())?;
+            segments.encrypt_from(segment, sector + at as u64 / 512, plain, to)
+        })
+    }
+
+    /// Encrypts `len` bytes to where they are kept. `None`: they may not have arrived there.
+    pub(super) fn encrypt_mapped(
+        &self,
+        segments: &Segments,
+        segment: usize,
+        sector: u64,
+        len: usize,
+    ) -> Option<Result<(), Errno>> {
+        let size = segments[segment].sector_size() as usize;
+        self.runs(len, size, |at, plain| {
+            segments.encrypt_mapped(segment, sector + at as u64 / 512, plain)
+        })
+    }
+
+    /// Tells `len` bytes to `put` with their places, in runs of whole sectors as long as the pieces
+    /// allow; a sector that lies in several of them is put together first. Ends with what `put` says
+    /// unless that is that all is well.
+    fn runs(
+        &self,
+        len: usize,
+        size: usize,
+        mut put: impl FnMut(usize, &[u8]) -> Option<Result<(), Errno>>,
+    ) -> Option<Result<(), Errno>> {
+        let (pieces, first) = match *self {
+            Self::One(plain) => return put(0, plain),
+            Self::Pieces(pieces, first) => (pieces, first),
+        };
+        let mut done = 0;
+        while done < len {
+            let plain = piece_at(pieces, first + done);
+            let run = plain.len().min(len - done) / size * size;
+            let result = if run > 0 {
+                put(done, &plain[..run])
+            } else {
+                let mut together = [0; SECTOR_MAX];
+                let Some(together) = together.get_mut(..size) else { return Some(Err(Errno::IO)) };
+                copy_from(pieces, first + done, together);
+                put(done, together)
+            };
+            match result {
+                Some(Ok(())) => done += run.max(size),
+                failed => return failed,
             }
         }
+        Some(Ok(()))
     }
 }
 
@@ -178,35 +224,4 @@ pub(super) fn copy_from(pieces: &[Buf], mut first: usize, mut to: &mut [u8]) {
         to[..len].copy_from_slice(&from[..len]);
         (to, first) = (&mut to[len..], 0);
     }
-}
-
-/// As long runs as the pieces allow; a sector that lies in several of them is put together first.
-fn encrypt_pieces(
-    segments: &Segments,
-    segment: usize,
-    sector: u64,
-    pieces: &[Buf],
-    first: usize,
-    to: &mut [u8],
-) -> Option<Result<(), Errno>> {
-    let size = segments[segment].sector_size() as usize;
-    let mut done = 0;
-    while done < to.len() {
-        let plain = piece_at(pieces, first + done);
-        let run = plain.len().min(to.len() - done) / size * size;
-        let sector = sector + done as u64 / 512;
-        let result = if run > 0 {
-            segments.encrypt_from(segment, sector, &plain[..run], &mut to[done..done + run])
-        } else {
-            let mut together = [0; SECTOR_MAX];
-            let Some(together) = together.get_mut(..size) else { return Some(Err(Errno::IO)) };
-            copy_from(pieces, first + done, together);
-            segments.encrypt_from(segment, sector, together, &mut to[done..done + size])
-        };
-        match result {
-            Some(Ok(())) => done += run.max(size),
-            failed => return failed,
-        }
-    }
-    Some(Ok(()))
 }

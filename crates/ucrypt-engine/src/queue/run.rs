@@ -8,7 +8,7 @@ use ucrypt_dispatch::{
     ChunkId, Op as MachineOp, Output, Part, Place, Request, RequestId, StoreKind, Surroundings,
 };
 
-use super::job::{Kind, Middle, Role, Slot};
+use super::job::{Kind, Middle, Role};
 use super::pieces::Plain;
 use super::{Done, Queue};
 use crate::counters::add;
@@ -296,15 +296,24 @@ impl Queue {
         let mut encrypted = false;
         let ready = match op {
             MachineOp::Read => true,
-            MachineOp::Write { .. } => match self.gather(chunk, place, source, &mut bufs) {
-                Ok(done) => {
-                    encrypted = done;
-                    true
-                }
-                Err(error) => {
+            MachineOp::Write { .. } => {
+                if let Err(error) = self.cut_write(chunk, &mut bufs) {
                     return self.machine.crypted(chunk, Err(error), None, self.now_ns);
                 }
-            },
+                if place == Place::Here
+                    && let Some(result) = self.write_in_place(chunk, source, &bufs)
+                {
+                    self.chunks[chunk.index()] = bufs;
+                    return self.written_in_place(chunk, result);
+                }
+                match self.gather(chunk, place, source, &mut bufs) {
+                    Ok(done) => encrypted = done,
+                    Err(error) => {
+                        return self.machine.crypted(chunk, Err(error), None, self.now_ns);
+                    }
+                }
+                true
+            }
             _ => {
                 let bytes = sectors(self.machine.parts(chunk)) as usize * 512;
                 let zeroes = self.zeroes.alloc(bytes);
@@ -333,30 +342,77 @@ impl Queue {
         self.crypt_bufs(chunk, place, bufs, way);
     }
 
-    /// Collects the buffers of a write's chunk. Returns whether they are encrypted already: what
-    /// is only borrowed is encrypted out of its owner's memory, if that is to be done here.
+    /// Collects the buffers of a write's chunk, one for each part.
+    fn cut_write(&mut self, chunk: ChunkId, bufs: &mut Vec<Buf>) -> Result<(), Errno> {
+        for part in self.machine.parts(chunk) {
+            let whole = self.slots[part.request.index()].cut(part, bufs);
+            debug_assert!(whole, "a write has memory for all its sectors");
+            if !whole {
+                return Err(Errno::IO);
+            }
+        }
+        Ok(())
+    }
+
+    /// The plaintext of a write's part; `None` if its buffer holds it.
+    fn plaintext<'a>(&'a self, part: &Part, source: Borrowed<'a>) -> Option<Plain<'a>> {
+        let slot = &self.slots[part.request.index()];
+        let borrowed = source.filter(|(request, _)| *request == part.request);
+        let pieces = &self.pieces[slot.job as usize];
+        Plain::of(part, slot, borrowed.map(|(_, plain)| plain), &self.jobs, pieces)
+    }
+
+    /// Encrypts a write's chunk to where the backend keeps it, if it may leave at once and the backend
+    /// is memory: that saves the write. `None`: it has to be written, whatever is there now; its
+    /// plaintext is where it was.
+    fn write_in_place(
+        &self,
+        chunk: ChunkId,
+        source: Borrowed<'_>,
+        bufs: &[Buf],
+    ) -> Option<Result<Option<u64>, Errno>> {
+        let parts = self.machine.parts(chunk);
+        let (segments, bytes) = (&self.volume.segments, sectors(parts) as usize * 512);
+        let (segment, sector) = self.volume.place(parts.first()?.sector);
+        if !self.machine.leaves_next(chunk) || !segments.takes_in_place(segment, sector, bytes) {
+            return None;
+        }
+        let started = self.times(bytes as u64 / 512).then(Instant::now);
+        for (part, buf) in parts.iter().zip(bufs) {
+            let plain = self.plaintext(part, source).unwrap_or(Plain::One(buf));
+            let (segment, sector) = self.volume.place(part.sector);
+            match plain.encrypt_mapped(segments, segment, sector, buf.len())? {
+                Ok(()) => {}
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        Some(Ok(started.map(elapsed_ns)))
+    }
+
+    /// `spent`: the nanoseconds that encrypting took, if they were measured.
+    fn written_in_place(&mut self, chunk: ChunkId, spent: Result<Option<u64>, Errno>) {
+        self.crypted_here = self.crypted_here.wrapping_add(1);
+        let spent_ns = spent.ok().flatten();
+        self.now_ns += spent_ns.unwrap_or(0);
+        self.mapped[chunk.index()] = spent.is_ok();
+        self.machine.crypted(chunk, spent.map(drop), spent_ns, self.now_ns);
+    }
+
+    /// Puts the plaintext of a write's chunk into its buffers, if it is not there. Returns whether they
+    /// are encrypted already: what is elsewhere is encrypted on its way, if that is to be done here.
     fn gather(
-        &mut self,
+        &self,
         chunk: ChunkId,
         place: Place,
         source: Borrowed<'_>,
-        bufs: &mut Vec<Buf>,
+        bufs: &mut [Buf],
     ) -> Result<bool, Errno> {
         let parts = self.machine.parts(chunk);
-        let plaintext = |slots: &[Slot], part: &Part| {
-            let slot = &slots[part.request.index()];
-            let borrowed = source.filter(|(request, _)| *request == part.request);
-            let pieces = &self.pieces[slot.job as usize];
-            Plain::of(part, slot, borrowed.map(|(_, plain)| plain), &self.jobs, pieces)
-        };
         let here =
-            place == Place::Here && parts.iter().all(|part| plaintext(&self.slots, part).is_some());
+            place == Place::Here && parts.iter().all(|part| self.plaintext(part, source).is_some());
         let mut encrypted = here;
-        for part in parts {
-            let slot = &mut self.slots[part.request.index()];
-            let whole = slot.cut(part, bufs);
-            let Some(buf) = bufs.last_mut().filter(|_| whole) else { return Err(Errno::IO) };
-            let Some(plain) = plaintext(&self.slots, part) else { continue };
+        for (part, buf) in parts.iter().zip(bufs) {
+            let Some(plain) = self.plaintext(part, source) else { continue };
             let (segment, sector) = self.volume.place(part.sector);
             let done = here.then(|| plain.encrypt(&self.volume.segments, segment, sector, buf));
             if let Some(done) = done.flatten() {
@@ -367,6 +423,11 @@ impl Queue {
             }
         }
         Ok(encrypted)
+    }
+
+    /// Whether a crypt of so many sectors on this thread is timed.
+    fn times(&self, sectors: u64) -> bool {
+        sectors >= LONG_SECTORS || self.crypted_here.is_multiple_of(TIMED_EVERY)
     }
 
     /// Crypts buffers, here or by a worker.
@@ -394,8 +455,7 @@ impl Queue {
             }
         }
         self.crypted_here = self.crypted_here.wrapping_add(1);
-        let timed = count >= LONG_SECTORS || self.crypted_here.is_multiple_of(TIMED_EVERY);
-        let started = timed.then(Instant::now);
+        let started = self.times(count).then(Instant::now);
         let result = self.volume.segments.crypt(segment, sector, &mut bufs, way);
         let spent_ns = started.map(elapsed_ns);
         self.now_ns += spent_ns.unwrap_or(0);
@@ -449,6 +509,11 @@ impl Queue {
                 self.mapped[chunk.index()] = true;
                 return self.machine.stored(chunk, Ok(()), self.now_ns);
             }
+        }
+        if std::mem::take(&mut self.mapped[chunk.index()]) {
+            // It is there.
+            bufs.clear();
+            return self.machine.stored(chunk, Ok(()), self.now_ns);
         }
         // There is room: the machine has no more chunks than the backend's queue.
         let backend = self.backend.as_mut().expect("the queue is alive");

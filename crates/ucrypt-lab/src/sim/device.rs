@@ -43,6 +43,7 @@ impl DeviceModel {
         ucrypt_dispatch::Device {
             synchronous: limits.synchronous,
             copies: limits.copies,
+            in_place: false,
             request_ns: limits.request_ns,
             rotational: limits.rotational,
             depth_max: limits.depth_max,

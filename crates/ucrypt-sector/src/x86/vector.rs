@@ -15,7 +15,7 @@ pub(crate) const GROUP: usize = 8;
 /// # Safety
 ///
 /// The processor must have the instructions that the implementing type names, for every function.
-/// Pointers must be valid for one vector (`load`, `store`) or one block per lane.
+/// Pointers must be valid for one vector (`load`, `store`, `stream`) or one block per lane.
 pub(crate) trait Vector: Copy {
     /// Blocks per vector.
     const LANES: usize;
@@ -31,6 +31,10 @@ pub(crate) trait Vector: Copy {
 
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
+
+    /// Past the caches, to an address that is a multiple of [`BYTES`](Self::BYTES). Others see it in
+    /// order only after a fence.
+    unsafe fn stream(self, to: *mut u8);
 
     /// One block, repeated in every lane.
     unsafe fn broadcast(from: *const u8) -> Self;

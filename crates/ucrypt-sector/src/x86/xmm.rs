@@ -12,8 +12,8 @@ static POWERS: Counts<2> = Counts::POWERS;
 #[derive(Clone, Copy)]
 pub(crate) struct Xmm(pub(crate) __m128i);
 
-// SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
-// an alignment.
+// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where one is
+// needed.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Xmm {
     const LANES: usize = 1;
@@ -26,6 +26,11 @@ impl Vector for Xmm {
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         unsafe { _mm_storeu_si128(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut u8) {
+        unsafe { _mm_stream_si128(to.cast(), self.0) }
     }
 
     #[inline(always)]

@@ -12,8 +12,8 @@ static POWERS: Counts<4> = Counts::POWERS;
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm(pub(crate) __m256i);
 
-// SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
-// an alignment.
+// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where one is
+// needed.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Ymm {
     const LANES: usize = 2;
@@ -26,6 +26,11 @@ impl Vector for Ymm {
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         unsafe { _mm256_storeu_si256(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut u8) {
+        unsafe { _mm256_stream_si256(to.cast(), self.0) }
     }
 
     #[inline(always)]

@@ -12,8 +12,8 @@ static POWERS: Counts<8> = Counts::POWERS;
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm(pub(crate) __m512i);
 
-// SAFETY throughout: the caller promises the instructions and the pointers; no load or store needs
-// an alignment.
+// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where one is
+// needed.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Zmm {
     const LANES: usize = 4;
@@ -26,6 +26,11 @@ impl Vector for Zmm {
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         unsafe { _mm512_storeu_si512(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut u8) {
+        unsafe { _mm512_stream_si512(to.cast(), self.0) }
     }
 
     #[inline(always)]

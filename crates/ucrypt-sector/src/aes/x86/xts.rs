@@ -64,8 +64,45 @@ impl Making for ByProducts {
     }
 }
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
+/// How what was crypted is stored.
+pub(super) trait Storing {
+    /// Whether addresses must be multiples of a vector.
+    const ALIGNED: bool;
+
+    /// # Safety
+    ///
+    /// That of [`Vector::store`] or [`Vector::stream`].
+    unsafe fn store<V: Vector>(x: V, to: *mut u8);
+}
+
+/// Into the cache, anywhere.
+pub(super) struct Cached;
+
+/// Past the caches: what goes to memory that nobody reads soon need not be fetched from there first.
+pub(super) struct Streamed;
+
+impl Storing for Cached {
+    const ALIGNED: bool = false;
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(x: V, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { x.store(to) }
+    }
+}
+
+impl Storing for Streamed {
+    const ALIGNED: bool = true;
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(x: V, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { x.stream(to) }
+    }
+}
+
+/// Bytes of a cache line, to which every vector is aligned that the line is.
+pub(super) const LINE: usize = 64;
 
 /// How far ahead of the cipher its data is asked for, in bytes. Processors do that by themselves, but
 /// not across a page, so that each page of what is in no cache would begin with a wait.
@@ -113,13 +150,18 @@ impl<'a> Groups<'a> {
 /// # Safety
 ///
 /// The processor must have `V`'s instructions; `tweaks` must hold one per sector of `run`.
+///
+/// # Panics
+///
+/// If the destination is not aligned as `S` needs it.
 #[inline(always)]
-pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making>(
+pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making, S: Storing>(
     keys: &Schedule,
     tweaks: &[[u8; 16]],
     run: Run,
 ) {
     debug_assert_eq!(tweaks.len() * run.sector_size, run.len);
+    assert!(!S::ALIGNED || run.dst.addr().is_multiple_of(V::BYTES), "streamed to anywhere");
     let mut groups = Groups::new(tweaks, run.sector_size, V::GROUP_BLOCKS);
     let mut buffers = [const { MaybeUninit::<[V; GROUP]>::uninit() }; 2];
     let [now, next] = &mut buffers;
@@ -133,11 +175,11 @@ pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making>(
             (*now)[index] = M::tweaks(tweaks[0].as_ptr(), index);
         }
         for _ in 1..run.len / V::GROUP_BYTES {
-            step::<V, D, M>(keys, now, Some((groups.advance(), next.cast())), src, dst);
+            step::<V, D, M, S>(keys, now, Some((groups.advance(), next.cast())), src, dst);
             std::mem::swap(&mut now, &mut next);
             (src, dst) = (src.add(V::GROUP_BYTES), dst.add(V::GROUP_BYTES));
         }
-        step::<V, D, M>(keys, now, None, src, dst);
+        step::<V, D, M, S>(keys, now, None, src, dst);
     }
 }
 
@@ -146,14 +188,14 @@ pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making>(
 /// The tweaks are behind pointers to be read twice: kept in registers in between they would be
 /// spilled, to another place.
 #[inline(always)]
-unsafe fn step<V: Vector, D: Direction, M: Making>(
+unsafe fn step<V: Vector, D: Direction, M: Making, S: Storing>(
     keys: &Schedule,
     now: *const [V; GROUP],
     mut next: Option<(&mut Chains, *mut [u64; 2])>,
     src: *const u8,
     dst: *mut u8,
 ) {
-    // SAFETY: the caller promises the instructions and a group behind each pointer.
+    // SAFETY: the caller promises the instructions, a group behind each pointer, and what `S` needs.
     unsafe {
         let key = V::key(keys.first());
         let mut x = [key; GROUP];
@@ -195,7 +237,7 @@ unsafe fn step<V: Vector, D: Direction, M: Making>(
         }
         let key = V::key(keys.last());
         for i in 0..GROUP {
-            D::last(x[i], (*now)[i].xor(key)).store(dst.add(i * V::BYTES));
+            S::store(D::last(x[i], (*now)[i].xor(key)), dst.add(i * V::BYTES));
         }
     }
 }

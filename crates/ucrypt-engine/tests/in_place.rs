@@ -1,0 +1,197 @@
+//! Writes that are encrypted to where the backend keeps them.
+
+mod common;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{Random, aes, run};
+use ucrypt_backend::{Backend, Done, Extent, FileBackend, Io, Limits, Mapping, memory};
+use ucrypt_engine::{Op, Policy, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+
+const LEN: u64 = 4 << 20;
+/// Where the volume begins: no page of the backend.
+const OFFSET: u64 = 3 * 512;
+
+/// Memory that counts the writes it is asked for, and may hide where its bytes are.
+struct Counting {
+    memory: FileBackend,
+    hides: bool,
+    writes: Arc<AtomicUsize>,
+}
+
+impl Counting {
+    /// Of zeroes, half of them holes.
+    fn new(hides: bool) -> Arc<Self> {
+        let memory = memory(OFFSET + LEN).expect("memory");
+        memory.write_all_at(0, &vec![0; (OFFSET + LEN / 2) as usize]).expect("written");
+        Arc::new(Self { memory, hides, writes: Arc::default() })
+    }
+
+    fn writes(&self) -> usize {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; (OFFSET + LEN) as usize];
+        self.memory.read_exact_at(0, &mut bytes).expect("read");
+        bytes
+    }
+}
+
+impl Backend for Counting {
+    fn limits(&self) -> &Limits {
+        self.memory.limits()
+    }
+
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn ucrypt_backend::Queue>> {
+        let inner = self.memory.queue(depth)?;
+        Ok(Box::new(CountingQueue { inner, writes: self.writes.clone() }))
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        self.memory.extents(offset, len, max)
+    }
+
+    fn map(&self) -> Option<Arc<Mapping>> {
+        if self.hides { None } else { self.memory.map() }
+    }
+
+    fn describe(&self) -> String {
+        "counting".into()
+    }
+}
+
+struct CountingQueue {
+    inner: Box<dyn ucrypt_backend::Queue>,
+    writes: Arc<AtomicUsize>,
+}
+
+impl ucrypt_backend::Queue for CountingQueue {
+    fn room(&self) -> usize {
+        self.inner.room()
+    }
+
+    fn submit(&mut self, io: Io) {
+        let writes = matches!(io, Io::Write { .. });
+        self.writes.fetch_add(usize::from(writes), Ordering::Relaxed);
+        self.inner.submit(io);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        self.inner.poll(done)
+    }
+
+    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        self.inner.wait(done)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+}
+
+fn cipher(name: &str) -> SectorCipher {
+    let spec: CipherSpec = name.parse().expect("a cipher");
+    let key: Vec<u8> = (0..64).collect();
+    let key = &key[..spec.key_sizes().iter().max().expect("a length").min(64)];
+    SectorCipher::new(&spec, key, SectorOptions::default()).expect("keyed")
+}
+
+fn queue(backend: Arc<dyn Backend>, cipher: Option<SectorCipher>, policy: Policy) -> Queue {
+    let segment = Segment { len: LEN, backend_offset: OFFSET, cipher };
+    let options =
+        VolumeOptions { policies: policy.into(), workers: Some(2), ..VolumeOptions::default() };
+    let volume = Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"));
+    volume.queue(QueueConfig { memory: 8 << 20, depth: 32 }).expect("a queue")
+}
+
+fn write(queue: &mut Queue, offset: u64, bytes: &[u8], fua: bool) {
+    let mut data = queue.alloc(bytes.len()).expect("memory");
+    data.copy_from_slice(bytes);
+    assert_eq!(run(queue, Op::Write { offset, data, fua }).result, Ok(()));
+}
+
+#[test]
+fn what_is_no_hole_is_written_in_place_and_holes_are_filled_by_the_backend() {
+    let streams = cfg!(target_arch = "x86_64") && aes(4096).streams();
+    for cipher in [None, Some(aes(4096))] {
+        let in_place = cipher.is_none() || streams;
+        let backend = Counting::new(false);
+        let mut queue = queue(backend.clone(), cipher, Policy::Inline);
+        for (offset, len) in [(0, 4096), (8192, 1 << 20), (5000, 7), (12_288, 70_001)] {
+            write(&mut queue, offset, &vec![7; len], true);
+        }
+        assert_eq!(backend.writes() > 0, !in_place);
+        let before = backend.writes();
+        write(&mut queue, LEN / 2 + (256 << 10), &[8; 4096], false);
+        assert_eq!(backend.writes(), before + 1, "into a hole");
+    }
+}
+
+#[test]
+fn what_would_be_spoilt_half_written_is_written_by_the_backend() {
+    for name in ["aes-cbc-essiv:sha256", "aes-hctr2-plain64", "xchacha12,aes-adiantum-plain64"] {
+        let backend = Counting::new(false);
+        let mut queue = queue(backend.clone(), Some(cipher(name)), Policy::Adaptive);
+        write(&mut queue, 0, &[7; 8192], false);
+        assert!(backend.writes() > 0, "{name}");
+    }
+}
+
+/// The same requests, several under way at a time and many on the same sectors in turn, leave the same bytes
+/// as where nothing is done in place.
+#[test]
+fn the_backend_ends_up_with_the_same_bytes_as_without() {
+    for policy in Policy::ALL {
+        for cipher in [|| None, || Some(aes(512))] {
+            let left = [false, true].map(|hides| {
+                let backend = Counting::new(hides);
+                let mut queue = queue(backend.clone(), cipher(), policy);
+                overlapping(&mut queue, 0x5eed);
+                drop(queue);
+                backend.bytes()
+            });
+            assert!(left[0] == left[1], "{policy}, seed 0x5eed");
+        }
+    }
+}
+
+fn overlapping(queue: &mut Queue, seed: u64) {
+    let mut random = Random(seed);
+    for round in 0..60u8 {
+        // Requests of one round do not overlap: under some policies any of them may be the last.
+        let mut offset = random.below(64) * 512;
+        let mut count = 0;
+        for _ in 0..16 {
+            let len = 512 * (1 + random.below(if round % 4 == 0 { 600 } else { 16 }));
+            if offset + len > LEN {
+                break;
+            }
+            let mut data = queue.alloc(len as usize).expect("memory");
+            data.fill_with(|| random.below(256) as u8);
+            let fua = random.below(4) == 0;
+            queue.submit(count, Op::Write { offset, data, fua }).expect("room");
+            count += 1;
+            offset += len + random.below(3) * 512;
+        }
+        while count > 0 {
+            queue.wait().expect("the queue is whole");
+            while let Some(done) = queue.next_done() {
+                assert_eq!(done.result, Ok(()));
+                count -= 1;
+            }
+        }
+        let offset = random.below(LEN - 3000);
+        let bytes: Vec<u8> = (0..=random.below(2999)).map(|_| random.below(256) as u8).collect();
+        write(queue, offset, &bytes, false);
+        if round % 16 == 7 {
+            let (offset, len) = (random.below(64) << 14, 200 << 10);
+            let op = Op::WriteZeroes { offset, len, fua: false, no_unmap: false };
+            assert_eq!(run(queue, op).result, Ok(()));
+        }
+    }
+}
