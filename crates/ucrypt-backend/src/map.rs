@@ -37,6 +37,7 @@ use nix::libc;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munlock, munmap};
 
 use crate::file::read_full;
+use crate::stream::prefetch;
 use crate::{Access, Errno, Watch};
 
 /// Bytes whose presence is remembered as one, and most that are lent as one.
@@ -184,6 +185,7 @@ impl Mapping {
             let bytes = unsafe {
                 std::slice::from_raw_parts(self.base.as_ptr().add(piece.start), piece.place.len())
             };
+            prefetch(bytes);
             if let Err(error) = use_(piece.place, bytes) {
                 return Some(Err(error));
             }

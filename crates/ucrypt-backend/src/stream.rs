@@ -1,6 +1,20 @@
-//! Copies to memory that is not read soon.
+//! Memory that is in no cache: what is asked for early, and what is stored past the caches.
 
 #![expect(unsafe_code, reason = "vector stores go by address")]
+
+/// Bytes that are asked for before they are used.
+const EARLY: usize = 2048;
+
+/// Asks for the first bytes, as far as processors do not by themselves before they have seen a few being
+/// used.
+pub(crate) fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes[..bytes.len().min(EARLY)].chunks(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+}
 
 /// Copies as much as both have, past the caches where the processor can and `to` is aligned: what goes
 /// to memory that is in no cache need not be fetched from there first.

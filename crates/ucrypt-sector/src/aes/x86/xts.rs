@@ -104,9 +104,13 @@ impl Storing for Streamed {
 /// Bytes of a cache line, to which every vector is aligned that the line is.
 pub(super) const LINE: usize = 64;
 
-/// How far ahead of the cipher its data is asked for, in bytes. Processors do that by themselves, but
-/// not across a page, so that each page of what is in no cache would begin with a wait.
+/// How far ahead of the cipher the data of a long run is asked for, in bytes. Processors do that by
+/// themselves, but not across a page, so that each page of what is in no cache would begin with a wait.
+/// It goes beyond the run's end, where the next one begins.
 const AHEAD: usize = 4096;
+
+/// The same within a run that is no longer than that: behind it is nothing that anybody wants.
+const AHEAD_SHORT: usize = 2048;
 
 /// What the tweaks of successive groups are made from.
 struct Groups<'a> {
@@ -167,6 +171,11 @@ pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making, S: Storing>(
     let [now, next] = &mut buffers;
     let (mut now, mut next) = (now.as_mut_ptr(), next.as_mut_ptr());
     let (mut src, mut dst) = (run.src, run.dst);
+    let ahead = |left: usize| match run.len {
+        len if len > AHEAD => AHEAD,
+        _ if left > AHEAD_SHORT => AHEAD_SHORT,
+        _ => 0,
+    };
     // SAFETY: the caller promises the instructions; a step covers a group of the run, of which so
     // many are there.
     unsafe {
@@ -174,16 +183,18 @@ pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making, S: Storing>(
         for index in 0..GROUP {
             (*now)[index] = M::tweaks(tweaks[0].as_ptr(), index);
         }
-        for _ in 1..run.len / V::GROUP_BYTES {
-            step::<V, D, M, S>(keys, now, Some((groups.advance(), next.cast())), src, dst);
+        for group in 1..run.len / V::GROUP_BYTES {
+            let ahead = ahead(run.len - (group - 1) * V::GROUP_BYTES);
+            step::<V, D, M, S>(keys, now, Some((groups.advance(), next.cast())), src, dst, ahead);
             std::mem::swap(&mut now, &mut next);
             (src, dst) = (src.add(V::GROUP_BYTES), dst.add(V::GROUP_BYTES));
         }
-        step::<V, D, M, S>(keys, now, None, src, dst);
+        step::<V, D, M, S>(keys, now, None, src, dst, ahead(V::GROUP_BYTES));
     }
 }
 
-/// Crypts a group under the tweaks `now`, and makes those of the `next` one if there is one.
+/// Crypts a group under the tweaks `now`, makes those of the `next` one if there is one, and asks for
+/// what is `ahead` bytes behind the group's.
 ///
 /// The tweaks are behind pointers to be read twice: kept in registers in between they would be
 /// spilled, to another place.
@@ -194,6 +205,7 @@ unsafe fn step<V: Vector, D: Direction, M: Making, S: Storing>(
     mut next: Option<(&mut Chains, *mut [u64; 2])>,
     src: *const u8,
     dst: *mut u8,
+    ahead: usize,
 ) {
     // SAFETY: the caller promises the instructions, a group behind each pointer, and what `S` needs.
     unsafe {
@@ -203,7 +215,7 @@ unsafe fn step<V: Vector, D: Direction, M: Making, S: Storing>(
             x[i] = V::load(src.add(i * V::BYTES)).xor3((*now)[i], key);
             if (i * V::BYTES).is_multiple_of(LINE) {
                 // A hint, which may name any address.
-                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * V::BYTES + AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * V::BYTES + ahead).cast());
             }
         }
         // There are nine middle rounds at least; the tweaks are made in four or eight.
