@@ -3,10 +3,12 @@
 //! - `--key-file F`: all bytes of F, newlines included, cut by `--keyfile-offset` and
 //!   `--keyfile-size`; `-` is standard input to its end.
 //! - no key file, standard input is a terminal: a prompt, without echo, up to the newline;
-//! - no key file, standard input is something else: up to the first newline, or the end.
+//! - no key file, standard input is something else: up to the first newline, or the end;
+//! - no key file, standard input is data for the volume: a prompt on the controlling terminal.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
@@ -35,26 +37,48 @@ pub(crate) struct KeyArgs {
     /// Skip this many bytes of the key file
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) keyfile_offset: u64,
+    /// Standard input is data, in which no passphrase is looked for
+    #[arg(skip)]
+    pub(crate) stdin_is_data: bool,
 }
 
 impl KeyArgs {
     /// Reads the passphrase; `prompt` without the colon.
     pub(crate) fn read(&self, prompt: &str) -> Result<Secret, Failure> {
         if let Some(path) = &self.key_file {
+            if self.stdin_is_data && path.as_os_str() == "-" {
+                return Err(Failure::wrong(
+                    "standard input is the data; give the passphrase in another file",
+                ));
+            }
             return read_key_file(path, self.keyfile_offset, self.keyfile_size);
         }
-        let stdin = io::stdin();
-        if isatty(&stdin) {
-            return ask(prompt);
+        if let Some(terminal) = self.terminal() {
+            return ask(prompt, terminal);
+        }
+        if self.stdin_is_data {
+            return Err(Failure::wrong(
+                "standard input is the data, and there is no terminal to ask for the passphrase; \
+                 use --key-file",
+            ));
         }
         let failed = |error| Failure::wrong(format!("cannot read the passphrase: {error}"));
-        read_line(&mut stdin.lock(), PASSPHRASE_MAX).map_err(failed)
+        read_line(&mut io::stdin().lock(), PASSPHRASE_MAX).map_err(failed)
+    }
+
+    /// Where a person is to be asked.
+    fn terminal(&self) -> Option<File> {
+        if self.stdin_is_data {
+            return File::options().read(true).write(true).open("/dev/tty").ok();
+        }
+        let stdin = io::stdin();
+        isatty(&stdin).then(|| stdin.as_fd().try_clone_to_owned().ok().map(File::from))?
     }
 
     /// As [`KeyArgs::read`]; at a prompt, asks twice and compares.
     pub(crate) fn read_verified(&self, prompt: &str) -> Result<Secret, Failure> {
         let first = self.read(prompt)?;
-        if self.is_interactive() && *ask("Verify passphrase")? != *first {
+        if self.is_interactive() && *self.read("Verify passphrase")? != *first {
             return Err(Failure::denied("the passphrases do not match"));
         }
         Ok(first)
@@ -62,7 +86,7 @@ impl KeyArgs {
 
     /// Whether a person types the passphrase, and may mistype it.
     pub(crate) fn is_interactive(&self) -> bool {
-        self.key_file.is_none() && isatty(io::stdin())
+        self.key_file.is_none() && self.terminal().is_some()
     }
 }
 
@@ -157,15 +181,15 @@ fn read_line(source: &mut impl Read, limit: usize) -> io::Result<Secret> {
 }
 
 /// Asks on the terminal, without echo.
-fn ask(prompt: &str) -> Result<Secret, Failure> {
+fn ask(prompt: &str, mut terminal: File) -> Result<Secret, Failure> {
     let failed =
         |error: io::Error| Failure::wrong(format!("cannot read from the terminal: {error}"));
     let typed = {
         // Quiet before the prompt: who answers at once must not see it echoed.
-        let _quiet = Quiet::new().map_err(failed)?;
+        let _quiet = Quiet::new(&terminal).map_err(failed)?;
         eprint!("{prompt}: ");
         io::stderr().flush().map_err(failed)?;
-        type_line(&mut io::stdin().lock()).map_err(failed)
+        type_line(&mut terminal).map_err(failed)
     };
     eprintln!();
     typed?.ok_or_else(|| Failure::wrong("interrupted"))
@@ -195,23 +219,23 @@ fn type_line(source: &mut impl Read) -> io::Result<Option<Secret>> {
 }
 
 /// The terminal without echo, until dropped.
-struct Quiet(Termios);
+struct Quiet(File, Termios);
 
 impl Quiet {
-    fn new() -> io::Result<Self> {
-        let stdin = io::stdin();
-        let before = tcgetattr(&stdin)?;
+    fn new(terminal: &File) -> io::Result<Self> {
+        let terminal = terminal.try_clone()?;
+        let before = tcgetattr(&terminal)?;
         let mut quiet = before.clone();
         quiet.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-        tcsetattr(&stdin, OptionalActions::Flush, &quiet)?;
-        Ok(Self(before))
+        tcsetattr(&terminal, OptionalActions::Flush, &quiet)?;
+        Ok(Self(terminal, before))
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
         // Nothing better can be done if the terminal is gone.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Flush, &self.0);
+        let _ = tcsetattr(&self.0, OptionalActions::Flush, &self.1);
     }
 }
 

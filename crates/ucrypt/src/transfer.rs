@@ -110,7 +110,8 @@ impl Reader {
 }
 
 pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
-    let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let volume = args.volume.clone().with_data_on_stdin();
+    let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     let size = opened.volume.info().len;
     if args.offset > size {
         return Err(beyond(args.offset, size));

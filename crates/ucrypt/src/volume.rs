@@ -171,6 +171,12 @@ pub(crate) struct Opened {
 }
 
 impl VolumeArgs {
+    /// For an action that reads data from standard input: no passphrase is looked for in it.
+    pub(crate) fn with_data_on_stdin(mut self) -> Self {
+        self.key.stdin_is_data = true;
+        self
+    }
+
     /// Opens the image and unlocks it.
     pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
         secrecy::lock_memory();

@@ -27,6 +27,7 @@ mod qemu;
 mod random;
 mod scratch;
 mod server;
+mod terminal;
 mod termination;
 mod ucrypt_to_cryptsetup;
 mod without_root;
