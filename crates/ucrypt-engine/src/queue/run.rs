@@ -395,6 +395,9 @@ impl Queue {
         let spent_ns = spent.ok().flatten();
         self.now_ns += spent_ns.unwrap_or(0);
         self.mapped[chunk.index()] = spent.is_ok();
+        if spent.is_err() {
+            self.chunks[chunk.index()].clear();
+        }
         self.machine.crypted(chunk, spent.map(drop), spent_ns, self.now_ns);
     }
 

@@ -232,7 +232,7 @@ pub struct Experiment {
     /// Whether a queue is told of no more workers than there are cores on which no queue is awake,
     /// or of all there are.
     pub free_cores_only: bool,
-    /// Whether the machines start with a calibration: cipher, hand-over, cost of an operation.
+    /// Whether the machines start with what the engine calibrates: cipher, hand-over, caches.
     pub calibrated: bool,
     /// Whether each sector's content is followed and judged. Costs time and memory.
     pub verify: bool,

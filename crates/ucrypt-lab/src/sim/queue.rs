@@ -104,7 +104,6 @@ fn machine(experiment: &Experiment) -> Machine<Failure> {
         learned.hand(2 * costs.enqueue);
         learned.carry(64 << 10, costs.carry_ns(128));
         learned.handover(costs.wake_call + costs.wake + 2 * costs.enqueue);
-        learned.request(costs.submit + costs.copy_call + costs.enter.unwrap_or(0) + costs.answer);
     }
     machine
 }
