@@ -1,12 +1,14 @@
 //! Memory that is in no cache: what is asked for early, and what is stored past the caches.
 
-#![expect(unsafe_code, reason = "vector stores go by address")]
+#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector stores go by address"))]
 
 /// Bytes that are asked for before they are used.
+#[cfg(target_arch = "x86_64")]
 const EARLY: usize = 2048;
 
 /// Asks for the first bytes, as far as processors do not by themselves before they have seen a few being
 /// used.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "nothing to ask"))]
 pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     for line in bytes[..bytes.len().min(EARLY)].chunks(64) {
