@@ -18,7 +18,8 @@
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
 //! name), to mappings in [`map`] and the handler of [`Watch`], to the lock of [`keep_resident`], to the
-//! stores of [`copy_streaming`], to the ring in [`ring`] and to its use in [`mod@file`], where ioctls of zoned devices are, too.
+//! stores of [`copy_streaming`], to the ring in [`ring`] and to its use in [`mod@file`], where ioctls
+//! of zoned devices are, too.
 
 mod at_once;
 pub mod buf;

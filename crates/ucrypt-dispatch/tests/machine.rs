@@ -336,11 +336,31 @@ fn writes_leave_in_the_order_in_which_they_came() {
         // The last is encrypted first.
         let mut left = Vec::new();
         while let Some((chunk, _)) = crypts.pop() {
+            let next = machine.leaves_next(chunk);
             machine.crypted(chunk, Ok(()), None, 0);
-            left.extend(started(&mut machine).iter().map(|(_, parts)| parts[0].sector));
+            let leave = started(&mut machine);
+            assert_eq!(next, leave.iter().any(|(left, _)| *left == chunk), "{policy}");
+            assert!(!machine.leaves_next(chunk), "it has left, or waits for others");
+            left.extend(leave.iter().map(|(_, parts)| parts[0].sector));
         }
         assert_eq!(left, [500, 516, 532, 0, 16, 32, 300, 316, 332], "{policy}");
     }
+}
+
+#[test]
+fn without_order_every_write_leaves_next() {
+    let policy = Policy::Unbound { sorted: false };
+    let mut machine = Machine::<u32>::new(limits(), policy, DEVICE);
+    for sector in [500, 0] {
+        machine.request(request(Op::Write { fua: false }, sector, 40)).unwrap();
+    }
+    let crypts = started(&mut machine);
+    assert!(crypts.len() > 2 && crypts.iter().all(|&(chunk, _)| machine.leaves_next(chunk)));
+    let mut machine = Machine::<u32>::new(limits(), policy, DEVICE);
+    machine.request(request(Op::Read, 500, 8)).unwrap();
+    let (chunk, _) = started(&mut machine)[0];
+    machine.stored(chunk, Ok(()), 0);
+    assert!(!machine.leaves_next(chunk), "a read leaves for its client");
 }
 
 #[test]

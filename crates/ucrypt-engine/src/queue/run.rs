@@ -514,7 +514,7 @@ impl Queue {
             }
         }
         if std::mem::take(&mut self.mapped[chunk.index()]) {
-            // It is there.
+            // It is there, and nothing makes memory more durable: that goes for FUA, too.
             bufs.clear();
             return self.machine.stored(chunk, Ok(()), self.now_ns);
         }
