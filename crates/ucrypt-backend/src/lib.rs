@@ -181,7 +181,8 @@ pub trait Queue: Send {
     /// way. May return early without an answer when a signal comes.
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
 
-    /// Becomes readable when [`Queue::poll`] has answers; `None` if they are always there at once.
+    /// Becomes readable when [`Queue::poll`] has answers, after a call of it that had none; `None` if
+    /// they are always there at once.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// Tells the queue of the memory that most buffers will come from: it is registered with the

@@ -1,8 +1,12 @@
-//! A queue of a model backend: each operation is carried out in memory when it is submitted, and
-//! answered when its device says that it is complete.
+//! A queue of a model backend: the device hears of each operation when it is submitted, and it is
+//! answered when the device says that it is complete.
+//!
+//! In between it is carried out in memory, in the order of submission, when there is nothing else to
+//! do: a device moves the data itself while it takes its time, and what is submitted next does not
+//! wait for that.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,19 +22,28 @@ pub(super) struct ModelQueue {
     carried_out: Vec<Done>,
     /// Length of the backend in bytes.
     len: u64,
-    depth: usize,
     under_way: BinaryHeap<Reverse<UnderWay>>,
+    /// Of each operation under way, by its slot, once it was carried out.
+    answers: Vec<Option<Done>>,
+    free: Vec<usize>,
+    /// What is still to be carried out, and its slot.
+    waiting: VecDeque<(usize, Io)>,
     submitted: u64,
     /// `None` if the device takes no time.
     timer: Option<Timer>,
+    /// Polls in vain since anything was submitted or answered.
+    vain: u32,
 }
+
+/// More polls in vain than this in a row: nobody has anything else to do.
+const VAIN_MAX: u32 = 1;
 
 /// An answer whose time has not come.
 struct UnderWay {
     due: u64,
     /// Submission order, among answers of the same time.
     order: u64,
-    done: Done,
+    slot: usize,
 }
 
 impl UnderWay {
@@ -73,22 +86,29 @@ impl ModelQueue {
             memory,
             carried_out: Vec::with_capacity(1),
             len,
-            depth,
             under_way: BinaryHeap::with_capacity(depth),
+            answers: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            waiting: VecDeque::with_capacity(depth),
             submitted: 0,
             timer: if timed { Some(Timer::new()?) } else { None },
+            vain: 0,
         })
     }
 
     /// Takes an operation that arrives at the time that `clock` says.
     fn admit(&mut self, io: Io, clock: impl FnOnce() -> u64) {
-        assert!(self.room() > 0, "submit without room");
-        let (due, done) = match self.due(device_op(&io), clock) {
-            Some(due) => (due, self.carry_out(io)),
-            None => (0, refuse(io)),
+        let slot = self.free.pop().expect("submit without room");
+        let due = if let Some(due) = self.due(device_op(&io), clock) {
+            self.waiting.push_back((slot, io));
+            due
+        } else {
+            self.answers[slot] = Some(refuse(io));
+            0
         };
-        self.under_way.push(Reverse(UnderWay { due, order: self.submitted, done }));
+        self.under_way.push(Reverse(UnderWay { due, order: self.submitted, slot }));
         self.submitted += 1;
+        self.vain = 0;
     }
 
     /// When the device is done with an operation, or `None` if it refuses it.
@@ -101,21 +121,42 @@ impl ModelQueue {
         device.submit(clock(), op).ok()
     }
 
-    fn carry_out(&mut self, io: Io) -> Done {
+    /// Carries out the operation that has waited longest. Returns whether there was one.
+    fn carry_out(&mut self) -> bool {
+        let Some((slot, io)) = self.waiting.pop_front() else { return false };
         self.memory.submit(io);
         self.memory.wait(&mut self.carried_out).expect("memory needs no system that could fail");
-        self.carried_out.pop().expect("memory answers each operation at once")
+        let done = self.carried_out.pop().expect("memory answers each operation at once");
+        self.answers[slot] = Some(done);
+        true
     }
 
     /// Hands out what is due; returns the time of the next answer.
     fn hand_out(&mut self, now: u64, done: &mut Vec<Done>) -> Option<u64> {
         while let Some(Reverse(next)) = self.under_way.peek() {
-            if next.due > now {
-                return Some(next.due);
+            let (due, slot) = (next.due, next.slot);
+            if due > now {
+                return Some(due);
             }
-            done.extend(self.under_way.pop().map(|Reverse(next)| next.done));
+            while self.answers[slot].is_none() && self.carry_out() {}
+            done.extend(self.answers[slot].take());
+            self.under_way.pop();
+            self.free.push(slot);
+            self.vain = 0;
         }
         None
+    }
+
+    /// Hands out what is due, and carries out what waits until anything is. Returns the time of the
+    /// next answer.
+    fn go_on(&mut self, done: &mut Vec<Done>) -> Option<u64> {
+        let before = done.len();
+        loop {
+            let next = self.hand_out(now_ns(), done);
+            if done.len() > before || !self.carry_out() {
+                return next;
+            }
+        }
     }
 }
 
@@ -139,7 +180,7 @@ fn refuse(io: Io) -> Done {
 
 impl Queue for ModelQueue {
     fn room(&self) -> usize {
-        self.depth - self.under_way.len()
+        self.free.len()
     }
 
     fn submit(&mut self, io: Io) {
@@ -147,18 +188,28 @@ impl Queue for ModelQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        let now = now_ns();
-        let next = self.hand_out(now, done);
-        self.timer.as_mut().map_or(Ok(()), |timer| timer.announce(next, now))
+        let before = done.len();
+        let next = self.go_on(done);
+        let Some(timer) = &mut self.timer else { return Ok(()) };
+        timer.announce(next, now_ns())?;
+        if done.len() == before && timer.is_near() {
+            self.vain += 1;
+            if self.vain > VAIN_MAX {
+                // Who comes round its loop again spins for the answer.
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
     }
 
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         let before = done.len();
-        let next = self.hand_out(now_ns(), done);
+        let next = self.go_on(done);
         if let (Some(due), Some(timer), true) = (next, &mut self.timer, done.len() == before) {
             timer.wait(due)?;
+            self.hand_out(now_ns(), done);
         }
-        self.poll(done)
+        Ok(())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -71,6 +71,11 @@ impl Timer {
         }
     }
 
+    /// Whether the descriptor is readable now, because the moment is near.
+    pub(super) fn is_near(&self) -> bool {
+        self.is_near
+    }
+
     fn say_near(&mut self, is_near: bool) -> io::Result<()> {
         match (self.is_near, is_near) {
             (false, true) => {
@@ -114,7 +119,8 @@ impl Timer {
             }
         }
         while now_ns() < due {
-            std::hint::spin_loop();
+            // The core goes to whoever wants it: a thread that waits for a device leaves it, too.
+            std::thread::yield_now();
         }
         Ok(())
     }
