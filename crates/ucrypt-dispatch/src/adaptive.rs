@@ -1,8 +1,10 @@
 //! The decisions of `adaptive`, each from costs: those that were measured, and the few constants
 //! here.
 
+use crate::learn::Learned;
 use crate::policy::{Place, Situation, Work};
 use crate::request::{Op, Urgency};
+use crate::trial::{Load, Way};
 
 /// What is decrypted while it still sits in the core's cache: half of a usual L2.
 const CACHE_BYTES: f64 = 512.0 * 1024.0;
@@ -25,6 +27,9 @@ const JOIN_WORTH: f64 = 8.0;
 /// The share of a chunk's way to a worker that is awake and back which is this thread's own time. The
 /// rest is a wait, in which it sees to the others in flight if those are many.
 const HAND_OWN: f64 = 1.0 / 3.0;
+
+/// How wrong an estimate may be, together with what it leaves out.
+const WRONG: f64 = 3.0;
 
 impl Situation<'_> {
     /// The length of the next chunk, in bytes.
@@ -73,6 +78,11 @@ impl Situation<'_> {
     /// last core to end is behind the others, on average half of it, and less if each gets as many.
     /// Where there are more requests than cores, every core has one.
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
+        match self.way {
+            Way::Estimated => {}
+            Way::Kept => return bytes.min(CACHE_BYTES),
+            Way::Given => return bytes.min(SHARE_BYTES),
+        }
         let (saved_ns, handover_ns) = (self.saved_ns(bytes), self.learned.handover_ns());
         if self.surroundings.workers == 0 || saved_ns < 2.0 * handover_ns {
             return bytes.min(CACHE_BYTES);
@@ -107,7 +117,11 @@ impl Situation<'_> {
             Urgency::Urgent => Place::Here,
             _ if self.surroundings.workers == 0 => Place::Here,
             Urgency::Background => Place::Worker,
-            Urgency::Normal => self.ordinary_place(work),
+            Urgency::Normal => match self.way {
+                Way::Estimated => self.ordinary_place(work),
+                Way::Kept => Place::Here,
+                Way::Given => Place::Worker,
+            },
         }
     }
 
@@ -120,8 +134,7 @@ impl Situation<'_> {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.depth.saturating_sub(1);
         let saved_ns = self.saved_ns(work.bytes as f64);
-        let idle = (f64::from(IN_FLIGHT_MIN) / f64::from(others.max(1))).min(1.0);
-        let hand_ns = self.learned.hand_ns() * (HAND_OWN + (1.0 - HAND_OWN) * idle);
+        let hand_ns = own_hand_ns(self.learned, self.depth);
         if saved_ns <= hand_ns {
             return Place::Here;
         }
@@ -194,4 +207,19 @@ impl Situation<'_> {
     fn request_ns(&self) -> f64 {
         self.learned.request_ns() + self.device.request_ns as f64
     }
+}
+
+/// What it costs this thread to give a chunk to a worker that is awake, with so many requests in flight.
+fn own_hand_ns(learned: &Learned, depth: u32) -> f64 {
+    let others = depth.saturating_sub(1).max(1);
+    let idle = (f64::from(IN_FLIGHT_MIN) / f64::from(others)).min(1.0);
+    learned.hand_ns() * (HAND_OWN + (1.0 - HAND_OWN) * idle)
+}
+
+/// Whether workers could be worth it under a load, if the estimates were wrong by a factor of [`WRONG`].
+pub(crate) fn may_gain(learned: &Learned, load: &Load) -> bool {
+    let crypt_ns = load.bytes * learned.cipher_ns_per_byte(load.is_write());
+    let lone = load.depth < 2;
+    let hand_ns = if lone { learned.handover_ns() } else { own_hand_ns(learned, load.depth) };
+    crypt_ns * WRONG > hand_ns
 }

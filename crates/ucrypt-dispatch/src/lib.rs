@@ -26,6 +26,7 @@ pub mod machine;
 pub mod policy;
 mod request;
 mod slab;
+mod trial;
 
 pub use around::{Device, Limits, Surroundings};
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};

@@ -32,6 +32,7 @@
 
 use std::collections::VecDeque;
 
+use crate::adaptive::may_gain;
 use crate::around::{Device, Limits, Surroundings};
 use crate::chunk::{Chunk, ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
 use crate::learn::Learned;
@@ -39,6 +40,7 @@ use crate::line::Line;
 use crate::policy::{Place, Plan, Policies, Situation, Tally, Work};
 use crate::request::{Op, Request, StoreKind, Urgency};
 use crate::slab::Slab;
+use crate::trial::{Trials, Way};
 
 /// What the caller has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +86,8 @@ struct RequestState<E> {
     /// Whether it stands in `Machine::waiting`.
     waits: bool,
     error: Option<E>,
+    /// See [`Trials::changes`].
+    changes: u32,
 }
 
 impl<E> RequestState<E> {
@@ -98,6 +102,7 @@ impl<E> RequestState<E> {
             under_way: 0,
             waits: false,
             error: None,
+            changes: 0,
         }
     }
 }
@@ -113,6 +118,10 @@ pub struct Machine<E> {
     device: Device,
     surroundings: Surroundings,
     learned: Learned,
+    /// Whether any policy is adaptive, and whether there are workers beside: only then are there trials.
+    adapts: bool,
+    tries: bool,
+    trials: Trials,
     tally: Tally,
     requests: Slab<RequestState<E>>,
     /// Those among them that have failed or were cancelled.
@@ -140,6 +149,7 @@ impl<E: Copy> Machine<E> {
         assert!(limits.transfer_sectors_max >= limits.sector_sectors);
         assert!(limits.transfer_sectors_max.is_multiple_of(limits.sector_sectors));
         let (requests, chunks) = (limits.requests_max as usize, limits.chunks_max as usize);
+        let policies = policies.into();
         Self {
             requests: Slab::new(limits.requests_max, RequestState::spare),
             chunks: Slab::new(limits.chunks_max, Chunk::spare),
@@ -151,8 +161,11 @@ impl<E: Copy> Machine<E> {
             outputs: VecDeque::with_capacity(requests + chunks),
             surroundings: Surroundings::default(),
             learned: Learned::default(),
+            trials: Trials::new(),
             tally: Tally::default(),
-            policies: policies.into(),
+            adapts: policies.adapts(),
+            tries: false,
+            policies,
             device,
             limits,
         }
@@ -202,6 +215,7 @@ impl<E: Copy> Machine<E> {
             under_way: 0,
             waits: true,
             error: None,
+            changes: self.trials.changes(),
         };
         let id = RequestId(id);
         self.waiting.push_back(id);
@@ -258,6 +272,7 @@ impl<E: Copy> Machine<E> {
         };
         match output {
             Output::Finish { request, result } => {
+                self.try_ways(request, result.is_ok());
                 // Not earlier: until it is told, the id must not name another request.
                 self.requests.give_back(request.0);
                 self.failed -= u32::from(result.is_err());
@@ -268,6 +283,27 @@ impl<E: Copy> Machine<E> {
             _ => {}
         }
         Some(output)
+    }
+
+    /// Takes the end of a request into account for what is tried.
+    #[inline]
+    fn try_ways(&mut self, id: RequestId, ok: bool) {
+        if self.tries
+            && let Some(request) = self.requests.get(id.0)
+        {
+            // Of one that has failed, who knows what was done.
+            let op = if ok { request.op } else { Op::Flush };
+            self.trials.end(op, (request.end - request.start) * 512, request.changes);
+        }
+    }
+
+    /// It is `now_ns`.
+    #[inline]
+    fn pass(&mut self, now_ns: u64) {
+        if self.tries {
+            self.trials.pass(now_ns, self.requests.len());
+        }
+        self.now_ns = now_ns;
     }
 
     /// Whether no request of the chunk can succeed any more.
@@ -320,7 +356,7 @@ impl<E: Copy> Machine<E> {
                 return Some((at, place));
             }
             first = first.or(Some((at, place)));
-            if self.surroundings.workers == 0 {
+            if self.surroundings.workers == 0 || self.trials.way() == Way::Kept {
                 break;
             }
             ahead_bytes += bytes;
@@ -331,8 +367,17 @@ impl<E: Copy> Machine<E> {
     /// Starts chunks of the waiting requests while there is room.
     #[inline]
     pub fn plan(&mut self, now_ns: u64, surroundings: Surroundings) {
-        self.now_ns = now_ns;
+        self.pass(now_ns);
         self.surroundings = surroundings;
+        let tries = self.adapts && surroundings.workers > 0;
+        if self.tries != tries {
+            self.tries = tries;
+            self.trials.rest(now_ns, self.requests.len());
+        }
+        if self.tries {
+            let learned = &self.learned;
+            self.trials.turn(|load| may_gain(learned, load));
+        }
         while !self.waiting.is_empty() && self.start_chunk(now_ns) {}
     }
 
@@ -348,9 +393,9 @@ impl<E: Copy> Machine<E> {
         spent_ns: Option<u64>,
         now_ns: u64,
     ) {
+        self.pass(now_ns);
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         assert!(state.phase == Phase::Crypt, "crypted without a Crypt");
-        self.now_ns = now_ns;
         let bytes = state.parts.bytes();
         let handed = std::mem::take(&mut state.handed);
         if handed {
@@ -382,18 +427,18 @@ impl<E: Copy> Machine<E> {
     /// # Panics
     /// If no crypt of that chunk was asked for.
     pub fn handed(&mut self, chunk: ChunkId, from_ns: u64, now_ns: u64) {
+        self.pass(now_ns);
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.since_ns = from_ns;
-        self.now_ns = now_ns;
         if state.woke_worker {
             self.learned.wake(now_ns.saturating_sub(from_ns));
         }
     }
 
-    /// Whether a worker has a chunk, or had one a moment ago and does not sleep yet: only then do
-    /// decisions depend on the time.
-    pub fn has_awake_workers(&self) -> bool {
-        self.line.has_workers(self.now_ns)
+    /// Whether decisions depend on the time: a worker has a chunk, or had one a moment ago and does not
+    /// sleep yet; or ways of dispatch are compared.
+    pub fn needs_time(&self) -> bool {
+        self.line.has_workers(self.now_ns) || self.trials.compares()
     }
 
     /// The backend has answered for the chunk. No time since it was asked for means that nobody has
@@ -402,9 +447,9 @@ impl<E: Copy> Machine<E> {
     /// # Panics
     /// If no store of that chunk was asked for.
     pub fn stored(&mut self, chunk: ChunkId, result: Result<(), E>, now_ns: u64) {
+        self.pass(now_ns);
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         assert!(state.phase == Phase::Store, "stored without a Store");
-        self.now_ns = now_ns;
         let (op, bytes) = (state.op, state.parts.bytes());
         if result.is_ok() && matches!(op, Op::Read | Op::Write { .. }) {
             let took = now_ns.saturating_sub(state.since_ns);
@@ -519,6 +564,7 @@ impl<E: Copy> Machine<E> {
             device: &self.device,
             surroundings: &self.surroundings,
             learned: &self.learned,
+            way: self.trials.way(),
         }
     }
 
@@ -637,10 +683,16 @@ impl<E: Copy> Machine<E> {
     }
 
     fn tally_place(&mut self, place: Place) {
+        match self.trials.way() {
+            Way::Estimated => {}
+            Way::Kept => self.tally.kept += 1,
+            Way::Given => self.tally.given += 1,
+        }
         if place == Place::Here {
             self.tally.here += 1;
         } else {
             self.tally.handed += 1;
+            self.trials.hand();
             let woken = u32::from(place != Place::AwakeWorker);
             self.surroundings.idle_workers = self.surroundings.idle_workers.saturating_sub(woken);
         }

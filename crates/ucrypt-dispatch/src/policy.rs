@@ -17,6 +17,7 @@ use std::str::FromStr;
 use crate::around::{Device, Surroundings};
 use crate::learn::Learned;
 use crate::request::{Op, Urgency};
+use crate::trial::Way;
 
 /// Where a chunk is encrypted or decrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +124,11 @@ impl Policies {
         self.reads.uses_workers() || self.writes.uses_workers()
     }
 
+    /// Whether anything is decided from what is measured.
+    pub(crate) fn adapts(self) -> bool {
+        self.reads == Policy::Adaptive || self.writes == Policy::Adaptive
+    }
+
     /// The policy for an operation.
     pub(crate) fn of(self, op: Op) -> Policy {
         if op == Op::Read { self.reads } else { self.writes }
@@ -166,6 +172,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) device: &'a Device,
     pub(crate) surroundings: &'a Surroundings,
     pub(crate) learned: &'a Learned,
+    /// What is being tried.
+    pub(crate) way: Way,
 }
 
 /// Chunks of a write of zeroes under way at once: it owns no buffer of its own size, so each
@@ -245,4 +253,9 @@ pub struct Tally {
     pub here: u64,
     /// Chunks handed to a worker.
     pub handed: u64,
+    /// Chunks crypted where they were whatever the estimates said, because that was seen to be faster,
+    /// or to see whether it is.
+    pub kept: u64,
+    /// The same for chunks that all went to workers.
+    pub given: u64,
 }

@@ -25,6 +25,8 @@ struct Decided {
     joined: AtomicU64,
     here: AtomicU64,
     handed: AtomicU64,
+    kept: AtomicU64,
+    given: AtomicU64,
     /// Picoseconds, so that a fast cipher has digits.
     decrypt_ps_per_byte: AtomicU64,
     encrypt_ps_per_byte: AtomicU64,
@@ -69,6 +71,8 @@ impl Counters {
         set(&decided.joined, tally.joined);
         set(&decided.here, tally.here);
         set(&decided.handed, tally.handed);
+        set(&decided.kept, tally.kept);
+        set(&decided.given, tally.given);
         set(&decided.decrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(false) * 1000.0));
         set(&decided.encrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(true) * 1000.0));
         set(&decided.handover_ns, whole(learned.handover_ns()));
@@ -89,6 +93,8 @@ impl Counters {
                 joined: get(&decided.joined),
                 here: get(&decided.here),
                 handed: get(&decided.handed),
+                kept: get(&decided.kept),
+                given: get(&decided.given),
             },
             decrypt_ns_per_byte: get(&decided.decrypt_ps_per_byte) as f64 / 1000.0,
             encrypt_ns_per_byte: get(&decided.encrypt_ps_per_byte) as f64 / 1000.0,

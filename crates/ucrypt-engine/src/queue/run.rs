@@ -137,8 +137,7 @@ impl Queue {
         }
         if self.machine.in_flight() == 0 {
             self.rounds = self.rounds.wrapping_add(1);
-            self.keeps_time =
-                self.rounds.is_multiple_of(TIMED_EVERY) || self.machine.has_awake_workers();
+            self.keeps_time = self.rounds.is_multiple_of(TIMED_EVERY) || self.machine.needs_time();
         }
         self.keeps_time |= bytes >= LONG_SECTORS * 512;
     }

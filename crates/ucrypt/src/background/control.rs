@@ -222,6 +222,8 @@ fn queue(decisions: &Decisions) -> Value {
         "requests_joined": tally.joined,
         "chunks_here": tally.here,
         "chunks_handed": tally.handed,
+        "chunks_kept_by_trial": tally.kept,
+        "chunks_handed_by_trial": tally.given,
         "decrypt_ns_per_byte": decisions.decrypt_ns_per_byte,
         "encrypt_ns_per_byte": decisions.encrypt_ns_per_byte,
         "handover_ns": decisions.handover_ns,

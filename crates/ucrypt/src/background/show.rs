@@ -129,6 +129,8 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("requests joined", share("requests_joined", requests)),
         ("chunks crypted in place", share("chunks_here", chunks)),
         ("chunks handed to workers", share("chunks_handed", chunks)),
+        ("in place by trial", share("chunks_kept_by_trial", chunks)),
+        ("handed by trial", share("chunks_handed_by_trial", chunks)),
     ];
     let mut shown = String::new();
     for (name, value) in lines {
