@@ -110,8 +110,8 @@ pub struct Cell<'a> {
 const REGION_SECTORS: u64 = 1 << 27;
 
 /// Requests of a job: enough for its p99, and many times its depth.
-const REQUESTS_MIN: u64 = 1000;
-const REQUESTS_PER_DEPTH: u64 = 24;
+const REQUESTS_MIN: u64 = 6000;
+const REQUESTS_PER_DEPTH: u64 = 64;
 
 /// Bytes of a job on a disk that turns: a quarter of it, which is not measured, fills its buffer.
 const ROTATIONAL_BYTES: u64 = 40 << 20;
@@ -133,7 +133,9 @@ impl Cell<'_> {
     /// The cell's run under a policy.
     pub fn experiment(&self, policy: Policy) -> Experiment {
         let Grid { cipher, costs, queues, free_cores_only, seed, .. } = *self.grid;
-        let workers = self.cores.saturating_sub(queues).max(1);
+        // As many as the engine starts.
+        let spare = if policy == Policy::Adaptive { queues } else { 0 };
+        let workers = self.cores.saturating_sub(spare).max(1);
         let experiment = Experiment::new(self.cores, self.device, self.job(), policy);
         let experiment = Experiment { free_cores_only, ..experiment };
         Experiment { queues, workers, cipher, costs, seed, ..experiment }

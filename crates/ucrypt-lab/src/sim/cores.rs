@@ -72,6 +72,10 @@ pub(crate) struct Thread {
     pub(crate) work: Option<Work>,
     /// Calls that it made on the way and has not spent the time for.
     pub(crate) debt_ns: u64,
+    /// It was woken by a thread of its core, which goes on until it has nothing more to do.
+    pub(crate) waits: bool,
+    /// A worker that has found nothing to do and spins.
+    pub(crate) spins: bool,
 }
 
 /// How long a thread keeps its core while others wait.
@@ -94,9 +98,9 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn add(&mut self, thread: usize, role: Role) {
+    pub(crate) fn add(&mut self, thread: usize, role: Role, waits: bool) {
         match role {
-            Role::Queue(_) => self.woken.push_back(thread),
+            Role::Queue(_) if !waits => self.woken.push_back(thread),
             _ => self.ready.push_back(thread),
         }
     }

@@ -1,6 +1,6 @@
 //! What is simulated: the machine, the disk, the clients, the policy and the faults.
 
-use ucrypt_dispatch::Policy;
+use ucrypt_dispatch::{Policy, StoreKind};
 
 use super::device::DeviceModel;
 use super::report::Report;
@@ -42,10 +42,8 @@ pub struct Costs {
     /// To stage one operation for the backend.
     pub submit: u64,
     /// For the thread that has submitted one, if it moves the data itself while the device takes its
-    /// time: the call, and picoseconds a byte.
-    pub copy_call: u64,
-    /// See `copy_call`.
-    pub copy_ps_per_byte: u64,
+    /// time; `None` if the device does.
+    pub copy: Option<Copying>,
     /// Picoseconds a byte for the client of a read to copy what it has got, on the queue's thread.
     pub take_ps_per_byte: u64,
     /// The call that hands what is staged to the kernel; `None` if each operation begins when it is
@@ -68,29 +66,41 @@ pub struct Costs {
     pub spin: u64,
     /// Until one that spins sees what has come.
     pub spin_wake: u64,
+    /// For a thread to go to sleep, and to find out what has woken it.
+    pub sleep: u64,
     /// For a core to change from one thread to another.
     pub switch: u64,
 }
 
+/// What it costs to move the data of an operation: nanoseconds a call, picoseconds a byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copying {
+    /// Of reads.
+    pub read: (u64, u64),
+    /// Of writes: page by page, each with its locks.
+    pub write: (u64, u64),
+}
+
 impl Costs {
-    /// What is the same over every backend.
+    /// What is the same over every backend. Fitted to `examples/real.rs` over `null`, on two virtual
+    /// cores of an Intel Xeon (Granite Rapids).
     const ENGINE: Self = Self {
-        accept: 150,
-        finish: 150,
-        round: 500,
-        submit: 200,
-        copy_call: 0,
-        copy_ps_per_byte: 0,
+        accept: 80,
+        finish: 80,
+        round: 250,
+        submit: 60,
+        copy: None,
         take_ps_per_byte: 0,
         enter: None,
-        answer: 100,
-        enqueue: 150,
+        answer: 50,
+        enqueue: 200,
         carry_ps_per_byte: 78,
         wake_call: 1_500,
         wake: 5_000,
         interrupt: 0,
-        spin: 4_000,
+        spin: 2_500,
         spin_wake: 150,
+        sleep: 1_000,
         switch: 1_500,
     };
 
@@ -98,14 +108,15 @@ impl Costs {
     pub const DEVICE: Self = Self { enter: Some(400), interrupt: 3_000, ..Self::ENGINE };
 
     /// The engine over a device model: memory, which the thread that submits copies, and answers
-    /// for which the queue spins. Fitted to `examples/real.rs` on two cores of an AMD EPYC of 2022.
-    pub const MODEL: Self =
-        Self { copy_call: 350, copy_ps_per_byte: 165, take_ps_per_byte: 60, ..Self::ENGINE };
-
-    /// Whether the thread that submits copies what is written.
-    pub(crate) fn copies(&self) -> bool {
-        self.copy_ps_per_byte > 0
-    }
+    /// for which the queue spins. Fitted as above; a virtual machine's host has to be asked to wake a
+    /// core.
+    pub const MODEL: Self = Self {
+        copy: Some(Copying { read: (180, 130), write: (950, 200) }),
+        take_ps_per_byte: 60,
+        wake_call: 2_500,
+        wake: 12_000,
+        ..Self::ENGINE
+    };
 
     /// Nanoseconds more to copy so many 512-byte sectors that another core has crypted.
     pub(crate) fn carry_ns(&self, sectors: u64) -> u64 {
@@ -118,9 +129,17 @@ impl Costs {
         self.finish + sectors * 512 * self.take_ps_per_byte / 1000 + self.carry_ns(carried)
     }
 
-    /// Nanoseconds to copy what an operation of that many 512-byte sectors moves.
-    pub(crate) fn copy_ns(&self, sectors: u64) -> u64 {
-        self.copy_call + sectors * 512 * self.copy_ps_per_byte / 1000
+    /// Nanoseconds to copy what an operation of that many 512-byte sectors moves; `carried`: what
+    /// another core has encrypted.
+    pub(crate) fn copy_ns(&self, kind: StoreKind, sectors: u64, carried: bool) -> u64 {
+        let Some(copy) = self.copy else { return 0 };
+        let ((call, ps_per_byte), carried) = match kind {
+            StoreKind::Read => (copy.read, false),
+            StoreKind::Write { .. } => (copy.write, carried),
+            _ => return 0,
+        };
+        let carry_ns = if carried { self.carry_ns(sectors) } else { 0 };
+        call + sectors * 512 * ps_per_byte / 1000 + carry_ns
     }
 }
 

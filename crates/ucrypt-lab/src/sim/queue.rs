@@ -72,6 +72,9 @@ pub(crate) struct Queue {
     pub(crate) arrivals: VecDeque<Asked>,
     /// Operations on their way to the disk.
     pub(crate) staged: Vec<Staged>,
+    /// Operations that the disk has and whose data this thread has still to copy, with the
+    /// nanoseconds that takes.
+    pub(crate) copies: VecDeque<(usize, u64)>,
     /// What the machine asked for and has to wait for them.
     pub(crate) next: Option<Output<Failure>>,
     requests: Vec<Option<Tracked>>,
@@ -94,7 +97,7 @@ fn machine(experiment: &Experiment) -> Machine<Failure> {
         sector_sectors: experiment.sector_sectors,
         borders: Vec::new(),
     };
-    let about = Device { copies: experiment.costs.copies(), ..experiment.device.about() };
+    let about = Device { copies: experiment.costs.copy.is_some(), ..experiment.device.about() };
     let mut machine = Machine::new(limits, experiment.policy, about);
     if experiment.calibrated {
         let (cipher, costs) = (experiment.cipher, experiment.costs);
@@ -127,6 +130,7 @@ impl Queue {
             answers: VecDeque::new(),
             arrivals: VecDeque::new(),
             staged: Vec::new(),
+            copies: VecDeque::new(),
             next: None,
             requests: (0..experiment.requests_max).map(|_| None).collect(),
             encrypted: vec![false; experiment.chunks_max as usize],
@@ -146,6 +150,7 @@ impl Queue {
         self.arrivals.clear();
         self.left = (0, 0);
         self.staged.clear();
+        self.copies.clear();
         self.next = None;
         lost as u64
     }
@@ -186,6 +191,12 @@ impl Queue {
             tracked.cancelled = true;
             self.machine.cancel(id, Failure::Cancelled);
         }
+    }
+
+    /// Nanoseconds to copy all data up to that of `operation`, as far as that was not done yet.
+    pub(crate) fn copy_up_to(&mut self, operation: usize) -> u64 {
+        let last = self.copies.iter().position(|&(other, _)| other == operation);
+        self.copies.drain(..last.map_or(0, |last| last + 1)).map(|(_, ns)| ns).sum()
     }
 
     /// A crypt was asked for.

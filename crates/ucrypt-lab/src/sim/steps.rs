@@ -1,6 +1,6 @@
 //! What threads do: the loop of a queue, the loop of a worker.
 
-use ucrypt_dispatch::{ChunkId, Op, Output, Place, RequestId, StoreKind, Surroundings};
+use ucrypt_dispatch::{ChunkId, Op, Output, Place, RequestId, Surroundings};
 
 use super::cores::{CryptJob, Role, State, Then, Work};
 use super::disk::Failure;
@@ -46,7 +46,7 @@ impl World<'_> {
     fn next_work(&mut self, thread: usize) -> Option<Work> {
         let mut work = match self.threads[thread].role {
             Role::Queue(queue) => self.queue_work(queue),
-            Role::Local(queue) => self.local_jobs[queue].pop_front().map(|job| self.help(job)),
+            Role::Local(queue) => self.local_work(thread, queue),
             Role::Pool => self.jobs.pop_front().map(|job| self.help(job)),
         }?;
         let faults = self.experiment.faults;
@@ -59,6 +59,19 @@ impl World<'_> {
             }
         }
         Some(work)
+    }
+
+    /// What the worker on a queue's own core does: it spins in vain, too, before it sleeps. (The others
+    /// spin where nobody waits for their core, and are asleep here meanwhile.)
+    fn local_work(&mut self, thread: usize, queue: usize) -> Option<Work> {
+        if let Some(job) = self.local_jobs[queue].pop_front() {
+            self.threads[thread].spins = false;
+            return Some(self.help(job));
+        }
+        let costs = &self.experiment.costs;
+        let spun = std::mem::replace(&mut self.threads[thread].spins, true);
+        let left_ns = costs.spin + costs.sleep;
+        (!spun).then_some(Work { left_ns, then: Then::Nothing })
     }
 
     /// A worker's job.
@@ -98,6 +111,9 @@ impl World<'_> {
         let arrivals = state.arrivals.len().min(room);
         if answers + arrivals > 0 {
             return Some(self.take(queue, answers, arrivals));
+        }
+        if let Some((_, left_ns)) = self.queues[queue].copies.pop_front() {
+            return Some(Work { left_ns, then: Then::Nothing });
         }
         if experiment.queues_help { self.jobs.pop_front().map(|job| self.help(job)) } else { None }
     }
@@ -156,7 +172,7 @@ impl World<'_> {
                 if self.wake(self.queues[job.queue].local, 0) {
                     let costs = self.experiment.costs;
                     // The queue spins in vain before it sleeps.
-                    self.threads[thread].debt_ns += costs.wake_call + costs.spin;
+                    self.threads[thread].debt_ns += costs.wake_call + costs.spin + costs.sleep;
                 }
             }
             Then::Hand { job, place } => self.hand_on(thread, job, place == Place::Worker),
@@ -193,15 +209,13 @@ impl World<'_> {
         if costs.enter.is_some() && !synchronous {
             return self.queues[queue].staged.push(staged);
         }
-        if matches!(staged.kind, StoreKind::Read | StoreKind::Write { .. }) {
-            self.threads[thread].debt_ns += costs.copy_ns(staged.span.1);
-            if staged.carried && costs.copies() {
-                self.threads[thread].debt_ns += costs.carry_ns(staged.span.1);
-            }
-        }
+        let copy_ns = costs.copy_ns(staged.kind, staged.span.1, staged.carried);
         let (operation, at) = self.submit(queue, staged);
+        if copy_ns > 0 && !synchronous {
+            self.queues[queue].copies.push_back((operation, copy_ns));
+        }
         if synchronous {
-            let left_ns = at - self.now;
+            let left_ns = at - self.now + copy_ns;
             self.threads[thread].work = Some(Work { left_ns, then: Then::Stored { operation } });
         } else {
             self.schedule_answer(at, operation);
@@ -251,6 +265,7 @@ impl World<'_> {
         if carried {
             self.rouse(thread, target);
         } else if self.wake(target, 0) {
+            self.threads[target].waits = true;
             self.threads[thread].debt_ns += self.experiment.costs.wake_call;
         }
     }
@@ -304,6 +319,8 @@ impl World<'_> {
         let (queue, chunk): (usize, ChunkId) = (answer.queue, answer.chunk);
         let input = Input::Stored { chunk, result: answer.result, found: answer.found };
         if wakes {
+            let thread = self.queues[queue].thread;
+            self.threads[thread].debt_ns += self.queues[queue].copy_up_to(operation);
             self.queues[queue].answers.push_back(input);
             self.wake(self.queues[queue].thread, self.experiment.costs.interrupt);
         } else {

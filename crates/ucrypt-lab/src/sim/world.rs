@@ -73,7 +73,15 @@ impl<'a> World<'a> {
         let workers = experiment.workers as usize;
         let mut threads = Vec::new();
         let mut add = |role, core| {
-            threads.push(Thread { role, core, state: State::Asleep(0), work: None, debt_ns: 0 });
+            threads.push(Thread {
+                role,
+                core,
+                state: State::Asleep(0),
+                work: None,
+                debt_ns: 0,
+                waits: false,
+                spins: false,
+            });
         };
         (0..queues).for_each(|queue| add(Role::Queue(queue), queue % cores));
         (0..queues).for_each(|queue| add(Role::Local(queue), queue % cores));
@@ -204,9 +212,9 @@ impl<'a> World<'a> {
     }
 
     fn awake(&mut self, thread: usize) {
-        let Thread { role, core, .. } = self.threads[thread];
-        self.threads[thread].state = State::Awake;
-        self.cores[core].add(thread, role);
+        let Thread { role, core, waits, .. } = self.threads[thread];
+        (self.threads[thread].state, self.threads[thread].waits) = (State::Awake, false);
+        self.cores[core].add(thread, role, waits);
         if self.cores[core].is_idle() {
             self.switch(core);
         }
@@ -237,6 +245,7 @@ impl<'a> World<'a> {
         }
         for thread in &mut self.threads {
             (thread.state, thread.work, thread.debt_ns) = (State::Asleep(self.now), None, 0);
+            (thread.waits, thread.spins) = (false, false);
         }
         self.cores.iter_mut().for_each(|core| *core = Core::default());
         self.count_threads();
@@ -263,6 +272,8 @@ impl<'a> World<'a> {
             tally.joined += of.joined;
             tally.here += of.here;
             tally.handed += of.handed;
+            tally.kept += of.kept;
+            tally.given += of.given;
         }
         Report {
             mb_s: in_flight * 1000.0 / measured.latencies_ns.max(1) as f64,
