@@ -106,7 +106,8 @@ pub(super) fn dispatch(status: &Value) -> String {
         || queues.iter().filter(|queue| queue["chunks_here"] != 0 || queue["chunks_handed"] != 0);
     let mean = |key: &str| {
         let figures: Vec<f64> = used().filter_map(|queue| queue[key].as_f64()).collect();
-        figures.iter().sum::<f64>() / figures.len().max(1) as f64
+        // Not sum(): that of nothing is -0.
+        figures.iter().fold(0.0, |sum, figure| sum + figure) / figures.len().max(1) as f64
     };
     let share = |key: &str, all: u64| {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
@@ -138,4 +139,20 @@ pub(super) fn dispatch(status: &Value) -> String {
         let _ = writeln!(shown, "  {:<26}{value}", format!("{name}:"));
     }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_that_nobody_has_used_has_measured_nothing() {
+        let unused = json!({ "chunks_here": 0, "chunks_handed": 0, "wake_ns": 9000 });
+        let shown = dispatch(&json!({ "queues": [unused, unused] }));
+        assert!(shown.contains("  queues:                   2 (0 used)\n"), "{shown}");
+        assert!(shown.contains("  waking a worker:          0 ns\n"), "{shown}");
+        assert!(!shown.contains(" -0"), "{shown}");
+    }
 }
