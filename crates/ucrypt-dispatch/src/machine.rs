@@ -37,7 +37,7 @@ use crate::around::{Device, Limits, Surroundings};
 use crate::chunk::{Chunk, ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
 use crate::learn::Learned;
 use crate::line::Line;
-use crate::policy::{Place, Plan, Policies, Situation, Tally, Work};
+use crate::policy::{Place, Plan, Policies, Policy, Situation, Tally, Work};
 use crate::request::{Op, Request, StoreKind, Urgency};
 use crate::slab::Slab;
 use crate::trial::{Trials, Way};
@@ -118,9 +118,6 @@ pub struct Machine<E> {
     device: Device,
     surroundings: Surroundings,
     learned: Learned,
-    /// Whether any policy is adaptive, and whether there are workers beside: only then are there trials.
-    adapts: bool,
-    tries: bool,
     trials: Trials,
     tally: Tally,
     requests: Slab<RequestState<E>>,
@@ -149,7 +146,6 @@ impl<E: Copy> Machine<E> {
         assert!(limits.transfer_sectors_max >= limits.sector_sectors);
         assert!(limits.transfer_sectors_max.is_multiple_of(limits.sector_sectors));
         let (requests, chunks) = (limits.requests_max as usize, limits.chunks_max as usize);
-        let policies = policies.into();
         Self {
             requests: Slab::new(limits.requests_max, RequestState::spare),
             chunks: Slab::new(limits.chunks_max, Chunk::spare),
@@ -163,9 +159,7 @@ impl<E: Copy> Machine<E> {
             learned: Learned::default(),
             trials: Trials::new(),
             tally: Tally::default(),
-            adapts: policies.adapts(),
-            tries: false,
-            policies,
+            policies: policies.into(),
             device,
             limits,
         }
@@ -285,10 +279,16 @@ impl<E: Copy> Machine<E> {
         Some(output)
     }
 
+    /// Whether there is a choice: something to decide, and a worker to give it to.
+    #[inline]
+    fn tries(&self) -> bool {
+        self.surroundings.workers > 0 && self.policies.adapts()
+    }
+
     /// Takes the end of a request into account for what is tried.
     #[inline]
     fn try_ways(&mut self, id: RequestId, ok: bool) {
-        if self.tries
+        if self.tries()
             && let Some(request) = self.requests.get(id.0)
         {
             // Of one that has failed, who knows what was done.
@@ -300,7 +300,7 @@ impl<E: Copy> Machine<E> {
     /// It is `now_ns`.
     #[inline]
     fn pass(&mut self, now_ns: u64) {
-        if self.tries {
+        if self.tries() {
             self.trials.pass(now_ns, self.requests.len());
         }
         self.now_ns = now_ns;
@@ -334,7 +334,7 @@ impl<E: Copy> Machine<E> {
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.since_ns = self.now_ns;
         state.handed = place != Place::Here;
-        let write = state.op.is_write();
+        let (op, write) = (state.op, state.op.is_write());
         state.woke_worker = state.handed && alone && self.surroundings.idle_workers > 0;
         let bytes = state.parts.bytes();
         if state.handed {
@@ -342,7 +342,7 @@ impl<E: Copy> Machine<E> {
         } else {
             self.line.keep(bytes as f64 * self.learned.cipher_ns_per_byte(write));
         }
-        self.tally_place(place);
+        self.tally_place(op, place);
         Some(Output::Crypt { chunk, place })
     }
 
@@ -356,7 +356,8 @@ impl<E: Copy> Machine<E> {
                 return Some((at, place));
             }
             first = first.or(Some((at, place)));
-            if self.surroundings.workers == 0 || self.trials.way() == Way::Kept {
+            let all_kept = self.trials.way() == Way::Kept && self.policies.are_adaptive();
+            if self.surroundings.workers == 0 || all_kept {
                 break;
             }
             ahead_bytes += bytes;
@@ -368,13 +369,12 @@ impl<E: Copy> Machine<E> {
     #[inline]
     pub fn plan(&mut self, now_ns: u64, surroundings: Surroundings) {
         self.pass(now_ns);
+        let tried = self.tries();
         self.surroundings = surroundings;
-        let tries = self.adapts && surroundings.workers > 0;
-        if self.tries != tries {
-            self.tries = tries;
+        if self.tries() != tried {
             self.trials.rest(now_ns, self.requests.len());
         }
-        if self.tries {
+        if self.tries() {
             let learned = &self.learned;
             self.trials.turn(|load| may_gain(learned, load));
         }
@@ -682,17 +682,21 @@ impl<E: Copy> Machine<E> {
         chunk
     }
 
-    fn tally_place(&mut self, place: Place) {
-        match self.trials.way() {
-            Way::Estimated => {}
-            Way::Kept => self.tally.kept += 1,
-            Way::Given => self.tally.given += 1,
+    fn tally_place(&mut self, op: Op, place: Place) {
+        if self.policies.of(op) == Policy::Adaptive {
+            match self.trials.way() {
+                Way::Estimated => {}
+                Way::Kept => self.tally.kept += 1,
+                Way::Given => self.tally.given += 1,
+            }
+            if place != Place::Here {
+                self.trials.hand();
+            }
         }
         if place == Place::Here {
             self.tally.here += 1;
         } else {
             self.tally.handed += 1;
-            self.trials.hand();
             let woken = u32::from(place != Place::AwakeWorker);
             self.surroundings.idle_workers = self.surroundings.idle_workers.saturating_sub(woken);
         }

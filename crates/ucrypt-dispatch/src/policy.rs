@@ -124,6 +124,11 @@ impl Policies {
         self.reads.uses_workers() || self.writes.uses_workers()
     }
 
+    /// Whether everything is decided from what is measured.
+    pub(crate) fn are_adaptive(self) -> bool {
+        self == Policy::Adaptive.into()
+    }
+
     /// Whether anything is decided from what is measured.
     pub(crate) fn adapts(self) -> bool {
         self.reads == Policy::Adaptive || self.writes == Policy::Adaptive
