@@ -62,7 +62,10 @@ impl Situation<'_> {
         let chunks = (2.0 * self.cipher_ns(left) / operation_ns).sqrt().round().max(1.0);
         let shorter = operation_ns / self.cipher_ns(1.0);
         let bytes = left / chunks + shorter * (chunks - 1.0) / 2.0;
-        (bytes / CHUNK_BYTES_MIN).floor().max(1.0) * CHUNK_BYTES_MIN
+        let bytes = (bytes / CHUNK_BYTES_MIN).round().max(1.0) * CHUNK_BYTES_MIN;
+        // Something stays for the others.
+        let longest = left - (chunks - 1.0) * CHUNK_BYTES_MIN;
+        bytes.min(longest).max(CHUNK_BYTES_MIN)
     }
 
     /// What one more operation costs all requests in flight.
@@ -157,7 +160,13 @@ impl Situation<'_> {
         let to_idle_ns = if wakes { there_ns(handover_ns, awake + 1) } else { f64::INFINITY };
         let ahead_bytes = work.ahead_bytes as f64;
         let here_ns = self.cipher_ns(ahead_bytes) + mine_ns + self.stores_ns(work);
-        if to_awake_ns.min(to_idle_ns) < here_ns { Place::Worker } else { Place::Here }
+        if to_awake_ns.min(to_idle_ns) >= here_ns {
+            Place::Here
+        } else if sleeps {
+            Place::Worker
+        } else {
+            Place::AwakeWorker
+        }
     }
 
     /// What this thread has to copy before it gets to a chunk: encrypted chunks of others, where the

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use ucrypt_dispatch::{
-    ChunkId, Device, Limits, Machine, Op, Output, Part, Place, Policy, Request, RequestId,
-    StoreKind, Surroundings, Urgency,
+    ChunkId, Device, Limits, Machine, Op, Output, Part, Place, Policies, Policy, Request,
+    RequestId, StoreKind, Surroundings, Urgency,
 };
 
 /// xorshift64: the same run for the same seed.
@@ -609,6 +609,67 @@ fn the_chunks_of_a_read_get_shorter_and_fewer_where_others_are_in_flight() {
     let (rest, equal) = written.split_last().expect("chunks");
     assert!(equal.len() > 1 && equal.iter().all(|len| *len == written[0]), "{written:?}");
     assert!(*rest <= written[0], "{written:?}");
+}
+
+#[test]
+fn a_read_is_cut_into_blocks_next_to_where_the_sum_is_least() {
+    // One operation costs as much as 8 KiB of cipher: the best of all ways to cut (examples/bound.rs).
+    for (blocks, best) in [(2, vec![2]), (4, vec![3, 1]), (8, vec![5, 2, 1])] {
+        let sectors: Vec<u64> = best.iter().map(|blocks| 8 * blocks).collect();
+        assert_eq!(lengths(Op::Read, 8 * blocks, 1), [sectors]);
+    }
+    for blocks in 1..=256 {
+        let cut = lengths(Op::Read, 8 * blocks, 1).remove(0);
+        assert_eq!(cut.iter().sum::<u64>(), 8 * blocks);
+        assert!(cut.iter().all(|len| len.is_multiple_of(8)), "{cut:?}");
+    }
+}
+
+#[test]
+fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is() {
+    let policies = Policies { reads: Policy::Adaptive, writes: Policy::Unbound { sorted: true } };
+    let limits = Limits { transfer_sectors_max: 2048, ..limits() };
+    let mut machine = Machine::<u32>::new(limits, policies, DEVICE);
+    machine.learned_mut().cipher(1 << 20, 1 << 20);
+    machine.learned_mut().handover(5000);
+    let (mut now_ns, mut reads, mut kept_reads) = (0, 0, 0);
+    for round in 0..2000 {
+        machine.request(request(Op::Read, 2000, 32)).unwrap();
+        machine.request(request(WRITE, 4000, 32)).unwrap();
+        let mut handed = Vec::new();
+        while machine.in_flight() > 0 {
+            machine.plan(now_ns, WORKERS);
+            while let Some(output) = machine.next_output() {
+                match output {
+                    Output::Store { chunk, .. } => machine.stored(chunk, Ok(()), now_ns),
+                    Output::Crypt { chunk, place } => {
+                        let write = machine.op(chunk) == Some(WRITE);
+                        reads += u64::from(!write);
+                        assert!(!write || place == Place::Worker, "round {round}");
+                        if place == Place::Here {
+                            assert!(!handed.is_empty(), "round {round}: the write goes first");
+                            kept_reads += 1;
+                            now_ns += 16_000;
+                            machine.crypted(chunk, Ok(()), Some(16_000), now_ns);
+                        } else {
+                            handed.push((chunk, write));
+                        }
+                    }
+                    Output::Finish { result, .. } => assert_eq!(result, Ok(())),
+                    Output::Drop { .. } => panic!("nothing fails"),
+                }
+            }
+            for (chunk, write) in handed.drain(..) {
+                // What reads are handed on for is not worth it.
+                now_ns += if write { 1000 } else { 60_000 };
+                machine.crypted(chunk, Ok(()), Some(16_000), now_ns);
+            }
+        }
+    }
+    let tally = machine.tally();
+    assert!(kept_reads > reads / 2, "{kept_reads} of {reads}: {tally:?}");
+    assert!(tally.kept > 0 && tally.kept <= kept_reads, "{kept_reads} of {reads}: {tally:?}");
+    assert!(tally.given > 0 && tally.given <= reads - kept_reads, "{kept_reads}: {tally:?}");
 }
 
 #[test]

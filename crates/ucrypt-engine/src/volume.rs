@@ -25,18 +25,19 @@ pub struct VolumeOptions {
     pub policies: Policies,
     /// A slower cipher to stand for the real one.
     pub cipher_model: Option<CipherModel>,
-    /// Crypto workers; `None`: for adaptive one for each core but one, of which as many are used as
-    /// there are cores to spare at the time; for a static policy that uses workers one for each
-    /// core.
+    /// Crypto workers; `None`: one for each core. Of these adaptive uses as many as there are cores to
+    /// spare at the time, and all while it tries what it is like to hand on everything. On one core it
+    /// has none.
     pub workers: Option<usize>,
 }
 
 impl VolumeOptions {
     fn workers(&self) -> Result<Option<Workers>, VolumeError> {
         let cores = cores();
-        // A queue keeps one core busy. The static policies hand on whatever it costs, as dm-crypt
-        // does.
-        let count = self.workers.unwrap_or(if self.shares_cores() { cores - 1 } else { cores });
+        // On one core there is nobody to hand anything to. The static policies do so whatever it
+        // costs, as dm-crypt does.
+        let none = self.shares_cores() && cores == 1;
+        let count = self.workers.unwrap_or(if none { 0 } else { cores });
         if !self.policies.uses_workers() || count == 0 {
             return Ok(None);
         }

@@ -35,8 +35,6 @@ pub struct Grid {
     pub region_sectors: u64,
     /// Queues of all cells; each has the cell's depth.
     pub queues: u32,
-    /// See [`Experiment::free_cores_only`].
-    pub free_cores_only: bool,
     /// Seed of all runs.
     pub seed: u64,
 }
@@ -56,7 +54,6 @@ impl Grid {
             costs: Costs::default(),
             region_sectors: REGION_SECTORS,
             queues: 1,
-            free_cores_only: false,
             seed: 1,
         }
     }
@@ -111,7 +108,7 @@ const REGION_SECTORS: u64 = 1 << 27;
 
 /// Requests of a job: enough for its p99, and many times its depth.
 const REQUESTS_MIN: u64 = 6000;
-const REQUESTS_PER_DEPTH: u64 = 64;
+const REQUESTS_PER_DEPTH: u64 = 128;
 
 /// Bytes of a job on a disk that turns: a quarter of it, which is not measured, fills its buffer.
 const ROTATIONAL_BYTES: u64 = 40 << 20;
@@ -132,13 +129,9 @@ impl Cell<'_> {
 
     /// The cell's run under a policy.
     pub fn experiment(&self, policy: Policy) -> Experiment {
-        let Grid { cipher, costs, queues, free_cores_only, seed, .. } = *self.grid;
-        // As many as the engine starts.
-        let spare = if policy == Policy::Adaptive { queues } else { 0 };
-        let workers = self.cores.saturating_sub(spare).max(1);
+        let Grid { cipher, costs, queues, seed, .. } = *self.grid;
         let experiment = Experiment::new(self.cores, self.device, self.job(), policy);
-        let experiment = Experiment { free_cores_only, ..experiment };
-        Experiment { queues, workers, cipher, costs, seed, ..experiment }
+        Experiment { queues, cipher, costs, seed, ..experiment }
     }
 
     /// Runs the cell under every policy.

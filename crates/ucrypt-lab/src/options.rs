@@ -1,9 +1,8 @@
 //! Options that narrow a grid or change what it costs.
 //!
 //! `--cores 2,16`, `--device hdd`, `--block 4096,65536`, `--depth 1,32`, `--pattern randread`,
-//! `--cipher-ns 0.9` (per byte), `--queues 4`, `--wake-ns`, `--seed`, `--free-cores`
-//! (queues are told of no more workers than there are cores without an awake queue), `--model` (the
-//! costs of the engine over a device model instead of a device) and `--quick`.
+//! `--cipher-ns 0.9` (per byte), `--queues 4`, `--wake-ns`, `--seed`, `--model` (the costs of the
+//! engine over a device model instead of a device) and `--quick`.
 
 use std::str::FromStr;
 
@@ -21,7 +20,6 @@ pub fn take(
 ) -> Result<bool, String> {
     match option {
         "--quick" => *grid = Grid::quick(),
-        "--free-cores" => grid.free_cores_only = true,
         "--model" => grid.costs = Costs::MODEL,
         "--cores" => grid.cores = list(&value(option, words)?)?,
         "--device" => grid.devices = names(&value(option, words)?, DeviceModel::by_name)?,

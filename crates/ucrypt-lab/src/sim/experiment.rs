@@ -262,12 +262,12 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// One queue on one of `cores` cores, a worker on each of the others, no faults.
+    /// One queue, no faults, and as many workers as the engine starts: one for each core.
     pub fn new(cores: u32, device: DeviceModel, job: Job, policy: Policy) -> Self {
         Self {
             cores,
             queues: 1,
-            workers: cores.saturating_sub(1).max(1),
+            workers: cores,
             cipher: Cipher::AES_NI,
             costs: Costs::default(),
             device,
@@ -278,7 +278,7 @@ impl Experiment {
             chunks_max: job.depth.max(32),
             requests_max: job.depth.max(1),
             queues_help: true,
-            free_cores_only: false,
+            free_cores_only: policy == Policy::Adaptive,
             calibrated: true,
             verify: false,
             faults: Faults::default(),
