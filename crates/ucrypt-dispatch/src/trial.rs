@@ -357,7 +357,10 @@ impl Trials {
             outcomes[Way::Kept as usize] = Outcome { pause: 2, paused: 0, ..estimated };
         }
         if !gains {
-            outcomes[Way::Given as usize] = Outcome { pause: 2, ..Outcome::default() };
+            // Not now. It keeps its pause: estimates may move around where a gain begins.
+            let given = &mut outcomes[Way::Given as usize];
+            *given =
+                Outcome { pause: given.pause.max(2), paused: given.paused, ..Outcome::default() };
         }
         record.next(self.way)
     }
@@ -393,11 +396,22 @@ mod tests {
         /// So many bursts of `depth` requests, each of which takes `each_ns` of its way, more or less; one
         /// burst in 500 is held up by 50 of them.
         fn run(&mut self, op: Op, depth: usize, bursts: u64, each_ns: [u64; WAYS.len()]) {
+            self.run_with(op, depth, bursts, each_ns, ALL_GAIN);
+        }
+
+        fn run_with(
+            &mut self,
+            op: Op,
+            depth: usize,
+            bursts: u64,
+            each_ns: [u64; WAYS.len()],
+            mut gains: impl FnMut(&Load) -> bool,
+        ) {
             for _ in 0..bursts {
                 let way = self.trials.way();
                 let changes = self.trials.changes();
                 self.trials.pass(self.now_ns, depth);
-                self.trials.turn(ALL_GAIN);
+                self.trials.turn(&mut gains);
                 self.begun[way as usize] += depth as u64;
                 if way != Way::Kept {
                     self.trials.hand();
@@ -481,6 +495,18 @@ mod tests {
             trials.end(Op::Read, 4096, trials.changes());
         }
         assert!(trials.records.iter().all(|record| record.outcomes[0].each_ns == 0.0));
+    }
+
+    #[test]
+    fn what_has_lost_is_not_tried_more_often_where_it_is_not_sure_that_anything_can_be_gained() {
+        let mut load = Clients::new(8);
+        let mut epoch = 0;
+        load.run_with(Op::Read, 4, 100_000, [1000, 1100, 3000], |_| {
+            epoch += 1;
+            epoch % 5 != 0
+        });
+        assert!(load.begun[Way::Given as usize] > 0, "{:?}", load.begun);
+        assert!(load.share(Way::Given) < 0.005, "{:?}", load.begun);
     }
 
     #[test]
