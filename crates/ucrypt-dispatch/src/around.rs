@@ -37,9 +37,10 @@ pub struct Device {
 /// What is around the queue right now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Surroundings {
-    /// Workers that there are.
+    /// Workers that may be used now, as far as there are cores for them. What is handed on by trial may
+    /// wake others.
     pub workers: u32,
-    /// Workers that sleep.
+    /// Those of them that sleep.
     pub idle_workers: u32,
     /// What was read lies where its client wants it: this thread copies none of it.
     pub reads_in_place: bool,

@@ -3,10 +3,14 @@
 //! For each length every way is tried to cut a request into blocks of the device. The engine costs
 //! nothing here: all chunks are submitted at once, and each is decrypted as soon as it and a core are
 //! there. Beside it stands what `adaptive` reaches in the simulator, with the engine's costs.
+//!
+//! Each further chunk is a command more, and a command holds the bus beside its data. So a second table
+//! says how fast reads could be if commands held it for less, and data for as much longer that long
+//! reads stay as fast as they are.
 
 use std::process::ExitCode;
 
-use ucrypt_backend::model::{Device, DeviceOp, Kind, Profile};
+use ucrypt_backend::model::{Device, DeviceOp, Kind, Media, Profile, Rate};
 use ucrypt_dispatch::Policy;
 use ucrypt_lab::sim::{Cipher, Costs, DeviceModel, Experiment, Job, Pattern};
 
@@ -106,6 +110,39 @@ fn table(profile: &Profile, device: DeviceModel) {
     }
 }
 
+/// The same device, with commands that hold the bus for less beside their data. `None` if they do not
+/// hold it, or if it has none.
+fn with_command_ns(profile: &Profile, command_ns: u64) -> Option<Profile> {
+    let Media::Flash(mut flash) = profile.media.clone() else { return None };
+    let longest_ns = flash.command_ns + flash.bus.time_ns(flash.command_max);
+    if flash.command_ns == 0 || flash.command_max == u64::MAX {
+        return None;
+    }
+    let data_ns = longest_ns.saturating_sub(command_ns).max(1);
+    flash.bus = Rate::kb_s(flash.command_max * 1_000_000 / data_ns);
+    flash.command_ns = command_ns;
+    Some(Profile { media: Media::Flash(flash), ..profile.clone() })
+}
+
+fn holds(profile: &Profile) {
+    let holds_ns = [6000, 4000, 2000, 0];
+    let profiles = holds_ns.map(|hold| with_command_ns(profile, hold));
+    if profiles.iter().any(Option::is_none) {
+        return;
+    }
+    println!("\nBest, one core, if a command holds the bus for:\n");
+    println!("| read | 6 us | 4 us | 2 us | 0 us |");
+    println!("|---|---:|---:|---:|---:|");
+    for shift in 1..=UNITS_MAX.ilog2() {
+        let units = 1 << shift;
+        print!("| {} KiB |", u64::from(units) * UNIT / 1024);
+        for profile in profiles.iter().flatten() {
+            print!(" {:.3} |", time_ns(profile, units, 0, None) / best(profile, units, true).1);
+        }
+        println!();
+    }
+}
+
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_else(|| "sata2017".into());
     let Some((profile, device)) = Profile::by_name(&name).zip(DeviceModel::by_name(&name)) else {
@@ -114,5 +151,6 @@ fn main() -> ExitCode {
     };
     println!("Encrypted over raw, {name}:\n");
     table(profile, device);
+    holds(profile);
     ExitCode::SUCCESS
 }

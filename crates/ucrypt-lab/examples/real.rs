@@ -3,8 +3,9 @@
 //! medians count) and `--policies`.
 //!
 //! Beside each cell stands what the simulator says of it, with the costs of the engine over a device
-//! model and the cipher's speed here. A cell falls short when adaptive reaches less than 0.95 of the best static policy's
-//! throughput; it disagrees when a policy's real throughput is more than 15 % from its virtual one.
+//! model and the cipher's speed here. A cell falls short when adaptive reaches less than 0.95 of the
+//! best static policy's throughput; it disagrees when a policy's real throughput is more than 15 %
+//! from its virtual one.
 
 use std::io;
 use std::process::ExitCode;

@@ -120,6 +120,18 @@ fn sata2017_fits_the_other_raw_rows_within_3_percent() {
 }
 
 #[test]
+fn sata2017_does_as_many_random_reads_as_ssds_of_its_class() {
+    // Data sheet of the Intel SSD DC S4500/S4600 (2017; 240 GB and more, SATA): 4 and 8 KiB at depth
+    // 32, at most so many a second.
+    for (len, per_second, tolerance) in [(4 * KIB, 72_000.0, 1.0), (8 * KIB, 48_000.0, 6.0)] {
+        let op = random(READ, len, 200 * GIB);
+        let model = run(&mut device("sata2017"), 32, 100_000, 0, op).mb_s * 1e6 / len as f64;
+        let what = format!("random read {} KiB, 32 under way, a second", len / KIB);
+        hold("data sheet", &what, per_second, model, tolerance);
+    }
+}
+
+#[test]
 fn optane2020_fits_the_base_rows_within_6_percent() {
     // workqueues_2020.csv, nvme base: block size, operations under way, MB/s, mean us.
     let published = [
