@@ -63,7 +63,7 @@ impl Situation<'_> {
         let shorter = operation_ns / self.cipher_ns(1.0);
         let bytes = left / chunks + shorter * (chunks - 1.0) / 2.0;
         let bytes = (bytes / CHUNK_BYTES_MIN).round().max(1.0) * CHUNK_BYTES_MIN;
-        // Something stays for the others.
+        // A block at least stays for each of the chunks behind.
         let longest = left - (chunks - 1.0) * CHUNK_BYTES_MIN;
         bytes.min(longest).max(CHUNK_BYTES_MIN)
     }

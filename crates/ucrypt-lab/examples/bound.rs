@@ -10,7 +10,7 @@
 
 use std::process::ExitCode;
 
-use ucrypt_backend::model::{Device, DeviceOp, Kind, Media, Profile, Rate};
+use ucrypt_backend::model::{Device, DeviceOp, FlashProfile, Kind, Media, Profile, Rate};
 use ucrypt_dispatch::Policy;
 use ucrypt_lab::sim::{Cipher, Costs, DeviceModel, Experiment, Job, Pattern};
 
@@ -110,33 +110,34 @@ fn table(profile: &Profile, device: DeviceModel) {
     }
 }
 
-/// The same device, with commands that hold the bus for less beside their data. `None` if they do not
-/// hold it, or if it has none.
-fn with_command_ns(profile: &Profile, command_ns: u64) -> Option<Profile> {
-    let Media::Flash(mut flash) = profile.media.clone() else { return None };
+/// The same device, with a command that holds the bus for `command_ns` beside its data.
+fn with_command_ns(profile: &Profile, flash: &FlashProfile, command_ns: u64) -> Profile {
     let longest_ns = flash.command_ns + flash.bus.time_ns(flash.command_max);
-    if flash.command_ns == 0 || flash.command_max == u64::MAX {
-        return None;
-    }
     let data_ns = longest_ns.saturating_sub(command_ns).max(1);
-    flash.bus = Rate::kb_s(flash.command_max * 1_000_000 / data_ns);
-    flash.command_ns = command_ns;
-    Some(Profile { media: Media::Flash(flash), ..profile.clone() })
+    let bus = Rate::kb_s(flash.command_max * 1_000_000 / data_ns);
+    let media = Media::Flash(FlashProfile { command_ns, bus, ..flash.clone() });
+    Profile { media, ..profile.clone() }
 }
 
 fn holds(profile: &Profile) {
-    let holds_ns = [6000, 4000, 2000, 0];
-    let profiles = holds_ns.map(|hold| with_command_ns(profile, hold));
-    if profiles.iter().any(Option::is_none) {
+    let Media::Flash(flash) = &profile.media else { return };
+    if flash.command_ns == 0 {
         return;
     }
-    println!("\nBest, one core, if a command holds the bus for:\n");
-    println!("| read | 6 us | 4 us | 2 us | 0 us |");
-    println!("|---|---:|---:|---:|---:|");
+    let profiles = [3, 2, 1, 0].map(|thirds| {
+        let command_ns = flash.command_ns * thirds / 3;
+        (command_ns as f64 / 1e3, with_command_ns(profile, flash, command_ns))
+    });
+    println!("\nBest, one core, if a command holds the bus for so many us:\n");
+    print!("| read |");
+    for (us, _) in &profiles {
+        print!(" {us:.2} |");
+    }
+    println!("\n|---|---:|---:|---:|---:|");
     for shift in 1..=UNITS_MAX.ilog2() {
         let units = 1 << shift;
         print!("| {} KiB |", u64::from(units) * UNIT / 1024);
-        for profile in profiles.iter().flatten() {
+        for (_, profile) in &profiles {
             print!(" {:.3} |", time_ns(profile, units, 0, None) / best(profile, units, true).1);
         }
         println!();
