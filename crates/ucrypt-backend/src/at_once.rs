@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use crate::{Done, Io, Queue, hand_out};
+use crate::{Done, Guest, Io, Pool, Queue, hand_out};
 
 /// `perform` carries an operation out.
 pub(crate) struct AtOnce<F> {
@@ -39,6 +39,14 @@ impl<F: FnMut(Io) -> Done + Send> Queue for AtOnce<F> {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn register(&mut self, _pool: &Pool) -> bool {
+        false
+    }
+
+    fn guest(&mut self) -> Option<Guest<'_>> {
         None
     }
 }

@@ -13,8 +13,9 @@
 //!   inside. Answers come in any order.
 //! - Buffers are the queue's from `submit` to its answer. Dropping a queue waits for what is under
 //!   way.
-//! - `Flush` makes every write durable that was answered before it was submitted; a write with
-//!   `fua` is durable when it is answered.
+//! - `Flush` makes every write durable that was answered before it was submitted, on any queue; a
+//!   write with `fua` is durable when it is answered. Data that was lost is told once to each queue
+//!   that was there, by the next flush of it: not to remember that is the user's mistake.
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
 //! name), to mappings in [`map`] and the handler of [`Watch`], to the lock of [`keep_resident`], to the
@@ -40,7 +41,7 @@ use std::sync::Arc;
 
 pub use buf::{Buf, Pool};
 pub use file::{FileBackend, OpenError, OpenOptions};
-pub use map::Mapping;
+pub use map::{Map, Mapping};
 pub use memory::memory;
 pub use resident::keep_resident;
 pub use ring::{Guest, Ring};
@@ -188,15 +189,11 @@ pub trait Queue: Send {
     /// Tells the queue of the memory that most buffers will come from: it is registered with the
     /// kernel if that saves anything, and stays resident then. Buffers from elsewhere work as before.
     /// Returns whether it was registered.
-    fn register(&mut self, _pool: &Pool) -> bool {
-        false
-    }
+    fn register(&mut self, pool: &Pool) -> bool;
 
     /// The queue's ring, for entries of others: they go with the queue's own, and its
     /// [`Queue::wait`] also returns for them. `None` if it has none, or none for guests.
-    fn guest(&mut self) -> Option<Guest<'_>> {
-        None
-    }
+    fn guest(&mut self) -> Option<Guest<'_>>;
 }
 
 /// A piece of a backend, for block status.
@@ -208,16 +205,15 @@ pub struct Extent {
     pub hole: bool,
 }
 
-/// A disk.
+/// A disk. No method has a default, and none of [`Queue`]: what stands around another backend has to
+/// say of each whether it passes it on.
 pub trait Backend: Send + Sync {
     /// What it is and can do.
     fn limits(&self) -> &Limits;
 
     /// Its length in bytes now, where that can change while it is open: an image that was grown.
     /// Operations may reach up to here.
-    fn len_now(&self) -> io::Result<u64> {
-        Ok(self.limits().len)
-    }
+    fn len_now(&self) -> io::Result<u64>;
 
     /// A new queue for at most `depth` operations under way.
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>>;
@@ -227,14 +223,10 @@ pub trait Backend: Send + Sync {
     fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent>;
 
     /// Its bytes in place, for what is in memory; `None` if they can only be read.
-    fn map(&self) -> Option<Arc<Mapping>> {
-        None
-    }
+    fn map(&self) -> Option<Arc<dyn Map>>;
 
     /// Its zones, if it is a zoned device.
-    fn zones(&self) -> Option<&dyn Zones> {
-        None
-    }
+    fn zones(&self) -> Option<&dyn Zones>;
 
     /// One line that says what it is, e.g. `file /x.img (io_uring)`.
     fn describe(&self) -> String;

@@ -3,9 +3,9 @@
 //!
 //! Contract:
 //!
-//! - [`Mapping::at_hand`] says whether a range can be used in place without waiting for a disk and
+//! - [`Map::at_hand`] says whether a range can be used in place without waiting for a disk and
 //!   without taking memory for a hole. It is a hint: what it says may change at once.
-//! - [`Mapping::read`] and [`Mapping::write`] lend the bytes, piece by piece. Among the users of one
+//! - [`Map::read`] and [`Map::write`] lend the bytes, piece by piece. Among the users of one
 //!   mapping, who writes a piece has it alone. Other processes, and the kernel for this one (pwrite),
 //!   may write to it meanwhile, so the bytes are data and nothing else: they are decrypted or copied,
 //!   but no length, index or decision is ever taken from them. What is written in between spoils that
@@ -47,7 +47,43 @@ const PAGE_MIN: usize = 4096;
 /// Blocks that can be lent to writers at a time; those that are so far apart share a lock.
 const LOCKS: usize = 1024;
 
-/// See the module's contract.
+/// What uses lent bytes, piece by piece: the piece's place in the range, and the bytes.
+pub type UseBytes<'a> = &'a mut dyn FnMut(Range<usize>, &[u8]) -> Result<(), Errno>;
+
+/// What overwrites lent bytes, piece by piece.
+pub type PutBytes<'a> = &'a mut dyn FnMut(Range<usize>, &mut [u8]) -> Result<(), Errno>;
+
+/// A backend's bytes in place; see the module's contract. Offsets and lengths are bytes.
+pub trait Map: std::fmt::Debug + Send + Sync {
+    /// Whether [`Map::write`] is allowed.
+    fn is_writable(&self) -> bool;
+
+    /// Whether [`Map::read`] or [`Map::write`] of the range is worth it now.
+    fn at_hand(&self, offset: u64, len: usize) -> bool;
+
+    /// Lends the range to `use_`, in pieces with their places in it; `None` if what it saw may not be
+    /// the file's. Takes memory for what is not [at hand](Map::at_hand).
+    ///
+    /// # Errors
+    /// The first of `use_`, which ends it.
+    fn read(&self, offset: u64, len: usize, use_: UseBytes<'_>) -> Option<Result<(), Errno>>;
+
+    /// Lends the range to `put` to be overwritten, in pieces with their places in it; `None` if it may
+    /// not be the file's, or the mapping is not to be written. Takes memory for what is not
+    /// [at hand](Map::at_hand).
+    ///
+    /// # Errors
+    /// The first of `put`, which ends it.
+    fn write(&self, offset: u64, len: usize, put: PutBytes<'_>) -> Option<Result<(), Errno>>;
+
+    /// Reads the range from the file, waiting for it.
+    ///
+    /// # Errors
+    /// `EIO` behind the end of the file, and the system's.
+    fn read_exact(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno>;
+}
+
+/// A mapping of a file in memory, or of zeroes.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -104,7 +140,7 @@ impl Mapping {
         let _ = unsafe { munlock(base, len) };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: the mapping just made, of a file that lives in memory, and used only through
-        // `Mapping::read` and `Mapping::write`. `Drop` ends the watch before it.
+        // `Map::read` and `Map::write`. `Drop` ends the watch before it.
         let watch = unsafe { Watch::new(base, len, access) };
         let Some(watch) = watch else {
             // SAFETY: the mapping just made, which nobody knows yet.
@@ -118,34 +154,6 @@ impl Mapping {
         Ok(Self { base, len, what: What::File { fd, watch, present, access, locks } })
     }
 
-    /// Whether [`Mapping::write`] is allowed.
-    pub fn is_writable(&self) -> bool {
-        matches!(self.what, What::File { access: Access::ReadWrite, .. })
-    }
-
-    /// Whether [`Mapping::read`] or [`Mapping::write`] of the range is worth it now.
-    pub fn at_hand(&self, offset: u64, len: usize) -> bool {
-        let What::File { watch, present, access, .. } = &self.what else { return len <= self.len };
-        let Some(offset) = self.place(offset, len) else { return false };
-        if watch.is_broken() {
-            return false;
-        }
-        (offset / BLOCK..(offset + len).div_ceil(BLOCK)).all(|block| {
-            let (word, bit) = (&present[block / 64], 1 << (block % 64));
-            if word.load(Ordering::Relaxed) & bit != 0 {
-                return true;
-            }
-            let start = block * BLOCK;
-            let len = BLOCK.min(self.len - start);
-            let is = self.is_resident(start, len);
-            if is {
-                self.populate(start, len, *access);
-                word.fetch_or(bit, Ordering::Relaxed);
-            }
-            is
-        })
-    }
-
     /// The range is about to become a hole.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         let What::File { present, .. } = &self.what else { return };
@@ -157,91 +165,11 @@ impl Mapping {
         }
     }
 
-    /// Lends the range to `use_`, in pieces with their places in it; `None` if what it saw may not be
-    /// the file's. Takes memory for what is not [at hand](Mapping::at_hand).
-    ///
-    /// # Errors
-    /// The first of `use_`, which ends it.
-    pub fn read<E>(
-        &self,
-        offset: u64,
-        len: usize,
-        mut use_: impl FnMut(Range<usize>, &[u8]) -> Result<(), E>,
-    ) -> Option<Result<(), E>> {
-        let What::File { watch, locks, .. } = &self.what else {
-            // SAFETY: the mapping is as long and lives as long as `self`; nobody writes to it.
-            let zeroes = unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) };
-            return Some(use_(0..len, zeroes.get(..len)?));
-        };
-        for piece in self.pieces(offset, len)? {
-            let (first, second) = piece.locks(locks);
-            // Held whether a thread has panicked with it or not.
-            let _held = (first.read(), second.map(RwLock::read));
-            // SAFETY: the range lies in the mapping, which lives as long as `self`. Who writes to
-            // it through this mapping waits for the lock. Others may change it while the slice
-            // exists, which the module's contract provides for: the code that gets it moves bytes
-            // and draws no conclusion from any of them. Behind the end of a file that was cut off,
-            // `Watch` puts memory in its place.
-            let bytes = unsafe {
-                std::slice::from_raw_parts(self.base.as_ptr().add(piece.start), piece.place.len())
-            };
-            prefetch(bytes);
-            if let Err(error) = use_(piece.place, bytes) {
-                return Some(Err(error));
-            }
-        }
-        (!watch.is_broken()).then_some(Ok(()))
-    }
-
-    /// Lends the range to `put` to be overwritten, in pieces with their places in it; `None` if it may
-    /// not be the file's, or the mapping is not to be written. Takes memory for what is not
-    /// [at hand](Mapping::at_hand).
-    ///
-    /// # Errors
-    /// The first of `put`, which ends it.
-    pub fn write<E>(
-        &self,
-        offset: u64,
-        len: usize,
-        mut put: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
-    ) -> Option<Result<(), E>> {
-        let What::File { watch, locks, access: Access::ReadWrite, .. } = &self.what else {
-            return None;
-        };
-        for piece in self.pieces(offset, len)? {
-            let (first, second) = piece.locks(locks);
-            let _held = (first.write(), second.map(RwLock::write));
-            // SAFETY: as in `read`; the locks keep everybody else of this mapping out.
-            let bytes = unsafe {
-                let start = self.base.as_ptr().add(piece.start);
-                std::slice::from_raw_parts_mut(start, piece.place.len())
-            };
-            if let Err(error) = put(piece.place, bytes) {
-                return Some(Err(error));
-            }
-        }
-        (!watch.is_broken()).then_some(Ok(()))
-    }
-
     /// A range in pieces of a block's length; `None` if it reaches beyond the end.
     fn pieces(&self, offset: u64, len: usize) -> Option<impl Iterator<Item = Piece> + use<>> {
         let start = self.place(offset, len)?;
         let pieces = (0..len).step_by(BLOCK);
         Some(pieces.map(move |at| Piece { start: start + at, place: at..len.min(at + BLOCK) }))
-    }
-
-    /// Reads the range from the file, waiting for it.
-    ///
-    /// # Errors
-    /// `EIO` behind the end of the file, and the system's.
-    pub fn read_exact(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
-        match &self.what {
-            What::Zeroes => {
-                buf.fill(0);
-                Ok(())
-            }
-            What::File { fd, .. } => read_full(fd.as_fd(), buf, offset),
-        }
     }
 
     /// The range's place in the mapping; `None` if it reaches beyond its end.
@@ -279,6 +207,89 @@ impl Mapping {
         };
         // With larger pages there are fewer answers than bytes, and the rest says no.
         asked == 0 && pages.iter().all(|page| page & 1 != 0)
+    }
+}
+
+impl Map for Mapping {
+    fn is_writable(&self) -> bool {
+        matches!(self.what, What::File { access: Access::ReadWrite, .. })
+    }
+
+    fn at_hand(&self, offset: u64, len: usize) -> bool {
+        let What::File { watch, present, access, .. } = &self.what else { return len <= self.len };
+        let Some(offset) = self.place(offset, len) else { return false };
+        if watch.is_broken() {
+            return false;
+        }
+        (offset / BLOCK..(offset + len).div_ceil(BLOCK)).all(|block| {
+            let (word, bit) = (&present[block / 64], 1 << (block % 64));
+            if word.load(Ordering::Relaxed) & bit != 0 {
+                return true;
+            }
+            let start = block * BLOCK;
+            let len = BLOCK.min(self.len - start);
+            let is = self.is_resident(start, len);
+            if is {
+                self.populate(start, len, *access);
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+            is
+        })
+    }
+
+    fn read(&self, offset: u64, len: usize, use_: UseBytes<'_>) -> Option<Result<(), Errno>> {
+        let What::File { watch, locks, .. } = &self.what else {
+            // SAFETY: the mapping is as long and lives as long as `self`; nobody writes to it.
+            let zeroes = unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) };
+            return Some(use_(0..len, zeroes.get(..len)?));
+        };
+        for piece in self.pieces(offset, len)? {
+            let (first, second) = piece.locks(locks);
+            // Held whether a thread has panicked with it or not.
+            let _held = (first.read(), second.map(RwLock::read));
+            // SAFETY: the range lies in the mapping, which lives as long as `self`. Who writes to
+            // it through this mapping waits for the lock. Others may change it while the slice
+            // exists, which the module's contract provides for: the code that gets it moves bytes
+            // and draws no conclusion from any of them. Behind the end of a file that was cut off,
+            // `Watch` puts memory in its place.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(self.base.as_ptr().add(piece.start), piece.place.len())
+            };
+            prefetch(bytes);
+            if let Err(error) = use_(piece.place, bytes) {
+                return Some(Err(error));
+            }
+        }
+        (!watch.is_broken()).then_some(Ok(()))
+    }
+
+    fn write(&self, offset: u64, len: usize, put: PutBytes<'_>) -> Option<Result<(), Errno>> {
+        let What::File { watch, locks, access: Access::ReadWrite, .. } = &self.what else {
+            return None;
+        };
+        for piece in self.pieces(offset, len)? {
+            let (first, second) = piece.locks(locks);
+            let _held = (first.write(), second.map(RwLock::write));
+            // SAFETY: as in `read`; the locks keep everybody else of this mapping out.
+            let bytes = unsafe {
+                let start = self.base.as_ptr().add(piece.start);
+                std::slice::from_raw_parts_mut(start, piece.place.len())
+            };
+            if let Err(error) = put(piece.place, bytes) {
+                return Some(Err(error));
+            }
+        }
+        (!watch.is_broken()).then_some(Ok(()))
+    }
+
+    fn read_exact(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
+        match &self.what {
+            What::Zeroes => {
+                buf.fill(0);
+                Ok(())
+            }
+            What::File { fd, .. } => read_full(fd.as_fd(), buf, offset),
+        }
     }
 }
 
@@ -328,9 +339,9 @@ mod tests {
 
     fn byte(mapping: &Mapping, offset: u64) -> Option<u8> {
         let mut found = None;
-        let done = mapping.read(offset, 1, |_, bytes| {
+        let done = mapping.read(offset, 1, &mut |_, bytes| {
             found = bytes.first().copied();
-            Ok::<(), Errno>(())
+            Ok(())
         });
         done?.ok().and(found)
     }
@@ -343,13 +354,13 @@ mod tests {
         assert!(mapping.at_hand(100, 300_000) && mapping.at_hand(0, 512 << 10));
         assert!(!mapping.at_hand(512 << 10, 1) && !mapping.at_hand((512 << 10) - 1, 2));
         assert!(!mapping.at_hand(LEN - 1, 2) && !mapping.at_hand(u64::MAX, 1));
-        assert!(mapping.read(LEN - 1, 2, |_, _| Ok::<(), Errno>(())).is_none());
+        assert!(mapping.read(LEN - 1, 2, &mut |_, _| Ok(())).is_none());
         let (mut sum, mut end) = (0, 0);
-        let done = mapping.read(4000, 200_000, |place, bytes| {
+        let done = mapping.read(4000, 200_000, &mut |place, bytes| {
             assert_eq!((place.start, place.len()), (end, bytes.len()));
             end = place.end;
             sum += bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
-            Ok::<(), Errno>(())
+            Ok(())
         });
         assert_eq!((done, sum, end), (Some(Ok(())), 200_000, 200_000));
         assert_eq!(file.metadata().unwrap().blocks(), 1024, "no memory was taken for the hole");
@@ -371,9 +382,9 @@ mod tests {
                         // Until the mapping is broken, everything is ones.
                         loop {
                             let mut ones = true;
-                            let done = mapping.read(0, 512 << 10, |_, bytes| {
+                            let done = mapping.read(0, 512 << 10, &mut |_, bytes| {
                                 ones &= bytes.iter().all(|&byte| byte == 1);
-                                Ok::<(), Errno>(())
+                                Ok(())
                             });
                             if done.is_none() {
                                 break;
@@ -393,7 +404,7 @@ mod tests {
 
     fn fill(mapping: &Mapping, offset: u64, len: usize, with: u8) -> Option<Result<(), Errno>> {
         let from = vec![with; BLOCK];
-        mapping.write(offset, len, |_, bytes| {
+        mapping.write(offset, len, &mut |_, bytes| {
             copy_streaming(bytes, &from);
             Ok(())
         })
@@ -410,8 +421,9 @@ mod tests {
         assert!(all[512..200_512].iter().all(|&byte| byte == 7));
         assert!(all[..512].iter().chain(&all[200_512..]).all(|&byte| byte == 1));
         assert!(fill(&mapping, LEN - 1, 2, 7).is_none(), "beyond the end");
-        let failed = mapping
-            .write(0, 200_000, |place, _| if place.start > 0 { Err(Errno::IO) } else { Ok(()) });
+        let failed = mapping.write(0, 200_000, &mut |place, _| {
+            if place.start > 0 { Err(Errno::IO) } else { Ok(()) }
+        });
         assert_eq!(failed, Some(Err(Errno::IO)));
         let to_read = Mapping::file(file.as_fd(), LEN, Access::Read).unwrap();
         assert!(!to_read.is_writable() && fill(&to_read, 0, 512, 7).is_none());
@@ -436,9 +448,9 @@ mod tests {
             }
             for _ in 0..200 {
                 let mut whole = true;
-                let done = mapping.read(offset, len, |_, bytes| {
+                let done = mapping.read(offset, len, &mut |_, bytes| {
                     whole &= bytes.iter().all(|byte| *byte == bytes[0]);
-                    Ok::<(), Errno>(())
+                    Ok(())
                 });
                 let seen = (done, whole);
                 // Before anything can fail, or the writers would never end.
@@ -470,8 +482,9 @@ mod tests {
     fn zeroes_are_at_hand_anywhere() {
         let zeroes = Mapping::zeroes(1 << 20).unwrap();
         assert!(zeroes.at_hand(1 << 60, 1 << 20) && !zeroes.at_hand(0, (1 << 20) + 1));
-        let look = |_, bytes: &[u8]| if bytes == [0; 4096] { Ok(()) } else { Err(()) };
-        assert_eq!(zeroes.read(5, 4096, look), Some(Ok(())));
-        assert!(zeroes.write(5, 4096, |_, _| Ok::<(), ()>(())).is_none());
+        let mut look =
+            |_, bytes: &[u8]| if bytes == [0; 4096] { Ok(()) } else { Err(Errno::INVAL) };
+        assert_eq!(zeroes.read(5, 4096, &mut look), Some(Ok(())));
+        assert!(zeroes.write(5, 4096, &mut |_, _| Ok(())).is_none());
     }
 }

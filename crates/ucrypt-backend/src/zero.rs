@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::at_once::AtOnce;
-use crate::{Backend, Done, Extent, Io, Limits, Mapping, Queue};
+use crate::{Backend, Done, Extent, Io, Limits, Map, Mapping, Queue, Zones};
 
 /// Reads zeroes, accepts writes and drops them.
 #[derive(Debug)]
@@ -45,8 +45,17 @@ impl Backend for ZeroBackend {
         vec![Extent { len, hole: true }]
     }
 
-    fn map(&self) -> Option<Arc<Mapping>> {
-        Mapping::zeroes(self.limits.transfer_max as usize).ok().map(Arc::new)
+    fn len_now(&self) -> io::Result<u64> {
+        Ok(self.limits.len)
+    }
+
+    fn map(&self) -> Option<Arc<dyn Map>> {
+        let zeroes = Mapping::zeroes(self.limits.transfer_max as usize).ok()?;
+        Some(Arc::new(zeroes))
+    }
+
+    fn zones(&self) -> Option<&dyn Zones> {
+        None
     }
 
     fn describe(&self) -> String {

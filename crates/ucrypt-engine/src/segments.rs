@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ucrypt_backend::{Buf, Errno, Mapping, copy_streaming};
+use ucrypt_backend::{Buf, Errno, Map, copy_streaming};
 use ucrypt_sector::SectorCipher;
 
 /// A run of the volume that lies in one piece on the backend.
@@ -47,7 +47,7 @@ pub(crate) struct Segments {
     list: Vec<Segment>,
     model: Option<CipherModel>,
     /// The backend's bytes in place.
-    mapping: Option<Arc<Mapping>>,
+    mapping: Option<Arc<dyn Map>>,
 }
 
 /// What is done to adjacent sectors.
@@ -73,7 +73,7 @@ impl Segments {
     pub(crate) fn new(
         list: Vec<Segment>,
         model: Option<CipherModel>,
-        mapping: Option<Arc<Mapping>>,
+        mapping: Option<Arc<dyn Map>>,
     ) -> Self {
         Self { list, model, mapping }
     }
@@ -123,16 +123,16 @@ impl Segments {
         for buf in bufs {
             let started = self.model.map(|_| Instant::now());
             let (offset, len) = (backend_offset + sector * 512, buf.len());
-            let done = mapping.read(offset, len, |place, stored| {
+            let done = mapping.read(offset, len, &mut |place, stored| {
                 let sector = sector + place.start as u64 / 512;
                 let Some(cipher) = cipher else {
                     buf[place].copy_from_slice(stored);
                     return Ok(());
                 };
-                cipher.decrypt(sector, stored, &mut buf[place])
+                cipher.decrypt(sector, stored, &mut buf[place]).map_err(|_| Errno::IO)
             });
             match (done, cipher) {
-                (Some(done), _) => done.map_err(|_| Errno::IO)?,
+                (Some(done), _) => done?,
                 (None, cipher) => {
                     mapping.read_exact(offset, buf)?;
                     if let Some(cipher) = cipher {
@@ -187,16 +187,17 @@ impl Segments {
         let mapping = self.mapping.as_ref()?;
         let Segment { backend_offset, cipher, .. } = &self.list[segment];
         let started = self.model.filter(|_| cipher.is_some()).map(|_| Instant::now());
-        let written = mapping.write(backend_offset + sector * 512, plain.len(), |place, kept| {
+        let offset = backend_offset + sector * 512;
+        let written = mapping.write(offset, plain.len(), &mut |place, kept| {
             let sector = sector + place.start as u64 / 512;
             let Some(cipher) = cipher else {
                 copy_streaming(kept, &plain[place]);
                 return Ok(());
             };
-            cipher.encrypt_streaming(sector, &plain[place], kept)
+            cipher.encrypt_streaming(sector, &plain[place], kept).map_err(|_| Errno::IO)
         });
         self.take_time(started, plain.len());
-        written.map(|done| done.map_err(|_| Errno::IO))
+        written
     }
 
     /// Spins until as much time has passed as the modelled cipher takes.

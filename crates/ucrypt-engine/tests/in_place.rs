@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Random, aes, run};
-use ucrypt_backend::{Backend, Done, Extent, FileBackend, Io, Limits, Mapping, memory};
+use ucrypt_backend::{Backend, Done, Extent, FileBackend, Io, Limits, Map, memory};
 use ucrypt_engine::{Op, Policy, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
@@ -56,12 +56,20 @@ impl Backend for Counting {
         self.memory.extents(offset, len, max)
     }
 
-    fn map(&self) -> Option<Arc<Mapping>> {
+    fn map(&self) -> Option<Arc<dyn Map>> {
         if self.hides { None } else { self.memory.map() }
     }
 
     fn describe(&self) -> String {
         "counting".into()
+    }
+
+    fn len_now(&self) -> io::Result<u64> {
+        self.memory.len_now()
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        self.memory.zones()
     }
 }
 
@@ -91,6 +99,14 @@ impl ucrypt_backend::Queue for CountingQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.fd()
+    }
+
+    fn register(&mut self, pool: &ucrypt_backend::Pool) -> bool {
+        self.inner.register(pool)
+    }
+
+    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
+        self.inner.guest()
     }
 }
 

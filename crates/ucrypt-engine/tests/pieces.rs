@@ -209,6 +209,18 @@ impl Backend for Treacherous {
     fn describe(&self) -> String {
         "treacherous".into()
     }
+
+    fn len_now(&self) -> io::Result<u64> {
+        self.0.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        self.0.zones()
+    }
 }
 
 impl ucrypt_backend::Queue for TreacherousQueue {
@@ -239,6 +251,14 @@ impl ucrypt_backend::Queue for TreacherousQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.fd()
+    }
+
+    fn register(&mut self, pool: &ucrypt_backend::Pool) -> bool {
+        self.0.register(pool)
+    }
+
+    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
+        self.0.guest()
     }
 }
 

@@ -45,6 +45,14 @@ impl Backend for Zoned {
     fn describe(&self) -> String {
         "zoned".into()
     }
+
+    fn len_now(&self) -> std::io::Result<u64> {
+        self.memory.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        self.memory.map()
+    }
 }
 
 impl Zones for Zoned {

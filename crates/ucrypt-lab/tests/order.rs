@@ -44,6 +44,18 @@ impl Backend for Noted {
     fn describe(&self) -> String {
         self.inner.describe()
     }
+
+    fn len_now(&self) -> io::Result<u64> {
+        self.inner.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        self.inner.zones()
+    }
 }
 
 impl ucrypt_backend::Queue for NotedQueue {
@@ -68,6 +80,14 @@ impl ucrypt_backend::Queue for NotedQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.fd()
+    }
+
+    fn register(&mut self, pool: &ucrypt_backend::Pool) -> bool {
+        self.inner.register(pool)
+    }
+
+    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
+        self.inner.guest()
     }
 }
 

@@ -16,18 +16,18 @@ mod zones;
 mod tests;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::SeekFrom;
+use rustix::fs::{Mode, OFlags, SeekFrom};
 
 pub use open::{OpenError, OpenOptions};
 
 pub(crate) use ops::read_full;
 
 use crate::at_once::AtOnce;
-use crate::{Backend, Buf, Errno, Extent, Limits, Mapping, Queue, Zones};
+use crate::{Backend, Buf, Errno, Extent, Limits, Map, Mapping, Queue, Zones};
 
 /// An open file or block device.
 pub struct FileBackend {
@@ -88,6 +88,29 @@ impl Files {
     }
 }
 
+/// What a queue flushes by: an open file of its own where there can be one. The kernel tells of data
+/// that it could not write once for each open file, so that of two queues that share one, the other
+/// would be told that all is well.
+struct Flusher(Option<OwnedFd>);
+
+impl Flusher {
+    /// Opens the image once more. Where that is not allowed (no /proc), the one of all is used.
+    fn new(files: &Files) -> Self {
+        let path = format!("/proc/self/fd/{}", files.buffered.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Self(rustix::fs::open(path, flags, Mode::empty()).ok())
+    }
+
+    /// The one of all: for what is in memory, where no write is lost.
+    fn shared() -> Self {
+        Self(None)
+    }
+
+    fn descriptor<'a>(&'a self, files: &'a Files) -> BorrowedFd<'a> {
+        self.0.as_ref().unwrap_or(&files.buffered).as_fd()
+    }
+}
+
 impl FileBackend {
     /// Opens an image as the options say.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self, OpenError> {
@@ -124,7 +147,7 @@ impl FileBackend {
 
     /// Makes what was written durable.
     pub fn sync(&self) -> Result<(), Errno> {
-        ops::flush(&self.files)
+        ops::flush(self.files.buffered.as_fd())
     }
 }
 
@@ -149,12 +172,15 @@ impl Backend for FileBackend {
 
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         Ok(match &self.way {
-            Way::Uring => Box::new(uring::UringQueue::new(self.files.clone(), depth)?),
-            Way::AtOnce => {
-                let files = self.files.clone();
-                Box::new(AtOnce::new(depth, move |io| ops::perform(&files, io)))
+            Way::Uring => {
+                let flusher = Flusher::new(&self.files);
+                Box::new(uring::UringQueue::new(self.files.clone(), flusher, depth)?)
             }
-            Way::Threads(threads) => Box::new(threads.queue(depth)?),
+            Way::AtOnce => {
+                let (files, flusher) = (self.files.clone(), Flusher::shared());
+                Box::new(AtOnce::new(depth, move |io| ops::perform(&files, &flusher, io)))
+            }
+            Way::Threads(threads) => Box::new(threads.queue(depth, Flusher::new(&self.files))?),
         })
     }
 
@@ -162,8 +188,8 @@ impl Backend for FileBackend {
         extents(self.files.buffered.as_fd(), offset, len, max)
     }
 
-    fn map(&self) -> Option<Arc<Mapping>> {
-        self.files.mapping.clone()
+    fn map(&self) -> Option<Arc<dyn Map>> {
+        self.files.mapping.clone().map(|mapping| mapping as Arc<dyn Map>)
     }
 
     fn zones(&self) -> Option<&dyn Zones> {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
-use super::Files;
+use super::{Files, Flusher};
 use crate::{Done, Errno, Io};
 
 /// Fills `buf` from `offset`. A file that ends earlier is an I/O error.
@@ -48,8 +48,8 @@ pub(super) fn write_full(
     Ok(())
 }
 
-pub(super) fn flush(files: &Files) -> Result<(), Errno> {
-    fdatasync(&files.buffered)
+pub(super) fn flush(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    fdatasync(fd)
 }
 
 /// Gives the range back to the file system or device; it reads as zeroes afterwards.
@@ -62,7 +62,7 @@ fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
 }
 
 /// Carries one operation out.
-pub(super) fn perform(files: &Files, io: Io) -> Done {
+pub(super) fn perform(files: &Files, flusher: &Flusher, io: Io) -> Done {
     match io {
         Io::Read { token, mut offset, mut bufs } => {
             let fd = files.for_transfer(offset, &bufs);
@@ -82,7 +82,9 @@ pub(super) fn perform(files: &Files, io: Io) -> Done {
             });
             Done { token, result, bufs }
         }
-        Io::Flush { token } => Done { token, result: flush(files), bufs: Vec::new() },
+        Io::Flush { token } => {
+            Done { token, result: flush(flusher.descriptor(files)), bufs: Vec::new() }
+        }
         Io::Discard { token, offset, len } | Io::WriteZeroes { token, offset, len } => {
             Done { token, result: punch(files, offset, len), bufs: Vec::new() }
         }

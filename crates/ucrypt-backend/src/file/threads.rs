@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::{Files, ops};
-use crate::{Done, Io, Queue};
+use super::{Files, Flusher, ops};
+use crate::{Done, Guest, Io, Pool, Queue};
 
 /// Enough to keep one SSD busy; more would only wait for each other.
 const THREADS: usize = 8;
@@ -37,6 +37,7 @@ struct Inbox {
     answered: Mutex<Vec<Done>>,
     /// Counts answers; readable while there are any.
     event: OwnedFd,
+    flusher: Flusher,
 }
 
 impl Threads {
@@ -63,14 +64,14 @@ impl Threads {
         &self.reason
     }
 
-    pub(super) fn queue(&self, depth: u32) -> io::Result<ThreadsQueue> {
+    pub(super) fn queue(&self, depth: u32, flusher: Flusher) -> io::Result<ThreadsQueue> {
         if self.handles.is_empty() {
             return Err(io::Error::other("no thread could be started for the backend"));
         }
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let depth = depth as usize;
         let answered = Mutex::new(Vec::with_capacity(depth));
-        let inbox = Arc::new(Inbox { answered, event });
+        let inbox = Arc::new(Inbox { answered, event, flusher });
         Ok(ThreadsQueue { jobs: self.jobs.clone(), inbox, depth, under_way: 0 })
     }
 }
@@ -100,7 +101,7 @@ impl Jobs {
                 state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
-            let done = ops::perform(files, io);
+            let done = ops::perform(files, &inbox.flusher, io);
             inbox.answered.lock().unwrap_or_else(PoisonError::into_inner).push(done);
             // Cannot fail before 2^64 - 2 answers are left unread.
             let _ = rustix::io::write(&inbox.event, &1u64.to_ne_bytes());
@@ -155,6 +156,14 @@ impl Queue for ThreadsQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.inbox.event.as_fd())
+    }
+
+    fn register(&mut self, _pool: &Pool) -> bool {
+        false
+    }
+
+    fn guest(&mut self) -> Option<Guest<'_>> {
+        None
     }
 }
 

@@ -16,7 +16,7 @@ use io_uring::{opcode, squeue, types};
 use nix::libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
 
-use super::Files;
+use super::{Files, Flusher};
 use crate::ring::{Guest, Ring};
 use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
 
@@ -33,6 +33,7 @@ pub(super) struct UringQueue {
     /// What is registered with the ring. Behind it, and so unmapped after the ring has gone.
     fixed: Option<Pool>,
     files: Arc<Files>,
+    flusher: Flusher,
     slots: Vec<Option<Slot>>,
     /// By slot.
     vectors: Vec<Vectors>,
@@ -62,12 +63,13 @@ const VECTORS: usize = 64;
 const VECTORS_MAX: usize = 1024;
 
 impl UringQueue {
-    pub(super) fn new(files: Arc<Files>, depth: u32) -> io::Result<Self> {
+    pub(super) fn new(files: Arc<Files>, flusher: Flusher, depth: u32) -> io::Result<Self> {
         let depth = depth.clamp(1, 4096);
         Ok(Self {
             ring: Ring::new(depth)?,
             fixed: None,
             files,
+            flusher,
             slots: (0..depth).map(|_| None).collect(),
             vectors: (0..depth).map(|_| Vectors(Vec::with_capacity(VECTORS))).collect(),
             free: (0..depth).rev().collect(),
@@ -82,10 +84,10 @@ impl UringQueue {
         while let Some(index) = self.staged.pop_front() {
             let Some(slot) = self.slots[index as usize].as_mut() else { continue };
             let vectors = &mut self.vectors[index as usize].0;
-            let entry = entry(&self.files, self.fixed.as_ref(), slot, vectors);
+            let entry = entry(&self.files, &self.flusher, self.fixed.as_ref(), slot, vectors);
             // SAFETY: the buffers, their vectors and the descriptor that the entry names are held
-            // by the slot, by `vectors` and by `files` until the completion is taken; what is
-            // registered, by `fixed`.
+            // by the slot, by `vectors`, by `files` and by `flusher` until the completion is taken;
+            // what is registered, by `fixed`.
             if !unsafe { self.ring.push_host(entry, index) } {
                 self.staged.push_front(index);
                 return false;
@@ -186,6 +188,7 @@ fn is_fixed(fixed: Option<&Pool>, buf: &iovec) -> bool {
 /// The ring's entry for what is left of an operation.
 fn entry(
     files: &Files,
+    flusher: &Flusher,
     fixed: Option<&Pool>,
     slot: &mut Slot,
     vectors: &mut Vec<iovec>,
@@ -231,7 +234,9 @@ fn entry(
                     .build(),
             }
         }
-        Io::Flush { .. } => opcode::Fsync::new(buffered).flags(types::FsyncFlags::DATASYNC).build(),
+        Io::Flush { .. } => opcode::Fsync::new(types::Fd(flusher.descriptor(files).as_raw_fd()))
+            .flags(types::FsyncFlags::DATASYNC)
+            .build(),
         Io::Discard { offset, len, .. } | Io::WriteZeroes { offset, len, .. } => {
             opcode::Fallocate::new(buffered, *len)
                 .offset(*offset)

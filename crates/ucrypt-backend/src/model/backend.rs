@@ -7,7 +7,7 @@ use super::device::{Counts, Device};
 use super::profile::Profile;
 use super::queue::ModelQueue;
 use crate::file::FileBackend;
-use crate::{Backend, Extent, Limits, Queue, memory};
+use crate::{Backend, Extent, Limits, Map, Queue, Zones, memory};
 
 /// Why there is no such backend.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +75,19 @@ impl Backend for ModelBackend {
         let (device, memory) = (self.device.clone(), self.memory.queue(1)?);
         let timed = !self.limits.synchronous;
         Ok(Box::new(ModelQueue::new(device, memory, self.limits.len, depth, timed)?))
+    }
+
+    fn len_now(&self) -> io::Result<u64> {
+        Ok(self.limits.len)
+    }
+
+    /// None: the data would be there before the device's time is over.
+    fn map(&self) -> Option<Arc<dyn Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn Zones> {
+        None
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::{Device, DeviceOp, Kind};
 use super::timer::{Timer, now_ns};
-use crate::{Done, Errno, Io, Queue, total_len};
+use crate::{Done, Errno, Guest, Io, Pool, Queue, total_len};
 
 pub(super) struct ModelQueue {
     device: Arc<Mutex<Device>>,
@@ -214,6 +214,14 @@ impl Queue for ModelQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.timer.as_ref().map(Timer::fd)
+    }
+
+    fn register(&mut self, _pool: &Pool) -> bool {
+        false
+    }
+
+    fn guest(&mut self) -> Option<Guest<'_>> {
+        None
     }
 }
 

@@ -38,6 +38,18 @@ impl Backend for Unmapped {
     fn describe(&self) -> String {
         self.0.describe()
     }
+
+    fn len_now(&self) -> std::io::Result<u64> {
+        self.0.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        self.0.zones()
+    }
 }
 
 /// Nanoseconds of a read of `bytes`, at offsets that `state` leads to.

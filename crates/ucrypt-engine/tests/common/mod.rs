@@ -100,6 +100,18 @@ impl<B: Backend> Backend for Faulty<B> {
     fn describe(&self) -> String {
         format!("faulty {}", self.inner.describe())
     }
+
+    fn len_now(&self) -> io::Result<u64> {
+        self.inner.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        self.inner.zones()
+    }
 }
 
 struct FaultyQueue {
@@ -136,5 +148,13 @@ impl ucrypt_backend::Queue for FaultyQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.fd()
+    }
+
+    fn register(&mut self, pool: &ucrypt_backend::Pool) -> bool {
+        self.inner.register(pool)
+    }
+
+    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
+        self.inner.guest()
     }
 }

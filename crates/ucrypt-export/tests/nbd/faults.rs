@@ -78,6 +78,18 @@ impl Backend for Wrapped {
     fn describe(&self) -> String {
         "a backend with faults".into()
     }
+
+    fn len_now(&self) -> io::Result<u64> {
+        self.inner.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        self.inner.zones()
+    }
 }
 
 struct WrappedQueue {
@@ -133,6 +145,14 @@ impl Queue for WrappedQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.hold.open.as_fd())
+    }
+
+    fn register(&mut self, _pool: &ucrypt_backend::Pool) -> bool {
+        false
+    }
+
+    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
+        None
     }
 }
 

@@ -149,6 +149,18 @@ impl Backend for Gate {
     fn describe(&self) -> String {
         "gate".into()
     }
+
+    fn len_now(&self) -> std::io::Result<u64> {
+        self.inner.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        self.inner.zones()
+    }
 }
 
 impl ucrypt_backend::Queue for GateQueue {
@@ -183,5 +195,13 @@ impl ucrypt_backend::Queue for GateQueue {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(std::os::fd::AsFd::as_fd(&self.event))
+    }
+
+    fn register(&mut self, _pool: &ucrypt_backend::Pool) -> bool {
+        false
+    }
+
+    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
+        None
     }
 }

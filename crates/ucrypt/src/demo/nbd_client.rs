@@ -55,6 +55,18 @@ impl Backend for NbdClient {
     fn describe(&self) -> String {
         format!("NBD at {}", self.path.display())
     }
+
+    fn len_now(&self) -> io::Result<u64> {
+        Ok(self.limits.len)
+    }
+
+    fn map(&self) -> Option<std::sync::Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+
+    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+        None
+    }
 }
 
 /// Chooses the default export with the shortest negotiation there is.
@@ -157,6 +169,14 @@ impl Queue for Connection {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn register(&mut self, _pool: &ucrypt_backend::Pool) -> bool {
+        false
+    }
+
+    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
         None
     }
 }
