@@ -1,5 +1,10 @@
 //! What is around a machine: its bounds, its backend, its workers.
 
+/// What memory for zeroes is counted in, in 512-byte sectors (32 KiB): a chunk takes whole units,
+/// so that no memory lies between two chunks in pieces that are too small for a third. Half of it
+/// would let more small writes of zeroes be under way, and cut large ones into twice as many buffers.
+pub const ZEROES_UNIT_SECTORS: u64 = 64;
+
 /// Bounds of a machine, fixed at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -9,6 +14,10 @@ pub struct Limits {
     pub chunks_max: u32,
     /// Largest store, in 512-byte sectors; a multiple of `sector_sectors`.
     pub transfer_sectors_max: u64,
+    /// Most 512-byte sectors of [`Op::EncryptZeroes`](crate::Op::EncryptZeroes) that are under way,
+    /// each chunk rounded up to [`ZEROES_UNIT_SECTORS`]; at least `transfer_sectors_max`. The caller
+    /// has memory for as many.
+    pub zeroes_sectors_max: u64,
     /// 512-byte sectors that are encrypted as one: chunks are whole multiples of it.
     pub sector_sectors: u64,
     /// Sectors that no chunk may cross (segment borders), ascending.

@@ -71,6 +71,11 @@ impl Parts {
         self.0.push(part);
     }
 
+    /// Keeps the first part; the others follow one by one in `rest`, the last one first.
+    pub(crate) fn split(&mut self, rest: &mut Vec<Part>) {
+        rest.extend(self.0.drain(1..).rev());
+    }
+
     pub(crate) fn as_slice(&self) -> &[Part] {
         &self.0
     }
@@ -104,7 +109,7 @@ pub(crate) enum Phase {
 }
 
 #[derive(Debug)]
-pub(crate) struct Chunk {
+pub(crate) struct Chunk<E> {
     pub(crate) op: Op,
     pub(crate) parts: Parts,
     pub(crate) phase: Phase,
@@ -117,9 +122,13 @@ pub(crate) struct Chunk {
     /// That worker was asleep, and nothing else was with a worker: how long it takes shows what a
     /// hand-over costs.
     pub(crate) woke_worker: bool,
+    /// Its error, if it is stored again part by part because of that.
+    pub(crate) again: Option<E>,
+    /// Parts that are still to be stored again, the last one first.
+    pub(crate) rest: Vec<Part>,
 }
 
-impl Chunk {
+impl<E> Chunk<E> {
     /// An entry for chunks to come.
     pub(crate) fn spare() -> Self {
         Self {
@@ -130,6 +139,8 @@ impl Chunk {
             since_ns: 0,
             handed: false,
             woke_worker: false,
+            again: None,
+            rest: Vec::new(),
         }
     }
 }

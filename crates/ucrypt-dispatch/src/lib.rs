@@ -28,7 +28,7 @@ mod request;
 mod slab;
 mod trial;
 
-pub use around::{Device, Limits, Surroundings};
+pub use around::{Device, Limits, Surroundings, ZEROES_UNIT_SECTORS};
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};
 pub use learn::Learned;
 pub use machine::{Machine, Output};

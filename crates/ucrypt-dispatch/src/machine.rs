@@ -21,8 +21,19 @@
 //!   each of them was stored durably. `Finish` of a flush comes after the backend's flush, which
 //!   starts after every write that was finished before.
 //! - After a chunk fails, no further chunk of its requests is made; they finish with the first
-//!   error when those under way are answered. The error of a chunk that several requests share is
-//!   told to each of them: the backend answered for all of it.
+//!   error when those under way are answered.
+//! - **An error reaches the requests that it concerns.** A chunk of several requests that fails is
+//!   stored again, one part after the other: [`Machine::parts`] then tells the one part, and
+//!   [`Machine::tries_again`] told before that its buffers are still needed. These writes leave when
+//!   it is their turn, behind what left meanwhile.
+//! - **A durable write that fails** is stored again without `fua`. If that succeeds, it was not
+//!   writing that failed but making durable: the request fails all the same, and the caller, who
+//!   sees success for a chunk that [is stored again](Machine::stored_again), must treat it as a
+//!   failed flush. Such writes share a chunk with nobody.
+//! - **Memory for zeroes is reserved before a chunk starts**: at most
+//!   [`Limits::zeroes_sectors_max`] sectors of [`Op::EncryptZeroes`] are under way, each chunk
+//!   counted in whole [`ZEROES_UNIT_SECTORS`]. Requests that wait for it hold nothing and stand in
+//!   nobody's way.
 //! - [`Machine::cancel`] is such an error from outside. A `Crypt` or `Store` that was told is still
 //!   to be answered, and the answer changes nothing any more: what has left stays. A chunk that is
 //!   left with no request that could succeed goes no further: instead of its next `Crypt` or
@@ -33,7 +44,7 @@
 use std::collections::VecDeque;
 
 use crate::adaptive::may_gain;
-use crate::around::{Device, Limits, Surroundings};
+use crate::around::{Device, Limits, Surroundings, ZEROES_UNIT_SECTORS};
 use crate::chunk::{Chunk, ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
 use crate::learn::Learned;
 use crate::line::Line;
@@ -83,7 +94,7 @@ struct RequestState<E> {
     next: u64,
     end: u64,
     under_way: u32,
-    /// Whether it stands in `Machine::waiting`.
+    /// Whether it stands in `Machine::waiting` or `Machine::wait_for_zeroes`.
     waits: bool,
     error: Option<E>,
     /// See [`Trials::changes`].
@@ -123,9 +134,15 @@ pub struct Machine<E> {
     requests: Slab<RequestState<E>>,
     /// Those among them that have failed or were cancelled.
     failed: u32,
-    chunks: Slab<Chunk>,
+    chunks: Slab<Chunk<E>>,
     /// Requests with sectors that are in no chunk yet and that may start one, in arrival order.
     waiting: VecDeque<RequestId>,
+    /// Those that wait for memory for zeroes, first come first served.
+    wait_for_zeroes: VecDeque<RequestId>,
+    /// Units of memory for zeroes that no chunk has.
+    zeroes_free: u64,
+    /// Some of it became free since the first of `wait_for_zeroes` was refused.
+    zeroes_freed: bool,
     /// Ordered writes that have not left.
     order: VecDeque<ChunkId>,
     /// What takes this thread little time: stores and finishes.
@@ -145,12 +162,16 @@ impl<E: Copy> Machine<E> {
         assert!(limits.requests_max > 0 && limits.chunks_max > 0 && limits.sector_sectors > 0);
         assert!(limits.transfer_sectors_max >= limits.sector_sectors);
         assert!(limits.transfer_sectors_max.is_multiple_of(limits.sector_sectors));
+        assert!(limits.zeroes_sectors_max >= limits.transfer_sectors_max, "a chunk must fit");
         let (requests, chunks) = (limits.requests_max as usize, limits.chunks_max as usize);
         Self {
             requests: Slab::new(limits.requests_max, RequestState::spare),
             chunks: Slab::new(limits.chunks_max, Chunk::spare),
             failed: 0,
             waiting: VecDeque::with_capacity(requests),
+            wait_for_zeroes: VecDeque::with_capacity(requests),
+            zeroes_free: zeroes_units(limits.zeroes_sectors_max),
+            zeroes_freed: false,
             order: VecDeque::with_capacity(chunks),
             line: Line::new(chunks),
             now_ns: 0,
@@ -243,6 +264,22 @@ impl<E: Copy> Machine<E> {
         self.chunks.get(chunk.0).map_or(&[], |chunk| chunk.parts.as_slice())
     }
 
+    /// Whether a chunk that is crypted or stored now would be stored again after an error, so that
+    /// its buffers are still needed.
+    pub fn tries_again(&self, chunk: ChunkId) -> bool {
+        self.chunks.get(chunk.0).is_some_and(|state| match (state.phase, state.op) {
+            _ if state.again.is_some() => false,
+            (Phase::Store, op) if op.is_fua() => true,
+            (Phase::Store, _) | (Phase::Crypt, Op::Read) => state.parts.as_slice().len() > 1,
+            _ => false,
+        })
+    }
+
+    /// The error after which a chunk under way is stored again, part by part; `None` if it is not.
+    pub fn stored_again(&self, chunk: ChunkId) -> Option<E> {
+        self.chunks.get(chunk.0).and_then(|state| state.again)
+    }
+
     /// What a chunk under way is; `None` if there is no such chunk.
     pub fn op(&self, chunk: ChunkId) -> Option<Op> {
         self.chunks.get(chunk.0).map(|chunk| chunk.op)
@@ -310,7 +347,8 @@ impl<E: Copy> Machine<E> {
     fn is_in_vain(&self, chunk: ChunkId) -> bool {
         let fails =
             |part: &Part| self.requests.get(part.request.0).is_some_and(|r| r.error.is_some());
-        self.failed > 0 && self.parts(chunk).iter().all(fails)
+        // What is stored again has others behind it, which may succeed.
+        self.failed > 0 && self.parts(chunk).iter().all(fails) && self.stored_again(chunk).is_none()
     }
 
     /// Ends a chunk that is in nobody's hands.
@@ -378,7 +416,7 @@ impl<E: Copy> Machine<E> {
             let learned = &self.learned;
             self.trials.turn(|load| may_gain(learned, load));
         }
-        while !self.waiting.is_empty() && self.start_chunk(now_ns) {}
+        while self.start_zeroes(now_ns) || self.start_chunk(now_ns) {}
     }
 
     /// The chunk's crypt has ended; it took `spent_ns` of some core, if that was measured. After
@@ -412,7 +450,10 @@ impl<E: Copy> Machine<E> {
             }
         }
         if !state.op.is_write() || result.is_err() {
-            self.end_chunk(chunk, result);
+            match result {
+                Err(error) if self.tries_again(chunk) => self.store_again(chunk, error),
+                _ => self.end_chunk(chunk, result),
+            }
             self.release(now_ns);
         } else if state.ordered {
             state.phase = Phase::InOrder;
@@ -457,11 +498,36 @@ impl<E: Copy> Machine<E> {
                 self.learned.store(op.is_write(), bytes, took);
             }
         }
+        let result = match (result, state.again) {
+            (Err(error), _) if self.tries_again(chunk) => return self.store_again(chunk, error),
+            // It can be written, but it was not made durable.
+            (Ok(()), Some(error)) if op.is_fua() => Err(error),
+            (result, _) => result,
+        };
         if op != Op::Read || result.is_err() {
             return self.end_chunk(chunk, result);
         }
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.phase = Phase::Crypt;
         self.line.arrived(chunk);
+    }
+
+    /// Begins to store a chunk again, part by part, after it failed as a whole.
+    fn store_again(&mut self, chunk: ChunkId, error: E) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        state.again = Some(error);
+        state.parts.split(&mut state.rest);
+        self.leave_again(chunk);
+    }
+
+    fn leave_again(&mut self, chunk: ChunkId) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        (state.phase, state.since_ns) = (Phase::Store, self.now_ns);
+        let kind = match state.op.into() {
+            StoreKind::Write { .. } => StoreKind::Write { fua: false },
+            kind => kind,
+        };
+        self.outputs.push_back(Output::Store { chunk, kind });
     }
 
     /// Hands an encrypted chunk to the backend.
@@ -483,9 +549,14 @@ impl<E: Copy> Machine<E> {
         }
     }
 
+    /// Ends the parts of a chunk, and the chunk itself unless others are still to be stored again.
     fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
         let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
-        let parts = std::mem::take(&mut ended.parts);
+        let mut parts = std::mem::take(&mut ended.parts);
+        if matches!(ended.op, Op::EncryptZeroes { .. }) {
+            self.zeroes_free += zeroes_units(parts.sectors());
+            self.zeroes_freed = true;
+        }
         if ended.ordered && ended.phase == Phase::Crypt {
             // It never leaves: those behind it wait for nothing.
             self.order.retain(|&other| other != chunk);
@@ -502,9 +573,14 @@ impl<E: Copy> Machine<E> {
             }
             self.finish_if_done(part.request);
         }
-        if let Some(ended) = self.chunks.give_back(chunk.0) {
+        let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        if let Some(next) = ended.rest.pop() {
+            parts.begin(next);
             ended.parts = parts;
+            return self.leave_again(chunk);
         }
+        (ended.parts, ended.again) = (parts, None);
+        self.chunks.give_back(chunk.0);
     }
 
     /// Nothing more of the request is begun, and it ends with its first error.
@@ -533,24 +609,85 @@ impl<E: Copy> Machine<E> {
             self.stop_waiting(id);
             return true;
         }
-        if self.chunks.is_full() || self.chunks.len() >= self.device.depth_max as usize {
+        if self.is_out_of_chunks() {
             return false;
+        }
+        if matches!(request.op, Op::EncryptZeroes { .. }) {
+            if !self.wait_for_zeroes.is_empty() || !self.has_zeroes(request, &plan) {
+                self.waiting.pop_front();
+                self.wait_for_zeroes.push_back(id);
+                return true;
+            }
+            self.take_zeroes(id, &plan, now_ns);
+            return true;
         }
         let (op, whole) = (request.op, request.next == request.start);
         let part = self.take_part(id, &plan);
         let more = self.requests.get(id.0).is_some_and(|request| request.next < request.end);
         let chunk = self.launch(op, part, &plan, now_ns);
         let mut joined = 1;
-        if !more && plan.join_max.0 > 1 && matches!(op, Op::Read | Op::Write { .. }) {
+        // Whether it was made durable must be known of each write by itself.
+        if !more && plan.join_max.0 > 1 && matches!(op, Op::Read | Op::Write { fua: false }) {
             joined = self.join_neighbours(op, &plan, chunk);
         }
+        self.tally_cut(joined, whole, more);
+        true
+    }
+
+    /// Counts how a request became chunks, when its chunk was begun: of so many requests, its first
+    /// (`whole`), not its last (`more`).
+    fn tally_cut(&mut self, joined: usize, whole: bool, more: bool) {
         match (joined, whole && !more) {
             (1, true) => self.tally.whole += 1,
             (1, false) if !more => self.tally.cut += 1,
             (1, false) => {}
             (joined, _) => self.tally.joined += joined as u64,
         }
-        true
+    }
+
+    fn is_out_of_chunks(&self) -> bool {
+        self.chunks.is_full() || self.chunks.len() >= self.device.depth_max as usize
+    }
+
+    /// Starts a chunk of the request that has waited longest for memory for zeroes, if there is
+    /// enough now. Returns whether to go on.
+    fn start_zeroes(&mut self, now_ns: u64) -> bool {
+        if !self.zeroes_freed || self.is_out_of_chunks() {
+            return false;
+        }
+        let Some(&id) = self.wait_for_zeroes.front() else {
+            self.zeroes_freed = false;
+            return false;
+        };
+        let request = self.requests.get(id.0).expect("a waiting request");
+        let plan = self.policies.of(request.op).plan(&self.situation(request));
+        if request.error.is_some() || request.under_way >= plan.window {
+            self.stop_waiting(id);
+            return true;
+        }
+        self.zeroes_freed = self.has_zeroes(request, &plan);
+        if self.zeroes_freed {
+            self.take_zeroes(id, &plan, now_ns);
+        }
+        self.zeroes_freed
+    }
+
+    /// Whether there is memory for the next chunk of a write of zeroes.
+    fn has_zeroes(&self, request: &RequestState<E>, plan: &Plan) -> bool {
+        let RequestState { op, next, end, .. } = *request;
+        let until = chunk_end(&self.limits, op, next, end, plan.chunk_sectors);
+        zeroes_units(until - next) <= self.zeroes_free
+    }
+
+    /// Starts a chunk of a write of zeroes, for which there is memory.
+    fn take_zeroes(&mut self, id: RequestId, plan: &Plan, now_ns: u64) {
+        let request = self.requests.get(id.0).expect("a waiting request");
+        let (op, whole) = (request.op, request.next == request.start);
+        let part = self.take_part(id, plan);
+        self.zeroes_free -= zeroes_units(part.sectors);
+        let more = self.requests.get(id.0).is_some_and(|request| request.next < request.end);
+        self.launch(op, part, plan, now_ns);
+        self.tally_cut(1, whole, more);
     }
 
     fn situation<'a>(&'a self, request: &RequestState<E>) -> Situation<'a> {
@@ -592,9 +729,7 @@ impl<E: Copy> Machine<E> {
 
     /// Takes a request out of the waiting line; it finishes if nothing of it is under way.
     fn stop_waiting(&mut self, id: RequestId) {
-        if let Some(at) = self.waiting.iter().position(|&waiting| waiting == id) {
-            self.waiting.remove(at);
-        }
+        self.leave_waiting(id);
         let request = self.requests.get_mut(id.0).expect("a waiting request");
         request.waits = false;
         self.finish_if_done(id);
@@ -612,13 +747,19 @@ impl<E: Copy> Machine<E> {
         if all {
             // Not `stop_waiting`: it has a chunk under way now.
             request.waits = false;
-            if self.waiting.front() == Some(&id) {
-                self.waiting.pop_front();
-            } else {
-                self.waiting.retain(|&waiting| waiting != id);
-            }
+            self.leave_waiting(id);
         }
         Part { request: id, sector, sectors: until - sector }
+    }
+
+    /// Takes a request out of the list in which it waits, mostly as its first.
+    fn leave_waiting(&mut self, id: RequestId) {
+        for list in [&mut self.waiting, &mut self.wait_for_zeroes] {
+            if let Some(at) = list.iter().position(|&waiting| waiting == id) {
+                list.remove(at);
+                return;
+            }
+        }
     }
 
     /// Adds whole requests to a chunk that continue it and wait as well. Returns how many it has then.
@@ -669,6 +810,7 @@ impl<E: Copy> Machine<E> {
         state.phase = if crypts { Phase::Crypt } else { Phase::Store };
         state.ordered = crypts && plan.ordered;
         (state.woke_worker, state.handed) = (false, false);
+        debug_assert!(state.again.is_none() && state.rest.is_empty());
         let chunk = ChunkId(chunk);
         if !crypts {
             self.outputs.push_back(Output::Store { chunk, kind: op.into() });
@@ -701,6 +843,11 @@ impl<E: Copy> Machine<E> {
             self.surroundings.idle_workers = self.surroundings.idle_workers.saturating_sub(woken);
         }
     }
+}
+
+/// Memory for so many sectors of zeroes, in units.
+fn zeroes_units(sectors: u64) -> u64 {
+    sectors.div_ceil(ZEROES_UNIT_SECTORS)
 }
 
 /// Where the chunk that starts at `sector` ends.

@@ -28,6 +28,10 @@ impl Op {
     pub(crate) fn is_write(self) -> bool {
         matches!(self, Self::Write { .. } | Self::EncryptZeroes { .. })
     }
+
+    pub(crate) fn is_fua(self) -> bool {
+        matches!(self, Self::Write { fua: true } | Self::EncryptZeroes { fua: true })
+    }
 }
 
 /// How much somebody waits for a request.

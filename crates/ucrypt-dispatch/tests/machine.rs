@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use ucrypt_dispatch::{
     ChunkId, Device, Limits, Machine, Op, Output, Part, Place, Policies, Policy, Request,
-    RequestId, StoreKind, Surroundings, Urgency,
+    RequestId, StoreKind, Surroundings, Urgency, ZEROES_UNIT_SECTORS,
 };
 
 /// xorshift64: the same run for the same seed.
@@ -26,10 +26,14 @@ fn limits() -> Limits {
         requests_max: 8,
         chunks_max: 12,
         transfer_sectors_max: 16,
+        zeroes_sectors_max: ZEROES_CHUNKS * ZEROES_UNIT_SECTORS,
         sector_sectors: 1,
         borders: BORDERS.to_vec(),
     }
 }
+
+/// Chunks of zeroes for which there is memory: fewer than requests may ask for.
+const ZEROES_CHUNKS: u64 = 3;
 
 const DEVICE: Device = Device {
     synchronous: false,
@@ -91,6 +95,7 @@ struct World {
     joined: usize,
     cancelled: usize,
     dropped: usize,
+    again: usize,
 }
 
 impl World {
@@ -110,6 +115,7 @@ impl World {
             joined: 0,
             cancelled: 0,
             dropped: 0,
+            again: 0,
         }
     }
 
@@ -172,6 +178,13 @@ impl World {
                 Output::Store { chunk, kind } => {
                     let parts = self.machine.parts(chunk).to_vec();
                     let op = self.machine.op(chunk).expect("a chunk under way");
+                    if self.machine.stored_again(chunk).is_some() {
+                        assert_eq!(parts.len(), 1, "each by itself");
+                        assert!(kind != StoreKind::Write { fua: true });
+                        self.again += 1;
+                        self.stores.push((chunk, parts));
+                        continue;
+                    }
                     assert_eq!(kind, StoreKind::from(op));
                     if matches!(kind, StoreKind::Write { .. }) {
                         self.check_order(op, parts[0]);
@@ -187,7 +200,17 @@ impl World {
                 Output::Finish { request, result } => self.check_finish(request, result),
             }
             assert!(self.crypts.len() + self.stores.len() <= 12, "more chunks than allowed");
+            self.check_zeroes();
         }
+    }
+
+    /// No more chunks of zeroes may be under way than there is memory for.
+    fn check_zeroes(&self) {
+        let is_zeroes = |(chunk, _): &&(ChunkId, Vec<Part>)| {
+            matches!(self.machine.op(*chunk), Some(Op::EncryptZeroes { .. }))
+        };
+        let zeroes = self.crypts.iter().chain(&self.stores).filter(is_zeroes).count() as u64;
+        assert!(zeroes <= ZEROES_CHUNKS, "{zeroes} chunks of zeroes are under way");
     }
 
     /// A chunk that starts must be new sectors of its requests, adjacent, and within the bounds.
@@ -260,9 +283,23 @@ impl World {
         } else {
             self.stores.swap_remove(pick - self.crypts.len())
         };
+        let again = fails && self.machine.tries_again(chunk);
+        // A write that could be written, but not durably.
+        let lost = !fails
+            && !crypt
+            && self.machine.stored_again(chunk).is_some()
+            && matches!(
+                self.machine.op(chunk),
+                Some(Op::Write { fua: true } | Op::EncryptZeroes { fua: true })
+            );
         for part in parts {
             let seen = self.seen.get_mut(&part.request).expect("a request in flight");
-            seen.failed |= fails;
+            if again {
+                // It is stored once more if it was.
+                seen.stored -= if crypt { part.sectors } else { 0 };
+                continue;
+            }
+            seen.failed |= fails || lost;
             *(if crypt { &mut seen.crypted } else { &mut seen.stored }) += part.sectors;
         }
         if crypt {
@@ -277,6 +314,7 @@ impl World {
 fn every_request_ends_once_whatever_the_order_of_answers_errors_and_cancels() {
     for policy in Policy::ALL {
         let (mut refused, mut joined, mut cancelled, mut dropped) = (0, 0, 0, 0);
+        let mut again = 0;
         for seed in 1..=100 {
             let mut world = World::new(policy, seed * 0x9e37_79b9);
             for _ in 0..400 {
@@ -304,9 +342,11 @@ fn every_request_ends_once_whatever_the_order_of_answers_errors_and_cancels() {
             joined += world.joined;
             cancelled += world.cancelled;
             dropped += world.dropped;
+            again += world.again;
         }
         assert!(cancelled > 500 && dropped > 50, "{policy}: {cancelled} cancels, {dropped} drops");
         assert!(refused > 0, "{policy}: the bound was never reached");
+        assert!(again > 10, "{policy}: {again} parts were stored again");
         let joins = matches!(policy, Policy::Adaptive | Policy::Merge);
         assert_eq!(joined > 0, joins, "{policy}: {joined} neighbours were joined");
     }
@@ -372,6 +412,97 @@ fn a_long_write_of_zeroes_lets_others_pass() {
     let started = started(&mut machine);
     assert!(started.iter().any(|(_, parts)| parts[0].request == read), "it waits behind zeroes");
     assert!(started.len() < 12, "the zeroes took every chunk");
+}
+
+/// A1 of the audit: chunks that took what others needed waited behind them for ever.
+#[test]
+fn concurrent_writes_of_zeroes_start_only_with_memory_and_in_turn() {
+    let mut machine = Machine::<u32>::new(limits(), Policy::Unbound { sorted: true }, DEVICE);
+    let zeroes = Op::EncryptZeroes { fua: false };
+    let ids: Vec<_> = (0..6)
+        .map(|index| machine.request(request(zeroes, 2000 + 100 * index, 32)).unwrap())
+        .collect();
+    let mut crypts = started(&mut machine);
+    let of = |crypts: &[(ChunkId, Vec<Part>)]| {
+        crypts.iter().map(|(_, parts)| parts[0].request).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&crypts), [ids[0], ids[0], ids[1]]);
+    // The last is encrypted first, which frees nothing: it leaves after the others.
+    let (last, _) = crypts.pop().unwrap();
+    machine.crypted(last, Ok(()), None, 0);
+    assert!(started(&mut machine).is_empty());
+    let mut order = Vec::new();
+    while let Some((chunk, parts)) = (!crypts.is_empty()).then(|| crypts.remove(0)) {
+        machine.crypted(chunk, Ok(()), None, 0);
+        order.push(parts[0].request);
+        for (stored, _) in started(&mut machine) {
+            machine.stored(stored, Ok(()), 0);
+        }
+        crypts.extend(started(&mut machine));
+    }
+    assert_eq!(machine.in_flight(), 0, "all of them end");
+    let first_of = |id| order.iter().position(|each| *each == id);
+    assert!(ids[2..].is_sorted_by_key(|id| first_of(*id)), "first come first served: {order:?}");
+}
+
+/// A14 of the audit: joined requests shared one error.
+#[test]
+fn the_error_of_a_joined_chunk_reaches_the_request_with_the_bad_sector_alone() {
+    for op in [Op::Read, WRITE] {
+        for bad in 0..4 {
+            let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+            let ids =
+                [200, 204, 208, 212].map(|sector| machine.request(request(op, sector, 4)).unwrap());
+            let (chunk, parts) = started(&mut machine).remove(0);
+            assert_eq!(parts.len(), 4);
+            if op == WRITE {
+                machine.crypted(chunk, Ok(()), None, 0);
+                assert_eq!(started(&mut machine).len(), 1);
+            }
+            assert!(machine.tries_again(chunk));
+            machine.stored(chunk, Err(FAILED), 0);
+            let mut ended = Vec::new();
+            while let Some(output) = machine.next_output() {
+                match output {
+                    Output::Store { chunk, .. } => {
+                        let [part] = machine.parts(chunk) else { panic!("each by itself") };
+                        assert!(!machine.tries_again(chunk), "not for ever");
+                        let fails = part.request == ids[bad];
+                        machine.stored(chunk, if fails { Err(FAILED) } else { Ok(()) }, 0);
+                    }
+                    Output::Crypt { chunk, .. } => machine.crypted(chunk, Ok(()), None, 0),
+                    Output::Finish { request, result } => ended.push((request, result)),
+                    Output::Drop { .. } => panic!("all are wanted"),
+                }
+            }
+            let results = |index| if index == bad { Err(FAILED) } else { Ok(()) };
+            let expected: Vec<_> = (0..4).map(|index| (ids[index], results(index))).collect();
+            assert_eq!(ended, expected, "{op:?}");
+        }
+    }
+}
+
+#[test]
+fn a_durable_write_that_can_only_be_written_fails_and_shares_its_chunk_with_nobody() {
+    for op in [Op::Write { fua: true }, Op::EncryptZeroes { fua: true }] {
+        for can_be_written in [true, false] {
+            let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+            let [id, _] = [200, 204].map(|sector| machine.request(request(op, sector, 4)).unwrap());
+            let chunks = started(&mut machine);
+            assert_eq!(chunks.len(), 2, "not joined");
+            for (chunk, _) in &chunks {
+                machine.crypted(*chunk, Ok(()), None, 0);
+            }
+            assert_eq!(told(&mut machine), ["store 200", "store 204"]);
+            machine.stored(chunks[0].0, Err(FAILED), 0);
+            assert_eq!(machine.stored_again(chunks[0].0), Some(FAILED));
+            let again = Output::Store { chunk: chunks[0].0, kind: StoreKind::Write { fua: false } };
+            assert_eq!(machine.next_output(), Some(again));
+            machine.stored(chunks[0].0, if can_be_written { Ok(()) } else { Err(9) }, 0);
+            let result = Err(if can_be_written { FAILED } else { 9 });
+            assert_eq!(machine.next_output(), Some(Output::Finish { request: id, result }));
+        }
+    }
 }
 
 #[test]
@@ -493,10 +624,14 @@ fn the_order_does_not_grow_while_a_write_holds_others_up() {
     assert_eq!(told(&mut machine), ["store 0"]);
 }
 
+/// Transfers of up to 1 MiB.
+fn large_transfers() -> Limits {
+    Limits { transfer_sectors_max: 2048, zeroes_sectors_max: 4096, ..limits() }
+}
+
 /// A machine of adaptive that knows its cipher (1 ns a byte) and its hand-over (5 us).
 fn adaptive(device: Device) -> Machine<u32> {
-    let limits =
-        Limits { transfer_sectors_max: 2048, requests_max: 64, chunks_max: 64, ..limits() };
+    let limits = Limits { requests_max: 64, chunks_max: 64, ..large_transfers() };
     let mut machine = Machine::new(limits, Policy::Adaptive, Device { depth_max: 64, ..device });
     machine.learned_mut().cipher(1 << 20, 1 << 20);
     machine.learned_mut().handover(5000);
@@ -628,7 +763,7 @@ fn a_read_is_cut_into_blocks_next_to_where_the_sum_is_least() {
 #[test]
 fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is() {
     let policies = Policies { reads: Policy::Adaptive, writes: Policy::Unbound { sorted: true } };
-    let limits = Limits { transfer_sectors_max: 2048, ..limits() };
+    let limits = large_transfers();
     let mut machine = Machine::<u32>::new(limits, policies, DEVICE);
     machine.learned_mut().cipher(1 << 20, 1 << 20);
     machine.learned_mut().handover(5000);

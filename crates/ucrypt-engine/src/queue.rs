@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use ucrypt_backend::{Buf, Errno, Pool, Ring};
-use ucrypt_dispatch::{ChunkId, Device, Limits, Machine, PARTS_MAX, Urgency};
+use ucrypt_dispatch::{Device, Limits, Machine, PARTS_MAX, Urgency, ZEROES_UNIT_SECTORS};
 
 use crate::counters::Counters;
 use crate::range_lock::Mode;
@@ -123,7 +123,8 @@ pub struct Queue {
     volume: Arc<Volume>,
     counters: Arc<Counters>,
     pool: Pool,
-    /// Memory for encrypted zeroes, apart from what clients' data can use up.
+    /// Memory for encrypted zeroes, apart from what clients' data can use up: as much as the machine
+    /// lets be under way, and taken in its units.
     zeroes: Pool,
     machine: Machine<Errno>,
     /// `None` only while the queue is being dropped.
@@ -137,6 +138,9 @@ pub struct Queue {
     /// By the machine's chunk: its ciphertext lies in the backend's mapping, not in its buffers. Of
     /// a read that was stored, or of a write that was crypted.
     mapped: Box<[bool]>,
+    /// By the machine's chunk: the buffers of the parts that it stores again one by one, after an
+    /// error. Lists without memory otherwise.
+    again: Box<[Vec<Buf>]>,
     jobs: Vec<Job>,
     /// By job: the sectors of which it writes only a part. Apart from the job, which is moved about.
     edges: Vec<[Option<Edge>; 2]>,
@@ -146,8 +150,6 @@ pub struct Queue {
     free: Vec<u32>,
     /// Jobs that wait for their range, first come first served.
     parked: VecDeque<u32>,
-    /// Chunks of zeroes that wait for memory.
-    starved: VecDeque<ChunkId>,
     done: VecDeque<Done>,
     /// Where workers put what they have done.
     inbox: Arc<Inbox>,
@@ -214,6 +216,7 @@ impl Queue {
         let (transfer_max, borders) = (limits.transfer_max, &volume.starts[1..]);
         let sector_sectors = u64::from(volume.info().sector_size / 512);
         let chunks = depth.max(CHUNKS_MIN);
+        let zeroes_sectors_max = 2 * (u64::from(transfer_max) / 512).max(ZEROES_UNIT_SECTORS);
         let device = Device {
             synchronous: limits.synchronous,
             copies: limits.copies,
@@ -227,6 +230,7 @@ impl Queue {
                 requests_max: depth * REQUESTS_PER_JOB,
                 chunks_max: chunks,
                 transfer_sectors_max: u64::from(transfer_max) / 512,
+                zeroes_sectors_max,
                 sector_sectors,
                 borders: borders.iter().map(|border| border / 512).collect(),
             },
@@ -248,13 +252,16 @@ impl Queue {
         backend.register(&pool);
         Ok(Self {
             pool,
-            zeroes: Pool::new(2 * transfer_max as usize)?,
+            zeroes: Pool::new(
+                zeroes_sectors_max.next_multiple_of(ZEROES_UNIT_SECTORS) as usize * 512,
+            )?,
             machine,
             backend: Some(backend),
             answers: Vec::with_capacity(chunks as usize),
             slots: (0..depth * REQUESTS_PER_JOB).map(|_| Slot::default()).collect(),
             chunks: (0..chunks).map(|_| Vec::with_capacity(CHUNK_BUFS)).collect(),
             mapped: vec![false; chunks as usize].into(),
+            again: (0..chunks).map(|_| Vec::new()).collect(),
             inbox: Arc::new(Inbox::new(chunks as usize, waker.clone())),
             handed: 0,
             crypted_here: 0,
@@ -275,7 +282,6 @@ impl Queue {
             pieces: (0..depth).map(|_| Vec::new()).collect(),
             free: (0..depth).rev().collect(),
             parked: VecDeque::with_capacity(depth as usize),
-            starved: VecDeque::with_capacity(chunks as usize),
             done: VecDeque::with_capacity(depth as usize),
             volume,
             counters,

@@ -6,13 +6,15 @@
 //! noise). Such writes take their range **exclusively**, all other requests **share** it.
 //!
 //! The volume is divided into stripes of 1 MiB, folded onto a fixed table. Nobody blocks: who
-//! cannot have a range registers to be woken, tries once more, and waits. A failed exclusive
-//! attempt leaves a mark that keeps new sharers out, so it gets its turn when the present ones end.
-//! Who no longer wants its turn takes the mark away.
+//! cannot have a range calls [`RangeLock::lock_or_sleep`], which leaves a mark on the stripe that
+//! refused; the unlock that makes that stripe free takes the mark away and wakes everybody who
+//! sleeps. So a waiter runs when what it waits for may be free, and at no other time. A failed
+//! exclusive attempt also leaves a mark that keeps new sharers out, so it gets its turn when the
+//! present ones end. Who no longer wants its turn takes that mark away.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::workers::signal;
@@ -24,7 +26,9 @@ const STRIPES: u64 = 1024;
 const EXCLUSIVE: u32 = 1 << 31;
 /// An exclusive attempt waits for the sharers to end.
 const WANTED: u32 = 1 << 30;
-const SHARERS: u32 = WANTED - 1;
+/// Somebody sleeps who was refused this stripe.
+const AWAITED: u32 = 1 << 29;
+const SHARERS: u32 = AWAITED - 1;
 
 /// How a range is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,11 +37,29 @@ pub(crate) enum Mode {
     Exclusive,
 }
 
+impl Mode {
+    /// Whether a stripe in that state is refused.
+    fn is_refused(self, state: u32) -> bool {
+        match self {
+            Self::Shared => state & (EXCLUSIVE | WANTED) != 0,
+            Self::Exclusive => state & (EXCLUSIVE | SHARERS) != 0,
+        }
+    }
+
+    /// A stripe's state once it is taken. An exclusive owner takes the mark of its wish away, and
+    /// with it those of others, who set theirs anew when they are woken.
+    fn taken(self, state: u32) -> u32 {
+        match self {
+            Self::Shared => state + 1,
+            Self::Exclusive => state & AWAITED | EXCLUSIVE,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct RangeLock {
     stripes: Box<[AtomicU32]>,
     sleepers: Mutex<Vec<Arc<OwnedFd>>>,
-    sleeping: AtomicUsize,
 }
 
 /// The stripes of a byte range, each once. Folding makes a range a cyclic run of the table.
@@ -53,110 +75,209 @@ impl RangeLock {
         Self {
             stripes: (0..STRIPES).map(|_| AtomicU32::new(0)).collect(),
             sleepers: Mutex::new(Vec::new()),
-            sleeping: AtomicUsize::new(0),
         }
     }
 
     /// Takes the whole range or nothing.
     pub(crate) fn try_lock(&self, range: &Range<u64>, mode: Mode) -> bool {
-        let wanted = stripes(range);
-        for (taken, stripe) in wanted.clone().enumerate() {
-            let got = match mode {
-                Mode::Shared => self.try_share(stripe),
-                Mode::Exclusive => self.try_exclude(stripe),
-            };
-            if !got {
-                for stripe in wanted.take(taken) {
-                    self.give_back(stripe, mode);
-                }
-                // Someone may have been refused only because of what was just given back.
-                self.wake();
+        self.attempt(range, mode).is_ok()
+    }
+
+    /// As [`RangeLock::try_lock`]; who is refused is woken once when the range may be free.
+    pub(crate) fn lock_or_sleep(
+        &self,
+        range: &Range<u64>,
+        mode: Mode,
+        waker: &Arc<OwnedFd>,
+    ) -> bool {
+        while let Err(stripe) = self.attempt(range, mode) {
+            // First the list, then the mark: who takes the mark away finds the waker.
+            self.add_sleeper(waker);
+            let marked =
+                self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
+                    mode.is_refused(state).then_some(state | AWAITED)
+                });
+            if marked.is_ok() {
                 return false;
             }
+            // It became free meanwhile.
         }
         true
     }
 
-    fn try_share(&self, stripe: usize) -> bool {
-        let stripe = &self.stripes[stripe];
-        let before = stripe.fetch_add(1, Ordering::SeqCst);
-        if before & (EXCLUSIVE | WANTED) != 0 {
-            stripe.fetch_sub(1, Ordering::SeqCst);
-            return false;
+    /// Takes the whole range, or tells the stripe that refused.
+    fn attempt(&self, range: &Range<u64>, mode: Mode) -> Result<(), usize> {
+        let wanted = stripes(range);
+        if mode == Mode::Exclusive {
+            for stripe in wanted.clone() {
+                self.stripes[stripe].fetch_or(WANTED, Ordering::SeqCst);
+            }
         }
-        true
+        // Before anything is taken: what is taken and given back may have refused others, who would
+        // have to be woken for nothing.
+        let refused =
+            |&stripe: &usize| mode.is_refused(self.stripes[stripe].load(Ordering::SeqCst));
+        if let Some(stripe) = wanted.clone().find(refused) {
+            return Err(stripe);
+        }
+        for (taken, stripe) in wanted.clone().enumerate() {
+            let got =
+                self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
+                    (!mode.is_refused(state)).then(|| mode.taken(state))
+                });
+            if got.is_err() {
+                // Others came in between.
+                for stripe in wanted.take(taken) {
+                    self.release(stripe, mode);
+                }
+                return Err(stripe);
+            }
+        }
+        Ok(())
     }
 
-    fn try_exclude(&self, stripe: usize) -> bool {
+    /// Gives one stripe back, and wakes the sleepers if one of them waits for it.
+    fn release(&self, stripe: usize, mode: Mode) {
         let stripe = &self.stripes[stripe];
-        let before = stripe.fetch_or(WANTED, Ordering::SeqCst);
-        if before & (EXCLUSIVE | SHARERS) != 0 {
-            return false;
-        }
-        stripe.compare_exchange(WANTED, EXCLUSIVE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    /// Undoes part of a failed attempt; an exclusive one stays marked as wanted.
-    fn give_back(&self, stripe: usize, mode: Mode) {
-        let stripe = &self.stripes[stripe];
-        match mode {
-            Mode::Shared => stripe.fetch_sub(1, Ordering::SeqCst),
+        let left = match mode {
+            Mode::Shared => {
+                let before = stripe.fetch_sub(1, Ordering::SeqCst);
+                debug_assert!(before & SHARERS != 0, "unlock of a range that was not held");
+                before - 1
+            }
             Mode::Exclusive => {
-                stripe.fetch_or(WANTED, Ordering::SeqCst);
-                stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst)
+                let before = stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst);
+                debug_assert!(before & EXCLUSIVE != 0, "unlock of a range that was not held");
+                before & !EXCLUSIVE
             }
         };
+        if left & AWAITED != 0 && left & (SHARERS | EXCLUSIVE) == 0 {
+            self.wake(stripe);
+        }
     }
 
-    /// Gives a range back that [`RangeLock::try_lock`] took.
+    /// Gives a range back that was taken.
     pub(crate) fn unlock(&self, range: &Range<u64>, mode: Mode) {
         for stripe in stripes(range) {
-            let stripe = &self.stripes[stripe];
-            let before = match mode {
-                Mode::Shared => stripe.fetch_sub(1, Ordering::SeqCst) & SHARERS,
-                Mode::Exclusive => stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst) & EXCLUSIVE,
-            };
-            debug_assert!(before != 0, "unlock of a range that was not held");
+            self.release(stripe, mode);
         }
-        self.wake();
     }
 
     /// After a failed exclusive attempt: it will not be tried again. The marks of others that wait for
     /// the same range go with it; they mark it anew when they are woken.
     pub(crate) fn give_up(&self, range: &Range<u64>) {
         for stripe in stripes(range) {
-            self.stripes[stripe].fetch_and(!WANTED, Ordering::SeqCst);
+            let stripe = &self.stripes[stripe];
+            if stripe.fetch_and(!WANTED, Ordering::SeqCst) & AWAITED != 0 {
+                self.wake(stripe);
+            }
         }
-        self.wake();
     }
 
-    /// Asks for a wake-up at the next unlock. The caller tries once more afterwards: an unlock
-    /// before this call wakes nobody.
-    pub(crate) fn sleep(&self, waker: &Arc<OwnedFd>) {
+    fn add_sleeper(&self, waker: &Arc<OwnedFd>) {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         if !sleepers.iter().any(|known| Arc::ptr_eq(known, waker)) {
             sleepers.push(waker.clone());
         }
-        self.sleeping.store(sleepers.len(), Ordering::SeqCst);
     }
 
-    fn wake(&self) {
-        if self.sleeping.load(Ordering::SeqCst) == 0 {
-            return;
-        }
+    /// Takes a stripe's mark away and wakes everybody who sleeps.
+    fn wake(&self, stripe: &AtomicU32) {
+        stripe.fetch_and(!AWAITED, Ordering::SeqCst);
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         for waker in sleepers.drain(..) {
             signal(&waker);
         }
-        self.sleeping.store(0, Ordering::SeqCst);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    fn waker() -> Arc<OwnedFd> {
+        Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+    }
+
+    /// Whether the waker was signalled since this was last asked.
+    fn is_woken(waker: &OwnedFd) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let readable = poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).unwrap() > 0;
+        if readable {
+            rustix::io::read(waker, &mut [0; 8]).unwrap();
+        }
+        readable
+    }
+
+    #[test]
+    fn who_waits_for_a_range_is_woken_when_it_is_free_and_not_by_itself_or_by_others() {
+        let lock = RangeLock::new();
+        for (held, wanted) in [
+            (Mode::Shared, Mode::Exclusive),
+            (Mode::Exclusive, Mode::Exclusive),
+            (Mode::Exclusive, Mode::Shared),
+        ] {
+            let (one, other) = (waker(), waker());
+            assert!(lock.try_lock(&(0..4 * MIB), held));
+            for waker in [&one, &other] {
+                assert!(!lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, waker));
+            }
+            // Neither their own attempts nor traffic elsewhere wakes anybody.
+            assert!(!is_woken(&one) && !is_woken(&other), "{held:?}, {wanted:?}");
+            assert!(!lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &one));
+            for mode in [Mode::Shared, Mode::Exclusive] {
+                assert!(lock.try_lock(&(7 * MIB..8 * MIB), mode));
+                lock.unlock(&(7 * MIB..8 * MIB), mode);
+            }
+            assert!(!is_woken(&one) && !is_woken(&other), "{held:?}, {wanted:?}");
+            lock.unlock(&(0..4 * MIB), held);
+            assert!(is_woken(&one) && is_woken(&other), "{held:?}, {wanted:?}");
+            assert!(lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &one));
+            let got = lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &other);
+            assert_eq!(got, wanted == Mode::Shared);
+            lock.unlock(&(3 * MIB..5 * MIB), wanted);
+            if got {
+                lock.unlock(&(3 * MIB..5 * MIB), wanted);
+            } else {
+                assert!(is_woken(&other), "{held:?}, {wanted:?}");
+                lock.give_up(&(3 * MIB..5 * MIB));
+            }
+            assert!(!is_woken(&one), "{held:?}, {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn threads_that_sleep_for_a_range_are_never_forgotten() {
+        let lock = RangeLock::new();
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let (lock, patience) = (&lock, &patience);
+                scope.spawn(move || {
+                    let waker = waker();
+                    for round in 0..3000u64 {
+                        let exclusive = (round + thread) % 3 == 0;
+                        let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
+                        let start = (round * 7 + thread) % 4 * MIB;
+                        let range = start..start + (round % 3 + 1) * MIB;
+                        while !lock.lock_or_sleep(&range, mode, &waker) {
+                            let woken =
+                                poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(patience));
+                            assert_eq!(woken, Ok(1), "nobody woke thread {thread} for {range:?}");
+                            rustix::io::read(&*waker, &mut [0; 8]).unwrap();
+                        }
+                        lock.unlock(&range, mode);
+                    }
+                });
+            }
+        });
+        let held = |stripe: &AtomicU32| stripe.load(Ordering::SeqCst) & (EXCLUSIVE | SHARERS);
+        assert!(lock.stripes.iter().all(|stripe| held(stripe) == 0));
+    }
 
     #[test]
     fn an_exclusive_range_keeps_everyone_out_until_it_is_unlocked() {
@@ -225,6 +346,6 @@ mod tests {
                 });
             }
         });
-        assert!(lock.stripes.iter().all(|stripe| stripe.load(Ordering::SeqCst) & SHARERS == 0));
+        assert!(lock.stripes.iter().all(|stripe| stripe.load(Ordering::SeqCst) & !WANTED == 0));
     }
 }

@@ -1,10 +1,10 @@
 //! What a volume is made of, shared by all its queues.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ucrypt_backend::{Backend, Extent};
+use ucrypt_backend::{Backend, Errno, Extent};
 use ucrypt_dispatch::{Policies, Policy};
 
 use crate::calibrate::Calibration;
@@ -133,6 +133,8 @@ pub struct Volume {
     /// The present length in bytes; `info.len` is what it was at first.
     len: AtomicU64,
     counted: Mutex<Counted>,
+    /// The error number of the first flush that failed; 0 if none has.
+    flush_error: AtomicI32,
 }
 
 /// The counts of a volume: of the queues there are, and of those that have ended.
@@ -188,6 +190,7 @@ impl Volume {
             info,
             len: AtomicU64::new(len),
             counted: Mutex::default(),
+            flush_error: AtomicI32::new(0),
         })
     }
 
@@ -287,6 +290,21 @@ impl Volume {
     /// What the queues have decided and why, one entry for each queue that is in use.
     pub fn decisions(&self) -> Vec<Decisions> {
         self.counted().queues.iter().map(|counters| counters.decisions()).collect()
+    }
+
+    /// The error of the first flush that failed, or write that could not be made durable. After it no
+    /// flush and no write with FUA succeeds until the volume is opened anew: the system tells of
+    /// lost data once, and nobody knows which writes are gone.
+    pub fn flush_error(&self) -> Option<Errno> {
+        match self.flush_error.load(Ordering::SeqCst) {
+            0 => None,
+            error => Some(Errno::from_raw_os_error(error)),
+        }
+    }
+
+    pub(crate) fn fail_flushes(&self, error: Errno) {
+        let number = error.raw_os_error();
+        let _ = self.flush_error.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Cores that neither a queue nor a client needs now. On a machine of two, a worker would take

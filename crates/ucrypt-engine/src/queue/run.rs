@@ -6,6 +6,7 @@ use std::time::Instant;
 use ucrypt_backend::{Buf, Done as Answer, Errno, Io};
 use ucrypt_dispatch::{
     ChunkId, Op as MachineOp, Output, Part, Place, Request, RequestId, StoreKind, Surroundings,
+    ZEROES_UNIT_SECTORS,
 };
 
 use super::job::{Kind, Middle, Role};
@@ -61,21 +62,24 @@ impl Queue {
             buf.copy_from_slice(source);
         }
         self.parked.push_back(index);
-        (self.waker_used, self.waker_known) = (true, true);
-        self.volume.locks.sleep(&self.waker);
-        // The range may have become free before the line above.
+        // The range may have become free meanwhile.
         self.retry_parked();
     }
 
-    /// Starts the parked jobs whose range is free now.
+    /// Starts the parked jobs whose range is free now; for the others the waker will be signalled.
     fn retry_parked(&mut self) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
-            if self.lock(index) {
+            let job = &mut self.jobs[index as usize];
+            job.locked = self.volume.locks.lock_or_sleep(&job.range, job.mode, &self.waker);
+            if job.locked {
                 self.launch(index, None);
             } else {
                 self.parked.push_back(index);
             }
+        }
+        if !self.parked.is_empty() {
+            (self.waker_used, self.waker_known) = (true, true);
         }
     }
 
@@ -183,11 +187,7 @@ impl Queue {
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        if !self.parked.is_empty() {
-            self.waker_used = true;
-            self.volume.locks.sleep(&self.waker);
-            self.retry_parked();
-        }
+        self.retry_parked();
         Ok(())
     }
 
@@ -293,8 +293,8 @@ impl Queue {
         let op = self.machine.op(chunk).expect("a chunk under way");
         let mut bufs = std::mem::take(&mut self.chunks[chunk.index()]);
         let mut encrypted = false;
-        let ready = match op {
-            MachineOp::Read => true,
+        match op {
+            MachineOp::Read => {}
             MachineOp::Write { .. } => {
                 if let Err(error) = self.cut_write(chunk, &mut bufs) {
                     return self.machine.crypted(chunk, Err(error), None, self.now_ns);
@@ -311,23 +311,14 @@ impl Queue {
                         return self.machine.crypted(chunk, Err(error), None, self.now_ns);
                     }
                 }
-                true
             }
             _ => {
-                let bytes = sectors(self.machine.parts(chunk)) as usize * 512;
-                let zeroes = self.zeroes.alloc(bytes);
-                let ready = zeroes.is_some();
-                bufs.extend(zeroes.map(|mut buf| {
-                    buf.fill(0);
-                    buf
-                }));
-                ready
+                if !self.take_zeroes(chunk, &mut bufs) {
+                    bufs.clear();
+                    self.chunks[chunk.index()] = bufs;
+                    return self.machine.crypted(chunk, Err(Errno::NOMEM), None, self.now_ns);
+                }
             }
-        };
-        if !ready {
-            // Goes on when a chunk of zeroes comes back from the backend.
-            self.chunks[chunk.index()] = bufs;
-            return self.starved.push_back(chunk);
         }
         if encrypted {
             self.chunks[chunk.index()] = bufs;
@@ -339,6 +330,23 @@ impl Queue {
             _ => Way::Encrypt,
         };
         self.crypt_bufs(chunk, place, bufs, way);
+    }
+
+    /// Takes memory for a chunk of zeroes, which the machine has reserved. Returns whether it was
+    /// there.
+    fn take_zeroes(&mut self, chunk: ChunkId, bufs: &mut Vec<Buf>) -> bool {
+        let mut left = sectors(self.machine.parts(chunk));
+        while left > 0 {
+            let unit = left.min(ZEROES_UNIT_SECTORS);
+            let Some(mut buf) = self.zeroes.alloc(unit as usize * 512) else {
+                debug_assert!(false, "the machine starts no chunk without memory for it");
+                return false;
+            };
+            buf.fill(0);
+            bufs.push(buf);
+            left -= unit;
+        }
+        true
     }
 
     /// Collects the buffers of a write's chunk, one for each part.
@@ -487,6 +495,10 @@ impl Queue {
                 }
             }
         }
+        if result.is_err() && self.machine.tries_again(chunk) {
+            // Half decrypted: read again, part by part.
+            self.again[chunk.index()].append(&mut bufs);
+        }
         if result.is_err() {
             // Half crypted: it goes nowhere.
             bufs.clear();
@@ -501,11 +513,15 @@ impl Queue {
         let offset = self.volume.segments[segment].backend_offset + sector * 512;
         let (token, len) = (chunk.token(), sectors(parts) * 512);
         let bufs = &mut self.chunks[chunk.index()];
-        if kind == StoreKind::Read {
+        if self.machine.stored_again(chunk).is_some() {
+            take_front(&mut self.again[chunk.index()], len as usize, bufs);
+        } else if kind == StoreKind::Read {
             for part in parts {
                 let whole = self.slots[part.request.index()].cut(part, bufs);
                 debug_assert!(whole, "a read has memory for all its sectors");
             }
+        }
+        if kind == StoreKind::Read {
             if self.volume.segments.at_hand(offset, len as usize) {
                 // There is nothing to wait for, and the cipher does the copying.
                 self.mapped[chunk.index()] = true;
@@ -516,6 +532,13 @@ impl Queue {
             // It is there, and nothing makes memory more durable: that goes for FUA, too.
             bufs.clear();
             return self.machine.stored(chunk, Ok(()), self.now_ns);
+        }
+        if matches!(kind, StoreKind::Flush | StoreKind::Write { fua: true })
+            && let Some(error) = self.volume.flush_error()
+        {
+            // A write is written all the same, and fails.
+            self.again[chunk.index()].append(bufs);
+            return self.machine.stored(chunk, Err(error), self.now_ns);
         }
         // There is room: the machine has no more chunks than the backend's queue.
         let backend = self.backend.as_mut().expect("the queue is alive");
@@ -536,29 +559,50 @@ impl Queue {
         let Some(chunk) = ChunkId::from_token(answer.token) else { return };
         let Some(op) = self.machine.op(chunk) else { return };
         let mut bufs = answer.bufs;
+        if answer.result.is_err() && self.machine.tries_again(chunk) {
+            self.again[chunk.index()].append(&mut bufs);
+        }
         if op != MachineOp::Read || answer.result.is_err() {
-            // Frees the memory that a starved chunk waits for.
             bufs.clear();
         }
         if bufs.capacity() > 0 {
             self.chunks[chunk.index()] = bufs;
         }
-        self.machine.stored(chunk, answer.result, self.now_ns);
-        self.feed_starved();
+        let result = self.check_durable(chunk, op, answer.result);
+        self.machine.stored(chunk, result, self.now_ns);
+    }
+
+    /// Takes the end of a flush into account, or of a write that should be durable: after a flush
+    /// that failed none of this volume succeeds any more. The kernel tells of data that it could not
+    /// write once, and forgets it then.
+    fn check_durable(
+        &self,
+        chunk: ChunkId,
+        op: MachineOp,
+        result: Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        match (op, result) {
+            (MachineOp::Flush, Err(error)) => {
+                self.volume.fail_flushes(error);
+                Err(error)
+            }
+            // Another queue's may have failed while this one was under way.
+            (MachineOp::Flush, Ok(())) => self.volume.flush_error().map_or(Ok(()), Err),
+            (MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true }, result) => {
+                if let (Ok(()), Some(error)) = (result, self.machine.stored_again(chunk)) {
+                    // What failed before was not the writing.
+                    self.volume.fail_flushes(error);
+                }
+                result
+            }
+            (_, result) => result,
+        }
     }
 
     /// Nobody wants the chunk any more.
     fn drop_chunk(&mut self, chunk: ChunkId) {
         self.chunks[chunk.index()].clear();
         self.mapped[chunk.index()] = false;
-        self.feed_starved();
-    }
-
-    /// Memory for zeroes may have become free.
-    fn feed_starved(&mut self) {
-        if let Some(starved) = self.starved.pop_front() {
-            self.crypt(starved, Place::Here, None);
-        }
     }
 
     /// A machine request has ended.
@@ -652,6 +696,18 @@ impl Queue {
             Kind::Discard => add(&counters.discards, 1),
         }
     }
+}
+
+/// Moves the first buffers that hold so many bytes together.
+fn take_front(from: &mut Vec<Buf>, len: usize, to: &mut Vec<Buf>) {
+    let mut left = len;
+    let count = from.iter().take_while(|buf| {
+        let takes = left > 0;
+        left = left.saturating_sub(buf.len());
+        takes
+    });
+    let count = count.count();
+    to.extend(from.drain(..count));
 }
 
 /// 512-byte sectors of all parts together.

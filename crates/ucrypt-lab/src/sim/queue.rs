@@ -94,6 +94,7 @@ fn machine(experiment: &Experiment) -> Machine<Failure> {
         requests_max: experiment.requests_max,
         chunks_max: experiment.chunks_max,
         transfer_sectors_max: experiment.transfer_sectors_max,
+        zeroes_sectors_max: 2 * experiment.transfer_sectors_max,
         sector_sectors: experiment.sector_sectors,
         borders: Vec::new(),
     };
