@@ -123,6 +123,9 @@ pub struct Queue {
     volume: Arc<Volume>,
     counters: Arc<Counters>,
     pool: Pool,
+    /// Memory for the sectors of which jobs write only a part, two for each job: there is always
+    /// enough, so that nothing waits for it that holds memory itself.
+    edge_pool: Pool,
     /// Memory for encrypted zeroes, apart from what clients' data can use up: as much as the machine
     /// lets be under way, and taken in its units.
     zeroes: Pool,
@@ -197,6 +200,9 @@ enum RingOf {
 /// A job needs at most this many machine requests at once: two edges and the middle.
 const REQUESTS_PER_JOB: u32 = 3;
 
+/// Memory that an edge takes at most, in bytes: its sector, and the bytes that go there.
+const EDGE_BYTES: usize = 2 * 4096;
+
 /// Buffers of a chunk for which room is kept: requests that travel together, in pieces. More make
 /// the list grow.
 const CHUNK_BUFS: usize = 4 * PARTS_MAX;
@@ -252,6 +258,7 @@ impl Queue {
         backend.register(&pool);
         Ok(Self {
             pool,
+            edge_pool: Pool::new(depth as usize * 2 * EDGE_BYTES)?,
             zeroes: Pool::new(
                 zeroes_sectors_max.next_multiple_of(ZEROES_UNIT_SECTORS) as usize * 512,
             )?,

@@ -206,7 +206,12 @@ impl Queue {
             _ if bytes == 0 => None,
             Source::Zeroes => None,
             Source::Owned(mut data) => {
-                data.advance((cut.middle.start - range.start) as usize);
+                // Moved, not skipped: direct I/O asks for aligned memory, and what cannot go past the
+                // page cache would collide with what does.
+                let skip = (cut.middle.start - range.start) as usize;
+                if skip > 0 {
+                    data.copy_within(skip..skip + bytes, 0);
+                }
                 data.truncate(bytes);
                 Some(data)
             }
@@ -234,8 +239,8 @@ impl Queue {
         let sector = self.sector_size();
         let base = part.start / sector * sector;
         let bytes = (part.start - start) as usize..(part.end - start) as usize;
-        let buf = self.pool.alloc(sector as usize)?;
-        let mut patch = self.pool.alloc(bytes.len())?;
+        let buf = self.edge_pool.alloc(sector as usize)?;
+        let mut patch = self.edge_pool.alloc(bytes.len())?;
         match source {
             Source::Owned(data) => patch.copy_from_slice(&data[bytes]),
             Source::Borrowed(data) => patch.copy_from_slice(&data[bytes]),

@@ -528,17 +528,17 @@ impl Queue {
                 return self.machine.stored(chunk, Ok(()), self.now_ns);
             }
         }
-        if std::mem::take(&mut self.mapped[chunk.index()]) {
-            // It is there, and nothing makes memory more durable: that goes for FUA, too.
-            bufs.clear();
-            return self.machine.stored(chunk, Ok(()), self.now_ns);
-        }
         if matches!(kind, StoreKind::Flush | StoreKind::Write { fua: true })
             && let Some(error) = self.volume.flush_error()
         {
             // A write is written all the same, and fails.
             self.again[chunk.index()].append(bufs);
             return self.machine.stored(chunk, Err(error), self.now_ns);
+        }
+        if std::mem::take(&mut self.mapped[chunk.index()]) {
+            // It is there, and nothing makes memory more durable: that goes for FUA, too.
+            bufs.clear();
+            return self.machine.stored(chunk, Ok(()), self.now_ns);
         }
         // There is room: the machine has no more chunks than the backend's queue.
         let backend = self.backend.as_mut().expect("the queue is alive");

@@ -1,0 +1,381 @@
+//! The random client: submits operations through one or more ports, and holds every answer to the
+//! model.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use ucrypt_backend::Errno;
+
+use crate::fault::{Fate, Faults};
+use crate::model::{Initial, Model, Tag, fill};
+use crate::operation::{Generator, Kind, Operation, Shape};
+use crate::port::{Completion, Port, Submitted};
+use crate::random::Random;
+
+/// When a run in which nothing is answered has failed.
+#[derive(Debug, Clone, Copy)]
+pub enum Watchdog {
+    /// After so many polls of all ports: for backends that do things when they are polled.
+    Steps(u64),
+    /// After so long.
+    Time(Duration),
+}
+
+/// How a run goes.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Everything follows from it.
+    pub seed: u64,
+    /// What is asked for.
+    pub shape: Shape,
+    /// Operations in all.
+    pub operations: u64,
+    /// Most requests under way on one port. More than its pools have room for is fine.
+    pub depth: usize,
+    /// Requests that are given up, in percent.
+    pub cancels: u64,
+    /// What the disk holds at first.
+    pub initial: Initial,
+    /// Bytes of the disk that are old or new as a whole.
+    pub sector: u64,
+    /// Whether [`Client::model`] is asked about crashes.
+    pub crashes: bool,
+    /// Only these errors may come, where these faults reach.
+    pub faults: Option<(Faults, u64)>,
+    /// See there.
+    pub watchdog: Watchdog,
+}
+
+impl Plan {
+    /// A run without faults.
+    pub fn new(seed: u64, shape: Shape) -> Self {
+        Self {
+            seed,
+            shape,
+            operations: 500,
+            depth: 16,
+            cancels: 0,
+            initial: Initial::Anything,
+            sector: 512,
+            crashes: false,
+            faults: None,
+            watchdog: Watchdog::Time(Duration::from_secs(10)),
+        }
+    }
+}
+
+/// Why a run has failed.
+#[derive(Debug)]
+pub struct Failure {
+    seed: u64,
+    what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}: {}", self.seed, self.what)
+    }
+}
+
+/// What a run has seen.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Those among them that failed.
+    pub failed: u64,
+    /// Those that were cancelled.
+    pub cancelled: u64,
+    /// Submissions that were refused for want of room.
+    pub busy: u64,
+}
+
+struct Asked {
+    operation: Operation,
+    port: usize,
+    cancelled: bool,
+    /// A flush had failed before it was submitted.
+    after_failed_flush: bool,
+}
+
+/// See the module's comment.
+pub struct Client {
+    plan: Plan,
+    random: Random,
+    generator: Generator,
+    model: Model,
+    asked: BTreeMap<Tag, Asked>,
+    under_way: Vec<usize>,
+    /// Refused for want of room, by port: to be submitted again.
+    held: Vec<Option<(Tag, Operation)>>,
+    next: Tag,
+    flush_failed: bool,
+    report: Report,
+    quiet_since: Instant,
+    quiet_polls: u64,
+    data: Vec<u8>,
+    done: Vec<Completion>,
+}
+
+impl Client {
+    /// A client for so many ports.
+    pub fn new(plan: Plan, ports: usize) -> Self {
+        let model = Model::new(plan.shape.disk_len, plan.sector, plan.initial, plan.crashes);
+        Self {
+            random: Random::new(plan.seed),
+            generator: Generator::new(plan.shape.clone()),
+            model,
+            asked: BTreeMap::new(),
+            under_way: vec![0; ports],
+            held: vec![None; ports],
+            next: 1,
+            flush_failed: false,
+            report: Report::default(),
+            quiet_since: Instant::now(),
+            quiet_polls: 0,
+            data: Vec::new(),
+            done: Vec::new(),
+            plan,
+        }
+    }
+
+    /// Carries the plan out to its end, and reads the whole disk once more.
+    ///
+    /// # Errors
+    /// An answer that must not be, a wrong byte, or no answer at all.
+    pub fn run(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<Report, Failure> {
+        while self.next <= self.plan.operations {
+            self.step(ports)?;
+        }
+        self.finish(ports)?;
+        self.read_all(ports)?;
+        Ok(self.report)
+    }
+
+    /// What the disk may hold.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Does one thing: submits, gives up, or takes answers.
+    ///
+    /// # Errors
+    /// As [`Client::run`].
+    pub fn step(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<(), Failure> {
+        let port = self.random.below(ports.len() as u64) as usize;
+        // Bursts: many are submitted before anybody looks for answers.
+        let burst = if self.random.percent(3) { 2 * self.plan.depth as u64 } else { 1 };
+        for _ in 0..self.random.below(burst + 1) {
+            if self.under_way[port] < self.plan.depth {
+                self.submit(port, &mut *ports[port])?;
+            }
+        }
+        if self.random.percent(self.plan.cancels) {
+            self.cancel(ports);
+        }
+        if self.under_way[port] > 0 && self.random.percent(60) {
+            let full = self.under_way[port] >= self.plan.depth || self.held[port].is_some();
+            self.poll(port, &mut *ports[port], full)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for everything that is under way.
+    ///
+    /// # Errors
+    /// As [`Client::run`].
+    pub fn finish(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<(), Failure> {
+        while !self.asked.is_empty() || self.held.iter().any(Option::is_some) {
+            for (port, way) in ports.iter_mut().enumerate() {
+                if self.held[port].is_some() {
+                    self.submit(port, &mut **way)?;
+                }
+                if self.under_way[port] > 0 {
+                    self.poll(port, &mut **way, true)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_all(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<(), Failure> {
+        let (len, most) = (self.plan.shape.disk_len, self.plan.shape.transfer_max);
+        let most = (most / 4096 * 4096).max(4096);
+        let mut at = 0;
+        while at < len {
+            let operation = Operation { kind: Kind::Read, offset: at, len: most.min(len - at) };
+            self.held[0] = Some((self.next, operation));
+            self.next += 1;
+            self.finish(ports)?;
+            at += operation.len;
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, port: usize, way: &mut dyn Port) -> Result<(), Failure> {
+        let (tag, operation) = match self.held[port].take() {
+            Some(held) => held,
+            None => {
+                let tag = self.next;
+                self.next += 1;
+                (tag, self.generator.next(&mut self.random))
+            }
+        };
+        self.data.clear();
+        if matches!(operation.kind, Kind::Write { .. }) {
+            self.data.resize(operation.len as usize, 0);
+            fill(tag, operation.offset, &mut self.data);
+        }
+        match way.submit(tag, &operation, &self.data) {
+            Submitted::Accepted => {
+                self.model.begin(tag, &operation);
+                let after_failed_flush = self.flush_failed;
+                let asked = Asked { operation, port, cancelled: false, after_failed_flush };
+                self.asked.insert(tag, asked);
+                if self.under_way.iter().all(|&count| count == 0) {
+                    self.quiet_since = Instant::now();
+                }
+                self.under_way[port] += 1;
+            }
+            Submitted::Busy => {
+                self.report.busy += 1;
+                if self.under_way[port] == 0 {
+                    return self.fail(format!("{operation} is refused with nothing under way"));
+                }
+                self.held[port] = Some((tag, operation));
+            }
+            Submitted::Refused => {}
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, ports: &mut [Box<dyn Port + '_>]) {
+        let Some(nth) =
+            (!self.asked.is_empty()).then(|| self.random.below(self.asked.len() as u64) as usize)
+        else {
+            return;
+        };
+        if let Some((&tag, asked)) = self.asked.iter_mut().nth(nth) {
+            asked.cancelled = true;
+            ports[asked.port].cancel(tag);
+        }
+    }
+
+    fn poll(&mut self, port: usize, way: &mut dyn Port, wait: bool) -> Result<(), Failure> {
+        let mut done = std::mem::take(&mut self.done);
+        if let Err(error) = way.poll(wait, &mut done) {
+            return self.fail(format!("port {port} is broken: {error}"));
+        }
+        self.quiet_polls += 1;
+        if !done.is_empty() {
+            (self.quiet_polls, self.quiet_since) = (0, Instant::now());
+        }
+        for completion in done.drain(..) {
+            self.complete(port, completion)?;
+        }
+        self.done = done;
+        let hangs = match self.plan.watchdog {
+            Watchdog::Steps(most) => self.quiet_polls > most,
+            Watchdog::Time(most) => self.quiet_since.elapsed() > most,
+        };
+        if hangs {
+            return self.fail(self.describe_hang(way));
+        }
+        Ok(())
+    }
+
+    fn describe_hang(&self, way: &dyn Port) -> String {
+        let mut text = String::from("nothing is answered any more. Under way:");
+        for (tag, asked) in &self.asked {
+            text += &format!("\n  {tag} on port {}: {}", asked.port, asked.operation);
+        }
+        text + "\n" + &way.describe()
+    }
+
+    fn complete(&mut self, port: usize, completion: Completion) -> Result<(), Failure> {
+        let Completion { tag, result, data } = completion;
+        let Some(asked) = self.asked.remove(&tag) else {
+            return self.fail(format!("an answer to {tag}, which is not under way"));
+        };
+        self.under_way[port] -= 1;
+        self.report.answered += 1;
+        let operation = asked.operation;
+        match result {
+            Err(Errno::CANCELED) if asked.cancelled => self.report.cancelled += 1,
+            Err(error) => {
+                self.report.failed += 1;
+                self.check_error(&asked, error)?;
+            }
+            Ok(()) => self.check_success(&asked)?,
+        }
+        if operation.kind == Kind::Flush && result.is_err_and(|error| error != Errno::CANCELED) {
+            self.flush_failed = true;
+        }
+        if operation.kind != Kind::Read {
+            self.model.end(tag, &operation, result.is_ok());
+            return Ok(());
+        }
+        let bytes = match (&data, result) {
+            (Some(data), Ok(())) if data.len() as u64 == operation.len => Some(&data[..]),
+            (_, Err(_)) => None,
+            (data, _) => {
+                let len = data.as_ref().map(Vec::len);
+                return self.fail(format!("{operation} is answered with {len:?} bytes"));
+            }
+        };
+        match self.model.end_read(tag, &operation, bytes) {
+            Ok(()) => Ok(()),
+            Err(mismatch) => self.fail(format!("{operation} ({tag}): {mismatch}")),
+        }
+    }
+
+    /// An error must come from a fault that concerns the request.
+    fn check_error(&self, asked: &Asked, error: Errno) -> Result<(), Failure> {
+        let operation = asked.operation;
+        let Some((faults, offset)) = &self.plan.faults else {
+            return self.fail(format!("{operation} fails without reason: {error}"));
+        };
+        let durable = operation.kind == Kind::Flush || operation.kind.is_fua();
+        if durable && self.flush_failed {
+            return Ok(());
+        }
+        let sectors = self.sectors(&operation, *offset);
+        let concerned = faults.met().iter().any(|met| {
+            let told = match met.fate {
+                Fate::Fail(told) | Fate::Tear(told) => told == error,
+                Fate::Hang => error == Errno::IO,
+            };
+            let here = met.range.start < sectors.end && sectors.start < met.range.end;
+            // What was not made durable concerns everything that should be, from then on.
+            told && (here || durable && met.durable)
+        });
+        if concerned {
+            return Ok(());
+        }
+        self.fail(format!("{operation} fails ({error}) for a fault elsewhere"))
+    }
+
+    /// What succeeds must not touch a place that always fails, nor be durable after a failed flush.
+    fn check_success(&self, asked: &Asked) -> Result<(), Failure> {
+        let operation = asked.operation;
+        let durable = operation.kind == Kind::Flush || operation.kind.is_fua();
+        if durable && asked.after_failed_flush {
+            let met = self.plan.faults.as_ref().map(|(faults, _)| faults.met());
+            return self
+                .fail(format!("{operation} succeeds after a flush has failed; met: {met:?}"));
+        }
+        Ok(())
+    }
+
+    /// The bytes of the backend that an operation touches.
+    fn sectors(&self, operation: &Operation, offset: u64) -> Range<u64> {
+        let (range, sector) = (operation.range(), self.plan.sector);
+        offset + range.start / sector * sector..offset + range.end.next_multiple_of(sector)
+    }
+
+    fn fail<T>(&self, what: String) -> Result<T, Failure> {
+        Err(Failure { seed: self.plan.seed, what })
+    }
+}

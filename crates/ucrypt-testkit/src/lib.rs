@@ -1,0 +1,28 @@
+//! What holds ucrypt to its promises.
+//!
+//! - [`model`]: what a disk may hold, now and after a crash;
+//! - [`operation`]: operations chosen at random, from a seed;
+//! - [`client`]: submits them through [ports](port), holds every answer to the model, and reports
+//!   what waits for what when nothing is answered any more;
+//! - [`fault`]: a backend around a backend that does what disks do on bad days;
+//! - [`engine`]: the engine's queue as a port.
+//!
+//! A run that fails prints its seed; the same seed gives the same run wherever one thread does all
+//! (no workers, a backend of memory).
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod engine;
+pub mod fault;
+pub mod model;
+pub mod operation;
+pub mod port;
+pub mod random;
+
+pub use client::{Client, Failure, Plan, Report, Watchdog};
+pub use fault::{FaultBackend, Faults};
+pub use model::Initial;
+pub use operation::Shape;
+pub use port::{Completion, Port, Submitted};
+pub use random::Random;

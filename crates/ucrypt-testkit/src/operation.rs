@@ -1,0 +1,190 @@
+//! What a client asks of a disk, chosen at random.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::random::Random;
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Read.
+    Read,
+    /// Write; durable before it is answered with `fua`.
+    Write {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Zeroes without data.
+    WriteZeroes {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// The content is no longer needed.
+    Discard,
+    /// Make every answered write durable.
+    Flush,
+}
+
+impl Kind {
+    /// Whether it must be durable when it is answered.
+    pub fn is_fua(self) -> bool {
+        matches!(self, Self::Write { fua: true } | Self::WriteZeroes { fua: true })
+    }
+}
+
+/// One operation; bytes of the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operation {
+    /// What to do.
+    pub kind: Kind,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; 0 for a flush.
+    pub len: u64,
+}
+
+impl Operation {
+    /// The bytes that it touches.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {} bytes at {}", self.kind, self.len, self.offset)
+    }
+}
+
+/// What the operations of a run look like. Shares are in percent.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Bytes of the disk.
+    pub disk_len: u64,
+    /// Longest transfer in bytes.
+    pub transfer_max: u64,
+    /// Longest write of zeroes or discard in bytes.
+    pub zeroes_max: u64,
+    /// Offsets and lengths of most operations are multiples of this; of a fourth of them, of 1 byte.
+    /// 0: all are multiples of `grain`.
+    pub unaligned: u64,
+    /// What every offset and length is a multiple of, in bytes.
+    pub grain: u64,
+    /// Shares of reads, writes, writes of zeroes, discards and flushes.
+    pub mix: [u64; 5],
+    /// Share of writes that are durable.
+    pub fua: u64,
+}
+
+impl Shape {
+    /// A bit of everything on a disk of `disk_len` bytes, at any alignment.
+    pub fn everything(disk_len: u64) -> Self {
+        Self {
+            disk_len,
+            transfer_max: 256 << 10,
+            zeroes_max: 1 << 20,
+            unaligned: 30,
+            grain: 1,
+            mix: [35, 40, 10, 5, 10],
+            fua: 10,
+        }
+    }
+}
+
+/// Chooses operations that overlap, follow each other, and come in bursts.
+#[derive(Debug)]
+pub struct Generator {
+    shape: Shape,
+    /// Where the last one ended.
+    last_end: u64,
+    /// Where many of them meet, for a while.
+    hot: Range<u64>,
+}
+
+impl Generator {
+    /// Operations of that shape.
+    pub fn new(shape: Shape) -> Self {
+        let hot = 0..shape.disk_len;
+        Self { shape, last_end: 0, hot }
+    }
+
+    /// The next one.
+    pub fn next(&mut self, random: &mut Random) -> Operation {
+        let shape = &self.shape;
+        if random.percent(2) {
+            let len = random.length(shape.disk_len).max(shape.grain);
+            let start = random.below(shape.disk_len - len + 1);
+            self.hot = start..start + len;
+        }
+        let fua = random.percent(shape.fua);
+        let kinds = [
+            Kind::Read,
+            Kind::Write { fua },
+            Kind::WriteZeroes { fua },
+            Kind::Discard,
+            Kind::Flush,
+        ];
+        let kind = pick(kinds, shape.mix, random);
+        if kind == Kind::Flush {
+            return Operation { kind, offset: 0, len: 0 };
+        }
+        let longest = match kind {
+            Kind::WriteZeroes { .. } | Kind::Discard => shape.zeroes_max,
+            _ => shape.transfer_max,
+        };
+        let unit = if random.percent(shape.unaligned) {
+            shape.grain
+        } else {
+            [512, 4096][random.below(2) as usize].max(shape.grain)
+        };
+        let down = |at: u64| at / unit * unit;
+        let len = random.length(longest.min(shape.disk_len)).next_multiple_of(unit);
+        let len = len.min(down(shape.disk_len)).min(down(longest).max(unit));
+        let offset = match random.below(4) {
+            // A neighbour.
+            0 => self.last_end,
+            1 | 2 => self.hot.start + random.below(self.hot.end - self.hot.start),
+            _ => random.below(shape.disk_len),
+        };
+        let offset = down(offset.min(shape.disk_len - len));
+        self.last_end = offset + len;
+        Operation { kind, offset, len }
+    }
+}
+
+fn pick<T: Copy>(choices: [T; 5], shares: [u64; 5], random: &mut Random) -> T {
+    let mut at = random.below(shares.iter().sum());
+    for (choice, share) in choices.iter().zip(shares) {
+        if at < share {
+            return *choice;
+        }
+        at -= share;
+    }
+    choices[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_lie_on_the_disk_and_reach_every_corner_of_it() {
+        for (grain, len) in [(1, 100_000), (512, 1 << 20), (4096, 1 << 16)] {
+            let shape = Shape { grain, ..Shape::everything(len) };
+            let (mut generator, mut random) = (Generator::new(shape), Random::new(1));
+            let (mut ends, mut kinds) = ([false; 2], std::collections::HashSet::new());
+            for _ in 0..20_000 {
+                let operation = generator.next(&mut random);
+                let range = operation.range();
+                assert!(range.end <= len, "{operation}");
+                assert!(range.start % grain == 0 && range.end % grain == 0, "{operation}");
+                assert_eq!(range.is_empty(), operation.kind == Kind::Flush, "{operation}");
+                ends[0] |= range.start == 0 && !range.is_empty();
+                ends[1] |= range.end > len - 4096;
+                kinds.insert(operation.kind);
+            }
+            assert_eq!((ends, kinds.len()), ([true; 2], 7), "grain {grain}");
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The engine under the random client: every policy and backend, faults, and crashes.
+//!
+//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` begins with that one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ucrypt_backend::model::ModelBackend;
+use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
+use ucrypt_engine::{Policies, Policy, QueueConfig, Volume};
+use ucrypt_testkit::engine::{EnginePort, VolumeKind};
+use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::{Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Watchdog};
+
+const MIB: u64 = 1 << 20;
+
+/// A queue that bursts exceed in every way.
+const SMALL: QueueConfig = QueueConfig { memory: 1 << 20, depth: 8 };
+const LARGE: QueueConfig = QueueConfig { memory: 8 << 20, depth: 64 };
+
+/// Polls in which a backend that moves when it is polled must have answered something.
+const STEPS_MAX: u64 = 20_000;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let first = number("UCRYPT_SEED", 1);
+    first..first + count * number("UCRYPT_SEEDS", 1)
+}
+
+fn ports<'a>(
+    volume: &Arc<Volume>,
+    config: QueueConfig,
+    seed: u64,
+    waits: bool,
+    count: u64,
+) -> Vec<Box<dyn Port + 'a>> {
+    (0..count)
+        .map(|index| {
+            let port = EnginePort::new(volume, config, seed + index, waits).expect("a queue");
+            Box::new(port) as Box<dyn Port>
+        })
+        .collect()
+}
+
+/// A policy, sector size, place and number of queues that follow from the seed.
+fn kind(random: &mut Random, policies: &[Policies], workers: usize) -> (VolumeKind, u64) {
+    let sector_size = [None, Some(512), Some(4096)][random.below(3) as usize];
+    let policies = policies[random.below(policies.len() as u64) as usize];
+    let offset = [0, 512, 4096, MIB][random.below(4) as usize];
+    (VolumeKind { sector_size, policies, workers, offset }, 1 + random.below(8))
+}
+
+fn shape(random: &mut Random, len: u64) -> Shape {
+    let everything = Shape::everything(len);
+    match random.below(4) {
+        // Many long writes of zeroes at once.
+        0 => Shape { mix: [20, 20, 50, 5, 5], zeroes_max: len, ..everything },
+        // Neighbours of one sector.
+        1 => Shape { transfer_max: 4096, unaligned: 5, ..everything },
+        _ => everything,
+    }
+}
+
+fn run(plan: Plan, volume: &Arc<Volume>, config: QueueConfig, waits: bool, queues: u64) -> Report {
+    let seed = plan.seed;
+    let mut ports = ports(volume, config, seed, waits, queues);
+    let mut client = Client::new(plan, ports.len());
+    client.run(&mut ports).unwrap_or_else(|failure| panic!("{:?}: {failure}", volume.policies()))
+}
+
+/// Every policy for both directions, and some that differ.
+fn policies() -> Vec<Policies> {
+    let mixed = Policies { reads: Policy::Inline, writes: Policy::Unbound { sorted: true } };
+    Policy::ALL.into_iter().map(Policies::from).chain([mixed]).collect()
+}
+
+fn sector(kind: &VolumeKind) -> u64 {
+    u64::from(kind.sector_size.unwrap_or(512))
+}
+
+/// One thread, a backend that answers in any order: the same run for the same seed.
+fn virtual_run(seed: u64, prepare: impl Fn(&Faults)) -> (Report, Faults) {
+    let mut random = Random::new(seed);
+    let (kind, queues) = kind(&mut random, &policies(), 0);
+    let len = 2 * MIB;
+    let faults = Faults::new(seed);
+    faults.delay(random.below(6));
+    prepare(&faults);
+    let backend = FaultBackend::new(Arc::new(memory(kind.offset + len).unwrap()), faults.clone());
+    let volume = kind.over(Arc::new(backend), len);
+    let config = if random.percent(50) { SMALL } else { LARGE };
+    let plan = Plan {
+        sector: sector(&kind),
+        operations: 200,
+        depth: 1 + random.below(40) as usize,
+        cancels: [0, 0, 5][random.below(3) as usize],
+        watchdog: Watchdog::Steps(STEPS_MAX),
+        faults: Some((faults.clone(), kind.offset)),
+        ..Plan::new(seed, shape(&mut random, len))
+    };
+    (run(plan, &volume, config, false, queues), faults)
+}
+
+#[test]
+fn nothing_is_lost_and_nothing_hangs_whatever_the_order_of_answers() {
+    let (mut busy, mut cancelled) = (0, 0);
+    for seed in seeds(300) {
+        let (report, _) = virtual_run(seed, |_| {});
+        assert_eq!(report.failed, 0, "seed {seed}");
+        busy += report.busy;
+        cancelled += report.cancelled;
+    }
+    assert!(busy > 100 && cancelled > 10, "{busy} times busy, {cancelled} cancelled");
+}
+
+#[test]
+fn errors_reach_the_requests_that_they_concern_and_no_others() {
+    let mut failed = 0;
+    for seed in seeds(300) {
+        let (report, _) = virtual_run(seed, |faults| {
+            let mut random = Random::new(seed ^ 7);
+            let at = random.below(2 * MIB) / 512 * 512;
+            match random.below(4) {
+                0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(at..at + 4096)),
+                1 => faults.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(5)),
+                2 => faults.add(Rule::new(Fate::Fail(Errno::IO)).nth(random.below(100))),
+                _ => faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Read).chance(5)),
+            };
+        });
+        failed += report.failed;
+    }
+    assert!(failed > 300, "{failed} requests failed");
+}
+
+#[test]
+fn after_a_flush_that_failed_no_flush_and_no_durable_write_succeeds() {
+    let mut failed = 0;
+    for seed in seeds(100) {
+        let (report, faults) = virtual_run(seed, |faults| {
+            faults.volatile();
+            let nth = Random::new(seed ^ 9).below(5);
+            faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Flush).nth(nth));
+        });
+        assert!(report.failed >= faults.met().len() as u64, "seed {seed}");
+        failed += report.failed;
+    }
+    assert!(failed > 300, "{failed} requests failed");
+}
+
+#[test]
+fn mapped_images_meet_faults_too() {
+    let mut failed = 0;
+    for seed in seeds(100) {
+        let mut random = Random::new(seed);
+        let (kind, queues) = kind(&mut random, &policies(), 0);
+        let len = 2 * MIB;
+        let faults = Faults::new(seed);
+        let image = memory(kind.offset + len).unwrap();
+        // No holes: what is mapped and there is used in place.
+        image.write_all_at(0, &vec![0; (kind.offset + len) as usize]).unwrap();
+        if seed % 3 > 0 {
+            let at = kind.offset + random.below(len) / 4096 * 4096;
+            let fate =
+                [Fate::Fail(Errno::IO), Fate::Tear(Errno::IO), Fate::Hang][(seed % 3) as usize];
+            faults.add(Rule::new(fate).range(at..at + 8192).on(Access::Read).on(Access::Write));
+            faults.release();
+        }
+        let backend = FaultBackend::at_once(Arc::new(image), faults.clone());
+        let volume = kind.over(Arc::new(backend), len);
+        let plan = Plan {
+            sector: sector(&kind),
+            operations: 200,
+            faults: Some((faults.clone(), kind.offset)),
+            watchdog: Watchdog::Steps(STEPS_MAX),
+            ..Plan::new(seed, shape(&mut random, len))
+        };
+        failed += run(plan, &volume, SMALL, false, queues).failed;
+    }
+    assert!(failed > 50, "{failed} requests failed");
+}
+
+/// The crash image at one step of a run must hold what was flushed before.
+fn crash_at(seed: u64, step: u64) {
+    let mut random = Random::new(seed);
+    let (kind, queues) = kind(&mut random, &policies(), 0);
+    let len = 256 << 10;
+    let faults = Faults::new(seed ^ step << 32);
+    faults.delay(random.below(6)).volatile();
+    let inner: Arc<dyn Backend> = Arc::new(memory(kind.offset + len).unwrap());
+    let backend = Arc::new(FaultBackend::new(inner.clone(), faults.clone()));
+    let shape = Shape {
+        transfer_max: 32 << 10,
+        zeroes_max: 64 << 10,
+        mix: [10, 55, 10, 5, 20],
+        ..Shape::everything(len)
+    };
+    let plan = Plan {
+        // A write of more than one sector may be torn anywhere.
+        sector: 512,
+        depth: 8,
+        crashes: true,
+        operations: u64::MAX,
+        watchdog: Watchdog::Steps(STEPS_MAX),
+        ..Plan::new(seed, shape)
+    };
+    // A sector of 4096 bytes that is torn by the power is noise: as with dm-crypt on a disk of 512.
+    let kind = VolumeKind { sector_size: kind.sector_size.map(|_| 512), ..kind };
+    let mut client = Client::new(plan, queues as usize);
+    {
+        let volume = kind.over(backend.clone(), len);
+        let mut ports = ports(&volume, SMALL, seed, false, queues);
+        for _ in 0..step {
+            client.step(&mut ports).unwrap_or_else(|failure| panic!("step {step}: {failure}"));
+        }
+        faults.crash();
+    }
+    backend.settle().expect("memory");
+    let volume = kind.over(inner, len);
+    let mut queue = volume.queue(LARGE).expect("a queue");
+    queue.submit(1, ucrypt_engine::Op::Read { offset: 0, len: len as usize }).expect("room");
+    while queue.in_flight() > 0 {
+        queue.wait().expect("memory");
+        let Some(done) = queue.next_done() else { continue };
+        done.result.expect("memory");
+        let bytes = done.data.expect("data");
+        if let Err(mismatch) = client.model().check_after_crash(0, &bytes) {
+            panic!("seed {seed}, crash at step {step}: {mismatch}");
+        }
+    }
+}
+
+#[test]
+fn what_was_flushed_survives_a_crash_at_any_step() {
+    for seed in seeds(300) {
+        crash_at(seed, Random::new(!seed).below(300));
+    }
+    for step in 0..150 {
+        crash_at(number("UCRYPT_SEED", 1), step);
+    }
+}
+
+/// Every kind of backend that this machine has, with its name.
+fn backends(dir: &std::path::Path, len: u64) -> Vec<(&'static str, Arc<dyn Backend>)> {
+    let image = |name: &str| {
+        let path = dir.join(name);
+        std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+        path
+    };
+    let open = |name: &str, direct| {
+        let options = OpenOptions { direct, ..OpenOptions::default() };
+        Arc::new(FileBackend::open(&image(name), options).unwrap())
+    };
+    let filled = memory(len).unwrap();
+    filled.write_all_at(0, &vec![0; len as usize]).unwrap();
+    vec![
+        ("file", open("buffered", false)),
+        ("file, direct", open("direct", true)),
+        ("memory", Arc::new(memory(len).unwrap())),
+        ("memory without holes", Arc::new(filled)),
+        ("model optane2020", Arc::new(ModelBackend::new("optane2020", len).unwrap())),
+        ("model sata2017", Arc::new(ModelBackend::new("sata2017", len).unwrap())),
+    ]
+}
+
+/// Found by the test below: a hole that ends within a block is zeroed through the page cache, and
+/// direct writes to that block then made the next flush fail.
+#[test]
+fn discards_within_a_block_do_not_collide_with_direct_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let len = MIB;
+    for seed in seeds(12) {
+        let path = dir.path().join("image");
+        std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+        let options = OpenOptions { direct: true, ..OpenOptions::default() };
+        let backend = Arc::new(FileBackend::open(&path, options).unwrap());
+        let sector_size = [None, Some(512)][seed as usize % 2];
+        let kind =
+            VolumeKind { sector_size, policies: Policy::Inline.into(), workers: 0, offset: 0 };
+        let volume = kind.over(backend, len);
+        let shape = Shape {
+            transfer_max: 8192,
+            zeroes_max: 8192,
+            grain: 512,
+            mix: [5, 40, 20, 30, 5],
+            ..Shape::everything(len)
+        };
+        let plan = Plan { operations: 1000, depth: 32, ..Plan::new(seed, shape) };
+        run(plan, &volume, LARGE, true, 2);
+    }
+}
+
+#[test]
+fn every_backend_under_every_policy_with_workers() {
+    let dir = tempfile::tempdir().unwrap();
+    let len = 8 * MIB;
+    for (index, policies) in policies().into_iter().enumerate() {
+        for (name, backend) in backends(dir.path(), len + MIB) {
+            let seed = number("UCRYPT_SEED", 1) + index as u64;
+            let mut random = Random::new(seed);
+            let (kind, queues) = kind(&mut random, &[policies], 3);
+            let volume = kind.over(backend, len);
+            let shape = Shape { transfer_max: MIB, zeroes_max: 4 * MIB, ..Shape::everything(len) };
+            let plan = Plan {
+                sector: sector(&kind),
+                operations: 150 * number("UCRYPT_SEEDS", 1),
+                depth: 24,
+                watchdog: Watchdog::Time(Duration::from_secs(30)),
+                ..Plan::new(seed, shape)
+            };
+            let mut ports = ports(&volume, SMALL, seed, true, queues);
+            let mut client = Client::new(plan, ports.len());
+            if let Err(failure) = client.run(&mut ports) {
+                panic!("{name}, {policies}, {kind:?}: {failure}");
+            }
+        }
+    }
+}
