@@ -5,7 +5,7 @@
 //! - [`client`]: submits them through [ports](port), holds every answer to the model, and reports
 //!   what waits for what when nothing is answered any more;
 //! - [`fault`]: a backend around a backend that does what disks do on bad days;
-//! - [`engine`]: the engine's queue as a port.
+//! - [`engine`], [`nbd`]: the engine's queue and an NBD connection as ports.
 //!
 //! A run that fails prints its seed; the same seed gives the same run wherever one thread does all
 //! (no workers, a backend of memory).
@@ -16,6 +16,7 @@ pub mod client;
 pub mod engine;
 pub mod fault;
 pub mod model;
+pub mod nbd;
 pub mod operation;
 pub mod port;
 pub mod random;
