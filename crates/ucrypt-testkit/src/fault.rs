@@ -119,7 +119,7 @@ pub struct Met {
     pub access: Access,
     /// Whether it was to be durable: a flush, or a write with FUA.
     pub durable: bool,
-    /// Bytes of the backend; empty for a flush.
+    /// Bytes of the backend that are at fault; empty for a flush.
     pub range: Range<u64>,
     /// What became of it.
     pub fate: Fate,
@@ -234,7 +234,12 @@ impl State {
             }
             rule.count -= 1;
             let fate = rule.fate;
-            self.met.push(Met { access, durable, range: range.clone(), fate });
+            // Of a longer operation, only what the rule names is at fault.
+            let at_fault = match &rule.range {
+                named if named.is_empty() => range.clone(),
+                named => range.start.max(named.start)..range.end.min(named.end),
+            };
+            self.met.push(Met { access, durable, range: at_fault, fate });
             return Some(fate);
         }
         None

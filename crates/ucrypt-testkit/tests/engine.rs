@@ -82,13 +82,14 @@ fn sector(kind: &VolumeKind) -> u64 {
 }
 
 /// One thread, a backend that answers in any order: the same run for the same seed.
-fn virtual_run(seed: u64, prepare: impl Fn(&Faults)) -> (Report, Faults) {
+fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
     let mut random = Random::new(seed);
     let (kind, queues) = kind(&mut random, &policies(), 0);
-    let len = 2 * MIB;
+    // On a short disk requests meet, and neighbours are joined.
+    let len = [MIB / 4, 2 * MIB][random.below(2) as usize];
     let faults = Faults::new(seed);
     faults.delay(random.below(6));
-    prepare(&faults);
+    prepare(&faults, len);
     let backend = FaultBackend::new(Arc::new(memory(kind.offset + len).unwrap()), faults.clone());
     let volume = kind.over(Arc::new(backend), len);
     let config = if random.percent(50) { SMALL } else { LARGE };
@@ -108,7 +109,7 @@ fn virtual_run(seed: u64, prepare: impl Fn(&Faults)) -> (Report, Faults) {
 fn nothing_is_lost_and_nothing_hangs_whatever_the_order_of_answers() {
     let (mut busy, mut cancelled) = (0, 0);
     for seed in seeds(300) {
-        let (report, _) = virtual_run(seed, |_| {});
+        let (report, _) = virtual_run(seed, |_, _| {});
         assert_eq!(report.failed, 0, "seed {seed}");
         busy += report.busy;
         cancelled += report.cancelled;
@@ -120,9 +121,9 @@ fn nothing_is_lost_and_nothing_hangs_whatever_the_order_of_answers() {
 fn errors_reach_the_requests_that_they_concern_and_no_others() {
     let mut failed = 0;
     for seed in seeds(300) {
-        let (report, _) = virtual_run(seed, |faults| {
+        let (report, _) = virtual_run(seed, |faults, len| {
             let mut random = Random::new(seed ^ 7);
-            let at = random.below(2 * MIB) / 512 * 512;
+            let at = random.below(len) / 512 * 512;
             match random.below(4) {
                 0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(at..at + 4096)),
                 1 => faults.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(5)),
@@ -139,7 +140,7 @@ fn errors_reach_the_requests_that_they_concern_and_no_others() {
 fn after_a_flush_that_failed_no_flush_and_no_durable_write_succeeds() {
     let mut failed = 0;
     for seed in seeds(100) {
-        let (report, faults) = virtual_run(seed, |faults| {
+        let (report, faults) = virtual_run(seed, |faults, _| {
             faults.volatile();
             let nth = Random::new(seed ^ 9).below(5);
             faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Flush).nth(nth));
@@ -265,10 +266,11 @@ fn backends(dir: &std::path::Path, len: u64) -> Vec<(&'static str, Arc<dyn Backe
     ]
 }
 
-/// Found by the test below: a hole that ends within a block is zeroed through the page cache, and
-/// direct writes to that block then made the next flush fail.
+/// Found by the test below: what follows the first, incomplete sector of a write was not aligned in
+/// memory, so it went through the page cache and collided with direct writes to the same page; the
+/// next flush failed ("Page cache invalidation failure on direct I/O" in the kernel's log).
 #[test]
-fn discards_within_a_block_do_not_collide_with_direct_writes() {
+fn writes_at_odd_offsets_do_not_collide_with_direct_ones() {
     let dir = tempfile::tempdir().unwrap();
     let len = MIB;
     for seed in seeds(12) {
@@ -283,8 +285,8 @@ fn discards_within_a_block_do_not_collide_with_direct_writes() {
         let shape = Shape {
             transfer_max: 8192,
             zeroes_max: 8192,
-            grain: 512,
-            mix: [5, 40, 20, 30, 5],
+            unaligned: 60,
+            mix: [5, 80, 0, 0, 15],
             ..Shape::everything(len)
         };
         let plan = Plan { operations: 1000, depth: 32, ..Plan::new(seed, shape) };

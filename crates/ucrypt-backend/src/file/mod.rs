@@ -60,8 +60,6 @@ struct Direct {
     memory_align: usize,
     /// Alignment of offset and length, in bytes.
     offset_align: u64,
-    /// What a hole must be a multiple of, in bytes: a block of the file system.
-    hole_align: u64,
 }
 
 impl Direct {
@@ -86,36 +84,6 @@ impl Files {
         match &self.direct {
             Some(direct) if direct.takes(offset, bufs) => direct.fd.as_fd(),
             _ => self.buffered.as_fd(),
-        }
-    }
-}
-
-/// What becomes of a range that is to be given back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Hole {
-    /// These bytes of it: offset and length.
-    Punch(u64, u64),
-    /// There is nothing to do.
-    Nothing,
-    /// It has to be written.
-    Write,
-}
-
-impl Files {
-    /// A file system zeroes the rest of a block by way of the page cache. What is written past the
-    /// cache meanwhile collides with that: the kernel warns of possible corruption, and the next flush
-    /// fails. So with direct I/O only whole blocks become holes.
-    fn hole(&self, offset: u64, len: u64, must_read_zeroes: bool) -> Hole {
-        let Some(Direct { hole_align, .. }) = self.direct else {
-            return Hole::Punch(offset, len);
-        };
-        let start = offset.next_multiple_of(hole_align);
-        let end = (offset + len) / hole_align * hole_align;
-        match (start, end) {
-            _ if start == offset && end == offset + len => Hole::Punch(offset, len),
-            _ if must_read_zeroes => Hole::Write,
-            _ if start < end => Hole::Punch(start, end - start),
-            _ => Hole::Nothing,
         }
     }
 }

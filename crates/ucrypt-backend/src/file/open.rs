@@ -145,17 +145,7 @@ fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
         // Kernels before 6.1 do not tell: 4096 is accepted everywhere.
         None => (4096, 4096),
     };
-    let block = fstat(&fd).ok()?.st_blksize;
-    let hole_align = match kind {
-        FileType::BlockDevice => offset_align,
-        _ => u64::try_from(block).unwrap_or(4096).max(offset_align),
-    };
-    Some(Direct {
-        fd,
-        memory_align: memory_align.max(1),
-        offset_align: offset_align.max(1),
-        hole_align: hole_align.max(1),
-    })
+    Some(Direct { fd, memory_align: memory_align.max(1), offset_align })
 }
 
 fn describe(

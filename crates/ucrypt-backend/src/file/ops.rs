@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
-use super::{Files, Flusher, Hole};
+use super::{Files, Flusher};
 use crate::{Done, Errno, Io};
 
 /// Fills `buf` from `offset`. A file that ends earlier is an I/O error.
@@ -53,12 +53,7 @@ pub(super) fn flush(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 /// Gives the range back to the file system or device; it reads as zeroes afterwards.
-fn punch(files: &Files, offset: u64, len: u64, must_read_zeroes: bool) -> Result<(), Errno> {
-    let (offset, len) = match files.hole(offset, len, must_read_zeroes) {
-        Hole::Punch(offset, len) => (offset, len),
-        Hole::Nothing => return Ok(()),
-        Hole::Write => return Err(Errno::OPNOTSUPP),
-    };
+fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
     if let Some(mapping) = &files.mapping {
         mapping.forget(offset, len);
     }
@@ -90,11 +85,8 @@ pub(super) fn perform(files: &Files, flusher: &Flusher, io: Io) -> Done {
         Io::Flush { token } => {
             Done { token, result: flush(flusher.descriptor(files)), bufs: Vec::new() }
         }
-        Io::Discard { token, offset, len } => {
-            Done { token, result: punch(files, offset, len, false), bufs: Vec::new() }
-        }
-        Io::WriteZeroes { token, offset, len } => {
-            Done { token, result: punch(files, offset, len, true), bufs: Vec::new() }
+        Io::Discard { token, offset, len } | Io::WriteZeroes { token, offset, len } => {
+            Done { token, result: punch(files, offset, len), bufs: Vec::new() }
         }
     }
 }

@@ -16,7 +16,7 @@ use io_uring::{opcode, squeue, types};
 use nix::libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
 
-use super::{Files, Flusher, Hole};
+use super::{Files, Flusher};
 use crate::ring::{Guest, Ring};
 use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
 
@@ -160,22 +160,6 @@ impl Slot {
     }
 }
 
-/// Makes a hole as large as it may be; the answer if there is nothing to ask the kernel for.
-fn fit_hole(files: &Files, io: &mut Io) -> Option<Result<(), Errno>> {
-    let must_read_zeroes = matches!(io, Io::WriteZeroes { .. });
-    let (Io::Discard { offset, len, .. } | Io::WriteZeroes { offset, len, .. }) = io else {
-        return None;
-    };
-    match files.hole(*offset, *len, must_read_zeroes) {
-        Hole::Punch(start, count) => {
-            (*offset, *len) = (start, count);
-            None
-        }
-        Hole::Nothing => Some(Ok(())),
-        Hole::Write => Some(Err(Errno::OPNOTSUPP)),
-    }
-}
-
 /// Lists what is left of the buffers behind the first `done` bytes, as far as one operation takes
 /// them: the rest follows when it is done.
 fn list(bufs: &mut [Buf], mut done: usize, vectors: &mut Vec<iovec>) {
@@ -309,10 +293,6 @@ impl Queue for UringQueue {
         if self.staged.is_empty() && self.cached.read(&self.files, &mut io) {
             let (token, bufs) = io.into_parts();
             return self.answered.push(Done { token, result: Ok(()), bufs });
-        }
-        if let Some(result) = fit_hole(&self.files, &mut io) {
-            let (token, bufs) = io.into_parts();
-            return self.answered.push(Done { token, result, bufs });
         }
         let index = self.free.pop().expect("submit without room");
         self.slots[index as usize] = Some(Slot { io, done: 0 });
