@@ -43,10 +43,10 @@ pub(crate) struct FormatArgs {
     #[arg(long, alias = "master-key-file", value_name = "FILE")]
     pub(super) volume_key_file: Option<PathBuf>,
     /// Draw the volume key from /dev/random
-    #[arg(long, conflicts_with = "use_urandom")]
+    #[arg(long, conflicts_with_all = ["use_urandom", "volume_key_file"])]
     pub(super) use_random: bool,
     /// Draw the volume key from /dev/urandom (the default)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "volume_key_file")]
     use_urandom: bool,
     /// Put the header into this file, which is made if it does not exist
     #[arg(long, value_name = "FILE")]

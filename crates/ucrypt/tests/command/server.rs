@@ -154,3 +154,13 @@ impl Drop for Server {
         let _ = self.child.wait();
     }
 }
+
+/// Waits until something is so, which it has to be before long.
+#[track_caller]
+pub(crate) fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
