@@ -126,7 +126,7 @@ pub(crate) struct StatusArgs {
 pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     args.check_served()?;
     if args.test_passphrase {
-        return args.volume.clone().for_looking().volume_key(args.image()).map(drop);
+        return args.volume.clone().test(args.image());
     }
     let places = args.places()?;
     places.prepare()?;

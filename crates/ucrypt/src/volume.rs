@@ -69,6 +69,9 @@ pub(crate) struct VolumeArgs {
     /// Nothing is written: the image may be in use, and may be one that cannot be written to
     #[arg(skip)]
     looks: bool,
+    /// Nothing but the header is read, which needs no lock
+    #[arg(skip)]
+    unlocked: bool,
     #[command(flatten)]
     dispatch: DispatchArgs,
     #[command(flatten)]
@@ -240,6 +243,11 @@ impl VolumeArgs {
         Ok(unlocked.volume_key)
     }
 
+    /// Whether the passphrase or key opens the volume. Keeps nobody from using the image meanwhile.
+    pub(crate) fn test(self, image: Option<&Path>) -> Result<(), Failure> {
+        Self { unlocked: true, ..self.for_looking() }.volume_key(image).map(drop)
+    }
+
     /// Whether something else than an image is opened.
     pub(crate) fn has_backend(&self) -> bool {
         self.backend.is_some()
@@ -262,7 +270,7 @@ impl VolumeArgs {
         OpenOptions {
             read_only: self.readonly,
             direct: self.direct,
-            unlocked: false,
+            unlocked: self.unlocked,
             shared: self.looks,
         }
     }

@@ -27,6 +27,9 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     }
     // What can be said without touching anything is said first.
     let mut volume = describe(args)?;
+    for option in args.ignored()? {
+        say(&format!("WARNING: The {option} option is being ignored.\n"));
+    }
     let data = open_to_format(&args.image)?;
     let header = args.header.as_deref().map(|path| open_header(path, args)).transpose()?;
     let medium = header.as_ref().unwrap_or(&data);

@@ -1,11 +1,14 @@
 //! Passphrases that come by a pipe: none, long ones, parts of them; cryptsetup is the judge.
 
 use std::fs;
+use std::io::Write;
+use std::process::Stdio;
 
-use crate::image::{DATA, Image, Kind, LUKS1, LUKS2};
+use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{cryptsetup, judge, run};
 use crate::random::Random;
 use crate::scratch::Scratch;
+use crate::server::{await_end, await_reader};
 
 fn format_line(kind: Kind) -> Vec<String> {
     kind.format_arguments()
@@ -155,4 +158,36 @@ fn what_writes_nothing_works_on_an_image_that_is_in_use_and_on_a_read_only_one()
     let mut test = scratch.ucrypt(&["open", "--test-passphrase"]);
     run(test.args(image.with_key()), b"").passes();
     run(&mut image.ucrypt(&scratch, "write"), b"data").exits(4);
+}
+
+#[test]
+fn who_tries_a_passphrase_keeps_nobody_from_using_the_image() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let fifo = scratch.path("fifo");
+    run(judge("mkfifo", "coreutils").arg(&fifo), b"").passes();
+    for (action, code) in [(&["open", "--test-passphrase"][..], 0), (&["read"], 5)] {
+        let mut command = scratch.ucrypt_child(action);
+        command.arg(&image.path).arg("--key-file").arg(&fifo);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let mut waits = command.spawn().expect("it starts");
+        // Then the image is open, and the key is not read yet.
+        let mut key = await_reader(&fifo);
+        run(&mut image.ucrypt(&scratch, "write"), b"data").exits(code);
+        key.write_all(PASSPHRASE).expect("the passphrase is read");
+        drop(key);
+        assert!(await_end(&mut waits).success(), "{action:?}");
+    }
+}
+
+#[test]
+fn what_luks_format_ignores_is_told() {
+    let scratch = Scratch::new();
+    let image = Image::blank(&scratch, LUKS2, DATA);
+    let options = ["--pbkdf-memory", "64", "--pbkdf-parallel", "2", "--verify-passphrase"];
+    let mut format = scratch.ucrypt(&format_line(LUKS2));
+    let said = run(format.args(options).arg(&image.path), b"passphrase").exits(0).stderr;
+    for option in ["--pbkdf-memory", "--pbkdf-parallel", "--verify-passphrase"] {
+        assert!(said.contains(&format!("{option} option is being ignored")), "{said}");
+    }
 }

@@ -4,13 +4,15 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::image::{DATA, Image, LUKS2};
+use crate::nbd_client::NbdClient;
 use crate::process::{Ran, judge, run};
 use crate::scratch::{Scratch, UCRYPT};
-use crate::server::{On, Server};
+use crate::server::{On, PATIENCE, Server, await_end, await_reader, await_that};
 
 /// The command by a shell, which redirects something.
 fn redirected(scratch: &Scratch, redirection: &str, line: &[&str]) -> Ran {
@@ -110,13 +112,13 @@ fn a_server_serves_on_when_nobody_reads_what_it_announces() {
     serve.args(image.with_key()).arg("--nbd").arg(format!("unix:{}", socket.display()));
     serve.stdin(Stdio::null()).stdout(unread()).stderr(Stdio::null());
     let mut server = serve.spawn().expect("it starts");
-    crate::server::await_that("the server listens", || {
+    await_that("the server listens", || {
         assert!(server.try_wait().expect("waited").is_none(), "the server has ended");
-        crate::nbd_client::NbdClient::connect(&socket).is_ok()
+        NbdClient::connect(&socket).is_ok()
     });
     let pid = Pid::from_child(&server);
     kill_process(pid, Signal::TERM).expect("a signal");
-    assert!(server.wait().expect("waited").success());
+    assert!(await_end(&mut server).success());
 }
 
 #[test]
@@ -188,14 +190,19 @@ fn the_demo_can_be_interrupted_while_it_fills_its_volumes() {
     std::fs::create_dir(&dir).expect("a directory");
     let mut demo = scratch.ucrypt_child(&["demo", "--size", "256M", "--dir"]);
     let mut demo = demo.arg(&dir).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut said = BufReader::new(demo.stderr.take().expect("a pipe")).lines();
-    let first = said.next().expect("a line").expect("text");
+    let stderr = BufReader::new(demo.stderr.take().expect("a pipe"));
+    let (say, said) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            let _ = say.send(line);
+        }
+    });
+    let first = said.recv_timeout(PATIENCE).expect("the demo says that it begins");
     assert!(first.starts_with("scratch files:"), "{first}");
     let pid = Pid::from_child(&demo);
     kill_process(pid, Signal::INT).expect("a signal");
-    let rest: Vec<String> = said.map_while(Result::ok).collect();
-    assert_eq!(rest, ["ucrypt: interrupted"]);
-    assert_eq!(demo.wait().expect("waited").code(), Some(1));
+    assert_eq!(await_end(&mut demo).code(), Some(1));
+    assert_eq!(said.iter().collect::<Vec<_>>(), ["ucrypt: interrupted"]);
     assert_eq!(std::fs::read_dir(&dir).expect("a directory").count(), 0, "files are left");
 }
 
@@ -209,16 +216,11 @@ fn serve_can_be_interrupted_while_it_waits_for_a_passphrase() {
     serve.arg(format!("unix:{}", scratch.path("socket").display()));
     serve.arg(&image.path).arg("--key-file").arg(&fifo).stdin(Stdio::null());
     let mut serve = serve.spawn().expect("it starts");
-    // Opens as soon as the other end does: now it waits for what comes.
-    let _held = File::options().write(true).open(&fifo).expect("the other end");
+    // Now it waits for what comes.
+    let _held = await_reader(&fifo);
     let pid = Pid::from_child(&serve);
     kill_process(pid, Signal::INT).expect("a signal");
-    let mut ended = None;
-    crate::server::await_that("serve ends by SIGINT", || {
-        ended = serve.try_wait().expect("waited");
-        ended.is_some()
-    });
-    assert!(!ended.expect("it ended").success());
+    assert!(!await_end(&mut serve).success());
 }
 
 #[test]
