@@ -19,8 +19,8 @@
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
 //! name), to mappings in [`map`] and the handler of [`Watch`], to the lock of [`keep_resident`], to the
-//! stores of [`copy_streaming`], to the ring in [`ring`] and to its use in [`mod@file`], where ioctls
-//! of zoned devices are, too.
+//! stores of [`copy_streaming`], to the initialiser of [`was_closed_at_start`], to the ring in [`ring`]
+//! and to its use in [`mod@file`], where ioctls of zoned devices are, too.
 
 mod at_once;
 pub mod buf;
@@ -31,6 +31,7 @@ pub mod model;
 mod resident;
 pub mod ring;
 mod stream;
+mod streams;
 mod watch;
 mod zero;
 mod zoned;
@@ -47,6 +48,7 @@ pub use resident::keep_resident;
 pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
 pub use stream::copy_streaming;
+pub use streams::was_closed_at_start;
 pub use watch::{Access, Watch};
 pub use zero::ZeroBackend;
 pub use zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};

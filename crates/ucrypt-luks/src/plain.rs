@@ -74,7 +74,8 @@ pub(crate) fn in_bytes(what: &str, sectors: u64) -> Result<u64> {
 
 /// The key of `key_len` bytes that a passphrase gives. `hash` is what `--hash` takes: the name of
 /// a hash or `plain`, with `:LENGTH` behind it if only so many bytes of the key shall come from
-/// the passphrase, the rest being zeros.
+/// the passphrase, the rest being zeros. `plain` alone takes a short passphrase and fills up with
+/// zeros; `plain:LENGTH` has to have as many bytes.
 ///
 /// A key longer than the digest is made of further digests, in front of whose passphrase stands an
 /// `A`, then two, and so on: the way of hashalot.
@@ -90,13 +91,13 @@ pub fn key_from_passphrase(
     };
     let hashed = &mut key[..length];
     if name == "plain" {
-        let bytes = passphrase.get(..length).ok_or_else(|| {
-            Error::request(format!(
-                "the hash \"plain\" needs {length} bytes of passphrase, it has {}",
-                passphrase.len()
-            ))
-        })?;
-        hashed.copy_from_slice(bytes);
+        let taken = passphrase.len().min(length);
+        if taken < length && hash != name {
+            return Err(Error::request(format!(
+                "the hash \"{hash}\" needs {length} bytes of passphrase, it has {taken}"
+            )));
+        }
+        hashed[..taken].copy_from_slice(&passphrase[..taken]);
         return Ok(key);
     }
     let hash = Hash::from_name(name)?;
@@ -104,17 +105,6 @@ pub fn key_from_passphrase(
     for (round, part) in hashed.chunks_mut(hash.size()).enumerate() {
         hash.digest_into(&[&prefix[..round], passphrase], part);
     }
-    Ok(key)
-}
-
-/// The key of `key_len` bytes that a key file begins with; no hash is applied.
-pub fn key_from_file(contents: &[u8], key_len: u32) -> Result<Zeroizing<Vec<u8>>> {
-    let mut key = empty_key(key_len)?;
-    let bytes = contents.get(..key.len()).ok_or_else(|| {
-        let found = contents.len();
-        Error::request(format!("the key file has {found} bytes, the key needs {key_len}"))
-    })?;
-    key.copy_from_slice(bytes);
     Ok(key)
 }
 
@@ -175,14 +165,8 @@ mod tests {
     fn the_hash_plain_takes_the_passphrase_itself() {
         assert_eq!(*key_from_passphrase(b"0123456789", "plain", 8).unwrap(), b"01234567");
         assert_eq!(*key_from_passphrase(b"0123", "plain:4", 8).unwrap(), b"0123\0\0\0\0");
-        assert!(key_from_passphrase(b"0123", "plain", 8).is_err());
-    }
-
-    #[test]
-    fn a_key_file_is_taken_as_it_is_and_must_be_long_enough() {
-        assert_eq!(*key_from_file(b"0123456789", 4).unwrap(), b"0123");
-        assert!(matches!(key_from_file(b"012", 4), Err(Error::Request(_))));
-        assert!(key_from_file(&[0; 4096], 4096).is_err());
+        assert_eq!(*key_from_passphrase(b"0123", "plain", 8).unwrap(), b"0123\0\0\0\0");
+        assert!(key_from_passphrase(b"0123", "plain:5", 8).is_err());
     }
 
     #[test]

@@ -1,38 +1,142 @@
-//! The command line, with cryptsetup's old names of actions made into the present ones.
+//! The command line, with what cryptsetup's users are used to made into what this command has.
 
 use std::ffi::OsString;
+
+use crate::failure::Failure;
 
 /// Old names that stand for an action and an option.
 const OLD_NAMES: [(&str, [&str; 3]); 2] =
     [("luksOpen", ["open", "--type", "luks"]), ("plainOpen", ["open", "--type", "plain"])];
+
+/// Actions of cryptsetup that this command does not have yet, with their old names.
+const NOT_YET: [&str; 28] = [
+    "luksAddKey",
+    "luksRemoveKey",
+    "luksChangeKey",
+    "luksKillSlot",
+    "luksDelKey",
+    "luksConvertKey",
+    "luksHeaderBackup",
+    "luksHeaderRestore",
+    "luksSuspend",
+    "luksResume",
+    "luksErase",
+    "luksConfig",
+    "erase",
+    "token",
+    "config",
+    "convert",
+    "repair",
+    "refresh",
+    "reencrypt",
+    "tcryptOpen",
+    "tcryptDump",
+    "bitlkOpen",
+    "bitlkDump",
+    "fvault2Open",
+    "fvault2Dump",
+    "loopaesOpen",
+    "create",
+    "reload",
+];
 
 /// The arguments of this process without its name.
 pub(crate) fn arguments() -> Vec<OsString> {
     expand(std::env::args_os().skip(1))
 }
 
-fn expand(mut arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let Some(action) = arguments.next() else { return Vec::new() };
-    let known = OLD_NAMES.iter().find(|(old, _)| action == *old);
-    let action = match known {
-        Some((_, new)) => new.iter().map(OsString::from).collect(),
-        None => vec![action],
+/// Names an action that cryptsetup has, and this command has not.
+pub(crate) fn check(arguments: &[OsString]) -> Result<(), Failure> {
+    let Some(action) = arguments.first() else { return Ok(()) };
+    match NOT_YET.iter().find(|known| action == **known) {
+        None => Ok(()),
+        Some(action) if ["create", "reload"].contains(action) => {
+            Err(Failure::wrong(format!("{action} is not supported; use open --type plain")))
+        }
+        Some(action) if action.ends_with("Close") || action.ends_with("Open") => {
+            Err(Failure::wrong(format!("{action} is not supported yet")))
+        }
+        Some(action) => Err(Failure::wrong(format!(
+            "{action} is not supported yet; use cryptsetup's, which reads and writes the same \
+             volumes"
+        ))),
+    }
+}
+
+/// Options without a value that may stand in front of the action, as in cryptsetup.
+const FLAGS: [&str; 9] = [
+    "-q",
+    "--batch-mode",
+    "-v",
+    "--verbose",
+    "--debug",
+    "-r",
+    "--readonly",
+    "-y",
+    "--verify-passphrase",
+];
+
+/// Whether a word is an option with all that belongs to it.
+fn is_whole_option(word: &OsString) -> bool {
+    let Some(word) = word.to_str() else { return false };
+    let has_value = match word.strip_prefix("--") {
+        Some(long) => long.contains('='),
+        None => word.starts_with('-') && word.len() > 2,
     };
-    action.into_iter().chain(arguments).collect()
+    has_value || FLAGS.contains(&word)
+}
+
+fn expand(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = arguments.collect();
+    // The action first, with what stood in front of it behind it.
+    let action = words.iter().position(|word| !is_whole_option(word)).unwrap_or(0);
+    if words.get(action).is_some_and(|word| !word.as_encoded_bytes().starts_with(b"-")) {
+        words[..=action].rotate_right(1);
+    }
+    let old = OLD_NAMES.iter().find(|(old, _)| words.first().is_some_and(|action| action == *old));
+    if let Some((_, new)) = old {
+        words.splice(..1, new.iter().map(OsString::from));
+    }
+    // `-h` names a hash where an action has one, and a hash has a name: at the end it asks for help.
+    let ends_options = words.iter().any(|word| word == "--");
+    if let Some(last) = words.last_mut().filter(|last| *last == "-h" && !ends_options) {
+        *last = "--help".into();
+    }
+    words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn expanded(words: &[&str]) -> Vec<OsString> {
+        expand(words.iter().map(OsString::from))
+    }
+
     #[test]
     fn an_old_name_is_an_action_and_its_type() {
-        let expanded = |words: &[&str]| expand(words.iter().map(OsString::from));
         assert_eq!(
             expanded(&["plainOpen", "image", "name"]),
             ["open", "--type", "plain", "image", "name"]
         );
         assert_eq!(expanded(&["status", "luksOpen"]), ["status", "luksOpen"]);
         assert!(expanded(&[]).is_empty());
+    }
+
+    #[test]
+    fn options_may_stand_in_front_of_the_action() {
+        assert_eq!(expanded(&["-q", "open", "image"]), ["open", "-q", "image"]);
+        let line = ["-T1", "--header=file", "luksOpen", "image"];
+        assert_eq!(expanded(&line), ["open", "--type", "luks", "-T1", "--header=file", "image"]);
+        assert_eq!(expanded(&["--key-file", "open"]), ["--key-file", "open"]);
+        assert_eq!(expanded(&["-v", "-?"]), ["-v", "-?"]);
+    }
+
+    #[test]
+    fn a_hash_without_a_name_is_a_call_for_help() {
+        assert_eq!(expanded(&["-h"]), ["--help"]);
+        assert_eq!(expanded(&["open", "-h"]), ["open", "--help"]);
+        assert_eq!(expanded(&["open", "-h", "sha256"]), ["open", "-h", "sha256"]);
+        assert_eq!(expanded(&["status", "--", "-h"]), ["status", "--", "-h"]);
     }
 }

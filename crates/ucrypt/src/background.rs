@@ -6,7 +6,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::passphrase::Secret;
 use crate::runtime::Places;
 use crate::serve::signals;
+use crate::stdio::{Stdin, announce, print, print_line, say_line};
 use crate::volume::{KeySource, VolumeArgs};
 
 mod claim;
@@ -43,14 +44,16 @@ const KEY_MAX: u64 = 4096;
 
 /// Arguments of `open`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "ucrypt open [OPTIONS] IMAGE NAME\n       \
+    ucrypt open [OPTIONS] --backend KIND:SIZE NAME\n       \
+    ucrypt open [OPTIONS] --test-passphrase IMAGE")]
 pub(crate) struct OpenArgs {
-    /// The image: a file or a block device
-    image: PathBuf,
+    /// The image: a file or a block device; not with --backend
+    #[arg(value_name = "IMAGE", required = true)]
+    first: PathBuf,
     /// A name for the open volume
-    #[arg(required_unless_present = "test_passphrase")]
-    name: Option<String>,
-    #[command(flatten)]
-    volume: VolumeArgs,
+    #[arg(value_name = "NAME")]
+    second: Option<PathBuf>,
     /// How the volume is served; as root a ublk device where the kernel has it, or else a loop
     /// device; a file for everyone else
     #[arg(long = "as", value_enum)]
@@ -71,13 +74,16 @@ pub(crate) struct OpenArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    volume: VolumeArgs,
 }
 
 /// Arguments of `close`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CloseArgs {
-    /// Name of the open volume
-    name: String,
+    /// Names of open volumes, or the paths of their devices
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
     /// If it is in use, take the name away now and end when its last user does
     #[arg(long)]
     deferred: bool,
@@ -86,7 +92,7 @@ pub(crate) struct CloseArgs {
 /// Arguments of `resize`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResizeArgs {
-    /// Name of the open volume
+    /// Name of the open volume, or the path of its device
     name: String,
     /// New size in 512-byte sectors; 0 for all of the image
     #[arg(short = 'b', long, value_name = "SECTORS", conflicts_with = "device_size")]
@@ -107,7 +113,7 @@ pub(crate) struct ListArgs {
 /// Arguments of `status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    /// Name of the open volume
+    /// Name of the open volume, or the path of its device
     name: String,
     /// Show how requests were dispatched, and the measurements behind it
     #[arg(long)]
@@ -118,27 +124,60 @@ pub(crate) struct StatusArgs {
 }
 
 pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
+    args.check_served()?;
     if args.test_passphrase {
-        return args.volume.volume_key(&args.image).map(drop);
+        return args.volume.clone().test(args.image());
     }
     let places = args.places()?;
     places.prepare()?;
     // Before anybody is asked for a passphrase. The server takes the name for good.
     drop(Claim::take(&places, args.served().is_device())?);
-    let key = args.volume.volume_key(&args.image)?;
+    let key = args.volume.volume_key(args.image())?;
     let device = start_server(&key)?;
     if args.json {
-        println!("{}", json!({ "name": places.name(), "device": device }));
+        announce(json!({ "name": places.name(), "device": device }))
     } else {
-        println!("{device}");
+        announce(&device)
     }
-    Ok(())
+    .map_err(|failure| Failure {
+        message: format!("{} is open as {device}, but {failure}", places.name()),
+        ..failure
+    })
 }
 
 impl OpenArgs {
+    /// The image, unless another backend takes its place.
+    fn image(&self) -> Option<&Path> {
+        (!self.volume.has_backend()).then_some(self.first.as_path())
+    }
+
     fn places(&self) -> Result<Places, Failure> {
-        let name = self.name.as_ref().ok_or_else(|| Failure::wrong("a name is missing"))?;
+        let name = match (&self.second, self.volume.has_backend()) {
+            (Some(_), true) => {
+                return Err(Failure::wrong("--backend replaces the image: name only the volume"));
+            }
+            (None, true) => &self.first,
+            (Some(name), false) => name,
+            (None, false) => {
+                return Err(Failure::wrong("a name is missing: ucrypt open IMAGE NAME"));
+            }
+        };
+        let name = name.to_str().ok_or_else(|| Failure::wrong("a name is UTF-8 text"))?;
         Places::of(name)
+    }
+
+    /// Refuses what has no effect on the way that the volume is served.
+    fn check_served(&self) -> Result<(), Failure> {
+        let only = |given: bool, option, served: Served, name| {
+            if given && self.served() != served {
+                return Err(Failure::wrong(format!(
+                    "{option} has an effect only with --as {name}"
+                )));
+            }
+            Ok(())
+        };
+        only(self.partscan, "--partscan", Served::Loop, "loop")?;
+        only(self.ublk_wait, "--ublk-wait", Served::Ublk, "ublk")
     }
 
     fn served(&self) -> Served {
@@ -181,7 +220,9 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let _ = rustix::process::setsid();
     let mut resilience = Resilience::guard();
     let mut key = Zeroizing::new(Vec::with_capacity(KEY_MAX as usize));
-    std::io::stdin().take(KEY_MAX).read_to_end(&mut key).map_err(failed)?;
+    // Into this memory only, which is wiped; it is large enough not to be moved.
+    let stdin = Stdin::get().ok_or_else(|| Failure::wrong("only `open` starts the server"))?;
+    stdin.take(KEY_MAX).read_to_end(&mut key).map_err(failed)?;
     let signals = signals()?;
     let places = args.places()?;
     let claim = Claim::take(&places, args.served().is_device())?;
@@ -194,7 +235,7 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     };
     let log = args.log.clone().unwrap_or_else(|| log::To::File(places.log()));
     let log = log.open().map_err(|error| Failure::device(format!("no log: {error}")))?;
-    let opened = args.volume.open(Some(&args.image), KeySource::Known(key));
+    let opened = args.volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
     if args.served().may_leave_mounts() {
         resilience.leave_mounts(&places);
@@ -203,12 +244,13 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let (exports, device) = started.inspect_err(failed_later)?;
     let control = control::Server::start(&places).inspect_err(failed_later)?;
     resilience.lock_memory();
-    println!("{READY}{device}");
+    // Without it nobody knows that the volume is open.
+    print_line(format_args!("{READY}{device}")).inspect_err(failed_later)?;
     detach(&log).map_err(failed)?;
     let served = control.run(claim, opened, exports, &resilience, &device, &signals);
     // Here, where the log is still waited for.
     let served = served.map_err(|failure| {
-        eprintln!("ucrypt: {failure}");
+        say_line(&failure);
         Failure { message: String::new(), ..failure }
     });
     log.finish().map_err(failed)?;
@@ -226,9 +268,21 @@ fn detach(log: &log::Log) -> std::io::Result<()> {
 }
 
 pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
-    let places = Places::of(&args.name)?;
-    let request =
-        if args.deferred { control::Request::CloseDeferred } else { control::Request::Close };
+    let mut ended = Ok(());
+    for name in &args.names {
+        // All that can be closed are closed; the first that cannot decides how this ends.
+        match (close_one(name, args.deferred), &ended) {
+            (Err(failure), Err(_)) => say_line(failure),
+            (closed @ Err(_), Ok(())) => ended = closed,
+            (Ok(()), _) => {}
+        }
+    }
+    ended
+}
+
+fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {
+    let places = Places::of_open(name)?;
+    let request = if deferred { control::Request::CloseDeferred } else { control::Request::Close };
     if places.socket().exists() && clean_up_after_killed(&places) {
         return Err(Failure::device(format!(
             "the server of {} was killed; what it left has been removed",
@@ -257,7 +311,7 @@ fn said(answer: &Value) -> Result<(), Failure> {
 }
 
 pub(crate) fn resize(args: &ResizeArgs) -> Result<(), Failure> {
-    let places = Places::of(&args.name)?;
+    let places = Places::of_open(&args.name)?;
     let sectors = |sectors: u64| {
         sectors.checked_mul(512).ok_or_else(|| Failure::wrong("no disk is that large"))
     };
@@ -275,27 +329,25 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     };
     let volumes: Vec<Value> = Places::all()?.into_iter().map(ask).collect();
     if args.json {
-        println!("{:#}", Value::from(volumes));
+        print_line(format_args!("{:#}", Value::from(volumes)))
     } else {
-        print!("{}", show::list(&volumes));
+        print(&show::list(&volumes))
     }
-    Ok(())
 }
 
 pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
-    let places = Places::of(&args.name)?;
+    let places = Places::of_open(&args.name)?;
     match control::ask(&places, control::Request::Status) {
-        Ok(status) if args.json => println!("{status:#}"),
-        Ok(status) if args.dispatch => print!("{}", show::dispatch(&status)),
-        Ok(status) => print!("{}", show::status(&status)),
+        Ok(status) if args.json => print_line(format_args!("{status:#}")),
+        Ok(status) if args.dispatch => print(&show::dispatch(&status)),
+        Ok(status) => print(&show::status(&status)),
         Err(failure) => {
             if args.json {
-                println!("{}", json!({ "active": false }));
+                print_line(json!({ "active": false }))?;
             } else {
-                println!("{} is inactive.", places.file().display());
+                print_line(format_args!("{} is inactive.", places.file().display()))?;
             }
-            return Err(failure);
+            Err(failure)
         }
     }
-    Ok(())
 }

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// How a shell reports a program that SIGPIPE ended.
+const SIGPIPE_CODE: u8 = 128 + 13;
+
 /// A failed action: its exit code and its message of one line, with cause and remedy.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -33,6 +36,22 @@ impl Failure {
     /// The device exists already or is busy: 5.
     pub(crate) fn busy(message: impl fmt::Display) -> Self {
         Self { code: 5, message: message.to_string() }
+    }
+
+    /// The same, with what it is about in front of it.
+    pub(crate) fn about(self, what: impl fmt::Display) -> Self {
+        Self { message: format!("{what}: {}", self.message), ..self }
+    }
+
+    /// Nobody reads the result any more. The command ends as other programs do then: quietly, by
+    /// SIGPIPE.
+    pub(crate) fn nobody_reads() -> Self {
+        Self { code: SIGPIPE_CODE, message: String::new() }
+    }
+
+    /// Whether it is [`Failure::nobody_reads`].
+    pub(crate) fn is_nobody_reads(&self) -> bool {
+        self.code == SIGPIPE_CODE
     }
 }
 

@@ -8,6 +8,7 @@ mod format_args;
 mod image;
 mod show;
 
+pub(crate) use confirm::{confirm, confirm_at};
 pub(crate) use format::run as format;
 pub(crate) use format_args::FormatArgs;
 pub(crate) use image::{HeaderImage, write_durably};

@@ -4,11 +4,14 @@
 //! to standard output; exit codes are cryptsetup's (see `failure`).
 
 #![forbid(unsafe_code)]
+// They panic when nobody listens; `stdio` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
 mod background;
 mod benchmark;
 mod demo;
+mod effects;
 mod failure;
 mod luks;
 mod machine;
@@ -17,22 +20,31 @@ mod runtime;
 mod secrecy;
 mod serve;
 mod size;
+mod stdio;
+mod terminal;
 mod transfer;
 mod volume;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
 
 /// LUKS and dm-crypt volumes in user space, served as disks
 #[derive(Debug, Parser)]
-#[command(name = "ucrypt", version, disable_help_flag = true, disable_help_subcommand = true)]
+#[command(name = "ucrypt", version, disable_help_flag = true)]
 struct Cli {
     /// Print help
     #[arg(short = '?', long, action = ArgAction::Help, global = true)]
     help: Option<bool>,
+    /// Say how the action ended
+    #[arg(short = 'v', long, global = true)]
+    verbose: bool,
+    /// As --verbose
+    #[arg(long, global = true)]
+    debug: bool,
     #[command(subcommand)]
     action: Action,
 }
@@ -78,26 +90,59 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let words = std::iter::once("ucrypt".into()).chain(arguments::arguments());
-    let cli = match Cli::try_parse_from(words) {
-        Ok(cli) => cli,
-        Err(error) => {
-            // Help and version are answers, everything else is a wrong parameter. A closed
-            // standard output leaves nothing to tell.
-            let _ = error.print();
-            return ExitCode::from(u8::from(error.use_stderr()));
-        }
-    };
     secrecy::guard_process();
-    match run(cli.action) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if !failure.message.is_empty() {
-                eprintln!("ucrypt: {failure}");
-            }
-            ExitCode::from(failure.code)
-        }
+    let words = arguments::arguments();
+    if let Err(failure) = arguments::check(&words) {
+        return exit(Err(failure), false);
     }
+    let words = std::iter::once("ucrypt".into()).chain(words);
+    let parsed = Cli::command().try_get_matches_from(words).and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, matches))
+    });
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => return usage(&error),
+    };
+    let sound = matches.subcommand().map_or(Ok(()), |(name, given)| effects::check(name, given));
+    // What `open` leaves behind is not what was called.
+    let is_server = matches.subcommand_name() == Some(background::SERVER_ACTION);
+    let verbose = (cli.verbose || cli.debug) && !is_server;
+    exit(sound.and_then(|()| run(cli.action)), verbose)
+}
+
+/// Shows what the command line asks for instead of an action: help and version are answers,
+/// everything else is a wrong parameter.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        // Without standard error there is nobody to be told.
+        let _ = error.print();
+        return ExitCode::from(1);
+    }
+    let text = error.render();
+    let ansi = std::io::stdout().is_terminal();
+    exit(stdio::print(&if ansi { text.ansi().to_string() } else { text.to_string() }), false)
+}
+
+/// Says why an action failed, and if asked, how it ended.
+fn exit(ended: Result<(), Failure>, verbose: bool) -> ExitCode {
+    let Err(failure) = ended else {
+        if verbose {
+            stdio::say("Command successful.\n");
+        }
+        return ExitCode::SUCCESS;
+    };
+    if failure.is_nobody_reads() {
+        // Returns only where the signal is blocked.
+        let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
+    }
+    if !failure.message.is_empty() {
+        stdio::say_line(&failure);
+    }
+    if verbose {
+        stdio::say(&format!("Command failed with code {}.\n", failure.code));
+    }
+    ExitCode::from(failure.code)
 }
 
 fn run(action: Action) -> Result<(), Failure> {

@@ -1,25 +1,26 @@
 //! Passphrases and key files, read as cryptsetup reads them.
 //!
-//! - `--key-file F`: all bytes of F, newlines included, cut by `--keyfile-offset` and
-//!   `--keyfile-size`; `-` is standard input to its end.
-//! - no key file, standard input is a terminal: a prompt, without echo, up to the newline;
-//! - no key file, standard input is something else: up to the first newline, or the end;
-//! - no key file, standard input is data for the volume: a prompt on the controlling terminal.
+//! - `--key-file F`: all bytes of F, newlines included, from `--keyfile-offset` on, or
+//!   `--keyfile-size` of them;
+//! - `--key-file -`: as much of standard input;
+//! - no key file: standard input up to the first newline, or its end, cut in the same way;
+//! - standard input is a terminal, with `--key-file -` or without: a prompt;
+//! - standard input is data for the volume: a prompt on the controlling terminal.
+//!
+//! What is read goes into memory that is wiped, and into no buffer on the way.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::termios::{LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
+use crate::stdio::Stdin;
+use crate::terminal::Terminal;
 
-/// Longest passphrase at a prompt or on a line of standard input, in bytes, as in cryptsetup.
-const PASSPHRASE_MAX: usize = 512;
-
-/// Longest key file, in bytes, as in cryptsetup.
+/// Longest key file, or passphrase on standard input, in bytes, as in cryptsetup.
 const KEY_FILE_MAX: u64 = 8 << 20;
 
 /// A secret in memory that is wiped.
@@ -31,51 +32,100 @@ pub(crate) struct KeyArgs {
     /// Read the passphrase from a file; `-` is standard input
     #[arg(short = 'd', long, value_name = "FILE")]
     pub(crate) key_file: Option<PathBuf>,
-    /// Use only this many bytes of the key file
+    /// Use only this many bytes of the key file or of standard input
     #[arg(short = 'l', long, value_name = "BYTES")]
     pub(crate) keyfile_size: Option<u64>,
-    /// Skip this many bytes of the key file
+    /// Skip this many bytes of the key file or of standard input
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) keyfile_offset: u64,
+    /// Wait this long for a passphrase at a terminal; 0 for ever
+    #[arg(short = 't', long, value_name = "SECONDS", default_value_t = 0)]
+    pub(crate) timeout: u64,
     /// Standard input is data, in which no passphrase is looked for
     #[arg(skip)]
     pub(crate) stdin_is_data: bool,
 }
 
+/// A place where a passphrase is found.
+#[derive(Debug)]
+pub(crate) enum Source<'a> {
+    /// A person types it.
+    Terminal(Terminal),
+    /// A line of standard input.
+    Line(Stdin),
+    /// Standard input, newlines included.
+    Stdin(Stdin),
+    File(&'a Path),
+}
+
 impl KeyArgs {
-    /// Reads the passphrase; `prompt` without the colon.
-    pub(crate) fn read(&self, prompt: &str) -> Result<Secret, Failure> {
-        if let Some(path) = &self.key_file {
-            if self.stdin_is_data && path.as_os_str() == "-" {
+    /// Where the passphrase comes from. Nothing is read yet.
+    pub(crate) fn source(&self) -> Result<Source<'_>, Failure> {
+        let file = self.key_file.as_deref();
+        let named = file.filter(|file| file.as_os_str() != "-");
+        if let Some(file) = named {
+            return Ok(Source::File(file));
+        }
+        if self.stdin_is_data {
+            return self.source_beside_data();
+        }
+        if let Some(terminal) = Terminal::of_stdin() {
+            if self.keyfile_size.is_some() || self.keyfile_offset > 0 {
                 return Err(Failure::wrong(
-                    "standard input is the data; give the passphrase in another file",
+                    "--keyfile-size and --keyfile-offset have no effect on what is typed; leave \
+                     them out, or use --key-file",
                 ));
             }
-            return read_key_file(path, self.keyfile_offset, self.keyfile_size);
+            return Ok(Source::Terminal(terminal));
         }
-        if let Some(terminal) = self.terminal() {
-            return ask(prompt, terminal);
-        }
-        if self.stdin_is_data {
+        let Some(stdin) = Stdin::get() else {
             return Err(Failure::wrong(
-                "standard input is the data, and there is no terminal to ask for the passphrase; \
-                 use --key-file",
+                "standard input is closed, no passphrase can be read from it; use --key-file",
+            ));
+        };
+        Ok(if file.is_some() { Source::Stdin(stdin) } else { Source::Line(stdin) })
+    }
+
+    /// As [`KeyArgs::source`] while standard input is for the volume.
+    fn source_beside_data(&self) -> Result<Source<'_>, Failure> {
+        if self.key_file.is_some() {
+            return Err(Failure::wrong(
+                "standard input is the data; give the passphrase in another file",
             ));
         }
-        let failed = |error| Failure::wrong(format!("cannot read the passphrase: {error}"));
-        read_line(&mut io::stdin().lock(), PASSPHRASE_MAX).map_err(failed)
+        Terminal::controlling().map(Source::Terminal).ok_or_else(|| {
+            Failure::wrong(
+                "standard input is the data, and there is no terminal to ask for the passphrase; \
+                 use --key-file",
+            )
+        })
     }
 
-    /// Where a person is to be asked.
-    fn terminal(&self) -> Option<File> {
-        if self.stdin_is_data {
-            return File::options().read(true).write(true).open("/dev/tty").ok();
+    /// Reads the passphrase; `prompt` without the colon.
+    pub(crate) fn read(&self, prompt: &str) -> Result<Secret, Failure> {
+        self.read_from(self.source()?, prompt, self.keyfile_size)
+    }
+
+    /// Reads `size` bytes of a source, or up to its end.
+    pub(crate) fn read_from(
+        &self,
+        source: Source<'_>,
+        prompt: &str,
+        size: Option<u64>,
+    ) -> Result<Secret, Failure> {
+        let part = Part { offset: self.keyfile_offset, size, line: false };
+        match source {
+            Source::Terminal(terminal) => {
+                let limit = Some(self.timeout).filter(|seconds| *seconds > 0);
+                terminal.ask(prompt, limit.map(Duration::from_secs))
+            }
+            Source::Line(stdin) => Part { line: true, ..part }.of_stdin(stdin),
+            Source::Stdin(stdin) => part.of_stdin(stdin),
+            Source::File(path) => part.of_file(path),
         }
-        let stdin = io::stdin();
-        isatty(&stdin).then(|| stdin.as_fd().try_clone_to_owned().ok().map(File::from))?
     }
 
-    /// As [`KeyArgs::read`]; at a prompt, asks twice and compares.
+    /// As [`KeyArgs::read`]; a person is asked twice.
     pub(crate) fn read_verified(&self, prompt: &str) -> Result<Secret, Failure> {
         let first = self.read(prompt)?;
         if self.is_interactive() && *self.read("Verify passphrase")? != *first {
@@ -86,60 +136,106 @@ impl KeyArgs {
 
     /// Whether a person types the passphrase, and may mistype it.
     pub(crate) fn is_interactive(&self) -> bool {
-        self.key_file.is_none() && self.terminal().is_some()
+        matches!(self.source(), Ok(Source::Terminal(_)))
     }
 }
 
-/// Reads a key file as `--key-file` names it: all of it, or `size` bytes from `offset`.
-pub(crate) fn read_key_file(
-    path: &Path,
+/// Reads the first `size` bytes of a file that holds a volume key, or all of them.
+pub(crate) fn read_volume_key(path: &Path, size: Option<u64>) -> Result<Secret, Failure> {
+    Part { offset: 0, size, line: false }.of_file(path)
+}
+
+/// Which bytes of a source are the passphrase.
+#[derive(Debug, Clone, Copy)]
+struct Part {
     offset: u64,
+    /// So many, and no fewer; up to the end if `None` or 0.
     size: Option<u64>,
-) -> Result<Secret, Failure> {
-    let failed = |error: io::Error| {
-        Failure::wrong(format!("cannot read key file {}: {error}", path.display()))
-    };
-    if size.is_some_and(|size| size > KEY_FILE_MAX) {
-        return Err(Failure::wrong(format!("a key file has at most {KEY_FILE_MAX} bytes")));
-    }
-    let mut source: Box<dyn Read> = if path.as_os_str() == "-" {
-        let mut stdin = io::stdin().lock();
-        skip(&mut stdin, offset).map_err(failed)?;
-        Box::new(stdin)
-    } else {
-        let mut file = File::open(path).map_err(failed)?;
-        // Pipes cannot seek.
-        if file.seek(SeekFrom::Start(offset)).is_err() {
-            skip(&mut file, offset).map_err(failed)?;
+    /// A newline ends it too.
+    line: bool,
+}
+
+impl Part {
+    fn of_stdin(self, mut stdin: Stdin) -> Result<Secret, Failure> {
+        let failed = failed("standard input");
+        skip(&mut stdin, self.offset).map_err(failed)?;
+        let (key, newline) = self.read(&mut stdin, "standard input")?;
+        if key.is_empty() && !newline {
+            return Err(Failure::wrong("nothing to read on standard input: it has no passphrase"));
         }
-        Box::new(file)
-    };
-    let limit = size.unwrap_or(KEY_FILE_MAX);
-    let key = read_bounded(&mut source, limit).map_err(failed)?;
-    let more = size.is_none() && source.read(&mut [0]).map_err(failed)? > 0;
-    if more {
-        return Err(Failure::wrong(format!(
-            "key file {} is longer than {KEY_FILE_MAX} bytes; use --keyfile-size",
-            path.display()
-        )));
+        Ok(key)
     }
-    if size.is_some_and(|size| (key.len() as u64) < size) {
-        return Err(Failure::wrong(format!(
-            "key file {} has only {} bytes",
-            path.display(),
-            key.len()
-        )));
+
+    fn of_file(self, path: &Path) -> Result<Secret, Failure> {
+        let name = format!("key file {}", path.display());
+        let failed = failed(&name);
+        let mut file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.is_file() {
+            if self.offset > metadata.len() {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            file.seek(SeekFrom::Start(self.offset)).map_err(failed)?;
+        } else {
+            skip(&mut file, self.offset).map_err(failed)?;
+        }
+        let (key, _) = self.read(&mut file, &name)?;
+        // An empty file is an empty passphrase. A device or a pipe that gives nothing has failed.
+        if key.is_empty() && !metadata.is_file() {
+            return Err(Failure::wrong(format!("nothing to read in {name}: it has no passphrase")));
+        }
+        Ok(key)
     }
-    Ok(key)
+
+    /// Reads from where the source is now. Returns also whether a newline ended it.
+    fn read(self, source: &mut impl Read, name: &str) -> Result<(Secret, bool), Failure> {
+        let size = self.size.filter(|size| *size > 0);
+        let too_long = || {
+            Failure::wrong(format!(
+                "{name} is longer than a passphrase may be, {KEY_FILE_MAX} bytes; use \
+                 --keyfile-size"
+            ))
+        };
+        if size.is_some_and(|size| size > KEY_FILE_MAX) {
+            return Err(Failure::wrong(format!(
+                "--keyfile-size is above what a passphrase may have, {KEY_FILE_MAX} bytes"
+            )));
+        }
+        let limit = size.unwrap_or(KEY_FILE_MAX + 1);
+        let read = if self.line { read_line(source, limit) } else { read_all(source, limit) };
+        let (key, newline) = read.map_err(failed(name))?;
+        match size {
+            None if key.len() as u64 > KEY_FILE_MAX => Err(too_long()),
+            Some(size) if (key.len() as u64) < size => {
+                Err(Failure::wrong(format!("{name} has only {} of {size} bytes", key.len())))
+            }
+            _ => Ok((key, newline)),
+        }
+    }
+}
+
+/// The failure to read something.
+fn failed(name: &str) -> impl Fn(io::Error) -> Failure + Copy + '_ {
+    move |error| Failure::wrong(format!("cannot read {name}: {error}"))
 }
 
 fn skip(source: &mut impl Read, count: u64) -> io::Result<()> {
-    let skipped = io::copy(&mut source.by_ref().take(count), &mut io::sink())?;
-    if skipped < count { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    let mut left = count;
+    let mut buf = Zeroizing::new([0; 4096]);
+    while left > 0 {
+        let want = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        match source.read(&mut buf[..want]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(got) => left -= got as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
-/// Reads at most `limit` bytes without leaving copies in memory that was given back.
-fn read_bounded(source: &mut impl Read, limit: u64) -> io::Result<Secret> {
+/// Reads to the end, but at most `limit` bytes.
+fn read_all(source: &mut impl Read, limit: u64) -> io::Result<(Secret, bool)> {
     let mut key = Zeroizing::new(Vec::new());
     let mut chunk = Zeroizing::new([0; 4096]);
     while (key.len() as u64) < limit {
@@ -153,89 +249,36 @@ fn read_bounded(source: &mut impl Read, limit: u64) -> io::Result<Secret> {
         grow(&mut key, got);
         key.extend_from_slice(&chunk[..got]);
     }
-    Ok(key)
+    Ok((key, false))
+}
+
+/// Reads to the first newline or the end, but at most `limit` bytes. What is behind the newline is
+/// left to others, so this reads byte by byte.
+fn read_line(source: &mut impl Read, limit: u64) -> io::Result<(Secret, bool)> {
+    let mut line = Zeroizing::new(Vec::new());
+    let mut byte = Zeroizing::new([0]);
+    while (line.len() as u64) < limit {
+        match source.read(&mut *byte) {
+            Ok(0) => break,
+            Ok(_) if byte[0] == b'\n' => return Ok((line, true)),
+            Ok(_) => {
+                grow(&mut line, 1);
+                line.push(byte[0]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((line, false))
 }
 
 /// Makes room for `more` bytes; the old memory is wiped, which `Vec` alone would not do.
 fn grow(key: &mut Secret, more: usize) {
     if key.capacity() - key.len() < more {
-        let mut larger = Zeroizing::new(Vec::with_capacity((key.len() + more).next_power_of_two()));
+        let room = (key.len() + more).next_power_of_two().max(512);
+        let mut larger = Zeroizing::new(Vec::with_capacity(room));
         larger.extend_from_slice(key);
         *key = larger;
-    }
-}
-
-fn read_line(source: &mut impl Read, limit: usize) -> io::Result<Secret> {
-    let mut line = Zeroizing::new(Vec::with_capacity(limit));
-    let mut byte = Zeroizing::new([0]);
-    while line.len() < limit {
-        match source.read(&mut *byte) {
-            Ok(0) => break,
-            Ok(_) if byte[0] == b'\n' => break,
-            Ok(_) => line.push(byte[0]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(line)
-}
-
-/// Asks on the terminal, without echo.
-fn ask(prompt: &str, mut terminal: File) -> Result<Secret, Failure> {
-    let failed =
-        |error: io::Error| Failure::wrong(format!("cannot read from the terminal: {error}"));
-    let typed = {
-        // Quiet before the prompt: who answers at once must not see it echoed.
-        let _quiet = Quiet::new(&terminal).map_err(failed)?;
-        eprint!("{prompt}: ");
-        io::stderr().flush().map_err(failed)?;
-        type_line(&mut terminal).map_err(failed)
-    };
-    eprintln!();
-    typed?.ok_or_else(|| Failure::wrong("interrupted"))
-}
-
-/// The line as it is typed; `None` if Ctrl-C ended it. The terminal does no editing of its own
-/// then, because Ctrl-C must give the echo back before the program ends.
-fn type_line(source: &mut impl Read) -> io::Result<Option<Secret>> {
-    let mut line = Zeroizing::new(Vec::with_capacity(PASSPHRASE_MAX));
-    let mut byte = Zeroizing::new([0]);
-    loop {
-        match source.read(&mut *byte) {
-            Ok(0) => return Ok(Some(line)),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        }
-        match byte[0] {
-            b'\n' | b'\r' | 4 => return Ok(Some(line)),
-            3 => return Ok(None),
-            8 | 127 => drop(line.pop()),
-            21 => line.clear(),
-            typed if line.len() < PASSPHRASE_MAX => line.push(typed),
-            _ => return Err(io::Error::other(format!("longer than {PASSPHRASE_MAX} bytes"))),
-        }
-    }
-}
-
-/// The terminal without echo, until dropped.
-struct Quiet(File, Termios);
-
-impl Quiet {
-    fn new(terminal: &File) -> io::Result<Self> {
-        let terminal = terminal.try_clone()?;
-        let before = tcgetattr(&terminal)?;
-        let mut quiet = before.clone();
-        quiet.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-        tcsetattr(&terminal, OptionalActions::Flush, &quiet)?;
-        Ok(Self(terminal, before))
-    }
-}
-
-impl Drop for Quiet {
-    fn drop(&mut self) {
-        // Nothing better can be done if the terminal is gone.
-        let _ = tcsetattr(&self.0, OptionalActions::Flush, &self.1);
     }
 }
 
@@ -243,22 +286,44 @@ impl Drop for Quiet {
 mod tests {
     use super::*;
 
+    fn read(part: Part, source: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
+        part.read(&mut &*source, "source").map(|(key, newline)| (key.to_vec(), newline))
+    }
+
+    const ALL: Part = Part { offset: 0, size: None, line: false };
+    const LINE: Part = Part { line: true, ..ALL };
+
     #[test]
     fn a_line_ends_at_its_newline_and_a_key_file_does_not() {
-        assert_eq!(*read_line(&mut &b"one\ntwo"[..], 512).unwrap(), b"one");
-        assert_eq!(*read_line(&mut &b"no newline"[..], 512).unwrap(), b"no newline");
-        assert_eq!(*read_bounded(&mut &b"one\ntwo"[..], 100).unwrap(), b"one\ntwo");
-        let long = vec![7; 20_000];
-        assert_eq!(*read_bounded(&mut &long[..], 1 << 20).unwrap(), long);
-        assert_eq!(read_bounded(&mut &long[..], 10_000).unwrap().len(), 10_000);
+        assert_eq!(read(LINE, b"one\ntwo").unwrap(), (b"one".to_vec(), true));
+        assert_eq!(read(LINE, b"no newline").unwrap(), (b"no newline".to_vec(), false));
+        assert_eq!(read(ALL, b"one\ntwo").unwrap(), (b"one\ntwo".to_vec(), false));
+        let mut rest = &b"one\ntwo"[..];
+        LINE.read(&mut rest, "source").unwrap();
+        assert_eq!(rest, b"two", "what is behind the newline is left to others");
     }
 
     #[test]
-    fn typing_can_be_corrected_and_interrupted() {
-        let typed = |keys: &[u8]| type_line(&mut &keys[..]).unwrap().map(|line| line.to_vec());
-        assert_eq!(typed(b"abd\x7fc\n"), Some(b"abc".to_vec()));
-        assert_eq!(typed(b"wrong\x15right\n"), Some(b"right".to_vec()));
-        assert_eq!(typed(b"secret\x03"), None);
+    fn no_passphrase_is_cut_without_a_word() {
+        for part in [ALL, LINE] {
+            for len in [511, 512, 513, 20_000, KEY_FILE_MAX as usize] {
+                assert_eq!(read(part, &vec![7; len]).unwrap().0.len(), len);
+            }
+            let error = read(part, &vec![7; KEY_FILE_MAX as usize + 1]).unwrap_err();
+            assert!(error.code == 1 && error.message.contains("longer"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_had_to_the_byte_or_refused() {
+        let sized = |part: Part, size| Part { size: Some(size), ..part };
+        assert_eq!(read(sized(LINE, 3), b"0123\n").unwrap().0, b"012");
+        assert_eq!(read(sized(ALL, 3), b"0123\n").unwrap().0, b"012");
+        // 0 is no limit, as in cryptsetup.
+        assert_eq!(read(sized(ALL, 0), b"0123\n").unwrap().0, b"0123\n");
+        for (part, size) in [(LINE, 5), (ALL, 6), (ALL, 1 << 40)] {
+            assert_eq!(read(sized(part, size), b"0123\n").unwrap_err().code, 1, "{part:?} {size}");
+        }
     }
 
     #[test]
@@ -266,9 +331,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, b"0123456789").unwrap();
-        assert_eq!(*read_key_file(&path, 0, None).unwrap(), b"0123456789");
-        assert_eq!(*read_key_file(&path, 3, Some(4)).unwrap(), b"3456");
-        assert_eq!(read_key_file(&path, 3, Some(8)).unwrap_err().code, 1);
-        assert_eq!(read_key_file(&path, 0, Some(1 << 40)).unwrap_err().code, 1);
+        let part = |offset, size| Part { offset, size, line: false }.of_file(&path);
+        assert_eq!(*part(0, None).unwrap(), b"0123456789");
+        assert_eq!(*part(3, Some(4)).unwrap(), b"3456");
+        assert_eq!(part(3, Some(8)).unwrap_err().code, 1);
+        assert_eq!(part(11, None).unwrap_err().code, 1);
+        assert_eq!(part(0, Some(1 << 40)).unwrap_err().code, 1);
+    }
+
+    #[test]
+    fn a_device_that_gives_nothing_is_no_empty_passphrase() {
+        let error = ALL.of_file(Path::new("/dev/null")).unwrap_err();
+        assert!(error.code == 1 && error.message.contains("nothing to read"), "{error}");
     }
 }

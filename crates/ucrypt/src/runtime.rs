@@ -36,6 +36,15 @@ impl Places {
         Ok(Self { dir: directory(), name: name.into() })
     }
 
+    /// The places of a volume that should be open, by its name or by the path of its device or
+    /// file, as `open` printed it.
+    pub(crate) fn of_open(name: &str) -> Result<Self, Failure> {
+        let path = Path::new(name);
+        let known = [Path::new("/dev/ucrypt"), &directory()].map(|dir| path.strip_prefix(dir).ok());
+        let short = known.into_iter().flatten().find_map(Path::to_str);
+        Self::of(short.unwrap_or(name))
+    }
+
     /// The places of all volumes that are open, or were when their server was killed; by name.
     pub(crate) fn all() -> Result<Vec<Self>, Failure> {
         let dir = directory();

@@ -1,7 +1,10 @@
 //! What keeps secrets inside the process.
 
 use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
+};
+use rustix::thread::{CapabilitySet, capabilities};
 
 /// Keeps this process out of core dumps and debuggers.
 pub(crate) fn guard_process() {
@@ -10,10 +13,14 @@ pub(crate) fn guard_process() {
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
 }
 
-/// Keeps what is in memory out of swap from now on, where the memory limit allows it (as root).
-/// Without the permission the rest of the program would run into the limit, so it is left.
+/// Keeps what is in memory out of swap from now on, where no limit of locked memory applies.
+/// Under a limit, later allocations would run into it: a key derivation alone may take a GiB.
 pub(crate) fn lock_memory() {
-    if rustix::process::geteuid().is_root() {
+    let unlimited = getrlimit(Resource::Memlock).current.is_none();
+    // Not the user's number: root in a container often lacks the capability.
+    let exempt =
+        capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
+    if unlimited || exempt {
         // A failure leaves things as they are everywhere else.
         let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
     }

@@ -18,6 +18,7 @@ use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
 use crate::failure::Failure;
+use crate::stdio::{announce, say_line};
 use crate::volume::{KeySource, Opened, VolumeArgs};
 
 /// How often it is checked whether an export was ended from outside.
@@ -28,13 +29,13 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 pub(crate) struct ServeArgs {
     /// The image: a file or a block device
     image: Option<PathBuf>,
-    #[command(flatten)]
-    volume: VolumeArgs,
-    #[command(flatten)]
-    exports: ExportArgs,
     /// Print the exports as JSON, one object a line
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    exports: ExportArgs,
+    #[command(flatten)]
+    volume: VolumeArgs,
 }
 
 /// How a volume is served.
@@ -52,7 +53,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) fuse: Vec<PathBuf>,
     /// How the file's requests come, where the kernel allows it: io_uring or classic
-    #[arg(long, value_name = "TRANSPORT", default_value_t)]
+    #[arg(long, value_name = "TRANSPORT", default_value_t, requires = "fuse")]
     pub(crate) fuse_transport: Transport,
     #[command(flatten)]
     pub(crate) ublk: UblkArgs,
@@ -147,7 +148,7 @@ impl Exports {
             exports.nbd.push(server?);
         }
         for path in &args.vhost_user {
-            let report = Arc::new(|line: &str| eprintln!("ucrypt: {line}"));
+            let report = Arc::new(|line: &str| say_line(line));
             let config = vhost_user::ServerConfig { serial: opened.facts.serial(), report };
             exports.vhost_user.push(vhost_user::Server::start(volume.clone(), path, &config)?);
         }
@@ -231,11 +232,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             "name at least one export: --nbd ADDRESS, --vhost-user PATH, --fuse FILE or --ublk",
         ));
     }
-    let stop = signals()?;
     let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    // Not before: until there is something to end, a signal ends the process.
+    let stop = signals()?;
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
-    announce(&exports, args.json);
+    announce_all(&exports, args.json);
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(CHECK_EVERY) {
         if exports.have_ended() {
             break;
@@ -246,12 +248,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 /// Says, on one line each, where the volume can be reached.
-fn announce(exports: &Exports, json: bool) {
+fn announce_all(exports: &Exports, json: bool) {
+    // The exports serve on, whether or not that can be told.
+    let say = |line: String| announce(line).unwrap_or_else(say_line);
     let line = |kind: &str, key: &str, place: &str| {
         if json {
-            println!("{}", json!({ "export": kind, key: place }));
+            say(json!({ "export": kind, key: place }).to_string());
         } else {
-            println!("{kind}: {place}");
+            say(format!("{kind}: {place}"));
         }
     };
     for server in &exports.nbd {
@@ -264,9 +268,9 @@ fn announce(exports: &Exports, json: bool) {
         let (path, transport) = (export.path().display(), export.transport().to_string());
         if json {
             let path = path.to_string();
-            println!("{}", json!({ "export": "fuse", "path": path, "transport": transport }));
+            say(json!({ "export": "fuse", "path": path, "transport": transport }).to_string());
         } else {
-            println!("fuse: {path}");
+            say(format!("fuse: {path}"));
         }
     }
     if let Some(export) = &exports.ublk {
@@ -274,7 +278,8 @@ fn announce(exports: &Exports, json: bool) {
     }
 }
 
-/// Delivers the signals that ask for an end. Call before any thread is started.
+/// Delivers the signals that ask for an end. From now on they do nothing by themselves: whatever
+/// takes long has to look for them.
 pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
     let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;

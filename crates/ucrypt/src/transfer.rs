@@ -1,7 +1,7 @@
 //! `read` and `write`: a volume's bytes to standard output, and standard input into a volume.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use ucrypt_engine::{Buf, Done, Op, Queue, QueueConfig, Rejected};
 
 use crate::failure::Failure;
 use crate::size;
+use crate::stdio::{Stdin, Stdout};
 use crate::volume::{KeySource, VolumeArgs};
 
 /// Bytes of one request.
@@ -26,14 +27,14 @@ const QUEUE: QueueConfig = QueueConfig { memory: (DEPTH as usize + 2) * CHUNK * 
 pub(crate) struct ReadArgs {
     /// The image: a file or a block device
     image: Option<PathBuf>,
-    #[command(flatten)]
-    volume: VolumeArgs,
     /// First byte of the volume
     #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0")]
     offset: u64,
     /// How many bytes; to the end if not given
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     length: Option<u64>,
+    #[command(flatten)]
+    volume: VolumeArgs,
 }
 
 /// Arguments of `write`.
@@ -42,15 +43,17 @@ pub(crate) struct ReadArgs {
 pub(crate) struct WriteArgs {
     /// The image: a file or a block device
     image: Option<PathBuf>,
-    #[command(flatten)]
-    volume: VolumeArgs,
     /// First byte of the volume
     #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0")]
     offset: u64,
+    #[command(flatten)]
+    volume: VolumeArgs,
 }
 
 pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
-    let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let mut output = Stdout::get()?;
+    let volume = args.volume.clone().for_looking();
+    let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     let size = opened.volume.info().len;
     let rest = size.checked_sub(args.offset).ok_or_else(|| beyond(args.offset, size))?;
     let length = args.length.unwrap_or(rest);
@@ -61,7 +64,7 @@ pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let progress = Progress::new(length);
     let end = args.offset + length;
     Reader { queue, next: args.offset, end, waiting: BTreeMap::new(), written: args.offset }
-        .run(&mut io::stdout().lock(), &progress)
+        .run(&mut output, &progress)
 }
 
 /// Several reads under way; their data leaves in order.
@@ -76,7 +79,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn run(mut self, output: &mut impl Write, progress: &Progress) -> Result<(), Failure> {
+    fn run(mut self, output: &mut Stdout, progress: &Progress) -> Result<(), Failure> {
         while self.written < self.end {
             self.ask()?;
             self.queue.wait().map_err(broken)?;
@@ -85,14 +88,12 @@ impl Reader {
                 self.waiting.extend(data.map(|data| (offset, data)));
             }
             while let Some(data) = self.waiting.remove(&self.written) {
-                output.write_all(&data).map_err(|error| {
-                    Failure::wrong(format!("cannot write to standard output: {error}"))
-                })?;
+                output.put(&data)?;
                 self.written += data.len() as u64;
                 progress.add(data.len());
             }
         }
-        output.flush().map_err(Failure::wrong)
+        Ok(())
     }
 
     /// Submits reads while there is room.
@@ -110,6 +111,9 @@ impl Reader {
 }
 
 pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
+    let Some(mut input) = Stdin::get() else {
+        return Err(Failure::wrong("standard input is closed; there is nothing to write"));
+    };
     let volume = args.volume.clone().with_data_on_stdin();
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     let size = opened.volume.info().len;
@@ -119,8 +123,29 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let queue = opened.volume.queue(QUEUE).map_err(broken)?;
     let progress = Progress::new(0);
     let mut writer = Writer { queue, next: args.offset, size };
-    writer.run(&mut io::stdin().lock(), &progress)?;
-    crate::serve::flush(&opened.volume)
+    let written = writer.run(&mut input, &progress);
+    drop(progress);
+    // Whatever ended it: what is said to be written has to stay. What failed first is told.
+    let flushed = crate::serve::flush(&opened.volume);
+    let end = written?;
+    flushed?;
+    let kept = format!("everything before byte {} was written", writer.next);
+    match end {
+        End::OfInput => Ok(()),
+        End::OfVolume => Err(Failure::device(format!(
+            "standard input does not fit: the volume ends at byte {size}; {kept}"
+        ))),
+        End::Unreadable(error) => {
+            Err(Failure::wrong(format!("cannot read standard input: {error}; {kept}")))
+        }
+    }
+}
+
+/// Why a write ended.
+enum End {
+    OfInput,
+    OfVolume,
+    Unreadable(io::Error),
 }
 
 struct Writer {
@@ -131,31 +156,38 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(&mut self, input: &mut impl Read, progress: &Progress) -> Result<(), Failure> {
+    fn run(&mut self, input: &mut impl Read, progress: &Progress) -> Result<End, Failure> {
+        let mut end = End::OfInput;
         loop {
             let Some(mut data) = self.queue.alloc(CHUNK) else {
                 self.settle()?;
                 continue;
             };
-            let len = fill(input, &mut data)
-                .map_err(|error| Failure::wrong(format!("cannot read standard input: {error}")))?;
-            if len == 0 {
+            let filled = match fill(input, &mut data) {
+                Ok(filled) => filled,
+                Err(error) => {
+                    end = End::Unreadable(error);
+                    break;
+                }
+            };
+            let room = self.size - self.next;
+            let len = usize::try_from(room).map_or(filled, |room| filled.min(room));
+            if len > 0 {
+                data.truncate(len);
+                self.put(data)?;
+                self.next += len as u64;
+                progress.add(len);
+            }
+            if len < filled {
+                end = End::OfVolume;
                 break;
             }
-            if len as u64 > self.size - self.next {
-                self.drain()?;
-                return Err(Failure::device(format!(
-                    "standard input does not fit: the volume ends at byte {}; everything before \
-                     byte {} was written",
-                    self.size, self.next
-                )));
+            if filled == 0 {
+                break;
             }
-            data.truncate(len);
-            self.put(data)?;
-            self.next += len as u64;
-            progress.add(len);
         }
-        self.drain()
+        self.drain()?;
+        Ok(end)
     }
 
     fn put(&mut self, data: Buf) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! From a command line to a volume: open the image, read the header, unlock, join the layers.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,12 +10,13 @@ use serde::Serialize;
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
-use ucrypt_luks::{Flag, Header, Unlocked};
+use ucrypt_luks::{Flag, Header, Unlocked, signature};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
-use crate::luks::HeaderImage;
-use crate::passphrase::{KeyArgs, Secret, read_key_file};
+use crate::luks::{HeaderImage, confirm, confirm_at};
+use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
+use crate::stdio::{say, say_line};
 use crate::{secrecy, size};
 
 mod dispatch;
@@ -22,19 +24,20 @@ mod plain;
 mod weak_key;
 
 use dispatch::DispatchArgs;
-use plain::PlainArgs;
-
-/// Attempts at a prompt, as in cryptsetup.
-const TRIES: usize = 3;
+use plain::{Asked, PlainArgs};
 
 /// Which volume, and how it is opened.
 #[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Volume")]
 pub(crate) struct VolumeArgs {
     /// Kind of volume
     #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE")]
     kind: Option<Kind>,
     #[command(flatten)]
     key: KeyArgs,
+    /// How often a passphrase may be tried at a terminal
+    #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    tries: u32,
     /// Try only this keyslot
     #[arg(short = 'S', long, value_name = "NUMBER")]
     key_slot: Option<u32>,
@@ -57,6 +60,18 @@ pub(crate) struct VolumeArgs {
     /// model:NAME,SIZE for memory with the timing of a device
     #[arg(long, value_name = "KIND:SIZE", value_parser = Scratch::from_str)]
     backend: Option<Scratch>,
+    /// Ask nothing but the passphrase, and do not warn
+    #[arg(short = 'q', long)]
+    batch_mode: bool,
+    /// Accepted; keys are never put into the kernel's keyring
+    #[arg(long)]
+    disable_keyring: bool,
+    /// Nothing is written: the image may be in use, and may be one that cannot be written to
+    #[arg(skip)]
+    looks: bool,
+    /// Nothing but the header is read, which needs no lock
+    #[arg(skip)]
+    unlocked: bool,
     #[command(flatten)]
     dispatch: DispatchArgs,
     #[command(flatten)]
@@ -177,6 +192,12 @@ impl VolumeArgs {
         self
     }
 
+    /// For an action that writes nothing, neither data nor header.
+    pub(crate) fn for_looking(mut self) -> Self {
+        (self.looks, self.readonly) = (true, true);
+        self
+    }
+
     /// Opens the image and unlocks it.
     pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
         secrecy::lock_memory();
@@ -194,23 +215,42 @@ impl VolumeArgs {
                 if self.is_raw() {
                     return self.join(Arc::new(file), None, name);
                 }
-                let unlocked = self.unlock(&file, &name, key)?;
+                if file.is_in_use() {
+                    say_line(format_args!(
+                        "{name} is in use; of what is written meanwhile, parts may be read"
+                    ));
+                }
+                let unlocked = self.unlock(&file, &image, key)?;
                 self.join(Arc::new(file), Some(&unlocked), name)
             }
         }
     }
 
     /// Unlocks as [`VolumeArgs::open`] does, and returns the volume key alone.
-    pub(crate) fn volume_key(&self, image: &Path) -> Result<Secret, Failure> {
+    pub(crate) fn volume_key(&self, image: Option<&Path>) -> Result<Secret, Failure> {
+        let Some(image) = image else {
+            // What has no image gets a key of its own.
+            return Ok(Secret::default());
+        };
         if self.is_raw() {
             return Ok(Secret::default());
         }
         secrecy::lock_memory();
         let file = self.open_image(image)?;
-        let unlocked = self.unlock(&file, &image.display().to_string(), KeySource::Arguments)?;
+        let unlocked = self.unlock(&file, image, KeySource::Arguments)?;
         // Too large a volume must fail here, where somebody reads the message.
         unlocked.volume_len(file.limits().len)?;
         Ok(unlocked.volume_key)
+    }
+
+    /// Whether the passphrase or key opens the volume. Keeps nobody from using the image meanwhile.
+    pub(crate) fn test(self, image: Option<&Path>) -> Result<(), Failure> {
+        Self { unlocked: true, ..self.for_looking() }.volume_key(image).map(drop)
+    }
+
+    /// Whether something else than an image is opened.
+    pub(crate) fn has_backend(&self) -> bool {
+        self.backend.is_some()
     }
 
     /// No encryption at all: the base line of measurements.
@@ -219,28 +259,48 @@ impl VolumeArgs {
     }
 
     fn open_image(&self, image: &Path) -> Result<FileBackend, Failure> {
-        let options =
-            OpenOptions { read_only: self.readonly, direct: self.direct, unlocked: false };
-        let file = FileBackend::open(image, options)?;
+        let file = FileBackend::open(image, self.open_options())?;
         if let Some(notice) = file.notice() {
-            eprintln!("ucrypt: {notice}");
+            say_line(notice);
         }
         Ok(file)
     }
 
-    fn unlock(&self, image: &FileBackend, name: &str, key: KeySource) -> Result<Unlocked, Failure> {
+    fn open_options(&self) -> OpenOptions {
+        OpenOptions {
+            read_only: self.readonly,
+            direct: self.direct,
+            unlocked: self.unlocked,
+            shared: self.looks,
+        }
+    }
+
+    fn unlock(
+        &self,
+        image: &FileBackend,
+        path: &Path,
+        key: KeySource,
+    ) -> Result<Unlocked, Failure> {
+        let name = &path.display().to_string();
         if self.kind == Some(Kind::Plain) || self.plain.table.is_some() {
-            return self.plain.unlock(&self.key, name, key);
+            if matches!(key, KeySource::Arguments) && self.plain.table.is_none() {
+                self.warn_of_signature(image, name)?;
+            }
+            let asked = Asked {
+                image: name,
+                passphrase: &self.key,
+                volume_key_file: self.volume_key_file.as_deref(),
+                batch_mode: self.batch_mode,
+            };
+            return self.plain.unlock(&asked, key);
         }
-        if let Some(option) = self.plain.first_given() {
-            return Err(Failure::wrong(format!(
-                "{option} describes a plain volume; with a LUKS header it cannot be chosen (add \
-                 --type plain if there is no header)"
-            )));
-        }
-        let detached = self.header.as_deref().map(|header| self.open_header(header)).transpose()?;
+        // The image itself may be named as the header: then it is as if none were named.
+        let elsewhere = self.header.as_deref().filter(|header| !is_same(header, path));
+        let detached = elsewhere.map(|header| self.open_header(header)).transpose()?;
         let medium = detached.as_ref().unwrap_or(image);
-        let (header, damage) = Header::read(&HeaderImage(medium))?;
+        let place = elsewhere.map_or_else(|| name.to_owned(), |path| path.display().to_string());
+        let (header, damage) = Header::read(&HeaderImage(medium))
+            .map_err(|error| Failure::from(error).about(&place))?;
         self.check_kind(&header)?;
         let unlocked = self.unlock_header(&header, medium, name, key)?;
         if let Some(damage) = damage {
@@ -256,7 +316,7 @@ impl VolumeArgs {
     }
 
     fn open_header(&self, path: &Path) -> Result<FileBackend, Failure> {
-        let options = OpenOptions { read_only: self.readonly, ..OpenOptions::default() };
+        let options = OpenOptions { direct: false, ..self.open_options() };
         Ok(FileBackend::open(path, options)?)
     }
 
@@ -284,15 +344,15 @@ impl VolumeArgs {
             return Ok(header.unlock_with_volume_key(&key)?);
         }
         if let Some(path) = &self.volume_key_file {
-            let key = read_key_file(path, 0, None)?;
+            let key = read_volume_key(path, None)?;
             return Ok(header.unlock_with_volume_key(&key)?);
         }
-        let mut tries = if self.key.is_interactive() { TRIES } else { 1 };
+        let mut tries = if self.key.is_interactive() { self.tries } else { 1 };
         loop {
             let passphrase = self.key.read(&format!("Enter passphrase for {name}"))?;
             match header.unlock(&HeaderImage(medium), &passphrase, self.key_slot) {
                 Err(error @ ucrypt_luks::Error::WrongPassphrase { .. }) if tries > 1 => {
-                    eprintln!("ucrypt: {error}");
+                    say_line(error);
                     tries -= 1;
                 }
                 result => return Ok(result?),
@@ -308,15 +368,40 @@ impl VolumeArgs {
         medium: &FileBackend,
     ) -> Result<(), Failure> {
         let (Header::Luks2(header), false) = (header, self.readonly) else {
-            eprintln!("ucrypt: {damage}; nothing was repaired");
+            say_line(format_args!("{damage}; nothing was repaired"));
             return Ok(());
         };
         let write = header.repair(damage.copy, &mut secrecy::random)?;
         let failed = |error| Failure::device(format!("cannot repair the header: {error}"));
         medium.write_all_at(write.offset, &write.bytes).map_err(failed)?;
         medium.sync().map_err(failed)?;
-        eprintln!("ucrypt: {damage}; the damaged one was written again");
+        say_line(format_args!("{damage}; the damaged one was written again"));
         Ok(())
+    }
+
+    /// A volume without a header lies over everything: says what is there already, and asks whether
+    /// it is meant if anything may be written. As in cryptsetup, data that starts further back was
+    /// put there on purpose.
+    fn warn_of_signature(&self, image: &FileBackend, name: &str) -> Result<(), Failure> {
+        if self.batch_mode || !self.plain.starts_at_zero() {
+            return Ok(());
+        }
+        let found = match Header::read(&HeaderImage(image)) {
+            Ok((header, _)) => format!("a {} header", header.format().name()),
+            Err(_) => match signature::find(&HeaderImage(image)) {
+                Some(found) => found.to_owned(),
+                None => return Ok(()),
+            },
+        };
+        say(&format!("WARNING: {name} contains {found}, which --type plain does not look at.\n"));
+        if self.readonly {
+            return Ok(());
+        }
+        let warning = format!("Writing to the volume will destroy what {name} contains.");
+        match self.key.source() {
+            Ok(Source::Terminal(terminal)) => confirm_at(&terminal, &warning),
+            _ => confirm(&warning, false),
+        }
     }
 
     /// A volume in memory or of zeroes, under a random key.
@@ -402,6 +487,17 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
         uuid: unlocked.and_then(|unlocked| unlocked.uuid.clone()),
         keyslot: unlocked.and_then(|unlocked| unlocked.keyslot),
     }
+}
+
+/// Whether two paths lead to the same file or device.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let found = std::fs::metadata(path).ok()?;
+        // Of a device: wherever its node is.
+        let device = found.rdev();
+        Some(if device > 0 { (0, device) } else { (found.dev(), found.ino()) })
+    };
+    identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
 /// A random key that nobody keeps.

@@ -51,13 +51,17 @@ fn errno(error: nix::errno::Errno) -> Errno {
 
 /// How long a holder may take to let go. A server that was just killed holds its image until the
 /// kernel has ended what it had in flight, and so it should.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes the image for this process; `false` if somebody else has it. The lock lives as long as
+/// Takes the image for this process; `false` if somebody else has it still after `patience`. The lock lives as long as
 /// the open file description. File systems without locks let everyone in.
-pub(super) fn acquire(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, Errno> {
-    let until = Instant::now() + PATIENCE;
+pub(super) fn acquire(
+    fd: BorrowedFd<'_>,
+    read_only: bool,
+    patience: Duration,
+) -> Result<bool, Errno> {
+    let until = Instant::now() + patience;
     loop {
         let taken = match attempt(fd, read_only) {
             Err(Errno::AGAIN | Errno::ACCESS) => false,

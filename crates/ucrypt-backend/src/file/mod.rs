@@ -36,6 +36,7 @@ pub struct FileBackend {
     name: String,
     way: Way,
     zones: Option<zones::DeviceZones>,
+    in_use: bool,
 }
 
 /// How operations are carried out.
@@ -123,8 +124,8 @@ impl FileBackend {
     }
 
     fn new(opened: open::Opened) -> Self {
-        let open::Opened { files, limits, name, in_memory, zones } = opened;
-        Self { way: choose_way(&files, in_memory), files, limits, name, zones }
+        let open::Opened { files, limits, name, in_memory, zones, in_use } = opened;
+        Self { way: choose_way(&files, in_memory), files, limits, name, zones, in_use }
     }
 
     /// The reason and the remedy, if io_uring could not be used: to be told once.
@@ -133,6 +134,11 @@ impl FileBackend {
             Way::Threads(threads) => Some(threads.reason().to_owned()),
             _ => None,
         }
+    }
+
+    /// Whether it was opened as [`OpenOptions::shared`] while somebody else may write to it.
+    pub fn is_in_use(&self) -> bool {
+        self.in_use
     }
 
     /// Reads outside of any queue: headers. Fills `buf` from `offset` bytes.

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, fstat, fstatfs, ioctl_blksszget, major,
@@ -24,6 +25,10 @@ pub struct OpenOptions {
     pub direct: bool,
     /// Do not check or take the lock: for looking at the header of a volume that is in use.
     pub unlocked: bool,
+    /// Take the lock if nobody has the image for writing, and do without it if somebody has: for
+    /// reading a volume that may be in use. Such an image may change while it is read; whether it
+    /// is in use, [`FileBackend::is_in_use`](super::FileBackend::is_in_use) tells. Only with `read_only`.
+    pub shared: bool,
 }
 
 /// Why an image was not opened.
@@ -86,6 +91,8 @@ pub(super) struct Opened {
     /// The file lives in memory (tmpfs): every operation is a memory copy.
     pub(super) in_memory: bool,
     pub(super) zones: Option<DeviceZones>,
+    /// Somebody else has it, and may write to it.
+    pub(super) in_use: bool,
 }
 
 pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenError> {
@@ -98,26 +105,38 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
     let fd = open_at(path, access | OFlags::NONBLOCK).map_err(failed)?;
     let stat = fstat(&fd).map_err(failed)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
+    let shared = options.shared && options.read_only;
+    let mut in_use = false;
     let fd = match kind {
         // The kernel refuses an exclusive open of a device that is mounted or mapped.
-        FileType::BlockDevice if !options.unlocked => {
-            open_at(path, access | OFlags::EXCL).map_err(failed)?
-        }
+        FileType::BlockDevice if !options.unlocked => match open_at(path, access | OFlags::EXCL) {
+            Err(Errno::BUSY) if shared => {
+                in_use = true;
+                fd
+            }
+            exclusive => exclusive.map_err(failed)?,
+        },
         FileType::RegularFile | FileType::BlockDevice => fd,
         _ => return Err(OpenError::Unsuitable { path: path.into(), what: kind_name(kind) }),
     };
     if kind == FileType::RegularFile && !options.unlocked {
-        if let Some(device) = lock::loop_device_of(path) {
-            return Err(OpenError::Attached { path: path.into(), device });
-        }
-        if !lock::acquire(fd.as_fd(), options.read_only).map_err(failed)? {
-            return Err(OpenError::Locked { path: path.into() });
+        let attached = lock::loop_device_of(path);
+        // Who goes on without the lock need not wait for it.
+        let patience = if shared { Duration::ZERO } else { lock::PATIENCE };
+        let locked = attached.is_none()
+            && lock::acquire(fd.as_fd(), options.read_only, patience).map_err(failed)?;
+        match attached {
+            _ if shared => in_use = !locked,
+            Some(device) => return Err(OpenError::Attached { path: path.into(), device }),
+            None if !locked => return Err(OpenError::Locked { path: path.into() }),
+            None => {}
         }
     }
     let is_zoned = kind == FileType::BlockDevice && is_zoned(stat.st_rdev);
     let direct = (options.direct || is_zoned).then(|| open_direct(path, access, kind)).flatten();
     let name = path.display().to_string();
-    describe(fd, direct, name, options.read_only).map_err(failed)
+    let opened = describe(fd, direct, name, options.read_only).map_err(failed)?;
+    Ok(Opened { in_use, ..opened })
 }
 
 pub(super) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Opened> {
@@ -186,7 +205,7 @@ fn describe(
         let [open_max, active_max] = ["max_open_zones", "max_active_zones"].map(number);
         DeviceZones::of(&files, open_max.unwrap_or(0), active_max.unwrap_or(0))
     });
-    Ok(Opened { files, limits, name, in_memory, zones: zones.flatten() })
+    Ok(Opened { files, limits, name, in_memory, zones: zones.flatten(), in_use: false })
 }
 
 /// A file that is sealed is not mapped to be written.

@@ -205,6 +205,24 @@ fn a_second_writer_is_refused_and_a_second_reader_is_not() {
 }
 
 #[test]
+fn who_only_looks_gets_an_image_in_use_and_keeps_writers_from_one_that_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 4096);
+    let looking = OpenOptions { read_only: true, shared: true, ..OpenOptions::default() };
+    let writer = open(&path);
+    assert!(FileBackend::open(&path, looking).unwrap().is_in_use());
+    // Not for somebody who may write.
+    let writing = OpenOptions { read_only: false, ..looking };
+    assert!(FileBackend::open(&path, writing).err().expect("refused").is_busy());
+    drop(writer);
+    let reader = FileBackend::open(&path, looking).unwrap();
+    assert!(!reader.is_in_use());
+    assert!(FileBackend::open(&path, writing).err().expect("refused").is_busy());
+    drop(reader);
+    open(&path);
+}
+
+#[test]
 fn what_is_no_disk_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let refused =

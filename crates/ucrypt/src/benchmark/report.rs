@@ -2,7 +2,7 @@
 //!
 //! With `--json` the lines go to standard error, on a terminal only, and tell how far things are.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ use super::measure::{Speed, slice};
 use super::processor::Processor;
 use super::table::{Table, cpus_text, digits};
 use crate::failure::Failure;
+use crate::stdio::{print_line, say};
 
 /// What was asked for, as far as it shapes every figure.
 pub(super) struct Settings {
@@ -183,7 +184,7 @@ impl Report {
             "memcpy": self.memcpy,
             "ciphers": self.ciphers,
         });
-        write(io::stdout().lock(), &format!("{document:#}"))
+        print_line(format_args!("{document:#}"))
     }
 
     /// A line of the table: labels, figures of one CPU, figures of all.
@@ -227,9 +228,10 @@ impl Report {
 
     fn line(&self, line: &str) -> Result<(), Failure> {
         if !self.json {
-            write(io::stdout().lock(), line)
-        } else if io::stderr().is_terminal() {
-            write(io::stderr().lock(), line)
+            print_line(line)
+        } else if std::io::stderr().is_terminal() {
+            say(&format!("{line}\n"));
+            Ok(())
         } else {
             Ok(())
         }
@@ -246,9 +248,4 @@ fn kernels() -> Vec<&'static str> {
 #[expect(clippy::cast_sign_loss, reason = "at least 1")]
 fn whole(value: f64) -> u64 {
     value.round().max(1.0) as u64
-}
-
-fn write(mut out: impl Write, line: &str) -> Result<(), Failure> {
-    let written = writeln!(out, "{line}").and_then(|()| out.flush());
-    written.map_err(|error| Failure::wrong(format!("cannot write the result: {error}")))
 }

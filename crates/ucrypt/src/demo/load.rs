@@ -48,8 +48,13 @@ impl Job {
         format!("{block} {random}{kind} qd{}", self.depth)
     }
 
-    /// Runs for `time` and returns the speed in MB/s (10^6 bytes).
-    pub(super) fn run(&self, disk: &dyn Backend, time: Duration) -> io::Result<f64> {
+    /// Runs for `time` and returns the speed in MB/s (10^6 bytes); `None` if it was to `stop`.
+    pub(super) fn run(
+        &self,
+        disk: &dyn Backend,
+        time: Duration,
+        stop: impl Fn() -> bool,
+    ) -> io::Result<Option<f64>> {
         let mut queue = disk.queue(self.depth)?;
         let pool = Pool::new(self.block * self.depth as usize * 2)?;
         let mut free: Vec<Buf> = (0..self.depth).filter_map(|_| pool.alloc(self.block)).collect();
@@ -57,8 +62,11 @@ impl Job {
         let (mut next, mut state, mut bytes) = (0u64, 0x2545_f491_4f6c_dd1d_u64, 0u64);
         let mut done = Vec::new();
         let started = Instant::now();
-        while started.elapsed() < time || queue.room() < self.depth as usize {
-            while started.elapsed() < time
+        let mut stopped = false;
+        while !stopped && started.elapsed() < time || queue.room() < self.depth as usize {
+            stopped = stopped || stop();
+            while !stopped
+                && started.elapsed() < time
                 && let Some(buf) = free.pop()
             {
                 // xorshift64 for the place: the same places in each run.
@@ -73,6 +81,10 @@ impl Job {
                     Kind::Write => Io::Write { token, offset, bufs: vec![buf], fua: false },
                 });
             }
+            if queue.room() == self.depth as usize {
+                // Nothing is under way that could be waited for.
+                continue;
+            }
             queue.wait(&mut done)?;
             for answer in done.drain(..) {
                 answer.result?;
@@ -81,6 +93,6 @@ impl Job {
             }
         }
         let megabytes = bytes as f64 / 1e6;
-        Ok(megabytes / started.elapsed().as_secs_f64())
+        Ok((!stopped).then(|| megabytes / started.elapsed().as_secs_f64()))
     }
 }

@@ -22,7 +22,7 @@ use ucrypt_luks::{Cost, Hash, Header, Machine, NewVolume, Pbkdf, PbkdfKind, Tool
 use crate::failure::Failure;
 use crate::luks::{HeaderImage, write_durably};
 use crate::serve::{flush, signals};
-use crate::{secrecy, size};
+use crate::{secrecy, size, stdio};
 
 mod load;
 mod nbd_client;
@@ -66,11 +66,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         return Err(Failure::wrong("the demo needs a volume of at least 16M"));
     }
     let scratch = scratch_dir(args.dir.as_deref(), len)?;
-    let say = |text: &str| eprintln!("{text}");
+    let say = |text: &str| stdio::say(&format!("{text}\n"));
     say(&format!("scratch files: {} ({len} bytes each)", scratch.path().display()));
 
     let started = Instant::now();
-    let (raw, encrypted, image) = volumes(scratch.path(), len)?;
+    let (raw, encrypted, image) = volumes(scratch.path(), len, &stop)?;
     say(&format!("made and unlocked a LUKS2 volume, {CIPHER}, in {:.1?}", started.elapsed()));
     check(&encrypted, &image)?;
     say("checked: what was written reads back, and the image holds only ciphertext");
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     for export in [ExportKind::Fuse, ExportKind::Nbd] {
         match measure(export, &raw, &encrypted, scratch.path(), args, &stop) {
             Ok(measured) => rows.extend(measured),
-            Err(Outcome::Interrupted) => return Err(Failure::wrong("interrupted")),
+            Err(Outcome::Interrupted) => return Err(interrupted()),
             // Containers often lack FUSE: the other export still shows what there is to see.
             Err(Outcome::Failed(failure)) => say(&format!("{}: {failure}", export.name())),
         }
@@ -88,11 +88,20 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         return Err(Failure::device("nothing could be served here"));
     }
     if args.json {
-        println!("{}", as_json(&rows));
+        stdio::print_line(as_json(&rows))?;
     } else {
-        print!("{}", as_table(&rows));
+        stdio::print(&as_table(&rows))?;
     }
     flush(&encrypted)
+}
+
+fn interrupted() -> Failure {
+    Failure::wrong("interrupted")
+}
+
+/// Whether somebody asked for the end. What takes longer than a moment looks for it.
+fn is_asked(stop: &Receiver<i32>) -> bool {
+    stop.try_recv().is_ok()
 }
 
 /// A directory for the scratch files: in memory if there is room, so that the disk is not what is
@@ -118,7 +127,7 @@ type Volumes = (Arc<Volume>, Arc<Volume>, Arc<FileBackend>);
 
 /// The same file twice: one as it is, one as a LUKS2 volume. Both are filled, so that holes do not
 /// flatter anybody.
-fn volumes(dir: &Path, len: u64) -> Result<Volumes, Failure> {
+fn volumes(dir: &Path, len: u64, stop: &Receiver<i32>) -> Result<Volumes, Failure> {
     let raw = Arc::new(image(&dir.join("raw.img"), len)?);
     let encrypted = Arc::new(image(&dir.join("luks.img"), len + (16 << 20))?);
     let unlocked = format(&encrypted)?;
@@ -132,8 +141,8 @@ fn volumes(dir: &Path, len: u64) -> Result<Volumes, Failure> {
     let raw = Volume::raw(raw, options).map_err(Failure::wrong)?;
     let volume = Volume::new(encrypted.clone(), segments, options).map_err(Failure::wrong)?;
     let (raw, volume) = (Arc::new(raw), Arc::new(volume));
-    fill(&raw)?;
-    fill(&volume)?;
+    fill(&raw, stop)?;
+    fill(&volume, stop)?;
     Ok((raw, volume, encrypted))
 }
 
@@ -190,12 +199,15 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
 const QUEUE: QueueConfig = QueueConfig { memory: 8 << 20, depth: 4 };
 
 /// Writes something everywhere.
-fn fill(volume: &Arc<Volume>) -> Result<(), Failure> {
+fn fill(volume: &Arc<Volume>, stop: &Receiver<i32>) -> Result<(), Failure> {
     let mut queue = volume.queue(QUEUE).map_err(Failure::memory)?;
     let mut data = vec![0; 1 << 20];
     secrecy::random(&mut data).map_err(Failure::device)?;
     let mut offset = 0;
     while offset < volume.info().len {
+        if is_asked(stop) {
+            return Err(interrupted());
+        }
         let len = (volume.info().len - offset).min(data.len() as u64);
         one(&mut queue, |queue| queue.write_from(0, offset, &data[..len as usize], false))?;
         offset += len;
@@ -263,7 +275,7 @@ fn serve(kind: ExportKind, volume: &Arc<Volume>, at: &Path) -> Result<Served, Fa
         ExportKind::Fuse => {
             let export = FuseExport::start(volume, at)?;
             // Its image is locked already, and it is ours alone.
-            let options = OpenOptions { direct: true, unlocked: true, read_only: false };
+            let options = OpenOptions { direct: true, unlocked: true, ..OpenOptions::default() };
             let client = Box::new(FileBackend::open(export.path(), options)?);
             Ok(Served { client, _export: Running::Fuse { _export: export } })
         }
@@ -310,10 +322,10 @@ fn measure(
         let mut speeds = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
             for (speeds, served) in speeds.iter_mut().zip([&raw, &encrypted]) {
-                if stop.try_recv().is_ok() {
-                    return Err(Outcome::Interrupted);
+                match job.run(served.client.as_ref(), time, || is_asked(stop))? {
+                    Some(speed) => speeds.push(speed),
+                    None => return Err(Outcome::Interrupted),
                 }
-                speeds.push(job.run(served.client.as_ref(), time)?);
             }
         }
         let [raw, encrypted] = speeds.map(median);

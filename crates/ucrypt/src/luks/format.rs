@@ -15,8 +15,9 @@ use super::format_args::FormatArgs;
 use super::image::{HeaderImage, create_header_file, open_to_format, write_durably};
 use crate::failure::Failure;
 use crate::machine::machine;
-use crate::passphrase::{Secret, read_key_file};
+use crate::passphrase::{Secret, read_volume_key};
 use crate::secrecy;
+use crate::stdio::say;
 
 /// Carries out `luksFormat`.
 pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
@@ -26,6 +27,9 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     }
     // What can be said without touching anything is said first.
     let mut volume = describe(args)?;
+    for option in args.ignored()? {
+        say(&format!("WARNING: The {option} option is being ignored.\n"));
+    }
     let data = open_to_format(&args.image)?;
     let header = args.header.as_deref().map(|path| open_header(path, args)).transpose()?;
     let medium = header.as_ref().unwrap_or(&data);
@@ -72,7 +76,7 @@ fn warn_of_signature(medium: &FileBackend, path: &str) {
         Err(_) => signature::find(&image).map(str::to_owned),
     };
     if let Some(found) = found {
-        eprintln!("WARNING: {path} already contains {found}.");
+        say(&format!("WARNING: {path} already contains {found}.\n"));
     }
 }
 
@@ -91,7 +95,7 @@ fn volume_key(args: &FormatArgs) -> Result<Secret, Failure> {
         };
         return Ok(random_volume_key(len, &mut random)?);
     };
-    let key = read_key_file(path, 0, None)?;
+    let key = read_volume_key(path, None)?;
     if key.len() != len as usize {
         return Err(Failure::wrong(format!(
             "the volume key in {} has {} bits, --key-size says {}",
@@ -178,7 +182,9 @@ fn check_room(
         )));
     }
     if needed == image_len {
-        eprintln!("WARNING: {path} is too small for activation, there is no room left for data.");
+        say(&format!(
+            "WARNING: {path} is too small for activation, there is no room left for data.\n"
+        ));
     }
     Ok(())
 }

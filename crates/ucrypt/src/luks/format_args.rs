@@ -14,6 +14,10 @@ use crate::size;
 /// Length of the volume key in bits if nothing else is said; XTS takes two keys.
 const KEY_BITS: u32 = 256;
 
+/// Most memory and threads for Argon2 if nothing else is said, as in cryptsetup.
+const ARGON2_MEMORY_KIB: u32 = 1024 * 1024;
+const ARGON2_LANES: u32 = 4;
+
 /// Arguments of `luksFormat`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FormatArgs {
@@ -43,10 +47,10 @@ pub(crate) struct FormatArgs {
     #[arg(long, alias = "master-key-file", value_name = "FILE")]
     pub(super) volume_key_file: Option<PathBuf>,
     /// Draw the volume key from /dev/random
-    #[arg(long, conflicts_with = "use_urandom")]
+    #[arg(long, conflicts_with_all = ["use_urandom", "volume_key_file"])]
     pub(super) use_random: bool,
     /// Draw the volume key from /dev/urandom (the default)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "volume_key_file")]
     use_urandom: bool,
     /// Put the header into this file, which is made if it does not exist
     #[arg(long, value_name = "FILE")]
@@ -98,12 +102,12 @@ struct PbkdfArgs {
     /// Time that unlocking may take on this machine, in milliseconds
     #[arg(short = 'i', long, value_name = "MS", default_value_t = 2000)]
     iter_time: u64,
-    /// Most memory for Argon2
-    #[arg(long, value_name = "KIB", default_value_t = 1024 * 1024)]
-    pbkdf_memory: u32,
-    /// Most parallel threads for Argon2
-    #[arg(long, value_name = "THREADS", default_value_t = 4)]
-    pbkdf_parallel: u32,
+    /// Most memory for Argon2 [default: 1048576]
+    #[arg(long, value_name = "KIB")]
+    pbkdf_memory: Option<u32>,
+    /// Most parallel threads for Argon2 [default: 4]
+    #[arg(long, value_name = "THREADS")]
+    pbkdf_parallel: Option<u32>,
     /// Do not measure: use this many iterations, and the memory and threads as they are given
     #[arg(long, value_name = "COUNT", conflicts_with = "iter_time")]
     pbkdf_force_iterations: Option<u32>,
@@ -162,8 +166,20 @@ impl FormatArgs {
             Some(forced) => Cost::Iterations(forced),
             None => Cost::Time(Duration::from_millis(self.pbkdf.iter_time)),
         };
-        let (memory_kib, lanes) = (self.pbkdf.pbkdf_memory, self.pbkdf.pbkdf_parallel);
+        let memory_kib = self.pbkdf.pbkdf_memory.unwrap_or(ARGON2_MEMORY_KIB);
+        let lanes = self.pbkdf.pbkdf_parallel.unwrap_or(ARGON2_LANES);
         Ok(Pbkdf { kind, hash: self.hash()?, cost, memory_kib, lanes })
+    }
+
+    /// What is given and has no effect, but is cryptsetup's to accept.
+    pub(super) fn ignored(&self) -> Result<Vec<&'static str>, Failure> {
+        let is_pbkdf2 = self.pbkdf()?.kind == PbkdfKind::Pbkdf2;
+        let known = [
+            (is_pbkdf2 && self.pbkdf.pbkdf_memory.is_some(), "--pbkdf-memory"),
+            (is_pbkdf2 && self.pbkdf.pbkdf_parallel.is_some(), "--pbkdf-parallel"),
+            (self.verify_passphrase && !self.key().is_interactive(), "--verify-passphrase"),
+        ];
+        Ok(known.into_iter().filter_map(|(ignored, option)| ignored.then_some(option)).collect())
     }
 
     /// First byte of the data, if it was chosen.

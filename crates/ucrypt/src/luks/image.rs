@@ -9,6 +9,7 @@ use ucrypt_backend::{Backend, FileBackend, OpenOptions};
 use ucrypt_luks::{Header, ReadAt, Write};
 
 use crate::failure::Failure;
+use crate::stdio::say_line;
 
 /// An image that a header is read from.
 pub(crate) struct HeaderImage<'a>(pub(crate) &'a FileBackend);
@@ -46,10 +47,11 @@ pub(super) fn create_header_file(path: &Path) -> Result<(), Failure> {
 }
 
 /// Reads the header; a damaged LUKS2 copy is told and left as it is.
-pub(super) fn read_header(image: &FileBackend) -> Result<Header, Failure> {
-    let (header, damage) = Header::read(&HeaderImage(image))?;
+pub(super) fn read_header(image: &FileBackend, path: &Path) -> Result<Header, Failure> {
+    let (header, damage) = Header::read(&HeaderImage(image))
+        .map_err(|error| Failure::from(error).about(path.display()))?;
     if let Some(damage) = damage {
-        eprintln!("ucrypt: {damage}");
+        say_line(damage);
     }
     Ok(header)
 }

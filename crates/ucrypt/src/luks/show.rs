@@ -14,6 +14,7 @@ use super::image::{HeaderImage, open_to_look, read_header};
 use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
 use crate::secrecy;
+use crate::stdio::print;
 
 /// What is said before a volume key leaves the header.
 const KEY_WARNING: &str = "The volume key gives access to the encrypted data without a passphrase.\n\
@@ -21,6 +22,12 @@ const KEY_WARNING: &str = "The volume key gives access to the encrypted data wit
 
 /// Arguments of `luksDump`.
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("key_file", |arg| arg.requires("dump_volume_key")),
+    mut_arg("keyfile_size", |arg| arg.requires("dump_volume_key")),
+    mut_arg("keyfile_offset", |arg| arg.requires("dump_volume_key")),
+    mut_arg("timeout", |arg| arg.requires("dump_volume_key"))
+)]
 pub(crate) struct DumpArgs {
     /// The image: a file or a block device
     image: PathBuf,
@@ -42,7 +49,7 @@ pub(crate) struct DumpArgs {
     #[command(flatten)]
     key: KeyArgs,
     /// Try only this keyslot
-    #[arg(short = 'S', long, value_name = "NUMBER")]
+    #[arg(short = 'S', long, value_name = "NUMBER", requires = "dump_volume_key")]
     key_slot: Option<u32>,
     /// Ask nothing
     #[arg(short = 'q', long)]
@@ -88,7 +95,7 @@ impl Kind {
 pub(crate) fn dump(args: &DumpArgs) -> Result<(), Failure> {
     let path = args.header.as_ref().unwrap_or(&args.image);
     let image = open_to_look(path)?;
-    let header = read_header(&image)?;
+    let header = read_header(&image, path)?;
     let name = path.display().to_string();
     let text = if args.dump_volume_key {
         return dump_volume_key(args, &image, &header, &name);
@@ -104,7 +111,7 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<(), Failure> {
     } else {
         header.dump(&name)
     };
-    print(text.as_bytes())
+    print(&text)
 }
 
 fn dump_volume_key(
@@ -119,11 +126,11 @@ fn dump_volume_key(
     let unlocked = header.unlock(&HeaderImage(image), &passphrase, args.key_slot)?;
     let text = header.dump_volume_key(name, &unlocked)?;
     let Some(file) = &args.volume_key_file else {
-        return print(text.as_bytes());
+        return print(&text);
     };
     write_key(file, &unlocked)?;
     let facts = text.split_once("MK dump:").map_or("", |(facts, _)| facts);
-    print(format!("{facts}Key stored to file {}.\n", file.display()).as_bytes())
+    print(&format!("{facts}Key stored to file {}.\n", file.display()))
 }
 
 /// Writes the volume key to a new file that only its owner can read.
@@ -145,19 +152,13 @@ pub(crate) fn is_luks(args: &IsLuksArgs) -> Result<(), Failure> {
     match Header::read(&HeaderImage(&image)) {
         Ok((header, _)) if args.kind.includes(&header) => Ok(()),
         Ok(_) | Err(Error::NotLuks { .. }) => Err(no),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(Failure::from(error).about(args.image.display())),
     }
 }
 
 /// Carries out `luksUUID`.
 pub(crate) fn uuid(args: &UuidArgs) -> Result<(), Failure> {
     let image = open_to_look(&args.image)?;
-    let header = read_header(&image)?;
-    print(format!("{}\n", header.uuid()).as_bytes())
-}
-
-fn print(text: &[u8]) -> Result<(), Failure> {
-    let mut stdout = std::io::stdout().lock();
-    let written = stdout.write_all(text).and_then(|()| stdout.flush());
-    written.map_err(|error| Failure::wrong(format!("cannot write the result: {error}")))
+    let header = read_header(&image, &args.image)?;
+    print(&format!("{}\n", header.uuid()))
 }

@@ -1,6 +1,11 @@
 //! Volumes without a header: what cryptsetup's plain options and a dm-crypt table line say.
+//!
+//! The key of a plain volume is made as cryptsetup makes it (cryptsetup(8), "Passphrase processing
+//! for PLAIN mode"). A passphrase that is typed or comes through standard input is hashed, also
+//! with `--key-file -`; the bytes of a key file are the key.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use ucrypt_luks::plain::{self, Plain};
 use ucrypt_luks::{Format, Segment, Table, Unlocked};
@@ -8,31 +13,32 @@ use ucrypt_sector::CipherSpec;
 
 use super::{KeySource, random_key};
 use crate::failure::Failure;
-use crate::passphrase::{KeyArgs, Secret};
+use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
+use crate::stdio::say;
 
 /// The options of a plain volume.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Plain volumes")]
+#[command(next_help_heading = "Plain volumes (--type plain)")]
 pub(crate) struct PlainArgs {
-    /// Cipher, mode and IV; `none` serves the image as it is
+    /// Cipher, mode and IV; `none` serves the image as it is [default: aes-xts-plain64]
     #[arg(short = 'c', long, value_name = "SPEC")]
     pub(super) cipher: Option<String>,
-    /// Length of the volume key in bits
+    /// Length of the volume key in bits [default: 256]
     #[arg(short = 's', long, value_name = "BITS")]
     key_size: Option<u32>,
-    /// Hash that makes the volume key of a passphrase; `plain` for none
+    /// Hash that makes the volume key of a passphrase; `plain` for none [default: sha256]
     #[arg(short = 'h', long, value_name = "NAME")]
     hash: Option<String>,
-    /// Where the data starts in the image, in 512-byte sectors
+    /// Where the data starts in the image, in 512-byte sectors [default: 0]
     #[arg(short = 'o', long = "offset", value_name = "SECTORS")]
     data_offset: Option<u64>,
-    /// Number of the first sector for the IV, in 512-byte sectors
+    /// Number of the first sector for the IV, in 512-byte sectors [default: 0]
     #[arg(short = 'p', long, value_name = "SECTORS")]
     skip: Option<u64>,
-    /// Length of the volume in 512-byte sectors
+    /// Length of the volume in 512-byte sectors [default: to the end of the image]
     #[arg(short = 'b', long, value_name = "SECTORS")]
     size: Option<u64>,
-    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096
+    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096 [default: 512]
     #[arg(long, value_name = "BYTES")]
     sector_size: Option<u32>,
     /// Count IVs in units of the sector size
@@ -47,22 +53,6 @@ pub(crate) struct PlainArgs {
 const SCRATCH_CIPHER: &str = "aes-xts-plain64";
 
 impl PlainArgs {
-    /// The first option that only makes sense without a header, for the error message.
-    pub(super) fn first_given(&self) -> Option<&'static str> {
-        [
-            (self.cipher.is_some(), "--cipher"),
-            (self.key_size.is_some(), "--key-size"),
-            (self.hash.is_some(), "--hash"),
-            (self.data_offset.is_some(), "--offset"),
-            (self.skip.is_some(), "--skip"),
-            (self.size.is_some(), "--size"),
-            (self.sector_size.is_some(), "--sector-size"),
-            (self.iv_large_sectors, "--iv-large-sectors"),
-        ]
-        .into_iter()
-        .find_map(|(given, name)| given.then_some(name))
-    }
-
     /// A volume under a random key that ends with the process.
     pub(super) fn throwaway(&self) -> Result<Unlocked, Failure> {
         let cipher = self.cipher.as_deref().unwrap_or(SCRATCH_CIPHER);
@@ -88,13 +78,13 @@ impl PlainArgs {
         })
     }
 
+    /// Whether the data begins where a header or a file system would.
+    pub(super) fn starts_at_zero(&self) -> bool {
+        self.data_offset.unwrap_or(0) == 0
+    }
+
     /// The volume that these options or the table line describe.
-    pub(super) fn unlock(
-        &self,
-        args: &KeyArgs,
-        name: &str,
-        key: KeySource,
-    ) -> Result<Unlocked, Failure> {
+    pub(super) fn unlock(&self, asked: &Asked<'_>, key: KeySource) -> Result<Unlocked, Failure> {
         if let Some(line) = &self.table {
             return Ok(Table::parse(line)?.unlocked);
         }
@@ -109,27 +99,68 @@ impl PlainArgs {
         };
         let key = match key {
             KeySource::Known(key) => key,
-            KeySource::Arguments => self.key(args, name)?,
+            // Before anybody is asked for a passphrase.
+            KeySource::Arguments => self.key(asked, self.key_bytes(&volume.cipher)?)?,
         };
         Ok(volume.unlock(&key)?)
     }
 
-    /// The volume key: the hash of a passphrase, or the first bytes of a key file.
-    fn key(&self, args: &KeyArgs, name: &str) -> Result<Secret, Failure> {
-        let bits = self.key_size.unwrap_or(plain::DEFAULTS.2 * 8);
-        if !bits.is_multiple_of(8) {
+    /// The length of the volume key in bytes, which the cipher has to take.
+    fn key_bytes(&self, cipher: &CipherSpec) -> Result<u32, Failure> {
+        // 0 is the default, as in cryptsetup.
+        let bits = self.key_size.filter(|bits| *bits > 0).unwrap_or(plain::DEFAULTS.2 * 8);
+        let sizes = cipher.key_sizes();
+        if !bits.is_multiple_of(8) || !sizes.contains(bits as usize / 8) {
+            let known: Vec<_> = sizes.iter().map(|bytes| (bytes * 8).to_string()).collect();
             return Err(Failure::wrong(format!(
-                "a key of {bits} bits is no whole number of bytes"
+                "{cipher} takes no key of {bits} bits; use --key-size with {}",
+                known.join(" or ")
             )));
         }
-        let bytes = bits / 8;
-        if args.key_file.is_none() {
-            let passphrase = args.read(&format!("Enter passphrase for {name}"))?;
-            let hash = self.hash.as_deref().unwrap_or(plain::DEFAULTS.1);
-            return Ok(plain::key_from_passphrase(&passphrase, hash, bytes)?);
+        Ok(bits / 8)
+    }
+
+    /// The volume key of so many bytes.
+    fn key(&self, asked: &Asked<'_>, bytes: u32) -> Result<Secret, Failure> {
+        let exactly = Some(u64::from(bytes));
+        if let Some(path) = asked.volume_key_file {
+            return read_volume_key(path, exactly);
         }
-        let size = args.keyfile_size.or(Some(u64::from(bytes)));
-        let contents = KeyArgs { keyfile_size: size, ..args.clone() }.read("")?;
-        Ok(plain::key_from_file(&contents, bytes)?)
+        let args = asked.passphrase;
+        let source = args.source()?;
+        let hash = self.hash.as_deref().unwrap_or(plain::DEFAULTS.1);
+        let is_file = matches!(source, Source::File(_));
+        let has_key_file = args.key_file.is_some() && !matches!(source, Source::Terminal(_));
+        if is_file && self.hash.is_some() {
+            asked.warn("The --hash parameter is being ignored: a key file is the key.");
+        }
+        // What is no passphrase is the key itself.
+        if is_file || has_key_file && hash == "plain" {
+            if args.keyfile_size.is_some() {
+                asked.warn("The --keyfile-size option is being ignored: the key has --key-size.");
+            }
+            return args.read_from(source, "", exactly);
+        }
+        let prompt = format!("Enter passphrase for {}", asked.image);
+        let passphrase = args.read_from(source, &prompt, args.keyfile_size)?;
+        Ok(plain::key_from_passphrase(&passphrase, hash, bytes)?)
+    }
+}
+
+/// Where the key of a plain volume comes from.
+pub(super) struct Asked<'a> {
+    pub(super) image: &'a str,
+    pub(super) passphrase: &'a KeyArgs,
+    pub(super) volume_key_file: Option<&'a Path>,
+    /// Nothing is asked and nothing warned of.
+    pub(super) batch_mode: bool,
+}
+
+impl Asked<'_> {
+    /// Tells what cryptsetup tells, too, and goes on with.
+    fn warn(&self, warning: &str) {
+        if !self.batch_mode {
+            say(&format!("WARNING: {warning}\n"));
+        }
     }
 }

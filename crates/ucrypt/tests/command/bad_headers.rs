@@ -77,10 +77,10 @@ fn one_damaged_copy_is_written_again_and_cryptsetup_agrees() {
             let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
             let sound = image.bytes();
             damage(&image, copy + place, 6);
-            let ran = run(&mut image.ucrypt(&scratch, "read"), b"").exits(0);
+            let ran = run(&mut image.ucrypt(&scratch, "write"), b"").exits(0);
             assert!(ran.stderr.contains("header"), "{:?}", ran.stderr);
             // Again: nothing is left to say.
-            let ran = run(&mut image.ucrypt(&scratch, "read"), b"").exits(0);
+            let ran = run(&mut image.ucrypt(&scratch, "write"), b"").exits(0);
             assert_eq!(ran.stderr, "");
             let repaired = image.bytes();
             let rest = 2 * SECONDARY as usize;

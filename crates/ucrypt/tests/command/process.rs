@@ -30,6 +30,11 @@ impl Ran {
         String::from_utf8(self.passes()).expect("standard output is text")
     }
 
+    /// Its exit code, if it was not killed.
+    pub(crate) fn code(&self) -> Option<i32> {
+        self.code
+    }
+
     /// It ended with this exit code.
     #[track_caller]
     pub(crate) fn exits(self, code: i32) -> Self {

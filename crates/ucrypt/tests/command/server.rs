@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::scratch::Scratch;
 
 /// How long a server may take to start, and to notice that it is to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server in the foreground; killed when dropped.
 #[derive(Debug)]
@@ -152,5 +152,40 @@ impl Drop for Server {
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits until a program has ended, and says how.
+#[track_caller]
+pub(crate) fn await_end(child: &mut Child) -> ExitStatus {
+    let mut ended = None;
+    await_that("the program ends", || {
+        ended = child.try_wait().expect("waited");
+        ended.is_some()
+    });
+    ended.expect("it has ended")
+}
+
+/// Waits until somebody has opened a pipe to read, and returns its other end.
+#[track_caller]
+pub(crate) fn await_reader(fifo: &Path) -> File {
+    let mut pipe = None;
+    await_that("somebody reads the pipe", || {
+        // Without a reader it fails.
+        let mut options = File::options();
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        pipe = options.write(true).custom_flags(nonblocking).open(fifo).ok();
+        pipe.is_some()
+    });
+    pipe.expect("it is open")
+}
+
+/// Waits until something is so, which it has to be before long.
+#[track_caller]
+pub(crate) fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -42,3 +42,85 @@ fn write_does_not_look_for_a_passphrase_in_its_data() {
     assert!(message.contains("another file"), "{message}");
     assert!(fs::read(&image.path).expect("read") == before);
 }
+
+/// What a terminal shows while these keys are typed at prompts of `open --test-passphrase`.
+fn typed(image: &Image, keys: &[&[u8]]) -> String {
+    typed_at(&["open", "--test-passphrase"], image, keys)
+}
+
+fn typed_at(line: &[&str], image: &Image, keys: &[&[u8]]) -> String {
+    let hex =
+        |keys: &&[u8]| keys.iter().fold(String::new(), |hex, key| hex + &format!("{key:02x}"));
+    let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
+    terminal.arg(keys.iter().map(hex).collect::<Vec<_>>().join(","));
+    run(terminal.arg(UCRYPT).args(line).arg(&image.path), b"").text()
+}
+
+#[test]
+fn what_was_typed_is_corrected_by_characters() {
+    let scratch = Scratch::new();
+    let image = Image::blank(&scratch, LUKS2, DATA);
+    let mut format = crate::process::cryptsetup();
+    format.args(LUKS2.format_arguments()).arg(&image.path);
+    run(&mut format, "pässword".as_bytes()).exits(0);
+    let shown = typed(&image, &["pässä\x7fwoö\x7frd\n".as_bytes()]);
+    assert!(shown.contains("ended with 0 echo True"), "{shown}");
+    assert!(!shown.contains("word"), "{shown}");
+}
+
+#[test]
+fn keys_that_stop_or_end_a_program_do_so_at_a_prompt_and_leave_the_echo_on() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // Stopped, brought back, and asked again.
+    let shown = typed(&image, &[b"wrong\x1a", &[PASSPHRASE, b"\n"].concat()]);
+    assert!(shown.contains("stopped by 20 echo True"), "{shown}");
+    assert!(shown.matches("Enter passphrase for").count() == 2, "{shown}");
+    assert!(shown.contains("ended with 0 echo True"), "{shown}");
+    let shown = typed(&image, &[b"wrong\x1c"]);
+    assert!(shown.contains("ended with -3 echo True"), "{shown}");
+    let shown = typed(&image, &[b"wrong\x03"]);
+    assert!(shown.contains("ended with 1 echo True") && shown.contains("interrupted"), "{shown}");
+    // The end of the input is no passphrase: none is tried.
+    let shown = typed(&image, &[b"\x04"]);
+    assert!(shown.contains("ended with 1 echo True"), "{shown}");
+    assert!(shown.contains("input has ended") && !shown.contains("keyslot"), "{shown}");
+}
+
+#[test]
+fn a_prompt_gives_up_after_as_many_tries_and_as_much_time_as_it_was_given() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let line = ["open", "--test-passphrase", "--tries", "2"];
+    let shown = typed_at(&line, &image, &[b"one\n", b"two\n", b"three\n"]);
+    assert!(shown.matches("Enter passphrase for").count() == 2, "{shown}");
+    assert!(shown.contains("ended with 2 echo True"), "{shown}");
+    let line = ["open", "--test-passphrase", "--timeout", "1"];
+    let shown = typed_at(&line, &image, &[b"never finished"]);
+    assert!(shown.contains("ended with 1 echo True") && shown.contains("time limit"), "{shown}");
+}
+
+#[test]
+fn a_plain_volume_over_something_else_is_asked_about() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let before = image.bytes();
+    let line = ["serve", "--type", "plain", "--nbd", "unix:/nonexistent/socket"];
+    let shown = typed_at(&line, &image, &[b"no\n"]);
+    assert!(shown.contains("contains a luks2 header"), "{shown}");
+    assert!(shown.contains("ended with 1 echo True") && shown.contains("not YES"), "{shown}");
+    assert!(!shown.contains("Enter passphrase"), "{shown}");
+    let shown = typed_at(&line, &image, &[b"YES\n", b"passphrase\n"]);
+    assert!(shown.contains("Enter passphrase for"), "{shown}");
+    assert!(image.bytes() == before);
+}
+
+#[test]
+fn options_for_a_part_of_the_passphrase_are_refused_at_a_terminal() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let line = ["open", "--test-passphrase", "--keyfile-size", "3"];
+    let shown = typed_at(&line, &image, &[b"abc\n"]);
+    assert!(shown.contains("no effect on what is typed"), "{shown}");
+    assert!(shown.contains("ended with 1 echo True"), "{shown}");
+}

@@ -1,0 +1,46 @@
+//! Which standard streams this process was started without.
+//!
+//! Before `main`, Rust's runtime opens `/dev/null` in the place of each standard stream that is
+//! closed. What is read there is empty and what is written there is lost, without an error. A
+//! program that moves data by standard input and output has to refuse instead, so this looks
+//! earlier: among the initialisers that the C library calls before it hands over (`.init_array` of
+//! the ELF format).
+
+#![expect(unsafe_code, reason = "an initialiser is found by the name of its section")]
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::io::{Errno, fcntl_getfd};
+
+/// One bit for each descriptor.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+// SAFETY: the section is a table of functions of the C calling convention, each of which is called
+// once, before `main`. This one cannot unwind, needs nothing of Rust's runtime, and returns.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = look;
+
+extern "C" fn look() {
+    let streams = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    for (number, stream) in streams.into_iter().enumerate() {
+        if fcntl_getfd(stream) == Err(Errno::BADF) {
+            CLOSED.fetch_or(1 << number, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether this standard stream (0, 1 or 2) was closed when the process was started.
+pub fn was_closed_at_start(stream: u8) -> bool {
+    CLOSED.load(Ordering::Relaxed) & 1_u8.checked_shl(stream.into()).unwrap_or(0) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::was_closed_at_start;
+
+    #[test]
+    fn the_streams_of_a_test_were_open() {
+        assert!((0..=9).all(|stream| !was_closed_at_start(stream)));
+    }
+}

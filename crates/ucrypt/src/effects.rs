@@ -1,0 +1,248 @@
+//! An option that has no effect is an error.
+//!
+//! Somebody who gives one expects something of it, and the worst that can come of it is silent: a
+//! volume under another key than was meant. So for every option of the actions that open a volume
+//! it is written down here what it has an effect on, and everything else is refused before anybody
+//! is asked for a passphrase. What is cryptsetup's to accept without effect is told as cryptsetup
+//! tells it, in `volume/plain.rs`.
+
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
+use crate::failure::Failure;
+
+/// What is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    /// A volume with a LUKS header.
+    Luks,
+    /// A plain volume, described by options.
+    Plain,
+    /// A plain volume, described by a table line.
+    Table,
+    /// An image as it is.
+    Raw,
+    /// Something else than an image, under a key of its own.
+    Scratch,
+}
+
+/// What is done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Serve,
+    Transfer,
+    /// Nothing; only the passphrase is tried.
+    Test,
+}
+
+use Target::{Luks, Plain, Raw, Scratch, Table};
+
+const ALL: &[Target] = &[Luks, Plain, Table, Raw, Scratch];
+const WITH_KEY: &[Target] = &[Luks, Plain];
+const IMAGES: &[Target] = &[Luks, Plain, Table, Raw];
+const ENCRYPTED: &[Target] = &[Luks, Plain, Table, Scratch];
+
+/// An option, what it has an effect on, and how it is used there.
+struct Effect {
+    /// Of the argument, in clap.
+    id: &'static str,
+    on: &'static [Target],
+    uses: &'static [Use],
+}
+
+const fn effect(id: &'static str, on: &'static [Target], uses: &'static [Use]) -> Effect {
+    Effect { id, on, uses }
+}
+
+const ANY: &[Use] = &[Use::Serve, Use::Transfer, Use::Test];
+const DATA: &[Use] = &[Use::Serve, Use::Transfer];
+const SERVE: &[Use] = &[Use::Serve];
+
+/// The options of a volume, whatever is done with it.
+const EFFECTS: &[Effect] = &[
+    effect("kind", WITH_KEY, ANY),
+    effect("key_file", WITH_KEY, ANY),
+    effect("keyfile_size", WITH_KEY, ANY),
+    effect("keyfile_offset", WITH_KEY, ANY),
+    effect("timeout", WITH_KEY, ANY),
+    effect("tries", WITH_KEY, ANY),
+    effect("key_slot", &[Luks], ANY),
+    effect("volume_key_file", WITH_KEY, ANY),
+    // Where nothing is written anyway it says so.
+    effect("readonly", ALL, ANY),
+    effect("header", &[Luks], ANY),
+    effect("allow_discards", ALL, SERVE),
+    effect("direct", IMAGES, DATA),
+    effect("backend", &[Scratch], DATA),
+    effect("batch_mode", ALL, ANY),
+    effect("disable_keyring", ALL, ANY),
+    effect("dispatch", ALL, DATA),
+    effect("no_read_workqueue", ALL, DATA),
+    effect("no_write_workqueue", ALL, DATA),
+    effect("same_cpu_crypt", ALL, DATA),
+    effect("submit_from_crypt_cpus", ALL, DATA),
+    effect("high_priority", ALL, DATA),
+    effect("cipher_model", ENCRYPTED, DATA),
+    effect("cipher", &[Plain, Raw, Scratch], DATA),
+    effect("key_size", &[Plain, Scratch], DATA),
+    effect("hash", &[Plain], DATA),
+    effect("data_offset", &[Plain], DATA),
+    effect("skip", &[Plain], DATA),
+    effect("size", &[Plain], DATA),
+    effect("sector_size", &[Plain, Scratch], DATA),
+    effect("iv_large_sectors", &[Plain, Scratch], DATA),
+    effect("table", &[Table], DATA),
+    effect("served", ALL, SERVE),
+    effect("partscan", ALL, SERVE),
+    effect("ublk_wait", ALL, SERVE),
+    effect("log", ALL, SERVE),
+    effect("json", ALL, SERVE),
+    effect("test_passphrase", &[Luks], &[Use::Test]),
+];
+
+/// What makes a passphrase of no use.
+const NOT_WITH_VOLUME_KEY: &[&str] =
+    &["key_file", "keyfile_size", "keyfile_offset", "timeout", "tries", "key_slot", "hash"];
+
+/// Refuses what was given to an action and has no effect there.
+pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
+    let uses = match action {
+        "open" if given.get_flag("test_passphrase") => Use::Test,
+        "open" | "serve" => Use::Serve,
+        "read" | "write" => Use::Transfer,
+        _ => return Ok(()),
+    };
+    let is_given = |id: &str| {
+        given.try_contains_id(id).is_ok()
+            && given.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    let target = target(given, is_given)?;
+    for effect in EFFECTS.iter().filter(|effect| is_given(effect.id)) {
+        if !effect.on.contains(&target) || !effect.uses.contains(&uses) {
+            return Err(refusal(action, effect, target, uses));
+        }
+    }
+    if is_given("volume_key_file")
+        && let Some(id) = NOT_WITH_VOLUME_KEY.iter().find(|id| is_given(id))
+    {
+        return Err(Failure::wrong(format!(
+            "{} has no effect beside --volume-key-file; leave one of them out",
+            option(action, id)
+        )));
+    }
+    if is_given("iv_large_sectors") && given.get_one::<u32>("sector_size").is_none_or(|s| *s <= 512)
+    {
+        return Err(Failure::wrong(
+            "--iv-large-sectors has an effect only with --sector-size above 512",
+        ));
+    }
+    Ok(())
+}
+
+fn target(given: &ArgMatches, is_given: impl Fn(&str) -> bool) -> Result<Target, Failure> {
+    let is_plain = given.get_raw("kind").is_some_and(|mut kind| kind.any(|kind| kind == "plain"));
+    let is_raw = given.get_raw("cipher").is_some_and(|mut cipher| cipher.any(|c| c == "none"));
+    let target = match (is_given("backend"), is_given("table"), is_raw) {
+        (true, true, _) | (_, true, true) => {
+            return Err(Failure::wrong(
+                "--table describes a whole volume; leave --backend and --cipher out",
+            ));
+        }
+        (true, ..) => Scratch,
+        (_, true, _) => Table,
+        (_, _, true) => Raw,
+        _ if is_plain => Plain,
+        _ => Luks,
+    };
+    Ok(target)
+}
+
+/// An option as it is written.
+fn option(action: &str, id: &str) -> String {
+    let long = match (id, action) {
+        ("kind", _) => "type",
+        ("served", _) => "as",
+        ("data_offset", "read" | "write") => "data-offset",
+        ("data_offset", _) => "offset",
+        ("no_read_workqueue", _) => "perf-no_read_workqueue",
+        ("no_write_workqueue", _) => "perf-no_write_workqueue",
+        ("same_cpu_crypt", _) => "perf-same_cpu_crypt",
+        ("submit_from_crypt_cpus", _) => "perf-submit_from_crypt_cpus",
+        ("high_priority", _) => "perf-high_priority",
+        (id, _) => return format!("--{}", id.replace('_', "-")),
+    };
+    format!("--{long}")
+}
+
+fn refusal(action: &str, effect: &Effect, target: Target, uses: Use) -> Failure {
+    let option = option(action, effect.id);
+    if target == Luks && !effect.on.contains(&Luks) && effect.on.contains(&Plain) {
+        return Failure::wrong(format!(
+            "{option} describes a plain volume; with a LUKS header it cannot be chosen (add \
+             --type plain if there is no header)"
+        ));
+    }
+    if uses == Use::Test && target != Luks {
+        return Failure::wrong("--test-passphrase needs a LUKS header to try the passphrase on");
+    }
+    if !effect.on.contains(&target) {
+        let what = match target {
+            Luks => "a volume with a LUKS header",
+            Plain => "a plain volume",
+            Table => "a volume that --table describes",
+            Raw => "a volume without encryption (--cipher none)",
+            Scratch => "a volume of --backend, whose key is thrown away",
+        };
+        return Failure::wrong(format!("{option} has no effect on {what}; leave it out"));
+    }
+    let what = if uses == Use::Test { "--test-passphrase" } else { action };
+    Failure::wrong(format!("{option} has no effect on {what}; leave it out"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::Cli;
+
+    /// Arguments that an action has beside the options of a volume.
+    const OWN: &[&str] = &[
+        "help",
+        "verbose",
+        "debug",
+        "first",
+        "second",
+        "image",
+        "offset",
+        "length",
+        "nbd",
+        "vhost_user",
+        "fuse",
+        "fuse_transport",
+        "ublk",
+        "ublk_wait",
+        "ublk_recover",
+    ];
+
+    #[test]
+    fn every_option_of_a_volume_says_what_it_has_an_effect_on() {
+        let mut command = Cli::command();
+        command.build();
+        for action in ["open", "serve", "read", "write"] {
+            let action = command.find_subcommand(action).unwrap();
+            for argument in action.get_arguments() {
+                let id = argument.get_id().as_str();
+                let known = EFFECTS.iter().any(|effect| effect.id == id) || OWN.contains(&id);
+                assert!(known, "{}: nobody says what {id} has an effect on", action.get_name());
+            }
+        }
+        for effect in EFFECTS {
+            let open = command.find_subcommand("open").unwrap();
+            let found = open.get_arguments().find(|argument| argument.get_id() == effect.id);
+            let argument = found.unwrap_or_else(|| panic!("no option {}", effect.id));
+            let long = argument.get_long().map(|long| format!("--{long}"));
+            assert_eq!(long, Some(option("open", effect.id)));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Standard input, output and error, without buffers and without panics.
+//!
+//! Everything that this command reads or says goes through here. Rust's own streams panic when a
+//! message cannot be printed, take a closed stream for an empty one, and keep what was read in a
+//! buffer that nobody wipes, passphrases included.
+
+use std::fmt::Display;
+use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use ucrypt_backend::was_closed_at_start;
+
+use crate::failure::Failure;
+
+/// Standard input.
+#[derive(Debug)]
+pub(crate) struct Stdin(());
+
+impl Stdin {
+    /// `None` if this process was started without it.
+    pub(crate) fn get() -> Option<Self> {
+        (!was_closed_at_start(0)).then_some(Self(()))
+    }
+}
+
+impl Read for Stdin {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let stream = rustix::stdio::stdin();
+        whole(stream, PollFlags::IN, || rustix::io::read(stream, &mut *buf))
+    }
+}
+
+/// Standard output.
+#[derive(Debug)]
+pub(crate) struct Stdout(());
+
+impl Stdout {
+    /// Fails if this process was started without it.
+    pub(crate) fn get() -> Result<Self, Failure> {
+        if was_closed_at_start(1) {
+            return Err(Failure::wrong("standard output is closed; nothing can be written to it"));
+        }
+        Ok(Self(()))
+    }
+
+    /// Writes all of it. If nobody reads it any more, the failure is that of SIGPIPE.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.write_all(bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::nobody_reads(),
+            _ => Failure::wrong(format!("cannot write to standard output: {error}")),
+        })
+    }
+}
+
+impl Write for Stdout {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let stream = rustix::stdio::stdout();
+        whole(stream, PollFlags::OUT, || rustix::io::write(stream, buf))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Carries a transfer out, whatever signals come; if somebody made the stream non-blocking, waits.
+fn whole(
+    stream: BorrowedFd<'_>,
+    ready: PollFlags,
+    mut transfer: impl FnMut() -> Result<usize, Errno>,
+) -> io::Result<usize> {
+    loop {
+        match transfer() {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => match poll(&mut [PollFd::from_borrowed_fd(stream, ready)], None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            },
+            done => return Ok(done?),
+        }
+    }
+}
+
+/// Prints a result on standard output, as it is.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    Stdout::get()?.put(text.as_bytes())
+}
+
+/// Prints a result on standard output, and ends the line.
+pub(crate) fn print_line(line: impl Display) -> Result<(), Failure> {
+    print(&format!("{line}\n"))
+}
+
+/// Prints where something can be found that stays, whether or not anybody reads it.
+pub(crate) fn announce(line: impl Display) -> Result<(), Failure> {
+    if was_closed_at_start(1) {
+        return Ok(());
+    }
+    match print_line(line) {
+        Err(failure) if failure.is_nobody_reads() => Ok(()),
+        printed => printed,
+    }
+}
+
+/// Says something on standard error, as it is. If that is gone, there is nobody to be told.
+pub(crate) fn say(text: &str) {
+    let mut rest = text.as_bytes();
+    let stream = rustix::stdio::stderr();
+    while !rest.is_empty() {
+        match whole(stream, PollFlags::OUT, || rustix::io::write(stream, rest)) {
+            Ok(written) if written > 0 => rest = &rest[written..],
+            _ => return,
+        }
+    }
+}
+
+/// Says one line on standard error, after the name of the command.
+pub(crate) fn say_line(line: impl Display) {
+    say(&format!("ucrypt: {line}\n"));
+}

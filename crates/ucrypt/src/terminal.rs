@@ -1,0 +1,361 @@
+//! What is asked of a person: passphrases, which nobody else may see, and consent.
+//!
+//! While a passphrase is typed the terminal echoes nothing, and hands each key over as it is
+//! typed. The editing is done here, by the keys that the terminal is set to, because whatever ends
+//! or stops the program must give the echo back first.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Signal, kill_current_process_group};
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcsetattr,
+};
+use zeroize::Zeroizing;
+
+use crate::failure::Failure;
+use crate::passphrase::Secret;
+use crate::stdio;
+
+/// Longest passphrase that can be typed, in bytes, as in cryptsetup.
+const TYPED_MAX: usize = 512;
+
+/// A terminal with a person at it.
+#[derive(Debug)]
+pub(crate) enum Terminal {
+    /// The one that controls this process.
+    Controlling(File),
+    /// Standard input, where the process has none; asks on standard error.
+    StandardInput,
+}
+
+/// Why there is no passphrase.
+enum Without {
+    Interrupted,
+    Ended,
+    TimedOut,
+    TooLong,
+    Failed(io::Error),
+}
+
+impl Terminal {
+    /// The terminal at which there is somebody, if standard input is one.
+    pub(crate) fn of_stdin() -> Option<Self> {
+        let is_terminal = stdio::Stdin::get().is_some() && isatty(rustix::stdio::stdin());
+        is_terminal.then(|| Self::controlling().unwrap_or(Self::StandardInput))
+    }
+
+    /// The terminal that controls this process, whatever standard input is.
+    pub(crate) fn controlling() -> Option<Self> {
+        let opened = File::options().read(true).write(true).open("/dev/tty");
+        opened.ok().map(Self::Controlling)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Controlling(file) => file.as_fd(),
+            Self::StandardInput => rustix::stdio::stdin(),
+        }
+    }
+
+    fn show(&self, text: &str) {
+        match self {
+            // A terminal that takes nothing gives nothing either, which is told.
+            Self::Controlling(file) => drop(io::Write::write_all(&mut &*file, text.as_bytes())),
+            Self::StandardInput => stdio::say(text),
+        }
+    }
+
+    /// Asks for a passphrase; `prompt` without the colon. It has to be complete within `limit`.
+    pub(crate) fn ask(&self, prompt: &str, limit: Option<Duration>) -> Result<Secret, Failure> {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        self.type_passphrase(prompt, deadline).map_err(|without| match without {
+            Without::Interrupted => Failure::wrong("interrupted"),
+            Without::Ended => Failure::wrong("no passphrase was typed: the input has ended"),
+            Without::TimedOut => Failure::wrong("no passphrase was typed within the time limit"),
+            Without::TooLong => Failure::wrong(format!(
+                "a passphrase at a terminal has at most {TYPED_MAX} bytes; use --key-file"
+            )),
+            Without::Failed(error) => {
+                Failure::wrong(format!("cannot read from the terminal: {error}"))
+            }
+        })
+    }
+
+    fn type_passphrase(&self, prompt: &str, deadline: Option<Instant>) -> Result<Secret, Without> {
+        loop {
+            let (mut line, ended) = {
+                // Quiet before the prompt: who answers at once must not see it echoed.
+                let quiet = Quiet::new(self.fd()).map_err(Without::Failed)?;
+                self.show(&format!("{prompt}: "));
+                let mut line = Line::new(Keys::of(&quiet.before));
+                let ended = self.type_line(&mut line, deadline);
+                (line, ended)
+            };
+            self.show("\n");
+            let signal = match ended? {
+                End::Done => return Ok(std::mem::take(&mut line.typed)),
+                End::Interrupt => return Err(Without::Interrupted),
+                End::TooLong => return Err(Without::TooLong),
+                End::Input => return Err(Without::Ended),
+                End::Quit => Signal::QUIT,
+                End::Suspend => Signal::TSTP,
+            };
+            // As the terminal would have done it: to every process of the job. Who is brought back
+            // to the foreground is asked again.
+            kill_current_process_group(signal).map_err(|error| Without::Failed(error.into()))?;
+            if signal == Signal::QUIT {
+                return Err(Without::Interrupted);
+            }
+        }
+    }
+
+    fn type_line(&self, line: &mut Line, deadline: Option<Instant>) -> Result<End, Without> {
+        let mut key = Zeroizing::new([0]);
+        loop {
+            self.wait(deadline)?;
+            match rustix::io::read(self.fd(), &mut *key) {
+                Ok(0) => return Ok(End::Input),
+                Ok(_) => {}
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                Err(error) => return Err(Without::Failed(error.into())),
+            }
+            if let Some(end) = line.take(key[0]) {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Waits for a key.
+    fn wait(&self, deadline: Option<Instant>) -> Result<(), Without> {
+        loop {
+            let left = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return Err(Without::TimedOut),
+                left => left.and_then(|left| Timespec::try_from(left).ok()),
+            };
+            let mut key = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
+            match poll(&mut key, left.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(Without::Failed(error.into())),
+            }
+        }
+    }
+
+    /// Shows a warning, and asks for consent: whether the answer is a `YES`.
+    pub(crate) fn agrees(&self, warning: &str) -> io::Result<bool> {
+        self.show(&format!(
+            "\nWARNING!\n========\n{warning}\n\nAre you sure? (Type 'yes' in capital letters): "
+        ));
+        // A terminal hands over one line at a time. What does not fit is no YES.
+        let mut answer = [0; 64];
+        loop {
+            match rustix::io::read(self.fd(), &mut answer) {
+                Ok(len) => return Ok(answer[..len].trim_ascii_end() == b"YES"),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// How a line ends.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Done,
+    /// The input ended, and nothing was typed.
+    Input,
+    Interrupt,
+    Quit,
+    Suspend,
+    TooLong,
+}
+
+/// The keys with a meaning, as this terminal is set; 0 for those that are off.
+#[derive(Debug, Clone, Copy)]
+struct Keys {
+    interrupt: u8,
+    quit: u8,
+    suspend: u8,
+    end: u8,
+    erase: u8,
+    erase_word: u8,
+    erase_line: u8,
+    literal: u8,
+}
+
+impl Keys {
+    fn of(modes: &Termios) -> Self {
+        let key = |index| modes.special_codes[index];
+        Self {
+            interrupt: key(SpecialCodeIndex::VINTR),
+            quit: key(SpecialCodeIndex::VQUIT),
+            suspend: key(SpecialCodeIndex::VSUSP),
+            end: key(SpecialCodeIndex::VEOF),
+            erase: key(SpecialCodeIndex::VERASE),
+            erase_word: key(SpecialCodeIndex::VWERASE),
+            erase_line: key(SpecialCodeIndex::VKILL),
+            literal: key(SpecialCodeIndex::VLNEXT),
+        }
+    }
+}
+
+/// A line that is being typed.
+struct Line {
+    keys: Keys,
+    typed: Secret,
+    /// The next key means itself.
+    literal: bool,
+}
+
+impl Line {
+    fn new(keys: Keys) -> Self {
+        Self { keys, typed: Zeroizing::new(Vec::with_capacity(TYPED_MAX)), literal: false }
+    }
+
+    /// Takes a key. Returns how the line ends, if it does.
+    fn take(&mut self, key: u8) -> Option<End> {
+        let keys = self.keys;
+        if std::mem::take(&mut self.literal) {
+            return self.add(key);
+        }
+        match key {
+            b'\n' | b'\r' => return Some(End::Done),
+            0 => return self.add(key),
+            key if key == keys.interrupt => return Some(End::Interrupt),
+            key if key == keys.quit => return Some(End::Quit),
+            key if key == keys.suspend => return Some(End::Suspend),
+            key if key == keys.end && self.typed.is_empty() => return Some(End::Input),
+            key if key == keys.end => return Some(End::Done),
+            key if key == keys.erase_line => self.typed.clear(),
+            key if key == keys.erase_word => self.erase_word(),
+            key if key == keys.literal => self.literal = true,
+            // Whichever of the two the terminal is set to, the key sends the other often enough.
+            8 | 127 => self.erase(),
+            key if key == keys.erase => self.erase(),
+            key => return self.add(key),
+        }
+        None
+    }
+
+    fn add(&mut self, key: u8) -> Option<End> {
+        if self.typed.len() == TYPED_MAX {
+            return Some(End::TooLong);
+        }
+        self.typed.push(key);
+        None
+    }
+
+    /// Takes the last character back: all bytes of it, if it is one of UTF-8.
+    fn erase(&mut self) {
+        let len = self.typed.len();
+        let is_whole = |bytes: &usize| std::str::from_utf8(&self.typed[len - bytes..]).is_ok();
+        let last = (1..=len.min(4)).find(is_whole).unwrap_or(1);
+        self.typed.truncate(len.saturating_sub(last));
+    }
+
+    fn erase_word(&mut self) {
+        let word = self.typed.trim_ascii_end();
+        let start = word.iter().rposition(u8::is_ascii_whitespace).map_or(0, |space| space + 1);
+        self.typed.truncate(start);
+    }
+}
+
+/// The terminal without echo, until dropped.
+struct Quiet<'a> {
+    terminal: BorrowedFd<'a>,
+    before: Termios,
+}
+
+impl<'a> Quiet<'a> {
+    fn new(terminal: BorrowedFd<'a>) -> io::Result<Self> {
+        let before = tcgetattr(terminal)?;
+        let mut quiet = before.clone();
+        quiet.local_modes -=
+            LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG | LocalModes::IEXTEN;
+        quiet.special_codes[SpecialCodeIndex::VMIN] = 1;
+        quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(terminal, OptionalActions::Flush, &quiet)?;
+        Ok(Self { terminal, before })
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        // Nothing better can be done if the terminal is gone.
+        let _ = tcsetattr(self.terminal, OptionalActions::Flush, &self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Linux sets a new terminal.
+    const KEYS: Keys = Keys {
+        interrupt: 3,
+        quit: 28,
+        suspend: 26,
+        end: 4,
+        erase: 127,
+        erase_word: 23,
+        erase_line: 21,
+        literal: 22,
+    };
+
+    fn typed(keys: &[u8]) -> (Option<End>, Vec<u8>) {
+        let mut line = Line::new(KEYS);
+        let end = keys.iter().find_map(|key| line.take(*key));
+        (end, line.typed.to_vec())
+    }
+
+    #[test]
+    fn what_was_typed_can_be_corrected() {
+        for (keys, line) in [
+            (&b"abd\x7fc\n"[..], &b"abc"[..]),
+            (b"abd\x08c\n", b"abc"),
+            (b"\x7f\x7fa\n", b"a"),
+            (b"wrong\x15right\n", b"right"),
+            (b"right word wrong \x17\n", b"right word "),
+            (b"one\x17\x17two\r", b"two"),
+            (b"ctrl\x16\x03\n", b"ctrl\x03"),
+            (b"partly\x04", b"partly"),
+        ] {
+            assert_eq!(typed(keys), (Some(End::Done), line.to_vec()), "{keys:?}");
+        }
+    }
+
+    #[test]
+    fn backspace_takes_a_character_and_not_a_byte_of_it() {
+        for character in ["e", "ä", "€", "🔑"] {
+            let keys = format!("pass{character}\x7fword\n");
+            assert_eq!(typed(keys.as_bytes()).1, b"password", "{character}");
+        }
+        // Bytes that are no UTF-8, one by one.
+        assert_eq!(typed(b"a\xe4\xf6\x7f\n").1, b"a\xe4");
+    }
+
+    #[test]
+    fn keys_that_end_or_stop_a_program_are_no_part_of_a_passphrase() {
+        assert_eq!(typed(b"secret\x03").0, Some(End::Interrupt));
+        assert_eq!(typed(b"secret\x1c").0, Some(End::Quit));
+        assert_eq!(typed(b"secret\x1a").0, Some(End::Suspend));
+        assert_eq!(typed(b"\x04").0, Some(End::Input));
+        let off = Keys { suspend: 0, ..KEYS };
+        let mut line = Line::new(off);
+        assert_eq!(line.take(0), None);
+        assert_eq!(line.take(26), None);
+        assert_eq!(*line.typed, [0, 26]);
+    }
+
+    #[test]
+    fn a_passphrase_that_is_too_long_is_not_cut() {
+        let (end, line) = typed(&[b'x'; TYPED_MAX]);
+        assert_eq!((end, line.len()), (None, TYPED_MAX));
+        assert_eq!(typed(&[b'x'; TYPED_MAX + 1]).0, Some(End::TooLong));
+    }
+}

@@ -1,0 +1,44 @@
+# job.py KEYS,... PROGRAM...: runs a program as a job in the foreground of a terminal, as a shell does;
+# types keys (in hex) whenever the program asks. Brings the job back if it is stopped, and says so.
+import os
+import pty
+import signal
+import sys
+import termios
+
+answers, *program = sys.argv[1:]
+answers = [bytes.fromhex(answer) for answer in answers.split(",")]
+child, terminal = pty.fork()
+if child == 0:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    ready, go = os.pipe()
+    job = os.fork()
+    if job == 0:
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        os.read(ready, 1)
+        os.execv(program[0], program)
+    os.setpgid(job, job)
+    os.tcsetpgrp(0, job)
+    os.write(go, b"x")
+    status = os.waitpid(job, os.WUNTRACED)[1]
+    while os.WIFSTOPPED(status):
+        echo = bool(termios.tcgetattr(0)[3] & termios.ECHO)
+        print("stopped by", os.WSTOPSIG(status), "echo", echo, flush=True)
+        os.kill(job, signal.SIGCONT)
+        status = os.waitpid(job, os.WUNTRACED)[1]
+    echo = bool(termios.tcgetattr(0)[3] & termios.ECHO)
+    print("ended with", os.waitstatus_to_exitcode(status), "echo", echo, flush=True)
+    os._exit(0)
+shown = b""
+while True:
+    try:
+        piece = os.read(terminal, 4096)
+    except OSError:
+        break
+    if not piece:
+        break
+    shown += piece
+    if shown.endswith(b": ") and answers:
+        os.write(terminal, answers.pop(0))
+sys.stdout.write(shown.decode())
+os.waitpid(child, 0)

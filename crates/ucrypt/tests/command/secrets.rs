@@ -1,0 +1,103 @@
+//! What is left of secrets in the memory of a server.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::process::Pid;
+
+use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
+use crate::process::{cryptsetup, run};
+use crate::scratch::Scratch;
+use crate::server::await_that;
+
+/// Larger mappings are buffers for data.
+const MAPPING_MAX: u64 = 256 << 20;
+
+/// Where in the memory of a process these bytes stand.
+fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
+    let pid = process.as_raw_nonzero();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings");
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("only root reads the memory");
+    let (mut found, mut read) = (Vec::new(), 0);
+    for line in maps.lines() {
+        let (range, rest) = line.split_once(' ').expect("a range");
+        let (start, end) = range.split_once('-').expect("a start and an end");
+        let number = |text| u64::from_str_radix(text, 16).expect("an address");
+        let (start, len) = (number(start), number(end) - number(start));
+        if !rest.starts_with('r') || rest.contains("[v") || len > MAPPING_MAX {
+            continue;
+        }
+        let mut bytes = vec![0; len as usize];
+        // What was unmapped meanwhile holds nothing any more.
+        if memory.read_exact_at(&mut bytes, start).is_ok() {
+            read += bytes.len();
+            let at = bytes.windows(secret.len()).position(|window| window == secret);
+            found.extend(at.map(|at| format!("{:x} in {line}", start + at as u64)));
+        }
+    }
+    assert!(read > 1 << 20, "the memory of {pid} was not read");
+    found
+}
+
+fn volume_key(scratch: &Scratch, image: &Image) -> Vec<u8> {
+    let file = scratch.path("volume-key");
+    let mut dump = cryptsetup();
+    dump.args(["luksDump", "--dump-volume-key", "--batch-mode", "--key-file"]);
+    dump.arg(&image.key).arg("--volume-key-file").arg(&file);
+    run(dump.arg(image.header_path()), b"").passes();
+    fs::read(file).expect("the volume key")
+}
+
+#[track_caller]
+fn assert_clean(process: Pid, key: &[u8]) {
+    // A needle that is there: the search finds what there is.
+    let line = fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero())).expect("read");
+    let name = line.split(|byte| *byte == 0).nth(2).expect("an argument").to_vec();
+    assert!(!found_in(process, &name).is_empty());
+    assert_eq!(found_in(process, PASSPHRASE), [""; 0], "the passphrase is left");
+    assert_eq!(found_in(process, key), [""; 0], "the volume key is left in one piece");
+}
+
+#[test]
+fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_in_the_background() {
+    for kind in [LUKS1, LUKS2] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let key = volume_key(&scratch, &image);
+        let mut open = scratch.ucrypt(&["open", "--as", "nbd"]);
+        run(open.arg(&image.path).arg("volume"), PASSPHRASE).passes();
+        let processes = scratch.processes();
+        assert_eq!(processes.len(), 1, "one server");
+        assert_clean(processes[0], &key);
+        run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+    }
+}
+
+#[test]
+fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_that_read_them_itself() {
+    for kind in [LUKS1, LUKS2] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let key = volume_key(&scratch, &image);
+        for by in [&[][..], &["--key-file", "-"], &["--key-file"]] {
+            let socket = scratch.path("socket");
+            let mut serve = scratch.ucrypt_child(&["serve", "--nbd"]);
+            serve.arg(format!("unix:{}", socket.display())).arg(&image.path).args(by);
+            if by.len() == 1 {
+                serve.arg(&image.key);
+            }
+            let mut child =
+                serve.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
+            let mut stdin = child.stdin.take().expect("a pipe");
+            // One that takes a key file does not read it.
+            let _ = std::io::Write::write_all(&mut stdin, PASSPHRASE);
+            drop(stdin);
+            await_that("the server listens", || Path::new(&socket).exists());
+            assert_clean(Pid::from_child(&child), &key);
+            child.kill().and_then(|()| child.wait()).expect("it ends");
+            let _ = fs::remove_file(&socket);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! How the command is called: by name or path, with cryptsetup's options, and what it says of
+//! what it does not have.
+
+use crate::image::{DATA, Image, LUKS2};
+use crate::process::run;
+use crate::scratch::Scratch;
+
+#[test]
+fn help_comes_however_it_is_asked_for_and_each_option_stands_under_its_heading() {
+    let scratch = Scratch::new();
+    let whole = run(&mut scratch.ucrypt(&["--help"]), b"").text();
+    for ask in [&["-h"][..], &["help"], &["-?"]] {
+        assert!(run(&mut scratch.ucrypt(ask), b"").text() == whole, "{ask:?}");
+    }
+    let open = run(&mut scratch.ucrypt(&["open", "--help"]), b"").text();
+    for ask in [&["open", "-h"][..], &["help", "open"]] {
+        assert!(run(&mut scratch.ucrypt(ask), b"").text() == open, "{ask:?}");
+    }
+    let heading = |help: &str, option: &str| {
+        let mut heading = "";
+        for line in help.lines() {
+            if line.ends_with(':') && !line.starts_with(' ') {
+                heading = line;
+            }
+            if line.trim_start().starts_with('-')
+                && line.split([' ', '=', '[']).any(|w| w == option)
+            {
+                return heading.to_owned();
+            }
+        }
+        panic!("{option} is missing in {help}")
+    };
+    for own in ["--as", "--log", "--test-passphrase", "--json"] {
+        assert_eq!(heading(&open, own), "Options:", "{own}");
+    }
+    for (option, expected) in [
+        ("--key-file", "Volume:"),
+        ("--dispatch", "Dispatch:"),
+        ("--cipher", "Plain volumes (--type plain):"),
+        ("--table", "Plain volumes (--type plain):"),
+    ] {
+        assert_eq!(heading(&open, option), expected, "{option}");
+    }
+    let serve = run(&mut scratch.ucrypt(&["serve", "--help"]), b"").text();
+    assert_eq!(heading(&serve, "--json"), "Options:");
+    assert_eq!(heading(&serve, "--nbd"), "Exports:");
+    let read = run(&mut scratch.ucrypt(&["read", "--help"]), b"").text();
+    assert_eq!(heading(&read, "--length"), "Options:");
+    // cryptsetup's defaults for plain volumes.
+    for default in ["[default: aes-xts-plain64]", "[default: 256]", "[default: sha256]"] {
+        assert!(open.contains(default), "{default}");
+    }
+}
+
+#[test]
+fn an_action_that_is_not_there_yet_is_named_as_that() {
+    let scratch = Scratch::new();
+    for action in ["luksAddKey", "luksKillSlot", "luksHeaderBackup", "reencrypt", "create"] {
+        let message = run(scratch.ucrypt(&[action]).args(["image", "name"]), b"").refuses(1);
+        assert!(message.contains(action) && message.contains("not supported"), "{message}");
+    }
+}
+
+#[test]
+fn cryptsetups_general_options_are_taken_before_and_behind_the_action() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let options = ["-q", "-v", "--debug", "-T", "2", "-t", "5", "--disable-keyring"];
+    let mut open = scratch.ucrypt(&["-T1", "open", "--as", "fuse", "-q", "-v", "--debug"]);
+    run(open.args(&options[5..]).arg("5").args(image.with_key()).arg("x"), b"").exits(1);
+    let mut open = scratch.ucrypt(&["-q", "--debug", "luksOpen", "--as", "fuse"]);
+    let ran = run(open.args(&options[3..]).args(image.with_key()).arg("volume"), b"").exits(0);
+    assert_eq!(ran.stderr, "Command successful.\n");
+    run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+    let mut open = scratch.ucrypt(&["open", "-v", "--test-passphrase"]);
+    let ran = run(open.args(image.arguments()), b"wrong").exits(2);
+    assert!(ran.stderr.ends_with("Command failed with code 2.\n"), "{}", ran.stderr);
+}
+
+#[test]
+fn open_volumes_are_named_by_the_path_that_open_printed_and_several_are_closed_at_once() {
+    let scratch = Scratch::new();
+    for name in ["one", "two", "three"] {
+        let mut open = scratch.ucrypt(&["open", "--as", "fuse", "--backend", "mem:1M"]);
+        let path = run(open.arg(name), b"").text();
+        assert_eq!(path.trim_end(), scratch.runtime(name).to_str().expect("text"));
+        run(&mut scratch.ucrypt(&["status", path.trim_end()]), b"").passes();
+    }
+    let one = scratch.runtime("one").display().to_string();
+    run(&mut scratch.ucrypt(&["close", &one, "two"]), b"").passes();
+    // What can be closed is closed, and the rest is told.
+    let message = run(&mut scratch.ucrypt(&["close", "two", "three"]), b"").refuses(4);
+    assert!(message.contains("two is not open"), "{message}");
+    run(&mut scratch.ucrypt(&["status", "three"]), b"").exits(4);
+    for other in ["/dev/ucrypt/../three", "/elsewhere/three", "/dev/ucrypt/"] {
+        run(&mut scratch.ucrypt(&["status", other]), b"").exits(1);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_told_with_the_name_of_the_image_and_in_bits() {
+    let scratch = Scratch::new();
+    let image = scratch.file("nothing", &[0; 4096]);
+    let name = image.display().to_string();
+    for line in [&["read"][..], &["luksDump"], &["luksUUID"], &["open", "--test-passphrase"]] {
+        let message = run(scratch.ucrypt(line).arg(&image), b"passphrase").refuses(1);
+        assert!(message.contains(&name) && message.contains("no LUKS header"), "{message}");
+    }
+    let mut read = scratch.ucrypt(&["read", "--type", "plain", "-s", "128"]);
+    let message = run(read.arg(&image), b"passphrase").refuses(1);
+    assert!(message.contains("128 bits") && message.contains("256"), "{message}");
+    assert!(!message.contains("bytes"), "{message}");
+}
+
+#[test]
+fn a_plain_volume_over_something_else_is_warned_of() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let read = |options: &[&str]| {
+        let mut read = scratch.ucrypt(&["read", "--type", "plain", "--length", "512"]);
+        run(read.args(options).arg(&image.path), b"passphrase").exits(0).stderr
+    };
+    assert!(read(&[]).contains("contains a luks2 header"));
+    // As cryptsetup: not in batch mode, and not if the data starts further back.
+    assert_eq!(read(&["-q"]), "");
+    assert_eq!(read(&["--data-offset", "8"]), "");
+}
