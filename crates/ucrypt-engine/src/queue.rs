@@ -148,7 +148,7 @@ pub struct Queue {
     /// By job: the sectors of which it writes only a part. Apart from the job, which is moved about.
     edges: Vec<[Option<Edge>; 2]>,
     /// By job: the client's own memory, as long as it is not with the machine's requests. The
-    /// lists are kept, so that none is made once they have grown.
+    /// lists are kept.
     pieces: Vec<Vec<Buf>>,
     free: Vec<u32>,
     /// Jobs that wait for their range, first come first served.
@@ -206,6 +206,9 @@ const EDGE_BYTES: usize = 2 * 4096;
 /// Buffers of a chunk for which room is kept: requests that travel together, in pieces. More make
 /// the list grow.
 const CHUNK_BUFS: usize = 4 * PARTS_MAX;
+
+/// Pieces of a client's memory for which each job keeps room; more make its list grow, once.
+const PIECES: usize = 16;
 
 /// Room for the chunks of one 32 MiB request.
 const CHUNKS_MIN: u32 = 32;
@@ -286,7 +289,7 @@ impl Queue {
             waker_known: volume.workers.is_some(),
             jobs: (0..depth).map(|_| Job::default()).collect(),
             edges: (0..depth).map(|_| [None, None]).collect(),
-            pieces: (0..depth).map(|_| Vec::new()).collect(),
+            pieces: (0..depth).map(|_| Vec::with_capacity(PIECES)).collect(),
             free: (0..depth).rev().collect(),
             parked: VecDeque::with_capacity(depth as usize),
             done: VecDeque::with_capacity(depth as usize),

@@ -19,6 +19,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::workers::signal;
 
+/// Queues that sleep for which room is kept; more make the list grow.
+const SLEEPERS: usize = 64;
+
 const STRIPE_SHIFT: u32 = 20;
 const STRIPES: u64 = 1024;
 
@@ -74,7 +77,7 @@ impl RangeLock {
     pub(crate) fn new() -> Self {
         Self {
             stripes: (0..STRIPES).map(|_| AtomicU32::new(0)).collect(),
-            sleepers: Mutex::new(Vec::new()),
+            sleepers: Mutex::new(Vec::with_capacity(SLEEPERS)),
         }
     }
 

@@ -39,7 +39,7 @@ impl Backend for Unmapped {
         self.0.describe()
     }
 
-    fn len_now(&self) -> std::io::Result<u64> {
+    fn len_now(&self) -> io::Result<u64> {
         self.0.len_now()
     }
 
