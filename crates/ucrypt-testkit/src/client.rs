@@ -354,7 +354,11 @@ impl Client {
         if concerned {
             return Ok(());
         }
-        self.fail(format!("{operation} fails ({error}) for a fault elsewhere"))
+        let met = faults.met();
+        self.fail(format!(
+            "{operation} (bytes {sectors:?} of the backend) fails ({error}) for a fault elsewhere: \
+             {met:?}"
+        ))
     }
 
     /// What succeeds must not touch a place that always fails, nor be durable after a failed flush.

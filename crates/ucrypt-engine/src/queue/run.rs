@@ -300,10 +300,10 @@ impl Queue {
                     return self.machine.crypted(chunk, Err(error), None, self.now_ns);
                 }
                 if place == Place::Here
-                    && let Some(result) = self.write_in_place(chunk, source, &bufs)
+                    && let Some(spent_ns) = self.write_in_place(chunk, source, &bufs)
                 {
                     self.chunks[chunk.index()] = bufs;
-                    return self.written_in_place(chunk, result);
+                    return self.written_in_place(chunk, spent_ns);
                 }
                 match self.gather(chunk, place, source, &mut bufs) {
                     Ok(done) => encrypted = done,
@@ -370,14 +370,15 @@ impl Queue {
     }
 
     /// Encrypts a write's chunk to where the backend keeps it, if it may leave at once and the backend
-    /// is memory: that saves the write. `None`: it has to be written, whatever is there now; its
-    /// plaintext is where it was.
+    /// is memory: that saves the write. Returns the nanoseconds that took, if they were measured.
+    /// `None`: it has to be written, whatever is there now; its plaintext is where it was. So it is after
+    /// an error: the write then tells which requests that concerns.
     fn write_in_place(
         &self,
         chunk: ChunkId,
         source: Borrowed<'_>,
         bufs: &[Buf],
-    ) -> Option<Result<Option<u64>, Errno>> {
+    ) -> Option<Option<u64>> {
         let parts = self.machine.parts(chunk);
         let (segments, bytes) = (&self.volume.segments, sectors(parts) as usize * 512);
         let (segment, sector) = self.volume.place(parts.first()?.sector);
@@ -388,24 +389,16 @@ impl Queue {
         for (part, buf) in parts.iter().zip(bufs) {
             let plain = self.plaintext(part, source).unwrap_or(Plain::One(buf));
             let (segment, sector) = self.volume.place(part.sector);
-            match plain.encrypt_mapped(segments, segment, sector, buf.len())? {
-                Ok(()) => {}
-                Err(error) => return Some(Err(error)),
-            }
+            plain.encrypt_mapped(segments, segment, sector, buf.len())?.ok()?;
         }
-        Some(Ok(started.map(elapsed_ns)))
+        Some(started.map(elapsed_ns))
     }
 
-    /// `spent`: the nanoseconds that encrypting took, if they were measured.
-    fn written_in_place(&mut self, chunk: ChunkId, spent: Result<Option<u64>, Errno>) {
+    fn written_in_place(&mut self, chunk: ChunkId, spent_ns: Option<u64>) {
         self.crypted_here = self.crypted_here.wrapping_add(1);
-        let spent_ns = spent.ok().flatten();
         self.now_ns += spent_ns.unwrap_or(0);
-        self.mapped[chunk.index()] = spent.is_ok();
-        if spent.is_err() {
-            self.chunks[chunk.index()].clear();
-        }
-        self.machine.crypted(chunk, spent.map(drop), spent_ns, self.now_ns);
+        self.mapped[chunk.index()] = true;
+        self.machine.crypted(chunk, Ok(()), spent_ns, self.now_ns);
     }
 
     /// Puts the plaintext of a write's chunk into its buffers, if it is not there. Returns whether they
