@@ -106,6 +106,11 @@ impl FrontEnd {
         front_end
     }
 
+    /// Sending fails from now on where it would have to wait.
+    pub(crate) fn set_nonblocking(&mut self) {
+        self.stream.set_nonblocking(true).expect("a socket");
+    }
+
     pub(crate) fn send_raw(&mut self, bytes: &[u8], fds: &[&dyn AsFd]) -> Result<(), Closed> {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
@@ -193,6 +198,18 @@ impl FrontEnd {
         self.order(message::SET_MEM_TABLE, &body, files)
     }
 
+    /// Takes a region of [`REGIONS`] back.
+    pub(crate) fn remove_region(&mut self, number: usize) {
+        let (at, len) = REGIONS[number];
+        self.order(message::REM_MEM_REG, &region(at, len), &[]).expect("removed");
+    }
+
+    pub(crate) fn add_region(&mut self, memory: &Memory, number: usize) {
+        let (at, len) = REGIONS[number];
+        let file = &memory.files[number];
+        self.order(message::ADD_MEM_REG, &region(at, len), &[file]).expect("added");
+    }
+
     /// A message about a ring: its number and one word more.
     pub(crate) fn ring_word(&mut self, code: u32, ring: u32, word: u32) -> Result<(), Closed> {
         self.order(code, &words(&[ring, word]), &[])
@@ -276,4 +293,10 @@ impl FrontEnd {
 
 pub(crate) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// What is said of one region, by the guest's address and its bytes.
+fn region(at: u64, len: u64) -> Vec<u8> {
+    let words = [0, at, len, USER_BASE + at, 0];
+    words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect()
 }
