@@ -11,6 +11,7 @@ mod hostile;
 mod memory;
 #[path = "../common/random.rs"]
 mod random;
+mod random_client;
 mod requests;
 mod resume;
 mod rings;

@@ -19,7 +19,7 @@ fn a_ring_whose_memory_is_removed_and_added_again_goes_on() {
     let memory = Memory::new();
     let (mut front_end, mut driver) = started(&harness, &memory);
     for round in 0..20 {
-        front_end.remove_region(RINGS);
+        front_end.remove_region(&memory, RINGS);
         if round % 2 == 0 {
             // The guest does not stand still meanwhile.
             driver.submit(0, READ, 0, &[(DATA, 4096)]);
@@ -48,7 +48,7 @@ fn a_request_whose_data_is_removed_and_added_again_does_not_fail() {
     // A page beside the data, for the other ring.
     let beside = (6 << 20, 4096);
     for round in 0..20 {
-        front_end.remove_region(DATA_REGION);
+        front_end.remove_region(&memory, DATA_REGION);
         driver.submit(0, READ, 0, &[(DATA, 4096)]);
         // So that the first ring has time to look at its request.
         assert_eq!(other.run(READ, 0, &[beside]), (OK, 4097), "round {round}: another ring");
@@ -57,7 +57,7 @@ fn a_request_whose_data_is_removed_and_added_again_does_not_fail() {
         assert_eq!((head, driver.status_of(head), written), (0, OK, 4097), "round {round}");
     }
     // What never was memory fails at once, also while other memory is away.
-    front_end.remove_region(DATA_REGION);
+    front_end.remove_region(&memory, DATA_REGION);
     assert_eq!(driver.run(READ, 0, &[(1 << 40, 4096)]), (IO_ERR, 1));
     // A request that waits for its memory does not keep the ring from stopping, and is not taken.
     driver.submit(0, WRITE, 0, &[(DATA, 4096)]);
@@ -88,7 +88,7 @@ fn memory_is_taken_back_only_when_no_request_uses_it() {
             opened.store(true, Ordering::SeqCst);
             gate.close(false);
         });
-        front_end.remove_region(DATA_REGION);
+        front_end.remove_region(&memory, DATA_REGION);
         assert!(opened.load(Ordering::SeqCst), "it was taken back under a request");
     });
     let (head, written) = driver.answer();
@@ -131,7 +131,7 @@ fn a_ring_that_is_broken_stays_so_when_memory_changes() {
     driver.offer(64);
     harness.await_report("not in its table");
     front_end.set_memory(&memory);
-    front_end.remove_region(DATA_REGION);
+    front_end.remove_region(&memory, DATA_REGION);
     front_end.add_region(&memory, DATA_REGION);
     assert_eq!(harness.reports().len(), 1, "{:?}", harness.reports());
     drop(front_end);
