@@ -188,9 +188,10 @@ pub trait Queue: Send {
     /// they are always there at once.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Tells the queue of the memory that most buffers will come from: it is registered with the
-    /// kernel if that saves anything, and stays resident then. Buffers from elsewhere work as before.
-    /// Returns whether it was registered.
+    /// Tells the queue of the memory that most buffers will come from: when the first of them is used
+    /// it is registered with the kernel, if that saves anything and not too much is registered by
+    /// other queues, and stays resident then. Buffers from elsewhere work as before. Returns whether it
+    /// may be registered.
     fn register(&mut self, pool: &Pool) -> bool;
 
     /// The queue's ring, for entries of others: they go with the queue's own, and its

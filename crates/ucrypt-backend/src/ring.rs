@@ -135,6 +135,11 @@ impl Ring {
         unsafe { submitter.register_buffers(&[iovec { iov_base: start.cast(), iov_len: len }]) }
     }
 
+    /// Whether [`Ring::register_buffer`] waits for everything that is under way, on old kernels.
+    pub(crate) fn registering_waits(&self) -> bool {
+        matches!(self.rings, Rings::Small(_))
+    }
+
     fn push_marked(&mut self, entry: Entry) -> bool {
         match &mut self.rings {
             // SAFETY: the callers' contract (`push_host`), or the entry names no memory.

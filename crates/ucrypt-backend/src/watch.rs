@@ -1,16 +1,20 @@
 //! Mappings of files that others may cut off.
 //!
 //! An access behind the new end of such a file raises SIGBUS. A handler, installed once for the
-//! process, puts a page of zeroes there that is ours alone, and marks the mapping as broken before
+//! process, puts zeroes there that are ours alone, and marks the mapping as broken before
 //! it does: whoever saw such a zero, or wrote where nobody will read it, finds the mark afterwards.
 //! A SIGBUS elsewhere goes to whoever handled it before. Access by the kernel needs none of this: it
 //! fails with `EFAULT`.
+//!
+//! Each fault of a mapping replaces twice as much as the one before: the kernel bounds the number of
+//! mappings of a process (`vm.max_map_count`), and whoever cuts the file off may have every second
+//! page accessed. A mapping is in at most some dozens of pieces then.
 
 #![expect(unsafe_code, reason = "a signal handler is set by pointer, and maps memory by address")]
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering, fence};
 
 use nix::libc;
 
@@ -24,6 +28,7 @@ pub enum Access {
 }
 
 /// What the signal handler knows of a mapping.
+#[derive(Debug, Default)]
 struct Watched {
     /// First address; 0: free, 1: about to be used.
     base: AtomicUsize,
@@ -31,26 +36,23 @@ struct Watched {
     /// `PROT_` bits.
     protection: AtomicI32,
     broken: AtomicBool,
+    faults: AtomicU32,
 }
 
-/// Mappings that can be watched at once: images, and the memory of a virtual machine.
-const WATCHED_MAX: usize = 1024;
+/// Mappings in a block of the table. Blocks are made when they are needed, and stay.
+const BLOCK: usize = 1024;
+/// Blocks: more mappings than a process has by default (`vm.max_map_count`, 65530).
+const BLOCKS_MAX: usize = 64;
 
-static WATCHED: [Watched; WATCHED_MAX] = [const {
-    Watched {
-        base: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        protection: AtomicI32::new(0),
-        broken: AtomicBool::new(false),
-    }
-}; WATCHED_MAX];
+/// All mappings that are watched: images, and the memory of virtual machines.
+static WATCHED: [OnceLock<Box<[Watched]>>; BLOCKS_MAX] = [const { OnceLock::new() }; BLOCKS_MAX];
 
 /// Who handled SIGBUS before, once our handler is installed.
 static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
 /// See the module. Dropping it ends the watch.
 #[derive(Debug)]
-pub struct Watch(usize);
+pub struct Watch(&'static Watched);
 
 impl Watch {
     /// Watches the `len` bytes from `base`. `None` if too many are watched already, or no handler
@@ -66,29 +68,32 @@ impl Watch {
         let taken = |watched: &Watched| {
             watched.base.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
-        let index = WATCHED.iter().position(taken)?;
+        let new_block = || (0..BLOCK).map(|_| Watched::default()).collect();
+        let mut blocks = WATCHED.iter().map(|block| block.get_or_init(new_block));
+        let watched = blocks.find_map(|block| block.iter().find(|watched| taken(watched)))?;
         let protection = match access {
             Access::Read => libc::PROT_READ,
             Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         };
-        WATCHED[index].broken.store(false, Ordering::SeqCst);
-        WATCHED[index].protection.store(protection, Ordering::SeqCst);
-        WATCHED[index].len.store(len, Ordering::SeqCst);
-        WATCHED[index].base.store(base.as_ptr() as usize, Ordering::SeqCst);
-        Some(Self(index))
+        watched.broken.store(false, Ordering::SeqCst);
+        watched.faults.store(0, Ordering::SeqCst);
+        watched.protection.store(protection, Ordering::SeqCst);
+        watched.len.store(len, Ordering::SeqCst);
+        watched.base.store(base.as_ptr() as usize, Ordering::SeqCst);
+        Some(Self(watched))
     }
 
     /// Whether an access before this found no file.
     pub fn is_broken(&self) -> bool {
         // The mark was set before the zeroes appeared; it is looked for after they were read.
         fence(Ordering::SeqCst);
-        WATCHED[self.0].broken.load(Ordering::SeqCst)
+        self.0.broken.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        WATCHED[self.0].base.store(0, Ordering::SeqCst);
+        self.0.base.store(0, Ordering::SeqCst);
     }
 }
 
@@ -108,14 +113,16 @@ fn install() -> Option<libc::sigaction> {
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes the signal's information to a handler with SA_SIGINFO.
     let address = unsafe { (*info).si_addr() } as usize;
-    let watched = WATCHED.iter().find(|watched| {
+    // Blocks are made in order. `get` is one atomic load.
+    let mut watched = WATCHED.iter().map_while(OnceLock::get).flatten();
+    let watched = watched.find(|watched| {
         let base = watched.base.load(Ordering::SeqCst);
         base > 1 && address >= base && address - base < watched.len.load(Ordering::SeqCst)
     });
     if let Some(watched) = watched {
         // First the mark, then the zeroes.
         watched.broken.store(true, Ordering::SeqCst);
-        if put_zeroes(address, watched.protection.load(Ordering::SeqCst)) {
+        if put_zeroes(address, watched) {
             return;
         }
     }
@@ -126,18 +133,31 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     }
 }
 
-/// Replaces the page at an address of a watched mapping.
-fn put_zeroes(address: usize, protection: libc::c_int) -> bool {
-    // SAFETY: the page belongs to a mapping whose owner has promised that its pages may become
+/// Replaces the page at an address of a watched mapping, and pages behind it.
+fn put_zeroes(address: usize, watched: &Watched) -> bool {
+    // SAFETY: reads the system's configuration.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.cast_unsigned() as usize;
+    let start = address / page * page;
+    let mapped = watched.base.load(Ordering::SeqCst) + watched.len.load(Ordering::SeqCst);
+    let left = mapped.saturating_sub(start).next_multiple_of(page).max(page);
+    let faults = watched.faults.fetch_add(1, Ordering::SeqCst).min(usize::BITS - 1);
+    let wanted = page.saturating_mul(1_usize << faults).min(left);
+    let protection = watched.protection.load(Ordering::SeqCst);
+    // Where so much is refused, what is needed at least.
+    replace(start, wanted, protection) || replace(start, page, protection)
+}
+
+/// Puts zeroes in the place of the `len` bytes from `start`, whole pages of a watched mapping.
+fn replace(start: usize, len: usize, protection: libc::c_int) -> bool {
+    // SAFETY: the pages belong to a mapping whose owner has promised that its pages may become
     // others (`Watch::new`). The interrupted code finds its errno unchanged.
     unsafe {
         let errno = *libc::__errno_location();
-        let page = libc::sysconf(libc::_SC_PAGESIZE).cast_unsigned() as usize;
         let put = libc::mmap(
-            (address / page * page) as *mut libc::c_void,
-            page,
+            start as *mut libc::c_void,
+            len,
             protection,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
             -1,
             0,
         );
@@ -189,13 +209,50 @@ mod tests {
     }
 
     #[test]
+    fn a_mapping_that_is_cut_off_and_accessed_here_and_there_is_not_cut_to_pieces() {
+        const PAGES: usize = 4096;
+        for backwards in [false, true] {
+            let fd = rustix::fs::memfd_create("watched", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            let file = std::fs::File::from(fd);
+            file.set_len((PAGES * PAGE) as u64).unwrap();
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let base = unsafe {
+                let (len, access) = (PAGES * PAGE, ProtFlags::READ | ProtFlags::WRITE);
+                mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0).unwrap()
+            };
+            let base = NonNull::new(base.cast::<u8>()).unwrap();
+            // SAFETY: the mapping just made, until the end of the round.
+            let watch = unsafe { Watch::new(base, PAGES * PAGE, Access::ReadWrite) }.unwrap();
+            file.set_len(0).unwrap();
+            for number in (0..PAGES).step_by(2) {
+                let number = if backwards { PAGES - 1 - number } else { number };
+                // SAFETY: within the mapping; plain bytes.
+                unsafe { base.add(number * PAGE).write_volatile(1) };
+            }
+            assert!(watch.is_broken());
+            let (start, end) = (base.as_ptr() as usize, base.as_ptr() as usize + PAGES * PAGE);
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let pieces = maps.lines().filter(|line| {
+                let from = line.split('-').next().unwrap();
+                (start..end).contains(&usize::from_str_radix(from, 16).unwrap())
+            });
+            assert!(pieces.count() <= 64, "backwards {backwards}: {maps}");
+            drop(watch);
+            // SAFETY: the mapping made above, which nobody uses any more.
+            unsafe { munmap(base.as_ptr().cast(), PAGES * PAGE) }.unwrap();
+        }
+    }
+
+    #[test]
     fn many_mappings_are_watched_and_places_come_back() {
+        const MANY: usize = 3 * BLOCK;
         for _ in 0..4 {
-            // Not all places: other tests of this process need some.
-            let held = (0..WATCHED_MAX / 2)
+            let held = (0..MANY)
                 // SAFETY: nothing is accessed there.
                 .map_while(|_| unsafe { Watch::new(NonNull::dangling(), 0, Access::Read) });
-            assert_eq!(held.collect::<Vec<_>>().len(), WATCHED_MAX / 2);
+            assert_eq!(held.collect::<Vec<_>>().len(), MANY);
         }
+        // Places are used again: there is no block that nobody needed.
+        assert!(WATCHED[8..].iter().all(|block| block.get().is_none()));
     }
 }

@@ -149,7 +149,8 @@ impl Exports {
         }
         for path in &args.vhost_user {
             let report = Arc::new(|line: &str| say_line(line));
-            let config = vhost_user::ServerConfig { serial: opened.facts.serial(), report };
+            let serial = opened.facts.serial();
+            let config = vhost_user::ServerConfig { serial, report, ..Default::default() };
             exports.vhost_user.push(vhost_user::Server::start(volume.clone(), path, &config)?);
         }
         Ok(exports)

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use io_uring::{opcode, squeue, types};
 use nix::libc::iovec;
@@ -31,7 +32,9 @@ pub(super) fn available() -> io::Result<()> {
 pub(super) struct UringQueue {
     ring: Ring,
     /// What is registered with the ring. Behind it, and so unmapped after the ring has gone.
-    fixed: Option<Pool>,
+    fixed: Option<Fixed>,
+    /// What is to be registered when it is first used: a queue that is idle pins nothing.
+    offered: Option<Pool>,
     files: Arc<Files>,
     flusher: Flusher,
     slots: Vec<Option<Slot>>,
@@ -62,12 +65,46 @@ const VECTORS: usize = 64;
 /// Buffers that the kernel takes with one operation (`IOV_MAX`).
 const VECTORS_MAX: usize = 1024;
 
+/// Memory that all queues of the process may have registered, in bytes: its pages stay resident, of
+/// every queue that was ever busy. Twice as much helps more busy queues of direct I/O, and costs as
+/// much memory.
+const PINNED_MAX: usize = 256 << 20;
+
+/// Bytes that are registered.
+static PINNED: AtomicUsize = AtomicUsize::new(0);
+
+/// A pool that is registered, or is about to be; counted in [`PINNED`].
+struct Fixed(Pool);
+
+impl Fixed {
+    /// `None` if it is too much.
+    fn new(pool: &Pool) -> Option<Self> {
+        let (_, len) = pool.span();
+        let add = |pinned: usize| pinned.checked_add(len).filter(|&pinned| pinned <= PINNED_MAX);
+        PINNED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(Self(pool.clone()))
+    }
+}
+
+/// Whether an address lies in a pool.
+fn holds(pool: &Pool, at: *const u8) -> bool {
+    let (start, len) = pool.span();
+    at.addr() >= start.addr() && at.addr() - start.addr() < len
+}
+
+impl Drop for Fixed {
+    fn drop(&mut self) {
+        PINNED.fetch_sub(self.0.span().1, Ordering::Relaxed);
+    }
+}
+
 impl UringQueue {
     pub(super) fn new(files: Arc<Files>, flusher: Flusher, depth: u32) -> io::Result<Self> {
         let depth = depth.clamp(1, 4096);
         Ok(Self {
             ring: Ring::new(depth)?,
             fixed: None,
+            offered: None,
             files,
             flusher,
             slots: (0..depth).map(|_| None).collect(),
@@ -126,6 +163,26 @@ impl UringQueue {
     fn under_way(&self) -> usize {
         self.slots.len() - self.free.len()
     }
+
+    /// Registers what was offered, if the operation uses it.
+    fn register_for(&mut self, io: &Io) {
+        let Some(pool) = &self.offered else { return };
+        let (Io::Read { bufs, .. } | Io::Write { bufs, .. }) = io else { return };
+        let waits = self.under_way() > 0 || self.ring.is_awaited();
+        if waits && self.ring.registering_waits() {
+            return;
+        }
+        if !matches!(bufs.as_slice(), [buf] if holds(pool, buf.as_ptr())) {
+            return;
+        }
+        let Some(fixed) = Fixed::new(pool) else { return };
+        let (start, len) = pool.span();
+        // SAFETY: `fixed` keeps the pool until the ring is dropped.
+        let registered = unsafe { self.ring.register_buffer(start, len) };
+        // Refused where RLIMIT_MEMLOCK is too small: then pages are looked up each time.
+        self.fixed = registered.is_ok().then_some(fixed);
+        self.offered = None;
+    }
 }
 
 enum Progress {
@@ -178,18 +235,15 @@ fn list(bufs: &mut [Buf], mut done: usize, vectors: &mut Vec<iovec>) {
 }
 
 /// Whether a buffer lies in the registered memory.
-fn is_fixed(fixed: Option<&Pool>, buf: &iovec) -> bool {
-    fixed.is_some_and(|pool| {
-        let ((start, len), at) = (pool.span(), buf.iov_base.addr());
-        at >= start.addr() && at - start.addr() < len
-    })
+fn is_fixed(fixed: Option<&Fixed>, buf: &iovec) -> bool {
+    fixed.is_some_and(|fixed| holds(&fixed.0, buf.iov_base.cast()))
 }
 
 /// The ring's entry for what is left of an operation.
 fn entry(
     files: &Files,
     flusher: &Flusher,
-    fixed: Option<&Pool>,
+    fixed: Option<&Fixed>,
     slot: &mut Slot,
     vectors: &mut Vec<iovec>,
 ) -> squeue::Entry {
@@ -294,6 +348,9 @@ impl Queue for UringQueue {
             let (token, bufs) = io.into_parts();
             return self.answered.push(Done { token, result: Ok(()), bufs });
         }
+        if self.offered.is_some() {
+            self.register_for(&io);
+        }
         let index = self.free.pop().expect("submit without room");
         self.slots[index as usize] = Some(Slot { io, done: 0 });
         self.staged.push_back(index);
@@ -323,15 +380,11 @@ impl Queue for UringQueue {
 
     /// Only direct I/O gains: otherwise the kernel copies, and looks no page up.
     fn register(&mut self, pool: &Pool) -> bool {
-        if self.files.direct.is_none() || self.fixed.is_some() || self.under_way() > 0 {
+        if self.files.direct.is_none() || self.fixed.is_some() || self.offered.is_some() {
             return false;
         }
-        let (start, len) = pool.span();
-        // SAFETY: `fixed` keeps the pool until the ring is dropped.
-        let registered = unsafe { self.ring.register_buffer(start, len) };
-        // Refused where RLIMIT_MEMLOCK is too small: then pages are looked up each time.
-        self.fixed = registered.is_ok().then(|| pool.clone());
-        self.fixed.is_some()
+        self.offered = Some(pool.clone());
+        true
     }
 
     fn guest(&mut self) -> Option<Guest<'_>> {

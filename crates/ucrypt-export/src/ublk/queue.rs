@@ -134,17 +134,32 @@ impl Server {
         }
     }
 
-    /// Hands a request to the engine, or ends it. Returns false if it waits instead.
+    /// Hands a request to the engine, or ends it. Returns false if it waits instead, or one that could
+    /// be started because this one was refused.
     fn start(&mut self, tag: u16) -> bool {
-        match self.submit(tag) {
-            Ok(()) => {}
-            Err(NotStarted::Later) => {
-                self.waiting.push_back(tag);
-                return false;
+        let mut next = Some(tag);
+        while let Some(tag) = next {
+            match self.submit(tag) {
+                Ok(()) => return true,
+                Err(NotStarted::Later) => {
+                    self.waiting.push_back(tag);
+                    return false;
+                }
+                Err(NotStarted::Ended(result)) => {
+                    next = self.next_append(tag);
+                    self.commit(tag, result);
+                }
             }
-            Err(NotStarted::Ended(result)) => self.commit(tag, result),
         }
         true
+    }
+
+    /// The append that may be started because that of the tag, which is not committed yet, has ended.
+    fn next_append(&mut self, tag: u16) -> Option<u16> {
+        let zones = self.zones.as_mut()?;
+        let request = self.descriptors.read(tag)?;
+        let is_append = request.op() == Descriptor::ZONE_APPEND;
+        is_append.then(|| zones.next(request.start_sector.saturating_mul(512))).flatten()
     }
 
     fn submit(&mut self, tag: u16) -> Result<(), NotStarted> {
@@ -176,7 +191,8 @@ impl Server {
     fn append(&mut self, tag: u16, request: Descriptor) -> Result<(), NotStarted> {
         let len = u64::from(request.sectors) * 512;
         let zones = self.zones.as_mut().ok_or(refused(Errno::OPNOTSUPP))?;
-        let placed = zones.place(tag, request.start_sector.saturating_mul(512)).map_err(refused)?;
+        let start = request.start_sector.saturating_mul(512);
+        let placed = zones.place(tag, start, len).map_err(refused)?;
         // It was parked, or goes there.
         let Some(offset) = placed else { return Ok(()) };
         let data = self.take_data(tag, len)?;
@@ -232,15 +248,16 @@ impl Server {
             None => Ok(()),
         });
         let Some(zones) = &mut self.zones else { return self.commit(tag, result) };
-        let (at, next) = match self.descriptors.read(tag) {
+        let at = match self.descriptors.read(tag) {
             Some(request)
                 if matches!(request.op(), Descriptor::WRITE | Descriptor::ZONE_APPEND) =>
             {
                 let (start, len) = (request.start_sector, u64::from(request.sectors) * 512);
                 zones.wrote(tag, start.saturating_mul(512), len, result.is_ok())
             }
-            _ => (None, None),
+            _ => None,
         };
+        let next = self.next_append(tag);
         match at.filter(|_| result.is_ok()) {
             Some(at) => self.commands.commit_append(&mut self.engine, at / 512, tag),
             None => self.commit(tag, result),

@@ -6,7 +6,11 @@
 //! is the only one that has this.
 //!
 //! Where a write pointer stands is known from the last append, or else the device is asked. It is
-//! forgotten after whatever else may have moved it.
+//! forgotten after whatever else may have moved it. An append that does not fit into what is left of
+//! its zone is refused here: at the end of one zone begins the next.
+//!
+//! Whenever an append ends, also one that was refused, the next that is parked for its zone is
+//! started: see [`Zones::next`].
 
 use rustix::io::Errno;
 use ucrypt_engine::{VolumeZones, Zone, ZoneAction};
@@ -28,8 +32,23 @@ pub(super) struct Zones {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
-    write_pointer: Option<u64>,
+    room: Option<Room>,
     is_appended: bool,
+    /// The write pointer was moved while an append was under way.
+    is_moved: bool,
+}
+
+/// Where a zone is written next, and where it ends for writes.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    write_pointer: u64,
+    end: u64,
+}
+
+impl State {
+    fn forget(&mut self) {
+        (self.room, self.is_moved) = (None, self.is_appended);
+    }
 }
 
 impl Zones {
@@ -45,28 +64,36 @@ impl Zones {
         }
     }
 
-    /// Where to append to the zone that holds the byte `start`; `None` if the tag was parked, for
-    /// somebody else appends there.
-    pub(super) fn place(&mut self, tag: u16, start: u64) -> Result<Option<u64>, Errno> {
+    /// Where to append `len` bytes to the zone that holds the byte `start`; `None` if the tag was
+    /// parked, for somebody else appends there.
+    pub(super) fn place(&mut self, tag: u16, start: u64, len: u64) -> Result<Option<u64>, Errno> {
         let zone = self.index(start)?;
         if self.states[zone].is_appended {
             self.parked.push((tag, zone));
             return Ok(None);
         }
-        if let Some(known) = self.states[zone].write_pointer {
-            return Ok(Some(known));
-        }
+        let room = match self.states[zone].room {
+            Some(room) => room,
+            None => self.ask(start)?,
+        };
+        self.states[zone].room = Some(room);
+        let fits = room.write_pointer.checked_add(len).is_some_and(|end| end <= room.end);
+        if fits { Ok(Some(room.write_pointer)) } else { Err(Errno::NOSPC) }
+    }
+
+    /// What the device says of a zone.
+    fn ask(&self, start: u64) -> Result<Room, Errno> {
         let mut found = [Zone::default()];
-        self.device.report(start, &mut found)?;
-        let [zone_found] = found;
-        if !zone_found.is_sequential() {
+        if self.device.report(start, &mut found)? == 0 {
+            return Err(Errno::IO);
+        }
+        let [zone] = found;
+        if !zone.is_sequential() {
             return Err(Errno::INVAL);
         }
-        if zone_found.condition == Zone::FULL {
-            return Err(Errno::NOSPC);
-        }
-        self.states[zone].write_pointer = Some(zone_found.write_pointer);
-        Ok(Some(zone_found.write_pointer))
+        let end = zone.start.saturating_add(zone.capacity.min(zone.len));
+        let write_pointer = if zone.condition == Zone::FULL { end } else { zone.write_pointer };
+        Ok(Room { write_pointer, end })
     }
 
     /// The append of the tag is under way, to where [`Zones::place`] said.
@@ -80,23 +107,31 @@ impl Zones {
     }
 
     /// A write or an append of `len` bytes has ended, the former at byte `start`. Returns where, for
-    /// an append, and the tag that may append next.
-    pub(super) fn wrote(
-        &mut self,
-        tag: u16,
-        start: u64,
-        len: u64,
-        is_ok: bool,
-    ) -> (Option<u64>, Option<u16>) {
+    /// an append: then somebody else may be [next](Zones::next).
+    pub(super) fn wrote(&mut self, tag: u16, start: u64, len: u64, is_ok: bool) -> Option<u64> {
         let append = self.appends.get_mut(usize::from(tag)).and_then(Option::take);
-        let Ok(zone) = self.index(append.unwrap_or(start)) else { return (None, None) };
-        self.states[zone].write_pointer = append.filter(|_| is_ok).map(|offset| offset + len);
-        if append.is_none() {
-            return (None, None);
+        let zone = self.index(append.unwrap_or(start)).ok()?;
+        let state = &mut self.states[zone];
+        let Some(offset) = append else {
+            state.forget();
+            return None;
+        };
+        state.is_appended = false;
+        let knows = is_ok && !std::mem::take(&mut state.is_moved);
+        let moved = |room: Room| Room { write_pointer: offset + len, ..room };
+        state.room = state.room.filter(|_| knows).map(moved);
+        Some(offset)
+    }
+
+    /// The tag that may append next to the zone that holds the byte `start`, where an append has
+    /// ended or was refused. It is not parked any more.
+    pub(super) fn next(&mut self, start: u64) -> Option<u16> {
+        let zone = self.index(start).ok()?;
+        if self.states[zone].is_appended {
+            return None;
         }
-        self.states[zone].is_appended = false;
-        let next = self.parked.iter().position(|&(_, waits_for)| waits_for == zone);
-        (append, next.map(|index| self.parked.remove(index).0))
+        let next = self.parked.iter().position(|&(_, waits_for)| waits_for == zone)?;
+        Some(self.parked.remove(next).0)
     }
 
     /// Carries out what is asked of zones by the operation `op`; `start`: the first byte of one.
@@ -107,13 +142,13 @@ impl Zones {
             Descriptor::ZONE_FINISH => ZoneAction::Finish,
             Descriptor::ZONE_RESET => ZoneAction::Reset,
             Descriptor::ZONE_RESET_ALL => {
-                self.states.iter_mut().for_each(|state| state.write_pointer = None);
+                self.states.iter_mut().for_each(State::forget);
                 return self.device.reset_all();
             }
             _ => return Err(Errno::OPNOTSUPP),
         };
         let zone = self.index(start)?;
-        self.states[zone].write_pointer = None;
+        self.states[zone].forget();
         self.device.act(action, start)
     }
 
@@ -146,5 +181,137 @@ impl Zones {
     fn index(&self, offset: u64) -> Result<usize, Errno> {
         let zone = usize::try_from(offset / self.device.limits().len).unwrap_or(usize::MAX);
         if zone < self.states.len() { Ok(zone) } else { Err(Errno::INVAL) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use ucrypt_backend::{Backend, Extent, FileBackend, Limits, Queue};
+    use ucrypt_engine::{Segment, Volume, VolumeOptions, ZoneKind, ZoneLimits};
+
+    use super::*;
+
+    const ZONE: u64 = 1 << 20;
+    const COUNT: u64 = 4;
+    /// Of a zone's bytes, those that can be written.
+    const CAPACITY: u64 = ZONE - 64 * 1024;
+    const PAGE: u64 = 4096;
+
+    /// A disk of zones: their write pointers, relative to their starts.
+    struct Disk {
+        inner: FileBackend,
+        pointers: Mutex<[u64; COUNT as usize]>,
+    }
+
+    impl Backend for Disk {
+        fn limits(&self) -> &Limits {
+            self.inner.limits()
+        }
+
+        fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
+            self.inner.queue(depth)
+        }
+
+        fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+            self.inner.extents(offset, len, max)
+        }
+
+        fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
+            Some(self)
+        }
+
+        fn describe(&self) -> String {
+            "zones".into()
+        }
+    }
+
+    impl ucrypt_backend::Zones for Disk {
+        fn limits(&self) -> ZoneLimits {
+            ZoneLimits { len: ZONE, open_max: 0, active_max: 0 }
+        }
+
+        fn report(&self, offset: u64, zones: &mut [Zone]) -> Result<usize, Errno> {
+            let pointers = self.pointers.lock().expect("no test has failed");
+            let from = offset / ZONE;
+            let mut count = 0;
+            for (zone, number) in zones.iter_mut().zip(from..COUNT) {
+                let (start, written) = (number * ZONE, pointers[number as usize]);
+                *zone = Zone {
+                    start,
+                    len: ZONE,
+                    capacity: CAPACITY,
+                    // Means nothing where it is full.
+                    write_pointer: if written == CAPACITY { u64::MAX } else { start + written },
+                    kind: ZoneKind::SequentialRequired,
+                    condition: if written == CAPACITY { Zone::FULL } else { 1 },
+                };
+                count += 1;
+            }
+            Ok(count)
+        }
+
+        fn act(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno> {
+            assert_eq!((action, len), (ZoneAction::Reset, ZONE));
+            self.pointers.lock().expect("no test has failed")[(offset / ZONE) as usize] = 0;
+            Ok(())
+        }
+    }
+
+    fn zones(pointers: [u64; COUNT as usize]) -> Zones {
+        let inner = ucrypt_backend::memory(COUNT * ZONE).expect("memory");
+        let disk = Arc::new(Disk { inner, pointers: Mutex::new(pointers) });
+        let segment = Segment { len: COUNT * ZONE, backend_offset: 0, cipher: None };
+        let volume = Volume::new(disk, vec![segment], VolumeOptions::default()).expect("a volume");
+        Zones::new(Arc::new(volume).zones().expect("whole zones").expect("zones"), 16)
+    }
+
+    #[test]
+    fn an_append_to_a_zone_that_was_just_filled_does_not_go_to_the_next() {
+        let mut zones = zones([CAPACITY - PAGE, 0, CAPACITY, 0]);
+        let last = CAPACITY - PAGE;
+        assert_eq!(zones.place(0, 0, PAGE), Ok(Some(last)));
+        zones.appending(0, last);
+        assert_eq!(zones.wrote(0, 0, PAGE, true), Some(last));
+        assert_eq!(zones.place(1, 0, PAGE), Err(Errno::NOSPC), "it is full");
+        assert_eq!(zones.place(1, 2 * ZONE, PAGE), Err(Errno::NOSPC), "the device says so");
+        // Nor does one that is longer than what is left.
+        assert_eq!(zones.place(1, ZONE, CAPACITY), Ok(Some(ZONE)));
+        assert_eq!(zones.place(1, ZONE, CAPACITY + 512), Err(Errno::NOSPC));
+        zones.act(Descriptor::ZONE_RESET, 2 * ZONE).expect("reset");
+        assert_eq!(zones.place(1, 2 * ZONE, PAGE), Ok(Some(2 * ZONE)));
+    }
+
+    #[test]
+    fn appends_behind_one_that_is_refused_are_not_forgotten() {
+        let mut zones = zones([CAPACITY - PAGE, 0, 0, 0]);
+        let at = zones.place(0, 0, PAGE).expect("room").expect("nobody is there");
+        zones.appending(0, at);
+        for tag in 1..4 {
+            assert_eq!(zones.place(tag, 0, PAGE), Ok(None), "parked");
+        }
+        assert_eq!(zones.place(9, ZONE, PAGE), Ok(Some(ZONE)), "another zone is free");
+        assert_eq!(zones.next(0), None, "one is under way");
+        zones.wrote(0, 0, PAGE, true);
+        // Each of them is refused, as the zone is full, and the next one is told.
+        for tag in 1..4 {
+            assert_eq!(zones.next(0), Some(tag));
+            assert_eq!(zones.place(tag, 0, PAGE), Err(Errno::NOSPC));
+        }
+        assert_eq!(zones.next(0), None);
+    }
+
+    #[test]
+    fn a_zone_that_is_reset_under_an_append_is_asked_for_again() {
+        let mut zones = zones([PAGE, 0, 0, 0]);
+        zones.appending(0, PAGE);
+        zones.act(Descriptor::ZONE_RESET, 0).expect("reset");
+        zones.wrote(0, 0, PAGE, true);
+        assert_eq!(zones.place(1, 0, PAGE), Ok(Some(0)));
+        // A write in between is not an append's.
+        zones.wrote(2, 0, PAGE, true);
+        assert_eq!(zones.place(1, 0, PAGE), Ok(Some(0)));
     }
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ucrypt_engine::VolumeInfo;
+use ucrypt_engine::{Op, QueueConfig, Volume, VolumeInfo};
 use vhost::vhost_user::GpuBackend;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -32,6 +32,10 @@ pub(super) struct Device {
     offered: u64,
     /// What the driver and the front end accepted.
     features: u64,
+    /// What the configuration space says of the write cache, as far as this front end knows: it has
+    /// read or written that field. A front end that comes back does neither, and its guest may have
+    /// switched the cache off long ago.
+    cache: Option<bool>,
     map: Arc<GuestMap>,
     rings: Vec<RingSlot>,
     inflight: Option<Inflight>,
@@ -47,15 +51,15 @@ fn unsupported<T>() -> Result<T> {
 
 impl Device {
     pub(super) fn new(state: Arc<DeviceState>) -> io::Result<Self> {
-        let map = Arc::new(GuestMap::default());
-        let rings = (0..usize::from(QUEUES_MAX)).map(|index| RingSlot::new(index, map.clone()));
-        // A front end that does not ask for more gets a write cache, as it is told.
-        state.writeback.store(true, Ordering::Relaxed);
+        let rings = (0..usize::from(QUEUES_MAX)).map(|index| RingSlot::new(index, state.clone()));
+        // Durable, until it is known that the guest flushes.
+        state.writeback.store(false, Ordering::Relaxed);
         Ok(Self {
             offered: config::features(&state.volume.info()),
             features: 0,
+            cache: None,
             rings: rings.collect::<io::Result<_>>()?,
-            map,
+            map: Arc::default(),
             inflight: None,
             state,
         })
@@ -67,19 +71,67 @@ impl Device {
 
     /// A ring, and what it is to be started with.
     fn ring(&mut self, index: u32) -> Result<(&mut RingSlot, Surroundings<'_>)> {
-        let surroundings = Surroundings {
-            device: &self.state,
-            inflight: self.inflight.as_ref(),
-            event_idx: self.features & feature::EVENT_IDX != 0,
-        };
+        let surroundings = surroundings(&self.map, self.inflight.as_ref(), self.features);
         let ring = self.rings.get_mut(index as usize).ok_or(Error::InvalidParam)?;
         Ok((ring, surroundings))
     }
 
-    fn set_map(&mut self, map: GuestMap) {
-        self.map = Arc::new(map);
-        self.rings.iter().for_each(|ring| ring.set_memory(&self.map));
+    /// Does something while no ring runs.
+    fn between<T>(&mut self, act: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
+        self.rings.iter().for_each(RingSlot::ask_to_stop);
+        self.rings.iter_mut().try_for_each(RingSlot::pause)?;
+        let done = act(self)?;
+        let surroundings = surroundings(&self.map, self.inflight.as_ref(), self.features);
+        self.rings.iter_mut().try_for_each(|ring| ring.go_on(&surroundings))?;
+        Ok(done)
     }
+
+    fn set_map(&mut self, map: GuestMap) -> Result<()> {
+        let change = |device: &mut Self| {
+            device.map = Arc::new(map);
+            Ok(())
+        };
+        self.between(change).map_err(failed)
+    }
+
+    /// Takes into account what the guest knows of a write cache. A guest that knows of none sends no
+    /// flush.
+    fn update_cache(&mut self) -> Result<()> {
+        let flushes = if self.features & feature::CONFIG_WCE != 0 {
+            self.cache == Some(true)
+        } else {
+            self.features & feature::FLUSH != 0
+        };
+        if flushes {
+            self.state.writeback.store(true, Ordering::Relaxed);
+        } else if self.state.writeback.load(Ordering::Relaxed) {
+            // What it wrote while there was a cache it will not flush any more.
+            let switch_off = |device: &mut Self| {
+                device.state.writeback.store(false, Ordering::Relaxed);
+                flush(&device.state.volume)
+            };
+            self.between(switch_off).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a device's rings are started with.
+fn surroundings<'a>(
+    map: &'a Arc<GuestMap>,
+    inflight: Option<&'a Inflight>,
+    features: u64,
+) -> Surroundings<'a> {
+    Surroundings { map, inflight, event_idx: features & feature::EVENT_IDX != 0 }
+}
+
+/// Makes durable what was answered.
+fn flush(volume: &Arc<Volume>) -> io::Result<()> {
+    let mut queue = volume.queue(QueueConfig { memory: 4096, depth: 1 })?;
+    let refused = || io::Error::other("the volume takes no flush");
+    queue.submit(0, Op::Flush).map_err(|_| refused())?;
+    queue.wait()?;
+    Ok(queue.next_done().ok_or_else(refused)?.result?)
 }
 
 impl Drop for Device {
@@ -111,9 +163,7 @@ impl VhostUserBackendReqHandlerMut for Device {
             return Err(Error::InvalidParam);
         }
         self.features = features;
-        // A driver that knows of no cache must not have one.
-        let knows = feature::FLUSH | feature::CONFIG_WCE;
-        self.state.writeback.store(features & knows != 0, Ordering::Relaxed);
+        self.update_cache()?;
         if features & feature::PROTOCOL_FEATURES == 0 {
             // Nobody will enable them.
             for index in 0..u32::from(QUEUES_MAX) {
@@ -140,7 +190,7 @@ impl VhostUserBackendReqHandlerMut for Device {
             };
             map = map.with(region, file).map_err(failed)?;
         }
-        self.set_map(map);
+        self.set_map(map)?;
         Ok(None)
     }
 
@@ -175,7 +225,8 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let (ring, _) = self.ring(index)?;
-        Ok(VhostUserVringState::new(index, u32::from(ring.stop())))
+        let base = ring.stop().map_err(failed)?;
+        Ok(VhostUserVringState::new(index, u32::from(base)))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
@@ -219,8 +270,14 @@ impl VhostUserBackendReqHandlerMut for Device {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        let writeback = self.state.writeback.load(Ordering::Relaxed);
-        Ok(config::read(&config::space(&self.info(), writeback), offset, size))
+        let asks_for_cache = (offset..offset.saturating_add(size)).contains(&WRITEBACK_AT);
+        // There is a cache, unless the guest does not want it; and from now on it knows.
+        let cache = self.cache.unwrap_or(true);
+        if asks_for_cache && self.cache.is_none() {
+            self.cache = Some(cache);
+            self.update_cache()?;
+        }
+        Ok(config::read(&config::space(&self.info(), cache), offset, size))
     }
 
     fn set_config(
@@ -230,9 +287,10 @@ impl VhostUserBackendReqHandlerMut for Device {
         _flags: VhostUserConfigFlags,
     ) -> Result<()> {
         match (offset, bytes) {
-            (WRITEBACK_AT, [cache @ 0..=1]) if self.features & feature::CONFIG_WCE != 0 => {
-                self.state.writeback.store(*cache == 1, Ordering::Relaxed);
-                Ok(())
+            // Also before features are accepted: a driver may switch the cache while it starts.
+            (WRITEBACK_AT, [cache @ 0..=1]) if self.offered & feature::CONFIG_WCE != 0 => {
+                self.cache = Some(*cache == 1);
+                self.update_cache()
             }
             _ => Err(Error::InvalidParam),
         }
@@ -272,15 +330,14 @@ impl VhostUserBackendReqHandlerMut for Device {
             file_offset: region.mmap_offset,
         };
         let map = self.map.with(region, file).map_err(failed)?;
-        self.set_map(map);
+        self.set_map(map)?;
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
         let (guest, len, user) = (region.guest_phys_addr, region.memory_size, region.user_addr);
         let map = self.map.without(guest, len, user).ok_or(Error::InvalidParam)?;
-        self.set_map(map);
-        Ok(())
+        self.set_map(map)
     }
 
     fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Result<()> {

@@ -12,13 +12,14 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ucrypt_engine::{Access, Buf, Watch};
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion, VolatileMemory,
-    VolatileSlice,
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap,
+    MmapRegion, VolatileMemory, VolatileSlice,
 };
 
 /// Most regions of one map; each is one mapping of this process.
@@ -75,11 +76,23 @@ pub(super) struct GuestMap {
     memory: GuestMemoryMmap,
     /// By the guest's addresses.
     regions: Vec<(Region, Arc<Mapped>)>,
+    /// The guest's addresses that were removed from this map since it was made: they may come back.
+    gone: Vec<Range<u64>>,
 }
 
 /// A piece of a request lies outside of the guest's memory.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Outside;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outside {
+    /// There is no such memory.
+    Nowhere,
+    /// There was: see [`Gone`].
+    Gone,
+}
+
+/// A part of a request lies in a region that was removed. A front end changes a region by removing
+/// and adding it, and the guest does not stand still meanwhile: the request waits for the next map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone;
 
 impl GuestMap {
     /// This map and one region more.
@@ -99,7 +112,7 @@ impl GuestMap {
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|(other, _)| other.guest < region.guest);
         regions.insert(at, (region, Arc::new(mapped)));
-        Ok(Self { memory, regions })
+        Ok(Self { memory, regions, gone: self.gone.clone() })
     }
 
     /// This map without a region; `None` if it has no such region.
@@ -111,7 +124,38 @@ impl GuestMap {
         let (memory, _) = self.memory.remove_region(GuestAddress(guest), len).ok()?;
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Some(Self { memory, regions })
+        let mut gone = self.gone.clone();
+        gone.retain(|range| range.start < guest || range.end > guest.saturating_add(len));
+        if gone.len() == REGIONS_MAX {
+            gone.remove(0);
+        }
+        gone.push(guest..guest.saturating_add(len));
+        Some(Self { memory, regions, gone })
+    }
+
+    /// Whether `len` bytes from `at` are memory.
+    pub(super) fn check(&self, at: GuestAddress, len: usize) -> Result<(), Outside> {
+        if self.memory.check_range(at, len) {
+            return Ok(());
+        }
+        let mut pieces = Vec::new();
+        self.append(at.0, len, &mut pieces)
+    }
+
+    /// Reads the bytes from `at`.
+    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), Outside> {
+        let at = GuestAddress(at);
+        let read = self.memory.read_slice(bytes, at);
+        read.map_err(|_| self.check(at, bytes.len()).err().unwrap_or(Outside::Nowhere))
+    }
+
+    /// There is no memory at an address.
+    fn outside(&self, at: u64) -> Outside {
+        if self.gone.iter().any(|range| range.contains(&at)) {
+            Outside::Gone
+        } else {
+            Outside::Nowhere
+        }
     }
 
     /// Whether the front end has cut memory off that was in use.
@@ -138,12 +182,15 @@ impl GuestMap {
         let (mut at, mut left) = (at, len);
         while left > 0 {
             let behind = self.regions.partition_point(|(region, _)| region.guest <= at);
-            let (region, mapped) =
-                behind.checked_sub(1).map(|last| &self.regions[last]).ok_or(Outside)?;
+            let (region, mapped) = behind
+                .checked_sub(1)
+                .map(|last| &self.regions[last])
+                .ok_or_else(|| self.outside(at))?;
             let offset = at - region.guest;
-            let room = region.len.checked_sub(offset).filter(|&room| room > 0).ok_or(Outside)?;
+            let room = region.len.checked_sub(offset).filter(|&room| room > 0);
+            let room = room.ok_or_else(|| self.outside(at))?;
             let here = left.min(usize::try_from(room).unwrap_or(left));
-            let piece = piece(mapped, offset as usize, here).ok_or(Outside)?;
+            let piece = piece(mapped, offset as usize, here).ok_or(Outside::Nowhere)?;
             let alone = match pieces.last_mut() {
                 Some(last) => last.join(piece).err(),
                 None => Some(piece),
@@ -151,7 +198,7 @@ impl GuestMap {
             pieces.extend(alone);
             left -= here;
             if left > 0 {
-                at = at.checked_add(here as u64).ok_or(Outside)?;
+                at = at.checked_add(here as u64).ok_or(Outside::Nowhere)?;
             }
         }
         Ok(())
@@ -173,7 +220,6 @@ fn piece(mapped: &Arc<Mapped>, offset: usize, len: usize) -> Option<Buf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::Bytes;
 
     fn file(len: u64) -> File {
         let file = tempfile::tempfile().expect("a file");
@@ -199,7 +245,11 @@ mod tests {
         map.append(0x1_2010, 0x10, &mut pieces).expect("inside");
         assert_eq!(pieces.len(), 2, "what continues the last piece is one with it");
         for (at, len) in [(0, 1), (0xffff, 2), (0x1_2fff, 2), (0x1_3000, 1), (u64::MAX, 2)] {
-            assert_eq!(map.append(at, len, &mut Vec::new()), Err(Outside), "{at:#x}+{len}");
+            assert_eq!(
+                map.append(at, len, &mut Vec::new()),
+                Err(Outside::Nowhere),
+                "{at:#x}+{len}"
+            );
         }
         assert_eq!(map.translate(0x7000_0010), Some(GuestAddress(0x1_0010)));
         assert_eq!(map.translate(0x8000_0fff), Some(GuestAddress(0x1_2fff)));
@@ -213,8 +263,12 @@ mod tests {
         map.append(0, 16, &mut pieces).expect("inside");
         assert!(map.without(0, 0x1000, 1).is_none() && map.without(0, 0x800, 0).is_none());
         let map = map.without(0, 0x1000, 0).expect("none left");
-        assert_eq!(map.append(0, 16, &mut Vec::new()), Err(Outside));
+        assert_eq!(map.append(0, 16, &mut Vec::new()), Err(Outside::Gone));
+        assert_eq!(map.read(0x1000, &mut [0]), Err(Outside::Nowhere));
         pieces[0].fill(1);
+        let map = map.with(region(0, 0x800, 0), file(0x800)).expect("a part of it");
+        assert_eq!(map.check(GuestAddress(0x7ff), 1), Ok(()));
+        assert_eq!(map.check(GuestAddress(0x7ff), 2), Err(Outside::Gone));
     }
 
     #[test]

@@ -4,10 +4,10 @@
 //! likes. Nothing is allocated: the list of pieces is the caller's and keeps its memory.
 
 use ucrypt_engine::Buf;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::config::{DISCARD_MAX, SEGMENTS_MAX, ZEROES_MAX};
-use super::memory::GuestMap;
+use super::memory::{Gone, GuestMap, Outside};
 use super::split::{BadChain, Segment, field};
 
 const HEADER_LEN: usize = 16;
@@ -50,6 +50,25 @@ pub(super) struct Request {
     pub(super) written: u32,
 }
 
+/// Why there is no command.
+enum Failure {
+    /// It is refused.
+    Refused(Status),
+    /// A part of it is in memory that was removed.
+    Gone,
+}
+
+const IO_ERR: Failure = Failure::Refused(Status::IoErr);
+
+impl From<Outside> for Failure {
+    fn from(outside: Outside) -> Self {
+        match outside {
+            Outside::Nowhere => IO_ERR,
+            Outside::Gone => Self::Gone,
+        }
+    }
+}
+
 /// A run of the guest's memory, in bytes.
 type Run = (u64, usize);
 
@@ -66,40 +85,55 @@ impl Parser {
     }
 
     /// Reads a chain. The data of the request is appended to `pieces`.
+    ///
+    /// # Errors
+    /// A part of it lies in memory that was removed and may come back.
     pub(super) fn parse(
         &mut self,
         map: &GuestMap,
         chain: impl Iterator<Item = Result<Segment, BadChain>>,
         pieces: &mut Vec<Buf>,
-    ) -> Request {
-        let is_sound = self.collect(chain);
+    ) -> Result<Request, Gone> {
+        let is_sound = self.collect(chain)?;
         let status_at = take_last_byte(&mut self.writable);
-        let command = if is_sound && status_at.is_some() {
-            self.command(map, pieces)
-        } else {
-            Err(Status::IoErr)
-        };
+        if status_at.is_some_and(|at| map.check(at, 1) == Err(Outside::Gone)) {
+            return Err(Gone);
+        }
+        let command =
+            if is_sound && status_at.is_some() { self.command(map, pieces) } else { Err(IO_ERR) };
         if command.is_err() {
             pieces.clear();
         }
+        let command = match command {
+            Ok(command) => Ok(command),
+            Err(Failure::Refused(status)) => Err(status),
+            Err(Failure::Gone) => return Err(Gone),
+        };
         let data = match command {
             Ok(Command::Read { .. }) => self.writable.iter().map(|run| run.1).sum(),
             Ok(Command::Id) => self.writable.iter().map(|run| run.1).sum::<usize>().min(ID_LEN),
             _ => 0,
         };
-        Request { command, status_at, written: (data as u32).saturating_add(1) }
+        Ok(Request { command, status_at, written: (data as u32).saturating_add(1) })
     }
 
     /// Sorts the descriptors. Returns whether the chain is whole, in order, and not too long. What
     /// is too long is walked over, because the status is at its end.
-    fn collect(&mut self, chain: impl Iterator<Item = Result<Segment, BadChain>>) -> bool {
+    fn collect(
+        &mut self,
+        chain: impl Iterator<Item = Result<Segment, BadChain>>,
+    ) -> Result<bool, Gone> {
         self.readable.clear();
         self.writable.clear();
         let (mut count, mut is_sound) = (0, true);
         for segment in chain {
-            let Ok(Segment { at, len, writable }) = segment else {
-                is_sound = false;
-                continue;
+            let Segment { at, len, writable } = match segment {
+                Ok(segment) => segment,
+                Err(BadChain::Gone) => return Err(Gone),
+                Err(BadChain::Nonsense) => {
+                    is_sound = false;
+                    continue;
+                }
             };
             count += 1;
             is_sound &= (writable || self.writable.is_empty()) && count <= DESCRIPTORS_MAX;
@@ -111,14 +145,14 @@ impl Parser {
                 list.push((at, len as usize));
             }
         }
-        is_sound
+        Ok(is_sound)
     }
 
-    fn command(&mut self, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<Command, Status> {
+    fn command(&mut self, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<Command, Failure> {
         let header: [u8; HEADER_LEN] = take(&mut self.readable, map)?;
         let kind = u32::from_le_bytes(field(&header, 0));
         let sector = u64::from_le_bytes(field(&header, 8));
-        let offset = || sector.checked_mul(512).ok_or(Status::IoErr);
+        let offset = || sector.checked_mul(512).ok_or(IO_ERR);
         match kind {
             0 => {
                 self.data(false, map, pieces)?;
@@ -136,63 +170,63 @@ impl Parser {
             11 => {
                 let (offset, len, flags) = self.range(map, DISCARD_MAX)?;
                 if flags != 0 {
-                    return Err(Status::Unsupported);
+                    return Err(Failure::Refused(Status::Unsupported));
                 }
                 Ok(Command::Discard { offset, len })
             }
             13 => {
                 let (offset, len, flags) = self.range(map, ZEROES_MAX)?;
                 if flags & !UNMAP != 0 {
-                    return Err(Status::Unsupported);
+                    return Err(Failure::Refused(Status::Unsupported));
                 }
                 Ok(Command::WriteZeroes { offset, len, unmap: flags & UNMAP != 0 })
             }
-            _ => Err(Status::Unsupported),
+            _ => Err(Failure::Refused(Status::Unsupported)),
         }
     }
 
     /// The data of a read or write: whole units of 512 bytes.
-    fn data(&self, out: bool, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Status> {
+    fn data(&self, out: bool, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Failure> {
         let runs = if out { &self.readable } else { &self.writable };
         append(runs, map, pieces)?;
         let len: usize = runs.iter().map(|run| run.1).sum();
-        if len.is_multiple_of(512) { Ok(()) } else { Err(Status::IoErr) }
+        if len.is_multiple_of(512) { Ok(()) } else { Err(IO_ERR) }
     }
 
     /// The range of a discard or write-zeroes request; one, as the configuration says.
-    fn range(&mut self, map: &GuestMap, sectors_max: u32) -> Result<(u64, u64, u32), Status> {
+    fn range(&mut self, map: &GuestMap, sectors_max: u32) -> Result<(u64, u64, u32), Failure> {
         let range: [u8; RANGE_LEN] = take(&mut self.readable, map)?;
         let sectors = u32::from_le_bytes(field(&range, 8));
         if !self.readable.is_empty() || sectors > sectors_max {
-            return Err(Status::IoErr);
+            return Err(IO_ERR);
         }
-        let offset = u64::from_le_bytes(field(&range, 0)).checked_mul(512).ok_or(Status::IoErr)?;
+        let offset = u64::from_le_bytes(field(&range, 0)).checked_mul(512).ok_or(IO_ERR)?;
         Ok((offset, u64::from(sectors) * 512, u32::from_le_bytes(field(&range, 12))))
     }
 }
 
 /// The data in `runs` as buffers.
-fn append(runs: &[Run], map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Status> {
-    runs.iter().try_for_each(|&(at, len)| map.append(at, len, pieces)).map_err(|_| Status::IoErr)
+fn append(runs: &[Run], map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Failure> {
+    Ok(runs.iter().try_for_each(|&(at, len)| map.append(at, len, pieces))?)
 }
 
 /// Takes `N` bytes off the front of `runs`, wherever they lie: drivers may cut as they like.
-fn take<const N: usize>(runs: &mut Vec<Run>, map: &GuestMap) -> Result<[u8; N], Status> {
+fn take<const N: usize>(runs: &mut Vec<Run>, map: &GuestMap) -> Result<[u8; N], Failure> {
     let mut bytes = [0; N];
     let (mut filled, mut used) = (0, 0);
     for (at, len) in runs.iter_mut() {
         let count = (*len).min(N - filled);
         let part = &mut bytes[filled..filled + count];
-        map.memory().read_slice(part, GuestAddress(*at)).map_err(|_| Status::IoErr)?;
+        map.read(*at, part)?;
         filled += count;
-        (*at, *len) = (at.checked_add(count as u64).ok_or(Status::IoErr)?, *len - count);
+        (*at, *len) = (at.checked_add(count as u64).ok_or(IO_ERR)?, *len - count);
         if *len > 0 {
             break;
         }
         used += 1;
     }
     runs.drain(..used);
-    if filled == N { Ok(bytes) } else { Err(Status::IoErr) }
+    if filled == N { Ok(bytes) } else { Err(IO_ERR) }
 }
 
 /// Takes the last byte off the end of `runs`, none of which is empty.

@@ -2,28 +2,35 @@
 //!
 //! The thread takes requests as long as the engine has room, has them carried out straight on the
 //! guest's memory, and puts the answers into the ring. It sleeps in one place, when neither the
-//! ring nor the engine can go on. A ring that makes no sense is broken: nothing more is taken from
-//! it, what was taken is answered, and it waits to be stopped.
+//! ring nor the engine can go on.
 //!
-//! When it is asked to stop it takes nothing more and ends when everything is answered.
+//! The thread ends in one way: it takes nothing more, and ends when everything that was taken is
+//! answered. It does so when it is asked to stop; when the ring is broken, because it makes no sense;
+//! and when a request is in memory that was just removed, which is left in the ring until there is
+//! another map.
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use ucrypt_engine::{Buf, Op, Queue, QueueConfig, Rejected, Volume};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Report;
 use super::config::SEGMENTS_MAX;
+use super::event;
 use super::inflight::Track;
-use super::memory::GuestMap;
+use super::memory::{Gone, GuestMap};
 use super::request::{Command, ID_LEN, Parser, Request, Status};
 use super::shared::Shared;
-use super::split::{Broken, Place, SplitRing};
+use super::split::{Broken, NotThere, Place, SplitRing};
+use crate::stop::Stop;
 
 /// Buffer memory of a ring in bytes: room for the ciphertext of two of the largest writes. Pages
 /// are used when they are first touched.
@@ -33,6 +40,7 @@ const MEMORY: usize = 64 << 20;
 pub(super) struct Setup {
     pub(super) index: usize,
     pub(super) place: Place,
+    pub(super) map: Arc<GuestMap>,
     pub(super) kick: File,
     pub(super) event_idx: bool,
     pub(super) track: Option<Track>,
@@ -48,6 +56,82 @@ pub(super) struct DeviceState {
     /// Writes need not be durable before they are answered.
     pub(super) writeback: AtomicBool,
     pub(super) report: Report,
+    pub(super) stop: Stop,
+    /// How long requests may take to end once the server is to stop.
+    pub(super) patience: Duration,
+    /// When that is over.
+    pub(super) deadline: OnceLock<Instant>,
+}
+
+impl DeviceState {
+    /// Waits until `ended` is readable; once the server is to stop, only as long as its patience
+    /// lasts. Returns whether it is readable.
+    pub(super) fn await_end(&self, ended: BorrowedFd<'_>) -> bool {
+        loop {
+            let left = self.stop.is_set().then(|| {
+                let deadline = self.deadline.get_or_init(|| Instant::now() + self.patience);
+                deadline.saturating_duration_since(Instant::now())
+            });
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut fds = [
+                PollFd::new(&ended, PollFlags::IN),
+                // Readable for ever once it is set.
+                PollFd::new(&self.stop, PollFlags::IN),
+            ];
+            let fds = if left.is_some() { &mut fds[..1] } else { &mut fds[..] };
+            let polled = poll(fds, timeout.as_ref());
+            if polled.is_ok() && !fds[0].revents().is_empty() {
+                return true;
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return false;
+            }
+        }
+    }
+}
+
+/// How a ring's thread has ended.
+pub(super) struct Ended {
+    /// The next request to be taken.
+    pub(super) base: u16,
+    pub(super) why: Why,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It was asked to.
+    Stopped,
+    /// A request is in memory that was removed.
+    Parked,
+    /// The ring, or the volume's queue, is not to be used any more.
+    Broken,
+}
+
+/// Why a ring does not start.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    /// It is not in the guest's memory.
+    #[error(transparent)]
+    NotThere(#[from] NotThere),
+    /// The system's.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<StartError> for io::Error {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::NotThere(reason) => Self::new(io::ErrorKind::InvalidInput, reason),
+            StartError::Io(error) => error,
+        }
+    }
+}
+
+/// What the thread sleeps on.
+enum Waker {
+    Change,
+    Engine,
+    Kick,
 }
 
 /// Where the answer of a request goes that the engine has.
@@ -61,8 +145,9 @@ struct Pending {
 pub(super) struct Ring {
     index: usize,
     virtqueue: SplitRing,
-    place: Place,
     kick: File,
+    /// Of the kick, the engine, and changes, by [`Waker`].
+    wakers: OwnedFd,
     track: Option<Track>,
     shared: Arc<Shared>,
     device: Arc<DeviceState>,
@@ -78,14 +163,14 @@ pub(super) struct Ring {
     pieces: Vec<Buf>,
     /// Requests that another server has left, to be done before others; the first one last.
     left_over: Vec<u16>,
-    broken: bool,
+    /// Nothing more is taken.
+    ends: Option<Why>,
 }
 
 impl Ring {
     /// Gets a ring ready, without taking anything from it.
-    pub(super) fn new(setup: Setup) -> io::Result<Self> {
-        let Setup { index, place, kick, event_idx, mut track, shared, device } = setup;
-        let map = shared.memory();
+    pub(super) fn new(setup: Setup) -> Result<Self, StartError> {
+        let Setup { index, place, map, kick, event_idx, mut track, shared, device } = setup;
         let mut virtqueue = SplitRing::locate(&place, &map, event_idx)?;
         let mut left_over = Vec::new();
         if let Some(track) = &mut track {
@@ -97,6 +182,7 @@ impl Ring {
         let config = QueueConfig { memory: MEMORY, depth: u32::from(place.size) };
         let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
+        let wakers = wakers(&shared, &queue, &kick).map_err(io::Error::from)?;
         Ok(Self {
             index,
             queue,
@@ -106,10 +192,10 @@ impl Ring {
             waiting: None,
             pieces: Vec::with_capacity(SEGMENTS_MAX as usize),
             left_over,
-            broken: false,
+            ends: None,
             virtqueue,
-            place,
             kick,
+            wakers,
             track,
             shared,
             device,
@@ -117,44 +203,40 @@ impl Ring {
         })
     }
 
-    /// Serves until it is stopped. Returns the next request to be taken.
-    pub(super) fn run(mut self) -> u16 {
+    /// Serves until it ends.
+    pub(super) fn run(mut self) -> Ended {
         // Who served the ring before may have ended between an answer and its call.
         self.shared.call();
         loop {
-            self.update_memory();
             let mut progress = self.take();
             if let Err(error) = self.queue.poll() {
-                self.report(&format!("the volume's queue failed: {error}"));
+                self.fail(&format!("the volume's queue failed: {error}"));
                 break;
             }
             progress |= self.finish();
             self.check_memory();
             self.call();
-            if self.shared.is_stopped() && self.under_way == 0 && self.has_no_work() {
+            self.shared.set_under_way(self.under_way + usize::from(self.waiting.is_some()));
+            if self.is_ending() && self.under_way == 0 && self.has_no_work() {
                 break;
             }
             if !progress && let Err(error) = self.sleep() {
-                self.report(&format!("cannot wait for requests: {error}"));
+                self.fail(&format!("cannot wait for requests: {error}"));
                 break;
             }
         }
-        self.virtqueue.next_available()
+        let base = self.virtqueue.next_available();
+        Ended { base, why: self.ends.unwrap_or(Why::Stopped) }
+    }
+
+    /// Whether nothing more is taken from the guest.
+    fn is_ending(&self) -> bool {
+        self.ends.is_some() || self.shared.is_stopped()
     }
 
     /// Whether nothing that was taken waits to be submitted.
     fn has_no_work(&self) -> bool {
-        self.waiting.is_none() && (self.left_over.is_empty() || self.broken)
-    }
-
-    /// Looks for the ring again if the map of the memory has changed.
-    fn update_memory(&mut self) {
-        let Some(map) = self.shared.changed_memory() else { return };
-        self.map = map;
-        match self.virtqueue.relocate(&self.place, &self.map) {
-            Ok(found) => self.virtqueue = found,
-            Err(error) => self.fail(&error),
-        }
+        self.waiting.is_none() && (self.left_over.is_empty() || self.ends.is_some())
     }
 
     /// Takes requests while the engine has room. Returns whether there was any.
@@ -168,7 +250,12 @@ impl Ring {
                 any = true;
             }
             match self.next_head() {
-                Ok(Some(head)) => self.parse(head),
+                Ok(Some((head, is_left_over))) => {
+                    if let Err(Gone) = self.parse(head) {
+                        self.park(head, is_left_over);
+                        return any;
+                    }
+                }
                 Ok(None) => return any,
                 Err(broken) => {
                     self.fail(&broken);
@@ -178,31 +265,42 @@ impl Ring {
         }
     }
 
-    /// The next request to be carried out, if there is one.
-    fn next_head(&mut self) -> Result<Option<u16>, Broken> {
-        if self.broken {
+    /// The next request to be carried out, if there is one, and whether another server has left it.
+    fn next_head(&mut self) -> Result<Option<(u16, bool)>, Broken> {
+        if self.ends.is_some() {
             return Ok(None);
         }
-        let head = match self.left_over.pop() {
-            Some(head) => Some(head),
+        let next = match self.left_over.pop() {
+            Some(head) => Some((head, true)),
             None if self.shared.is_stopped() => None,
-            None => self.virtqueue.take(&self.map)?,
+            None => self.virtqueue.take(&self.map)?.map(|head| (head, false)),
         };
         let is_taken = |head: u16| self.pending.get(usize::from(head)).is_none_or(Option::is_some);
-        if head.is_some_and(is_taken) {
+        if next.is_some_and(|(head, _)| is_taken(head)) {
             return Err(Broken::Twice);
         }
-        Ok(head)
+        Ok(next)
     }
 
     /// Reads a request, which waits then.
-    fn parse(&mut self, head: u16) {
+    fn parse(&mut self, head: u16) -> Result<(), Gone> {
         let chain = self.virtqueue.chain(&self.map, head);
-        let request = self.parser.parse(&self.map, chain, &mut self.pieces);
+        let request = self.parser.parse(&self.map, chain, &mut self.pieces)?;
         if let Some(track) = &mut self.track {
             track.taken(head);
         }
         self.waiting = Some((head, request));
+        Ok(())
+    }
+
+    /// Leaves a request in the ring until there is another map of the memory.
+    fn park(&mut self, head: u16, is_left_over: bool) {
+        if is_left_over {
+            self.left_over.push(head);
+        } else {
+            self.virtqueue.put_back();
+        }
+        self.ends = Some(Why::Parked);
     }
 
     /// Hands a request to the engine, or answers it. Returns whether there was room; if not, it
@@ -324,7 +422,7 @@ impl Ring {
 
     /// Waits for a kick, an answer of the engine, or a change.
     fn sleep(&mut self) -> io::Result<()> {
-        let takes_more = !self.broken && !self.shared.is_stopped() && self.waiting.is_none();
+        let takes_more = !self.is_ending() && self.waiting.is_none();
         if takes_more {
             match self.virtqueue.ask_for_kick(&self.map) {
                 Ok(false) => {}
@@ -338,29 +436,18 @@ impl Ring {
         if !self.queue.may_sleep() {
             return Ok(());
         }
-        let (is_kicked, is_changed) = {
-            let engine = self.queue.wait_fd();
-            let mut fds = [
-                PollFd::new(&*self.shared, PollFlags::IN),
-                PollFd::new(&engine, PollFlags::IN),
-                PollFd::new(&self.kick, PollFlags::IN),
-            ];
-            let fds = if takes_more { &mut fds[..] } else { &mut fds[..2] };
-            match poll(fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
-            (ready(fds.get(2)), ready(fds.first()))
+        let mut events = [MaybeUninit::uninit(); 3];
+        let woken = match epoll::wait(&self.wakers, &mut events, None) {
+            Ok((woken, _)) => woken,
+            Err(Errno::INTR) => &mut [],
+            Err(error) => return Err(error.into()),
         };
-        if is_changed {
-            self.shared.clear_wake();
-        }
-        if is_kicked {
-            // An event without a writer is useless, and always ready.
-            let kicked = rustix::io::read(&self.kick, &mut [0; 8]);
-            if !matches!(kicked, Ok(1..) | Err(Errno::AGAIN | Errno::INTR)) {
-                self.fail(&"its kick descriptor is no event");
+        for event in woken {
+            let by = event.data.u64();
+            if by == Waker::Change as u64 {
+                self.shared.clear_wake();
+            } else if by == Waker::Kick as u64 {
+                event::clear(self.kick.as_fd());
             }
         }
         if takes_more && let Err(broken) = self.virtqueue.need_no_kick(&self.map) {
@@ -371,8 +458,8 @@ impl Ring {
 
     /// Takes nothing more from this ring, because of what the front end or the guest has done.
     fn fail(&mut self, reason: &dyn std::fmt::Display) {
-        if !self.broken {
-            self.broken = true;
+        if self.ends != Some(Why::Broken) {
+            self.ends = Some(Why::Broken);
             self.report(&format!("stopped: {reason}"));
             self.shared.tell_broken();
         }
@@ -381,4 +468,16 @@ impl Ring {
     fn report(&self, what: &str) {
         (self.device.report)(&format!("vhost-user ring {}: {what}", self.index));
     }
+}
+
+/// What a ring sleeps on. The kick is seen each time it is given, also if its counter is never read: a
+/// front end that fills it changes nothing, and one that reads it takes its own kicks away.
+fn wakers(shared: &Shared, queue: &Queue, kick: &File) -> Result<OwnedFd, Errno> {
+    let wakers = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let data = |by: Waker| epoll::EventData::new_u64(by as u64);
+    epoll::add(&wakers, shared, data(Waker::Change), epoll::EventFlags::IN)?;
+    epoll::add(&wakers, queue.wait_fd(), data(Waker::Engine), epoll::EventFlags::IN)?;
+    let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&wakers, kick, data(Waker::Kick), edges)?;
+    Ok(wakers)
 }

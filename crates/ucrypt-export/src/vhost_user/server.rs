@@ -1,14 +1,15 @@
 //! The listener: one front end at a time, each served from its first message to its last.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use ucrypt_engine::Volume;
@@ -17,6 +18,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::device::Device;
 use super::request::ID_LEN;
 use super::ring::DeviceState;
+use super::shared::AtEnd;
 use crate::stop::Stop;
 use crate::unix_socket::{SocketError, UnixSocket};
 
@@ -34,11 +36,18 @@ pub struct ServerConfig {
     pub serial: String,
     /// Told of front ends and guests that break the rules.
     pub report: Report,
+    /// How long [`Server::shutdown`] waits for requests under way. A front end can make it wait, by
+    /// memory in a file system whose server does not answer for example, and so can the image.
+    pub patience: Duration,
 }
+
+/// How much longer the thread of the server may take than its rings.
+const GRACE: Duration = Duration::from_secs(1);
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { serial: "ucrypt".into(), report: Arc::new(|_| {}) }
+        let patience = Duration::from_secs(30);
+        Self { serial: "ucrypt".into(), report: Arc::new(|_| {}), patience }
     }
 }
 
@@ -62,9 +71,11 @@ pub struct Server {
 
 /// What the thread and its owner use.
 struct Shared {
-    stop: Stop,
+    device: Arc<DeviceState>,
     /// The front end that is being served; to end a receive that blocks.
     client: Mutex<Option<OwnedFd>>,
+    /// Readable when the thread has ended.
+    ended: OwnedFd,
 }
 
 impl Server {
@@ -79,13 +90,24 @@ impl Server {
         let mut serial = [0; ID_LEN];
         let from = config.serial.bytes().filter(u8::is_ascii_graphic);
         serial.iter_mut().zip(from).for_each(|(to, from)| *to = from);
-        let writeback = AtomicBool::new(true);
-        let state =
-            Arc::new(DeviceState { volume, serial, writeback, report: config.report.clone() });
-        let shared = Arc::new(Shared { stop: Stop::new()?, client: Mutex::default() });
+        let state = Arc::new(DeviceState {
+            volume,
+            serial,
+            writeback: AtomicBool::new(false),
+            report: config.report.clone(),
+            stop: Stop::new()?,
+            patience: config.patience,
+            deadline: OnceLock::new(),
+        });
+        let ended = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
+        let at_end = AtEnd(ended.try_clone()?);
+        let shared = Arc::new(Shared { device: state.clone(), client: Mutex::default(), ended });
         let listener = Listener { socket, shared: shared.clone(), state };
-        let thread =
-            thread::Builder::new().name("vhost-user".into()).spawn(move || listener.run())?;
+        let serve = move || {
+            let _at_end = at_end;
+            listener.run();
+        };
+        let thread = thread::Builder::new().name("vhost-user".into()).spawn(serve)?;
         Ok(Self { path: path.to_owned(), shared, thread: Some(thread) })
     }
 
@@ -96,19 +118,29 @@ impl Server {
 
     /// Takes no more front ends and no more requests, runs every request that was taken to its
     /// end, and returns when the connection is closed. Nothing is flushed beyond that.
+    ///
+    /// Requests that take longer than [`ServerConfig::patience`] are reported and left behind, with the
+    /// threads that wait for them.
     pub fn shutdown(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        self.shared.stop.set();
+        let device = &self.shared.device;
+        device.stop.set();
         if let Some(client) = &*self.shared.client() {
             // One that is gone already is fine.
             let _ = shutdown(client, Shutdown::Both);
         }
-        if let Some(thread) = self.thread.take() {
+        let Some(thread) = self.thread.take() else { return };
+        // Rings that are waited for in vain are reported there.
+        let ended = device.await_end(self.shared.ended.as_fd())
+            || is_readable_within(self.shared.ended.as_fd(), GRACE);
+        if ended {
             // A panic there has been printed already and leaves nothing to do here.
             let _ = thread.join();
+        } else {
+            (device.report)("vhost-user front end: the connection did not end, not waited for");
         }
     }
 }
@@ -133,7 +165,7 @@ struct Listener {
 
 impl Listener {
     fn run(self) {
-        while !self.shared.stop.is_set() {
+        while !self.state.stop.is_set() {
             match self.accept() {
                 Ok(client) => {
                     if let Err(error) = self.serve(client) {
@@ -158,7 +190,7 @@ impl Listener {
 
     /// Sleeps until there is a front end or the order to stop; with a timeout, only for the latter.
     fn wait(&self, timeout: Option<&Timespec>) {
-        let mut fds = vec![PollFd::new(&self.shared.stop, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.state.stop, PollFlags::IN)];
         if timeout.is_none() {
             fds.push(PollFd::new(&self.socket, PollFlags::IN));
         }
@@ -171,7 +203,7 @@ impl Listener {
         let stream = UnixStream::from(client);
         let other = stream.try_clone().map_err(|error| error.to_string())?;
         *self.shared.client() = Some(other.into());
-        if self.shared.stop.is_set() {
+        if self.state.stop.is_set() {
             return Ok(());
         }
         let device = Device::new(self.state.clone()).map_err(|error| error.to_string())?;
@@ -183,7 +215,7 @@ impl Listener {
                 Ok(()) => {}
                 Err(Error::Disconnected) => break,
                 // The order to stop shuts the socket down.
-                Err(_) if self.shared.stop.is_set() => break,
+                Err(_) if self.state.stop.is_set() => break,
                 Err(error) => return Err(error.to_string()),
             }
         }
@@ -193,10 +225,10 @@ impl Listener {
 
     /// Sleeps until the front end has a message, or is gone. Others are turned away meanwhile.
     /// Returns false if the server is to stop.
-    fn await_message(&self, client: std::os::fd::BorrowedFd<'_>) -> bool {
-        while !self.shared.stop.is_set() {
+    fn await_message(&self, client: BorrowedFd<'_>) -> bool {
+        while !self.state.stop.is_set() {
             let mut fds = [
-                PollFd::new(&self.shared.stop, PollFlags::IN),
+                PollFd::new(&self.state.stop, PollFlags::IN),
                 PollFd::new(&client, PollFlags::IN),
                 PollFd::new(&self.socket, PollFlags::IN),
             ];
@@ -212,5 +244,18 @@ impl Listener {
             }
         }
         false
+    }
+}
+
+fn is_readable_within(fd: BorrowedFd<'_>, time: Duration) -> bool {
+    let until = Instant::now() + time;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref()) {
+            Ok(count) => return count > 0,
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
     }
 }

@@ -3,33 +3,32 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::memory::GuestMap;
+use super::event::Signal;
 
 /// One per ring; the control connection writes, the ring's thread reads.
 pub(super) struct Shared {
     /// Readable when something here has changed.
     wake: OwnedFd,
     stop: AtomicBool,
-    memory_changed: AtomicBool,
-    memory: Mutex<Arc<GuestMap>>,
+    /// Requests that were taken and not answered, for messages about them.
+    under_way: AtomicUsize,
     /// Signalled when there are answers.
-    call: Mutex<Option<File>>,
+    call: Mutex<Option<Signal>>,
     /// Signalled when the ring is broken.
-    error: Mutex<Option<File>>,
+    error: Mutex<Option<Signal>>,
 }
 
 impl Shared {
-    pub(super) fn new(memory: Arc<GuestMap>) -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stop: AtomicBool::new(false),
-            memory_changed: AtomicBool::new(true),
-            memory: Mutex::new(memory),
+            under_way: AtomicUsize::new(0),
             call: Mutex::new(None),
             error: Mutex::new(None),
         })
@@ -48,40 +47,44 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_memory(&self, memory: Arc<GuestMap>) {
-        *lock(&self.memory) = memory;
-        self.memory_changed.store(true, Ordering::Release);
-        self.wake();
+    pub(super) fn set_under_way(&self, count: usize) {
+        self.under_way.store(count, Ordering::Relaxed);
     }
 
-    /// The map, if it has changed since it was last taken.
-    pub(super) fn changed_memory(&self) -> Option<Arc<GuestMap>> {
-        let changed = self.memory_changed.load(Ordering::Relaxed)
-            && self.memory_changed.swap(false, Ordering::AcqRel);
-        changed.then(|| lock(&self.memory).clone())
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way.load(Ordering::Relaxed)
     }
 
-    /// The map, whether it has changed or not.
-    pub(super) fn memory(&self) -> Arc<GuestMap> {
-        lock(&self.memory).clone()
-    }
-
-    pub(super) fn set_call(&self, file: Option<File>) {
-        *lock(&self.call) = file;
+    /// # Errors
+    /// It is no event.
+    pub(super) fn set_call(&self, event: Option<File>) -> io::Result<()> {
+        let signal = event.map(Signal::new).transpose()?;
+        let before = std::mem::replace(&mut *lock(&self.call), signal);
+        drop(before);
         // Answers may have been put while there was nobody to call.
         self.call();
+        Ok(())
     }
 
-    pub(super) fn set_error(&self, file: Option<File>) {
-        *lock(&self.error) = file;
+    /// # Errors
+    /// It is no event.
+    pub(super) fn set_error(&self, event: Option<File>) -> io::Result<()> {
+        let signal = event.map(Signal::new).transpose()?;
+        let before = std::mem::replace(&mut *lock(&self.error), signal);
+        drop(before);
+        Ok(())
     }
 
     pub(super) fn call(&self) {
-        signal(&self.call);
+        if let Some(signal) = &mut *lock(&self.call) {
+            signal.give();
+        }
     }
 
     pub(super) fn tell_broken(&self) {
-        signal(&self.error);
+        if let Some(signal) = &mut *lock(&self.error) {
+            signal.give();
+        }
     }
 
     fn wake(&self) {
@@ -101,25 +104,16 @@ impl AsFd for Shared {
     }
 }
 
+/// Makes an event readable when it is dropped, however its thread ends.
+pub(super) struct AtEnd(pub(super) OwnedFd);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        // Cannot fail: it is the only write.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Makes an event readable for the front end, if it has one. It never blocks (see
-/// [`check_event`]), and a front end that gave something useless only misses its own calls.
-fn signal(event: &Mutex<Option<File>>) {
-    if let Some(file) = &*lock(event) {
-        let _ = rustix::io::write(file, &1u64.to_ne_bytes());
-    }
-}
-
-/// Accepts a descriptor of the front end as an event: one that neither blocks nor is a file.
-pub(super) fn check_event(file: &File) -> io::Result<()> {
-    // eventfd(2) has no file type; a regular file would always be readable.
-    let mode = rustix::fs::fstat(file)?.st_mode;
-    if rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::RegularFile {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a file is no event"));
-    }
-    let flags = rustix::fs::fcntl_getfl(file)?;
-    Ok(rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK)?)
 }

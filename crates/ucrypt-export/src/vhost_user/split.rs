@@ -3,14 +3,13 @@
 //! All of it lies in memory that the guest may change at any time. Each value is read once, and
 //! what cannot be right is an error: the ring is not to be used any further then.
 
-use std::io;
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::config::RING_SIZE_MAX;
-use super::memory::GuestMap;
+use super::memory::{GuestMap, Outside};
 
 /// Bytes of a descriptor.
 const DESCRIPTOR_LEN: u64 = 16;
@@ -48,9 +47,32 @@ pub(super) enum Broken {
     Twice,
 }
 
-/// Why a request's descriptors make no sense.
+/// Why a ring cannot be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotThere {
+    #[error("its size is no power of two up to 1024")]
+    Size,
+    #[error("it is not in the guest's memory, or not aligned")]
+    Memory,
+}
+
+/// Why a request's descriptors cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BadChain;
+pub(super) enum BadChain {
+    /// They make no sense.
+    Nonsense,
+    /// They are in memory that was removed.
+    Gone,
+}
+
+impl From<Outside> for BadChain {
+    fn from(outside: Outside) -> Self {
+        match outside {
+            Outside::Nowhere => Self::Nonsense,
+            Outside::Gone => Self::Gone,
+        }
+    }
+}
 
 /// A run of the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +100,15 @@ pub(super) struct SplitRing {
 impl SplitRing {
     /// Finds a ring in the guest's memory. It stands at `place.base` for requests, and for answers
     /// where the ring itself says.
-    pub(super) fn locate(place: &Place, map: &GuestMap, event_idx: bool) -> io::Result<Self> {
-        let invalid = |reason| io::Error::new(io::ErrorKind::InvalidInput, reason);
+    pub(super) fn locate(place: &Place, map: &GuestMap, event_idx: bool) -> Result<Self, NotThere> {
         let size = place.size;
         if !size.is_power_of_two() || size > RING_SIZE_MAX {
-            return Err(invalid("its size is no power of two up to 1024"));
+            return Err(NotThere::Size);
         }
         let entries = u64::from(size);
         let find = |user: u64, align: u64, len: u64| {
             let at = map.translate(user).filter(|at| at.0.is_multiple_of(align));
-            at.filter(|&at| map.memory().check_range(at, len as usize))
-                .ok_or_else(|| invalid("it is not in the guest's memory, or not aligned"))
+            at.filter(|&at| map.memory().check_range(at, len as usize)).ok_or(NotThere::Memory)
         };
         let mut ring = Self {
             size,
@@ -100,20 +120,9 @@ impl SplitRing {
             next_used: Wrapping(0),
             uncalled: Wrapping(0),
         };
-        let used = load(map, ring.used.0 + 2).map_err(|_| invalid("it cannot be read"))?;
+        let used = load(map, ring.used.0 + 2).map_err(|_| NotThere::Memory)?;
         ring.next_used = Wrapping(used);
         Ok(ring)
-    }
-
-    /// The same ring in another map of the memory.
-    pub(super) fn relocate(&self, place: &Place, map: &GuestMap) -> io::Result<Self> {
-        let found = Self::locate(place, map, self.event_idx)?;
-        Ok(Self {
-            next_available: self.next_available,
-            next_used: self.next_used,
-            uncalled: self.uncalled,
-            ..found
-        })
     }
 
     pub(super) fn next_available(&self) -> u16 {
@@ -144,6 +153,11 @@ impl SplitRing {
         }
         self.next_available += 1;
         Ok(Some(head))
+    }
+
+    /// Takes the last [`SplitRing::take`] back.
+    pub(super) fn put_back(&mut self) {
+        self.next_available -= 1;
     }
 
     /// The descriptors of a request.
@@ -238,13 +252,13 @@ pub(super) struct Chain<'a> {
 impl Chain<'_> {
     fn read(&mut self, index: u32) -> Result<Option<Segment>, BadChain> {
         if index >= self.entries || self.left == 0 {
-            return Err(BadChain);
+            return Err(BadChain::Nonsense);
         }
         self.left -= 1;
         let offset = u64::from(index) * DESCRIPTOR_LEN;
-        let at = self.table.checked_add(offset).ok_or(BadChain)?;
+        let at = self.table.checked_add(offset).ok_or(BadChain::Nonsense)?;
         let mut bytes = [0; DESCRIPTOR_LEN as usize];
-        self.map.memory().read_slice(&mut bytes, GuestAddress(at)).map_err(|_| BadChain)?;
+        self.map.read(at, &mut bytes)?;
         let at = u64::from_le_bytes(field(&bytes, 0));
         let len = u32::from_le_bytes(field(&bytes, 8));
         let flags = u16::from_le_bytes(field(&bytes, 12));
@@ -256,7 +270,7 @@ impl Chain<'_> {
         let (entries, odd) = (len / DESCRIPTOR_LEN as u32, len % DESCRIPTOR_LEN as u32);
         // A table of tables is forbidden, and so is anything behind a table.
         if self.indirect || flags & NEXT != 0 || odd != 0 {
-            return Err(BadChain);
+            return Err(BadChain::Nonsense);
         }
         (self.table, self.entries, self.indirect) = (at, entries, true);
         self.left = entries.min(DESCRIPTORS_MAX);

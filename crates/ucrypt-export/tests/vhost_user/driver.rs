@@ -32,7 +32,7 @@ pub(crate) type Descriptor = (u64, u32, u16, u16);
 pub(crate) type Run = (u64, u32);
 
 /// Descriptors that each request has of its own in the table.
-const STRIDE: u16 = 8;
+pub(crate) const STRIDE: u16 = 8;
 
 /// The ring with the number `index` in the guest's memory, with its events.
 pub(crate) struct Driver<'a> {
@@ -230,11 +230,21 @@ impl<'a> Driver<'a> {
 
     /// A discard or write-zeroes request; the range is put at `at`.
     pub(crate) fn run_range(&mut self, kind: u32, at: u64, range: (u64, u32, u32)) -> u8 {
+        self.put_range(at, range);
+        self.run(kind, 0, &[(at, 16)]).0
+    }
+
+    /// The range of a discard or write-zeroes request: first sector, sectors, flags.
+    pub(crate) fn put_range(&self, at: u64, range: (u64, u32, u32)) {
         let (sector, sectors, flags) = range;
         let mut bytes = sector.to_le_bytes().to_vec();
         bytes.extend(sectors.to_le_bytes());
         bytes.extend(flags.to_le_bytes());
         self.write(at, &bytes);
-        self.run(kind, 0, &[(at, 16)]).0
+    }
+
+    /// Where the answers stand in the ring, whether they were taken or not.
+    pub(crate) fn answered(&self) -> u16 {
+        self.load(self.used_ring() + 2)
     }
 }

@@ -52,20 +52,27 @@ pub(crate) const REGIONS: [(u64, u64); 3] = [(0, 1 << 20), (1 << 20, 7 << 20), (
 /// Memory of a guest, as its front end has it.
 pub(crate) struct Memory {
     pub(crate) map: GuestMemoryMmap,
+    /// Address and bytes of each.
+    pub(crate) regions: Vec<(u64, u64)>,
     pub(crate) files: Vec<File>,
 }
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        let (mut regions, mut files) = (Vec::new(), Vec::new());
-        for (at, len) in REGIONS {
+        Self::with(&REGIONS)
+    }
+
+    pub(crate) fn with(regions: &[(u64, u64)]) -> Self {
+        let (mut mapped, mut files) = (Vec::new(), Vec::new());
+        for &(at, len) in regions {
             let file = memfd(len);
             let offset = FileOffset::new(file.try_clone().expect("a file"), 0);
-            let mapped = GuestRegionMmap::from_range(GuestAddress(at), len as usize, Some(offset));
-            regions.push(mapped.expect("mapped"));
+            let region = GuestRegionMmap::from_range(GuestAddress(at), len as usize, Some(offset));
+            mapped.push(region.expect("mapped"));
             files.push(file);
         }
-        Self { map: GuestMemoryMmap::from_regions(regions).expect("a map"), files }
+        let map = GuestMemoryMmap::from_regions(mapped).expect("a map");
+        Self { map, regions: regions.to_vec(), files }
     }
 }
 
@@ -104,6 +111,11 @@ impl FrontEnd {
         front_end.tell(message::SET_PROTOCOL_FEATURES, &protocol.to_le_bytes());
         front_end.order(message::SET_FEATURES, &features.to_le_bytes(), &[]).expect("accepted");
         front_end
+    }
+
+    /// Sending fails from now on where it would have to wait.
+    pub(crate) fn set_nonblocking(&mut self) {
+        self.stream.set_nonblocking(true).expect("a socket");
     }
 
     pub(crate) fn send_raw(&mut self, bytes: &[u8], fds: &[&dyn AsFd]) -> Result<(), Closed> {
@@ -174,9 +186,9 @@ impl FrontEnd {
 
     pub(crate) fn set_memory(&mut self, memory: &Memory) {
         let table: Vec<u64> =
-            REGIONS.iter().flat_map(|&(at, len)| [at, len, USER_BASE + at, 0]).collect();
+            memory.regions.iter().flat_map(|&(at, len)| [at, len, USER_BASE + at, 0]).collect();
         let files: Vec<&dyn AsFd> = memory.files.iter().map(|file| file as &dyn AsFd).collect();
-        self.set_table(REGIONS.len() as u32, &table, &files).expect("accepted");
+        self.set_table(memory.regions.len() as u32, &table, &files).expect("accepted");
     }
 
     /// `table`: address, length, front end's address and offset in the file of each region.
@@ -191,6 +203,18 @@ impl FrontEnd {
             body.extend(word.to_le_bytes());
         }
         self.order(message::SET_MEM_TABLE, &body, files)
+    }
+
+    /// Takes a region back.
+    pub(crate) fn remove_region(&mut self, memory: &Memory, number: usize) {
+        let (at, len) = memory.regions[number];
+        self.order(message::REM_MEM_REG, &region(at, len), &[]).expect("removed");
+    }
+
+    pub(crate) fn add_region(&mut self, memory: &Memory, number: usize) {
+        let (at, len) = memory.regions[number];
+        let file = &memory.files[number];
+        self.order(message::ADD_MEM_REG, &region(at, len), &[file]).expect("added");
     }
 
     /// A message about a ring: its number and one word more.
@@ -276,4 +300,10 @@ impl FrontEnd {
 
 pub(crate) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// What is said of one region, by the guest's address and its bytes.
+fn region(at: u64, len: u64) -> Vec<u8> {
+    let words = [0, at, len, USER_BASE + at, 0];
+    words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect()
 }

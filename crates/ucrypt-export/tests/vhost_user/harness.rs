@@ -19,14 +19,37 @@ pub(crate) struct Harness {
     dir: TempDir,
     server: Option<Server>,
     reports: Arc<Mutex<Vec<String>>>,
+    patience: Duration,
 }
 
 impl Harness {
     pub(crate) fn start(volume: Arc<Volume>) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut harness = Self { dir, server: None, reports: Arc::default() };
+        let patience = ServerConfig::default().patience;
+        let mut harness = Self { dir, server: None, reports: Arc::default(), patience };
         harness.restart(volume);
         harness
+    }
+
+    /// One that does not wait long for requests when it ends.
+    pub(crate) fn impatient(volume: Arc<Volume>) -> Self {
+        let mut harness = Self::start(volume.clone());
+        harness.stop();
+        harness.patience = Duration::from_millis(100);
+        harness.restart(volume);
+        harness
+    }
+
+    /// Ends the server, which has to succeed within a minute; the test fails otherwise, and does not
+    /// wait any longer. Returns what was reported.
+    pub(crate) fn stop_or_fail(mut self) -> Vec<String> {
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            self.stop();
+            // Nobody listens after a failure.
+            let _ = ended.send(self.reports());
+        });
+        end.recv_timeout(Duration::from_secs(60)).expect("the server did not end within 60 s")
     }
 
     /// Another server in the place of the one that was stopped.
@@ -36,7 +59,8 @@ impl Harness {
             println!("report: {line}");
             sink.lock().expect("reports").push(line.to_owned());
         });
-        let config = ServerConfig { serial: "test-disk".into(), report };
+        let patience = self.patience;
+        let config = ServerConfig { serial: "test-disk".into(), report, patience };
         self.server = Some(Server::start(volume, &self.socket(), &config).expect("a server"));
     }
 
@@ -58,6 +82,15 @@ impl Harness {
         while !self.reports().iter().any(|line| line.contains(text)) {
             assert!(Instant::now() < until, "no report of '{text}': {:?}", self.reports());
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Harness {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // A server that hangs must not keep its test from failing.
+            std::mem::forget(self.server.take());
         }
     }
 }
@@ -93,12 +126,27 @@ pub(crate) struct Gate {
     inner: FileBackend,
     closed: Arc<AtomicBool>,
     held: Arc<AtomicUsize>,
+    durable: Arc<Durable>,
+}
+
+/// How often something was to be durable.
+#[derive(Default)]
+struct Durable {
+    writes: AtomicUsize,
+    flushes: AtomicUsize,
 }
 
 impl Gate {
     pub(crate) fn new() -> Arc<Self> {
         let inner = ucrypt_backend::memory(LEN).expect("memory");
-        Arc::new(Self { inner, closed: Arc::default(), held: Arc::default() })
+        let (closed, held) = (Arc::default(), Arc::default());
+        Arc::new(Self { inner, closed, held, durable: Arc::default() })
+    }
+
+    /// Writes that had to be durable, and flushes, so far.
+    pub(crate) fn durable(&self) -> (usize, usize) {
+        let Durable { writes, flushes } = &*self.durable;
+        (writes.load(Ordering::SeqCst), flushes.load(Ordering::SeqCst))
     }
 
     pub(crate) fn close(&self, closed: bool) {
@@ -119,6 +167,7 @@ struct GateQueue {
     inner: Box<dyn ucrypt_backend::Queue>,
     closed: Arc<AtomicBool>,
     held: Arc<AtomicUsize>,
+    durable: Arc<Durable>,
     done: Vec<Done>,
     event: std::os::fd::OwnedFd,
     since: Instant,
@@ -135,6 +184,7 @@ impl Backend for Gate {
             inner: self.inner.queue(depth)?,
             closed: self.closed.clone(),
             held: self.held.clone(),
+            durable: self.durable.clone(),
             done: Vec::new(),
             // Always readable: whoever waits looks again and again.
             event: rustix::event::eventfd(1, flags)?,
@@ -169,6 +219,11 @@ impl ucrypt_backend::Queue for GateQueue {
     }
 
     fn submit(&mut self, io: Io) {
+        match &io {
+            Io::Write { fua: true, .. } => self.durable.writes.fetch_add(1, Ordering::SeqCst),
+            Io::Flush { .. } => self.durable.flushes.fetch_add(1, Ordering::SeqCst),
+            _ => 0,
+        };
         match io {
             Io::Write { token, offset, bufs, .. } if offset >= LEN - (1 << 20) => {
                 self.done.push(Done { token, result: Err(Errno::IO), bufs });

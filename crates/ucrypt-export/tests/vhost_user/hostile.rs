@@ -9,7 +9,7 @@ use crate::connection::assert_serves;
 use crate::driver::{
     DEVICE_WRITES, Descriptor, Driver, INDIRECT, IO_ERR, NEXT, OK, READ, WRITE, started,
 };
-use crate::front_end::{FrontEnd, Memory, message};
+use crate::front_end::{FrontEnd, Memory};
 use crate::harness::{Harness, aes};
 use crate::random::Random;
 use crate::requests::DATA;
@@ -204,21 +204,6 @@ fn spoil_head(driver: &mut Driver<'_>) {
 
 fn offer_twice(driver: &mut Driver<'_>) {
     driver.offer(0);
-}
-
-#[test]
-fn a_kick_that_is_no_event_stops_its_ring_only() {
-    let harness = Harness::start(aes(512));
-    let memory = Memory::new();
-    let (mut front_end, driver) = started(&harness, &memory);
-    // The end of a pipe whose other end is gone is always readable.
-    let (read, write) = std::io::pipe().expect("a pipe");
-    drop(write);
-    front_end.ring_event(message::SET_VRING_KICK, 0, &read).expect("accepted");
-    harness.await_report("no event");
-    driver.start(&mut front_end, u32::from(driver.available)).expect("started again");
-    let mut driver = driver;
-    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
 }
 
 /// Data behind which the front end has cut its memory off: the request fails.

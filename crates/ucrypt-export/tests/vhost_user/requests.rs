@@ -205,20 +205,3 @@ fn an_error_of_the_backend_reaches_the_guest_and_nobody_else() {
     assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
     assert_eq!(driver.run(READ, last, &[(DATA, 4096)]), (OK, 4097));
 }
-
-#[test]
-fn the_guest_can_turn_the_write_cache_off() {
-    let harness = Harness::start(aes(512));
-    let memory = Memory::new();
-    let mut front_end = FrontEnd::negotiated(&harness.socket(), 0);
-    front_end.set_config(32, &[0]).expect("the cache");
-    assert_eq!(front_end.config(32, 1).expect("the space"), [0]);
-    front_end.set_memory(&memory);
-    let mut driver = Driver::new(&memory.map, 0, 64);
-    driver.start(&mut front_end, 0).expect("started");
-    driver.write(DATA, &[9; 4096]);
-    assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
-    assert_eq!(driver.run(READ, 0, &[(DATA + 8192, 4096)]), (OK, 4097));
-    assert_eq!(driver.read(DATA + 8192, 4096), [9; 4096]);
-    assert!(front_end.set_config(0, &[1]).is_err(), "nothing else can be changed");
-}

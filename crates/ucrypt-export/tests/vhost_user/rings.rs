@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::driver::{Driver, FLUSH, OK, READ, WRITE, started};
-use crate::front_end::{FrontEnd, Memory, REGIONS, USER_BASE, memfd, message};
+use crate::front_end::{FrontEnd, Memory, message};
 use crate::harness::{Gate, Harness, aes, over};
 use crate::requests::DATA;
 
@@ -89,46 +89,4 @@ fn a_ring_that_is_stopped_answers_what_it_took_and_goes_on_where_it_was() {
     assert!(driver.answer_within(Duration::from_millis(100)).is_none(), "it is disabled");
     front_end.ring_word(message::SET_VRING_ENABLE, 0, 1).expect("enabled");
     assert_eq!(driver.answer().1, 4097);
-}
-
-#[test]
-fn memory_that_the_front_end_takes_back_stays_until_its_requests_end() {
-    let gate = Gate::new();
-    let harness = Harness::start(over(gate.clone(), 512));
-    let memory = Memory::new();
-    let (mut front_end, mut driver) = started(&harness, &memory);
-    driver.write(DATA, &[4; 4096]);
-    assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
-    gate.close(true);
-    driver.submit(0, READ, 0, &[(DATA + 8192, 4096)]);
-    gate.await_held(2);
-    let region = |at: u64, len: u64| {
-        let mut body = vec![0; 8];
-        for word in [at, len, USER_BASE + at, 0] {
-            body.extend(word.to_le_bytes());
-        }
-        body
-    };
-    let (at, len) = REGIONS[2];
-    assert!(front_end.ask_u64(message::GET_MAX_MEM_SLOTS) >= 3);
-    front_end.order(message::REM_MEM_REG, &region(at, len), &[]).expect("removed");
-    gate.close(false);
-    let (head, written) = driver.answer();
-    assert_eq!((driver.status_of(head), written), (OK, 4097));
-    assert_eq!(driver.read(DATA + 8192, 4096), [4; 4096], "the file is still the guest's");
-    assert_ne!(driver.run(READ, 0, &[(DATA, 4096)]).0, OK, "it is not in the map any more");
-    front_end.order(message::ADD_MEM_REG, &region(at, len), &[&memory.files[2]]).expect("added");
-    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
-    // The whole table anew, under a running ring.
-    front_end.set_memory(&memory);
-    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
-    // A table without the ring breaks it; one with the ring, and a start, mend it.
-    let other = memfd(len);
-    front_end.set_table(1, &[at, len, USER_BASE + at, 0], &[&other]).expect("accepted");
-    harness.await_report("ring 0: stopped");
-    front_end.set_memory(&memory);
-    let base = front_end.stop_ring(0).expect("stopped");
-    assert_eq!(base, u32::from(driver.available));
-    driver.start(&mut front_end, base).expect("started");
-    assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
 }

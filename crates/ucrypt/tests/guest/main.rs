@@ -112,6 +112,11 @@ fn a_ublk_device_is_a_disk_with_the_volumes_limits() {
 }
 
 #[test]
+fn programs_that_share_a_ublk_disk_find_what_they_have_written() {
+    Guest::get().passed("random");
+}
+
+#[test]
 fn a_new_server_takes_the_device_of_a_killed_one_over_under_load() {
     Guest::get().passed("recovery");
 }

@@ -1,0 +1,147 @@
+//! Events that are shared with the front end: kicks, calls and errors.
+//!
+//! Such an eventfd is the front end's as much as ours: it may clear `O_NONBLOCK`, fill the counter
+//! or empty it at any time, so that any plain read(2) or write(2) may block. Nothing here can:
+//!
+//! - A [`Signal`] is given by the kernel: a ring of its own has the event registered for its
+//!   completions, and completes a no-op. The kernel adds to an event without waiting; a counter that
+//!   is full stays full, and is readable.
+//! - A kick is watched by its edges (`EPOLLET`), so that it need not be read to sleep again.
+//!   [`clear`] empties the counter where that can be done without waiting, and only out of
+//!   politeness: who polls the event next is not woken for what is done.
+
+#![expect(unsafe_code, reason = "an entry of io_uring that names no memory")]
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use io_uring::{IoUring, opcode};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{ReadWriteFlags, preadv2};
+
+/// What /proc says of an eventfd.
+const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
+
+/// An event of the front end's that is signalled.
+pub(super) struct Signal {
+    event: File,
+    /// `None` where io_uring is missing or forbidden.
+    ring: Option<IoUring>,
+}
+
+impl Signal {
+    /// # Errors
+    /// `InvalidInput` if it is no event.
+    pub(super) fn new(event: File) -> io::Result<Self> {
+        check(&event)?;
+        let ring = IoUring::new(2).and_then(|ring| {
+            ring.submitter().register_eventfd(event.as_raw_fd())?;
+            Ok(ring)
+        });
+        Ok(Self { event, ring: ring.ok() })
+    }
+
+    /// Makes it readable. Never blocks; without io_uring it might, if the front end fills the counter
+    /// right between two system calls.
+    pub(super) fn give(&mut self) {
+        let given = self.ring.as_mut().is_some_and(|ring| complete(ring).is_ok());
+        if !given {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let has_room = poll(&mut [PollFd::new(&self.event, PollFlags::OUT)], Some(&now));
+            // One that is full is readable already.
+            if has_room.is_ok_and(|count| count > 0) {
+                let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            }
+        }
+    }
+}
+
+/// One completion, which signals the event of the ring.
+fn complete(ring: &mut IoUring) -> io::Result<()> {
+    // SAFETY: the entry names neither memory nor a descriptor.
+    let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
+    // One that could not be submitted before is still there, and as good.
+    drop(pushed);
+    ring.submit()?;
+    ring.completion().for_each(drop);
+    Ok(())
+}
+
+/// Refuses what is no event: anything else may block in any system call, as a file of a FUSE file
+/// system whose server does not answer.
+pub(super) fn check(file: &File) -> io::Result<()> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let is_event = match rustix::fs::readlink(link, Vec::new()) {
+        Ok(link) => link.as_bytes() == EVENTFD,
+        // Without /proc: what can be told without asking the file itself is not known.
+        Err(_) => true,
+    };
+    if is_event {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "a descriptor that is to signal is no eventfd"))
+}
+
+/// Takes the counter of an event back, if that needs no waiting.
+pub(super) fn clear(event: BorrowedFd<'_>) {
+    let mut counter = [0; 8];
+    // Kernels before 5.9 refuse; then it stays.
+    let _ = preadv2(event, &mut [IoSliceMut::new(&mut counter)], u64::MAX, ReadWriteFlags::NOWAIT);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::Errno;
+    use std::os::fd::{AsFd, OwnedFd};
+
+    /// An event that blocks, as a front end may make it.
+    fn event() -> File {
+        File::from(eventfd(0, EventfdFlags::CLOEXEC).expect("an event"))
+    }
+
+    fn is_readable(event: &File) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(event, PollFlags::IN)], Some(&now)) == Ok(1)
+    }
+
+    #[test]
+    fn neither_a_full_event_nor_an_empty_one_that_blocks_stops_its_user() {
+        let event = event();
+        let mut signal = Signal::new(event.try_clone().expect("a descriptor")).expect("an event");
+        clear(event.as_fd());
+        assert!(!is_readable(&event));
+        signal.give();
+        assert!(is_readable(&event));
+        clear(event.as_fd());
+        assert!(!is_readable(&event), "its counter was read");
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).expect("filled");
+        for _ in 0..10 {
+            signal.give();
+        }
+        assert!(is_readable(&event));
+    }
+
+    #[test]
+    fn without_io_uring_a_full_event_does_not_block_either() {
+        let event = event();
+        let mut signal = Signal { event: event.try_clone().expect("a descriptor"), ring: None };
+        signal.give();
+        let mut counter = [0; 8];
+        assert_eq!(rustix::io::read(&event, &mut counter), Ok(8));
+        assert_eq!(u64::from_ne_bytes(counter), 1);
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).expect("filled");
+        signal.give();
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused() {
+        let (read, write) = io::pipe().expect("a pipe");
+        let (read, write) = (OwnedFd::from(read), OwnedFd::from(write));
+        assert!(check(&File::from(read)).is_err() && Signal::new(File::from(write)).is_err());
+        assert!(check(&tempfile::tempfile().expect("a file")).is_err());
+        assert_eq!(check(&event()).map_err(|_| Errno::INVAL), Ok(()));
+    }
+}
