@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aligned;
 mod bad_headers;
 mod bad_images;
 mod busy;

@@ -30,6 +30,11 @@ impl Ran {
         String::from_utf8(self.passes()).expect("standard output is text")
     }
 
+    /// Whether its exit code is 0.
+    pub(crate) fn succeeded(&self) -> bool {
+        self.code == Some(0)
+    }
+
     /// It ended with this exit code.
     #[track_caller]
     pub(crate) fn exits(self, code: i32) -> Self {
