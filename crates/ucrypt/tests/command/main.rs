@@ -26,6 +26,7 @@ mod plain;
 mod process;
 mod qemu;
 mod random;
+mod random_client;
 mod scratch;
 mod server;
 mod terminal;
