@@ -24,6 +24,7 @@ mod nbd;
 mod nbd_client;
 mod plain;
 mod process;
+mod programs;
 mod qemu;
 mod random;
 mod random_client;
