@@ -219,11 +219,10 @@ impl Exports {
     pub(crate) fn stop(self) -> Result<(), Failure> {
         self.nbd.into_iter().for_each(Server::shutdown);
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
-        let stopped = self.fuse.into_iter().map(FuseExport::stop);
-        let stopped = stopped.fold(Ok(()), |all, one| all.and(one));
+        let fuse: Vec<_> = self.fuse.into_iter().map(FuseExport::stop).collect();
         self.loop_device.into_iter().for_each(LoopExport::stop);
         self.ublk.into_iter().for_each(UblkExport::stop);
-        Ok(stopped?)
+        Ok(fuse.into_iter().collect::<Result<(), _>>()?)
     }
 }
 

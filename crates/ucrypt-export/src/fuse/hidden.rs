@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(random_range(512), 0..512);
         for count in 1..20 {
             let range = random_range(count * PROBE_LEN + 512);
-            assert!(range.start % PROBE_LEN == 0 && range.end <= count * PROBE_LEN);
+            assert!(range.start.is_multiple_of(PROBE_LEN) && range.end <= count * PROBE_LEN);
             assert_eq!(range.end - range.start, PROBE_LEN);
         }
     }

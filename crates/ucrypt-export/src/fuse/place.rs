@@ -72,7 +72,7 @@ impl Place {
         if let Some(made) = &self.made {
             let file = format!("/proc/self/fd/{}", made.as_raw_fd());
             // It stays covered as long as we serve, and is removed when it no longer is.
-            let _ = fs::set_permissions(file, Permissions::from_mode(0));
+            let _ = fs::set_permissions(file, Permissions::from_mode(0o000));
         }
     }
 
@@ -113,9 +113,10 @@ pub fn remove_stale(path: &Path) {
 /// Whether it can only be a place-holder of this user's servers.
 fn is_place_holder(found: &Metadata) -> bool {
     let kind = found.file_type();
+    let permissions = found.permissions().mode() & 0o7777;
     (kind.is_socket() || kind.is_file())
         && found.len() == 0
-        && found.permissions().mode() & 0o7777 == 0
+        && permissions == 0
         && found.nlink() == 1
         && found.uid() == rustix::process::geteuid().as_raw()
 }

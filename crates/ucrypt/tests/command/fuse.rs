@@ -329,7 +329,7 @@ fn what_a_killed_server_leaves_is_no_file_that_could_be_taken_for_the_volume() {
     let path = server.file().to_owned();
     server.kill();
     run(judge("umount", "mount").arg(&path), b"").passes();
-    let error = File::options().write(true).create(true).open(&path).expect_err("opened");
+    let error = File::options().write(true).open(&path).expect_err("opened");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NXIO));
     // The next one takes its place, and goes away again.
     serve(&scratch, &image, &[]).terminate();
@@ -386,12 +386,13 @@ fn what_another_export_wrote_is_seen_by_programs_that_open_the_file() {
     let server = Server::start(&scratch, On::Both, &image.with_key());
     let mut client = NbdClient::connect(server.socket()).expect("connected");
     for round in 1..20 {
-        client.write(0, &[round; 65536]).expect("written");
-        assert!(server.read(0, 65536) == [round; 65536]);
+        let data = vec![round; 65536];
+        client.write(0, &data).expect("written");
+        assert!(server.read(0, 65536) == data);
         let copy = File::create(scratch.path("copy")).expect("a file");
         let file = File::open(server.file()).expect("opened");
         sendfile(&copy, &file, None, 65536).expect("sent");
-        assert!(fs::read(scratch.path("copy")).expect("read") == [round; 65536], "{round}");
+        assert!(fs::read(scratch.path("copy")).expect("read") == data, "{round}");
     }
     server.terminate();
 }

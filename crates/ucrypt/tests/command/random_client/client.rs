@@ -183,8 +183,32 @@ impl Client {
                     Err(error) => is_error(&error, Errno::NOSPC, there == 0),
                 }
             }
+            Operation::Zero { at, len, keep_size } => {
+                let flags = FallocateFlags::ZERO_RANGE;
+                self.zero(flags, at, len, keep_size)
+            }
+            Operation::Punch { at, len } => self.zero(FallocateFlags::PUNCH_HOLE, at, len, true),
+            Operation::Copy { from, to, len } => self.copy(from, to, len),
+            Operation::Send { at, len } => self.send(at, len),
+            Operation::Discard { at, len } => {
+                let mut discard = judge("blkdiscard", "util-linux");
+                discard.args(["--offset", &at.to_string(), "--length", &len.to_string()]);
+                run(discard.arg(&self.path), b"").passes();
+                self.model.forget(at, len);
+                Ok(())
+            }
+            Operation::Sync => self.plain[0].sync_all().map_err(|error| error.to_string()),
+            Operation::SyncData => self.direct.sync_data().map_err(|error| error.to_string()),
+            other => self.try_in_vain(other),
+        }
+    }
+
+    /// What changes nothing: it is refused, or only asks.
+    fn try_in_vain(&self, operation: Operation) -> Result<(), String> {
+        let is_file = self.target == Target::File;
+        match operation {
             Operation::Append { len } => {
-                let data = self.random.bytes(len);
+                let data = vec![1; len];
                 match io::Write::write(&mut &self.append, &data) {
                     Ok(written) => Err(format!("{written} bytes were appended")),
                     Err(error) => is_error(&error, Errno::NOSPC, true),
@@ -199,16 +223,9 @@ impl Client {
                 Ok(_) => is(is_file, false, "opened for truncation"),
                 Err(error) => is_error(&error, Errno::PERM, is_file),
             },
-            Operation::Zero { at, len, keep_size } => {
-                let flags = FallocateFlags::ZERO_RANGE;
-                self.zero(flags, at, len, keep_size)
-            }
-            Operation::Punch { at, len } => self.zero(FallocateFlags::PUNCH_HOLE, at, len, true),
             Operation::Reserve { at, len, keep_size } => {
-                let expected = match is_file && !keep_size && at + len > self.end {
-                    true => Errno::NOSPC,
-                    false => Errno::OPNOTSUPP,
-                };
+                let behind = is_file && !keep_size && at + len > self.end;
+                let expected = if behind { Errno::NOSPC } else { Errno::OPNOTSUPP };
                 let flags =
                     if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
                 match fallocate(&self.plain[0], flags, at, len) {
@@ -236,46 +253,39 @@ impl Client {
                 let expected = if at < self.end { Ok(self.end) } else { Err(Errno::NXIO) };
                 is(seek(&self.plain[1], SeekFrom::Hole(at)), expected, "the next hole")
             }
-            Operation::Copy { from, to, len } => {
-                let (mut at, mut onto, mut left) = (from, to, len);
-                while left > 0 {
-                    let (source, target) = (&self.plain[0], &self.plain[1]);
-                    let copied =
-                        copy_file_range(source, Some(&mut at), target, Some(&mut onto), left);
-                    match copied.map_err(|error| error.to_string())? {
-                        0 => return Err(format!("the copy ends {left} bytes too early")),
-                        copied => left -= copied,
-                    }
-                }
-                self.model.copy(from, to, len);
-                Ok(())
-            }
-            Operation::Send { at, len } => {
-                let there = self.there(at, len as u64) as usize;
-                seek(&self.sent, SeekFrom::Start(0)).map_err(|error| error.to_string())?;
-                let (mut from, mut left) = (at, len);
-                while left > 0 {
-                    let sent = sendfile(&self.sent, &self.plain[0], Some(&mut from), left);
-                    match sent.map_err(|error| error.to_string())? {
-                        0 => break,
-                        sent => left -= sent,
-                    }
-                }
-                is(len - left, there, "bytes sent")?;
-                let mut found = vec![0; there];
-                self.sent.read_exact_at(&mut found, 0).map_err(|error| error.to_string())?;
-                self.check(at, &found)
-            }
-            Operation::Discard { at, len } => {
-                let mut discard = judge("blkdiscard", "util-linux");
-                discard.args(["--offset", &at.to_string(), "--length", &len.to_string()]);
-                run(discard.arg(&self.path), b"").passes();
-                self.model.forget(at, len);
-                Ok(())
-            }
-            Operation::Sync => self.plain[0].sync_all().map_err(|error| error.to_string()),
-            Operation::SyncData => self.direct.sync_data().map_err(|error| error.to_string()),
+            _ => Err("it is not done by anybody".into()),
         }
+    }
+
+    fn copy(&mut self, from: u64, to: u64, len: usize) -> Result<(), String> {
+        let (mut at, mut onto, mut left) = (from, to, len);
+        while left > 0 {
+            let (source, target) = (&self.plain[0], &self.plain[1]);
+            let copied = copy_file_range(source, Some(&mut at), target, Some(&mut onto), left);
+            match copied.map_err(|error| error.to_string())? {
+                0 => return Err(format!("the copy ends {left} bytes too early")),
+                copied => left -= copied,
+            }
+        }
+        self.model.copy(from, to, len);
+        Ok(())
+    }
+
+    fn send(&self, at: u64, len: usize) -> Result<(), String> {
+        let there = self.there(at, len as u64) as usize;
+        seek(&self.sent, SeekFrom::Start(0)).map_err(|error| error.to_string())?;
+        let (mut from, mut left) = (at, len);
+        while left > 0 {
+            let sent = sendfile(&self.sent, &self.plain[0], Some(&mut from), left);
+            match sent.map_err(|error| error.to_string())? {
+                0 => break,
+                sent => left -= sent,
+            }
+        }
+        is(len - left, there, "bytes sent")?;
+        let mut found = vec![0; there];
+        self.sent.read_exact_at(&mut found, 0).map_err(|error| error.to_string())?;
+        self.check(at, &found)
     }
 
     fn file(&self, by: By) -> &File {
@@ -322,12 +332,11 @@ impl Client {
         let done = fallocate(&self.plain[0], flags | keep, at, len);
         let expected = match self.target {
             Target::File if behind && !keep_size => Err(Errno::NOSPC),
-            Target::File => Ok(()),
             // As every block device: nothing starts behind the end.
             Target::Device { .. } if at >= self.end || behind && !keep_size => Err(Errno::INVAL),
             // Zeroes that need not be written are not offered.
             Target::Device { .. } if flags == FallocateFlags::PUNCH_HOLE => Err(Errno::OPNOTSUPP),
-            Target::Device { .. } => Ok(()),
+            Target::File | Target::Device { .. } => Ok(()),
         };
         is(done, expected, "zeroed")?;
         if done.is_ok() && there > 0 {
@@ -337,7 +346,11 @@ impl Client {
     }
 }
 
-fn is<T: PartialEq + std::fmt::Debug>(found: T, expected: T, what: &str) -> Result<(), String> {
+fn is<T: Copy + PartialEq + std::fmt::Debug>(
+    found: T,
+    expected: T,
+    what: &str,
+) -> Result<(), String> {
     if found == expected { Ok(()) } else { Err(format!("{what}: {found:?}, not {expected:?}")) }
 }
 

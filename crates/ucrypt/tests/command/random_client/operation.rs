@@ -71,7 +71,7 @@ pub(crate) enum Operation {
     SeekHole {
         at: u64,
     },
-    /// copy_file_range(2) within the file.
+    /// `copy_file_range(2)` within the file.
     Copy {
         from: u64,
         to: u64,
