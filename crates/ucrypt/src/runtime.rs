@@ -117,11 +117,12 @@ impl Places {
 
     /// Removes what a server has in these places, but for the lock.
     pub(crate) fn clean_up(&self) {
-        ucrypt_export::fuse::unmount_stale(&self.file());
+        // Of the served file only what a killed server left: a live one removes its own.
+        ucrypt_export::fuse::remove_stale(&self.file());
         // A log is kept until the next server of this name, if there is anything in it.
         let said = fs::metadata(self.log()).is_ok_and(|log| log.len() > 0);
         let log = Some(self.log()).filter(|_| !said);
-        for path in [self.file(), self.nbd(), self.socket()].into_iter().chain(log) {
+        for path in [self.nbd(), self.socket()].into_iter().chain(log) {
             // What is not there needs no removing.
             let _ = fs::remove_file(path);
         }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Op, QueueConfig, Volume};
-use ucrypt_export::fuse::{FuseExport, Transport};
+use ucrypt_export::fuse::{FuseExport, FuseOptions, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
@@ -112,11 +112,9 @@ impl UblkArgs {
 }
 
 impl ExportArgs {
-    fn is_empty(&self) -> bool {
-        self.nbd.is_empty()
-            && self.vhost_user.is_empty()
-            && self.fuse.is_empty()
-            && !self.ublk.is_wanted()
+    fn count(&self) -> usize {
+        let ublk = usize::from(self.ublk.is_wanted());
+        self.nbd.len() + self.vhost_user.len() + self.fuse.len() + ublk
     }
 }
 
@@ -140,8 +138,9 @@ impl Exports {
             loop_device: None,
             ublk: None,
         };
+        let options = FuseOptions { transport: args.fuse_transport, others: args.count() > 1 };
         for path in &args.fuse {
-            exports.fuse.push(FuseExport::start_with(volume, path, args.fuse_transport)?);
+            exports.fuse.push(FuseExport::start(volume, path, options)?);
         }
         for address in &args.nbd {
             let server = Server::start(volume.clone(), address, ServerConfig::default());
@@ -217,18 +216,20 @@ impl Exports {
         self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
     }
 
-    /// Ends all of them. Accepted requests are finished first.
-    pub(crate) fn stop(self) {
+    /// Ends all of them. Accepted requests are finished first. Fails if one could not be used any
+    /// more before.
+    pub(crate) fn stop(self) -> Result<(), Failure> {
         self.nbd.into_iter().for_each(Server::shutdown);
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
-        self.fuse.into_iter().for_each(FuseExport::stop);
+        let fuse: Vec<_> = self.fuse.into_iter().map(FuseExport::stop).collect();
         self.loop_device.into_iter().for_each(LoopExport::stop);
         self.ublk.into_iter().for_each(UblkExport::stop);
+        Ok(fuse.into_iter().collect::<Result<(), _>>()?)
     }
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    if args.exports.is_empty() {
+    if args.exports.count() == 0 {
         return Err(Failure::wrong(
             "name at least one export: --nbd ADDRESS, --vhost-user PATH, --fuse FILE or --ublk",
         ));
@@ -244,8 +245,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             break;
         }
     }
-    exports.stop();
-    flush(&opened.volume)
+    let stopped = exports.stop();
+    flush(&opened.volume).and(stopped)
 }
 
 /// Says, on one line each, where the volume can be reached.

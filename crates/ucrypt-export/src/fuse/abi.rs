@@ -4,6 +4,8 @@
 //! machine's byte order. A structure may be longer than what is read of it (newer kernels) but
 //! never shorter; what is shorter is refused with `EINVAL`.
 
+use std::time::Duration;
+
 use ucrypt_engine::Errno;
 
 /// Major version of the protocol.
@@ -26,7 +28,6 @@ pub(super) const ARGUMENTS_MAX: usize = 88;
 /// Flags of INIT, bits 32 and up in the second word.
 pub(super) mod init {
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
-    pub(crate) const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
     pub(crate) const ASYNC_DIO: u64 = 1 << 15;
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
@@ -64,6 +65,8 @@ const FATTR_MODE: u32 = 1 << 0;
 const FATTR_UID: u32 = 1 << 1;
 const FATTR_GID: u32 = 1 << 2;
 const FATTR_SIZE: u32 = 1 << 3;
+const FATTR_MTIME: u32 = 1 << 5;
+const FATTR_MTIME_NOW: u32 = 1 << 8;
 
 /// Fields of a structure, taken one after the other.
 struct Fields<'a>(&'a [u8]);
@@ -102,6 +105,14 @@ impl Head {
     }
 }
 
+/// A time that a file is to get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Time {
+    Now,
+    /// Since the epoch.
+    At(Duration),
+}
+
 /// What the kernel asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
@@ -117,8 +128,12 @@ pub(super) enum Request {
         size: Option<u64>,
         /// The mode or an owner is to change.
         ownership: bool,
+        /// The new time of the last change, if there is one.
+        modified: Option<Time>,
     },
     Open,
+    /// The last descriptor of an open file was closed.
+    Release,
     Read {
         offset: u64,
         size: u32,
@@ -164,7 +179,8 @@ impl Request {
             opcode::FSYNC => Some(Self::Fsync),
             opcode::FALLOCATE => Self::fallocate(&mut fields),
             // A close(2) promises nothing about durability.
-            opcode::FLUSH | opcode::RELEASE | opcode::DESTROY => Some(Self::Nothing),
+            opcode::FLUSH | opcode::DESTROY => Some(Self::Nothing),
+            opcode::RELEASE => Some(Self::Release),
             // Every request ends by itself, and soon: there is nothing to interrupt.
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Some(Self::Silent),
             opcode::LOOKUP => return Err(Errno::NOTDIR),
@@ -182,10 +198,21 @@ impl Request {
 
     fn setattr(fields: &mut Fields<'_>) -> Option<Self> {
         let (valid, _, _) = (fields.u32()?, fields.u32()?, fields.u64()?);
-        let size = fields.u64()?;
+        let (size, _lock_owner) = (fields.u64()?, fields.u64()?);
+        let (_accessed, modified, _changed) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        let (_accessed_ns, modified_ns) = (fields.u32()?, fields.u32()?);
+        // Times before the epoch are negative there; those become the epoch.
+        let seconds = i64::from_ne_bytes(modified.to_ne_bytes()).max(0).cast_unsigned();
+        let modified = match (valid & FATTR_MTIME != 0, valid & FATTR_MTIME_NOW != 0) {
+            (false, _) => None,
+            (true, true) => Some(Time::Now),
+            // A second has fewer nanoseconds than this, whatever the kernel says.
+            (true, false) => Some(Time::At(Duration::new(seconds, modified_ns % 1_000_000_000))),
+        };
         Some(Self::Setattr {
             size: (valid & FATTR_SIZE != 0).then_some(size),
             ownership: valid & (FATTR_MODE | FATTR_UID | FATTR_GID) != 0,
+            modified,
         })
     }
 
@@ -269,11 +296,12 @@ impl Body {
             .zeroes(28)
     }
 
-    /// `fuse_attr_out`, valid for `seconds`.
-    pub(super) fn attr(seconds: u64, attr: &Attr) -> Self {
+    /// `fuse_attr_out`. It is not to be cached: the size, and through other exports the content, change
+    /// without the kernel's knowledge.
+    pub(super) fn attr(attr: &Attr) -> Self {
         let Attr { size, time, mode, uid, gid, block } = *attr;
         let (stamp, nanoseconds) = (time.as_secs(), time.subsec_nanos());
-        let body = Self::EMPTY.u64(seconds).u32(0).u32(0);
+        let body = Self::EMPTY.u64(0).u32(0).u32(0);
         // Inode 1 is the root; times of access, of change and of the inode's change.
         let body = body.u64(1).u64(size).u64(size.div_ceil(512)).u64(stamp).u64(stamp).u64(stamp);
         let body = body.u32(nanoseconds).u32(nanoseconds).u32(nanoseconds);
@@ -316,7 +344,7 @@ pub(super) struct Attr {
     /// Bytes.
     pub(super) size: u64,
     /// Since the epoch.
-    pub(super) time: std::time::Duration,
+    pub(super) time: Duration,
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -395,7 +423,7 @@ mod tests {
     /// Every opcode that has arguments here, with the bytes that it needs.
     const LENGTHS: [(u32, usize); 5] = [
         (opcode::INIT, 16),
-        (opcode::SETATTR, 24),
+        (opcode::SETATTR, 64),
         (opcode::READ, 36),
         (opcode::WRITE, 36),
         (opcode::FALLOCATE, 28),
@@ -433,7 +461,13 @@ mod tests {
         let fallocate = Request::Fallocate { offset, len: u64_at(16), mode: u32_at(24) };
         assert_eq!(Request::parse(opcode::FALLOCATE, &bytes), Ok(fallocate));
         bytes[..4].copy_from_slice(&FATTR_SIZE.to_ne_bytes());
-        let setattr = Request::Setattr { size: Some(u64_at(16)), ownership: false };
+        let size = Some(u64_at(16));
+        let setattr = Request::Setattr { size, ownership: false, modified: None };
+        assert_eq!(Request::parse(opcode::SETATTR, &bytes), Ok(setattr));
+        bytes[..4].copy_from_slice(&(FATTR_MTIME | FATTR_MODE).to_ne_bytes());
+        let at = Duration::new(u64_at(40), u32_at(60) % 1_000_000_000);
+        let modified = Some(Time::At(at));
+        let setattr = Request::Setattr { size: None, ownership: true, modified };
         assert_eq!(Request::parse(opcode::SETATTR, &bytes), Ok(setattr));
     }
 
@@ -441,13 +475,13 @@ mod tests {
     fn answers_have_the_lengths_of_the_kernel_header() {
         let attr = Attr {
             size: 1,
-            time: std::time::Duration::from_secs(1),
+            time: Duration::from_secs(1),
             mode: 0o100_600,
             uid: 0,
             gid: 0,
             block: 4096,
         };
-        assert_eq!(Body::attr(1, &attr).bytes().len(), 104);
+        assert_eq!(Body::attr(&attr).bytes().len(), 104);
         assert_eq!(Body::open().bytes().len(), 16);
         assert_eq!(Body::written(1).bytes().len(), 8);
         assert_eq!(Body::statfs(512).bytes().len(), 80);

@@ -183,7 +183,10 @@ impl Classic {
                 // Without a head there is nobody to answer.
                 if let Some(head) = Head::parse(&front[..count.min(FRONT_LEN)]) {
                     let outcome = match Request::parse(head.opcode, arguments) {
-                        Ok(request) => self.file.take(request, count.saturating_sub(FRONT_LEN)),
+                        Ok(request) => {
+                            let len = count.saturating_sub(FRONT_LEN);
+                            self.file.take(request, len, || buffer[..len].iter().all(|b| *b == 0))
+                        }
                         Err(error) => Outcome::Now(Err(error)),
                     };
                     self.start(device, head.unique, outcome);

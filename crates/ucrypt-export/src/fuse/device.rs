@@ -28,6 +28,15 @@ const FIRST_BUFFER: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Device(OwnedFd);
 
+/// What the server would like to do, if the kernel can.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// Requests come by io_uring.
+    pub(super) ring: bool,
+    /// Programs may map the file shared, which makes the kernel cache it.
+    pub(super) shared_mappings: bool,
+}
+
 /// What a read brought.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
@@ -87,9 +96,9 @@ impl Device {
         while writev(&self.0, &[IoSlice::new(head), IoSlice::new(body)]) == Err(Errno::INTR) {}
     }
 
-    /// Answers the kernel's first request and agrees on what both can do. `ring`: requests may come
-    /// by io_uring; returns whether they will. The kernel then waits for the ring's entries.
-    pub(super) fn negotiate(&self, request_max: u32, ring: bool) -> io::Result<bool> {
+    /// Answers the kernel's first request and agrees on what both can do. Returns whether requests
+    /// will come by io_uring. The kernel then waits for the ring's entries.
+    pub(super) fn negotiate(&self, request_max: u32, wanted: Wanted) -> io::Result<bool> {
         let mut front = [0; FRONT_LEN];
         let mut data = vec![0; FIRST_BUFFER];
         loop {
@@ -113,20 +122,20 @@ impl Device {
                     "the kernel speaks FUSE {major}.{minor}, which is too old"
                 )));
             }
-            let mut wanted = init::ASYNC_READ
-                | init::ATOMIC_O_TRUNC
-                | init::BIG_WRITES
-                | init::ASYNC_DIO
-                | init::MAX_PAGES
-                | init::EXT
-                | init::DIRECT_IO_ALLOW_MMAP;
-            if ring {
-                wanted |= init::OVER_IO_URING;
+            // Not among them is ATOMIC_O_TRUNC, with which the kernel would take the file for empty
+            // once it has been opened with O_TRUNC. Without it, it asks (SETATTR), and is refused.
+            let mut known =
+                init::ASYNC_READ | init::BIG_WRITES | init::ASYNC_DIO | init::MAX_PAGES | init::EXT;
+            if wanted.ring {
+                known |= init::OVER_IO_URING;
+            }
+            if wanted.shared_mappings {
+                known |= init::DIRECT_IO_ALLOW_MMAP;
             }
             let answer = InitAnswer {
                 minor: minor.min(abi::MINOR),
                 readahead,
-                flags: wanted & flags,
+                flags: known & flags,
                 background_max: BACKGROUND_MAX,
                 request_max,
             };

@@ -1,16 +1,14 @@
 //! The one file: what is answered at once, and what is asked of the volume.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::OFlags;
 use ucrypt_engine::{Errno, Op, Rejected, Volume, VolumeInfo};
 
-use super::abi::{Attr, Body, Request};
-use super::hidden::Holes;
-
-/// How long the attributes hold for programs, in seconds: only a resize changes them.
-const ATTR_TTL: u64 = 3600;
+use super::abi::{Attr, Body, Request, Time};
+use super::hidden::{Hole, Holes};
 
 /// Longest range that a hole punched into the file may have. Plaintext zeroes are data to the
 /// backend: `mkfs` punching a whole volume would write all of it. It goes on without.
@@ -53,22 +51,39 @@ pub(super) enum User {
 pub(super) struct VolumeFile {
     pub(super) volume: Arc<Volume>,
     attr: Attr,
+    modified: Mutex<Modified>,
+    /// How often programs have it open.
+    opened: AtomicU64,
     user: User,
+}
+
+/// When the content was changed: since its server started, as seen by who looks at the file.
+#[derive(Debug, Clone, Copy)]
+struct Modified {
+    /// How many requests had changed it by then.
+    changes: u64,
+    /// Since the epoch.
+    at: Duration,
 }
 
 impl VolumeFile {
     pub(super) fn new(volume: Arc<Volume>, user: User) -> Self {
         let info = volume.info();
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let attr = Attr {
             size: info.len,
-            time: since_epoch.unwrap_or(Duration::ZERO),
+            time: now(),
             mode: S_IFREG | if info.read_only { 0o400 } else { 0o600 },
             uid: rustix::process::getuid().as_raw(),
             gid: rustix::process::getgid().as_raw(),
             block: info.preferred_io,
         };
-        Self { volume, attr, user }
+        let modified = Mutex::new(Modified { changes: changes(&volume), at: attr.time });
+        Self { volume, attr, modified, opened: AtomicU64::new(0), user }
+    }
+
+    /// Whether a program has it open.
+    pub(super) fn is_open(&self) -> bool {
+        self.opened.load(Ordering::Acquire) > 0
     }
 
     fn info(&self) -> VolumeInfo {
@@ -87,47 +102,87 @@ impl VolumeFile {
         }
     }
 
-    /// `data`: bytes that came with a write.
-    pub(super) fn take(&self, request: Request, data: usize) -> Outcome {
+    /// `data`: bytes that came with a write; `zeroes` tells whether they are all zero.
+    pub(super) fn take(
+        &self,
+        request: Request,
+        data: usize,
+        zeroes: impl FnOnce() -> bool,
+    ) -> Outcome {
         match request {
             Request::Getattr => Outcome::Now(Ok(self.attr())),
-            Request::Setattr { size, ownership } => Outcome::Now(self.setattr(size, ownership)),
-            Request::Open => Outcome::Now(Ok(Body::open())),
+            Request::Setattr { size, ownership, modified } => {
+                Outcome::Now(self.setattr(size, ownership, modified))
+            }
+            Request::Open => {
+                self.opened.fetch_add(1, Ordering::AcqRel);
+                Outcome::Now(Ok(Body::open()))
+            }
+            Request::Release => {
+                self.opened.fetch_sub(1, Ordering::AcqRel);
+                Outcome::Now(Ok(Body::EMPTY))
+            }
             Request::Statfs => Outcome::Now(self.statfs()),
             Request::Nothing => Outcome::Now(Ok(Body::EMPTY)),
             Request::Silent => Outcome::Silent,
             // Once only, at the start.
             Request::Init { .. } => Outcome::Now(Err(Errno::IO)),
             Request::Read { offset, size } => self.read(offset, size),
-            Request::Write { offset, size, flags } => self.write(offset, size, flags, data),
+            Request::Write { offset, size, flags } => self.write(offset, size, flags, data, zeroes),
             Request::Fsync => Outcome::Do(Op::Flush),
             Request::Fallocate { offset, len, mode } => self.fallocate(offset, len, mode),
         }
     }
 
     fn attr(&self) -> Body {
-        // The driver asks when it is to look at the size anew.
-        let ttl = if self.driver().is_some() { 0 } else { ATTR_TTL };
-        Body::attr(ttl, &Attr { size: self.len(), ..self.attr })
+        Body::attr(&Attr { size: self.len(), time: self.modified(None), ..self.attr })
+    }
+
+    /// When the content was changed, and from now on the time that is given. What others have changed
+    /// counts too: programs that copy what is new go by it.
+    fn modified(&self, set: Option<Time>) -> Duration {
+        let changes = changes(&self.volume);
+        let mut modified = self.modified.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = match set {
+            Some(Time::At(at)) => at,
+            // Another time than before, whatever the clock says.
+            Some(Time::Now) => now().max(modified.at + Duration::from_nanos(1)),
+            None if changes == modified.changes => modified.at,
+            None if now() == modified.at => modified.at + Duration::from_nanos(1),
+            None => now(),
+        };
+        *modified = Modified { changes, at };
+        at
     }
 
     /// The driver takes the block size for the granularity of discards, and offers none if there
     /// is no answer.
     fn statfs(&self) -> Result<Body, Errno> {
         let info = self.info();
-        if self.driver().is_some() && !info.discard && !info.fast_write_zeroes {
-            return Err(Errno::NOSYS);
+        if let Some(holes) = self.driver() {
+            holes.limits_are_renewed();
+            if !info.discard && !info.fast_write_zeroes {
+                return Err(Errno::NOSYS);
+            }
         }
         Ok(Body::statfs(info.sector_size))
     }
 
-    /// A disk keeps its size; who may use it was decided by who opened it.
-    fn setattr(&self, size: Option<u64>, ownership: bool) -> Result<Body, Errno> {
-        match size {
-            Some(size) if size != self.len() => Err(Errno::INVAL),
-            _ if ownership => Err(Errno::PERM),
-            _ => Ok(self.attr()),
+    /// A disk keeps its size: as for a sealed file, another one is not permitted. Opening with
+    /// `O_TRUNC` is such an attempt. Who may use the file was decided by who opened the volume.
+    fn setattr(
+        &self,
+        size: Option<u64>,
+        ownership: bool,
+        modified: Option<Time>,
+    ) -> Result<Body, Errno> {
+        if ownership || size.is_some_and(|size| size != self.len()) {
+            return Err(Errno::PERM);
         }
+        if modified.is_some() {
+            self.modified(modified);
+        }
+        Ok(self.attr())
     }
 
     /// As for a file: a read ends where the file does.
@@ -139,7 +194,14 @@ impl VolumeFile {
     }
 
     /// As for a block device: what fits is written, behind the end there is no space.
-    fn write(&self, offset: u64, size: u32, flags: u32, data: usize) -> Outcome {
+    fn write(
+        &self,
+        offset: u64,
+        size: u32,
+        flags: u32,
+        data: usize,
+        zeroes: impl FnOnce() -> bool,
+    ) -> Outcome {
         if size as usize != data {
             return Outcome::Now(Err(Errno::INVAL));
         }
@@ -148,7 +210,7 @@ impl VolumeFile {
         }
         match self.len().saturating_sub(offset).min(data as u64) as usize {
             0 => Outcome::Now(Err(Errno::NOSPC)),
-            len if self.driver().is_some_and(Holes::asking) => {
+            len if self.driver().is_some_and(|holes| holes.is_probe(offset, len, zeroes)) => {
                 Outcome::Now(Ok(Body::written(len as u32)))
             }
             len => Outcome::Write { offset, len, fua: flags & OFlags::DSYNC.bits() != 0 },
@@ -164,29 +226,46 @@ impl VolumeFile {
         let fast = self.info().fast_write_zeroes;
         let unsupported = Outcome::Now(Err(Errno::OPNOTSUPP));
         let no_unmap = match (mode & !FALLOC_KEEP_SIZE, self.driver()) {
-            // Space cannot be reserved in an image that may have holes.
-            (0, _) => return Outcome::Now(Ok(Body::EMPTY)),
             (FALLOC_PUNCH_HOLE, Some(holes)) if !fast => {
-                return self.discard(holes, offset, len_there);
+                return self.hole(holes, offset, len_there);
             }
             (FALLOC_PUNCH_HOLE, _) if len > PUNCH_MAX && !fast => return unsupported,
             (FALLOC_PUNCH_HOLE, _) => false,
             (FALLOC_ZERO_RANGE, Some(holes)) if holes.asking() => return unsupported,
             (FALLOC_ZERO_RANGE, _) => true,
+            // Also to reserve space: an image that has holes cannot promise that later writes find
+            // any.
             _ => return unsupported,
         };
+        if len_there == 0 {
+            return Outcome::Now(Ok(Body::EMPTY));
+        }
         Outcome::Do(Op::WriteZeroes { offset, len: len_there, fua: false, no_unmap })
     }
 
     /// The driver makes a hole.
-    fn discard(&self, holes: &Holes, offset: u64, len: u64) -> Outcome {
+    fn hole(&self, holes: &Holes, offset: u64, len: u64) -> Outcome {
+        if !self.info().discard {
+            return Outcome::Now(Err(Errno::OPNOTSUPP));
+        }
         let op = Op::Discard { offset, len };
-        match (self.info().discard, holes.are_discards()) {
-            (true, true) => Outcome::Do(op),
-            (true, false) => Outcome::DoAndRefuse(op),
-            (false, _) => Outcome::Now(Err(Errno::OPNOTSUPP)),
+        match holes.meaning() {
+            Hole::Discard => Outcome::Do(op),
+            Hole::DiscardOrNothing => Outcome::DoAndRefuse(op),
+            Hole::Unclear => Outcome::Now(Err(Errno::OPNOTSUPP)),
         }
     }
+}
+
+/// How many requests have changed the content, or may have.
+fn changes(volume: &Volume) -> u64 {
+    let totals = volume.totals();
+    totals.writes + totals.discards + totals.errors
+}
+
+/// Since the epoch.
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO)
 }
 
 /// What a refusal of the engine is to a program; `None`: it can be tried again.

@@ -5,21 +5,28 @@
 //! does not matter, and a write of zeroes that may be unmapped, after which it must be zeroes. Only
 //! the first can be passed on to an encrypted volume. How they are told apart:
 //!
-//! - Since Linux 6.11 the driver gives up writing zeroes, for good, once the file refuses a range
-//!   of zeroes. [`HiddenFile::settle_holes`] brings this about before anybody uses the device; from
-//!   then on a hole is a discard.
+//! - Since Linux 6.11 the driver gives up writing zeroes once the file refuses a range of zeroes.
+//!   [`HiddenFile::settle_holes`] brings this about when the device is new: it has the driver zero
+//!   a short range. The kernel then writes the zeroes itself; only these are not carried out.
+//!   Others may use the device meanwhile, so the range is chosen at random: nobody else happens to
+//!   write zeroes there in that moment. From then on a hole is a discard.
+//! - The driver takes its limits anew when its block size is changed (`losetup --sector-size`), and may
+//!   write zeroes again. It asks for `statfs` each time before. Then holes are refused, upon which it
+//!   gives them up.
 //! - Before, every hole is discarded and answered with `EOPNOTSUPP`: the kernel's block layer does
 //!   not mind this after a discard, and writes zeroes itself after the other.
 //!
 //! Where discards are not allowed, `statfs` fails, by which the driver knows not to offer them.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
@@ -30,29 +37,105 @@ use rustix::mount::{
 use ucrypt_engine::Volume;
 
 use super::device::Device;
-use super::file::User;
-use super::{FuseError, STOP_PATIENCE, Transport, mount, serve};
+use super::file::{User, VolumeFile};
+use super::{FuseError, How, STOP_PATIENCE, Transport, mount, serve, within};
 
 /// Threads at most: the driver has requests of one disk only, and what they have is locked memory.
 const THREADS_MAX: usize = 4;
 
+/// Bytes that the driver zeroes to find out. No smaller than any kernel's page: of what it has cached,
+/// the kernel drops whole pages, but zeroes parts. Twice as much would do no harm.
+const PROBE_LEN: u64 = 64 << 10;
+
+/// What it means when the driver makes a hole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hole {
+    /// It is a discard.
+    Discard,
+    /// It is a discard, or zeroes that the kernel writes itself if the hole is refused.
+    DiscardOrNothing,
+    /// It may be zeroes, and a refusal is taken for good.
+    Unclear,
+}
+
 /// What is known about the holes that the driver makes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Holes {
-    /// It is being found out: ranges of zeroes are refused, and what is written instead of one is
-    /// not stored.
+    /// It is being found out: ranges of zeroes are refused.
     asking: AtomicBool,
-    /// They are all discards.
-    discards: AtomicBool,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    meaning: Hole,
+    /// How often the driver took its limits anew.
+    renewals: u64,
+    /// Where zeroes are not written, and how many bytes of them are still to come.
+    probe: Range<u64>,
+    left: u64,
 }
 
 impl Holes {
+    /// `asking`: [`HiddenFile::settle_holes`] will be called.
+    fn new(asking: bool) -> Self {
+        let meaning = if asking { Hole::Unclear } else { Hole::DiscardOrNothing };
+        let known = Mutex::new(Known { meaning, renewals: 0, probe: 0..0, left: 0 });
+        Self { asking: AtomicBool::new(asking), known }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn asking(&self) -> bool {
         self.asking.load(Ordering::Acquire)
     }
 
-    pub(super) fn are_discards(&self) -> bool {
-        self.discards.load(Ordering::Acquire)
+    pub(super) fn meaning(&self) -> Hole {
+        self.known().meaning
+    }
+
+    /// Whether a write must not be carried out: it brings the zeroes of the probe, which come once.
+    pub(super) fn is_probe(&self, offset: u64, len: usize, zeroes: impl FnOnce() -> bool) -> bool {
+        if !self.asking() {
+            return false;
+        }
+        let mut known = self.known();
+        let (len, end) = (len as u64, offset.saturating_add(len as u64));
+        let inside = offset >= known.probe.start && end <= known.probe.end && len <= known.left;
+        if !inside || !zeroes() {
+            return false;
+        }
+        known.left -= len;
+        true
+    }
+
+    /// The driver takes its limits anew.
+    pub(super) fn limits_are_renewed(&self) {
+        let mut known = self.known();
+        known.renewals += 1;
+        if known.meaning == Hole::Discard {
+            known.meaning = Hole::Unclear;
+        }
+    }
+
+    /// `probe` has the driver zero this range, and tells whether it has given up writing zeroes.
+    fn settle(&self, range: Range<u64>, probe: impl FnOnce() -> bool) {
+        let renewals = {
+            let mut known = self.known();
+            (known.left, known.probe) = (range.end - range.start, range);
+            known.renewals
+        };
+        let given_up = probe();
+        let mut known = self.known();
+        (known.left, known.probe) = (0, 0..0);
+        known.meaning = match given_up {
+            true if known.renewals == renewals => Hole::Discard,
+            true => Hole::Unclear,
+            false => Hole::DiscardOrNothing,
+        };
+        self.asking.store(false, Ordering::Release);
     }
 }
 
@@ -61,6 +144,8 @@ impl Holes {
 pub struct HiddenFile {
     transport: Transport,
     threads: Vec<JoinHandle<()>>,
+    /// Bytes.
+    len: u64,
     holes: Arc<Holes>,
 }
 
@@ -76,13 +161,15 @@ impl HiddenFile {
         start(volume, device).map_err(|error| FuseError::Hidden { error })
     }
 
-    /// Finds out what holes mean, before anybody uses the device. `probe` zeroes the first sector
-    /// of the device, which here leaves it as it is, and tells whether the driver has given up
-    /// writing zeroes.
-    pub(crate) fn settle_holes(&self, probe: impl FnOnce() -> bool) {
-        self.holes.asking.store(true, Ordering::Release);
-        self.holes.discards.store(probe(), Ordering::Release);
-        self.holes.asking.store(false, Ordering::Release);
+    /// Finds out what holes mean, if there can be any, as soon as there is a device. `probe` has it
+    /// zero a range of bytes, which here leaves the content as it is, and tells whether the driver
+    /// has given up writing zeroes.
+    pub(crate) fn settle_holes(&self, probe: impl FnOnce(u64, u64) -> bool) {
+        if self.holes.asking() {
+            let range = random_range(self.len);
+            let (offset, len) = (range.start, range.end - range.start);
+            self.holes.settle(range, || probe(offset, len));
+        }
     }
 
     /// How requests come and answers go.
@@ -98,28 +185,39 @@ impl HiddenFile {
     /// Waits a moment until nobody has it open. If somebody still does, the file is served until
     /// the process ends.
     pub(crate) fn end(&self) {
-        let ended = Instant::now() + STOP_PATIENCE;
-        while !self.has_ended() && Instant::now() < ended {
-            thread::sleep(Duration::from_millis(2));
-        }
+        within(STOP_PATIENCE, || self.has_ended());
     }
 }
 
 fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, OwnedFd)> {
-    let read_only = volume.info().read_only;
+    let info = volume.info();
+    let read_only = info.read_only;
     let mount = detached_mount(&device, read_only)?;
-    let holes = Arc::new(Holes::default());
+    let holes = Arc::new(Holes::new(info.discard && !info.fast_write_zeroes));
     let count = thread::available_parallelism().map_or(2, usize::from).clamp(2, THREADS_MAX);
-    let user = User::LoopDriver(holes.clone());
-    let (transport, threads) =
-        serve(volume, &Device::new(device), user, count, Transport::Classic)?;
+    let file = Arc::new(VolumeFile::new(volume.clone(), User::LoopDriver(holes.clone())));
+    let how = How { transport: Transport::Classic, threads: count, shared_mappings: false };
+    let (transport, threads) = serve(&file, &Device::new(device), how)?;
     // The mount goes with its descriptor; the opened file keeps it alive as long as it is needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
     let opened = open(Path::new(&root), access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?;
     // Until it is asked for, the size of a root is 0. The driver asks since Linux 6.16 only.
     statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
-    Ok((HiddenFile { transport, threads, holes }, opened))
+    Ok((HiddenFile { transport, threads, len: info.len, holes }, opened))
+}
+
+/// Some [`PROBE_LEN`] bytes of a volume, or all of a shorter one.
+fn random_range(len: u64) -> Range<u64> {
+    // What std makes the keys of its hash maps from.
+    let random = RandomState::new().build_hasher().finish();
+    match len / PROBE_LEN {
+        0 => 0..len,
+        count => {
+            let start = random % count * PROBE_LEN;
+            start..start + PROBE_LEN
+        }
+    }
 }
 
 /// A mount of one regular file, attached to no directory.
@@ -147,9 +245,60 @@ fn detached_mount(device: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{self, RecvTimeoutError};
+    use std::time::Duration;
 
     use super::*;
     use crate::fuse::abort::abort;
+
+    #[test]
+    fn only_the_zeroes_of_the_probe_are_not_carried_out() {
+        let holes = Holes::new(true);
+        assert!(holes.asking() && !holes.is_probe(4096, 4096, || true), "there is none yet");
+        holes.settle(4096..12288, || {
+            assert!(!holes.is_probe(0, 8192, || true) && !holes.is_probe(8192, 8192, || true));
+            assert!(!holes.is_probe(4096, 4096, || false), "somebody's data");
+            assert!(holes.is_probe(4096, 4096, || true), "the kernel may cut it");
+            assert!(!holes.is_probe(4096, 8192, || true), "somebody's zeroes");
+            assert!(holes.is_probe(8192, 4096, || true));
+            assert!(!holes.is_probe(4096, 4096, || true), "it comes once");
+            true
+        });
+        assert!(!holes.asking() && !holes.is_probe(4096, 4096, || true));
+    }
+
+    #[test]
+    fn holes_are_unclear_from_when_the_driver_may_write_zeroes_again() {
+        let holes = Holes::new(true);
+        assert_eq!(holes.meaning(), Hole::Unclear);
+        // When it is attached.
+        holes.limits_are_renewed();
+        holes.settle(0..4096, || true);
+        assert_eq!(holes.meaning(), Hole::Discard);
+        holes.limits_are_renewed();
+        assert_eq!(holes.meaning(), Hole::Unclear);
+        // Somebody is faster than the probe.
+        let holes = Holes::new(true);
+        holes.settle(0..4096, || {
+            holes.limits_are_renewed();
+            true
+        });
+        assert_eq!(holes.meaning(), Hole::Unclear);
+        // A driver that never gives up.
+        let holes = Holes::new(true);
+        holes.settle(0..4096, || false);
+        holes.limits_are_renewed();
+        assert_eq!(holes.meaning(), Hole::DiscardOrNothing);
+    }
+
+    #[test]
+    fn the_probe_lies_in_the_volume() {
+        assert_eq!(random_range(512), 0..512);
+        for count in 1..20 {
+            let range = random_range(count * PROBE_LEN + 512);
+            assert!(range.start.is_multiple_of(PROBE_LEN) && range.end <= count * PROBE_LEN);
+            assert_eq!(range.end - range.start, PROBE_LEN);
+        }
+    }
 
     /// Needs root and FUSE.
     #[test]

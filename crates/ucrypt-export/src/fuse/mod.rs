@@ -15,10 +15,10 @@ mod device;
 mod file;
 mod hidden;
 mod mount;
+mod place;
 mod ring;
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -30,10 +30,12 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_engine::Volume;
 
 use classic::Classic;
-use device::Device;
+use device::{Device, Wanted};
 use file::{User, VolumeFile};
 pub use hidden::HiddenFile;
-pub use mount::unmount_stale;
+use mount::Mounted;
+use place::Place;
+pub use place::remove_stale;
 use ring::Ring;
 
 /// Bytes of the largest request: what the kernel allows without privileges.
@@ -44,6 +46,10 @@ const DEPTH: u32 = 128;
 
 /// How long [`FuseExport::stop`] waits for programs that still have the file open.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long [`FuseExport::try_stop`] waits for the kernel to say that a file was closed, which it does
+/// a little later than close(2).
+const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why a volume could not be served as a file.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +77,15 @@ pub enum FuseError {
         path: PathBuf,
         /// The reason.
         error: io::Error,
+    },
+    /// The connection to the kernel ended while the file was mounted.
+    #[error(
+        "the kernel no longer asks for {path}: somebody aborted its connection, or unmounted it by \
+         force; programs that used it got errors, serve it again"
+    )]
+    Aborted {
+        /// The file.
+        path: PathBuf,
     },
     /// The kernel refused a mount without a place.
     #[error("cannot mount a file for the loop driver: {error}; it needs root and Linux 5.2")]
@@ -112,63 +127,79 @@ impl FromStr for Transport {
     }
 }
 
+/// How a volume is served as a file.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FuseOptions {
+    /// The transport to use where it can be had; where the kernel has no rings for FUSE, or none for
+    /// us, it is [`Transport::Classic`] without further notice.
+    pub transport: Transport,
+    /// The volume has other exports, another file among them. Then programs may not map the file
+    /// shared: the kernel caches what is mapped, and knows nothing of what others write.
+    pub others: bool,
+}
+
 /// A mounted file. Dropping it unmounts.
 #[derive(Debug)]
 pub struct FuseExport {
-    path: PathBuf,
-    /// Whether the file below the mount was made by us.
-    made: bool,
+    place: Place,
+    mounted: Mounted,
+    file: Arc<VolumeFile>,
     transport: Transport,
     /// Empty once it is stopped.
     threads: Vec<JoinHandle<()>>,
+    /// The connection ended before the mount.
+    aborted: bool,
 }
 
 impl FuseExport {
     /// Mounts the volume over `path`, which is made if it is not there, and serves it from threads
     /// in the background.
-    pub fn start(volume: &Arc<Volume>, path: &Path) -> Result<Self, FuseError> {
-        Self::start_with(volume, path, Transport::default())
-    }
-
-    /// As [`FuseExport::start`], by the transport that is asked for. Where the kernel has no rings
-    /// for FUSE, or none for us, it is [`Transport::Classic`] without further notice.
-    pub fn start_with(
+    pub fn start(
         volume: &Arc<Volume>,
         path: &Path,
-        transport: Transport,
+        options: FuseOptions,
     ) -> Result<Self, FuseError> {
         if !Path::new(mount::DEVICE).exists() {
             return Err(FuseError::Missing);
         }
-        let at = |error| FuseError::MountPoint { path: path.into(), error };
-        let made = mount::prepare(path).map_err(at)?;
-        let path = path.canonicalize().map_err(at)?;
-        let served = mount::mount(&path, volume.info().read_only).and_then(|device| {
-            let cores = cores().max(2);
-            serve(volume, &Device::new(device), User::Programs, cores, transport)
-                .inspect_err(|_| unmount_stale(&path))
-        });
-        match served {
-            Ok((transport, threads)) => Ok(Self { path, made, transport, threads }),
-            Err(error) => {
-                if made {
-                    // The error of the mount is what counts.
-                    let _ = fs::remove_file(&path);
+        let mut place = Place::prepare(path)
+            .map_err(|error| FuseError::MountPoint { path: path.into(), error })?;
+        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
+        let started = mount::mount(&mut place, volume.info().read_only);
+        let started = started.and_then(|(mounted, device)| {
+            let how = How {
+                transport: options.transport,
+                threads: cores().max(2),
+                shared_mappings: !options.others,
+            };
+            match serve(&file, &Device::new(device), how) {
+                Ok((transport, threads)) => Ok((mounted, transport, threads)),
+                Err(error) => {
+                    mounted.detach();
+                    Err(error)
                 }
-                Err(FuseError::Mount { path, error })
+            }
+        });
+        match started {
+            Ok((mounted, transport, threads)) => {
+                Ok(Self { place, mounted, file, transport, threads, aborted: false })
+            }
+            Err(error) => {
+                place.remove();
+                Err(FuseError::Mount { path: place.path().into(), error })
             }
         }
     }
 
     /// Where the file is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.place.path()
     }
 
     /// Makes the volume's present size known to the kernel.
     pub fn take_size(&self) -> io::Result<()> {
         // It asks us when the file is looked at anew.
-        statx(CWD, &self.path, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
+        statx(CWD, self.path(), AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
         Ok(())
     }
 
@@ -184,7 +215,12 @@ impl FuseExport {
 
     /// Unmounts if no program has the file open. Returns whether it did.
     pub fn try_stop(&mut self) -> bool {
-        if !self.has_ended() && !mount::unmount_unused(&self.path) {
+        if !self.has_ended() && !self.mounted.unmount_unused() {
+            return false;
+        }
+        // Its name may be gone, by us or by others, while programs still have it open; or it was
+        // opened under a name in another mount namespace.
+        if !within(CLOSE_PATIENCE, || self.has_ended() || !self.file.is_open()) {
             return false;
         }
         self.unmount();
@@ -194,13 +230,21 @@ impl FuseExport {
     /// Takes the name away. Programs that have the file open go on; when the last of them closes
     /// it, the export has ended.
     pub fn detach(&self) {
-        unmount_stale(&self.path);
+        self.mounted.detach();
+        self.place.remove();
     }
 
     /// Unmounts. Programs that have the file open can no longer reach it by name; they get errors
     /// once the process ends.
-    pub fn stop(mut self) {
+    ///
+    /// # Errors
+    /// [`FuseError::Aborted`] if the file could no longer be used before.
+    pub fn stop(mut self) -> Result<(), FuseError> {
         self.unmount();
+        if self.aborted {
+            return Err(FuseError::Aborted { path: self.path().into() });
+        }
+        Ok(())
     }
 
     fn unmount(&mut self) {
@@ -208,17 +252,11 @@ impl FuseExport {
         if threads.is_empty() {
             return;
         }
-        if !threads.iter().all(JoinHandle::is_finished) {
-            unmount_stale(&self.path);
-        }
-        let ended = Instant::now() + STOP_PATIENCE;
-        while !threads.iter().all(JoinHandle::is_finished) && Instant::now() < ended {
-            thread::sleep(Duration::from_millis(5));
-        }
-        if self.made {
-            // It is empty and was made for this mount.
-            let _ = fs::remove_file(&self.path);
-        }
+        let ended = || threads.iter().all(JoinHandle::is_finished);
+        // Where somebody unmounts it, the name goes first.
+        self.aborted = ended() && self.mounted.is_there();
+        self.detach();
+        within(STOP_PATIENCE, ended);
     }
 }
 
@@ -228,28 +266,48 @@ impl Drop for FuseExport {
     }
 }
 
+/// Waits until something is so, but not longer. Returns whether it is.
+fn within(patience: Duration, is_so: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    while !is_so() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
+
+/// How a file is served.
+#[derive(Debug, Clone, Copy)]
+struct How {
+    /// If it can be had.
+    transport: Transport,
+    /// That take requests by read(2), if it is [`Transport::Classic`].
+    threads: usize,
+    shared_mappings: bool,
+}
+
 /// Starts the threads, which end when the file is not mounted any more.
 fn serve(
-    volume: &Arc<Volume>,
+    file: &Arc<VolumeFile>,
     device: &Device,
-    user: User,
-    classic_threads: usize,
-    wanted: Transport,
+    how: How,
 ) -> io::Result<(Transport, Vec<JoinHandle<()>>)> {
-    let file = Arc::new(VolumeFile::new(volume.clone(), user));
     // What can fail about them fails before the kernel is told to wait for them.
-    let rings = match wanted {
-        Transport::Ring => rings(&file, device).unwrap_or_default(),
+    let rings = match how.transport {
+        Transport::Ring => rings(file, device).unwrap_or_default(),
         Transport::Classic => Vec::new(),
     };
-    let ring = device.negotiate(REQUEST_MAX, !rings.is_empty())?;
+    let wanted = Wanted { ring: !rings.is_empty(), shared_mappings: how.shared_mappings };
+    let ring = device.negotiate(REQUEST_MAX, wanted)?;
     let mut threads = Vec::new();
     let mut transport = Transport::Classic;
     if ring && start_rings(rings, &mut threads)? {
         transport = Transport::Ring;
     }
     // Beside rings one thread is left with what does not come by them.
-    let count = if transport == Transport::Ring { 1 } else { classic_threads };
+    let count = if transport == Transport::Ring { 1 } else { how.threads };
     for index in 0..count {
         let classic = Classic::new(file.clone(), device.another()?)?;
         threads.push(spawn(format!("fuse-{index}"), move || classic.run())?);

@@ -5,10 +5,10 @@ use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use rustix::net::{
@@ -16,14 +16,85 @@ use rustix::net::{
     recvmsg, socketpair,
 };
 
+use super::place::Place;
+
 pub(super) const DEVICE: &str = "/dev/fuse";
 
-/// Mounts over `path` and returns the server's side of the connection. The file belongs to the
+/// Of statx(2). A kernel that does not know it gives the number that may be given again.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
+
+/// A file system that is mounted at a path.
+#[derive(Debug)]
+pub(super) struct Mounted {
+    path: PathBuf,
+    identity: Identity,
+}
+
+/// What tells a mount from what others may mount at its path later.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity {
+    /// Major and minor device number of the file system. Others may get it when that is gone.
+    device: (u32, u32),
+    /// Number of the mount: the one that nobody gets again since Linux 6.8, 0 before 5.8.
+    mount: u64,
+}
+
+/// Mounts over `place`. Returns also the server's side of the connection. The file belongs to the
 /// user of this process; nobody else gets at it.
-pub(super) fn mount(path: &Path, read_only: bool) -> io::Result<OwnedFd> {
-    match mount_as_root(path, read_only) {
-        Err(Errno::PERM | Errno::ACCESS) => mount_by_helper(path, read_only),
-        mounted => Ok(mounted?),
+pub(super) fn mount(place: &mut Place, read_only: bool) -> io::Result<(Mounted, OwnedFd)> {
+    let device = match mount_as_root(place.path(), read_only) {
+        Err(Errno::PERM | Errno::ACCESS) => {
+            place.unlock()?;
+            let device = mount_by_helper(place.path(), read_only);
+            place.lock();
+            device?
+        }
+        mounted => mounted?,
+    };
+    let path = place.path().to_owned();
+    match identity(&path) {
+        Ok(identity) => Ok((Mounted { path, identity }, device)),
+        Err(error) => {
+            unmount_stale(&path);
+            Err(error.into())
+        }
+    }
+}
+
+/// What a path leads to now. Does not wait for a server.
+fn identity(path: &Path) -> Result<Identity, Errno> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW;
+    let found = statx(CWD, path, flags, StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE))?;
+    let device = (found.stx_dev_major, found.stx_dev_minor);
+    Ok(Identity { device, mount: found.stx_mnt_id })
+}
+
+impl Mounted {
+    /// Whether the path still leads to it.
+    pub(super) fn is_there(&self) -> bool {
+        identity(&self.path).is_ok_and(|now| now == self.identity)
+    }
+
+    /// Takes it away from its path, whether or not it is in use.
+    pub(super) fn detach(&self) {
+        if self.is_there() {
+            unmount_stale(&self.path);
+        }
+    }
+
+    /// Unmounts without force, if the path still leads to it. Returns `false` if it is in use.
+    pub(super) fn unmount_unused(&self) -> bool {
+        if !self.is_there() {
+            return true;
+        }
+        match unmount(&self.path, UnmountFlags::NOFOLLOW) {
+            Err(Errno::PERM) => {
+                let mut helper = Command::new("fusermount3");
+                helper.args(["-u", "--"]).arg(&self.path).stderr(Stdio::null());
+                helper.status().is_ok_and(|status| status.success())
+            }
+            unmounted => unmounted.is_ok() || !self.is_there(),
+        }
     }
 }
 
@@ -84,50 +155,11 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Takes a mount away from its path, whether or not its server is alive or it is in use.
-pub fn unmount_stale(path: &Path) {
+pub(super) fn unmount_stale(path: &Path) {
     if unmount(path, UnmountFlags::DETACH) == Err(Errno::PERM) {
         // Says nothing and fails if nothing is mounted there, which is what is wanted.
         let mut helper = Command::new("fusermount3");
         let _ = helper.args(["-u", "-z", "-q", "--"]).arg(path).stderr(Stdio::null()).status();
-    }
-}
-
-/// Unmounts without force; `false` if it is in use.
-pub(super) fn unmount_unused(path: &Path) -> bool {
-    match unmount(path, UnmountFlags::NOFOLLOW) {
-        Ok(()) => true,
-        Err(Errno::PERM) => {
-            let mut helper = Command::new("fusermount3");
-            helper
-                .arg("-u")
-                .arg(path)
-                .stderr(Stdio::null())
-                .status()
-                .is_ok_and(|status| status.success())
-        }
-        // Not mounted any more counts as unmounted.
-        Err(error) => error == Errno::INVAL,
-    }
-}
-
-/// Makes the file to mount over if there is none. Returns whether it did.
-pub(super) fn prepare(path: &Path) -> io::Result<bool> {
-    let mut found = fs::metadata(path);
-    if found.as_ref().is_err_and(|error| Errno::from_io_error(error) == Some(Errno::NOTCONN)) {
-        // A server that was killed left its mount.
-        unmount_stale(path);
-        found = fs::metadata(path);
-    }
-    match found {
-        Ok(found) if found.is_file() && found.len() == 0 => Ok(false),
-        Ok(found) if found.is_file() => Err(io::Error::other(
-            "the file has content, which the mount would hide; name an empty or a new file",
-        )),
-        Ok(_) => Err(io::Error::other("it exists and is no regular file; name a new file")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::OpenOptions::new().write(true).create_new(true).open(path).map(|_| true)
-        }
-        Err(error) => Err(error),
     }
 }
 

@@ -122,10 +122,10 @@ impl Device {
         }
     }
 
-    /// Zeroes the first `len` bytes. Returns whether the driver has given up writing zeroes by a
-    /// request of their own.
-    pub(super) fn zero_start(&self, len: u32) -> bool {
-        let zeroed = open_rw(&self.path).and_then(|it| ioctl::zero_out(it, 0, len.into()));
+    /// Zeroes `len` bytes. Returns whether the driver has given up writing zeroes by a request of
+    /// their own.
+    pub(super) fn zero(&self, offset: u64, len: u64) -> bool {
+        let zeroed = open_rw(&self.path).and_then(|it| ioctl::zero_out(it, offset, len));
         let name = self.path.file_name().unwrap_or_default();
         let limit = Path::new("/sys/block").join(name).join("queue/write_zeroes_max_bytes");
         zeroed.is_ok() && fs::read_to_string(limit).is_ok_and(|limit| limit.trim() == "0")

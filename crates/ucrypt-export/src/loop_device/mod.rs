@@ -82,9 +82,7 @@ impl LoopExport {
         let how =
             Attach { block_size: info.sector_size, read_only: info.read_only, partitions, label };
         let device = Device::attach(&opened, how)?;
-        if info.discard && !info.fast_write_zeroes {
-            file.settle_holes(|| device.zero_start(info.sector_size));
-        }
+        file.settle_holes(|offset, len| device.zero(offset, len));
         Ok(Self { file, device })
     }
 

@@ -134,8 +134,8 @@ impl Server {
                 break;
             }
         }
-        exports.stop();
-        let flushed = flush(&opened.volume);
+        let stopped = exports.stop();
+        let flushed = flush(&opened.volume).and(stopped);
         // The image and the name are free before anyone is told so.
         drop(opened);
         if is_device {

@@ -14,7 +14,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions};
 use ucrypt_engine::{Op, QueueConfig, Segment, Volume, VolumeOptions};
-use ucrypt_export::fuse::FuseExport;
+use ucrypt_export::fuse::{FuseExport, FuseOptions};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_luks::luks2;
 use ucrypt_luks::{Cost, Hash, Header, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Unlocked};
@@ -273,7 +273,7 @@ enum Running {
 fn serve(kind: ExportKind, volume: &Arc<Volume>, at: &Path) -> Result<Served, Failure> {
     match kind {
         ExportKind::Fuse => {
-            let export = FuseExport::start(volume, at)?;
+            let export = FuseExport::start(volume, at, FuseOptions::default())?;
             // Its image is locked already, and it is ours alone.
             let options = OpenOptions { direct: true, unlocked: true, ..OpenOptions::default() };
             let client = Box::new(FileBackend::open(export.path(), options)?);

@@ -1,16 +1,19 @@
 //! The FUSE export: a file that behaves as a disk, judged by fio and two file systems.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Stdio;
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek, sendfile};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::image::{Image, LUKS1, LUKS2, LUKS2_512};
-use crate::process::{judge, run};
+use crate::namespace::script;
+use crate::nbd_client::NbdClient;
+use crate::process::{Ran, judge, run};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -142,13 +145,319 @@ fn keeps_its_size(transport: &str) {
     file.set_len(LEN).expect("its own size is no change");
     for other in [0, LEN - 1, LEN + 1] {
         let error = file.set_len(other).expect_err("a disk does not change its size");
-        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     }
-    // As with a block device, opening with O_TRUNC keeps the content.
-    File::create(server.file()).expect("opened with O_TRUNC");
     assert_eq!(fs::metadata(server.file()).expect("metadata").len(), LEN);
     assert_eq!(server.read(0, 7), b"content");
     server.terminate();
+}
+
+#[test]
+fn opening_it_for_truncation_is_refused_and_its_size_stays_known() {
+    for transport in TRANSPORTS {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+        let server = serve(&scratch, &image, &[transport]);
+        server.open().write_all_at(b"content", 0).expect("written");
+        let error = File::create(server.file()).expect_err("opened with O_TRUNC");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        // Nobody has looked at the file since. What is appended goes to its end, which is there.
+        let mut file = File::options().append(true).open(server.file()).expect("opened");
+        let error = file.write(b"appended").expect_err("behind the end");
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        assert_eq!(server.read(0, 7), b"content");
+        server.terminate();
+    }
+}
+
+/// What programs do with a sparse image that is to be copied to the volume. None may say that it did
+/// while the holes still hold what was there before.
+#[test]
+fn a_copy_that_succeeds_leaves_no_old_content_in_holes() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    let mut source = vec![0; LEN as usize];
+    source[5 << 20..6 << 20].copy_from_slice(&Random(34).bytes(1 << 20));
+    source[20 << 20..(20 << 20) + 700].copy_from_slice(&Random(35).bytes(700));
+    let path = scratch.sparse("source", LEN);
+    let file = File::options().write(true).open(&path).expect("the source");
+    file.write_all_at(&source[5 << 20..6 << 20], 5 << 20).expect("written");
+    file.write_all_at(&source[20 << 20..(20 << 20) + 700], 20 << 20).expect("written");
+    let server = serve(&scratch, &image, &[]);
+    let old = Random(36).bytes(LEN as usize);
+    for (line, succeeds) in [
+        ("cp source served", false),
+        ("cp --sparse=always source served", false),
+        ("cp --sparse=never source served", false),
+        ("cp -f source served", false),
+        ("dd if=source of=served bs=64k", false),
+        ("dd if=source of=served bs=64k conv=sparse", false),
+        ("dd if=source of=served bs=64k conv=notrunc,fsync", true),
+        ("cat source > served", false),
+        ("cat source 1<> served", true),
+        ("mv source served", false),
+        ("rsync --inplace source served", true),
+        ("rsync --inplace --sparse source served", true),
+        ("rsync source served", false),
+        ("truncate -s 0 served", false),
+        ("python3 -c 'import shutil; shutil.copyfile(\"source\", \"served\")'", false),
+    ] {
+        judge("rsync", "rsync");
+        server.open().write_all_at(&old, 0).expect("written");
+        let mut shell = judge("sh", "dash");
+        shell.args(["-c", line]).current_dir(scratch.path(""));
+        let ran = run(&mut shell, b"");
+        assert_eq!(ran.succeeded(), succeeds, "{line}: {}", ran.stderr);
+        let now = server.read(0, LEN as usize);
+        if succeeds {
+            assert!(now == source, "{line} left old content");
+        } else {
+            assert!(ran.stderr.contains("served"), "{line} did not say why: {}", ran.stderr);
+            assert!(now == old, "{line} failed after it changed the content: {}", ran.stderr);
+        }
+        assert!(scratch.path("source").exists());
+    }
+    server.terminate();
+}
+
+#[test]
+fn space_cannot_be_reserved_and_holes_are_data() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let server = serve(&scratch, &image, &[]);
+    let file = server.open();
+    let keep = FallocateFlags::KEEP_SIZE;
+    for (flags, offset, len, error) in [
+        (FallocateFlags::empty(), 0, 4096, Errno::OPNOTSUPP),
+        (keep, 0, 4096, Errno::OPNOTSUPP),
+        (FallocateFlags::empty(), 1 << 20, 1, Errno::NOSPC),
+        (FallocateFlags::ZERO_RANGE, (1 << 20) - 1, 2, Errno::NOSPC),
+        (FallocateFlags::COLLAPSE_RANGE, 0, 4096, Errno::OPNOTSUPP),
+        (FallocateFlags::INSERT_RANGE, 0, 4096, Errno::OPNOTSUPP),
+    ] {
+        assert_eq!(fallocate(&file, flags, offset, len), Err(error), "{flags:?}");
+    }
+    for behind in [FallocateFlags::ZERO_RANGE, FallocateFlags::PUNCH_HOLE] {
+        fallocate(&file, behind | keep, 2 << 20, 4096).expect("there is nothing to zero");
+    }
+    assert_eq!(seek(&file, SeekFrom::Data(4097)), Ok(4097));
+    assert_eq!(seek(&file, SeekFrom::Hole(4097)), Ok(1 << 20));
+    assert_eq!(seek(&file, SeekFrom::Data(1 << 20)), Err(Errno::NXIO));
+    assert_eq!(fs::metadata(server.file()).expect("metadata").len(), 1 << 20);
+    server.terminate();
+}
+
+/// Programs that copy what is new (rsync, make, backups) go by the time of the last change.
+#[test]
+fn its_time_tells_of_every_change_also_over_other_exports() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let server = Server::start(&scratch, On::Both, &image.with_key());
+    let modified = || {
+        let metadata = fs::metadata(server.file()).expect("metadata");
+        (metadata.mtime(), metadata.mtime_nsec())
+    };
+    let mut last = modified();
+    assert_eq!(modified(), last);
+    let mut changed = |by: &str| {
+        let now = modified();
+        assert!(now != last, "{by} is not seen");
+        assert_eq!(modified(), now);
+        last = now;
+    };
+    let file = server.open();
+    file.write_all_at(b"content", 0).expect("written");
+    changed("a write");
+    fallocate(&file, FallocateFlags::ZERO_RANGE, 0, 5).expect("fallocate");
+    changed("zeroes");
+    let mut client = NbdClient::connect(server.socket()).expect("connected");
+    client.write(4096, &[1; 4096]).expect("written");
+    changed("a write over NBD");
+    let past = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    file.set_modified(past).expect("set");
+    assert_eq!(modified(), (1_000_000_000, 0));
+    file.read_exact_at(&mut [0; 512], 0).expect("read");
+    file.sync_all().expect("flushed");
+    assert_eq!(modified(), (1_000_000_000, 0));
+    server.terminate();
+}
+
+#[test]
+fn the_servers_end_leaves_the_users_own_file_alone() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let server = Server::start(&scratch, On::Both, &image.with_key());
+    let path = server.file().to_owned();
+    run(judge("umount", "mount").arg(&path), b"").passes();
+    assert!(File::options().write(true).open(&path).is_err(), "the place-holder is no file");
+    fs::remove_file(&path).expect("removed");
+    fs::write(&path, b"precious").expect("written");
+    server.terminate();
+    assert_eq!(fs::read(&path).expect("read"), b"precious");
+}
+
+/// What somebody else mounted at the same path meanwhile is theirs.
+#[test]
+fn the_servers_end_leaves_another_mount_at_its_path_alone() {
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let other = Image::by_cryptsetup(&elsewhere, LUKS2, 2 << 20);
+    let first = Server::start(&scratch, On::Both, &image.with_key());
+    run(judge("umount", "mount").arg("--lazy").arg(first.file()), b"").passes();
+    let mut line = vec!["serve".into()];
+    line.extend(other.with_key());
+    line.extend(["--fuse".into(), first.file().into()]);
+    let mut second = elsewhere.ucrypt_child(&line);
+    let mut second = second.stdout(Stdio::piped()).spawn().expect("ucrypt starts");
+    let stdout = second.stdout.take().expect("a pipe");
+    let path = first.file().to_owned();
+    let announced = BufReader::new(stdout).read_line(&mut String::new());
+    first.terminate();
+    let len = fs::metadata(&path).map(|file| file.len());
+    kill_process(Pid::from_child(&second), Signal::TERM).expect("a signal");
+    assert!(second.wait().expect("waited").success());
+    assert!(announced.is_ok_and(|len| len > 0));
+    assert_eq!(len.expect("the second volume"), 2 << 20);
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_a_killed_server_leaves_is_no_file_that_could_be_taken_for_the_volume() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let server = serve(&scratch, &image, &[]);
+    let path = server.file().to_owned();
+    server.kill();
+    run(judge("umount", "mount").arg(&path), b"").passes();
+    let error = File::options().write(true).open(&path).expect_err("opened");
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NXIO));
+    // The next one takes its place, and goes away again.
+    serve(&scratch, &image, &[]).terminate();
+    assert!(path.symlink_metadata().is_err());
+}
+
+#[test]
+fn an_aborted_connection_is_an_error_and_leaves_no_mount() {
+    for transport in TRANSPORTS {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+        let server = serve(&scratch, &image, &[transport]);
+        let (file, path) = (server.open(), server.file().to_owned());
+        // A connection has the number of its file system.
+        let number = fs::metadata(&path).expect("metadata").dev();
+        let text = "mount -t fusectl none /sys/fs/fuse/connections || :
+            echo 1 > /sys/fs/fuse/connections/$1/abort";
+        run(&mut script(&scratch, text, &[number.to_string()]), b"").passes();
+        let said = server.fails(4);
+        assert!(said.contains("abort") && said.contains("served"), "{said}");
+        file.write_all_at(b"lost", 0).expect_err("the volume is gone");
+        assert!(scratch.mounts().is_empty() && path.symlink_metadata().is_err());
+    }
+}
+
+#[test]
+fn only_a_file_that_is_the_only_export_can_be_mapped_shared() {
+    for (on, expected) in [(On::Fuse, "mapped"), (On::Both, "ENODEV")] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+        let server = Server::start(&scratch, on, &image.with_key());
+        let text = "import errno, mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+try:
+    m = mmap.mmap(fd, 8192)
+    m[4096:4100] = b'data'
+    m.flush()
+    assert os.pread(fd, 4, 4096) == b'data'
+    print('mapped')
+except OSError as error:
+    print(errno.errorcode[error.errno])";
+        let mut python = judge("python3", "python3");
+        let said = run(python.args(["-c", text]).arg(server.file()), b"").text();
+        assert_eq!(said.trim(), expected);
+        server.terminate();
+    }
+}
+
+/// A new open sees what other exports wrote, also where the kernel reads by its page cache.
+#[test]
+fn what_another_export_wrote_is_seen_by_programs_that_open_the_file() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let server = Server::start(&scratch, On::Both, &image.with_key());
+    let mut client = NbdClient::connect(server.socket()).expect("connected");
+    for round in 1..20 {
+        let data = vec![round; 65536];
+        client.write(0, &data).expect("written");
+        assert!(server.read(0, 65536) == data);
+        let copy = File::create(scratch.path("copy")).expect("a file");
+        let file = File::open(server.file()).expect("opened");
+        sendfile(&copy, &file, None, 65536).expect("sent");
+        assert!(fs::read(scratch.path("copy")).expect("read") == data, "{round}");
+    }
+    server.terminate();
+}
+
+fn open(scratch: &Scratch, image: &Image) {
+    let mut command = image.ucrypt(scratch, "open");
+    run(command.args(["--as", "fuse", "volume"]), b"").passes();
+}
+
+fn close(scratch: &Scratch, options: &[&str]) -> Ran {
+    run(scratch.ucrypt(&["close", "volume"]).args(options), b"")
+}
+
+#[test]
+fn after_a_deferred_close_there_is_no_file_at_the_path() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    open(&scratch, &image);
+    let path = scratch.runtime("volume");
+    let file = File::options().read(true).write(true).open(&path).expect("opened");
+    close(&scratch, &["--deferred"]).passes();
+    assert!(path.symlink_metadata().is_err(), "something is left that may be written to");
+    drop(file);
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+}
+
+#[test]
+fn a_volume_in_use_stays_in_use_after_a_deferred_close() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    open(&scratch, &image);
+    let file = File::options().read(true).write(true).open(scratch.runtime("volume"));
+    let file = file.expect("opened");
+    close(&scratch, &["--deferred"]).passes();
+    for _ in 0..2 {
+        close(&scratch, &[]).refuses(5);
+        file.write_all_at(b"still here", 0).expect("the volume goes on");
+    }
+    drop(file);
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"still here");
+}
+
+/// A mount namespace that was made meanwhile has the file under the same name.
+#[test]
+fn a_volume_that_is_open_in_another_mount_namespace_is_in_use() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    open(&scratch, &image);
+    let mut shell = script(
+        &scratch,
+        "exec 3<> $1; echo on > on; read -r _ || :; printf written >&3",
+        &[scratch.runtime("volume")],
+    );
+    let mut shell = shell.stdin(Stdio::piped()).spawn().expect("a shell");
+    scratch.await_file("on");
+    close(&scratch, &[]).refuses(5);
+    drop(shell.stdin.take());
+    assert!(shell.wait().expect("waited").success());
+    // Nobody has it open; a name that others may still have for it counts for nothing.
+    close(&scratch, &[]).passes();
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "7"]), b"").passes(), b"written");
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
+use crate::aligned::Aligned;
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, LUKS2_512};
 use crate::load::{Disk, Load, volume_len};
 use crate::namespace::{OWN_DEV, script};
@@ -192,6 +193,106 @@ fn fstrim_gives_space_back_where_it_is_allowed_and_zeroes_are_zeroes() {
     assert_eq!(allocated(&image), before);
     close(&scratch, &[]).passes();
     nothing_is_left(&scratch);
+}
+
+/// The device is there before the server has told zeroes from discards: who writes to it at once finds
+/// it again.
+#[test]
+fn what_is_written_while_a_device_appears_is_there_afterwards() {
+    const OFFSET: usize = 1 << 20;
+    let scratch = Scratch::new();
+    // A length that tells the device from everybody else's, whose content is not ours to change.
+    let name =
+        scratch.unique().bytes().fold(0, |sum: u64, byte| sum * 31 % 99_991 + u64::from(byte));
+    let len = (2 << 20) + name * 512;
+    let image = Image::by_cryptsetup(&scratch, LUKS2_512, len);
+    for round in 1..=15 {
+        let mut data = Aligned::copy_of(&[round; 4096]);
+        let mut opening = image.ucrypt(&scratch, "open");
+        let opening = opening.arg(scratch.unique()).args(["--as", "loop", "--allow-discards"]);
+        let mut opening = opening.stdout(Stdio::null()).spawn().expect("ucrypt starts");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // The first write that the device takes, by direct I/O.
+        loop {
+            assert!(Instant::now() < deadline, "the device takes no write");
+            let Some(node) = of_length(len) else { continue };
+            let mut options = File::options();
+            options.write(true).custom_flags(OFlags::DIRECT.bits().cast_signed());
+            let Ok(device) = options.open(node) else { continue };
+            if device.write_all_at(data.bytes(), OFFSET as u64).is_ok() {
+                break;
+            }
+        }
+        assert!(opening.wait().expect("waited").success());
+        close(&scratch, &[]).passes();
+        let now = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
+        assert!(now[OFFSET..OFFSET + 4096] == [round; 4096], "round {round}: the write is lost");
+    }
+    nothing_is_left(&scratch);
+}
+
+/// Finding out what the driver does changes nothing on the volume, however often it is opened.
+#[test]
+fn opening_with_discards_allowed_changes_nothing() {
+    let scratch = Scratch::new();
+    for kind in [LUKS2, LUKS2_512] {
+        // So short that the same range is looked at each time; and the usual.
+        for len in [8192, DATA] {
+            let image = Image::by_cryptsetup(&scratch, kind, len);
+            let before = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
+            for _ in 0..5 {
+                open(&scratch, &image, &["--allow-discards"]).passes();
+                assert_eq!(queue(&node(&scratch), "queue/write_zeroes_max_bytes"), "0");
+                assert!(fs::read(scratch.device()).expect("read") == before);
+                close(&scratch, &[]).passes();
+            }
+            assert!(run(&mut image.ucrypt(&scratch, "read"), b"").passes() == before);
+        }
+    }
+    nothing_is_left(&scratch);
+}
+
+/// `losetup --sector-size` has the driver take its limits anew.
+#[test]
+fn zeroes_are_zeroes_after_the_block_size_was_changed() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    for first in ["punch", "discard"] {
+        open(&scratch, &image, &["--allow-discards"]).passes();
+        let text = "
+            losetup --sector-size 512 $1
+            head -c 4M /dev/urandom > data; dd if=data of=$1 bs=1M conv=fsync status=none
+            test $2 = punch || blkdiscard --offset 3M --length 1M $1 || :
+            zeroed=0
+            if fallocate --punch-hole --offset 0 --length 1M $1; then zeroed=1M; fi
+            echo 3 > /proc/sys/vm/drop_caches
+            # Either it was done, or nothing was.
+            if [ $zeroed = 1M ]; then head -c 1M /dev/zero; else head -c 1M data; fi |
+                cmp -n 1048576 - $1
+            dd if=data bs=1M skip=1 count=2 status=none > expected
+            dd if=$1 bs=1M skip=1 count=2 status=none | cmp - expected
+            blkdiscard --zeroout --offset 1M --length 1M $1
+            fallocate --zero-range --offset 2M --length 1M $1
+            sync; echo 3 > /proc/sys/vm/drop_caches
+            dd if=$1 bs=1M skip=1 count=2 status=none | cmp -n 2097152 - /dev/zero";
+        let device = scratch.device().to_str().expect("text").to_owned();
+        run(&mut script(&scratch, text, &[&device, first]), b"").passes();
+        close(&scratch, &[]).passes();
+    }
+    nothing_is_left(&scratch);
+}
+
+/// The node of the loop device of this length.
+fn of_length(len: u64) -> Option<PathBuf> {
+    let list = fs::read_dir("/sys/block").expect("/sys").filter_map(Result::ok);
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let mut devices = list.map(|entry| entry.path());
+    devices
+        .find(|device| {
+            let sectors = read(device.join("size"));
+            device.join("loop").exists() && sectors.trim() == (len / 512).to_string()
+        })
+        .map(|device| Path::new("/dev").join(device.file_name().expect("a name")))
 }
 
 /// A shell with the device mounted, until its standard input is closed.

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aligned;
 mod bad_headers;
 mod bad_images;
 mod busy;
@@ -25,8 +26,10 @@ mod passphrases;
 mod plain;
 mod plain_keys;
 mod process;
+mod programs;
 mod qemu;
 mod random;
+mod random_client;
 mod scratch;
 mod secrets;
 mod server;

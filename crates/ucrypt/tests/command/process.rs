@@ -35,6 +35,11 @@ impl Ran {
         self.code
     }
 
+    /// Whether its exit code is 0.
+    pub(crate) fn succeeded(&self) -> bool {
+        self.code == Some(0)
+    }
+
     /// It ended with this exit code.
     #[track_caller]
     pub(crate) fn exits(self, code: i32) -> Self {

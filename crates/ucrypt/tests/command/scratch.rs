@@ -111,6 +111,15 @@ impl Scratch {
         }
     }
 
+    /// Waits until there is a file of this name.
+    pub(crate) fn await_file(&self, name: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.path(name).exists() {
+            assert!(Instant::now() < deadline, "there is no file {name} in {self:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Mounts below this directory, the innermost first.
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();

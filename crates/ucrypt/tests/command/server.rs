@@ -126,14 +126,29 @@ impl Server {
 
     /// It ends by itself, with success.
     #[track_caller]
-    pub(crate) fn ends(mut self) {
+    pub(crate) fn ends(self) {
+        self.ends_with(0);
+    }
+
+    /// It ends by itself, with this exit code and a message of one line, which is returned.
+    #[track_caller]
+    pub(crate) fn fails(self, code: i32) -> String {
+        let said = self.ends_with(code);
+        let line = said.strip_suffix('\n').unwrap_or_default();
+        assert!(line.starts_with("ucrypt: ") && !line.contains('\n'), "{said:?}");
+        line.into()
+    }
+
+    #[track_caller]
+    fn ends_with(mut self, code: i32) -> String {
         let deadline = Instant::now() + PATIENCE;
         while self.is_running() {
             assert!(Instant::now() < deadline, "the server goes on");
             std::thread::sleep(Duration::from_millis(5));
         }
         let status = self.child.wait().expect("waited");
-        assert!(status.success(), "{status}: {}", self.stderr());
+        assert_eq!(status.code(), Some(code), "{status}: {}", self.stderr());
+        self.stderr()
     }
 
     /// Ends it as a crash does.

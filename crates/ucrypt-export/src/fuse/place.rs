@@ -1,0 +1,181 @@
+//! The name that the file gets: what is there before the mount, and after it.
+//!
+//! A mount needs something to cover. Where there is nothing, a place-holder is made, which must never
+//! be taken for the volume: not before the mount, not after it, not when the server was killed. As
+//! root it is a socket, which open(2) refuses to everybody. The setuid helper mounts over regular
+//! files only; for it the place-holder is an empty file, whose mode is 0 as soon as the helper is done.
+//!
+//! Only what was made here is removed again, and only while it is empty: what somebody puts in its place
+//! is theirs. The descriptor keeps the inode, so that no other file can get its number.
+
+use std::fs::{self, Metadata, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, mknodat, open, statat};
+use rustix::io::Errno;
+
+use super::mount::unmount_stale;
+
+/// A name, with a file that may be covered.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: PathBuf,
+    /// The place-holder, if it was made here. An `O_PATH` descriptor.
+    made: Option<OwnedFd>,
+}
+
+impl Place {
+    /// Makes a place-holder unless there is an empty file already. What a killed server left is
+    /// removed before.
+    pub(super) fn prepare(path: &Path) -> io::Result<Self> {
+        remove_stale(path);
+        match fs::metadata(path) {
+            Ok(found) if found.is_file() && found.len() == 0 => {
+                Ok(Self { path: path.canonicalize()?, made: None })
+            }
+            Ok(found) if found.is_file() => Err(io::Error::other(
+                "the file has content, which the mount would hide; name an empty or a new file",
+            )),
+            Ok(_) => Err(io::Error::other("it exists and is no regular file; name a new file")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                match mknodat(CWD, path, FileType::Socket, Mode::empty(), 0) {
+                    Ok(()) => {}
+                    Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
+                    // Not every file system has sockets.
+                    Err(_) => make_regular(path)?,
+                }
+                Ok(Self { made: Some(pin(path)?), path: path.canonicalize()? })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the place-holder a file that the user could open, which the helper asks for.
+    pub(super) fn unlock(&mut self) -> io::Result<()> {
+        if self.made.is_some() {
+            self.remove();
+            make_regular(&self.path)?;
+            self.made = Some(pin(&self.path)?);
+        }
+        Ok(())
+    }
+
+    /// Undoes [`Place::unlock`] as far as the helper lets us, once the mount covers it.
+    pub(super) fn lock(&self) {
+        if let Some(made) = &self.made {
+            let file = format!("/proc/self/fd/{}", made.as_raw_fd());
+            // It stays covered as long as we serve, and is removed when it no longer is.
+            let _ = fs::set_permissions(file, Permissions::from_mode(0o000));
+        }
+    }
+
+    /// Removes the place-holder if it is still there, and nothing but a place-holder.
+    pub(super) fn remove(&self) {
+        let Some(made) = &self.made else { return };
+        let there = statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
+        let (Ok(made), Ok(there)) = (fstat(made), there) else { return };
+        if (there.st_dev, there.st_ino, there.st_size) == (made.st_dev, made.st_ino, 0) {
+            // Whoever has just removed it did the same.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn make_regular(path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map(drop)
+}
+
+fn pin(path: &Path) -> io::Result<OwnedFd> {
+    Ok(open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Removes what a server that was killed left at `path`: its mount, which only answers with errors,
+/// and its place-holder. Anything else stays.
+pub fn remove_stale(path: &Path) {
+    let dead = fs::metadata(path).is_err_and(|error| {
+        [Some(Errno::NOTCONN), Some(Errno::CONNABORTED)].contains(&Errno::from_io_error(&error))
+    });
+    if dead {
+        unmount_stale(path);
+    }
+    if fs::symlink_metadata(path).is_ok_and(|found| is_place_holder(&found)) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Whether it can only be a place-holder of this user's servers.
+fn is_place_holder(found: &Metadata) -> bool {
+    let kind = found.file_type();
+    let permissions = found.permissions().mode() & 0o7777;
+    (kind.is_socket() || kind.is_file())
+        && found.len() == 0
+        && permissions == 0
+        && found.nlink() == 1
+        && found.uid() == rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_holder_cannot_be_opened_and_goes_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let place = Place::prepare(&path).unwrap();
+        // Root may open any file, but no socket.
+        assert!(OpenOptions::new().write(true).open(&path).is_err());
+        assert!(fs::read(&path).is_err());
+        place.remove();
+        assert!(!path.exists());
+        place.remove();
+    }
+
+    #[test]
+    fn a_file_of_the_user_that_took_the_name_is_never_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        for content in ["", "precious"] {
+            let mut place = Place::prepare(&path).unwrap();
+            place.unlock().unwrap();
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, content).unwrap();
+            place.remove();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+            fs::remove_file(&path).unwrap();
+        }
+        // Also if somebody used the place-holder itself, which the helper's may be for a moment.
+        let mut place = Place::prepare(&path).unwrap();
+        place.unlock().unwrap();
+        fs::write(&path, "precious").unwrap();
+        place.remove();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_given_file_is_kept_and_what_a_killed_server_left_is_not_taken_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "").unwrap();
+        Place::prepare(&path).unwrap().remove();
+        assert!(path.exists());
+        fs::remove_file(&path).unwrap();
+        // Killed: never removed. Killed behind the helper: of mode 0.
+        drop(Place::prepare(&path).unwrap());
+        let mut place = Place::prepare(&path).unwrap();
+        place.unlock().unwrap();
+        place.lock();
+        drop(place);
+        let place = Place::prepare(&path).unwrap();
+        assert!(place.made.is_some());
+        place.remove();
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,215 @@
+//! Programs that no one here wrote, on the FUSE file and on the loop device: they verify what they wrote,
+//! fill a file system up, or lose their server.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::image::{Image, LUKS2, LUKS2_512};
+use crate::namespace::script;
+use crate::process::{judge, run};
+use crate::random::Random;
+use crate::scratch::Scratch;
+
+const LEN: u64 = 64 << 20;
+/// No smaller file systems are made by mkfs.xfs and mkfs.btrfs.
+const LARGE: u64 = 320 << 20;
+
+const SERVED: [&str; 2] = ["fuse", "loop"];
+
+/// Opens under the test's own name. Returns the path of what is served.
+fn open(scratch: &Scratch, image: &Image, served: &str, options: &[&str]) -> String {
+    let mut open = image.ucrypt(scratch, "open");
+    open.arg(scratch.unique()).args(["--as", served]).args(options);
+    run(&mut open, b"").text().trim_end().into()
+}
+
+#[track_caller]
+fn close(scratch: &Scratch) {
+    run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
+}
+
+/// fio on a disk of [`LEN`] bytes, which it does not make or grow.
+fn fio(scratch: &Scratch, path: &str, job: &[&str]) -> Command {
+    let mut fio = judge("fio", "fio");
+    fio.args(["--name=job", "--allow_file_create=0", "--ioengine=libaio", "--direct=1"]);
+    fio.arg(format!("--filename={path}")).args(job).current_dir(scratch.path(""));
+    fio
+}
+
+#[test]
+fn fio_verifies_at_every_depth() {
+    for served in SERVED {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+        let path = open(&scratch, &image, served, &[]);
+        for depth in [1, 4, 32, 128] {
+            let depth = format!("--iodepth={depth}");
+            let mut job =
+                vec!["--rw=randwrite", "--bsrange=4k-256k", "--blockalign=4k", "--size=64m"];
+            job.extend([&depth, "--verify=crc32c", "--verify_fatal=1", "--do_verify=1"]);
+            job.extend(["--randseed=7", "--fsync=64", "--io_size=32m"]);
+            run(&mut fio(&scratch, &path, &job), b"").passes();
+        }
+        close(&scratch);
+    }
+}
+
+/// Every program that copies sparsely says so if it can't, and has copied if it says nothing.
+#[test]
+fn sparse_copies_to_a_loop_device_are_those_of_any_disk() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    let path = open(&scratch, &image, "loop", &[]);
+    let source = scratch.sparse("source", LEN);
+    let file = fs::File::options().write(true).open(&source).expect("the source");
+    let data = Random(81).bytes(3_000_000);
+    std::os::unix::fs::FileExt::write_all_at(&file, &data, 7_000_000).expect("written");
+    let expected = fs::read(&source).expect("read");
+    let text = "head -c 64M /dev/urandom | dd of=$1 bs=1M conv=fsync status=none
+        $2; sync; echo 3 > /proc/sys/vm/drop_caches";
+    for line in [
+        "cp source $1",
+        "cp --sparse=never source $1",
+        "dd if=source of=$1 bs=1M conv=fsync",
+        "rsync --inplace --write-devices source $1",
+        "cat source > $1",
+    ] {
+        judge("rsync", "rsync");
+        let text = text.replace("$2", line);
+        run(&mut script(&scratch, &text, &[&path]), b"").passes();
+        assert!(fs::read(&path).expect("read") == expected, "{line}");
+    }
+    close(&scratch);
+}
+
+/// The image is sparse and its file system has room: only the file system on the volume is full.
+#[test]
+fn a_full_file_system_keeps_what_it_took_and_passes_its_check() {
+    for (kind, len, make, check) in [
+        (LUKS2, LEN, "mkfs.ext4 -q", "e2fsck -fn"),
+        (LUKS2_512, LARGE, "mkfs.xfs -q", "xfs_repair -n"),
+        (LUKS2, LARGE, "mkfs.btrfs -q", "btrfs check --readonly"),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, len);
+        let path = open(&scratch, &image, "loop", &["--allow-discards"]);
+        let text = format!(
+            "{make} $1; mount $1 m
+            head -c 7M /dev/urandom > block
+            # Until nothing fits; each file that is whole is counted.
+            for i in $(seq 200); do
+                cp block m/$i 2>said || break
+                cmp block m/$i
+            done
+            grep -q 'No space left' said
+            sync -f m || :
+            rm m/$i
+            umount m; mount $1 m
+            for i in $(seq $((i - 1))); do cmp block m/$i; done
+            fstrim m || :
+            rm m/1; cp block m/again; sync -f m; cmp block m/again
+            umount m; {check} $1 >&2"
+        );
+        run(&mut script(&scratch, &text, &[&path]), b"").passes();
+        close(&scratch);
+    }
+}
+
+/// fio until its disk goes, killed with everything of its own when dropped.
+struct Load(Child);
+
+impl Load {
+    /// Each write is flushed, so that what fio counts as written is in the image.
+    fn start(scratch: &Scratch, path: &str) -> Self {
+        let mut command = fio(
+            scratch,
+            path,
+            &[
+                "--rw=randwrite",
+                "--bs=4k",
+                "--iodepth=1",
+                "--size=64m",
+                "--sync=dsync",
+                "--verify=crc32c",
+                "--do_verify=0",
+                "--verify_state_save=1",
+                "--randseed=9",
+                "--number_ios=200000",
+                "--exitall_on_error",
+            ],
+        );
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(quiet.spawn().expect("fio starts"))
+    }
+
+    /// It notices that its disk has gone.
+    fn fails(&mut self) {
+        assert!(!self.0.wait().expect("waited").success(), "fio does not notice");
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // `timeout` hands the signal on.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn status(scratch: &Scratch) -> serde_json::Value {
+    let mut status = scratch.ucrypt(&["status", "--json"]);
+    let text = run(status.arg(scratch.unique()), b"").passes();
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+/// Kills the server of the test's volume once it has written so many bytes.
+fn kill_after(scratch: &Scratch, bytes: u64) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let server = loop {
+        let status = status(scratch);
+        if status["counters"]["written_bytes"].as_u64().expect("a number") >= bytes {
+            break status["server"]["pid"].as_i64().expect("a number");
+        }
+        assert!(Instant::now() < deadline, "fio does not write {bytes} bytes");
+    };
+    let server = Pid::from_raw(i32::try_from(server).expect("a process")).expect("a process");
+    kill_process(server, Signal::KILL).expect("killed");
+    scratch.await_end(server);
+}
+
+#[test]
+fn fio_finds_what_it_had_flushed_when_the_server_is_killed() {
+    for served in SERVED {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2_512, LEN);
+        for bytes in [1 << 20, 3 << 20] {
+            let path = open(&scratch, &image, served, &[]);
+            let mut load = Load::start(&scratch, &path);
+            kill_after(&scratch, bytes);
+            load.fails();
+            drop(load);
+            let path = open(&scratch, &image, served, &[]);
+            // fio saved how far it came.
+            assert!(has_state(&scratch), "fio saved no state");
+            let job = ["--rw=randwrite", "--bs=4k", "--iodepth=1", "--size=64m", "--verify_only"];
+            let more = ["--verify=crc32c", "--verify_fatal=1", "--verify_state_load=1"];
+            let rest = ["--randseed=9", "--number_ios=200000"];
+            run(&mut fio(&scratch, &path, &[&job[..], &more, &rest].concat()), b"").passes();
+            close(&scratch);
+        }
+    }
+}
+
+fn has_state(scratch: &Scratch) -> bool {
+    let files = fs::read_dir(scratch.path("")).expect("a directory").filter_map(Result::ok);
+    let mut names = files.map(|file| file.path());
+    names.any(|path| path.extension() == Some("state".as_ref()) && len(&path) > 0)
+}
+
+fn len(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |file| file.len())
+}
