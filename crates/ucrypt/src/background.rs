@@ -119,7 +119,7 @@ pub(crate) struct StatusArgs {
 
 pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     if args.test_passphrase {
-        return args.volume.volume_key(&args.image).map(drop);
+        return args.volume.clone().for_looking().test(&args.image);
     }
     let places = args.places()?;
     places.prepare()?;

@@ -50,7 +50,8 @@ pub(crate) struct WriteArgs {
 }
 
 pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
-    let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let volume = args.volume.clone().for_looking();
+    let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     let size = opened.volume.info().len;
     let rest = size.checked_sub(args.offset).ok_or_else(|| beyond(args.offset, size))?;
     let length = args.length.unwrap_or(rest);

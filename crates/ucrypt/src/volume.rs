@@ -9,7 +9,8 @@ use serde::Serialize;
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
-use ucrypt_luks::{Flag, Header, Unlocked};
+use ucrypt_luks::luks2::Damage;
+use ucrypt_luks::{Flag, Header, Unlocked, write_durably};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -177,7 +178,14 @@ impl VolumeArgs {
         self
     }
 
-    /// Opens the image and unlocks it.
+    /// For an action that writes nothing, neither data nor header.
+    pub(crate) fn for_looking(mut self) -> Self {
+        self.readonly = true;
+        self
+    }
+
+    /// Opens the image and unlocks it. Opened to be written to, a damaged header copy is repaired:
+    /// last, when nothing else can go wrong.
     pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
         secrecy::lock_memory();
         match (image, &self.backend) {
@@ -195,7 +203,11 @@ impl VolumeArgs {
                     return self.join(Arc::new(file), None, name);
                 }
                 let unlocked = self.unlock(&file, &name, key)?;
-                self.join(Arc::new(file), Some(&unlocked), name)
+                unlocked.check_data(&name)?;
+                let file = Arc::new(file);
+                let opened = self.join(file.clone(), Some(&unlocked.volume), name)?;
+                unlocked.tell_of_damage(if self.readonly { None } else { Some(&file) })?;
+                Ok(opened)
             }
         }
     }
@@ -207,10 +219,24 @@ impl VolumeArgs {
         }
         secrecy::lock_memory();
         let file = self.open_image(image)?;
-        let unlocked = self.unlock(&file, &image.display().to_string(), KeySource::Arguments)?;
+        let name = image.display().to_string();
+        let unlocked = self.unlock(&file, &name, KeySource::Arguments)?;
+        unlocked.check_data(&name)?;
         // Too large a volume must fail here, where somebody reads the message.
-        unlocked.volume_len(file.limits().len)?;
-        Ok(unlocked.volume_key)
+        unlocked.volume.volume_len(file.limits().len)?;
+        Ok(unlocked.volume.volume_key)
+    }
+
+    /// Whether the passphrase or key opens the volume. Its data need not be there: a header backup
+    /// can be tried, and so can the file of a detached header.
+    pub(crate) fn test(&self, image: &Path) -> Result<(), Failure> {
+        if self.is_raw() {
+            return Ok(());
+        }
+        secrecy::lock_memory();
+        let file = self.open_image(image)?;
+        let name = image.display().to_string();
+        self.unlock(&file, &name, KeySource::Arguments)?.tell_of_damage(None)
     }
 
     /// No encryption at all: the base line of measurements.
@@ -228,9 +254,15 @@ impl VolumeArgs {
         Ok(file)
     }
 
-    fn unlock(&self, image: &FileBackend, name: &str, key: KeySource) -> Result<Unlocked, Failure> {
+    fn unlock(
+        &self,
+        image: &FileBackend,
+        name: &str,
+        key: KeySource,
+    ) -> Result<UnlockedImage, Failure> {
         if self.kind == Some(Kind::Plain) || self.plain.table.is_some() {
-            return self.plain.unlock(&self.key, name, key);
+            let volume = self.plain.unlock(&self.key, name, key)?;
+            return Ok(UnlockedImage { volume, header: None, damage: None, detached: None });
         }
         if let Some(option) = self.plain.first_given() {
             return Err(Failure::wrong(format!(
@@ -242,17 +274,8 @@ impl VolumeArgs {
         let medium = detached.as_ref().unwrap_or(image);
         let (header, damage) = Header::read(&HeaderImage(medium))?;
         self.check_kind(&header)?;
-        let unlocked = self.unlock_header(&header, medium, name, key)?;
-        if let Some(damage) = damage {
-            self.repair(&header, &damage, medium)?;
-        }
-        if detached.is_none() && header.data_offset() == 0 {
-            return Err(Failure::wrong(format!(
-                "{name} holds a detached header, which has no data of its own; name the data \
-                 image and --header {name}"
-            )));
-        }
-        Ok(unlocked)
+        let volume = self.unlock_header(&header, medium, name, key)?;
+        Ok(UnlockedImage { volume, header: Some(header), damage, detached })
     }
 
     fn open_header(&self, path: &Path) -> Result<FileBackend, Failure> {
@@ -298,25 +321,6 @@ impl VolumeArgs {
                 result => return Ok(result?),
             }
         }
-    }
-
-    /// One of two header copies is damaged: says so, and writes it again if writing is allowed.
-    fn repair(
-        &self,
-        header: &Header,
-        damage: &ucrypt_luks::luks2::Damage,
-        medium: &FileBackend,
-    ) -> Result<(), Failure> {
-        let (Header::Luks2(header), false) = (header, self.readonly) else {
-            eprintln!("ucrypt: {damage}; nothing was repaired");
-            return Ok(());
-        };
-        let write = header.repair(damage.copy, &mut secrecy::random)?;
-        let failed = |error| Failure::device(format!("cannot repair the header: {error}"));
-        medium.write_all_at(write.offset, &write.bytes).map_err(failed)?;
-        medium.sync().map_err(failed)?;
-        eprintln!("ucrypt: {damage}; the damaged one was written again");
-        Ok(())
     }
 
     /// A volume in memory or of zeroes, under a random key.
@@ -366,6 +370,59 @@ impl VolumeArgs {
         let last = unlocked.and_then(|unlocked| unlocked.segments.last());
         let fixed_len = last.and_then(|segment| segment.length).map(|_| facts.size);
         Ok(Opened { volume, facts, fixed_len })
+    }
+}
+
+/// An unlocked volume, and what its header is like.
+struct UnlockedImage {
+    volume: Unlocked,
+    /// The header, if it has one.
+    header: Option<Header>,
+    /// The header copy that cannot be used.
+    damage: Option<Damage>,
+    /// Where the header is, if not on the image.
+    detached: Option<FileBackend>,
+}
+
+impl UnlockedImage {
+    /// Refuses the file of a detached header as the image of a volume.
+    fn check_data(&self, name: &str) -> Result<(), Failure> {
+        let without_data = self.header.as_ref().is_some_and(|header| header.data_offset() == 0);
+        if without_data && self.detached.is_none() {
+            return Err(Failure::wrong(format!(
+                "{name} holds a detached header, which has no data of its own; name the data \
+                 image and --header {name}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Says what is wrong with a header copy, and repairs it if there is an image to write to, and
+    /// nothing can be lost by it.
+    fn tell_of_damage(&self, image: Option<&FileBackend>) -> Result<(), Failure> {
+        let (Some(Header::Luks2(header)), Some(damage)) = (&self.header, &self.damage) else {
+            return Ok(());
+        };
+        let done = match (image, damage.kept()) {
+            (None, _) => "using the other one; nothing was repaired".to_owned(),
+            (Some(_), Some(kept)) => format!(
+                "using the other one; nothing was repaired, for {kept}; if the volume is this one \
+                 without any doubt, \"cryptsetup repair\" writes the copy again"
+            ),
+            (Some(image), None) => {
+                let write = header.repair(damage, &mut secrecy::random)?;
+                let medium = HeaderImage(self.detached.as_ref().unwrap_or(image));
+                write_durably(&medium, &[write]).map_err(|error| {
+                    Failure::device(format!(
+                        "{damage}, and the header cannot be repaired: {error}; use --readonly to \
+                         get at the data"
+                    ))
+                })?;
+                "it was written again from the other one".to_owned()
+            }
+        };
+        eprintln!("ucrypt: {damage}; {done}");
+        Ok(())
     }
 }
 

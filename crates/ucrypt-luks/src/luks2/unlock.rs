@@ -149,8 +149,8 @@ impl Header {
             // The format lets a program ignore flags that it does not know.
             flags: flags.filter_map(|name| Flag::from_header_name(name)).collect::<BTreeSet<_>>(),
             keyslot,
-            uuid: Some(self.binary.uuid.clone()),
-            label: Some(self.binary.label.clone()).filter(|label| !label.is_empty()),
+            uuid: Some(self.binary.uuid.to_string()),
+            label: Some(self.binary.label.to_string()).filter(|label| !label.is_empty()),
         })
     }
 }
