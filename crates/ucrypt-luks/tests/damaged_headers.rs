@@ -359,6 +359,24 @@ fn json_that_breaks_a_rule_is_refused_with_its_path() {
         (r#""tokens":{}"#, r#""tokens":{"32":{}}"#, "JSON/tokens/32: not a number below 32"),
         (r#""tokens":{}"#, r#""tokens":{"0":{"type":"a","keyslots":["1"]}}"#, "no keyslot 1"),
         (r#""keyslots":["0"]"#, r#""keyslots":["9"]"#, "JSON/digests/0/keyslots: there is no"),
+        (
+            r#""tokens":{}"#,
+            r#""tokens":{"00":{"type":"a","keyslots":[]}}"#,
+            "JSON/tokens/00: not a",
+        ),
+        (r#""tokens":{}"#, r#""tokens":{"0":{"type":"","keyslots":[]}}"#, "type: it is empty"),
+        (r#""keyslots":["0"]"#, r#""keyslots":["00"]"#, "\"00\" is no number"),
+        (r#""keyslots":["0"]"#, r#""keyslots":[]"#, "0 digests belong to it instead of one"),
+        (
+            r#""digests":{"0""#,
+            r#""digests":{"1":{"type":"x","keyslots":["0"],"segments":[]},"0""#,
+            "2 digests belong to it instead of one",
+        ),
+        (r#""encryption":"aes-xts-plain64","sec"#, r#""encryption":"","sec"#, "it is empty"),
+        (r#""encryption":"aes-xts-plain64","key"#, r#""encryption":"","key"#, "it is empty"),
+        (r#""type":"crypt""#, r#""type":"""#, "JSON/segments/0/type: it is empty"),
+        (r#""iv_tweak""#, r#""flags":["backup-x"],"iv_tweak""#, "the volume has no segment"),
+        (r#""segments":{"0""#, r#""segments":{"1""#, "there is no segment 0"),
         (r#""segments":["0"]"#, r#""segments":["3"]"#, "JSON/digests/0/segments: there is no"),
         (r#""segments":["0"]"#, r#""segments":[]"#, "JSON/segments/0: no digest belongs to it"),
         (r#""keyslots":["0"]"#, r#""keyslots":[0]"#, "it is not a string"),
@@ -366,7 +384,7 @@ fn json_that_breaks_a_rule_is_refused_with_its_path() {
         (r#""offset":"524288""#, r#""offset":"65536""#, "reach into the data"),
         (r#""dynamic""#, r#""0""#, "its size is not"),
         (r#""dynamic""#, r#""513""#, "its size is not"),
-        (r#""dynamic""#, r#""18446744073709551104""#, "above 2^64"),
+        (r#""dynamic""#, r#""18446744073709551615""#, "its size is not"),
         (r#""dynamic""#, r#""Dynamic""#, "decimal digits"),
         (r#""sector_size":512"#, r#""sector_size":513"#, "its sector size is none of"),
         (r#""sector_size":512"#, r#""sector_size":8192"#, "its sector size is none of"),
@@ -433,10 +451,14 @@ fn what_is_not_known_is_refused_by_its_name_when_it_is_needed() {
             r#""config":{"requirements":{"mandatory":["online-reencrypt-v2"]},"#,
             "requirement \"online-reencrypt-v2\"",
         ),
-        (r#""iv_tweak""#, r#""flags":["backup-final"],"iv_tweak""#, "flag \"backup-final\""),
         (
             r#""iv_tweak""#,
-            r#""integrity":{"type":"aead"},"iv_tweak""#,
+            r#""flags":["future","in-reencryption"],"iv_tweak""#,
+            "flag \"in-reencryption\"",
+        ),
+        (
+            r#""iv_tweak""#,
+            r#""integrity":{"type":"aead","journal_encryption":"none","journal_integrity":"none"},"iv_tweak""#,
             "integrity protection \"aead\"",
         ),
         (r#""encryption":"aes-xts-plain64""#, r#""encryption":"aes-xyz-plain64""#, "xyz"),
@@ -518,13 +540,75 @@ fn flags_and_several_segments_reach_the_volume() {
     let second = r#""sector_size":512},"1":{"type":"crypt","offset":"528384","size":"dynamic","iv_tweak":"8","encryption":"aes-xts-plain64","sector_size":4096}"#;
     edit_json(&mut image, r#""sector_size":512}"#, second);
     edit_json(&mut image, r#""segments":["0"]"#, r#""segments":["0","1"]"#);
-    assert!(open_problem(&image).contains("only the last segment"));
+    assert!(problem(&image).contains("only the last segment may have no size"));
     edit_json(&mut image, r#""size":"dynamic""#, r#""size":"4096""#);
     let (header, _) = read(&image).unwrap();
     let unlocked = header.unlock(&image, PASSPHRASE, None).unwrap();
     assert_eq!(unlocked.segment_lengths(1 << 20).unwrap(), [4096, (512 << 10) - 4096]);
     assert_eq!((unlocked.segments[1].iv_tweak, unlocked.segments[1].sector_size), (8, 4096));
     assert!(unlocked.flags.iter().eq(&[Flag::AllowDiscards, Flag::NoWriteWorkqueue]));
+}
+
+/// A small volume of several segments: offset, size and flags of each.
+fn with_segments(segments: &[(u64, &str, &str)]) -> Vec<u8> {
+    let mut image = small_luks2();
+    let json = String::from_utf8(json_text(&image)).unwrap();
+    let begin = json.find(r#""segments":{"#).unwrap() + r#""segments":"#.len();
+    let end = json.find(r#","digests""#).unwrap();
+    let segment = |(number, (offset, size, flags)): (usize, &(u64, &str, &str))| {
+        format!(
+            r#""{number}":{{"type":"crypt","offset":"{offset}","size":"{size}","flags":[{flags}],"iv_tweak":"0","encryption":"aes-xts-plain64","sector_size":512}}"#
+        )
+    };
+    let all: Vec<String> = segments.iter().enumerate().map(segment).collect();
+    let numbers: Vec<String> = (0..all.len()).map(|number| format!("\"{number}\"")).collect();
+    let json = format!("{}{{{}}}{}", &json[..begin], all.join(","), &json[end..]);
+    let digest = format!(r#""segments":[{}]"#, numbers.join(","));
+    put_json(&mut image, json.replacen(r#""segments":["0"]"#, &digest, 1).as_bytes());
+    image
+}
+
+#[test]
+fn no_byte_of_the_image_belongs_to_two_segments() {
+    let overlap = "segments 0 and 1 overlap";
+    let reversed = "segments 1 and 0 overlap";
+    let at = 524_288;
+    for (segments, words) in [
+        (&[(at, "8192", ""), (at + 4096, "dynamic", "")][..], overlap),
+        (&[(at, "4096", ""), (at, "4096", "")], overlap),
+        (&[(at + 8192, "4096", ""), (at, "dynamic", "")], reversed),
+        (&[(at, "18446744073709551104", ""), (at + 4096, "4096", "")], "overlap"),
+        (&[(at, "dynamic", ""), (at + 4096, "4096", "")], "only the last segment may have no size"),
+        (&[(at, "4096", r#""backup-final""#), (at, "4096", "")], "the volume has no segment"),
+        (
+            &[(at, "4096", ""), (at, "4096", r#""backup-x""#), (at + 4096, "4096", "")],
+            "JSON/segments/2: it lies behind a backup",
+        ),
+    ] {
+        let image = with_segments(segments);
+        assert!(problem(&image).contains(words), "{segments:?}: {}", problem(&image));
+        let scratch = Scratch::with(&image);
+        let judge = common::cryptsetup(&["luksDump", text(&scratch.image())], b"");
+        assert!(!judge.status.success(), "cryptsetup takes {segments:?}");
+    }
+    // Side by side, in any order, with a hole, up to the largest size there is.
+    for segments in [
+        &[(at, "4096", ""), (at + 4096, "dynamic", "")][..],
+        &[(at + 8192, "4096", ""), (at, "4096", "")],
+        &[(at, "18446744073709551104", "")],
+        &[(at, "4096", r#""from-the-future""#)],
+    ] {
+        let image = with_segments(segments);
+        let (header, _) = read(&image).unwrap();
+        let unlocked = header.unlock(&image, PASSPHRASE, None).unwrap();
+        assert_eq!(unlocked.segments.len(), segments.len());
+        let scratch = Scratch::with(&image);
+        let args = ["open", "--test-passphrase", "--key-file", "-"];
+        cryptsetup_ok(&[&args[..], &[text(&scratch.image())]].concat(), PASSPHRASE);
+    }
+    let largest = with_segments(&[(at, "18446744073709551104", "")]);
+    let unlocked = read(&largest).unwrap().0.unlock(&largest, PASSPHRASE, None).unwrap();
+    assert!(matches!(unlocked.volume_len(1 << 20), Err(Error::LargerThanImage { .. })));
 }
 
 #[test]
@@ -547,9 +631,10 @@ fn a_luks1_header_that_breaks_a_rule_is_refused_with_its_place() {
     let mut image = small_luks1();
     image[8..11].copy_from_slice(b"\x1b[2");
     assert!(problem(&image).contains("cipher name: it is not printable"));
-    for (at, name, words) in
-        [(8, b"xor\0", "xor"), (40, b"abc-", "abc"), (72, b"md4\0", "hash \"md4\"")]
-    {
+    let mut image = small_luks1();
+    image[72..76].copy_from_slice(b"md4\0");
+    assert!(problem(&image).contains("hash \"md4\""), "{}", problem(&image));
+    for (at, name, words) in [(8, b"xor\0", "xor"), (40, b"abc-", "abc")] {
         let mut image = small_luks1();
         image[at..at + 4].copy_from_slice(name);
         assert!(open_problem(&image).contains(words), "{}", open_problem(&image));

@@ -4,6 +4,7 @@
 use crate::area::{STRIPES, material_len};
 use crate::error::{Error, Result};
 use crate::fields::{FieldText, Fields, name, put_text, text};
+use crate::hash::Hash;
 use crate::kdf::KEY_LEN_MAX;
 use crate::medium::{ReadAt, read_bytes};
 use crate::volume::SECTOR_BYTES;
@@ -160,6 +161,7 @@ impl Header {
             let problem = format!("{key_bytes} is not in 1 to {KEY_LEN_MAX}");
             return Err(Error::damaged("key bytes", problem));
         }
+        Hash::from_name(&self.hash)?;
         let length = material_len(key_bytes, STRIPES);
         let mut starts = Vec::with_capacity(KEYSLOTS);
         for (number, keyslot) in self.keyslots.iter().enumerate() {
