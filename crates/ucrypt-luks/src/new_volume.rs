@@ -91,6 +91,11 @@ impl NewVolume {
             let problem = format!("{cipher} takes keys of {sizes} bytes, not of {len}");
             return Err(Error::request(problem));
         }
+        if self.cipher.cipher_mode().is_empty() {
+            let cipher = &self.cipher;
+            let problem = format!("{cipher} names no mode; write it out, as in {cipher}-cbc-plain");
+            return Err(Error::request(problem));
+        }
         // Old volumes with such a key open; a new one would be of no use where the kernel is in
         // FIPS mode.
         if let Some(rule) = self.cipher.weak_key_rule(&self.volume_key) {

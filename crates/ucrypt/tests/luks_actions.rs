@@ -120,6 +120,26 @@ fn cryptsetup_opens_and_dumps_every_format_the_same() {
 }
 
 #[test]
+fn a_cipher_without_a_mode_is_stored_as_cryptsetup_stores_it() {
+    for kind in ["luks1", "luks2"] {
+        let (ours, theirs) = (Scratch::new(), Scratch::new());
+        let args = ["--type", kind, "--cipher", "aes", "--key-size", "256"];
+        good(&ours.format(&[&args, CHEAP].concat()));
+        let image = theirs.image();
+        let more = ["luksFormat", "-q", text(&image)];
+        good(&run("cryptsetup", &[&more, &args[..], CHEAP].concat(), PASSPHRASE));
+        cryptsetup_opens(&ours.image(), &[]);
+        let ciphers = |scratch: &Scratch| {
+            let dump = good(&run("cryptsetup", &["luksDump", text(&scratch.image())], b""));
+            let lines = dump.lines().filter(|line| line.to_lowercase().contains("cipher"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(ciphers(&ours), ciphers(&theirs));
+        assert!(ciphers(&ours).iter().any(|line| line.contains("cbc-plain")));
+    }
+}
+
+#[test]
 fn luks2_options_reach_the_header() {
     let scratch = Scratch::new();
     let mut args = vec!["--label", "a label", "--subsystem", "a subsystem"];
