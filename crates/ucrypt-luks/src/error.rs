@@ -7,6 +7,8 @@ use std::io;
 
 use thiserror::Error;
 
+use crate::signature::Signature;
+
 /// Why a header could not be read, unlocked or made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -14,11 +16,41 @@ pub enum Error {
     /// There is no LUKS magic at any place where a header may begin.
     #[error(
         "no LUKS header: neither byte 0 nor the place of a LUKS2 copy holds one{}",
-        .found.map_or_else(String::new, |name| format!(", the image looks like {name}"))
+        .found.map_or_else(String::new, |found| format!("; there is {found}"))
     )]
     NotLuks {
         /// What the image seems to hold instead.
-        found: Option<&'static str>,
+        found: Option<Signature>,
+    },
+
+    /// One header copy cannot be used, and somebody else has left a mark on the image: whose the
+    /// image is cannot be told.
+    #[error(
+        "ambiguous signatures: {damage}, and there is {found}; if the image is to be a LUKS volume \
+         again, run \"cryptsetup repair\" on it"
+    )]
+    Ambiguous {
+        /// What is wrong with the copy.
+        damage: String,
+        /// The mark of somebody else.
+        found: Signature,
+    },
+
+    /// The newer one of two header copies is whole and cannot be used. The other one is out of
+    /// date: keyslots and segments may have changed since.
+    #[error(
+        "the {copy} LUKS2 header copy is the newer one (sequence id {sequence_id}, the other one \
+         has {older}) and cannot be used: {problem}"
+    )]
+    NewerUnusable {
+        /// Which copy.
+        copy: &'static str,
+        /// Its sequence id.
+        sequence_id: u64,
+        /// The sequence id of the other one.
+        older: u64,
+        /// Why it cannot be used.
+        problem: Box<Error>,
     },
 
     /// The magic is right, the version is neither 1 nor 2.
@@ -48,6 +80,21 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+
+    /// The medium did not take what was written. What was there before may be gone.
+    #[error("cannot write {length} bytes at byte {offset}: {source}")]
+    Write {
+        /// First byte of the write.
+        offset: u64,
+        /// Its length in bytes.
+        length: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// A signature is there again after it was wiped.
+    #[error("{0} does not go away: does somebody else write to the image?")]
+    NotWiped(Signature),
 
     /// The header breaks a rule of its format.
     #[error("damaged header: {place}: {problem}")]

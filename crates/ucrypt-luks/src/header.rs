@@ -1,6 +1,7 @@
 //! A LUKS header of either version: find it, read it, unlock it.
 
 use crate::error::{Error, Result};
+use crate::fields::FieldText;
 use crate::medium::{ReadAt, read_bytes};
 use crate::volume::{Format, Unlocked};
 use crate::{luks1, luks2, signature};
@@ -18,21 +19,22 @@ impl Header {
     /// Reads the header of `image` (the detached one, if it is). The damage of one LUKS2 copy is
     /// no error: it comes along, and `image` is left as it is.
     pub fn read(image: &dyn ReadAt) -> Result<(Self, Option<luks2::Damage>)> {
-        let foreign = || Error::NotLuks { found: signature::find(image) };
+        let foreign = || Ok(Error::NotLuks { found: signature::find_foreign(image)? });
         if image.len() < 8 {
-            return Err(foreign());
+            return Err(foreign()?);
         }
-        let start = read_bytes(image, "the magic", 0, 8, 8)?;
-        let magic = start.starts_with(&luks1::MAGIC);
-        if magic && start.ends_with(&1_u16.to_be_bytes()) {
+        let start = read_bytes(image, "the magic", 0, 8, 8);
+        let magic = start.as_ref().is_ok_and(|start| start.starts_with(&luks1::MAGIC));
+        if magic && start.is_ok_and(|start| start.ends_with(&1_u16.to_be_bytes())) {
             return Ok((Self::Luks1(Box::new(luks1::Header::read(image)?)), None));
         }
         if !magic && image.len() < luks2::HEADER_SIZES[0] {
-            return Err(foreign());
+            return Err(foreign()?);
         }
+        // Where the first bytes cannot be read, there may be a second copy.
         match luks2::Header::read(image) {
             Ok((header, damage)) => Ok((Self::Luks2(Box::new(header)), damage)),
-            Err(Error::NotLuks { .. }) => Err(foreign()),
+            Err(Error::NotLuks { .. }) => Err(foreign()?),
             Err(problem) => Err(problem),
         }
     }
@@ -46,7 +48,7 @@ impl Header {
     }
 
     /// The UUID in its text form.
-    pub fn uuid(&self) -> &str {
+    pub fn uuid(&self) -> &FieldText {
         match self {
             Self::Luks1(header) => &header.uuid,
             Self::Luks2(header) => &header.binary.uuid,

@@ -53,12 +53,13 @@ mod uuid;
 mod volume;
 
 pub use error::{Error, Result};
+pub use fields::FieldText;
 pub use hash::Hash;
 pub use header::Header;
 pub use json::Json;
 pub use kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, KEY_LEN_MAX, Kdf};
-pub use medium::{Clock, Random, ReadAt, Write};
-pub use new_volume::{NewVolume, Tools, random_volume_key};
+pub use medium::{Clock, Medium, Random, ReadAt, Write, write_durably};
+pub use new_volume::{NewVolume, Tools, overwrite, random_volume_key};
 pub use pbkdf::{
     ARGON2_MEMORY_MIN_KIB, ARGON2_TIME_MIN, Cost, Machine, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind,
 };

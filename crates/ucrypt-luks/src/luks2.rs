@@ -11,7 +11,7 @@ mod unlock;
 mod validate;
 
 pub use binary::{Binary, HEADER_SIZES};
-pub use copies::{Copy, Damage, Header};
+pub use copies::{Copy, Damage, Header, Kept};
 pub use format::{Options, format};
 pub use metadata::{
     Af, Area, Config, Digest, DigestKind, Keyslot, KeyslotKind, Metadata, Pbkdf2Digest, Priority,

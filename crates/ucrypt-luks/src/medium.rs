@@ -59,10 +59,29 @@ impl<T: ReadAt + ?Sized> ReadAt for &T {
     }
 }
 
+/// An image that can be written to as well.
+pub trait Medium: ReadAt {
+    /// Writes all of `bytes` from byte `offset` on. Nothing need be durable yet.
+    fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Makes what was written durable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// Carries out writes in their order, each durable before the next begins.
+pub fn write_durably(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
+    for Write { offset, bytes } in writes {
+        let written = medium.write_all_at(*offset, bytes).and_then(|()| medium.sync());
+        written.map_err(|source| Error::Write { offset: *offset, length: bytes.len(), source })?;
+    }
+    Ok(())
+}
+
 /// Bytes to be written to the image that holds the header.
 ///
 /// A list of writes is carried out in its order, each on the medium (`fdatasync`) before the next
-/// begins: then an interruption never leaves a header that looks whole and is not.
+/// begins ([`write_durably`]): then an interruption never leaves a header that looks whole and is
+/// not.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Write {
     /// First byte in the image.

@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::kdf::KEY_LEN_MAX;
 use crate::luks1::DIGEST_BYTES;
-use crate::medium::{Clock, Random, Write, fill_random, zeroed};
+use crate::medium::{Clock, Medium, Random, Write, fill_random, write_durably, zeroed};
 use crate::pbkdf::{Machine, Pbkdf};
+use crate::signature::{self, Signature};
 use crate::uuid;
 
 /// Where data begins if nothing else is asked for is a multiple of this, in bytes.
@@ -39,6 +40,18 @@ pub struct NewVolume {
     /// Whether the header lies in an image of its own. The data then begins at byte 0 of theirs,
     /// unless `data_offset` says otherwise.
     pub detached: bool,
+}
+
+/// Puts a new header over whatever `medium` holds: wipes the signatures that were found on it
+/// ([`signature::find`]), carries out the writes of a format, and looks whether the image is nobody
+/// else's now.
+///
+/// The headers of an old volume go first and the new ones come last. Whenever it is interrupted,
+/// what is left is the old volume with all its keyslots, the new one, or no volume at all.
+pub fn overwrite(medium: &dyn Medium, found: &[Signature], writes: &[Write]) -> Result<()> {
+    write_durably(medium, &signature::wipe(found))?;
+    write_durably(medium, writes)?;
+    signature::find_foreign(medium)?.map_or(Ok(()), |left| Err(Error::NotWiped(left)))
 }
 
 /// What making a volume needs from outside.
@@ -76,6 +89,11 @@ impl NewVolume {
         if !fits {
             let (cipher, sizes) = (&self.cipher, self.cipher.key_sizes());
             let problem = format!("{cipher} takes keys of {sizes} bytes, not of {len}");
+            return Err(Error::request(problem));
+        }
+        if self.cipher.cipher_mode().is_empty() {
+            let cipher = &self.cipher;
+            let problem = format!("{cipher} names no mode; write it out, as in {cipher}-cbc-plain");
             return Err(Error::request(problem));
         }
         // Old volumes with such a key open; a new one would be of no use where the kernel is in

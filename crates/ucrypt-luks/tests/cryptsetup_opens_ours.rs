@@ -223,6 +223,7 @@ fn parameters_that_break_a_rule_are_refused() {
     let good = || new_volume("aes-xts-plain64", 64, cheap_pbkdf2());
     for (what, volume) in [
         ("key", new_volume("aes-xts-plain64", 33, cheap_pbkdf2())),
+        ("names no mode", new_volume("aes", 32, cheap_pbkdf2())),
         ("hash", NewVolume { hash: Hash::Blake2s128, ..good() }),
         ("keyslot", NewVolume { keyslot: 32, ..good() }),
         ("multiple of 4096", NewVolume { data_offset: Some(512), ..good() }),

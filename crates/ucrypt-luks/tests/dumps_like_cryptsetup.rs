@@ -102,7 +102,7 @@ fn the_json_form_says_what_the_text_says() {
     let (header, _) = Header::read(&scratch.bytes()).unwrap();
     let json: serde_json::Value = serde_json::from_str(&header.dump_json().to_compact()).unwrap();
     assert_eq!(json["type"], "luks2");
-    assert_eq!(json["uuid"], header.uuid());
+    assert_eq!(json["uuid"], header.uuid().to_string());
     assert_eq!(json["data_offset"], 16 << 20);
     assert_eq!(json["segments"][0]["cipher"], "aes-xts-plain64");
     assert_eq!(json["segments"][0]["size"], serde_json::Value::Null);

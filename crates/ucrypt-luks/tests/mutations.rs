@@ -6,9 +6,10 @@ mod common;
 use std::cell::Cell;
 use std::io;
 
-use common::{PASSPHRASE, Stream, json_text, put_json, seal, small_luks1, small_luks2};
-use ucrypt_luks::luks2::{DigestKind, KeyslotKind};
-use ucrypt_luks::{Header, Kdf, ReadAt};
+use common::{
+    PASSPHRASE, Stream, edit, flip, is_quick, json_text, put_json, seal, small_luks1, small_luks2,
+};
+use ucrypt_luks::{Header, ReadAt};
 
 /// The largest header copy of LUKS2, in bytes: nothing larger is ever read at once.
 const READ_MAX: usize = 4 << 20;
@@ -30,37 +31,6 @@ impl ReadAt for Watched<'_> {
         let end = offset.checked_add(buf.len() as u64).expect("a read beyond 2^64");
         assert!(end <= ReadAt::len(self), "a read behind the image, to {end}");
         self.bytes.read_exact_at(offset, buf)
-    }
-}
-
-fn is_cheap(kdf: &Kdf) -> bool {
-    match kdf {
-        Kdf::Pbkdf2 { iterations, .. } => *iterations <= 10_000,
-        Kdf::Argon2 { time, memory_kib, .. } => u64::from(*time) * u64::from(*memory_kib) <= 4096,
-        Kdf::Unknown(_) => true,
-    }
-}
-
-/// Whether trying all keyslots takes no time worth speaking of: a mutation may ask for hours, which
-/// is within its rights.
-fn is_quick(header: &Header) -> bool {
-    match header {
-        Header::Luks1(header) => {
-            let keyslots = header.keyslots.iter().filter(|keyslot| keyslot.active);
-            let mut costs = keyslots.map(|keyslot| keyslot.iterations);
-            header.digest_iterations <= 10_000 && costs.all(|iterations| iterations <= 10_000)
-        }
-        Header::Luks2(header) => {
-            let digests = header.metadata.digests.values().all(|digest| match &digest.kind {
-                DigestKind::Pbkdf2(pbkdf2) => pbkdf2.iterations <= 10_000,
-                DigestKind::Other(_) => true,
-            });
-            let keyslots = header.metadata.keyslots.values().all(|keyslot| match &keyslot.kind {
-                KeyslotKind::Luks2 { kdf, .. } => is_cheap(kdf),
-                KeyslotKind::Other(_) => true,
-            });
-            digests && keyslots
-        }
     }
 }
 
@@ -93,78 +63,6 @@ impl Tally {
             self.opened += 1;
             if let Ok(length) = unlocked.volume_len(bytes.len() as u64) {
                 assert!(length <= bytes.len() as u64 * unlocked.segments.len() as u64);
-            }
-        }
-    }
-}
-
-/// Changes one to four bytes of `bytes`.
-fn flip(bytes: &mut [u8], stream: &mut Stream) {
-    for _ in 0..=stream.below(4) {
-        let at = stream.below(bytes.len());
-        bytes[at] = match stream.below(4) {
-            0 => 0,
-            1 => 0xff,
-            2 => bytes[at] ^ (1 << stream.below(8)),
-            _ => stream.next() as u8,
-        };
-    }
-}
-
-/// Changes JSON text in a way that often leaves it JSON: digits, words and pieces of it.
-fn edit(json: &mut Vec<u8>, stream: &mut Stream) {
-    const WORDS: &[&str] = &[
-        "0",
-        "1",
-        "-1",
-        "32",
-        "4000",
-        "18446744073709551615",
-        "\"dynamic\"",
-        "\"\"",
-        "null",
-        "[]",
-        "{}",
-        "true",
-        "1e9",
-        "\"crypt\"",
-        "\"luks2\"",
-        "\"0\"",
-        "\"cipher_null\"",
-        ",",
-        "}",
-        "\\u0000",
-    ];
-    let at = stream.below(json.len());
-    match stream.below(10) {
-        0 => flip(json, stream),
-        1 => {
-            // One run of digits or one quoted word becomes another word.
-            let is_end = |byte: &u8| !byte.is_ascii_alphanumeric();
-            let start = json[..at].iter().rposition(is_end).map_or(0, |found| found + 1);
-            let end = json[at..].iter().position(is_end).map_or(json.len(), |found| at + found);
-            let word = WORDS[stream.below(WORDS.len())];
-            json.splice(start..end.max(start), word.bytes());
-        }
-        2 => {
-            let end = (at + stream.below(40)).min(json.len());
-            json.drain(at..end);
-        }
-        3 => {
-            let end = (at + stream.below(200)).min(json.len());
-            let piece = json[at..end].to_vec();
-            let to = stream.below(json.len());
-            json.splice(to..to, piece);
-        }
-        4 => {
-            let word = WORDS[stream.below(WORDS.len())];
-            json.splice(at..at, word.bytes());
-        }
-        _ => {
-            // One digit becomes another.
-            let digits = json[at..].iter().position(u8::is_ascii_digit);
-            if let Some(found) = digits {
-                json[at + found] = b'0' + stream.below(10) as u8;
             }
         }
     }

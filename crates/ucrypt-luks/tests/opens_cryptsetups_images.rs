@@ -27,7 +27,7 @@ fn check(args: &[&str], format: Format, cipher: &str, sector_size: u32) {
     assert_eq!((segment.sector_size, segment.iv_tweak), (sector_size, 0), "{args:?}");
 
     let uuid = cryptsetup_ok(&["luksUUID", text(&scratch.image())], b"");
-    assert_eq!(header.uuid(), uuid.trim());
+    assert_eq!(header.uuid().to_string(), uuid.trim());
     let again = header.unlock_with_volume_key(&unlocked.volume_key).unwrap();
     assert_eq!(again.keyslot, None);
 

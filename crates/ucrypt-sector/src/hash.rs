@@ -7,20 +7,26 @@ use crate::Hash;
 
 /// The implementation of each hash, from one table.
 macro_rules! hashes {
-    ($($Hash:ident = $Digest:ty,)+) => {
+    ($($Hash:ident = $Digest:ty $([..$cut:literal])?,)+) => {
         impl Hash {
             /// Length of the digest in bytes.
             pub(crate) fn digest_len(self) -> usize {
                 match self {
-                    $(Self::$Hash => <$Digest as Digest>::output_size(),)+
+                    $(Self::$Hash => {
+                        let len = <$Digest as Digest>::output_size();
+                        $(let len = len.min($cut);)?
+                        len
+                    })+
                 }
             }
 
             /// The digest of a key.
             pub(crate) fn digest(self, key: &[u8]) -> Zeroizing<Vec<u8>> {
-                match self {
+                let mut digest = match self {
                     $(Self::$Hash => digest::<$Digest>(key),)+
-                }
+                };
+                digest.truncate(self.digest_len());
+                digest
             }
         }
     };
@@ -47,6 +53,8 @@ hashes! {
     Streebog256 = streebog::Streebog256,
     Streebog512 = streebog::Streebog512,
     Whirlpool = whirlpool::Whirlpool,
+    Whirlpool256 = whirlpool::Whirlpool[..32],
+    Whirlpool384 = whirlpool::Whirlpool[..48],
 }
 
 /// The digest is a key: the array that it came in is wiped.
@@ -55,4 +63,27 @@ fn digest<D: Digest>(key: &[u8]) -> Zeroizing<Vec<u8>> {
     let kept = Zeroizing::new(digest.to_vec());
     digest.as_mut_slice().zeroize();
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The test vector of an empty input in ISO/IEC 10118-3, cut as the kernel cuts it
+    /// (`crypto/testmgr.h`: `wp256_tv_template`, `wp384_tv_template`).
+    #[test]
+    fn whirlpool_is_cut_to_its_shorter_forms() {
+        let expected = "19fa61d75522a4669b44e39c1d2e1726c530232130d407f89afee0964997f7a7\
+                        3e83be698b288febcf88e3e03c4f0757ea8964e59b63d93708b138cc42a66eb3";
+        for (hash, len) in
+            [(Hash::Whirlpool, 64), (Hash::Whirlpool256, 32), (Hash::Whirlpool384, 48)]
+        {
+            let digest = hash.digest(b"");
+            for (byte, hex) in digest.iter().zip(expected.as_bytes().chunks(2)) {
+                assert_eq!(format!("{byte:02x}").as_bytes(), hex);
+            }
+            assert_eq!(digest.len(), len);
+            assert_eq!(hash.digest_len(), len);
+        }
+    }
 }

@@ -139,6 +139,10 @@ named! {
     Streebog512 = "streebog512",
     /// Whirlpool.
     Whirlpool = "wp512" | "whirlpool",
+    /// The first 32 bytes of Whirlpool.
+    Whirlpool256 = "wp256",
+    /// The first 48 bytes of Whirlpool.
+    Whirlpool384 = "wp384",
 }
 
 /// How the IV of a sector is made from its number.

@@ -79,7 +79,7 @@ impl From<ucrypt_luks::Error> for Failure {
         match error {
             Luks::WrongPassphrase { .. } | Luks::WrongVolumeKey => Self::denied(error),
             Luks::OutOfMemory { .. } => Self::memory(error),
-            Luks::Read { .. } => Self::device(error),
+            Luks::Read { .. } | Luks::Write { .. } | Luks::NotWiped(_) => Self::device(error),
             error => Self::wrong(error),
         }
     }

@@ -11,5 +11,5 @@ mod show;
 pub(crate) use confirm::{confirm, confirm_at};
 pub(crate) use format::run as format;
 pub(crate) use format_args::FormatArgs;
-pub(crate) use image::{HeaderImage, write_durably};
+pub(crate) use image::HeaderImage;
 pub(crate) use show::{DumpArgs, IsLuksArgs, UuidArgs, dump, is_luks, uuid};

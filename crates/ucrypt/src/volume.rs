@@ -10,7 +10,8 @@ use serde::Serialize;
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
-use ucrypt_luks::{Flag, Header, Unlocked, signature};
+use ucrypt_luks::luks2::Damage;
+use ucrypt_luks::{Flag, Header, Unlocked, signature, write_durably};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -198,7 +199,8 @@ impl VolumeArgs {
         self
     }
 
-    /// Opens the image and unlocks it.
+    /// Opens the image and unlocks it. Opened to be written to, a damaged header copy is repaired:
+    /// last, when nothing else can go wrong.
     pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
         secrecy::lock_memory();
         match (image, &self.backend) {
@@ -221,7 +223,11 @@ impl VolumeArgs {
                     ));
                 }
                 let unlocked = self.unlock(&file, &image, key)?;
-                self.join(Arc::new(file), Some(&unlocked), name)
+                unlocked.check_data(&name)?;
+                let file = Arc::new(file);
+                let opened = self.join(file.clone(), Some(&unlocked.volume), name)?;
+                unlocked.tell_of_damage(if self.readonly { None } else { Some(&file) })?;
+                Ok(opened)
             }
         }
     }
@@ -238,14 +244,22 @@ impl VolumeArgs {
         secrecy::lock_memory();
         let file = self.open_image(image)?;
         let unlocked = self.unlock(&file, image, KeySource::Arguments)?;
+        unlocked.check_data(&image.display().to_string())?;
         // Too large a volume must fail here, where somebody reads the message.
-        unlocked.volume_len(file.limits().len)?;
-        Ok(unlocked.volume_key)
+        unlocked.volume.volume_len(file.limits().len)?;
+        Ok(unlocked.volume.volume_key)
     }
 
-    /// Whether the passphrase or key opens the volume. Keeps nobody from using the image meanwhile.
+    /// Whether the passphrase or key opens the volume. Keeps nobody from using the image meanwhile. The
+    /// data need not be there: a header backup can be tried, and the file of a detached header.
     pub(crate) fn test(self, image: Option<&Path>) -> Result<(), Failure> {
-        Self { unlocked: true, ..self.for_looking() }.volume_key(image).map(drop)
+        let looking = Self { unlocked: true, ..self.for_looking() };
+        let Some(image) = image.filter(|_| !looking.is_raw()) else {
+            return looking.volume_key(image).map(drop);
+        };
+        secrecy::lock_memory();
+        let file = looking.open_image(image)?;
+        looking.unlock(&file, image, KeySource::Arguments)?.tell_of_damage(None)
     }
 
     /// Whether something else than an image is opened.
@@ -280,7 +294,7 @@ impl VolumeArgs {
         image: &FileBackend,
         path: &Path,
         key: KeySource,
-    ) -> Result<Unlocked, Failure> {
+    ) -> Result<UnlockedImage, Failure> {
         let name = &path.display().to_string();
         if self.kind == Some(Kind::Plain) || self.plain.table.is_some() {
             if matches!(key, KeySource::Arguments) && self.plain.table.is_none() {
@@ -292,7 +306,8 @@ impl VolumeArgs {
                 volume_key_file: self.volume_key_file.as_deref(),
                 batch_mode: self.batch_mode,
             };
-            return self.plain.unlock(&asked, key);
+            let volume = self.plain.unlock(&asked, key)?;
+            return Ok(UnlockedImage { volume, header: None, damage: None, detached: None });
         }
         // The image itself may be named as the header: then it is as if none were named.
         let elsewhere = self.header.as_deref().filter(|header| !is_same(header, path));
@@ -302,17 +317,8 @@ impl VolumeArgs {
         let (header, damage) = Header::read(&HeaderImage(medium))
             .map_err(|error| Failure::from(error).about(&place))?;
         self.check_kind(&header)?;
-        let unlocked = self.unlock_header(&header, medium, name, key)?;
-        if let Some(damage) = damage {
-            self.repair(&header, &damage, medium)?;
-        }
-        if detached.is_none() && header.data_offset() == 0 {
-            return Err(Failure::wrong(format!(
-                "{name} holds a detached header, which has no data of its own; name the data \
-                 image and --header {name}"
-            )));
-        }
-        Ok(unlocked)
+        let volume = self.unlock_header(&header, medium, name, key)?;
+        Ok(UnlockedImage { volume, header: Some(header), damage, detached })
     }
 
     fn open_header(&self, path: &Path) -> Result<FileBackend, Failure> {
@@ -360,25 +366,6 @@ impl VolumeArgs {
         }
     }
 
-    /// One of two header copies is damaged: says so, and writes it again if writing is allowed.
-    fn repair(
-        &self,
-        header: &Header,
-        damage: &ucrypt_luks::luks2::Damage,
-        medium: &FileBackend,
-    ) -> Result<(), Failure> {
-        let (Header::Luks2(header), false) = (header, self.readonly) else {
-            say_line(format_args!("{damage}; nothing was repaired"));
-            return Ok(());
-        };
-        let write = header.repair(damage.copy, &mut secrecy::random)?;
-        let failed = |error| Failure::device(format!("cannot repair the header: {error}"));
-        medium.write_all_at(write.offset, &write.bytes).map_err(failed)?;
-        medium.sync().map_err(failed)?;
-        say_line(format_args!("{damage}; the damaged one was written again"));
-        Ok(())
-    }
-
     /// A volume without a header lies over everything: says what is there already, and asks whether
     /// it is meant if anything may be written. As in cryptsetup, data that starts further back was
     /// put there on purpose.
@@ -388,8 +375,8 @@ impl VolumeArgs {
         }
         let found = match Header::read(&HeaderImage(image)) {
             Ok((header, _)) => format!("a {} header", header.format().name()),
-            Err(_) => match signature::find(&HeaderImage(image)) {
-                Some(found) => found.to_owned(),
+            Err(_) => match signature::find_foreign(&HeaderImage(image))? {
+                Some(found) => format!("a '{}' {} signature", found.name, found.kind()),
                 None => return Ok(()),
             },
         };
@@ -451,6 +438,59 @@ impl VolumeArgs {
         let last = unlocked.and_then(|unlocked| unlocked.segments.last());
         let fixed_len = last.and_then(|segment| segment.length).map(|_| facts.size);
         Ok(Opened { volume, facts, fixed_len })
+    }
+}
+
+/// An unlocked volume, and what its header is like.
+struct UnlockedImage {
+    volume: Unlocked,
+    /// The header, if it has one.
+    header: Option<Header>,
+    /// The header copy that cannot be used.
+    damage: Option<Damage>,
+    /// Where the header is, if not on the image.
+    detached: Option<FileBackend>,
+}
+
+impl UnlockedImage {
+    /// Refuses the file of a detached header as the image of a volume.
+    fn check_data(&self, name: &str) -> Result<(), Failure> {
+        let without_data = self.header.as_ref().is_some_and(|header| header.data_offset() == 0);
+        if without_data && self.detached.is_none() {
+            return Err(Failure::wrong(format!(
+                "{name} holds a detached header, which has no data of its own; name the data \
+                 image and --header {name}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Says what is wrong with a header copy, and repairs it if there is an image to write to, and
+    /// nothing can be lost by it.
+    fn tell_of_damage(&self, image: Option<&FileBackend>) -> Result<(), Failure> {
+        let (Some(Header::Luks2(header)), Some(damage)) = (&self.header, &self.damage) else {
+            return Ok(());
+        };
+        let done = match (image, damage.kept()) {
+            (None, _) => "using the other one; nothing was repaired".to_owned(),
+            (Some(_), Some(kept)) => format!(
+                "using the other one; nothing was repaired, for {kept}; if the volume is this one \
+                 without any doubt, \"cryptsetup repair\" writes the copy again"
+            ),
+            (Some(image), None) => {
+                let write = header.repair(damage, &mut secrecy::random)?;
+                let medium = HeaderImage(self.detached.as_ref().unwrap_or(image));
+                write_durably(&medium, &[write]).map_err(|error| {
+                    Failure::device(format!(
+                        "{damage}, and the header cannot be repaired: {error}; use --readonly to \
+                         get at the data"
+                    ))
+                })?;
+                "it was written again from the other one".to_owned()
+            }
+        };
+        say_line(format_args!("{damage}; {done}"));
+        Ok(())
     }
 }
 

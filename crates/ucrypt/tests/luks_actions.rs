@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -115,6 +116,26 @@ fn cryptsetup_opens_and_dumps_every_format_the_same() {
             assert_eq!((is_luks("luks"), is_luks(kind)), (0, 0));
             assert_eq!(is_luks(if kind == "luks1" { "luks2" } else { "luks1" }), 1);
         }
+    }
+}
+
+#[test]
+fn a_cipher_without_a_mode_is_stored_as_cryptsetup_stores_it() {
+    for kind in ["luks1", "luks2"] {
+        let (ours, theirs) = (Scratch::new(), Scratch::new());
+        let args = ["--type", kind, "--cipher", "aes", "--key-size", "256"];
+        good(&ours.format(&[&args, CHEAP].concat()));
+        let image = theirs.image();
+        let more = ["luksFormat", "-q", text(&image)];
+        good(&run("cryptsetup", &[&more, &args[..], CHEAP].concat(), PASSPHRASE));
+        cryptsetup_opens(&ours.image(), &[]);
+        let ciphers = |scratch: &Scratch| {
+            let dump = good(&run("cryptsetup", &["luksDump", text(&scratch.image())], b""));
+            let lines = dump.lines().filter(|line| line.to_lowercase().contains("cipher"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(ciphers(&ours), ciphers(&theirs));
+        assert!(ciphers(&ours).iter().any(|line| line.contains("cbc-plain")));
     }
 }
 
@@ -265,20 +286,86 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
     assert_eq!(code(&ucrypt(&["isLuks", text(&small)], b"")), 1);
 }
 
-#[test]
-fn what_was_there_is_named_and_wiped() {
+/// A superblock of md, version 1.0, as it lies 8 KiB before the end.
+fn md_superblock(offset: u64) -> Vec<u8> {
+    let mut block = vec![0; 256];
+    block[..8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");
+    block[16..32].fill(0x5a);
+    block[144..152].copy_from_slice(&(offset / 512).to_le_bytes());
+    block
+}
+
+/// What a program says when it formats an image on which `bytes` lie at `offset`.
+fn warnings(program: &str, offset: u64, bytes: &[u8]) -> Vec<String> {
     let scratch = Scratch::new();
-    good(&scratch.format(&[&["--type", "luks2"], CHEAP].concat()));
+    let image = scratch.image();
+    let file = fs::File::options().write(true).open(&image).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+    let output = run(program, &[&["luksFormat"], CHEAP, &[text(&image)]].concat(), PASSPHRASE);
+    let said = [good(&output), stderr(&output)].concat().replace(text(&image), "IMAGE");
+    let seen = good(&run("wipefs", &["--no-act", "--parsable", text(&image)], b""));
+    let left: Vec<&str> = seen.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(left.iter().all(|line| line.ends_with(",crypto_LUKS")), "{program}: {left:?}");
+    said.lines().filter(|line| line.starts_with("WARNING")).map(str::to_owned).collect()
+}
+
+#[test]
+fn signatures_at_both_ends_are_named_as_cryptsetup_names_them_and_wiped() {
+    let len = 18 << 20;
+    for (offset, bytes, name) in [
+        (len - 0x2000, md_superblock(len - 0x2000), "linux_raid_member"),
+        (0x1000, md_superblock(0x1000), "linux_raid_member"),
+        (len - 1024, b"Intel Raid ISM Cfg Sig. 1.1.00".to_vec(), "isw_raid_member"),
+        (len - 512, b"\xde\x11\xde\x11".to_vec(), "ddf_raid_member"),
+        (0, b"bluestore block device\n".to_vec(), "ceph_bluestore"),
+        (0xff6, b"S1SUSPEND".to_vec(), "swsuspend"),
+    ] {
+        let said = warnings(UCRYPT, offset, &bytes);
+        let expected =
+            format!("WARNING: Device IMAGE already contains a '{name}' superblock signature.");
+        assert_eq!(said, [expected]);
+        assert_eq!(said, warnings("cryptsetup", offset, &bytes));
+    }
+}
+
+#[test]
+fn in_batch_mode_signatures_are_wiped_without_a_word() {
+    let scratch = Scratch::new();
+    let image = scratch.image();
+    let file = fs::File::options().write(true).open(&image).unwrap();
+    let offset = (18 << 20) - 0x2000;
+    file.write_all_at(&md_superblock(offset), offset).unwrap();
+    let output = scratch.format(&[CHEAP, &["-q"]].concat());
+    good(&output);
+    assert_eq!(stderr(&output), "");
+    let seen = good(&run("wipefs", &["--no-act", "--parsable", text(&image)], b""));
+    assert!(!seen.contains("linux_raid_member"), "{seen}");
+}
+
+#[test]
+fn an_old_header_is_named_and_nothing_of_it_is_left() {
+    let scratch = Scratch::new();
+    good(&scratch.format(&[&["--type", "luks2", "--luks2-metadata-size", "4m"], CHEAP].concat()));
     let output = scratch.format(&[&["--type", "luks1"], CHEAP].concat());
     good(&output);
-    assert!(stderr(&output).contains("already contains a luks2 header"), "{}", stderr(&output));
-    // Nothing of the LUKS2 header is left to be found.
+    let words = "already contains a 'crypto_LUKS' superblock signature";
+    assert!(stderr(&output).contains(words), "{}", stderr(&output));
+    // The second copy lay in what is data now.
     let image = fs::read(scratch.image()).unwrap();
     assert!(!image.windows(6).any(|window| window == b"SKUL\xba\xbe"));
-    fs::write(scratch.image(), [&vec![0; 0x438], &b"\x53\xef"[..], &vec![0; 18 << 20]].concat())
-        .unwrap();
-    let output = scratch.format(CHEAP);
-    assert!(stderr(&output).contains("ext4"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_format_that_fails_leaves_no_file_behind() {
+    let scratch = Scratch::new();
+    let (image, header) = (scratch.image(), scratch.path("header"));
+    let before = fs::read(&image).unwrap();
+    for args in [&["--key-file", "/nonexistent"][..], &["--offset", "65"]] {
+        let output = scratch.format(&[args, &["--header", text(&header)], CHEAP].concat());
+        assert_eq!(code(&output), 1, "{}", stderr(&output));
+        assert!(!header.exists(), "{args:?}");
+        assert!(fs::read(&image).unwrap() == before, "{args:?}");
+    }
 }
 
 #[test]

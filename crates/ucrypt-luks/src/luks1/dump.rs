@@ -33,7 +33,7 @@ impl Header {
         Json::object([
             ("type", "luks1".into()),
             ("version", 1_u32.into()),
-            ("uuid", self.uuid.as_str().into()),
+            ("uuid", self.uuid.to_string().as_str().into()),
             ("cipher_name", self.cipher_name.as_str().into()),
             ("cipher_mode", self.cipher_mode.as_str().into()),
             ("hash", self.hash.as_str().into()),

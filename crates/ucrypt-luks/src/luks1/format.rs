@@ -71,7 +71,7 @@ fn empty_header(volume: &NewVolume, tools: &mut Tools<'_>) -> Result<Header> {
         digest,
         digest_salt,
         digest_iterations: iterations,
-        uuid,
+        uuid: uuid.as_str().into(),
         keyslots,
     };
     header.payload_offset = payload_offset(volume, header.areas_end())?;

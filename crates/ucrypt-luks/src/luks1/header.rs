@@ -3,7 +3,8 @@
 
 use crate::area::{STRIPES, material_len};
 use crate::error::{Error, Result};
-use crate::fields::{Fields, put_text, text};
+use crate::fields::{FieldText, Fields, name, put_text, text};
+use crate::hash::Hash;
 use crate::kdf::KEY_LEN_MAX;
 use crate::medium::{ReadAt, read_bytes};
 use crate::volume::SECTOR_BYTES;
@@ -49,7 +50,7 @@ pub struct Header {
     /// Iterations of the digest.
     pub digest_iterations: u32,
     /// The UUID in its text form.
-    pub uuid: String,
+    pub uuid: FieldText,
     /// The eight keyslots.
     pub keyslots: [Keyslot; KEYSLOTS],
 }
@@ -101,15 +102,15 @@ impl Header {
             return Err(Error::UnknownVersion(version));
         }
         let header = Self {
-            cipher_name: text("cipher name", &fields.take::<NAME_BYTES>()?)?,
-            cipher_mode: text("cipher mode", &fields.take::<NAME_BYTES>()?)?,
-            hash: text("hash", &fields.take::<NAME_BYTES>()?)?,
+            cipher_name: name("cipher name", &fields.take::<NAME_BYTES>()?)?,
+            cipher_mode: name("cipher mode", &fields.take::<NAME_BYTES>()?)?,
+            hash: name("hash", &fields.take::<NAME_BYTES>()?)?,
             payload_offset: u32::from_be_bytes(fields.take()?),
             key_bytes: u32::from_be_bytes(fields.take()?),
             digest: fields.take()?,
             digest_salt: fields.take()?,
             digest_iterations: u32::from_be_bytes(fields.take()?),
-            uuid: text("UUID", &fields.take::<UUID_BYTES>()?)?,
+            uuid: text(&fields.take::<UUID_BYTES>()?),
             keyslots: parse_keyslots(&mut fields)?,
         };
         header.check()?;
@@ -122,14 +123,14 @@ impl Header {
         out.extend(MAGIC);
         out.extend(1_u16.to_be_bytes());
         for name in [&self.cipher_name, &self.cipher_mode, &self.hash] {
-            put_text::<NAME_BYTES>(&mut out, name);
+            put_text::<NAME_BYTES>(&mut out, name.as_bytes());
         }
         out.extend(self.payload_offset.to_be_bytes());
         out.extend(self.key_bytes.to_be_bytes());
         out.extend(self.digest);
         out.extend(self.digest_salt);
         out.extend(self.digest_iterations.to_be_bytes());
-        put_text::<UUID_BYTES>(&mut out, &self.uuid);
+        put_text::<UUID_BYTES>(&mut out, self.uuid.as_bytes());
         for keyslot in &self.keyslots {
             let state = if keyslot.active { ACTIVE } else { INACTIVE };
             out.extend(state.to_be_bytes());
@@ -160,6 +161,7 @@ impl Header {
             let problem = format!("{key_bytes} is not in 1 to {KEY_LEN_MAX}");
             return Err(Error::damaged("key bytes", problem));
         }
+        Hash::from_name(&self.hash)?;
         let length = material_len(key_bytes, STRIPES);
         let mut starts = Vec::with_capacity(KEYSLOTS);
         for (number, keyslot) in self.keyslots.iter().enumerate() {

@@ -117,7 +117,7 @@ impl Header {
             segments: vec![segment],
             flags: BTreeSet::new(),
             keyslot,
-            uuid: Some(self.uuid.clone()),
+            uuid: Some(self.uuid.to_string()),
             label: None,
         })
     }

@@ -5,7 +5,7 @@ use subtle::ConstantTimeEq;
 
 use super::copies::Copy;
 use crate::error::{Error, Result};
-use crate::fields::{Fields, put_text, text};
+use crate::fields::{FieldText, Fields, name, put_text, text};
 use crate::hash::Hash;
 
 /// Length of the binary part in bytes.
@@ -19,8 +19,11 @@ pub const HEADER_SIZES: [u64; 9] =
 /// Length of the label and of the subsystem field; the last byte stays zero.
 pub(crate) const LABEL_BYTES: usize = 48;
 const ALGORITHM_BYTES: usize = 32;
+const ALGORITHM_OFFSET: usize = 72;
 const SALT_BYTES: usize = 64;
+const SALT_OFFSET: usize = 104;
 const UUID_BYTES: usize = 40;
+const PLACE_OFFSET: usize = 256;
 const CHECKSUM_OFFSET: usize = 448;
 const CHECKSUM_BYTES: usize = 64;
 
@@ -32,18 +35,18 @@ pub struct Binary {
     /// Grows with every change; the copy with the higher one is the valid one.
     pub sequence_id: u64,
     /// The label.
-    pub label: String,
+    pub label: FieldText,
     /// Name of the checksum's hash.
     pub checksum: String,
     /// The UUID in its text form.
-    pub uuid: String,
+    pub uuid: FieldText,
     /// The subsystem label.
-    pub subsystem: String,
+    pub subsystem: FieldText,
 }
 
 impl Binary {
-    /// Parses the binary part of `copy`, found at byte `offset`. The checksum is not yet checked.
-    pub(crate) fn parse(bytes: &[u8], copy: Copy, offset: u64) -> Result<Self> {
+    /// Parses the binary part of `copy`. Neither the checksum nor the place is checked yet.
+    pub(crate) fn parse(bytes: &[u8], copy: Copy) -> Result<Self> {
         let mut fields = Fields::new("LUKS2 binary header", bytes);
         if fields.take::<6>()? != copy.magic() {
             return Err(Error::NotLuks { found: None });
@@ -53,21 +56,16 @@ impl Binary {
             return Err(Error::UnknownVersion(version));
         }
         let header_size = u64::from_be_bytes(fields.take()?);
-        let sequence_id = u64::from_be_bytes(fields.take()?);
-        let label = text("label", &fields.take::<LABEL_BYTES>()?)?;
-        let checksum = text("checksum algorithm", &fields.take::<ALGORITHM_BYTES>()?)?;
-        fields.take::<SALT_BYTES>()?;
-        let uuid = text("UUID", &fields.take::<UUID_BYTES>()?)?;
-        let subsystem = text("subsystem", &fields.take::<LABEL_BYTES>()?)?;
-        let stored_offset = u64::from_be_bytes(fields.take()?);
-
-        let broken = |problem| Err(Error::damaged(format!("{copy} LUKS2 header"), problem));
         if !HEADER_SIZES.contains(&header_size) {
-            return broken(format!("its size of {header_size} bytes is none of the allowed ones"));
+            let problem = format!("its size of {header_size} bytes is none of the allowed ones");
+            return Err(Error::damaged(format!("{copy} LUKS2 header"), problem));
         }
-        if stored_offset != offset || copy.offset(header_size) != offset {
-            return broken(format!("it lies at byte {offset} and was made for {stored_offset}"));
-        }
+        let sequence_id = u64::from_be_bytes(fields.take()?);
+        let label = text(&fields.take::<LABEL_BYTES>()?);
+        let checksum = name("checksum algorithm", &fields.take::<ALGORITHM_BYTES>()?)?;
+        fields.take::<SALT_BYTES>()?;
+        let uuid = text(&fields.take::<UUID_BYTES>()?);
+        let subsystem = text(&fields.take::<LABEL_BYTES>()?);
         Ok(Self { header_size, sequence_id, label, checksum, uuid, subsystem })
     }
 
@@ -90,35 +88,53 @@ impl Binary {
         out.extend(2_u16.to_be_bytes());
         out.extend(self.header_size.to_be_bytes());
         out.extend(self.sequence_id.to_be_bytes());
-        put_text::<LABEL_BYTES>(&mut out, &self.label);
-        put_text::<ALGORITHM_BYTES>(&mut out, &self.checksum);
-        out.extend(salt);
-        put_text::<UUID_BYTES>(&mut out, &self.uuid);
-        put_text::<LABEL_BYTES>(&mut out, &self.subsystem);
-        out.extend(copy.offset(self.header_size).to_be_bytes());
+        put_text::<LABEL_BYTES>(&mut out, self.label.as_bytes());
+        put_text::<ALGORITHM_BYTES>(&mut out, self.checksum.as_bytes());
+        out.resize(out.len() + SALT_BYTES, 0);
+        put_text::<UUID_BYTES>(&mut out, self.uuid.as_bytes());
+        put_text::<LABEL_BYTES>(&mut out, self.subsystem.as_bytes());
         out.resize(BINARY_BYTES, 0);
         out.extend(json.as_bytes());
         out.resize(self.header_size as usize, 0);
-        let checksum = self.checksum_of(&out)?;
-        out[CHECKSUM_OFFSET..][..checksum.len()].copy_from_slice(&checksum);
+        become_copy(&mut out, copy, salt)?;
         Ok(out)
     }
+}
 
-    /// Checks the stored checksum of a whole copy.
-    pub(crate) fn verify_checksum(&self, copy: Copy, bytes: &[u8]) -> Result<()> {
-        let expected = self.checksum_of(bytes)?;
-        let stored = &bytes[CHECKSUM_OFFSET..][..expected.len()];
-        if bool::from(stored.ct_eq(&expected)) {
-            Ok(())
-        } else {
-            Err(Error::damaged(format!("{copy} LUKS2 header"), "its checksum is wrong"))
-        }
-    }
+/// Makes the bytes of a whole copy those of `copy`: its magic, its place, a salt of its own and the
+/// checksum. Everything else stays as it is, whatever it is.
+pub(crate) fn become_copy(bytes: &mut [u8], copy: Copy, salt: &[u8; SALT_BYTES]) -> Result<()> {
+    let place = copy.offset(bytes.len() as u64);
+    bytes[..6].copy_from_slice(&copy.magic());
+    bytes[SALT_OFFSET..][..SALT_BYTES].copy_from_slice(salt);
+    bytes[PLACE_OFFSET..][..8].copy_from_slice(&place.to_be_bytes());
+    bytes[CHECKSUM_OFFSET..][..CHECKSUM_BYTES].fill(0);
+    let checksum = checksum_of(bytes)?;
+    bytes[CHECKSUM_OFFSET..][..checksum.len()].copy_from_slice(&checksum);
+    Ok(())
+}
 
-    /// The checksum over a whole copy, in which the checksum field counts as zeros.
-    fn checksum_of(&self, bytes: &[u8]) -> Result<Vec<u8>> {
-        let hash = Hash::from_name(&self.checksum)?;
-        let (front, behind) = bytes.split_at(CHECKSUM_OFFSET);
-        Ok(hash.digest(&[front, &[0; CHECKSUM_BYTES], &behind[CHECKSUM_BYTES..]]))
+/// Whether the stored checksum of a whole copy is right.
+pub(crate) fn has_right_checksum(bytes: &[u8]) -> Result<bool> {
+    let expected = checksum_of(bytes)?;
+    Ok(bytes[CHECKSUM_OFFSET..][..expected.len()].ct_eq(&expected).into())
+}
+
+/// Refuses a whole copy that was made for another place than byte `offset`.
+pub(crate) fn check_place(bytes: &[u8], copy: Copy, offset: u64) -> Result<()> {
+    let mut fields = Fields::new("LUKS2 binary header", &bytes[PLACE_OFFSET..]);
+    let stored = u64::from_be_bytes(fields.take()?);
+    if stored == offset && copy.offset(bytes.len() as u64) == offset {
+        return Ok(());
     }
+    let problem = format!("it lies at byte {offset} and was made for {stored}");
+    Err(Error::damaged(format!("{copy} LUKS2 header"), problem))
+}
+
+/// The checksum over a whole copy, in which the checksum field counts as zeros.
+fn checksum_of(bytes: &[u8]) -> Result<Vec<u8>> {
+    let algorithm = name("checksum algorithm", &bytes[ALGORITHM_OFFSET..][..ALGORITHM_BYTES])?;
+    let hash = Hash::from_name(&algorithm)?;
+    let (front, behind) = bytes.split_at(CHECKSUM_OFFSET);
+    Ok(hash.digest(&[front, &[0; CHECKSUM_BYTES], &behind[CHECKSUM_BYTES..]]))
 }

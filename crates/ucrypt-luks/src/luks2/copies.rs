@@ -2,11 +2,18 @@
 //!
 //! A change is written to one copy and then to the other, so at any moment at least one of them is
 //! whole. Reading takes the whole one with the higher sequence id. Nothing is repaired here: the
-//! caller learns what is wrong ([`Damage`]) and may carry out [`Header::repair`].
+//! caller learns what is wrong ([`Damage`]) and may carry out [`Header::repair`], which writes over
+//! nothing but a copy that is LUKS2's without any doubt and was cut off or damaged: its magic and
+//! version are there, its checksum is wrong, and nobody else has left a mark on the image.
+//!
+//! A whole copy that is newer and cannot be used (a rule that only this program has, a rule of the
+//! future) is no reason to go back to the older one: the header is refused.
 
 use std::fmt;
 
-use super::binary::{BINARY_BYTES, Binary, HEADER_SIZES};
+use super::binary::{
+    BINARY_BYTES, Binary, HEADER_SIZES, become_copy, check_place, has_right_checksum,
+};
 use super::metadata::Metadata;
 use crate::error::{Error, Result};
 use crate::json::Json;
@@ -31,6 +38,13 @@ impl Copy {
         }
     }
 
+    fn name(self) -> &'static str {
+        match self {
+            Self::Primary => "primary",
+            Self::Secondary => "secondary",
+        }
+    }
+
     /// Where this copy lies if each is `header_size` bytes long.
     pub(crate) fn offset(self, header_size: u64) -> u64 {
         match self {
@@ -42,10 +56,7 @@ impl Copy {
 
 impl fmt::Display for Copy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Primary => "primary",
-            Self::Secondary => "secondary",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -56,12 +67,48 @@ pub struct Damage {
     pub copy: Copy,
     /// What is wrong with it.
     pub problem: Error,
+    kept: Option<Kept>,
+}
+
+impl Damage {
+    /// Why the copy must stay as it is, if it must.
+    pub fn kept(&self) -> Option<&Kept> {
+        self.kept.as_ref()
+    }
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the {} LUKS2 header copy is unusable ({}); ", self.copy, self.problem)?;
-        write!(f, "using the other one")
+        write!(f, "the {} LUKS2 header copy is unusable ({})", self.copy, self.problem)
+    }
+}
+
+/// Why nothing is written over a copy that cannot be used.
+#[derive(Debug)]
+pub enum Kept {
+    /// Nothing says that what is there is LUKS2's.
+    NoMagic,
+    /// It could not be read.
+    Unread,
+    /// Its version, size or checksum is none that is known here.
+    Unknown,
+    /// Its checksum is right: it is what somebody has written.
+    Whole,
+    /// It is not known whether somebody else has left a mark on the image.
+    Unprobed(Error),
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoMagic => f.write_str("nothing says that what is there is LUKS"),
+            Self::Unread => f.write_str("it cannot be read"),
+            Self::Unknown => f.write_str("a newer program may have made it"),
+            Self::Whole => f.write_str("its checksum is right"),
+            Self::Unprobed(problem) => {
+                write!(f, "foreign signatures cannot be ruled out: {problem}")
+            }
+        }
     }
 }
 
@@ -74,6 +121,59 @@ pub struct Header {
     pub metadata: Metadata,
     /// The JSON metadata as it is stored, with everything that is not known here.
     pub json: Json,
+    bytes: Bytes,
+}
+
+/// All bytes of a copy.
+#[derive(Clone)]
+struct Bytes(Vec<u8>);
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+/// A copy that cannot be used.
+struct Unusable {
+    problem: Error,
+    state: State,
+}
+
+/// What is at the place of a copy.
+type Candidate = std::result::Result<Header, Unusable>;
+
+/// How much of a copy is there.
+enum State {
+    /// Its magic is missing, or its place is not in the image.
+    Absent,
+    /// It could not be read.
+    Unread,
+    /// It is of a kind that is not known.
+    Unknown,
+    /// Its checksum is wrong.
+    Torn,
+    /// Its checksum is right, and it breaks a rule.
+    Whole { sequence_id: u64 },
+}
+
+impl State {
+    fn with(self, problem: Error) -> Unusable {
+        // Whatever could not be read is not known.
+        let state = if matches!(problem, Error::Read { .. }) { Self::Unread } else { self };
+        Unusable { problem, state }
+    }
+
+    /// Why a copy of this state must stay as it is.
+    fn kept(&self) -> Option<Kept> {
+        match self {
+            Self::Absent => Some(Kept::NoMagic),
+            Self::Unread => Some(Kept::Unread),
+            Self::Unknown => Some(Kept::Unknown),
+            Self::Torn => None,
+            Self::Whole { .. } => Some(Kept::Whole),
+        }
+    }
 }
 
 impl Header {
@@ -83,51 +183,95 @@ impl Header {
         let primary = Self::read_copy(image, Copy::Primary, 0);
         let secondary = match &primary {
             Ok(header) => Self::read_copy(image, Copy::Secondary, header.binary.header_size),
+            // Whatever lies behind it: what begins like this is of another version.
+            Err(Unusable { problem: Error::UnknownVersion(version), .. }) => {
+                return Err(Error::UnknownVersion(*version));
+            }
             Err(_) => Self::find_secondary(image),
         };
-        if let (Err(Error::NotLuks { .. }), Some(found)) = (&primary, signature::find(image)) {
-            // Something else was put over an old LUKS2 header: its remains are not the owner.
-            return Err(Error::NotLuks { found: Some(found) });
-        }
-        let (header, damage) = choose(primary, secondary)?;
+        let (header, mut damage) = choose(primary, secondary)?;
         header.check_size(image)?;
+        if let Some(damage) = &mut damage {
+            match signature::find_foreign(image) {
+                Ok(None) => {}
+                Ok(Some(found)) => {
+                    return Err(Error::Ambiguous { damage: damage.to_string(), found });
+                }
+                Err(problem) => damage.kept = Some(Kept::Unprobed(problem)),
+            }
+        }
         Ok((header, damage))
     }
 
-    /// The write that makes `copy` a valid copy of this header again.
-    pub fn repair(&self, copy: Copy, random: Random<'_>) -> Result<Write> {
+    /// The write that makes the damaged copy a valid one of this header again. Refused if the copy
+    /// has to stay as it is.
+    pub fn repair(&self, damage: &Damage, random: Random<'_>) -> Result<Write> {
+        if let Some(kept) = &damage.kept {
+            return Err(Error::request(format!("the copy is not written again: {kept}")));
+        }
+        self.write_of(damage.copy, random)
+    }
+
+    /// The write of one copy.
+    pub(crate) fn write_of(&self, copy: Copy, random: Random<'_>) -> Result<Write> {
         let mut salt = [0; 64];
         fill_random(random, &mut salt)?;
-        let bytes = self.binary.to_bytes(copy, &salt, &self.json.to_compact())?;
+        let mut bytes = self.bytes.0.clone();
+        become_copy(&mut bytes, copy, &salt)?;
         Ok(Write { offset: copy.offset(self.binary.header_size), bytes })
     }
 
-    fn read_copy(image: &dyn ReadAt, copy: Copy, offset: u64) -> Result<Self> {
-        let what = format!("the {copy} LUKS2 header");
-        let largest = HEADER_SIZES[HEADER_SIZES.len() - 1];
-        let binary = read_bytes(image, &what, offset, BINARY_BYTES as u64, largest)?;
-        let binary = Binary::parse(&binary, copy, offset)?;
-        let bytes = read_bytes(image, &what, offset, binary.header_size, largest)?;
-        binary.verify_checksum(copy, &bytes)?;
-        let json = parse_json_area(&bytes[BINARY_BYTES..])?;
-        let metadata = Metadata::parse(&json, binary.header_size)?;
-        Ok(Self { binary, metadata, json })
+    /// A new header with `json` as its metadata.
+    pub(crate) fn new(binary: &Binary, json: &Json) -> Result<Self> {
+        let bytes = binary.to_bytes(Copy::Primary, &[0; 64], &json.to_compact())?;
+        Self::parse(bytes, Copy::Primary, 0).map_err(|unusable| unusable.problem)
     }
 
-    fn find_secondary(image: &dyn ReadAt) -> Result<Self> {
-        let mut first_problem = Error::NotLuks { found: None };
+    fn read_copy(image: &dyn ReadAt, copy: Copy, offset: u64) -> Candidate {
+        let what = format!("the {copy} LUKS2 header");
+        let largest = HEADER_SIZES[HEADER_SIZES.len() - 1];
+        let binary = read_bytes(image, &what, offset, BINARY_BYTES as u64, largest)
+            .map_err(|problem| State::Absent.with(problem))?;
+        let binary = Binary::parse(&binary, copy).map_err(|problem| match problem {
+            Error::NotLuks { .. } => State::Absent.with(problem),
+            problem => State::Unknown.with(problem),
+        })?;
+        let bytes = read_bytes(image, &what, offset, binary.header_size, largest)
+            .map_err(|problem| State::Absent.with(problem))?;
+        Self::parse(bytes, copy, offset)
+    }
+
+    /// Parses the bytes of a whole copy that lies at byte `offset`.
+    fn parse(bytes: Vec<u8>, copy: Copy, offset: u64) -> Candidate {
+        let unknown = |problem| State::Unknown.with(problem);
+        let binary = Binary::parse(&bytes, copy).map_err(unknown)?;
+        if !has_right_checksum(&bytes).map_err(unknown)? {
+            let problem = Error::damaged(format!("{copy} LUKS2 header"), "its checksum is wrong");
+            return Err(State::Torn.with(problem));
+        }
+        let sequence_id = binary.sequence_id;
+        let whole = |problem| State::Whole { sequence_id }.with(problem);
+        check_place(&bytes, copy, offset).map_err(whole)?;
+        let json = parse_json_area(&bytes[BINARY_BYTES..]).map_err(whole)?;
+        let metadata = Metadata::parse(&json, binary.header_size).map_err(whole)?;
+        Ok(Self { binary, metadata, json, bytes: Bytes(bytes) })
+    }
+
+    /// Looks at every place where a second copy may lie.
+    fn find_secondary(image: &dyn ReadAt) -> Candidate {
+        let mut first = State::Absent.with(Error::NotLuks { found: None });
         for offset in HEADER_SIZES {
             match Self::read_copy(image, Copy::Secondary, offset) {
                 Ok(header) => return Ok(header),
-                Err(Error::NotLuks { .. } | Error::Truncated { .. }) => {}
-                Err(problem) => {
-                    if matches!(first_problem, Error::NotLuks { .. }) {
-                        first_problem = problem;
+                Err(Unusable { state: State::Absent, .. }) => {}
+                Err(unusable) => {
+                    if matches!(first.state, State::Absent) {
+                        first = unusable;
                     }
                 }
             }
         }
-        Err(first_problem)
+        Err(first)
     }
 
     /// Refuses an image that ends inside the keyslot areas.
@@ -144,31 +288,40 @@ impl Header {
 }
 
 /// The valid copy, and what is wrong with the other one.
-fn choose(primary: Result<Header>, secondary: Result<Header>) -> Result<(Header, Option<Damage>)> {
+fn choose(primary: Candidate, secondary: Candidate) -> Result<(Header, Option<Damage>)> {
     match (primary, secondary) {
         (Ok(primary), Ok(secondary)) => {
-            let (newer, older) = (&primary.binary.sequence_id, &secondary.binary.sequence_id);
+            let (first, second) = (primary.binary.sequence_id, secondary.binary.sequence_id);
             let stale = |copy, old: u64, new: u64| {
                 let problem = format!("it is older, sequence id {old} instead of {new}");
-                Some(Damage { copy, problem: Error::damaged("sequence id", problem) })
+                let problem = Error::damaged("sequence id", problem);
+                Some(Damage { copy, problem, kept: Some(Kept::Whole) })
             };
-            match newer.cmp(older) {
-                std::cmp::Ordering::Equal => Ok((primary, None)),
-                std::cmp::Ordering::Greater => {
-                    let damage = stale(Copy::Secondary, *older, *newer);
-                    Ok((primary, damage))
-                }
-                std::cmp::Ordering::Less => {
-                    let damage = stale(Copy::Primary, *newer, *older);
-                    Ok((secondary, damage))
-                }
-            }
+            Ok(match first.cmp(&second) {
+                std::cmp::Ordering::Equal => (primary, None),
+                std::cmp::Ordering::Greater => (primary, stale(Copy::Secondary, second, first)),
+                std::cmp::Ordering::Less => (secondary, stale(Copy::Primary, first, second)),
+            })
         }
-        (Ok(header), Err(problem)) => Ok((header, Some(Damage { copy: Copy::Secondary, problem }))),
-        (Err(problem), Ok(header)) => Ok((header, Some(Damage { copy: Copy::Primary, problem }))),
+        (Ok(header), Err(unusable)) => beside(header, Copy::Secondary, unusable),
+        (Err(unusable), Ok(header)) => beside(header, Copy::Primary, unusable),
         // No magic at byte 0, but the remains of a second copy: they tell more.
-        (Err(Error::NotLuks { .. }), Err(problem)) | (Err(problem), Err(_)) => Err(problem),
+        (Err(Unusable { problem: Error::NotLuks { .. }, .. }), Err(Unusable { problem, .. }))
+        | (Err(Unusable { problem, .. }), Err(_)) => Err(problem),
     }
+}
+
+/// The valid header, beside a copy that is not, unless that is the newer one.
+fn beside(header: Header, copy: Copy, unusable: Unusable) -> Result<(Header, Option<Damage>)> {
+    let Unusable { problem, state } = unusable;
+    let older = header.binary.sequence_id;
+    if let State::Whole { sequence_id } = state
+        && sequence_id > older
+    {
+        let copy = copy.name();
+        return Err(Error::NewerUnusable { copy, sequence_id, older, problem: problem.into() });
+    }
+    Ok((header, Some(Damage { copy, problem, kept: state.kept() })))
 }
 
 /// Parses a JSON area: an object at its first byte, filled up with zero bytes behind it.

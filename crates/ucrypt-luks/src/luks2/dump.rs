@@ -6,6 +6,7 @@ use super::metadata::{
     Token,
 };
 use crate::dump::{line, put_hex};
+use crate::fields::FieldText;
 use crate::json::Json;
 use crate::kdf::Kdf;
 
@@ -41,7 +42,9 @@ impl Metadata {
 impl Header {
     pub(crate) fn dump(&self) -> String {
         let (binary, metadata) = (&self.binary, &self.metadata);
-        let or = |text: &str, absent: &str| if text.is_empty() { absent } else { text }.to_owned();
+        let or = |text: &FieldText, absent: &str| {
+            if text.is_empty() { absent.to_owned() } else { text.to_string() }
+        };
         let mut out = String::new();
         line!(&mut out, "LUKS header information");
         line!(&mut out, "Version:       \t2");

@@ -17,9 +17,9 @@ impl Header {
         Json::object([
             ("type", "luks2".into()),
             ("version", 2_u32.into()),
-            ("uuid", binary.uuid.as_str().into()),
-            ("label", binary.label.as_str().into()),
-            ("subsystem", binary.subsystem.as_str().into()),
+            ("uuid", binary.uuid.to_string().as_str().into()),
+            ("label", binary.label.to_string().as_str().into()),
+            ("subsystem", binary.subsystem.to_string().as_str().into()),
             ("epoch", binary.sequence_id.into()),
             ("metadata_size", binary.header_size.into()),
             ("keyslots_size", metadata.config.keyslots_size.into()),

@@ -7,7 +7,6 @@ use zeroize::Zeroizing;
 
 use super::binary::{BINARY_BYTES, Binary, HEADER_SIZES, LABEL_BYTES};
 use super::copies::{Copy, Header};
-use super::metadata::Metadata;
 use super::parse::KEYSLOTS_MAX;
 use super::validate::{AREA_ALIGNMENT, KEYSLOTS_SIZE_MAX};
 use crate::area::{Area, STRIPES, material_len, parse_cipher};
@@ -55,10 +54,10 @@ pub fn format(
     let binary = Binary {
         header_size: layout.header_size,
         sequence_id: 1,
-        label: options.label.clone(),
+        label: options.label.as_str().into(),
         checksum: "sha256".to_owned(),
-        uuid: volume.uuid(tools.random)?,
-        subsystem: options.subsystem.clone(),
+        uuid: volume.uuid(tools.random)?.as_str().into(),
+        subsystem: options.subsystem.as_str().into(),
     };
     let mut region = Region::new(layout.areas_end(), layout.wiped_data_offset)?;
     region.fill(layout.area_offset(), layout.keyslots_size, tools.random)?;
@@ -72,12 +71,11 @@ pub fn format(
         ("config", layout.config()),
     ]);
     // What was made has to be readable.
-    let metadata = Metadata::parse(&json, layout.header_size)?;
-    let header = Header { binary, metadata, json };
+    let header = Header::new(&binary, &json)?;
     // The primary copy comes last: until then a reader falls back to the second one.
     let copies = [
-        header.repair(Copy::Secondary, tools.random)?,
-        header.repair(Copy::Primary, tools.random)?,
+        header.write_of(Copy::Secondary, tools.random)?,
+        header.write_of(Copy::Primary, tools.random)?,
     ];
     Ok((header, region.into_writes(copies)))
 }

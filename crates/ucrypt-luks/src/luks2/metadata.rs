@@ -146,6 +146,13 @@ pub struct Segment {
     pub kind: SegmentKind,
 }
 
+impl Segment {
+    /// Whether it is kept for a reencryption, and is no part of the volume.
+    pub fn is_backup(&self) -> bool {
+        self.flags.iter().any(|flag| flag.starts_with("backup-"))
+    }
+}
+
 /// The type of a segment, with what belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SegmentKind {

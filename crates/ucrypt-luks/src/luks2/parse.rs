@@ -46,7 +46,7 @@ impl<'a> Node<'a> {
 
     fn keyslot(&self) -> Result<Keyslot> {
         let area = self.member("area")?;
-        let kind = match self.member("type")?.text()? {
+        let kind = match self.member("type")?.name()? {
             "luks2" => self.luks2_keyslot(&area)?,
             other => KeyslotKind::Other(other.to_owned()),
         };
@@ -55,7 +55,7 @@ impl<'a> Node<'a> {
             key_size: self.member("key_size")?.number()?,
             priority: self.optional("priority").map_or(Ok(Priority::Normal), |n| n.priority())?,
             area: Area {
-                kind: area.member("type")?.text()?.to_owned(),
+                kind: area.member("type")?.name()?.to_owned(),
                 offset: area.member("offset")?.decimal()?,
                 size: area.member("size")?.decimal()?,
             },
@@ -67,22 +67,22 @@ impl<'a> Node<'a> {
         let kdf = self.member("kdf")?;
         Ok(KeyslotKind::Luks2 {
             kdf: kdf.kdf()?,
-            salt: kdf.member("salt")?.binary()?,
+            salt: kdf.member("salt")?.salt()?,
             af: Af {
-                kind: af.member("type")?.text()?.to_owned(),
+                kind: af.member("type")?.name()?.to_owned(),
                 stripes: af.member("stripes")?.number()?,
-                hash: af.member("hash")?.text()?.to_owned(),
+                hash: af.member("hash")?.name()?.to_owned(),
             },
-            encryption: area.member("encryption")?.text()?.to_owned(),
+            encryption: area.member("encryption")?.name()?.to_owned(),
             area_key_size: area.member("key_size")?.number()?,
         })
     }
 
     fn kdf(&self) -> Result<Kdf> {
-        let variant = match self.member("type")?.text()? {
+        let variant = match self.member("type")?.name()? {
             "pbkdf2" => {
                 return Ok(Kdf::Pbkdf2 {
-                    hash: self.member("hash")?.text()?.to_owned(),
+                    hash: self.member("hash")?.name()?.to_owned(),
                     iterations: self.member("iterations")?.number()?,
                 });
             }
@@ -109,7 +109,7 @@ impl<'a> Node<'a> {
 
     fn token(&self) -> Result<Token> {
         Ok(Token {
-            kind: self.member("type")?.text()?.to_owned(),
+            kind: self.member("type")?.name()?.to_owned(),
             keyslots: self.member("keyslots")?.references(KEYSLOTS_MAX)?,
             json: self.value.clone(),
         })
@@ -117,13 +117,13 @@ impl<'a> Node<'a> {
 
     fn segment(&self) -> Result<Segment> {
         let size = self.member("size")?;
-        let kind = match self.member("type")?.text()? {
+        let kind = match self.member("type")?.name()? {
             "crypt" => SegmentKind::Crypt {
                 iv_tweak: self.member("iv_tweak")?.decimal()?,
-                encryption: self.member("encryption")?.text()?.to_owned(),
+                encryption: self.member("encryption")?.name()?.to_owned(),
                 sector_size: self.member("sector_size")?.number()?,
                 integrity: match self.optional("integrity") {
-                    Some(integrity) => Some(integrity.member("type")?.text()?.to_owned()),
+                    Some(integrity) => Some(integrity.integrity()?),
                     None => None,
                 },
             },
@@ -137,8 +137,15 @@ impl<'a> Node<'a> {
         })
     }
 
+    fn integrity(&self) -> Result<String> {
+        for key in ["journal_encryption", "journal_integrity"] {
+            self.member(key)?.text()?;
+        }
+        Ok(self.member("type")?.text()?.to_owned())
+    }
+
     fn digest(&self) -> Result<Digest> {
-        let kind = match self.member("type")?.text()? {
+        let kind = match self.member("type")?.name()? {
             "pbkdf2" => DigestKind::Pbkdf2(Pbkdf2Digest {
                 hash: self.member("hash")?.text()?.to_owned(),
                 iterations: self.member("iterations")?.number()?,
@@ -203,12 +210,9 @@ impl<'a> Node<'a> {
         let mut entries = BTreeMap::new();
         for (key, value) in object.members()? {
             let node = object.below(key, value);
-            let number = parse_decimal(key).filter(|number| *number < u64::from(limit));
-            let number =
-                number.ok_or_else(|| node.broken(format!("not a number below {limit}")))?;
-            if entries.insert(number as u32, parse(&node)?).is_some() {
-                return Err(node.broken("the number occurs twice"));
-            }
+            let number = parse_number(key, limit)
+                .ok_or_else(|| node.broken(format!("not a number below {limit}")))?;
+            entries.insert(number, parse(&node)?);
         }
         Ok(entries)
     }
@@ -218,6 +222,14 @@ impl<'a> Node<'a> {
             Json::String(text) if !text.chars().any(char::is_control) => Ok(text),
             Json::String(_) => Err(self.broken("it holds control characters")),
             _ => Err(self.broken("it is not a string")),
+        }
+    }
+
+    /// A text that names something.
+    fn name(&self) -> Result<&'a str> {
+        match self.text()? {
+            "" => Err(self.broken("it is empty")),
+            name => Ok(name),
         }
     }
 
@@ -258,19 +270,29 @@ impl<'a> Node<'a> {
         BASE64.decode(text).map_err(|_| self.broken("it is not base64"))
     }
 
+    fn salt(&self) -> Result<Vec<u8>> {
+        self.name()?;
+        self.binary()
+    }
+
     /// An array of numbers of other objects, each a string, each below `limit`.
     fn references(&self, limit: u32) -> Result<Vec<u32>> {
         let mut numbers = Vec::new();
         for name in self.texts()? {
-            let number = parse_decimal(&name).filter(|number| *number < u64::from(limit));
+            let number = parse_number(&name, limit);
             let number = number.ok_or_else(|| self.broken(format!("\"{name}\" is no number")))?;
-            if numbers.contains(&(number as u32)) {
-                return Err(self.broken(format!("\"{name}\" occurs twice")));
+            if !numbers.contains(&number) {
+                numbers.push(number);
             }
-            numbers.push(number as u32);
         }
         Ok(numbers)
     }
+}
+
+/// The number of an object, in the one way to write it: "5" and not "05".
+fn parse_number(text: &str, limit: u32) -> Option<u32> {
+    let number: u32 = text.parse().ok()?;
+    (number < limit && number.to_string() == text).then_some(number)
 }
 
 /// Decimal digits, and nothing else (no sign), that make a 64-bit number.

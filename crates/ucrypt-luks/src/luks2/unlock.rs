@@ -59,7 +59,6 @@ impl Header {
         if let Some(requirement) = metadata.config.requirements.first() {
             return Err(Error::unsupported("LUKS2 requirement", requirement));
         }
-        let last = metadata.segments.keys().next_back();
         let mut segments = Vec::with_capacity(metadata.segments.len());
         for (number, segment) in &metadata.segments {
             let (iv_tweak, encryption, sector_size) = match &segment.kind {
@@ -71,12 +70,10 @@ impl Header {
                 }
                 SegmentKind::Other(name) => return Err(Error::unsupported("segment type", name)),
             };
-            if let Some(flag) = segment.flags.first() {
+            // The format lets a program ignore flags that it does not know.
+            let reencryption = |flag: &&String| *flag == "in-reencryption" || segment.is_backup();
+            if let Some(flag) = segment.flags.iter().find(reencryption) {
                 return Err(Error::unsupported("segment flag", flag));
-            }
-            if segment.size.is_none() && Some(number) != last {
-                let place = format!("JSON/segments/{number}");
-                return Err(Error::damaged(place, "only the last segment may have no size"));
             }
             segments.push(Segment {
                 offset: segment.offset,
@@ -149,8 +146,8 @@ impl Header {
             // The format lets a program ignore flags that it does not know.
             flags: flags.filter_map(|name| Flag::from_header_name(name)).collect::<BTreeSet<_>>(),
             keyslot,
-            uuid: Some(self.binary.uuid.clone()),
-            label: Some(self.binary.label.clone()).filter(|label| !label.is_empty()),
+            uuid: Some(self.binary.uuid.to_string()),
+            label: Some(self.binary.label.to_string()).filter(|label| !label.is_empty()),
         })
     }
 }

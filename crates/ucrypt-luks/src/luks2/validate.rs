@@ -22,7 +22,20 @@ pub(crate) fn check(metadata: &Metadata, header_size: u64) -> Result<()> {
     for (number, keyslot) in &metadata.keyslots {
         check_keyslot(*number, keyslot)?;
     }
-    check_areas(metadata, header_size)
+    check_areas(metadata, header_size)?;
+    check_bindings(metadata)
+}
+
+/// A key that is checked by no digest, or by two, may be taken for one that it is not.
+fn check_bindings(metadata: &Metadata) -> Result<()> {
+    for (number, keyslot) in &metadata.keyslots {
+        let digests = metadata.digests_of_keyslot(*number).len();
+        if matches!(keyslot.kind, KeyslotKind::Luks2 { .. }) && digests != 1 {
+            let problem = format!("{digests} digests belong to it instead of one");
+            return Err(Error::damaged(format!("JSON/keyslots/{number}"), problem));
+        }
+    }
+    Ok(())
 }
 
 fn check_config(metadata: &Metadata, header_size: u64) -> Result<()> {
@@ -90,9 +103,6 @@ fn check_segments(metadata: &Metadata) -> Result<()> {
         if segment.size.is_some_and(|size| size == 0 || !size.is_multiple_of(SECTOR_BYTES)) {
             return broken("its size is not a multiple of 512 above 0");
         }
-        if segment.size.is_some_and(|size| segment.offset.checked_add(size).is_none()) {
-            return broken("its end is above 2^64");
-        }
         if let SegmentKind::Crypt { sector_size, .. } = segment.kind {
             if !matches!(sector_size, 512 | 1024 | 2048 | 4096) {
                 return broken("its sector size is none of 512, 1024, 2048 and 4096");
@@ -103,6 +113,45 @@ fn check_segments(metadata: &Metadata) -> Result<()> {
             if metadata.digest_of_segment(*number).is_none() {
                 return broken("no digest belongs to it");
             }
+        }
+    }
+    check_order(metadata)
+}
+
+/// Segments are numbered without a gap, those of the volume in front of the backups. In the volume
+/// only the last one may reach to the end of the image, and no byte belongs to two of them.
+fn check_order(metadata: &Metadata) -> Result<()> {
+    let mut volume: Vec<(u64, u64, u32)> = Vec::new();
+    let mut endless = false;
+    for (expected, (number, segment)) in (0..).zip(&metadata.segments) {
+        let broken =
+            |problem: &str| Err(Error::damaged(format!("JSON/segments/{number}"), problem));
+        if *number != expected {
+            return broken(&format!("there is no segment {expected} in front of it"));
+        }
+        if segment.is_backup() {
+            if volume.is_empty() {
+                return broken("it is a backup, and the volume has no segment");
+            }
+            continue;
+        }
+        if volume.len() != expected as usize {
+            return broken("it lies behind a backup");
+        }
+        if endless {
+            let place = format!("JSON/segments/{}", expected - 1);
+            return Err(Error::damaged(place, "only the last segment may have no size"));
+        }
+        endless = segment.size.is_none();
+        let end = segment.size.map_or(u64::MAX, |size| segment.offset.saturating_add(size));
+        volume.push((segment.offset, end, *number));
+    }
+    volume.sort_unstable();
+    for pair in volume.windows(2) {
+        let ((_, end, first), (start, _, second)) = (pair[0], pair[1]);
+        if start < end {
+            let problem = format!("segments {first} and {second} overlap");
+            return Err(Error::damaged("JSON/segments", problem));
         }
     }
     Ok(())

@@ -8,7 +8,10 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use ucrypt_luks::{Cost, Hash, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Write, luks1, luks2};
+use ucrypt_luks::luks2::{DigestKind, KeyslotKind};
+use ucrypt_luks::{
+    Cost, Hash, Header, Kdf, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Write, luks1, luks2,
+};
 use zeroize::Zeroizing;
 
 pub(crate) const PASSPHRASE: &[u8] = b"correct horse battery staple";
@@ -251,4 +254,107 @@ pub(crate) fn edit_json(image: &mut [u8], from: &str, to: &str) {
 
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
+}
+
+fn is_cheap(kdf: &Kdf) -> bool {
+    match kdf {
+        Kdf::Pbkdf2 { iterations, .. } => *iterations <= 10_000,
+        Kdf::Argon2 { time, memory_kib, .. } => u64::from(*time) * u64::from(*memory_kib) <= 4096,
+        Kdf::Unknown(_) => true,
+    }
+}
+
+/// Whether trying all keyslots takes no time worth speaking of: a mutation may ask for hours, which
+/// is within its rights.
+pub(crate) fn is_quick(header: &Header) -> bool {
+    match header {
+        Header::Luks1(header) => {
+            let keyslots = header.keyslots.iter().filter(|keyslot| keyslot.active);
+            let mut costs = keyslots.map(|keyslot| keyslot.iterations);
+            header.digest_iterations <= 10_000 && costs.all(|iterations| iterations <= 10_000)
+        }
+        Header::Luks2(header) => {
+            let digests = header.metadata.digests.values().all(|digest| match &digest.kind {
+                DigestKind::Pbkdf2(pbkdf2) => pbkdf2.iterations <= 10_000,
+                DigestKind::Other(_) => true,
+            });
+            let keyslots = header.metadata.keyslots.values().all(|keyslot| match &keyslot.kind {
+                KeyslotKind::Luks2 { kdf, .. } => is_cheap(kdf),
+                KeyslotKind::Other(_) => true,
+            });
+            digests && keyslots
+        }
+    }
+}
+
+/// Changes one to four bytes of `bytes`.
+pub(crate) fn flip(bytes: &mut [u8], stream: &mut Stream) {
+    for _ in 0..=stream.below(4) {
+        let at = stream.below(bytes.len());
+        bytes[at] = match stream.below(4) {
+            0 => 0,
+            1 => 0xff,
+            2 => bytes[at] ^ (1 << stream.below(8)),
+            _ => stream.next() as u8,
+        };
+    }
+}
+
+/// Changes JSON text in a way that often leaves it JSON: digits, words and pieces of it.
+pub(crate) fn edit(json: &mut Vec<u8>, stream: &mut Stream) {
+    const WORDS: &[&str] = &[
+        "0",
+        "1",
+        "-1",
+        "32",
+        "4000",
+        "18446744073709551615",
+        "\"dynamic\"",
+        "\"\"",
+        "null",
+        "[]",
+        "{}",
+        "true",
+        "1e9",
+        "\"crypt\"",
+        "\"luks2\"",
+        "\"0\"",
+        "\"cipher_null\"",
+        ",",
+        "}",
+        "\\u0000",
+    ];
+    let at = stream.below(json.len());
+    match stream.below(10) {
+        0 => flip(json, stream),
+        1 => {
+            // One run of digits or one quoted word becomes another word.
+            let is_end = |byte: &u8| !byte.is_ascii_alphanumeric();
+            let start = json[..at].iter().rposition(is_end).map_or(0, |found| found + 1);
+            let end = json[at..].iter().position(is_end).map_or(json.len(), |found| at + found);
+            let word = WORDS[stream.below(WORDS.len())];
+            json.splice(start..end.max(start), word.bytes());
+        }
+        2 => {
+            let end = (at + stream.below(40)).min(json.len());
+            json.drain(at..end);
+        }
+        3 => {
+            let end = (at + stream.below(200)).min(json.len());
+            let piece = json[at..end].to_vec();
+            let to = stream.below(json.len());
+            json.splice(to..to, piece);
+        }
+        4 => {
+            let word = WORDS[stream.below(WORDS.len())];
+            json.splice(at..at, word.bytes());
+        }
+        _ => {
+            // One digit becomes another.
+            let digits = json[at..].iter().position(u8::is_ascii_digit);
+            if let Some(found) = digits {
+                json[at + found] = b'0' + stream.below(10) as u8;
+            }
+        }
+    }
 }

@@ -20,7 +20,7 @@ use ucrypt_luks::luks2;
 use ucrypt_luks::{Cost, Hash, Header, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Unlocked};
 
 use crate::failure::Failure;
-use crate::luks::{HeaderImage, write_durably};
+use crate::luks::HeaderImage;
 use crate::serve::{flush, signals};
 use crate::{secrecy, size, stdio};
 
@@ -190,8 +190,8 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
         machine: Machine { cpus: 2, memory_kib: 65536 },
     };
     let (_, writes) = luks2::format(&new, &options, &passphrase, &mut tools)?;
-    write_durably(image, &writes)?;
     let medium = HeaderImage(image);
+    ucrypt_luks::write_durably(&medium, &writes)?;
     let (header, _) = Header::read(&medium)?;
     Ok(header.unlock(&medium, &passphrase, None)?)
 }

@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use ucrypt_backend::{Backend, FileBackend};
+use ucrypt_luks::signature::{self, Signature};
 use ucrypt_luks::{
-    Format, Header, NewVolume, Tools, Write, luks1, luks2, random_volume_key, signature,
+    Format, Header, NewVolume, Tools, Write, luks1, luks2, overwrite, random_volume_key,
 };
 
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
-use super::image::{HeaderImage, create_header_file, open_to_format, write_durably};
+use super::image::{HeaderImage, NewFile, open_to_format, reserve};
 use crate::failure::Failure;
 use crate::machine::machine;
 use crate::passphrase::{Secret, read_volume_key};
@@ -31,19 +32,25 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
         say(&format!("WARNING: The {option} option is being ignored.\n"));
     }
     let data = open_to_format(&args.image)?;
-    let header = args.header.as_deref().map(|path| open_header(path, args)).transpose()?;
+    let new_file = args.header.as_deref().map(|path| new_header_file(path, args)).transpose()?;
+    let header = args.header.as_deref().map(open_to_format).transpose()?;
     let medium = header.as_ref().unwrap_or(&data);
-    let path = args.header.as_deref().unwrap_or(&args.image).display().to_string();
-    warn_of_signature(medium, &path);
-    let warning = format!("This will overwrite data on {path} irrevocably.");
+    let path = args.header.as_deref().unwrap_or(&args.image);
+    let found = signature::find(&HeaderImage(medium))?;
+    if !args.batch_mode {
+        warn_of(&found, path);
+    }
+    let warning = format!("This will overwrite data on {} irrevocably.", path.display());
     confirm(&warning, args.batch_mode)?;
     let passphrase = read_passphrase(args)?;
     volume.volume_key = volume_key(args)?;
 
     let data_len = data.limits().len;
     let (made, writes) = make(args, &volume, &passphrase, data_len)?;
-    check_room(&made, &writes, header.is_none(), data_len, &args.image)?;
-    write_durably(medium, &writes)
+    check_room(&made, &writes, medium, path, args)?;
+    reserve(path, &writes)?;
+    overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(error, path))?;
+    new_file.flatten().map_or(Ok(()), NewFile::keep)
 }
 
 /// The new volume as the options describe it, still without its key.
@@ -60,24 +67,42 @@ fn describe(args: &FormatArgs) -> Result<NewVolume, Failure> {
     })
 }
 
-fn open_header(path: &Path, args: &FormatArgs) -> Result<FileBackend, Failure> {
-    if !path.exists() {
-        let warning = format!("{} does not exist and will be created.", path.display());
-        confirm(&warning, args.batch_mode)?;
-        create_header_file(path)?;
+/// Makes the file for a detached header, if there is none.
+fn new_header_file<'a>(path: &'a Path, args: &FormatArgs) -> Result<Option<NewFile<'a>>, Failure> {
+    if path.exists() {
+        return Ok(None);
     }
-    open_to_format(path)
+    let warning = format!("{} does not exist and will be created.", path.display());
+    confirm(&warning, args.batch_mode)?;
+    NewFile::create(path)
 }
 
-fn warn_of_signature(medium: &FileBackend, path: &str) {
-    let image = HeaderImage(medium);
-    let found = match Header::read(&image) {
-        Ok((header, _)) => Some(format!("a {} header", header.format().name())),
-        Err(_) => signature::find(&image).map(str::to_owned),
-    };
-    if let Some(found) = found {
-        say(&format!("WARNING: {path} already contains {found}.\n"));
+/// Says what is lost, in cryptsetup's words. Several magic numbers may belong to one thing.
+fn warn_of(found: &[Signature], path: &Path) {
+    let mut said = Vec::new();
+    for signature in found {
+        if said.contains(&signature.name) {
+            continue;
+        }
+        said.push(signature.name);
+        let (path, name, kind) = (path.display(), signature.name, signature.kind());
+        say(&format!("WARNING: Device {path} already contains a '{name}' {kind} signature.\n"));
     }
+}
+
+/// A format that failed on its way.
+fn unfinished(error: ucrypt_luks::Error, path: &Path) -> Failure {
+    let is_whole = matches!(error, ucrypt_luks::Error::NotWiped(_));
+    let failure = Failure::from(error);
+    if is_whole {
+        return failure;
+    }
+    let message = format!(
+        "{}; {} holds no volume now: what was there is lost, luksFormat has to be run again",
+        failure.message,
+        path.display()
+    );
+    Failure { message, ..failure }
 }
 
 fn read_passphrase(args: &FormatArgs) -> Result<Secret, Failure> {
@@ -166,22 +191,25 @@ fn best_sector_size(image: &Path, data_len: u64) -> u32 {
 fn check_room(
     made: &Header,
     writes: &[Write],
-    same_image: bool,
-    image_len: u64,
-    image: &Path,
+    medium: &FileBackend,
+    path: &Path,
+    args: &FormatArgs,
 ) -> Result<(), Failure> {
-    if !same_image {
-        return Ok(());
-    }
+    let detached = args.header.is_some();
     let needed = writes.iter().map(|write| write.offset + write.bytes.len() as u64).max();
-    let needed = needed.unwrap_or(0).max(made.data_offset());
-    let path = image.display();
-    if needed > image_len {
+    let data_offset = if detached { 0 } else { made.data_offset() };
+    let needed = needed.unwrap_or(0).max(data_offset);
+    // A file for a header grows as it is written to.
+    let may_grow = detached && path.is_file();
+    let len = medium.limits().len;
+    let path = path.display();
+    if needed > len && !may_grow {
+        let remedy = if detached { "use another one" } else { "enlarge it, or use --header" };
         return Err(Failure::wrong(format!(
-            "{path} has {image_len} bytes, the header needs {needed}; enlarge it, or use --header"
+            "{path} has {len} bytes, the header needs {needed}; {remedy}"
         )));
     }
-    if needed == image_len {
+    if needed == len && !detached {
         say(&format!(
             "WARNING: {path} is too small for activation, there is no room left for data.\n"
         ));

@@ -142,7 +142,13 @@ impl FormatArgs {
 
     /// The cipher, and the length of its key in bytes.
     pub(super) fn cipher(&self) -> Result<(CipherSpec, u32), Failure> {
-        let cipher: CipherSpec = self.cipher.parse().map_err(Failure::wrong)?;
+        // A name alone stands for what cryptsetup takes it for; a header names the mode as well.
+        let spec = match self.cipher.as_str() {
+            "null" | "cipher_null" => "cipher_null-ecb".to_owned(),
+            name if !name.contains(['-', ':']) => format!("{name}-cbc-plain"),
+            spec => spec.to_owned(),
+        };
+        let cipher: CipherSpec = spec.parse().map_err(Failure::wrong)?;
         let doubled = if cipher.mode() == Mode::Xts { 2 } else { 1 };
         let bits = self.key_size.unwrap_or(KEY_BITS * doubled);
         if !bits.is_multiple_of(8) {

@@ -1,17 +1,19 @@
 //! Images as the header code sees them.
 
-use std::fs::OpenOptions as CreateOptions;
+use std::fs::{File, OpenOptions as CreateOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions};
-use ucrypt_luks::{Header, ReadAt, Write};
+use ucrypt_luks::{Header, Medium, ReadAt, Write};
 
 use crate::failure::Failure;
 use crate::stdio::say_line;
 
-/// An image that a header is read from.
+/// An image that a header is read from and written to.
 pub(crate) struct HeaderImage<'a>(pub(crate) &'a FileBackend);
 
 impl ReadAt for HeaderImage<'_> {
@@ -21,6 +23,16 @@ impl ReadAt for HeaderImage<'_> {
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         Ok(self.0.read_exact_at(offset, buf)?)
+    }
+}
+
+impl Medium for HeaderImage<'_> {
+    fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        Ok(self.0.write_all_at(offset, bytes)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(self.0.sync()?)
     }
 }
 
@@ -35,15 +47,64 @@ pub(super) fn open_to_format(path: &Path) -> Result<FileBackend, Failure> {
     Ok(FileBackend::open(path, OpenOptions::default())?)
 }
 
-/// Makes an empty file for a detached header, if there is none.
-pub(super) fn create_header_file(path: &Path) -> Result<(), Failure> {
-    let made = CreateOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    match made {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(Failure::device(format!("cannot create {}: {error}", path.display())))
+/// A file for a detached header, which was not there before. Unless it is kept, it goes away again.
+pub(super) struct NewFile<'a> {
+    path: &'a Path,
+    kept: bool,
+}
+
+impl<'a> NewFile<'a> {
+    /// Makes it, if there is no such file.
+    pub(super) fn create(path: &'a Path) -> Result<Option<Self>, Failure> {
+        let made = CreateOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        match made {
+            Ok(_) => Ok(Some(Self { path, kept: false })),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => {
+                Err(Failure::device(format!("cannot create {}: {error}", path.display())))
+            }
         }
-        _ => Ok(()),
     }
+
+    /// Keeps it, and makes its name durable.
+    pub(super) fn keep(mut self) -> Result<(), Failure> {
+        self.kept = true;
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| {
+            Failure::device(format!("cannot make {} durable: {error}", self.path.display()))
+        })
+    }
+}
+
+impl Drop for NewFile<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            // It is empty or half written: if it stays, nothing is lost.
+            let _ = std::fs::remove_file(self.path);
+        }
+    }
+}
+
+/// Takes the room of `writes` in a file before anything is written: a full disk is told while
+/// everything is still as it was.
+pub(super) fn reserve(path: &Path, writes: &[Write]) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        Failure::device(format!("no room for the header in {}: {error}", path.display()))
+    };
+    let file = File::options().write(true).open(path).map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Ok(());
+    }
+    for write in writes {
+        let length = write.bytes.len() as u64;
+        match fallocate(&file, FallocateFlags::KEEP_SIZE, write.offset, length) {
+            // Where room cannot be taken beforehand, the write itself has to find it.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+    Ok(())
 }
 
 /// Reads the header; a damaged LUKS2 copy is told and left as it is.
@@ -51,19 +112,7 @@ pub(super) fn read_header(image: &FileBackend, path: &Path) -> Result<Header, Fa
     let (header, damage) = Header::read(&HeaderImage(image))
         .map_err(|error| Failure::from(error).about(path.display()))?;
     if let Some(damage) = damage {
-        say_line(damage);
+        say_line(format_args!("{damage}; using the other one"));
     }
     Ok(header)
-}
-
-/// Carries out writes in their order, each durable before the next begins.
-pub(crate) fn write_durably(image: &FileBackend, writes: &[Write]) -> Result<(), Failure> {
-    for write in writes {
-        let failed = |error: ucrypt_backend::Errno| {
-            Failure::device(format!("cannot write the header at byte {}: {error}", write.offset))
-        };
-        image.write_all_at(write.offset, &write.bytes).map_err(failed)?;
-        image.sync().map_err(failed)?;
-    }
-    Ok(())
 }

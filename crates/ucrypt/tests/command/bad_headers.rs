@@ -69,18 +69,24 @@ fn one_damaged_copy_is_read_over_and_readonly_changes_nothing() {
     }
 }
 
+/// Opens the volume to be written to, and writes nothing. Gives what was said about the header.
+fn open_for_writing(scratch: &Scratch, image: &Image) -> Ran {
+    run(&mut image.ucrypt(scratch, "write"), b"")
+}
+
 #[test]
-fn one_damaged_copy_is_written_again_and_cryptsetup_agrees() {
+fn one_damaged_copy_is_written_again_by_who_writes_and_cryptsetup_agrees() {
     for copy in [0, SECONDARY] {
-        for place in PLACES {
+        // The magic has to be there: what has none may be somebody else's.
+        for place in &PLACES[1..] {
             let scratch = Scratch::new();
             let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
             let sound = image.bytes();
             damage(&image, copy + place, 6);
-            let ran = run(&mut image.ucrypt(&scratch, "write"), b"").exits(0);
-            assert!(ran.stderr.contains("header"), "{:?}", ran.stderr);
+            let ran = open_for_writing(&scratch, &image).exits(0);
+            assert!(ran.stderr.contains("it was written again"), "{:?}", ran.stderr);
             // Again: nothing is left to say.
-            let ran = run(&mut image.ucrypt(&scratch, "write"), b"").exits(0);
+            let ran = open_for_writing(&scratch, &image).exits(0);
             assert_eq!(ran.stderr, "");
             let repaired = image.bytes();
             let rest = 2 * SECONDARY as usize;
@@ -94,6 +100,88 @@ fn one_damaged_copy_is_written_again_and_cryptsetup_agrees() {
             test_passphrase(&scratch, &image, &["--readonly"]).exits(0);
         }
     }
+}
+
+#[test]
+fn an_action_that_only_reads_repairs_nothing() {
+    for copy in [0, SECONDARY] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        damage(&image, copy + IN_JSON, 6);
+        let before = image.bytes();
+        let ran = test_passphrase(&scratch, &image, &[]).exits(0);
+        assert!(ran.stderr.contains("nothing was repaired"), "{:?}", ran.stderr);
+        let ran = run(&mut image.ucrypt(&scratch, "read"), b"").exits(0);
+        assert!(ran.stderr.contains("nothing was repaired"), "{:?}", ran.stderr);
+        for action in ["luksDump", "isLuks", "luksUUID"] {
+            run(scratch.ucrypt(&[action]).arg(&image.path), b"").exits(0);
+        }
+        // A passphrase that is wrong opens nothing, whatever it was meant for.
+        let mut write = scratch.ucrypt(&["write"]);
+        run(write.args(image.arguments()).args(["--key-file", "/dev/null"]), b"").exits(2);
+        assert!(image.bytes() == before, "copy {copy}");
+    }
+}
+
+#[test]
+fn a_copy_without_its_magic_is_not_written_over() {
+    for copy in [0, SECONDARY] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        damage(&image, copy, 6);
+        let before = image.bytes();
+        let ran = open_for_writing(&scratch, &image).exits(0);
+        assert!(ran.stderr.contains("nothing was repaired"), "{:?}", ran.stderr);
+        assert!(image.bytes() == before, "copy {copy}");
+    }
+}
+
+/// A superblock of md, version 1, that lies at byte `offset`.
+fn md_superblock(offset: u64) -> Vec<u8> {
+    let mut block = vec![0; 256];
+    block[..8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");
+    block[16..32].fill(0x5a);
+    block[144..152].copy_from_slice(&(offset / 512).to_le_bytes());
+    block
+}
+
+#[test]
+fn a_foreign_owner_over_the_primary_copy_is_not_overwritten() {
+    // What damages the header is the superblock of somebody else, and cryptsetup refuses it too.
+    for (offset, superblock) in [
+        (0, b"bluestore block device\n".to_vec()),
+        (0x1000, md_superblock(0x1000)),
+        (0x438, b"\x53\xef".to_vec()),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        let file = File::options().write(true).open(&image.path).expect("the image");
+        file.write_all_at(&superblock, offset).expect("written over");
+        let before = image.bytes();
+        let mut open = cryptsetup();
+        open.args(["open", "--test-passphrase", "--key-file", "-"]).arg(&image.path);
+        let judge = run(&mut open, PASSPHRASE).exits(1);
+        assert!(judge.stderr.contains("ambiguous signatures"), "{offset}: {:?}", judge.stderr);
+        let message = test_passphrase(&scratch, &image, &[]).refuses(1);
+        assert!(message.contains("ambiguous signatures"), "{offset}: {message}");
+        let message = run(&mut image.ucrypt(&scratch, "write"), b"").refuses(1);
+        assert!(message.contains("ambiguous signatures"), "{offset}: {message}");
+        run(scratch.ucrypt(&["luksDump"]).arg(&image.path), b"").refuses(1);
+        assert!(image.bytes() == before, "{offset}");
+    }
+}
+
+#[test]
+fn a_header_of_an_unknown_version_is_not_rolled_back() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let file = File::options().write(true).open(&image.path).expect("the image");
+    file.write_all_at(&[0, 3], 6).expect("version 3");
+    let before = image.bytes();
+    let message = run(&mut image.ucrypt(&scratch, "write"), b"").refuses(1);
+    assert!(message.contains("LUKS version 3"), "{message}");
+    test_passphrase(&scratch, &image, &[]).refuses(1);
+    assert!(image.bytes() == before);
 }
 
 #[test]
@@ -128,7 +216,11 @@ fn damaged_luks1_headers_are_refused_with_the_reason_and_nothing_is_written() {
         let image = Image::by_cryptsetup(&scratch, LUKS1, DATA);
         damage(&image, offset, len);
         let before = image.bytes();
-        test_passphrase(&scratch, &image, &[]).refuses(1);
+        run(&mut image.ucrypt(&scratch, "write"), b"data").refuses(1);
+        // Data that is not there is no hindrance to a test, as in cryptsetup.
+        if offset != 104 {
+            test_passphrase(&scratch, &image, &[]).refuses(1);
+        }
         assert!(image.bytes() == before, "byte {offset}");
     }
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
-use crate::process::{judge, run};
+use crate::process::{Ran, cryptsetup, judge, run};
 use crate::random::Random;
 use crate::scratch::Scratch;
 
@@ -12,6 +12,32 @@ use crate::scratch::Scratch;
 /// and leaves it as it is. Returns what `open` said.
 #[track_caller]
 fn is_refused(scratch: &Scratch, path: &Path, code: i32) -> String {
+    let message = test_passphrase(scratch, path).refuses(code);
+    assert!(has_no_volume(scratch, path, code) == message);
+    message
+}
+
+fn test_passphrase(scratch: &Scratch, path: &Path) -> Ran {
+    let key = scratch.file("key", PASSPHRASE);
+    run(scratch.ucrypt(&["open", "--test-passphrase", "--key-file"]).args([&key, path]), b"")
+}
+
+/// The header is there, the data is not: the passphrase can be tried, as with cryptsetup (header
+/// backups are such images), and nothing can be opened.
+#[track_caller]
+fn has_a_header_only(scratch: &Scratch, path: &Path) -> String {
+    let before = fs::read(path).expect("the image is read");
+    test_passphrase(scratch, path).exits(0);
+    let mut judge = cryptsetup();
+    judge.args(["open", "--test-passphrase", "--key-file", "-"]).arg(path);
+    run(&mut judge, PASSPHRASE).exits(0);
+    assert!(fs::read(path).expect("the image is read") == before, "{} changed", path.display());
+    has_no_volume(scratch, path, 1)
+}
+
+/// Every action that opens the volume refuses the image.
+#[track_caller]
+fn has_no_volume(scratch: &Scratch, path: &Path, code: i32) -> String {
     let before = fs::read(path).expect("the image is read");
     let key = scratch.file("key", PASSPHRASE);
     let with_key = |action: &[&str]| {
@@ -19,8 +45,7 @@ fn is_refused(scratch: &Scratch, path: &Path, code: i32) -> String {
         command.arg("--key-file").args([&key, path]);
         run(&mut command, b"")
     };
-    let message = with_key(&["open", "--test-passphrase"]).refuses(code);
-    assert!(with_key(&["read"]).refuses(code) == message);
+    let message = with_key(&["read"]).refuses(code);
     assert!(with_key(&["write"]).refuses(code) == message);
     let socket = format!("unix:{}", scratch.path("socket").display());
     assert!(with_key(&["serve", "--nbd", &socket]).refuses(code) == message);
@@ -44,7 +69,12 @@ fn truncated_images_are_refused_wherever_they_end() {
             let scratch = Scratch::new();
             let image = Image::by_cryptsetup(&scratch, kind, DATA);
             truncated(&image, len);
-            is_refused(&scratch, &image.path, 1);
+            // The keyslots of LUKS1 end long before its data.
+            if kind.version == LUKS1.version && len == kind.data_offset() - 512 {
+                has_a_header_only(&scratch, &image.path);
+            } else {
+                is_refused(&scratch, &image.path, 1);
+            }
         }
     }
 }
@@ -55,7 +85,7 @@ fn an_image_that_ends_where_its_data_starts_is_refused() {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, DATA);
         truncated(&image, kind.data_offset());
-        is_refused(&scratch, &image.path, 1);
+        has_a_header_only(&scratch, &image.path);
     }
 }
 
@@ -68,9 +98,9 @@ fn a_volume_larger_than_its_image_is_refused() {
     let size = (DATA + 4096).to_string();
     run(python.args(["-c", edit]).arg(&image.path).arg(&size), b"").passes();
     // cryptsetup reads the header that was made so as a sound one.
-    let dump = run(crate::process::cryptsetup().arg("luksDump").arg(&image.path), b"").text();
+    let dump = run(cryptsetup().arg("luksDump").arg(&image.path), b"").text();
     assert!(dump.contains(&format!("length: {size} [bytes]")), "{dump}");
-    let message = is_refused(&scratch, &image.path, 1);
+    let message = has_a_header_only(&scratch, &image.path);
     assert!(message.contains(&size) || message.contains("larger"), "{message}");
 }
 

@@ -68,3 +68,16 @@ fn write_tells_where_it_failed_and_fails() {
     let message = run(&mut image.ucrypt(&scratch, "write"), &data).refuses(4);
     assert!(message.contains("No space left") && message.contains("byte"), "{message}");
 }
+
+#[test]
+fn a_header_that_finds_no_room_is_refused_and_the_old_volume_is_still_there() {
+    let scratch = Scratch::new();
+    let image = image_with_little_room(&scratch);
+    let before = image.bytes();
+    // 16 MiB of header in a file system with 6.
+    let mut format = scratch.ucrypt(&["luksFormat", "-q", "--pbkdf", "pbkdf2"]);
+    format.args(["--pbkdf-force-iterations", "1000"]).args(image.with_key());
+    let message = run(&mut format, b"").refuses(4);
+    assert!(message.contains("no room for the header"), "{message}");
+    assert!(image.bytes() == before);
+}

@@ -105,8 +105,7 @@ fn formatting_a_volume_again_makes_the_old_passphrase_useless() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let other = scratch.file("other", b"another");
     let mut format = scratch.ucrypt(&LUKS1.format_arguments());
-    let ran = run(format.arg("--key-file").arg(&other).arg(&image.path), b"").exits(0);
-    assert!(ran.stderr.contains("already contains"), "{}", ran.stderr);
+    run(format.arg("--key-file").arg(&other).arg(&image.path), b"").exits(0);
     let open = |key| {
         let mut command = cryptsetup();
         run(

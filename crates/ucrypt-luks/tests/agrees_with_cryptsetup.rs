@@ -1,0 +1,176 @@
+//! Headers with seeded damage: what cryptsetup takes and opens, this crate takes and opens, and what
+//! it refuses, this crate refuses, but for the differences that are listed here with their reason.
+
+mod common;
+
+use std::fs;
+
+use common::{
+    PASSPHRASE, Scratch, Stream, cryptsetup, edit, flip, is_quick, json_text, put_json, seal,
+    small_luks1, small_luks2, text,
+};
+use ucrypt_luks::Header;
+
+/// Where the verdicts may differ: words of this crate's error, and why.
+const DIFFERENCES: &[(&str, &str)] = &[
+    ("occurs twice", "a key that occurs twice can be read in two ways"),
+    ("JSON area: ", "json-c takes more than JSON: comments, single quotes, text that is no UTF-8"),
+    ("it is not base64", "salts and digests are decoded when the header is read, not when used"),
+    ("/digests/0: \"", "a digest without its members is refused when the header is read"),
+    ("not a number below", "keyslots and digests beyond the format's number of them are refused"),
+    ("is too small for", "an area smaller than its stripes: the next area would be read"),
+    ("stripes instead of 4000", "other numbers of stripes are ignored by cryptsetup"),
+    ("none of 512, 1024, 2048 and 4096", "sector sizes that no kernel takes"),
+    ("key_size of", "key sizes that no cipher has"),
+    ("none of 0, 1 and 2", "a priority that the format does not have"),
+    ("segment 0 with \"", "a data cipher that cannot be used: cryptsetup tries when it activates"),
+    ("data segment with", "the same, with a key of a size that the cipher does not have"),
+    ("is not printable text", "names of ciphers that cannot be names"),
+    ("it holds control characters", "names that would change the terminal"),
+    // Here cryptsetup refuses the whole header.
+    ("anti-forensic splitter \"", "a keyslot that is not understood leaves the others alone"),
+    ("keyslot area type \"", "a keyslot that is not understood leaves the others alone"),
+];
+
+/// Whether headers are taken, and whether the passphrase opens them.
+#[derive(Debug, PartialEq, Eq)]
+struct Verdict {
+    taken: bool,
+    /// `None` where trying would take too long.
+    opened: Option<bool>,
+}
+
+fn ours(image: &[u8]) -> (Verdict, String) {
+    match Header::read(&image) {
+        Err(error) => (Verdict { taken: false, opened: Some(false) }, error.to_string()),
+        Ok((header, _)) if !is_quick(&header) => {
+            (Verdict { taken: true, opened: None }, String::new())
+        }
+        Ok((header, _)) => {
+            let unlocked = header.unlock(&image, PASSPHRASE, None);
+            let verdict = Verdict { taken: true, opened: Some(unlocked.is_ok()) };
+            (verdict, unlocked.err().map_or_else(String::new, |error| error.to_string()))
+        }
+    }
+}
+
+fn theirs(scratch: &Scratch, image: &[u8], try_open: bool) -> Verdict {
+    let path = scratch.image();
+    // Each time anew: cryptsetup repairs what it finds.
+    fs::write(&path, image).unwrap();
+    let taken = cryptsetup(&["luksDump", text(&path)], b"").status.success();
+    fs::write(&path, image).unwrap();
+    let open = ["open", "--test-passphrase", "--key-file", "-", text(&path)];
+    let opened = (try_open && taken).then(|| cryptsetup(&open, PASSPHRASE).status.success());
+    Verdict { taken, opened: if taken { opened } else { Some(false) } }
+}
+
+#[derive(Default)]
+struct Tally {
+    cases: u32,
+    taken: u32,
+    opened: u32,
+    listed: u32,
+    unlisted: Vec<String>,
+}
+
+impl Tally {
+    fn compare(&mut self, scratch: &Scratch, what: &str, image: &[u8]) {
+        let (ours, problem) = ours(image);
+        let theirs = theirs(scratch, image, ours.opened.is_some());
+        self.cases += 1;
+        self.taken += u32::from(ours.taken);
+        self.opened += u32::from(ours.opened == Some(true));
+        let agree = ours.taken == theirs.taken
+            && (ours.opened == theirs.opened || ours.opened.is_none() || theirs.opened.is_none());
+        if agree {
+            return;
+        }
+        // A digest that cryptsetup cannot compute lets every passphrase pass.
+        let takes_all = theirs.opened == Some(true) && {
+            let path = scratch.image();
+            let open = ["open", "--test-passphrase", "--key-file", "-", text(&path)];
+            cryptsetup(&open, b"a wrong one").status.success()
+        };
+        if takes_all || DIFFERENCES.iter().any(|(words, _)| problem.contains(words)) {
+            self.listed += 1;
+            return;
+        }
+        self.unlisted.push(format!("{what}: {ours:?} {problem}; cryptsetup: {theirs:?}"));
+    }
+
+    fn finish(self) {
+        let Self { cases, taken, opened, listed, unlisted } = self;
+        println!("{cases} headers: {taken} taken, {opened} opened, {listed} differ as listed");
+        assert!(unlisted.is_empty(), "{} differ:\n{}", unlisted.len(), unlisted.join("\n"));
+        assert!(taken > 0 && opened > 0);
+    }
+}
+
+#[test]
+fn luks1_headers_with_flipped_bytes() {
+    let (sound, scratch, mut tally) = (small_luks1(), Scratch::new(0), Tally::default());
+    for seed in 0..60 {
+        let mut image = sound.clone();
+        flip(&mut image[..592], &mut Stream(seed));
+        tally.compare(&scratch, &format!("seed {seed}"), &image);
+    }
+    tally.finish();
+}
+
+#[test]
+fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
+    let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
+    for seed in 0..60 {
+        let mut image = sound.clone();
+        for copy in image[..0x8000].chunks_mut(0x4000) {
+            // The same in both, whose magic and place are not the same.
+            flip(&mut copy[6..256], &mut Stream(seed));
+            seal(copy);
+        }
+        tally.compare(&scratch, &format!("seed {seed}"), &image);
+    }
+    tally.finish();
+}
+
+#[test]
+fn luks2_copies_of_which_one_is_damaged() {
+    let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
+    for seed in 0..60 {
+        let (mut image, mut stream) = (sound.clone(), Stream(seed));
+        let begin = 0x4000 * stream.below(2);
+        let copy = &mut image[begin..begin + 0x4000];
+        match stream.below(4) {
+            0 => flip(&mut copy[..512], &mut stream),
+            1 => flip(copy, &mut stream),
+            2 => {
+                flip(&mut copy[4096..5200], &mut stream);
+                seal(copy);
+            }
+            _ => {
+                // Older or newer, and whole.
+                copy[23] = stream.below(3) as u8;
+                seal(copy);
+            }
+        }
+        tally.compare(&scratch, &format!("seed {seed}"), &image);
+    }
+    tally.finish();
+}
+
+#[test]
+fn luks2_json_with_edits_and_right_checksums() {
+    let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
+    let json = json_text(&sound);
+    for seed in 0..240 {
+        let (mut image, mut stream, mut json) = (sound.clone(), Stream(seed), json.clone());
+        for _ in 0..=stream.below(2) {
+            if !json.is_empty() {
+                edit(&mut json, &mut stream);
+            }
+        }
+        put_json(&mut image, &json);
+        tally.compare(&scratch, &format!("seed {seed}"), &image);
+    }
+    tally.finish();
+}
