@@ -306,7 +306,8 @@ fn every_backend_under_every_policy_with_workers() {
             let volume = kind.over(backend, len);
             let shape = Shape { transfer_max: MIB, zeroes_max: 4 * MIB, ..Shape::everything(len) };
             let plan = Plan {
-                sector: sector(&kind),
+                // A read in place beside a write by the kernel may find a mix, by blocks of the cipher.
+                sector: if name.starts_with("memory") { 16 } else { sector(&kind) },
                 operations: 150 * number("UCRYPT_SEEDS", 1),
                 depth: 24,
                 watchdog: Watchdog::Time(Duration::from_secs(30)),

@@ -77,8 +77,10 @@ fn connections_over_a_file_and_memory_lose_nothing_and_do_not_hang() {
     let dir = tempfile::tempdir().expect("a directory");
     for seed in seeds(12) {
         let len = 48 * MIB;
-        let Setting { kind, connections, plan } = setting(seed, len);
+        let Setting { kind, connections, mut plan } = setting(seed, len);
         let backend: Arc<dyn Backend> = if seed % 3 == 0 {
+            // A read in place beside a write by the kernel may find a mix, by blocks of the cipher.
+            plan.sector = 16;
             Arc::new(memory(len).expect("memory"))
         } else {
             let path = dir.path().join("image");

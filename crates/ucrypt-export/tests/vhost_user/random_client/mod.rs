@@ -37,9 +37,6 @@ const SLOTS: u16 = RING / STRIDE;
 const LARGE_SLOTS: u16 = 3;
 const LARGE: u64 = 4 << 20;
 const SMALL: u64 = 128 << 10;
-/// Most write-zeroes requests of a ring at a time.
-// With more, the engine of today hangs (each seed finds it): SLOTS once that is mended.
-const ZEROES_AT_ONCE: usize = 1;
 /// Room for gaps between the pieces of a request's data, in bytes.
 const GAPS: u64 = 128 << 10;
 /// Where the data is in the guest's memory, by region.
@@ -122,12 +119,7 @@ impl<'a> Guest<'a> {
             self.watchdog.pat();
         }
         let rings = self.drivers.len() as u32;
-        let mut asked = self.generator.request(slot_bytes(rings, slot));
-        let zeroes = |pending: &&Pending| pending.asked.kind == WRITE_ZEROES;
-        let at_once = self.pending[ring].iter().flatten().filter(zeroes).count();
-        if asked.kind == WRITE_ZEROES && at_once >= ZEROES_AT_ONCE {
-            asked.kind = DISCARD;
-        }
+        let asked = self.generator.request(slot_bytes(rings, slot));
         let at = self.data(ring, slot);
         let driver = &mut self.drivers[ring];
         let runs = match asked.kind {
