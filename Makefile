@@ -2,12 +2,13 @@
 
 CARGO ?= cargo
 
-.PHONY: help build demo test soak bench bench-ciphers bench-engine bench-dispatch lint
+.PHONY: help build demo test flaky soak bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make test    install the missing outside judges and a kernel to boot, run every test"
-	@echo "make soak    ten minutes of writers that fill the memory of a small machine"
+	@echo "make flaky   run the tests N=20 times beside other load, list each that failed once"
+	@echo "make soak    an hour (S=3600 seconds) of random clients, killed servers, little memory"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
 	@echo "make bench-engine   the engine in process: what it adds to the cipher, and to a disk"
@@ -25,9 +26,13 @@ test:
 	scripts/setup build judges guest
 	$(CARGO) test --workspace --locked
 
+flaky:
+	scripts/setup build judges guest
+	scripts/flaky $(N)
+
 soak:
-	scripts/setup build guest
-	UCRYPT_SOAK_S=600 $(CARGO) test --locked --package ucrypt --test memory_pressure -- --nocapture
+	scripts/setup build judges guest
+	scripts/soak $(S)
 
 bench: build
 	scripts/setup judges
