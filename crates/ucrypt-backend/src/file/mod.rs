@@ -18,7 +18,7 @@ mod tests;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::SeekFrom;
 
@@ -36,6 +36,8 @@ pub struct FileBackend {
     name: String,
     way: Way,
     zones: Option<zones::DeviceZones>,
+    /// For queues that found no ring, although there are rings.
+    instead: OnceLock<threads::Threads>,
 }
 
 /// How operations are carried out.
@@ -101,7 +103,8 @@ impl FileBackend {
 
     fn new(opened: open::Opened) -> Self {
         let open::Opened { files, limits, name, in_memory, zones } = opened;
-        Self { way: choose_way(&files, in_memory), files, limits, name, zones }
+        let instead = OnceLock::new();
+        Self { way: choose_way(&files, in_memory), files, limits, name, zones, instead }
     }
 
     /// The reason and the remedy, if io_uring could not be used: to be told once.
@@ -149,7 +152,15 @@ impl Backend for FileBackend {
 
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         Ok(match &self.way {
-            Way::Uring => Box::new(uring::UringQueue::new(self.files.clone(), depth)?),
+            Way::Uring => match uring::UringQueue::new(self.files.clone(), depth) {
+                Ok(queue) => Box::new(queue),
+                // The rings of all processes of a user together count against RLIMIT_MEMLOCK, and those
+                // of others come and go.
+                Err(error) => {
+                    let instead = || threads::Threads::new(&self.files, &error);
+                    Box::new(self.instead.get_or_init(instead).queue(depth)?)
+                }
+            },
             Way::AtOnce => {
                 let files = self.files.clone();
                 Box::new(AtOnce::new(depth, move |io| ops::perform(&files, io)))
