@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod available;
 mod background;
 mod benchmark;
 mod demo;
@@ -14,10 +15,13 @@ mod luks;
 mod machine;
 mod passphrase;
 mod runtime;
+mod say;
 mod secrecy;
 mod serve;
 mod size;
 mod transfer;
+mod user;
+mod users;
 mod volume;
 
 use std::process::ExitCode;
@@ -78,6 +82,10 @@ enum Action {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = arguments::hide_table() {
+        say::say(&format!("cannot take the table line off the command line: {error}"));
+        return ExitCode::from(1);
+    }
     let words = std::iter::once("ucrypt".into()).chain(arguments::arguments());
     let cli = match Cli::try_parse_from(words) {
         Ok(cli) => cli,

@@ -1,6 +1,6 @@
 //! What keeps secrets inside the process.
 
-use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
 /// Keeps this process out of core dumps and debuggers.
@@ -10,13 +10,16 @@ pub(crate) fn guard_process() {
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
 }
 
-/// Keeps what is in memory out of swap from now on, where the memory limit allows it (as root).
-/// Without the permission the rest of the program would run into the limit, so it is left.
+/// Keeps what is in memory out of swap from now on, where the system allows it without a limit, into
+/// which the rest of the program would run.
 pub(crate) fn lock_memory() {
-    if rustix::process::geteuid().is_root() {
-        // A failure leaves things as they are everywhere else.
-        let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
-    }
+    // A failure leaves things as they are everywhere else.
+    let _ = ucrypt_backend::lock_on_fault();
+}
+
+/// Lets nobody else have what this process makes from now on, whatever it was started with.
+pub(crate) fn keep_files_private() {
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
 /// Fills `buf` from the kernel's random number generator.

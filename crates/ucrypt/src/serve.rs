@@ -5,23 +5,36 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ucrypt_engine::{Op, QueueConfig, Volume};
+use ucrypt_engine::{Op, Queue, QueueConfig, Volume};
 use ucrypt_export::fuse::{FuseExport, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
+use crate::available;
 use crate::failure::Failure;
+use crate::say::say;
+use crate::users;
 use crate::volume::{KeySource, Opened, VolumeArgs};
 
 /// How often it is checked whether an export was ended from outside.
-const CHECK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(200);
+
+/// How long a signal that asks for an end waits for who uses the volume. Less than the time after which
+/// those who send it kill: Docker's 10 s, systemd's 90 s.
+pub(crate) const USERS_PATIENCE: Duration = Duration::from_secs(6);
+
+/// How long the end may take after a signal, when nobody uses the volume any more.
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// How often it is said that requests fail.
+const TROUBLE_EVERY: Duration = Duration::from_secs(60);
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -44,6 +57,9 @@ pub(crate) struct ExportArgs {
     /// Serve NBD on unix:PATH or tcp:HOST:PORT (loopback); may be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
+    /// Over TCP, serve every user of this machine; else only the server's own and root
+    #[arg(long)]
+    pub(crate) nbd_any_user: bool,
     /// Serve a virtual machine's disk (vhost-user-blk) on a Unix socket at this path; may be given
     /// several times
     #[arg(long, value_name = "PATH")]
@@ -143,11 +159,15 @@ impl Exports {
             exports.fuse.push(FuseExport::start_with(volume, path, args.fuse_transport)?);
         }
         for address in &args.nbd {
-            let server = Server::start(volume.clone(), address, ServerConfig::default());
-            exports.nbd.push(server?);
+            let config = ServerConfig {
+                any_user: args.nbd_any_user,
+                report: Arc::new(say),
+                ..ServerConfig::default()
+            };
+            exports.nbd.push(Server::start(volume.clone(), address, config)?);
         }
         for path in &args.vhost_user {
-            let report = Arc::new(|line: &str| eprintln!("ucrypt: {line}"));
+            let report = Arc::new(say);
             let config = vhost_user::ServerConfig { serial: opened.facts.serial(), report };
             exports.vhost_user.push(vhost_user::Server::start(volume.clone(), path, &config)?);
         }
@@ -156,11 +176,9 @@ impl Exports {
 
     /// Whether every export that there was has been ended from outside.
     pub(crate) fn have_ended(&self) -> bool {
-        self.nbd.is_empty()
+        self.nbd.iter().all(Server::has_ended)
             && self.vhost_user.is_empty()
-            && self.fuse.iter().all(FuseExport::has_ended)
-            && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
-            && self.ublk.iter().all(UblkExport::has_ended)
+            && self.have_kernels_ended()
     }
 
     /// What the volume is served as, for `status`.
@@ -193,26 +211,52 @@ impl Exports {
         Ok(())
     }
 
-    /// Ends all of them unless a program has a served file or device open. Returns whether it did.
+    /// Whether nobody uses them any more: no program has a served file or device open, nothing is mounted
+    /// and no NBD client connected. Those that are unused take no new users from then on.
     pub(crate) fn try_stop(&mut self) -> bool {
-        let unused = self.fuse.iter_mut().all(FuseExport::try_stop)
-            && self.loop_device.as_mut().is_none_or(LoopExport::try_stop)
-            && self.ublk.iter_mut().all(UblkExport::try_stop);
-        if !unused {
-            return false;
-        }
-        self.nbd.drain(..).for_each(Server::shutdown);
-        self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
-        true
+        self.try_stop_kernels() & self.nbd.iter().fold(true, |unused, it| it.try_stop() && unused)
     }
 
-    /// Takes the names away: who has a served file or device open keeps it, nobody else gets at it.
-    pub(crate) fn detach(&mut self) {
+    /// As [`Exports::try_stop`], of those that the kernel has: what their users have written may still
+    /// be in its memory, of a mounted file system or a mapped file. What NBD clients and guests have
+    /// not sent, they know not to be written.
+    fn try_stop_kernels(&mut self) -> bool {
+        // Each of them, so that none gets new users while another has its last.
+        let mut unused = true;
+        unused &= self.fuse.iter_mut().fold(true, |unused, it| it.try_stop() && unused);
+        unused &= self.loop_device.as_mut().is_none_or(LoopExport::try_stop);
+        unused & self.ublk.iter_mut().fold(true, |unused, it| it.try_stop() && unused)
+    }
+
+    /// Whether those that the kernel has were ended from outside.
+    fn have_kernels_ended(&self) -> bool {
+        self.fuse.iter().all(FuseExport::has_ended)
+            && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
+            && self.ublk.iter().all(UblkExport::has_ended)
+    }
+
+    /// Takes the names away: who has a served file or device open or is connected goes on, nobody else
+    /// gets at it.
+    pub(crate) fn detach(&self) {
         self.fuse.iter().for_each(FuseExport::detach);
         self.loop_device.iter().for_each(LoopExport::detach);
         self.ublk.iter().for_each(UblkExport::detach);
-        self.nbd.drain(..).for_each(Server::shutdown);
-        self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
+        self.nbd.iter().for_each(Server::detach);
+    }
+
+    /// Who uses them, as far as that can be seen.
+    pub(crate) fn users(&self) -> Vec<String> {
+        let files = self.fuse.iter().map(FuseExport::path);
+        let devices = self.loop_device.iter().map(LoopExport::path);
+        let devices = devices.chain(self.ublk.iter().map(UblkExport::path));
+        let places: Vec<_> = files.chain(devices).collect();
+        let mut users = users::of(&places);
+        match self.nbd.iter().map(Server::clients).sum::<usize>() {
+            0 => {}
+            1 => users.push("an NBD client".into()),
+            count => users.push(format!("{count} NBD clients")),
+        }
+        users
     }
 
     /// Ends all of them. Accepted requests are finished first.
@@ -232,17 +276,165 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         ));
     }
     let stop = signals()?;
+    // Before anybody is asked for a passphrase.
+    args.exports.check()?;
     let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let last_flush = LastFlush::prepare(&opened.volume)?;
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
     announce(&exports, args.json);
-    while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(CHECK_EVERY) {
-        if exports.have_ended() {
-            break;
+    let mut troubles = Troubles::default();
+    let mut ending: Option<Ending> = None;
+    let left = loop {
+        match stop.recv_timeout(CHECK_EVERY) {
+            Ok(_) if ending.is_some() => break ending.map(|ending| ending.left("the volume")),
+            Ok(signal) => ending = Some(Ending::by(signal)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break None,
         }
-    }
+        troubles.look(&opened);
+        if exports.have_ended() {
+            break None;
+        }
+        if let Some(ending) = &mut ending
+            && let Some(left) = ending.step(&mut exports, "the volume", false)
+        {
+            break left;
+        }
+    };
+    let _watchdog = Watchdog::start(END_LIMIT, |failure| say(&failure.message));
     exports.stop();
-    flush(&opened.volume)
+    last_flush.run()?;
+    left.map_or(Ok(()), Err)
+}
+
+impl ExportArgs {
+    /// Refuses what this system does not have, or not for this user.
+    fn check(&self) -> Result<(), Failure> {
+        if !self.fuse.is_empty() {
+            available::fuse()?;
+        }
+        if self.ublk.is_wanted() {
+            available::ublk()?;
+        }
+        Ok(())
+    }
+}
+
+/// The end that a signal asked for: not before the users have gone, if they go soon.
+pub(crate) struct Ending {
+    signal: i32,
+    until: Instant,
+    waited: bool,
+    users: Vec<String>,
+}
+
+impl Ending {
+    pub(crate) fn by(signal: i32) -> Self {
+        Self { signal, until: Instant::now() + USERS_PATIENCE, waited: false, users: Vec::new() }
+    }
+
+    /// Looks whether it can end now; if so with what has to be said of it.
+    /// What is `detached` ends by itself.
+    pub(crate) fn step(
+        &mut self,
+        exports: &mut Exports,
+        name: &str,
+        detached: bool,
+    ) -> Option<Option<Failure>> {
+        // What clients are connected to ends with a reply to all that was accepted.
+        let unused =
+            if detached { exports.have_kernels_ended() } else { exports.try_stop_kernels() };
+        if unused {
+            return Some(None);
+        }
+        if Instant::now() < self.until {
+            if !self.waited {
+                self.waited = true;
+                self.users = exports.users();
+                say(&format!(
+                    "{} while {name} is in use{}: waits for at most {} s; a second signal ends it \
+                     at once",
+                    name_of(self.signal),
+                    users::by(&self.users),
+                    USERS_PATIENCE.as_secs()
+                ));
+            }
+            return None;
+        }
+        self.users = exports.users();
+        Some(Some(self.left(name)))
+    }
+
+    /// What its users have lost.
+    pub(crate) fn left(&self, name: &str) -> Failure {
+        Failure::busy(format!(
+            "{} ended {name} while it was in use{}: what its users had not synced is lost",
+            name_of(self.signal),
+            users::by(&self.users)
+        ))
+    }
+}
+
+fn name_of(signal: i32) -> &'static str {
+    match signal {
+        SIGTERM => "SIGTERM",
+        SIGINT => "SIGINT",
+        SIGHUP => "SIGHUP",
+        _ => "a signal",
+    }
+}
+
+/// Ends the process if its end takes too long, whatever it waits for. Dropping it is the end in time.
+pub(crate) struct Watchdog {
+    _ended: mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    /// `last_words` are told what to say.
+    pub(crate) fn start(
+        limit: Duration,
+        last_words: impl FnOnce(&Failure) + Send + 'static,
+    ) -> Self {
+        let (ended, end) = mpsc::channel::<()>();
+        let watch = move || {
+            if end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                let failure = Failure::device(format!(
+                    "the image did not answer for {} s at the end: writes that were not flushed may \
+                     be lost",
+                    limit.as_secs()
+                ));
+                last_words(&failure);
+                std::process::exit(failure.code.into());
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("watchdog".into()).spawn(watch) {
+            say(&format!("the end has no limit in time: no thread: {error}"));
+        }
+        Self { _ended: ended }
+    }
+}
+
+/// Says that requests fail: once, and then now and again.
+#[derive(Default)]
+pub(crate) struct Troubles {
+    told: u64,
+    last: Option<Instant>,
+}
+
+impl Troubles {
+    pub(crate) fn look(&mut self, opened: &Opened) {
+        let totals = opened.volume.totals();
+        if totals.errors == self.told || self.last.is_some_and(|it| it.elapsed() < TROUBLE_EVERY) {
+            return;
+        }
+        let count = totals.errors - self.told;
+        (self.told, self.last) = (totals.errors, Some(Instant::now()));
+        let why =
+            totals.last_error.map_or_else(String::new, |error| format!(", the last: {error}"));
+        let requests = if count == 1 { "request" } else { "requests" };
+        say(&format!("{count} {requests} to {} failed{why}", opened.facts.image));
+    }
 }
 
 /// Says, on one line each, where the volume can be reached.
@@ -292,18 +484,33 @@ pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
 
 /// Makes everything durable that was acknowledged.
 pub(crate) fn flush(volume: &Arc<Volume>) -> Result<(), Failure> {
-    if volume.info().read_only {
-        return Ok(());
+    LastFlush::prepare(volume)?.run()
+}
+
+/// The flush at the end. What it needs is there from the start: memory and descriptors may have been
+/// used up when it comes.
+pub(crate) struct LastFlush(Option<Queue>);
+
+impl LastFlush {
+    pub(crate) fn prepare(volume: &Arc<Volume>) -> Result<Self, Failure> {
+        if volume.info().read_only {
+            return Ok(Self(None));
+        }
+        let config = QueueConfig { memory: 4096, depth: 1 };
+        let failed = |error| Failure::device(format!("cannot prepare the last flush: {error}"));
+        volume.queue(config).map(|queue| Self(Some(queue))).map_err(failed)
     }
-    let failed = |error: &dyn std::fmt::Display| {
-        Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
-    };
-    let config = QueueConfig { memory: 4096, depth: 1 };
-    let mut queue = volume.queue(config).map_err(|error| failed(&error))?;
-    queue.submit(0, Op::Flush).map_err(|_| failed(&"the queue is full"))?;
-    queue.wait().map_err(|error| failed(&error))?;
-    match queue.next_done() {
-        Some(done) => done.result.map_err(|error| failed(&error)),
-        None => Err(failed(&"no answer")),
+
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let Some(mut queue) = self.0 else { return Ok(()) };
+        let failed = |error: &dyn std::fmt::Display| {
+            Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
+        };
+        queue.submit(0, Op::Flush).map_err(|_| failed(&"the queue is full"))?;
+        queue.wait().map_err(|error| failed(&error))?;
+        match queue.next_done() {
+            Some(done) => done.result.map_err(|error| failed(&error)),
+            None => Err(failed(&"no answer")),
+        }
     }
 }

@@ -106,7 +106,7 @@ impl FromStr for Scratch {
 pub(crate) enum KeySource {
     /// From the arguments: prompt, key file, volume key file.
     Arguments,
-    /// It is known already: the volume key.
+    /// It is known already: the volume key, or the table line that has it.
     Known(Secret),
 }
 
@@ -200,13 +200,18 @@ impl VolumeArgs {
         }
     }
 
-    /// Unlocks as [`VolumeArgs::open`] does, and returns the volume key alone.
+    /// Unlocks as [`VolumeArgs::open`] does, and returns the volume key alone; of a table, its line.
     pub(crate) fn volume_key(&self, image: &Path) -> Result<Secret, Failure> {
         if self.is_raw() {
             return Ok(Secret::default());
         }
         secrecy::lock_memory();
         let file = self.open_image(image)?;
+        if self.plain.is_table() {
+            let line = self.plain.table_line()?;
+            PlainArgs::parse_table(&line)?.volume_len(file.limits().len)?;
+            return Ok(line);
+        }
         let unlocked = self.unlock(&file, &image.display().to_string(), KeySource::Arguments)?;
         // Too large a volume must fail here, where somebody reads the message.
         unlocked.volume_len(file.limits().len)?;
@@ -229,7 +234,7 @@ impl VolumeArgs {
     }
 
     fn unlock(&self, image: &FileBackend, name: &str, key: KeySource) -> Result<Unlocked, Failure> {
-        if self.kind == Some(Kind::Plain) || self.plain.table.is_some() {
+        if self.kind == Some(Kind::Plain) || self.plain.is_table() {
             return self.plain.unlock(&self.key, name, key);
         }
         if let Some(option) = self.plain.first_given() {

@@ -1,6 +1,7 @@
 //! Volumes without a header: what cryptsetup's plain options and a dm-crypt table line say.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use ucrypt_luks::plain::{self, Plain};
 use ucrypt_luks::{Format, Segment, Table, Unlocked};
@@ -8,7 +9,7 @@ use ucrypt_sector::CipherSpec;
 
 use super::{KeySource, random_key};
 use crate::failure::Failure;
-use crate::passphrase::{KeyArgs, Secret};
+use crate::passphrase::{KeyArgs, Secret, read_key_file};
 
 /// The options of a plain volume.
 #[derive(Debug, Clone, clap::Args)]
@@ -38,9 +39,13 @@ pub(crate) struct PlainArgs {
     /// Count IVs in units of the sector size
     #[arg(long)]
     iv_large_sectors: bool,
-    /// A dm-crypt table line, as `dmsetup` takes it; IMAGE stands for its device
+    /// A dm-crypt table line, as `dmsetup` takes it, or `-` to read it from standard input; IMAGE
+    /// stands for its device. Everybody can see the line while the command starts
     #[arg(long, value_name = "LINE")]
-    pub(super) table: Option<String>,
+    table: Option<String>,
+    /// Read the table line from a file
+    #[arg(long, value_name = "FILE", conflicts_with = "table")]
+    table_file: Option<PathBuf>,
 }
 
 /// The cipher of a scratch volume, if none is named.
@@ -61,6 +66,26 @@ impl PlainArgs {
         ]
         .into_iter()
         .find_map(|(given, name)| given.then_some(name))
+    }
+
+    /// Whether a table line describes the volume.
+    pub(super) fn is_table(&self) -> bool {
+        self.table.is_some() || self.table_file.is_some()
+    }
+
+    /// The table line, which has the key in it. It can be read once.
+    pub(super) fn table_line(&self) -> Result<Secret, Failure> {
+        let file = self.table_file.as_deref();
+        match (&self.table, file) {
+            (Some(line), _) if line != "-" => Ok(Secret::new(line.as_bytes().to_vec())),
+            (_, file) => read_key_file(file.unwrap_or(Path::new("-")), 0, None),
+        }
+    }
+
+    /// The volume that a table line describes.
+    pub(super) fn parse_table(line: &[u8]) -> Result<Unlocked, Failure> {
+        let line = str::from_utf8(line).map_err(|_| Failure::wrong("the table line is no text"))?;
+        Ok(Table::parse(line.trim_end())?.unlocked)
     }
 
     /// A volume under a random key that ends with the process.
@@ -95,8 +120,11 @@ impl PlainArgs {
         name: &str,
         key: KeySource,
     ) -> Result<Unlocked, Failure> {
-        if let Some(line) = &self.table {
-            return Ok(Table::parse(line)?.unlocked);
+        if self.is_table() {
+            return match key {
+                KeySource::Known(line) => Self::parse_table(&line),
+                KeySource::Arguments => Self::parse_table(&*self.table_line()?),
+            };
         }
         let cipher = self.cipher.as_deref().unwrap_or(plain::DEFAULTS.0);
         let volume = Plain {
