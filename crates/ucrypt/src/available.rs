@@ -44,6 +44,11 @@ pub(crate) fn ublk() -> Result<(), Failure> {
     has_ublk().map_err(|lacking| lacking.failure("ublk"))
 }
 
+/// The best that needs no root.
+pub(crate) fn without_root() -> &'static str {
+    if has_fuse().is_ok() { "fuse" } else { "nbd" }
+}
+
 impl Lacking {
     /// There is none.
     fn missing(cause: &str) -> Self {

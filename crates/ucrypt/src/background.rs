@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
+use crate::ending::{LastFlush, signals};
 use crate::failure::Failure;
 use crate::passphrase::Secret;
 use crate::runtime::Places;
 use crate::say::say;
 use crate::secrecy;
-use crate::serve::{LastFlush, signals};
 use crate::volume::{KeySource, VolumeArgs};
 
 mod claim;

@@ -10,6 +10,7 @@ mod available;
 mod background;
 mod benchmark;
 mod demo;
+mod ending;
 mod failure;
 mod luks;
 mod machine;

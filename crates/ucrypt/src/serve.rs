@@ -4,13 +4,10 @@ use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use ucrypt_engine::{Op, Queue, QueueConfig, Volume};
 use ucrypt_export::fuse::{FuseExport, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
@@ -18,6 +15,7 @@ use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
 use crate::available;
+use crate::ending::{END_LIMIT, Ending, LastFlush, Step, Troubles, Watchdog, signals};
 use crate::failure::Failure;
 use crate::say::say;
 use crate::users;
@@ -25,16 +23,6 @@ use crate::volume::{KeySource, Opened, VolumeArgs};
 
 /// How often it is checked whether an export was ended from outside.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
-
-/// How long a signal that asks for an end waits for who uses the volume. Less than the time after which
-/// those who send it kill: Docker's 10 s, systemd's 90 s.
-pub(crate) const USERS_PATIENCE: Duration = Duration::from_secs(6);
-
-/// How long the end may take after a signal, when nobody uses the volume any more.
-pub(crate) const END_LIMIT: Duration = Duration::from_secs(30);
-
-/// How often it is said that requests fail.
-const TROUBLE_EVERY: Duration = Duration::from_secs(60);
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -214,22 +202,23 @@ impl Exports {
     /// Whether nobody uses them any more: no program has a served file or device open, nothing is mounted
     /// and no NBD client connected. Those that are unused take no new users from then on.
     pub(crate) fn try_stop(&mut self) -> bool {
-        self.try_stop_kernels() & self.nbd.iter().fold(true, |unused, it| it.try_stop() && unused)
+        let connected = self.nbd.iter().filter(|server| !server.try_stop()).count();
+        self.try_stop_kernels() && connected == 0
     }
 
     /// As [`Exports::try_stop`], of those that the kernel has: what their users have written may still
     /// be in its memory, of a mounted file system or a mapped file. What NBD clients and guests have
     /// not sent, they know not to be written.
-    fn try_stop_kernels(&mut self) -> bool {
+    pub(crate) fn try_stop_kernels(&mut self) -> bool {
         // Each of them, so that none gets new users while another has its last.
-        let mut unused = true;
-        unused &= self.fuse.iter_mut().fold(true, |unused, it| it.try_stop() && unused);
-        unused &= self.loop_device.as_mut().is_none_or(LoopExport::try_stop);
-        unused & self.ublk.iter_mut().fold(true, |unused, it| it.try_stop() && unused)
+        let files = self.fuse.iter_mut().map(FuseExport::try_stop);
+        let devices = self.loop_device.iter_mut().map(LoopExport::try_stop);
+        let devices = devices.chain(self.ublk.iter_mut().map(UblkExport::try_stop));
+        files.chain(devices).filter(|stopped| !stopped).count() == 0
     }
 
     /// Whether those that the kernel has were ended from outside.
-    fn have_kernels_ended(&self) -> bool {
+    pub(crate) fn have_kernels_ended(&self) -> bool {
         self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
             && self.ublk.iter().all(UblkExport::has_ended)
@@ -296,10 +285,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         if exports.have_ended() {
             break None;
         }
-        if let Some(ending) = &mut ending
-            && let Some(left) = ending.step(&mut exports, "the volume", false)
-        {
-            break left;
+        match ending.as_mut().map(|ending| ending.step(&mut exports, "the volume", false)) {
+            None | Some(Step::Wait) => {}
+            Some(Step::Unused) => break None,
+            Some(Step::InUse(failure)) => break Some(failure),
         }
     };
     let _watchdog = Watchdog::start(END_LIMIT, |failure| say(&failure.message));
@@ -318,122 +307,6 @@ impl ExportArgs {
             available::ublk()?;
         }
         Ok(())
-    }
-}
-
-/// The end that a signal asked for: not before the users have gone, if they go soon.
-pub(crate) struct Ending {
-    signal: i32,
-    until: Instant,
-    waited: bool,
-    users: Vec<String>,
-}
-
-impl Ending {
-    pub(crate) fn by(signal: i32) -> Self {
-        Self { signal, until: Instant::now() + USERS_PATIENCE, waited: false, users: Vec::new() }
-    }
-
-    /// Looks whether it can end now; if so with what has to be said of it.
-    /// What is `detached` ends by itself.
-    pub(crate) fn step(
-        &mut self,
-        exports: &mut Exports,
-        name: &str,
-        detached: bool,
-    ) -> Option<Option<Failure>> {
-        // What clients are connected to ends with a reply to all that was accepted.
-        let unused =
-            if detached { exports.have_kernels_ended() } else { exports.try_stop_kernels() };
-        if unused {
-            return Some(None);
-        }
-        if Instant::now() < self.until {
-            if !self.waited {
-                self.waited = true;
-                self.users = exports.users();
-                say(&format!(
-                    "{} while {name} is in use{}: waits for at most {} s; a second signal ends it \
-                     at once",
-                    name_of(self.signal),
-                    users::by(&self.users),
-                    USERS_PATIENCE.as_secs()
-                ));
-            }
-            return None;
-        }
-        self.users = exports.users();
-        Some(Some(self.left(name)))
-    }
-
-    /// What its users have lost.
-    pub(crate) fn left(&self, name: &str) -> Failure {
-        Failure::busy(format!(
-            "{} ended {name} while it was in use{}: what its users had not synced is lost",
-            name_of(self.signal),
-            users::by(&self.users)
-        ))
-    }
-}
-
-fn name_of(signal: i32) -> &'static str {
-    match signal {
-        SIGTERM => "SIGTERM",
-        SIGINT => "SIGINT",
-        SIGHUP => "SIGHUP",
-        _ => "a signal",
-    }
-}
-
-/// Ends the process if its end takes too long, whatever it waits for. Dropping it is the end in time.
-pub(crate) struct Watchdog {
-    _ended: mpsc::Sender<()>,
-}
-
-impl Watchdog {
-    /// `last_words` are told what to say.
-    pub(crate) fn start(
-        limit: Duration,
-        last_words: impl FnOnce(&Failure) + Send + 'static,
-    ) -> Self {
-        let (ended, end) = mpsc::channel::<()>();
-        let watch = move || {
-            if end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                let failure = Failure::device(format!(
-                    "the image did not answer for {} s at the end: writes that were not flushed may \
-                     be lost",
-                    limit.as_secs()
-                ));
-                last_words(&failure);
-                std::process::exit(failure.code.into());
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("watchdog".into()).spawn(watch) {
-            say(&format!("the end has no limit in time: no thread: {error}"));
-        }
-        Self { _ended: ended }
-    }
-}
-
-/// Says that requests fail: once, and then now and again.
-#[derive(Default)]
-pub(crate) struct Troubles {
-    told: u64,
-    last: Option<Instant>,
-}
-
-impl Troubles {
-    pub(crate) fn look(&mut self, opened: &Opened) {
-        let totals = opened.volume.totals();
-        if totals.errors == self.told || self.last.is_some_and(|it| it.elapsed() < TROUBLE_EVERY) {
-            return;
-        }
-        let count = totals.errors - self.told;
-        (self.told, self.last) = (totals.errors, Some(Instant::now()));
-        let why =
-            totals.last_error.map_or_else(String::new, |error| format!(", the last: {error}"));
-        let requests = if count == 1 { "request" } else { "requests" };
-        say(&format!("{count} {requests} to {} failed{why}", opened.facts.image));
     }
 }
 
@@ -463,54 +336,5 @@ fn announce(exports: &Exports, json: bool) {
     }
     if let Some(export) = &exports.ublk {
         line("ublk", "path", &export.path().display().to_string());
-    }
-}
-
-/// Delivers the signals that ask for an end. Call before any thread is started.
-pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
-    let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
-    let (send, receive) = mpsc::channel();
-    let wait = move || {
-        for signal in signals.forever() {
-            if send.send(signal).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
-    Ok(receive)
-}
-
-/// Makes everything durable that was acknowledged.
-pub(crate) fn flush(volume: &Arc<Volume>) -> Result<(), Failure> {
-    LastFlush::prepare(volume)?.run()
-}
-
-/// The flush at the end. What it needs is there from the start: memory and descriptors may have been
-/// used up when it comes.
-pub(crate) struct LastFlush(Option<Queue>);
-
-impl LastFlush {
-    pub(crate) fn prepare(volume: &Arc<Volume>) -> Result<Self, Failure> {
-        if volume.info().read_only {
-            return Ok(Self(None));
-        }
-        let config = QueueConfig { memory: 4096, depth: 1 };
-        let failed = |error| Failure::device(format!("cannot prepare the last flush: {error}"));
-        volume.queue(config).map(|queue| Self(Some(queue))).map_err(failed)
-    }
-
-    pub(crate) fn run(self) -> Result<(), Failure> {
-        let Some(mut queue) = self.0 else { return Ok(()) };
-        let failed = |error: &dyn std::fmt::Display| {
-            Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
-        };
-        queue.submit(0, Op::Flush).map_err(|_| failed(&"the queue is full"))?;
-        queue.wait().map_err(|error| failed(&error))?;
-        match queue.next_done() {
-            Some(done) => done.result.map_err(|error| failed(&error)),
-            None => Err(failed(&"no answer")),
-        }
     }
 }

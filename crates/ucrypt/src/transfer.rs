@@ -120,7 +120,7 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let progress = Progress::new(0);
     let mut writer = Writer { queue, next: args.offset, size };
     writer.run(&mut io::stdin().lock(), &progress)?;
-    crate::serve::flush(&opened.volume)
+    crate::ending::flush(&opened.volume)
 }
 
 struct Writer {

@@ -74,8 +74,8 @@ fn mapped(address: SocketAddr) -> String {
 
 fn written(octets: &[u8], port: u16) -> String {
     let words = octets.chunks_exact(4).filter_map(|word| word.try_into().ok());
-    let words: String = words.map(|word| format!("{:08X}", u32::from_ne_bytes(word))).collect();
-    format!("{words}:{port:04X}")
+    let words: Vec<_> = words.map(|word| format!("{:08X}", u32::from_ne_bytes(word))).collect();
+    format!("{}:{port:04X}", words.concat())
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::{control, link};
+use crate::available;
 use crate::failure::Failure;
 use crate::runtime::Places;
 
@@ -46,8 +47,9 @@ impl Claim {
         let failed = |path: &Path, error: io::Error| match Errno::from_io_error(&error) {
             Some(Errno::WOULDBLOCK) => busy(),
             Some(Errno::ACCESS | Errno::PERM) => Failure::denied(format!(
-                "no permission to use {}; run as root, or use --as fuse",
-                path.display()
+                "no permission to use {}; run as root, or use --as {}",
+                path.display(),
+                available::without_root()
             )),
             _ => Failure::device(format!("cannot lock {}: {error}", path.display())),
         };

@@ -14,10 +14,11 @@ use super::control::{self, CLOSE_LIMIT, OPEN, Request};
 use super::link::Link;
 use super::resilience::Resilience;
 use super::show::{CLOSING, DEFERRED, ENDING};
+use crate::ending::{END_LIMIT, Ending, LastFlush, Step, Troubles, Watchdog};
 use crate::failure::Failure;
 use crate::runtime::Places;
 use crate::say::say;
-use crate::serve::{END_LIMIT, Ending, Exports, LastFlush, Troubles, Watchdog};
+use crate::serve::Exports;
 use crate::users;
 use crate::volume::Opened;
 
@@ -122,12 +123,10 @@ impl Life {
                 }
                 ending = Some(Ending::by(signal));
             }
-            if let Some(ending) = &mut ending {
-                match ending.step(&mut self.exports, &name, deferred) {
-                    None => {}
-                    Some(None) => return End::Unused,
-                    Some(Some(failure)) => return End::InUse(failure),
-                }
+            match ending.as_mut().map(|it| it.step(&mut self.exports, &name, deferred)) {
+                None | Some(Step::Wait) => {}
+                Some(Step::Unused) => return End::Unused,
+                Some(Step::InUse(failure)) => return End::InUse(failure),
             }
         }
     }

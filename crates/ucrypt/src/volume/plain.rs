@@ -123,7 +123,7 @@ impl PlainArgs {
         if self.is_table() {
             return match key {
                 KeySource::Known(line) => Self::parse_table(&line),
-                KeySource::Arguments => Self::parse_table(&*self.table_line()?),
+                KeySource::Arguments => Self::parse_table(&self.table_line()?),
             };
         }
         let cipher = self.cipher.as_deref().unwrap_or(plain::DEFAULTS.0);

@@ -70,7 +70,7 @@ fn with_file_system(scratch: &Scratch) -> (Image, PathBuf) {
     let log = scratch.path("log");
     open(scratch, &image, &["--as", "loop", "--log", log.to_str().expect("text")]).passes();
     run(judge("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
-    scratch.file("data", &[7; 1 << 20]);
+    scratch.file("data", &vec![7; 1 << 20]);
     (image, log)
 }
 

@@ -148,6 +148,7 @@ fn keeps_its_size(transport: &str) {
     File::create(server.file()).expect("opened with O_TRUNC");
     assert_eq!(fs::metadata(server.file()).expect("metadata").len(), LEN);
     assert_eq!(server.read(0, 7), b"content");
+    drop(file);
     server.terminate();
 }
 
@@ -179,6 +180,7 @@ fn ends_as_a_disk(transport: &str) {
     assert_eq!(file.read_at(&mut buf, (1 << 20) - 10).expect("read"), 10);
     assert_eq!(file.read_at(&mut buf, 1 << 20).expect("read"), 0);
     assert_eq!(file.write_at(&buf, (1 << 20) - 10).expect("a short write"), 10);
+    drop(file);
     server.terminate();
 }
 
@@ -219,6 +221,7 @@ fn zeroed_and_punched_ranges_read_back_as_zeroes() {
         }
         file.sync_all().expect("synchronized");
         assert!(server.read(0, LEN as usize) == expected, "{options:?}");
+        drop(file);
         server.terminate();
         assert!(run(&mut image.ucrypt(&scratch, "read"), b"").passes() == expected);
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -13,6 +14,12 @@ use crate::scratch::Scratch;
 
 fn open(scratch: &Scratch, image: &Image, name: &str, served: &str) -> Ran {
     run(image.ucrypt(scratch, "open").args([name, "--as", served]), b"")
+}
+
+/// Opens over NBD; returns where clients connect.
+fn open_nbd(scratch: &Scratch, image: &Image) -> PathBuf {
+    let uri = open(scratch, image, "volume", "nbd").text();
+    uri.trim().split_once("socket=").expect("a socket").1.into()
 }
 
 fn close(scratch: &Scratch, arguments: &[&str]) -> Ran {
@@ -29,8 +36,7 @@ fn state(scratch: &Scratch, name: &str) -> Value {
 fn close_says_in_use_while_an_nbd_client_is_connected() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    open(&scratch, &image, "volume", "nbd").passes();
-    let socket = scratch.runtime(".volume.nbd");
+    let socket = open_nbd(&scratch, &image);
     let mut client = NbdClient::connect(&socket).expect("connected");
     // Who says nothing is no user.
     let _silent = UnixStream::connect(&socket).expect("connected");
@@ -47,8 +53,7 @@ fn close_says_in_use_while_an_nbd_client_is_connected() {
 fn a_deferred_close_over_nbd_ends_with_the_last_client_and_not_before() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    open(&scratch, &image, "volume", "nbd").passes();
-    let socket = scratch.runtime(".volume.nbd");
+    let socket = open_nbd(&scratch, &image);
     let mut client = NbdClient::connect(&socket).expect("connected");
     assert_eq!(state(&scratch, "volume"), "open");
     close(&scratch, &["--deferred", "volume"]).passes();

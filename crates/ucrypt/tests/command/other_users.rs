@@ -223,8 +223,8 @@ fn a_server_that_has_no_descriptors_left_still_flushes_and_closes() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let root = Somebody::shell(&scratch, "ulimit -n 64");
     let mut open = root.command("open");
-    run(open.args(image.with_key()).args(["volume", "--as", "nbd"]), b"").passes();
-    let socket = scratch.runtime(".volume.nbd");
+    let uri = run(open.args(image.with_key()).args(["volume", "--as", "nbd"]), b"").text();
+    let socket = PathBuf::from(uri.trim().split_once("socket=").expect("a socket").1);
     let mut first = NbdClient::connect(&socket).expect("connected");
     // Who is not served any more is not greeted, or cut off.
     let silent: Vec<_> =
