@@ -44,7 +44,7 @@ pub use buf::{Buf, Pool};
 pub use file::{FileBackend, OpenError, OpenOptions};
 pub use map::{Map, Mapping};
 pub use memory::memory;
-pub use resident::keep_resident;
+pub use resident::{keep_resident, lock_on_fault, may_lock_all};
 pub use ring::{Guest, Ring};
 pub use rustix::io::Errno;
 pub use stream::copy_streaming;

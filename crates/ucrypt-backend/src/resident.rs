@@ -4,26 +4,77 @@
 
 use std::fs;
 use std::io;
+use std::ptr;
 
-use rustix::mm::{MlockAllFlags, mlock, mlockall};
+use rustix::mm::{
+    MapFlags, MlockAllFlags, MlockFlags, ProtFlags, mlock, mlock_with, mlockall, mmap_anonymous,
+    munlockall, munmap,
+};
+use rustix::process::{Resource, getrlimit};
+
+/// No page is larger.
+const PAGE_MAX: usize = 64 << 10;
+
+/// Whether this process may lock as much memory as it likes. Under a limit, locking what comes makes
+/// later allocations fail, which ends a program.
+///
+/// Who may is decided by a capability in the *initial* user namespace (`CAP_IPC_LOCK`), which neither
+/// the user's number nor the list of capabilities tells. So it is tried, with an empty range that is
+/// longer than the limit.
+pub fn may_lock_all() -> bool {
+    let Some(limit) = getrlimit(Resource::Memlock).current else { return true };
+    let Ok(limit) = usize::try_from(limit) else { return true };
+    let Some(len) = limit.checked_next_multiple_of(PAGE_MAX) else { return true };
+    let Some(len) = len.checked_add(PAGE_MAX) else { return true };
+    // SAFETY: a new range, wherever there is room; nobody can access it.
+    let range = unsafe {
+        mmap_anonymous(
+            ptr::null_mut(),
+            len,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    };
+    let Ok(range) = range else { return false };
+    // SAFETY: the range was just mapped and nobody else knows of it. On fault, so that no page of it is
+    // fetched.
+    unsafe {
+        let locked = mlock_with(range, len, MlockFlags::ONFAULT);
+        let _ = munmap(range, len);
+        locked.is_ok()
+    }
+}
+
+/// Locks the pages of this process as they come into use, now and later, where it may lock as much as
+/// it likes. Returns whether it did.
+pub fn lock_on_fault() -> bool {
+    let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    may_lock_all() && mlockall(all).is_ok()
+}
 
 /// Fetches what this process has in memory and locks it, and all that it will have. What it shares is
 /// left out, above all the mapping of an image ([`Mapping`](crate::Mapping)): that would be fetched
-/// whole, and its holes filled.
+/// whole, and its holes filled. If that fails, nothing is locked.
 ///
 /// # Errors
-/// The system's: `EPERM` or `ENOMEM` where the process may not lock so much (`RLIMIT_MEMLOCK`).
+/// `EPERM` where the process may not lock as much as it likes ([`may_lock_all`]), or the system's.
 pub fn keep_resident() -> io::Result<()> {
+    if !may_lock_all() {
+        return Err(rustix::io::Errno::PERM.into());
+    }
     mlockall(MlockAllFlags::FUTURE)?;
     // Another thread may unmap what was just listed.
-    lock_private().or_else(|_| lock_private())
+    lock_private().or_else(|_| lock_private()).inspect_err(|_| {
+        // Memory to come would be locked all the same.
+        let _ = munlockall();
+    })
 }
 
 fn lock_private() -> io::Result<()> {
     for line in fs::read_to_string("/proc/self/maps")?.lines() {
         let Some((start, len)) = private(line) else { continue };
         // SAFETY: locking changes nothing that a program can see.
-        unsafe { mlock(std::ptr::with_exposed_provenance_mut(start), len) }?;
+        unsafe { mlock(ptr::with_exposed_provenance_mut(start), len) }?;
     }
     Ok(())
 }

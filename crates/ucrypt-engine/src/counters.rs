@@ -1,7 +1,8 @@
 //! What a volume has done so far: counted per queue without contention, added up on request.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use ucrypt_backend::Errno;
 use ucrypt_dispatch::{Learned, Tally};
 
 /// Counts of one queue. Only its own thread adds.
@@ -14,6 +15,8 @@ pub(crate) struct Counters {
     pub(crate) flushes: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) errors: AtomicU64,
+    /// Of the last request that failed; 0 if none has.
+    error: AtomicI32,
     decided: Decided,
 }
 
@@ -130,6 +133,15 @@ pub struct Totals {
     pub discards: u64,
     /// Requests that ended with an error.
     pub errors: u64,
+    /// One of the last errors of them.
+    pub last_error: Option<Errno>,
+}
+
+impl Counters {
+    pub(crate) fn count_error(&self, error: Errno) {
+        self.error.store(error.raw_os_error(), Ordering::Relaxed);
+        add(&self.errors, 1);
+    }
 }
 
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
@@ -147,5 +159,7 @@ impl Totals {
         self.flushes += get(&counters.flushes);
         self.discards += get(&counters.discards);
         self.errors += get(&counters.errors);
+        let error = counters.error.load(Ordering::Relaxed);
+        self.last_error = (error != 0).then(|| Errno::from_raw_os_error(error)).or(self.last_error);
     }
 }

@@ -4,8 +4,10 @@
 //! starts the server as a process of its own, hands it the volume key through a pipe, and waits
 //! until the device can be used. The server is found again by its control socket.
 
+use std::fs::File;
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,15 +15,17 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
+use crate::ending::{LastFlush, signals};
 use crate::failure::Failure;
 use crate::passphrase::Secret;
 use crate::runtime::Places;
-use crate::serve::signals;
-use crate::stdio::{Stdin, announce, print, print_line, say_line};
+use crate::secrecy;
+use crate::stdio::{announce, print, print_line, say_line};
 use crate::volume::{KeySource, VolumeArgs};
 
 mod claim;
 mod control;
+mod life;
 mod link;
 mod log;
 mod mounts;
@@ -30,6 +34,7 @@ mod served;
 mod show;
 
 use claim::Claim;
+use life::Life;
 use resilience::Resilience;
 use served::Served;
 
@@ -39,8 +44,8 @@ pub(crate) const SERVER_ACTION: &str = "serve-in-background";
 /// What the server says on standard output once the device can be used; the path follows.
 const READY: &str = "ready ";
 
-/// Longest volume key, in bytes: loop-AES has 65 keys of 32.
-const KEY_MAX: u64 = 4096;
+/// Longest secret, in bytes: a table line, which has a key and the path of a device in it.
+const SECRET_MAX: usize = 64 << 10;
 
 /// Arguments of `open`.
 #[derive(Debug, clap::Args)]
@@ -131,7 +136,11 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     let places = args.places()?;
     places.prepare()?;
     // Before anybody is asked for a passphrase. The server takes the name for good.
+    args.served().check()?;
     drop(Claim::take(&places, args.served().is_device())?);
+    if let Some(log) = &args.log {
+        drop(log.open()?);
+    }
     let key = args.volume.volume_key(args.image())?;
     let device = start_server(&key)?;
     if args.json {
@@ -215,39 +224,33 @@ fn start_server(key: &Secret) -> Result<String, Failure> {
 
 /// The server process: everything that can fail is done before it says that it is ready.
 pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| Failure::device(format!("cannot start: {error}"));
+    let failed = |error: io::Error| Failure::device(format!("cannot start: {error}"));
     // Fails only for a process that leads a session already, which is as good.
     let _ = rustix::process::setsid();
     let mut resilience = Resilience::guard();
-    let mut key = Zeroizing::new(Vec::with_capacity(KEY_MAX as usize));
-    // Into this memory only, which is wiped; it is large enough not to be moved.
-    let stdin = Stdin::get().ok_or_else(|| Failure::wrong("only `open` starts the server"))?;
-    stdin.take(KEY_MAX).read_to_end(&mut key).map_err(failed)?;
+    secrecy::keep_files_private();
+    let key = secret().map_err(failed)?;
     let signals = signals()?;
     let places = args.places()?;
     let claim = Claim::take(&places, args.served().is_device())?;
     // What fails from here on leaves nothing but its message.
-    let failed_later = |_: &Failure| {
-        if args.served().is_device() {
-            link::remove(places.name());
-        }
-        places.clean_up();
-    };
-    let log = args.log.clone().unwrap_or_else(|| log::To::File(places.log()));
-    let log = log.open().map_err(|error| Failure::device(format!("no log: {error}")))?;
+    let failed_later = |_: &Failure| places.clean_up();
+    let log = args.log.clone().unwrap_or_else(|| log::To::File(places.log())).open()?;
     let opened = args.volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
     if args.served().may_leave_mounts() {
         resilience.leave_mounts(&places);
     }
+    let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
     let started = args.served().start(&opened, &places, args);
-    let (exports, device) = started.inspect_err(failed_later)?;
-    let control = control::Server::start(&places).inspect_err(failed_later)?;
+    let (exports, link, device) = started.inspect_err(failed_later)?;
+    let asked = control::start(&places).inspect_err(failed_later)?;
     resilience.lock_memory();
-    // Without it nobody knows that the volume is open.
-    print_line(format_args!("{READY}{device}")).inspect_err(failed_later)?;
+    // If nobody listens any more, the volume is open all the same, and `list` shows it.
+    announce(format_args!("{READY}{device}")).inspect_err(failed_later)?;
     detach(&log).map_err(failed)?;
-    let served = control.run(claim, opened, exports, &resilience, &device, &signals);
+    let life = Life { places, claim, opened, exports, link, device, last_flush, resilience };
+    let served = life.run(&asked, &signals);
     // Here, where the log is still waited for.
     let served = served.map_err(|failure| {
         say_line(&failure);
@@ -257,8 +260,26 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     served
 }
 
+/// What `open` hands over: read without a buffer, of which nobody would wipe a copy.
+fn secret() -> io::Result<Secret> {
+    let mut stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut secret = Zeroizing::new(Vec::with_capacity(SECRET_MAX));
+    let mut piece = Zeroizing::new([0; 4096]);
+    loop {
+        match stdin.read(&mut *piece) {
+            Ok(0) => return Ok(secret),
+            Ok(count) if secret.len() + count <= SECRET_MAX => {
+                secret.extend_from_slice(&piece[..count]);
+            }
+            Ok(_) => return Err(io::Error::other("the key is too long")),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Lets go of the terminal and of the directory that `open` was called in.
-fn detach(log: &log::Log) -> std::io::Result<()> {
+fn detach(log: &log::Log) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
@@ -283,13 +304,18 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
 fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {
     let places = Places::of_open(name)?;
     let request = if deferred { control::Request::CloseDeferred } else { control::Request::Close };
-    if places.socket().exists() && clean_up_after_killed(&places) {
+    if has_remains(&places) && clean_up_after_killed(&places) {
         return Err(Failure::device(format!(
             "the server of {} was killed; what it left has been removed",
             places.name()
         )));
     }
     said(&control::ask(&places, request)?)
+}
+
+/// Whether there is anything of a server, be it alive or not.
+fn has_remains(places: &Places) -> bool {
+    places.are_in_use() || claim::is_link_stale(places.name())
 }
 
 /// Removes what a killed server left. Returns whether there was one.

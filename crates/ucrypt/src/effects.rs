@@ -92,6 +92,7 @@ const EFFECTS: &[Effect] = &[
     effect("sector_size", &[Plain, Scratch], DATA),
     effect("iv_large_sectors", &[Plain, Scratch], DATA),
     effect("table", &[Table], DATA),
+    effect("table_file", &[Table], DATA),
     effect("served", ALL, SERVE),
     effect("partscan", ALL, SERVE),
     effect("ublk_wait", ALL, SERVE),
@@ -142,7 +143,8 @@ pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
 fn target(given: &ArgMatches, is_given: impl Fn(&str) -> bool) -> Result<Target, Failure> {
     let is_plain = given.get_raw("kind").is_some_and(|mut kind| kind.any(|kind| kind == "plain"));
     let is_raw = given.get_raw("cipher").is_some_and(|mut cipher| cipher.any(|c| c == "none"));
-    let target = match (is_given("backend"), is_given("table"), is_raw) {
+    let is_table = is_given("table") || is_given("table_file");
+    let target = match (is_given("backend"), is_table, is_raw) {
         (true, true, _) | (_, true, true) => {
             return Err(Failure::wrong(
                 "--table describes a whole volume; leave --backend and --cipher out",

@@ -8,10 +8,12 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
+mod available;
 mod background;
 mod benchmark;
 mod demo;
 mod effects;
+mod ending;
 mod failure;
 mod luks;
 mod machine;
@@ -23,6 +25,8 @@ mod size;
 mod stdio;
 mod terminal;
 mod transfer;
+mod user;
+mod users;
 mod volume;
 
 use std::io::IsTerminal;
@@ -90,6 +94,10 @@ enum Action {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = arguments::hide_table() {
+        stdio::say_line(format_args!("cannot take the table line off the command line: {error}"));
+        return ExitCode::from(1);
+    }
     secrecy::guard_process();
     let words = arguments::arguments();
     if let Err(failure) = arguments::check(&words) {

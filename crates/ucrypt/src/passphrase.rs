@@ -140,6 +140,15 @@ impl KeyArgs {
     }
 }
 
+/// Reads a table line, which has a key in it; `-` is standard input.
+pub(crate) fn read_table_line(path: &Path) -> Result<Secret, Failure> {
+    let line = Part { offset: 0, size: None, line: true };
+    if path.as_os_str() != "-" {
+        return line.of_file(path);
+    }
+    line.of_stdin(Stdin::get().ok_or_else(|| Failure::wrong("standard input is closed"))?)
+}
+
 /// Reads the first `size` bytes of a file that holds a volume key, or all of them.
 pub(crate) fn read_volume_key(path: &Path, size: Option<u64>) -> Result<Secret, Failure> {
     Part { offset: 0, size, line: false }.of_file(path)

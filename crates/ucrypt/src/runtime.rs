@@ -1,7 +1,8 @@
 //! Where open volumes are found again: one directory per user.
 //!
-//! `NAME` is the served file, `.NAME.sock` the control socket of its server, `.NAME.lock` what it
-//! locks as long as it lives, `.NAME.log` what it had to say.
+//! `NAME` is the served file, `.NAME.sock` the control socket of its server, `.NAME.nbd` the socket of
+//! NBD clients, `.NAME.lock` what it locks as long as it lives, `.NAME.log` what it had to say. No name
+//! begins with a dot and each suffix has one meaning, so no two names share a place.
 
 use std::fs;
 use std::io;
@@ -9,9 +10,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
+use crate::{secrecy, user};
 
 /// The longest name: the control socket's path must fit into a socket address.
 const NAME_MAX: usize = 64;
+
+/// Bytes of the longest path of a Unix socket (unix(7)), its end included.
+const SOCKET_PATH_MAX: usize = 108;
 
 /// The places that belong to one name.
 #[derive(Debug, Clone)]
@@ -72,18 +77,41 @@ impl Places {
                 self.dir.display()
             ))
         };
+        // Under any umask, to the end: what a server makes is its user's.
+        secrecy::keep_files_private();
+        if self.socket().as_os_str().len() >= SOCKET_PATH_MAX {
+            return Err(Failure::wrong(format!(
+                "{} is too long for the path of a socket; use a shorter name, or set XDG_RUNTIME_DIR \
+                 to a directory with a shorter one",
+                self.socket().display()
+            )));
+        }
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).map_err(failed)?;
         let found = fs::symlink_metadata(&self.dir).map_err(failed)?;
+        let mode = found.permissions().mode();
         let ours = found.is_dir()
             && found.uid() == rustix::process::geteuid().as_raw()
-            && found.permissions().mode() & 0o022 == 0;
-        if ours {
-            return Ok(());
+            && mode & 0o022 == 0;
+        if !ours {
+            return Err(Failure::denied(format!(
+                "{} is not a directory that only you can write to; set XDG_RUNTIME_DIR to one",
+                self.dir.display()
+            )));
         }
-        Err(Failure::denied(format!(
-            "{} is not a directory that only you can write to; set XDG_RUNTIME_DIR to one",
-            self.dir.display()
-        )))
+        if mode & 0o777 != 0o700 {
+            fs::set_permissions(&self.dir, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a server is here, or one that was killed has left something.
+    pub(crate) fn are_in_use(&self) -> bool {
+        let places = [self.socket(), self.file(), self.nbd(), self.lock()];
+        // A file whose server was killed cannot be looked at, and is there.
+        places.iter().any(|path| {
+            fs::symlink_metadata(path)
+                .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
+        })
     }
 
     /// The directory of all of them.
@@ -107,7 +135,7 @@ impl Places {
 
     /// The NBD socket, if the volume is served as NBD.
     pub(crate) fn nbd(&self) -> PathBuf {
-        self.dir.join(format!("{}.nbd", self.name))
+        self.dir.join(format!(".{}.nbd", self.name))
     }
 
     /// Locked by the server as long as it lives.
@@ -137,18 +165,42 @@ impl Places {
 fn directory() -> PathBuf {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let base = base.filter(|dir| dir.is_absolute());
-    let user = rustix::process::geteuid();
-    base.map_or_else(|| fallback(user.is_root(), user.as_raw()), |base| base.join("ucrypt"))
+    base.map_or_else(fallback, |base| base.join("ucrypt"))
 }
 
 /// The directory where no session manager named one.
-fn fallback(root: bool, user: u32) -> PathBuf {
-    if root {
+fn fallback() -> PathBuf {
+    // Root of a user namespace has a /run of its own in a container, and else none.
+    let is_own = |dir: &str| {
+        let owner = fs::symlink_metadata(dir).map(|dir| dir.uid());
+        owner.is_ok_and(|owner| owner == rustix::process::geteuid().as_raw())
+    };
+    if rustix::process::geteuid().is_root() && (user::is_root() || is_own("/run")) {
         return "/run/ucrypt".into();
     }
-    let session = PathBuf::from(format!("/run/user/{user}"));
-    if session.is_dir() {
-        return session.join("ucrypt");
+    let user = user::number();
+    let session = format!("/run/user/{user}");
+    if is_own(&session) {
+        return Path::new(&session).join("ucrypt");
     }
     Path::new("/tmp").join(format!("ucrypt-{user}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_names_share_a_place() {
+        let names = ["x", "x.nbd", "x.sock", "x.lock", "x.log", "x.nbd.nbd", "nbd", "sock", "x.x"];
+        let mut places = HashSet::new();
+        for name in names {
+            let of = Places { dir: "/run/ucrypt".into(), name: name.into() };
+            for place in [of.file(), of.socket(), of.nbd(), of.lock(), of.log()] {
+                assert!(places.insert(place.clone()), "{} is another's too", place.display());
+            }
+        }
+    }
 }

@@ -1,10 +1,7 @@
 //! What keeps secrets inside the process.
 
-use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{
-    DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
-};
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::fs::Mode;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
 /// Keeps this process out of core dumps and debuggers.
 pub(crate) fn guard_process() {
@@ -13,17 +10,16 @@ pub(crate) fn guard_process() {
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
 }
 
-/// Keeps what is in memory out of swap from now on, where no limit of locked memory applies.
-/// Under a limit, later allocations would run into it: a key derivation alone may take a GiB.
+/// Keeps what is in memory out of swap from now on, where the system allows it without a limit, into
+/// which the rest of the program would run.
 pub(crate) fn lock_memory() {
-    let unlimited = getrlimit(Resource::Memlock).current.is_none();
-    // Not the user's number: root in a container often lacks the capability.
-    let exempt =
-        capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
-    if unlimited || exempt {
-        // A failure leaves things as they are everywhere else.
-        let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
-    }
+    // A failure leaves things as they are everywhere else.
+    let _ = ucrypt_backend::lock_on_fault();
+}
+
+/// Lets nobody else have what this process makes from now on, whatever it was started with.
+pub(crate) fn keep_files_private() {
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
 /// Fills `buf` from the kernel's random number generator.

@@ -4,25 +4,25 @@ use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use ucrypt_engine::{Op, QueueConfig, Volume};
 use ucrypt_export::fuse::{FuseExport, FuseOptions, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
+use crate::available;
+use crate::ending::{END_LIMIT, Ending, LastFlush, Step, Troubles, Watchdog, signals};
 use crate::failure::Failure;
 use crate::stdio::{announce, say_line};
+use crate::users;
 use crate::volume::{KeySource, Opened, VolumeArgs};
 
 /// How often it is checked whether an export was ended from outside.
-const CHECK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -45,6 +45,9 @@ pub(crate) struct ExportArgs {
     /// Serve NBD on unix:PATH or tcp:HOST:PORT (loopback); may be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
+    /// Over TCP, serve every user of this machine; else only the server's own and root
+    #[arg(long)]
+    pub(crate) nbd_any_user: bool,
     /// Serve a virtual machine's disk (vhost-user-blk) on a Unix socket at this path; may be given
     /// several times
     #[arg(long, value_name = "PATH")]
@@ -143,8 +146,12 @@ impl Exports {
             exports.fuse.push(FuseExport::start(volume, path, options)?);
         }
         for address in &args.nbd {
-            let server = Server::start(volume.clone(), address, ServerConfig::default());
-            exports.nbd.push(server?);
+            let config = ServerConfig {
+                any_user: args.nbd_any_user,
+                report: Arc::new(|line: &str| say_line(line)),
+                ..ServerConfig::default()
+            };
+            exports.nbd.push(Server::start(volume.clone(), address, config)?);
         }
         for path in &args.vhost_user {
             let report = Arc::new(|line: &str| say_line(line));
@@ -157,11 +164,9 @@ impl Exports {
 
     /// Whether every export that there was has been ended from outside.
     pub(crate) fn have_ended(&self) -> bool {
-        self.nbd.is_empty()
+        self.nbd.iter().all(Server::has_ended)
             && self.vhost_user.is_empty()
-            && self.fuse.iter().all(FuseExport::has_ended)
-            && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
-            && self.ublk.iter().all(UblkExport::has_ended)
+            && self.have_kernels_ended()
     }
 
     /// What the volume is served as, for `status`.
@@ -194,26 +199,53 @@ impl Exports {
         Ok(())
     }
 
-    /// Ends all of them unless a program has a served file or device open. Returns whether it did.
+    /// Whether nobody uses them any more: no program has a served file or device open, nothing is mounted
+    /// and no NBD client connected. Those that are unused take no new users from then on.
     pub(crate) fn try_stop(&mut self) -> bool {
-        let unused = self.fuse.iter_mut().all(FuseExport::try_stop)
-            && self.loop_device.as_mut().is_none_or(LoopExport::try_stop)
-            && self.ublk.iter_mut().all(UblkExport::try_stop);
-        if !unused {
-            return false;
-        }
-        self.nbd.drain(..).for_each(Server::shutdown);
-        self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
-        true
+        let connected = self.nbd.iter().filter(|server| !server.try_stop()).count();
+        self.try_stop_kernels() && connected == 0
     }
 
-    /// Takes the names away: who has a served file or device open keeps it, nobody else gets at it.
-    pub(crate) fn detach(&mut self) {
+    /// As [`Exports::try_stop`], of those that the kernel has: what their users have written may still
+    /// be in its memory, of a mounted file system or a mapped file. What NBD clients and guests have
+    /// not sent, they know not to be written.
+    pub(crate) fn try_stop_kernels(&mut self) -> bool {
+        // Each of them, so that none gets new users while another has its last.
+        let files = self.fuse.iter_mut().map(FuseExport::try_stop);
+        let devices = self.loop_device.iter_mut().map(LoopExport::try_stop);
+        let devices = devices.chain(self.ublk.iter_mut().map(UblkExport::try_stop));
+        files.chain(devices).filter(|stopped| !stopped).count() == 0
+    }
+
+    /// Whether those that the kernel has were ended from outside.
+    pub(crate) fn have_kernels_ended(&self) -> bool {
+        self.fuse.iter().all(FuseExport::has_ended)
+            && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
+            && self.ublk.iter().all(UblkExport::has_ended)
+    }
+
+    /// Takes the names away: who has a served file or device open or is connected goes on, nobody else
+    /// gets at it.
+    pub(crate) fn detach(&self) {
         self.fuse.iter().for_each(FuseExport::detach);
         self.loop_device.iter().for_each(LoopExport::detach);
         self.ublk.iter().for_each(UblkExport::detach);
-        self.nbd.drain(..).for_each(Server::shutdown);
-        self.vhost_user.drain(..).for_each(vhost_user::Server::shutdown);
+        self.nbd.iter().for_each(Server::detach);
+    }
+
+    /// Who uses them, as far as that can be seen.
+    pub(crate) fn users(&self) -> Vec<String> {
+        let files = self.fuse.iter().map(FuseExport::path);
+        let devices = self.loop_device.iter().map(LoopExport::path);
+        let devices = devices.chain(self.ublk.iter().map(UblkExport::path));
+        let places: Vec<_> = files.chain(devices).collect();
+        let mut users = users::of(&places);
+        match self.nbd.iter().map(Server::clients).sum::<usize>() {
+            0 => {}
+            1 => users.push("an NBD client".into()),
+            count => users.push(format!("{count} NBD clients")),
+        }
+        users
     }
 
     /// Ends all of them. Accepted requests are finished first. Fails if one could not be used any
@@ -234,19 +266,51 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             "name at least one export: --nbd ADDRESS, --vhost-user PATH, --fuse FILE or --ublk",
         ));
     }
+    // Before anybody is asked for a passphrase.
+    args.exports.check()?;
     let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not before: until there is something to end, a signal ends the process.
     let stop = signals()?;
+    let last_flush = LastFlush::prepare(&opened.volume)?;
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
     announce_all(&exports, args.json);
-    while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(CHECK_EVERY) {
-        if exports.have_ended() {
-            break;
+    let mut troubles = Troubles::default();
+    let mut ending: Option<Ending> = None;
+    let left = loop {
+        match stop.recv_timeout(CHECK_EVERY) {
+            Ok(_) if ending.is_some() => break ending.map(|ending| ending.left("the volume")),
+            Ok(signal) => ending = Some(Ending::by(signal)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break None,
         }
-    }
+        troubles.look(&opened);
+        if exports.have_ended() {
+            break None;
+        }
+        match ending.as_mut().map(|ending| ending.step(&mut exports, "the volume", false)) {
+            None | Some(Step::Wait) => {}
+            Some(Step::Unused) => break None,
+            Some(Step::InUse(failure)) => break Some(failure),
+        }
+    };
+    let _watchdog = Watchdog::start(END_LIMIT, |failure| say_line(failure));
     let stopped = exports.stop();
-    flush(&opened.volume).and(stopped)
+    last_flush.run().and(stopped)?;
+    left.map_or(Ok(()), Err)
+}
+
+impl ExportArgs {
+    /// Refuses what this system does not have, or not for this user.
+    fn check(&self) -> Result<(), Failure> {
+        if !self.fuse.is_empty() {
+            available::fuse()?;
+        }
+        if self.ublk.is_wanted() {
+            available::ublk()?;
+        }
+        Ok(())
+    }
 }
 
 /// Says, on one line each, where the volume can be reached.
@@ -277,40 +341,5 @@ fn announce_all(exports: &Exports, json: bool) {
     }
     if let Some(export) = &exports.ublk {
         line("ublk", "path", &export.path().display().to_string());
-    }
-}
-
-/// Delivers the signals that ask for an end. From now on they do nothing by themselves: whatever
-/// takes long has to look for them.
-pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
-    let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
-    let (send, receive) = mpsc::channel();
-    let wait = move || {
-        for signal in signals.forever() {
-            if send.send(signal).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
-    Ok(receive)
-}
-
-/// Makes everything durable that was acknowledged.
-pub(crate) fn flush(volume: &Arc<Volume>) -> Result<(), Failure> {
-    if volume.info().read_only {
-        return Ok(());
-    }
-    let failed = |error: &dyn std::fmt::Display| {
-        Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
-    };
-    let config = QueueConfig { memory: 4096, depth: 1 };
-    let mut queue = volume.queue(config).map_err(|error| failed(&error))?;
-    queue.submit(0, Op::Flush).map_err(|_| failed(&"the queue is full"))?;
-    queue.wait().map_err(|error| failed(&error))?;
-    match queue.next_done() {
-        Some(done) => done.result.map_err(|error| failed(&error)),
-        None => Err(failed(&"no answer")),
     }
 }

@@ -126,7 +126,7 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let written = writer.run(&mut input, &progress);
     drop(progress);
     // Whatever ended it: what is said to be written has to stay. What failed first is told.
-    let flushed = crate::serve::flush(&opened.volume);
+    let flushed = crate::ending::flush(&opened.volume);
     let end = written?;
     flushed?;
     let kept = format!("everything before byte {} was written", writer.next);

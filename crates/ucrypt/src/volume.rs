@@ -122,7 +122,7 @@ impl FromStr for Scratch {
 pub(crate) enum KeySource {
     /// From the arguments: prompt, key file, volume key file.
     Arguments,
-    /// It is known already: the volume key.
+    /// It is known already: the volume key, or the table line that has it.
     Known(Secret),
 }
 
@@ -232,7 +232,8 @@ impl VolumeArgs {
         }
     }
 
-    /// Unlocks as [`VolumeArgs::open`] does, and returns the volume key alone.
+    /// Unlocks as [`VolumeArgs::open`] does, and returns the volume key alone; of a table, its
+    /// line.
     pub(crate) fn volume_key(&self, image: Option<&Path>) -> Result<Secret, Failure> {
         let Some(image) = image else {
             // What has no image gets a key of its own.
@@ -243,6 +244,11 @@ impl VolumeArgs {
         }
         secrecy::lock_memory();
         let file = self.open_image(image)?;
+        if self.plain.is_table() {
+            let line = self.plain.table_line()?;
+            PlainArgs::parse_table(&line)?.volume_len(file.limits().len)?;
+            return Ok(line);
+        }
         let unlocked = self.unlock(&file, image, KeySource::Arguments)?;
         unlocked.check_data(&image.display().to_string())?;
         // Too large a volume must fail here, where somebody reads the message.
@@ -296,8 +302,8 @@ impl VolumeArgs {
         key: KeySource,
     ) -> Result<UnlockedImage, Failure> {
         let name = &path.display().to_string();
-        if self.kind == Some(Kind::Plain) || self.plain.table.is_some() {
-            if matches!(key, KeySource::Arguments) && self.plain.table.is_none() {
+        if self.kind == Some(Kind::Plain) || self.plain.is_table() {
+            if matches!(key, KeySource::Arguments) && !self.plain.is_table() {
                 self.warn_of_signature(image, name)?;
             }
             let asked = Asked {

@@ -18,7 +18,7 @@ mod tests;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Mode, OFlags, SeekFrom};
 
@@ -37,6 +37,8 @@ pub struct FileBackend {
     way: Way,
     zones: Option<zones::DeviceZones>,
     in_use: bool,
+    /// For queues that found no ring, although there are rings.
+    instead: OnceLock<threads::Threads>,
 }
 
 /// How operations are carried out.
@@ -125,7 +127,8 @@ impl FileBackend {
 
     fn new(opened: open::Opened) -> Self {
         let open::Opened { files, limits, name, in_memory, zones, in_use } = opened;
-        Self { way: choose_way(&files, in_memory), files, limits, name, zones, in_use }
+        let (way, instead) = (choose_way(&files, in_memory), OnceLock::new());
+        Self { way, files, limits, name, zones, in_use, instead }
     }
 
     /// The reason and the remedy, if io_uring could not be used: to be told once.
@@ -180,7 +183,16 @@ impl Backend for FileBackend {
         Ok(match &self.way {
             Way::Uring => {
                 let flusher = Flusher::new(&self.files);
-                Box::new(uring::UringQueue::new(self.files.clone(), flusher, depth)?)
+                match uring::UringQueue::new(self.files.clone(), flusher, depth) {
+                    Ok(queue) => Box::new(queue),
+                    // The rings of all processes of a user together count against RLIMIT_MEMLOCK, and
+                    // those of others come and go.
+                    Err(error) => {
+                        let instead = || threads::Threads::new(&self.files, &error);
+                        let flusher = Flusher::new(&self.files);
+                        Box::new(self.instead.get_or_init(instead).queue(depth, flusher)?)
+                    }
+                }
             }
             Way::AtOnce => {
                 let (files, flusher) = (self.files.clone(), Flusher::shared());

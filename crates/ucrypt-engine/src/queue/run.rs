@@ -674,7 +674,7 @@ impl Queue {
             None => {}
             // Its client wanted it so.
             Some(Errno::CANCELED) => return,
-            Some(_) => return add(&counters.errors, 1),
+            Some(error) => return counters.count_error(error),
         }
         match job.kind {
             Kind::Read => {

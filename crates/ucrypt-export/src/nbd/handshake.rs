@@ -97,9 +97,16 @@ pub struct Handshake<'a> {
     fixed: bool,
     no_zeroes: bool,
     options: u32,
+    /// Why the client is not served.
+    refusal: Option<String>,
 }
 
 impl<'a> Handshake<'a> {
+    /// A handshake with a client that is to be told that it is not served, and why.
+    pub fn refusing(export: &'a Export, why: String) -> Self {
+        Self { refusal: Some(why), ..Self::new(export) }
+    }
+
     /// A handshake whose output is the greeting.
     pub fn new(export: &'a Export) -> Self {
         let mut output = Vec::with_capacity(512);
@@ -116,6 +123,7 @@ impl<'a> Handshake<'a> {
             fixed: false,
             no_zeroes: false,
             options: 0,
+            refusal: None,
         }
     }
 
@@ -211,6 +219,15 @@ impl<'a> Handshake<'a> {
 
     /// Runs one whole option.
     fn option(&mut self, option: u32, data: &[u8]) -> Step {
+        if let (Some(why), true) = (&self.refusal, option != option::ABORT) {
+            if option == option::EXPORT_NAME {
+                // It has no answer but the end.
+                return Step::Close;
+            }
+            let why = why.clone();
+            self.refuse(option, option_reply::ERR_POLICY, &why);
+            return if option == option::GO { Step::Close } else { Step::Continue };
+        }
         match option {
             option::EXPORT_NAME => return self.export_name(data),
             option::ABORT => {

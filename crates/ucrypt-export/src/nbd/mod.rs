@@ -6,18 +6,21 @@
 //! requests, [`request`] decides what is refused, `connection` drives the queue, `outbox` sends
 //! the replies. What is pure (`protocol`, `handshake`, `options`, `request`) knows no socket.
 //!
-//! There is no TLS, so TCP is served on loopback addresses only.
+//! There is no TLS, so TCP is served on loopback addresses only, and there to the server's user and to
+//! root only ([`ServerConfig::any_user`], `peer`). `guests` bounds how many clients there are.
 
 #![forbid(unsafe_code)]
 
 mod address;
 mod connection;
 mod extents;
+mod guests;
 pub mod handshake;
 mod inbox;
 mod negotiate;
 mod options;
 mod outbox;
+mod peer;
 mod pending;
 pub mod protocol;
 pub mod request;

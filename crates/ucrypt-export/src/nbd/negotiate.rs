@@ -9,21 +9,24 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::connection::ConnectionError;
-use super::handshake::{Export, Handshake, Negotiated, Step};
+use super::handshake::{Handshake, Negotiated, Step};
 use crate::stop::Stop;
 
 /// Bytes that are received at a time.
 const PIECE: usize = 4096;
 
-/// Runs the handshake. `None`: the client left, or the server is to stop.
+/// Runs the handshake. `None`: the client left, or was not admitted, or the server is to stop.
+///
+/// `admit` is asked before the client is told that it is served.
 pub(super) fn negotiate(
     socket: BorrowedFd<'_>,
-    export: &Export,
+    mut handshake: Handshake<'_>,
     timeout: Duration,
     stop: &Stop,
+    admit: impl FnOnce() -> bool,
 ) -> Result<Option<Negotiated>, ConnectionError> {
     let line = Line { socket, stop, timeout, deadline: Instant::now() + timeout };
-    let mut handshake = Handshake::new(export);
+    let mut admit = Some(admit);
     let mut piece = [0; PIECE];
     if !line.send(&handshake.take_output())? {
         return Ok(None);
@@ -37,6 +40,10 @@ pub(super) fn negotiate(
         let step = handshake.take_input(&piece[..count]);
         if let Step::Violation(what) = step {
             return Err(ConnectionError::Violation(what));
+        }
+        let ends = matches!(step, Step::Transmission(_));
+        if ends && !admit.take().is_some_and(|admit| admit()) {
+            return Ok(None);
         }
         let sent = line.send(&handshake.take_output())?;
         match step {

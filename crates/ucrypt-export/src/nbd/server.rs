@@ -2,19 +2,21 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown, sockopt};
+use rustix::net::{SocketFlags, accept_with, sockopt};
 use ucrypt_engine::{QueueConfig, Volume};
 
 use super::address::{Address, AddressError, Listener};
 use super::connection::{Connection, ConnectionError, Service};
-use super::handshake::Export;
+use super::guests::{Guests, Place};
+use super::handshake::{Export, Handshake};
 use super::negotiate::negotiate;
+use super::peer;
 use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
 use super::request::Limits;
 use crate::stop::Stop;
@@ -23,6 +25,10 @@ use crate::stop::Stop;
 const SEND_BUFFER: usize = 1 << 20;
 /// How long to wait when the system has no descriptor or memory for a client.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How often that is said.
+const SAY_EVERY: Duration = Duration::from_secs(60);
+/// Clients in their handshake at one time.
+const HANDSHAKES_MAX: usize = 32;
 
 /// Where a server reports what went wrong with a client: one line each, from any thread.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
@@ -34,10 +40,13 @@ pub struct ServerConfig {
     pub export_name: String,
     /// A line for a human, shown by clients that list exports. At most 4096 bytes.
     pub description: String,
-    /// Clients at one time; more are turned away.
+    /// Clients that are served at one time; more are told so and turned away. In their handshake there
+    /// may be 32 more; when those places are taken, who has been there longest is cut off.
     pub connections_max: usize,
     /// How long a client may take to negotiate.
     pub handshake_timeout: Duration,
+    /// Over TCP, serve every user of this machine; else only the user of this process, and root.
+    pub any_user: bool,
     /// Bytes of buffers for each connection, at least 32 MiB.
     pub queue_memory: usize,
     /// Requests under way on each connection, at least 1; a client that sends more waits.
@@ -52,7 +61,8 @@ impl Default for ServerConfig {
             export_name: String::new(),
             description: String::new(),
             connections_max: 32,
-            handshake_timeout: Duration::from_secs(60),
+            handshake_timeout: Duration::from_secs(20),
+            any_user: false,
             queue_memory: 64 << 20,
             queue_depth: 128,
             report: Arc::new(|_| {}),
@@ -77,7 +87,7 @@ pub enum ServerError {
 /// A volume being served on one address. Dropping it is [`shutdown`](Self::shutdown).
 pub struct Server {
     uri: String,
-    stop: Arc<Stop>,
+    shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
 }
 
@@ -96,17 +106,46 @@ impl Server {
         }
         let listener = Listener::open(address)?;
         let uri = listener.uri.clone();
-        let stop = Arc::new(Stop::new()?);
-        let shared = Arc::new(Shared { volume, config, stop: Arc::clone(&stop) });
-        let acceptor = Acceptor { listener, shared, clients: Vec::new(), number: 0 };
+        let guests = Guests::new(config.connections_max, HANDSHAKES_MAX);
+        let is_tcp = listener.is_tcp();
+        let (stop, no_more) = (Stop::new()?, Stop::new()?);
+        let shared = Arc::new(Shared { volume, config, stop, no_more, guests, is_tcp });
         let acceptor =
-            thread::Builder::new().name("nbd-accept".into()).spawn(move || acceptor.run())?;
-        Ok(Self { uri, stop, acceptor: Some(acceptor) })
+            Acceptor { shared: shared.clone(), clients: Vec::new(), number: 0, said: None };
+        let acceptor = thread::Builder::new()
+            .name("nbd-accept".into())
+            .spawn(move || acceptor.run(listener))?;
+        Ok(Self { uri, shared, acceptor: Some(acceptor) })
     }
 
     /// Where clients find the volume, as an NBD URI; with the port if it was chosen here.
     pub fn uri(&self) -> &str {
         &self.uri
+    }
+
+    /// Clients that are being served and have not hung up.
+    pub fn clients(&self) -> usize {
+        self.shared.guests.count()
+    }
+
+    /// Takes no more clients if none is being served. Returns whether that is so.
+    pub fn try_stop(&self) -> bool {
+        let stopped = self.shared.guests.close_if_empty();
+        if stopped {
+            self.shared.no_more.set();
+        }
+        stopped
+    }
+
+    /// Takes no more clients; those that are being served go on. With the last of them it has ended.
+    pub fn detach(&self) {
+        self.shared.guests.close();
+        self.shared.no_more.set();
+    }
+
+    /// Whether no more clients are taken and the last has gone.
+    pub fn has_ended(&self) -> bool {
+        self.shared.guests.are_gone()
     }
 
     /// Takes no more clients and no more requests, runs every request that was taken to its end,
@@ -116,7 +155,8 @@ impl Server {
     }
 
     fn end(&mut self) {
-        self.stop.set();
+        self.shared.stop.set();
+        self.shared.no_more.set();
         if let Some(acceptor) = self.acceptor.take() {
             // A panic there has been printed already and leaves nothing to do here.
             let _ = acceptor.join();
@@ -161,57 +201,71 @@ fn export(volume: &Volume, config: &ServerConfig) -> Export {
 struct Shared {
     volume: Arc<Volume>,
     config: ServerConfig,
-    stop: Arc<Stop>,
+    /// No request is taken any more.
+    stop: Stop,
+    /// No client is taken any more.
+    no_more: Stop,
+    guests: Guests,
+    is_tcp: bool,
 }
 
 struct Client {
-    /// Gone as soon as the thread is done with it, so that the client sees the end at once.
-    socket: Weak<OwnedFd>,
+    number: u64,
     thread: JoinHandle<()>,
 }
 
-/// The thread that accepts. It owns the clients, so nothing is shared but the order to stop.
+/// The thread that accepts.
 struct Acceptor {
-    listener: Listener,
     shared: Arc<Shared>,
     clients: Vec<Client>,
     /// Clients so far, the last one's name in reports.
     number: u64,
+    /// When it was last said that no client can be accepted.
+    said: Option<Instant>,
 }
 
 impl Acceptor {
-    fn run(mut self) {
-        while !self.shared.stop.is_set() {
-            match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+    fn run(mut self, listener: Listener) {
+        while !self.shared.no_more.is_set() {
+            match accept_with(&listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => self.welcome(socket),
-                Err(Errno::AGAIN) => self.wait(None),
+                Err(Errno::AGAIN) => self.wait(Some(&listener)),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    let error = io::Error::from(error);
-                    (self.shared.config.report)(&format!("cannot accept an NBD client: {error}"));
-                    self.wait(Some(&ACCEPT_PAUSE));
+                    self.cannot_accept(error);
+                    self.wait(None);
                 }
             }
         }
-        for client in &self.clients {
-            if let Some(socket) = client.socket.upgrade() {
-                // Wakes a thread that sleeps in a receive. A client that is gone already is fine.
-                let _ = shutdown(&socket, Shutdown::Read);
-            }
+        // With it goes the socket's file.
+        drop(listener);
+        // It never times out: the order to stop comes at the latest with the server's end.
+        let stop = PollFd::new(&self.shared.stop, PollFlags::IN);
+        while !self.shared.stop.is_set() {
+            let _ = poll(&mut [stop.clone()], None);
         }
+        self.shared.guests.hang_up();
         for client in self.clients.drain(..) {
             let _ = client.thread.join();
         }
     }
 
-    /// Sleeps until there is a client or the order to stop; with a timeout, only for the latter.
-    fn wait(&self, timeout: Option<&Timespec>) {
-        let mut fds = vec![PollFd::new(&*self.shared.stop, PollFlags::IN)];
-        if timeout.is_none() {
-            fds.push(PollFd::new(&self.listener, PollFlags::IN));
-        }
+    /// Sleeps until there is a client or no more are taken; without the listener, only a moment.
+    fn wait(&self, listener: Option<&Listener>) {
+        let mut fds = vec![PollFd::new(&self.shared.no_more, PollFlags::IN)];
+        let timeout = if listener.is_none() { Some(&ACCEPT_PAUSE) } else { None };
+        fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         // Whatever it returns, the caller looks at both again.
         let _ = poll(&mut fds, timeout);
+    }
+
+    /// It will be so for a while: the descriptors are used up, or the memory.
+    fn cannot_accept(&mut self, error: Errno) {
+        if self.said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
+            self.said = Some(Instant::now());
+            let error = io::Error::from(error);
+            (self.shared.config.report)(&format!("cannot accept an NBD client: {error}"));
+        }
     }
 
     fn welcome(&mut self, socket: OwnedFd) {
@@ -219,22 +273,27 @@ impl Acceptor {
         self.number += 1;
         let number = self.number;
         let shared = Arc::clone(&self.shared);
-        if self.clients.len() >= shared.config.connections_max {
-            let most = shared.config.connections_max;
-            let line = format!("NBD client {number} turned away: {most} are connected already");
-            return (shared.config.report)(&line);
-        }
-        tune(&socket, self.listener.is_tcp());
+        tune(&socket, shared.is_tcp);
         let socket = Arc::new(socket);
-        let weak = Arc::downgrade(&socket);
+        if let Some(gone) = shared.guests.greet(number, &socket) {
+            (shared.config.report)(&format!(
+                "NBD client {gone} cut off: it did not negotiate, and others wait"
+            ));
+            // It has nothing more to wait for. So there are never more threads than places.
+            if let Some(at) = self.clients.iter().position(|client| client.number == gone) {
+                let _ = self.clients.swap_remove(at).thread.join();
+            }
+        }
         let spawned = thread::Builder::new().name(format!("nbd-{number}")).spawn(move || {
-            if let Err(error) = serve(&socket, &shared) {
+            if let Err(error) = serve(&socket, number, &shared) {
                 (shared.config.report)(&format!("NBD client {number}: {error}"));
             }
+            shared.guests.forget(number);
         });
         match spawned {
-            Ok(thread) => self.clients.push(Client { socket: weak, thread }),
+            Ok(thread) => self.clients.push(Client { number, thread }),
             Err(error) => {
+                self.shared.guests.forget(number);
                 let line = format!("NBD client {number} turned away: no thread: {error}");
                 (self.shared.config.report)(&line);
             }
@@ -252,12 +311,24 @@ fn tune(socket: &OwnedFd, tcp: bool) {
 }
 
 /// One client, from the greeting to the end.
-fn serve(socket: &OwnedFd, shared: &Shared) -> Result<(), ConnectionError> {
-    let Shared { volume, config, stop } = shared;
+fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), ConnectionError> {
+    let Shared { volume, config, stop, guests, .. } = shared;
     // The volume may have been resized since the last connection.
     let export = &export(volume, config);
+    let handshake = match refusal(socket, shared)? {
+        None => Handshake::new(export),
+        Some(why) => {
+            (config.report)(&format!("NBD client {number} turned away: {why}"));
+            Handshake::refusing(export, why)
+        }
+    };
+    let mut place: Option<Place<'_>> = None;
+    let admit = || {
+        place = guests.admit(number);
+        place.is_some()
+    };
     let timeout = config.handshake_timeout;
-    let Some(negotiated) = negotiate(socket.as_fd(), export, timeout, stop)? else {
+    let Some(negotiated) = negotiate(socket.as_fd(), handshake, timeout, stop, admit)? else {
         return Ok(());
     };
     let depth = config.queue_depth.max(1);
@@ -275,4 +346,24 @@ fn serve(socket: &OwnedFd, shared: &Shared) -> Result<(), ConnectionError> {
         depth,
     };
     Connection::new(socket, stop, service).run()
+}
+
+/// Why a client is not served, if so.
+fn refusal(socket: &OwnedFd, shared: &Shared) -> io::Result<Option<String>> {
+    let config = &shared.config;
+    if shared.is_tcp && !config.any_user {
+        let own = rustix::process::geteuid().as_raw();
+        match peer::user(socket.as_fd())? {
+            Some(user) if user == own || user == 0 => {}
+            Some(user) => {
+                return Ok(Some(format!(
+                    "it is of user {user}, and this server serves user {own} and root only \
+                     (--nbd-any-user lets every user of this machine in)"
+                )));
+            }
+            None => return Ok(Some("it cannot be told which user it is of".into())),
+        }
+    }
+    let most = config.connections_max;
+    Ok(shared.guests.is_full().then(|| format!("{most} clients are connected, which is the most")))
 }

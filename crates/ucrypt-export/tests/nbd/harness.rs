@@ -63,6 +63,10 @@ impl Harness {
         self.dir.path().join("nbd.sock")
     }
 
+    pub(crate) fn server(&self) -> &Server {
+        self.server.as_ref().expect("running")
+    }
+
     pub(crate) fn uri(&self) -> &str {
         self.server.as_ref().expect("running").uri()
     }

@@ -85,21 +85,59 @@ fn no_more_clients_than_allowed_and_a_place_becomes_free_again() {
     let harness = Harness::with_config(plain(SMALL), config);
     let mut first = Client::simple(&harness);
     let _second = Client::simple(&harness);
-    let mut stream = UnixStream::connect(harness.socket()).expect("connected");
-    assert_eq!(stream.read(&mut [0; 18]).expect("closed"), 0);
+    let mut third = Client::connect(&harness);
+    let refusal = third.option(7, &[0; 6]);
+    assert_eq!(refusal[0].0, (1 << 31) + 2, "a matter of policy");
+    assert_eq!(refusal[0].1, b"2 clients are connected, which is the most");
+    assert!(third.is_closed());
     harness.await_report("turned away");
     first.request(crate::client::DISC, 0, 0, 0);
     assert!(first.is_closed());
     // The place is free when the thread has ended, which is shortly after the connection has.
     let until = Instant::now() + Duration::from_secs(30);
-    let welcome = || {
-        let mut stream = UnixStream::connect(harness.socket()).expect("connected");
-        stream.read_exact(&mut [0; 18]).is_ok()
-    };
+    let welcome = || Client::connect(&harness).option(6, &[0; 6])[0].0 == 3;
     while !welcome() {
         assert!(Instant::now() < until, "the place stays taken");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+#[test]
+fn silent_sockets_keep_nobody_out() {
+    let harness = Harness::start(plain(SMALL));
+    let mut served = Client::simple(&harness);
+    let mut silent: Vec<_> =
+        (0..100).map(|_| UnixStream::connect(harness.socket()).expect("connected")).collect();
+    for _ in 0..4 {
+        assert_eq!(Client::simple(&harness).read(0, 1), [0]);
+    }
+    harness.await_report("cut off: it did not negotiate");
+    assert_eq!(served.read(0, 1), [0], "who is served stays");
+    // The oldest has gone first.
+    let mut rest = Vec::new();
+    silent[0].read_to_end(&mut rest).expect("the end");
+}
+
+#[test]
+fn a_server_is_stopped_only_when_nobody_is_served() {
+    let mut harness = Harness::start(plain(SMALL));
+    let mut client = Client::simple(&harness);
+    let greeted = Client::connect(&harness);
+    assert!(!harness.server().try_stop() && harness.server().clients() == 1);
+    assert_eq!(client.read(0, 1), [0]);
+    harness.server().detach();
+    assert_eq!(client.read(0, 1), [0], "who is served stays");
+    assert!(!harness.server().has_ended());
+    assert!(UnixStream::connect(harness.socket()).is_err() || !harness.socket().exists());
+    drop(client);
+    let until = Instant::now() + Duration::from_secs(30);
+    while !harness.server().has_ended() {
+        assert!(Instant::now() < until, "the last has gone, and it goes on");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(harness.server().try_stop());
+    harness.stop();
+    drop(greeted);
 }
 
 #[test]

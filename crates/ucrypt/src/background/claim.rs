@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::link;
+use super::{control, link};
+use crate::available;
 use crate::failure::Failure;
 use crate::runtime::Places;
 
@@ -34,13 +35,21 @@ impl Claim {
     /// of either.
     pub(super) fn take(places: &Places, device: bool) -> Result<Self, Failure> {
         let name = places.name();
-        let busy =
-            || Failure::busy(format!("{name} is open already; ucrypt close {name} closes it"));
+        let busy = || {
+            let status = control::ask(places, control::Request::Status);
+            let closing = status.is_ok_and(|status| status["state"] != control::OPEN);
+            Failure::busy(if closing {
+                format!("{name} is being closed, but still in use; it ends with its last user")
+            } else {
+                format!("{name} is open already; ucrypt close {name} closes it")
+            })
+        };
         let failed = |path: &Path, error: io::Error| match Errno::from_io_error(&error) {
             Some(Errno::WOULDBLOCK) => busy(),
             Some(Errno::ACCESS | Errno::PERM) => Failure::denied(format!(
-                "no permission to use {}; run as root, or use --as fuse",
-                path.display()
+                "no permission to use {}; run as root, or use --as {}",
+                path.display(),
+                available::without_root()
             )),
             _ => Failure::device(format!("cannot lock {}: {error}", path.display())),
         };
@@ -62,6 +71,11 @@ impl Claim {
         places.clean_up();
         Ok(Self { _name: lock, _link: link })
     }
+}
+
+/// Whether a killed server has left a link of this name.
+pub(super) fn is_link_stale(name: &str) -> bool {
+    link::exists(name) && Lock::take(&link::lock_path(name)).is_ok()
 }
 
 /// A locked file.

@@ -1,18 +1,50 @@
 //! `/dev/ucrypt/NAME`: a link to the node of an open volume's device, whatever number it has.
 
-use std::fs;
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use ucrypt_export::loop_device;
 
 use crate::failure::Failure;
 
 const DIR: &str = "/dev/ucrypt";
 
+/// A link that this process made. It goes with it.
+#[derive(Debug)]
+pub(super) struct Link {
+    path: PathBuf,
+    device: PathBuf,
+}
+
+impl Link {
+    /// Links the name to a device.
+    pub(super) fn make(name: &str, device: &Path) -> Result<Self, Failure> {
+        let path = path(name);
+        symlink(device, &path).map_err(|error| {
+            Failure::device(format!("cannot make the link {}: {error}", path.display()))
+        })?;
+        Ok(Self { path, device: device.into() })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Somebody may have put another there.
+        if fs::read_link(&self.path).is_ok_and(|device| device == self.device) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// The link of a name.
-pub(super) fn path(name: &str) -> PathBuf {
+fn path(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 
@@ -26,12 +58,24 @@ pub(super) fn label(name: &str) -> String {
     format!("ucrypt {name}")
 }
 
-/// Makes the directory.
+/// Makes the directory: for all to read, whatever the umask, and for its owner only to change.
 pub(super) fn prepare() -> io::Result<()> {
-    match fs::create_dir(DIR) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
+    const MODE: u32 = 0o755;
+    match DirBuilder::new().mode(MODE).create(DIR) {
+        Ok(()) => return fs::set_permissions(DIR, Permissions::from_mode(MODE)),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Err(_) => {}
     }
+    let found = fs::symlink_metadata(DIR)?;
+    // Its links are followed by who trusts their owner.
+    let ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if !ours {
+        return Err(Errno::ACCESS.into());
+    }
+    if found.permissions().mode() & 0o777 != MODE {
+        fs::set_permissions(DIR, Permissions::from_mode(MODE))?;
+    }
+    Ok(())
 }
 
 /// Whether the name has a link.
@@ -39,25 +83,11 @@ pub(super) fn exists(name: &str) -> bool {
     fs::symlink_metadata(path(name)).is_ok()
 }
 
-/// Links the name to a device.
-pub(super) fn make(name: &str, device: &Path) -> Result<PathBuf, Failure> {
-    let link = path(name);
-    symlink(device, &link).map_err(|error| {
-        Failure::device(format!("cannot make the link {}: {error}", link.display()))
-    })?;
-    Ok(link)
-}
-
-/// Removes the link. It may be gone already.
-pub(super) fn remove(name: &str) {
-    let _ = fs::remove_file(path(name));
-}
-
 /// Removes the link of a server that was killed, and detaches its device as soon as nobody uses
 /// it.
 pub(super) fn remove_stale(name: &str) {
     if let Ok(device) = fs::read_link(path(name)) {
         loop_device::detach_stale(&device, &label(name));
-        remove(name);
+        let _ = fs::remove_file(path(name));
     }
 }

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::thread::JoinHandle;
 
+use crate::failure::Failure;
+
 /// The system's log takes datagrams here (RFC 3164, as syslog(3) sends them).
 const SYSLOG: &str = "/dev/log";
 
@@ -35,11 +37,21 @@ impl FromStr for To {
 
 impl To {
     /// Opens it.
-    pub(super) fn open(&self) -> io::Result<Log> {
-        match self {
-            Self::File(path) => Ok(Log { written: open_file(path)?, sender: None }),
+    pub(super) fn open(&self) -> Result<Log, Failure> {
+        let opened = match self {
+            Self::File(path) => open_file(path).map(|written| Log { written, sender: None }),
             Self::Syslog => open_syslog(),
-        }
+        };
+        opened.map_err(|error| {
+            let place = match self {
+                Self::File(path) => path.as_path(),
+                Self::Syslog => Path::new(SYSLOG),
+            };
+            Failure::device(format!(
+                "cannot log to {}: {error}; use --log FILE with a file that can be written",
+                place.display()
+            ))
+        })
     }
 }
 
@@ -76,6 +88,8 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
 fn open_syslog() -> io::Result<Log> {
     let socket = UnixDatagram::unbound()?;
     socket.connect(SYSLOG)?;
+    // One that takes nothing must not hold up who has something to say: its lines are lost.
+    socket.set_nonblocking(true)?;
     let (lines, written) = io::pipe()?;
     let send = move || {
         let tag = format!("<{PRIORITY}>ucrypt[{}]: ", std::process::id());

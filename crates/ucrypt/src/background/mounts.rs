@@ -5,6 +5,9 @@
 //! keep every file system mounted that its user unmounts. So it gets a root of its own, in which
 //! the few places that it goes on to use are found where they were.
 //!
+//! Nothing that is mounted below those places comes along, but single nodes of devices, as containers
+//! have them below /dev.
+//!
 //! The image was opened before: it stays busy for who unmounts the file system that it is on.
 
 use std::fs;
@@ -12,7 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, open};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, open, statx};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
     OpenTreeFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, mount_change, move_mount,
@@ -42,15 +45,13 @@ pub(super) fn enter(own: &Path) -> io::Result<()> {
 fn enter_root(own: &Path) -> io::Result<()> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private)?;
-    // With what is mounted below: in containers, single nodes of /dev are.
-    let whole_tree = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_RECURSIVE;
+    // Without what is mounted below: it would stay busy for who unmounts it.
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let mounted = mounted();
     let mut places: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
-    if !SYSTEM.iter().any(|dir| own.starts_with(dir)) {
-        places.push(own);
-    }
-    let trees = places.into_iter().map(|path| Ok((path, open_tree(CWD, path, whole_tree)?)));
+    places.extend(mounted.iter().map(PathBuf::as_path).filter(|path| is_node(path)));
+    places.push(place_of(own, &mounted));
+    let trees = places.into_iter().map(|path| Ok((path, open_tree(CWD, path, clone)?)));
     let trees: Vec<(&Path, OwnedFd)> = trees.collect::<io::Result<_>>()?;
     let root = tmpfs()?;
     let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
@@ -59,7 +60,9 @@ fn enter_root(own: &Path) -> io::Result<()> {
     for (path, tree) in &trees {
         let place: PathBuf =
             [Path::new(STEP), path.strip_prefix("/").unwrap_or(path)].iter().collect();
-        fs::create_dir_all(&place)?;
+        if !place.exists() {
+            fs::create_dir_all(&place)?;
+        }
         move_mount(tree, "", CWD, &place, whole)?;
     }
     fchdir(&root)?;
@@ -69,9 +72,49 @@ fn enter_root(own: &Path) -> io::Result<()> {
     Ok(chdir("/")?)
 }
 
+/// The places where something is mounted.
+fn mounted() -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect()
+}
+
+/// Whether it is a single node of a device below /dev. A file system that does not answer is not asked.
+fn is_node(path: &Path) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    path.starts_with("/dev")
+        && statx(CWD, path, flags, StatxFlags::TYPE).is_ok_and(|found| {
+            let kind = FileType::from_raw_mode(found.stx_mode.into());
+            matches!(kind, FileType::BlockDevice | FileType::CharacterDevice)
+        })
+}
+
+/// What has to be there for the directory `own` to be: itself, or what is mounted in a place of the
+/// system and has it.
+fn place_of<'a>(own: &'a Path, mounted: &'a [PathBuf]) -> &'a Path {
+    if !SYSTEM.iter().any(|dir| own.starts_with(dir)) {
+        return own;
+    }
+    let holders = mounted.iter().map(PathBuf::as_path).filter(|path| own.starts_with(path));
+    holders.max_by_key(|path| path.components().count()).unwrap_or(own)
+}
+
 fn tmpfs() -> io::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_below_dev_comes_with_what_is_mounted_there_and_no_more() {
+        let mounted = ["/", "/dev", "/dev/shm", "/dev/shm/other", "/run"].map(PathBuf::from);
+        let place = |own: &'static str| place_of(Path::new(own), &mounted).to_path_buf();
+        assert_eq!(place("/run/ucrypt"), Path::new("/run/ucrypt"));
+        assert_eq!(place("/dev/shm/run/ucrypt"), Path::new("/dev/shm"));
+        assert!(is_node(Path::new("/dev/null")) && !is_node(Path::new("/dev")));
+    }
 }

@@ -5,15 +5,16 @@
 //! in memory; what the kernel allocates for it is not taken from writers to our device
 //! (`PR_SET_IO_FLUSHER`); and it is the last process to be killed for want of memory.
 //!
-//! What is refused is noted, and shown by `status`: locked memory needs root or a limit, a mount
-//! namespace root, the others `CAP_SYS_RESOURCE`.
+//! What is refused is noted, and shown by `status`: locked memory needs `CAP_IPC_LOCK` or no limit, a
+//! mount namespace `CAP_SYS_ADMIN`, the others `CAP_SYS_RESOURCE`. All of it is tried, because nothing
+//! else tells what a process may.
 
 use std::fs;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use serde_json::{Value, json};
-use ucrypt_backend::keep_resident;
+use ucrypt_backend::{keep_resident, may_lock_all};
 
 use super::mounts;
 use crate::runtime::Places;
@@ -32,10 +33,16 @@ impl Resilience {
     pub(super) fn guard() -> Self {
         let mut guarded = Self::default();
         if let Err(error) = configure_io_flusher_behavior(true) {
-            guarded.note("the kernel may wait for this server while it serves it", error);
+            guarded.note(
+                "the kernel may wait for this server while it serves it, without CAP_SYS_RESOURCE",
+                error,
+            );
         }
         if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
-            guarded.note("it may be killed when memory runs out", errno(&error));
+            guarded.note(
+                "it may be killed when memory runs out, without CAP_SYS_RESOURCE",
+                errno(&error),
+            );
         }
         guarded
     }
@@ -43,20 +50,19 @@ impl Resilience {
     /// Leaves the mounts of the user, with what they lead to, but for the server's places.
     pub(super) fn leave_mounts(&mut self, places: &Places) {
         if let Err(error) = mounts::enter(places.dir()) {
-            self.note("it has no mount namespace of its own", errno(&error));
+            self.note("it shares the mounts of its user, without CAP_SYS_ADMIN", errno(&error));
         }
     }
 
     /// Locks everything that is in memory, and all that will be, so that nothing of it is ever
     /// waited for; not the image, if that is mapped. Call when everything is there.
     pub(super) fn lock_memory(&mut self) {
-        let limit = getrlimit(Resource::Memlock).current;
         // Under a limit, locking what comes would make later allocations fail.
-        if !rustix::process::geteuid().is_root() && limit.is_some() {
-            let limit = limit.unwrap_or(0) >> 10;
+        if !may_lock_all() {
+            let limit = getrlimit(Resource::Memlock).current.unwrap_or(0) >> 10;
             self.notes.push(format!(
-                "memory is not locked, the limit is {limit} KiB (ulimit -l unlimited): it may wait \
-                 for swap"
+                "memory is not locked, the limit is {limit} KiB (give it CAP_IPC_LOCK or ulimit -l \
+                 unlimited): it may wait for swap"
             ));
             return;
         }
@@ -72,10 +78,13 @@ impl Resilience {
     /// What it has in memory, how much of it is locked, and what could not be had.
     pub(super) fn status(&self) -> Value {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let memory = field(&status, "VmRSS:");
+        // Locked address space that is reserved only takes no memory.
+        let locked = field(&status, "VmLck:").min(memory);
         json!({
             "pid": std::process::id(),
-            "memory_bytes": field(&status, "VmRSS:"),
-            "locked_bytes": field(&status, "VmLck:"),
+            "memory_bytes": memory,
+            "locked_bytes": locked,
             "notes": self.notes,
         })
     }

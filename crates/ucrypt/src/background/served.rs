@@ -5,12 +5,15 @@ use std::path::Path;
 use clap::ValueEnum;
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::Address;
-use ucrypt_export::ublk::{self, OnDeath, Recover, UblkExport, UblkOptions};
+use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 
-use super::{OpenArgs, link};
+use super::OpenArgs;
+use super::link::{self, Link};
+use crate::available;
 use crate::failure::Failure;
 use crate::runtime::Places;
 use crate::serve::{ExportArgs, Exports};
+use crate::user;
 use crate::volume::Opened;
 
 /// The ways.
@@ -29,8 +32,8 @@ pub(super) enum Served {
 impl Default for Served {
     /// What is most like a disk among what this user may have.
     fn default() -> Self {
-        match rustix::process::geteuid().is_root() {
-            true if ublk::is_available() => Self::Ublk,
+        match user::is_root() {
+            true if available::ublk().is_ok() => Self::Ublk,
             true => Self::Loop,
             false => Self::Fuse,
         }
@@ -43,10 +46,19 @@ impl Served {
         matches!(self, Self::Ublk | Self::Loop)
     }
 
-    /// Whether the server needs nothing of its user's mounts: as root, and if it mounts nothing
-    /// there.
+    /// Refuses what this system does not have, or not for this user.
+    pub(super) fn check(self) -> Result<(), Failure> {
+        match self {
+            Self::Ublk => available::ublk(),
+            Self::Loop => available::loop_device(),
+            Self::Fuse => available::fuse(),
+            Self::Nbd => Ok(()),
+        }
+    }
+
+    /// Whether the server needs nothing of its user's mounts: it mounts nothing there.
     pub(super) fn may_leave_mounts(self) -> bool {
-        self != Self::Fuse && rustix::process::geteuid().is_root()
+        self != Self::Fuse
     }
 
     /// Starts serving. Returns also what a user gets at it by: a path or a URI.
@@ -55,7 +67,7 @@ impl Served {
         opened: &Opened,
         places: &Places,
         args: &OpenArgs,
-    ) -> Result<(Exports, String), Failure> {
+    ) -> Result<(Exports, Option<Link>, String), Failure> {
         let volume = &opened.volume;
         let path = |path: &Path| path.display().to_string();
         let mut wanted = ExportArgs::default();
@@ -65,6 +77,13 @@ impl Served {
             Self::Ublk | Self::Loop => {}
         }
         let mut exports = Exports::start(opened, &wanted)?;
+        let mut made = None;
+        let mut linked = |device: &Path| -> Result<String, Failure> {
+            let link = Link::make(places.name(), device)?;
+            let shown = path(link.path());
+            made = Some(link);
+            Ok(shown)
+        };
         let device = match self {
             Self::Fuse => path(&places.file()),
             Self::Nbd => exports.nbd[0].uri().to_owned(),
@@ -76,18 +95,18 @@ impl Served {
                     identity: opened.facts.identity(),
                 };
                 let device = UblkExport::start(volume, &options)?;
-                let link = link::make(places.name(), device.path())?;
+                let shown = linked(device.path())?;
                 exports.ublk = Some(device);
-                path(&link)
+                shown
             }
             Self::Loop => {
                 let label = link::label(places.name());
                 let device = LoopExport::start(volume, &label, args.partscan)?;
-                let link = link::make(places.name(), device.path())?;
+                let shown = linked(device.path())?;
                 exports.loop_device = Some(device);
-                path(&link)
+                shown
             }
         };
-        Ok((exports, device))
+        Ok((exports, made, device))
     }
 }

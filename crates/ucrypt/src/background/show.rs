@@ -4,6 +4,11 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+/// States of an open volume that is about to be closed.
+pub(super) const DEFERRED: &str = "deferred";
+pub(super) const ENDING: &str = "ending";
+pub(super) const CLOSING: &str = "closing";
+
 /// The lines of `list`: one for each volume.
 pub(super) fn list(volumes: &[Value]) -> String {
     let line = |status: &Value| {
@@ -16,7 +21,10 @@ pub(super) fn list(volumes: &[Value]) -> String {
         let bytes = volume["size"].as_u64().unwrap_or(0);
         vec![
             text(&status["name"]),
-            text(&status["device"]),
+            match status["state"].as_str() {
+                Some(DEFERRED | ENDING | CLOSING) => "(closing)".into(),
+                _ => text(&status["device"]),
+            },
             text(&volume["type"]).to_uppercase(),
             text(&volume["cipher"]),
             bytes.to_string(),
@@ -82,14 +90,17 @@ pub(super) fn status(status: &Value) -> String {
     lines.push(("errors", text(&counters["errors"])));
     let server = &status["server"];
     let bytes = |key: &str| server[key].as_u64().unwrap_or(0);
-    // Locked address space that is reserved only takes no memory.
-    let (memory, locked) = (bytes("memory_bytes"), bytes("locked_bytes"));
-    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-    lines.push(("memory", format!("{}, {} locked", mib(memory), mib(locked.min(memory)))));
+    let mib = |key: &str| format!("{} MiB", bytes(key) >> 20);
+    lines.push(("memory", format!("{}, {} locked", mib("memory_bytes"), mib("locked_bytes"))));
     for note in server["notes"].as_array().into_iter().flatten() {
         lines.push(("note", text(note)));
     }
-    let mut shown = format!("{} is active.\n", text(&status["device"]));
+    let state = match status["state"].as_str() {
+        Some(DEFERRED) => ", and closes with its last user",
+        Some(ENDING | CLOSING) => ", and waits for its last user to end",
+        _ => "",
+    };
+    let mut shown = format!("{} is active{state}.\n", text(&status["device"]));
     for (name, value) in lines {
         // Writing to a string cannot fail.
         let _ = writeln!(shown, "  {:<13}{value}", format!("{name}:"));

@@ -19,9 +19,9 @@ use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_luks::luks2;
 use ucrypt_luks::{Cost, Hash, Header, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Unlocked};
 
+use crate::ending::{flush, signals};
 use crate::failure::Failure;
 use crate::luks::HeaderImage;
-use crate::serve::{flush, signals};
 use crate::{secrecy, size, stdio};
 
 mod load;

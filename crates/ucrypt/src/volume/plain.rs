@@ -5,7 +5,7 @@
 //! with `--key-file -`; the bytes of a key file are the key.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ucrypt_luks::plain::{self, Plain};
 use ucrypt_luks::{Format, Segment, Table, Unlocked};
@@ -13,7 +13,7 @@ use ucrypt_sector::CipherSpec;
 
 use super::{KeySource, random_key};
 use crate::failure::Failure;
-use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
+use crate::passphrase::{KeyArgs, Secret, Source, read_table_line, read_volume_key};
 use crate::stdio::say;
 
 /// The options of a plain volume.
@@ -44,15 +44,39 @@ pub(crate) struct PlainArgs {
     /// Count IVs in units of the sector size
     #[arg(long)]
     iv_large_sectors: bool,
-    /// A dm-crypt table line, as `dmsetup` takes it; IMAGE stands for its device
+    /// A dm-crypt table line, as `dmsetup` takes it, or `-` to read it from standard input; IMAGE
+    /// stands for its device. Everybody can see the line while the command starts
     #[arg(long, value_name = "LINE")]
-    pub(super) table: Option<String>,
+    table: Option<String>,
+    /// Read the table line from a file
+    #[arg(long, value_name = "FILE", conflicts_with = "table")]
+    table_file: Option<PathBuf>,
 }
 
 /// The cipher of a scratch volume, if none is named.
 const SCRATCH_CIPHER: &str = "aes-xts-plain64";
 
 impl PlainArgs {
+    /// Whether a table line describes the volume.
+    pub(super) fn is_table(&self) -> bool {
+        self.table.is_some() || self.table_file.is_some()
+    }
+
+    /// The table line, which has the key in it. It can be read once.
+    pub(super) fn table_line(&self) -> Result<Secret, Failure> {
+        let file = self.table_file.as_deref();
+        match (&self.table, file) {
+            (Some(line), _) if line != "-" => Ok(Secret::new(line.as_bytes().to_vec())),
+            (_, file) => read_table_line(file.unwrap_or(Path::new("-"))),
+        }
+    }
+
+    /// The volume that a table line describes.
+    pub(super) fn parse_table(line: &[u8]) -> Result<Unlocked, Failure> {
+        let line = str::from_utf8(line).map_err(|_| Failure::wrong("the table line is no text"))?;
+        Ok(Table::parse(line.trim_end())?.unlocked)
+    }
+
     /// A volume under a random key that ends with the process.
     pub(super) fn throwaway(&self) -> Result<Unlocked, Failure> {
         let cipher = self.cipher.as_deref().unwrap_or(SCRATCH_CIPHER);
@@ -85,8 +109,11 @@ impl PlainArgs {
 
     /// The volume that these options or the table line describe.
     pub(super) fn unlock(&self, asked: &Asked<'_>, key: KeySource) -> Result<Unlocked, Failure> {
-        if let Some(line) = &self.table {
-            return Ok(Table::parse(line)?.unlocked);
+        if self.is_table() {
+            return match key {
+                KeySource::Known(line) => Self::parse_table(&line),
+                KeySource::Arguments => Self::parse_table(&self.table_line()?),
+            };
         }
         let cipher = self.cipher.as_deref().unwrap_or(plain::DEFAULTS.0);
         let volume = Plain {

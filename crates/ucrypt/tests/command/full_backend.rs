@@ -46,6 +46,7 @@ fn over_fuse_a_write_gets_the_error_and_reads_go_on() {
     file.sync_all().expect("flushed");
     assert!(server.read(0, 1 << 20) == more[..1 << 20]);
     assert!(server.is_running());
+    drop(file);
     server.terminate();
 }
 

@@ -149,6 +149,7 @@ fn keeps_its_size(transport: &str) {
     }
     assert_eq!(fs::metadata(server.file()).expect("metadata").len(), LEN);
     assert_eq!(server.read(0, 7), b"content");
+    drop(file);
     server.terminate();
 }
 
@@ -488,6 +489,7 @@ fn ends_as_a_disk(transport: &str) {
     assert_eq!(file.read_at(&mut buf, (1 << 20) - 10).expect("read"), 10);
     assert_eq!(file.read_at(&mut buf, 1 << 20).expect("read"), 0);
     assert_eq!(file.write_at(&buf, (1 << 20) - 10).expect("a short write"), 10);
+    drop(file);
     server.terminate();
 }
 
@@ -528,6 +530,7 @@ fn zeroed_and_punched_ranges_read_back_as_zeroes() {
         }
         file.sync_all().expect("synchronized");
         assert!(server.read(0, LEN as usize) == expected, "{options:?}");
+        drop(file);
         server.terminate();
         assert!(run(&mut image.ucrypt(&scratch, "read"), b"").passes() == expected);
     }

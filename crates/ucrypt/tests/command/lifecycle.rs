@@ -211,7 +211,7 @@ fn a_file_and_new_nbd_connections_follow_a_resize() {
     drop(opened);
     close(&scratch, "volume").passes();
     open(&scratch, &image, "volume", &["--as", "nbd"]).passes();
-    let uri = format!("nbd+unix:///?socket={}", scratch.runtime("volume.nbd").display());
+    let uri = format!("nbd+unix:///?socket={}", scratch.runtime(".volume.nbd").display());
     let size = || {
         let mut nbdinfo = judge("nbdinfo", "libnbd-bin");
         run(nbdinfo.args(["--size", &uri]), b"").text().trim().parse::<u64>().expect("a number")

@@ -124,6 +124,49 @@ impl Server {
         assert!(status.success(), "after SIGTERM: {status}: {}", self.stderr());
     }
 
+    /// Ends it as an administrator does while somebody uses what it serves, who does not go. It says
+    /// so, and fails.
+    #[track_caller]
+    pub(crate) fn terminate_in_use(mut self) -> String {
+        let status = self.end(Signal::TERM);
+        assert_eq!(status.code(), Some(5), "after SIGTERM: {}", self.stderr());
+        let said = self.stderr();
+        assert!(said.contains("is in use") && said.contains("not synced is lost"), "{said}");
+        said
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("a signal");
+    }
+
+    /// Waits until it has said this on standard error.
+    #[track_caller]
+    pub(crate) fn await_said(&self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.stderr().contains(text) {
+            assert!(Instant::now() < deadline, "it did not say '{text}' but: {}", self.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Waits for its end, which it comes to with this exit code.
+    #[track_caller]
+    pub(crate) fn exits(mut self, code: i32) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        while self.is_running() {
+            assert!(Instant::now() < deadline, "the server goes on: {}", self.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let status = self.child.wait().expect("waited");
+        assert_eq!(status.code(), Some(code), "{}", self.stderr());
+        self.stderr()
+    }
+
     /// It ends by itself, with success.
     #[track_caller]
     pub(crate) fn ends(self) {

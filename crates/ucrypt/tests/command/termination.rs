@@ -5,6 +5,7 @@ use std::fs;
 use crate::crash::{disks, image};
 use crate::image::{DATA, Image, Kind, LUKS2, LUKS2_512};
 use crate::load::Load;
+use crate::nbd_client::NbdClient;
 use crate::process::run;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -16,7 +17,11 @@ fn acknowledged_writes_survive(kind: Kind, on: On, seed: u64) {
         let server = Server::start(&scratch, on, &image.with_key());
         let load = Load::start(seed + round, disks(&server, on));
         load.await_writes(writes);
-        server.terminate();
+        if on == On::Nbd {
+            server.terminate();
+        } else {
+            server.terminate_in_use();
+        }
         assert!(scratch.mounts().is_empty(), "the mount is gone");
         assert!(!scratch.path("socket").exists() && !scratch.path("served").exists());
         load.check(&run(&mut image.ucrypt(&scratch, "read"), b"").passes());
@@ -43,7 +48,8 @@ fn an_idle_server_ends_with_its_files_gone_and_says_nothing() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let server = Server::start(&scratch, On::Both, &image.with_key());
-    let _open_and_idle = server.open();
+    drop(server.open());
+    let _connected_and_idle = NbdClient::connect(server.socket()).expect("connected");
     assert_eq!(server.stderr(), "");
     server.terminate();
     let left: Vec<_> = fs::read_dir(scratch.path("")).expect("a directory").collect();

@@ -16,6 +16,8 @@ ucrypt close --deferred disk
 cmp random mnt/file
 umount mnt
 while ucrypt status disk; do sleep 0.1; done
+# A dangling link counts: with another device of that number it would lead to a wrong volume.
+[ ! -L "$link" ]
 [ ! -e "$link" ]
 
 # The process of the only background server.
@@ -37,6 +39,26 @@ cmp random mnt/another
 umount mnt
 ucrypt close disk
 [ ! -e "$node" ]
+[ ! -L /dev/ucrypt/disk ]
+
+# The name of a closed volume does not lead to the next one.
+truncate -s 48M image2
+format image2
+for turn in first second; do
+    ucrypt open --key-file key image $turn
+    [ -b /dev/ucrypt/$turn ]
+    ucrypt close $turn
+    [ ! -L /dev/ucrypt/$turn ]
+done
+ucrypt open --key-file key image first
+ucrypt close first
+ucrypt open --key-file key image2 second
+[ ! -L /dev/ucrypt/first ]
+
+# SIGTERM takes the link away too.
+kill "$(background_server)"
+while ucrypt status second; do sleep 0.1; done
+[ ! -L /dev/ucrypt/second ]
 
 # Without --ublk-wait nothing is left of a killed server but its name, which is free for the next.
 ucrypt open --key-file key image disk

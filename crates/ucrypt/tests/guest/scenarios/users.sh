@@ -24,7 +24,7 @@ stop $server
 refused 2 "not recoverable" $user ucrypt serve --backend mem:32M --ublk --ublk-wait
 [ "$(echo /dev/ublkc*)" = "$before" ]
 
-# What else they may have is said, for whatever they wanted.
+# What else they may have is said, for whatever they wanted: no file without fusermount3.
 truncate -s 24M image
 format image
 chmod 666 image
@@ -33,8 +33,8 @@ mkdir -m 777 run
 open() {
     env XDG_RUNTIME_DIR="$PWD/run" $user ucrypt open --key-file key image disk "$@"
 }
-refused 2 "--as fuse" open --as ublk
-refused 2 "--as fuse" open --as loop
+refused 2 "--as nbd" open --as ublk
+refused 2 "--as nbd" open --as loop
 refused 2 "--as nbd" open --as fuse
 open --as nbd
 env XDG_RUNTIME_DIR="$PWD/run" $user ucrypt close disk

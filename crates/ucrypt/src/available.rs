@@ -1,0 +1,149 @@
+//! What this system has, and lets this user have, of what a volume can be served as. Asked before
+//! anybody is asked for a passphrase.
+//!
+//! It is found out by trying, not by the user's number: root in a container or in a user namespace may
+//! have less than a user on a desktop.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::{FsOpenFlags, fsopen};
+
+use crate::failure::Failure;
+
+const FUSE: &str = "/dev/fuse";
+const LOOP: &str = "/dev/loop-control";
+const UBLK: &str = "/dev/ublk-control";
+
+/// What a volume can be served as, the most like a disk first.
+const WAYS: [(&str, Check); 4] =
+    [("ublk", has_ublk), ("loop", has_loop), ("fuse", has_fuse), ("nbd", || Ok(()))];
+
+type Check = fn() -> Result<(), Lacking>;
+
+/// Why something cannot be had: the code of the failure, and what to do about it.
+struct Lacking {
+    code: u8,
+    cause: String,
+}
+
+/// A file of a user.
+pub(crate) fn fuse() -> Result<(), Failure> {
+    has_fuse().map_err(|lacking| lacking.failure("fuse"))
+}
+
+/// A loop device.
+pub(crate) fn loop_device() -> Result<(), Failure> {
+    has_loop().map_err(|lacking| lacking.failure("loop"))
+}
+
+/// A ublk device.
+pub(crate) fn ublk() -> Result<(), Failure> {
+    has_ublk().map_err(|lacking| lacking.failure("ublk"))
+}
+
+/// The best that needs no root.
+pub(crate) fn without_root() -> &'static str {
+    if has_fuse().is_ok() { "fuse" } else { "nbd" }
+}
+
+impl Lacking {
+    /// There is none.
+    fn missing(cause: &str) -> Self {
+        Self { code: 4, cause: cause.into() }
+    }
+
+    /// It is not for this user.
+    fn denied(cause: impl Into<String>) -> Self {
+        Self { code: 2, cause: cause.into() }
+    }
+
+    /// With the best that there is instead.
+    fn failure(self, wanted: &str) -> Failure {
+        let after = WAYS.iter().skip_while(|(name, _)| *name != wanted).skip(1);
+        let next = after.into_iter().find(|(_, check)| check().is_ok());
+        let next = next.map_or("nbd", |(name, _)| name);
+        Failure { code: self.code, message: format!("{}, or use --as {next}", self.cause) }
+    }
+}
+
+/// `/dev/fuse`, and either the right to mount or the helper that has it.
+fn has_fuse() -> Result<(), Lacking> {
+    openable(FUSE).map_err(|error| match error {
+        Errno::ACCESS | Errno::PERM => {
+            Lacking::denied(format!("no permission to use {FUSE}: give this user access to it"))
+        }
+        _ => Lacking::missing("this system has no FUSE (/dev/fuse is missing): modprobe fuse"),
+    })?;
+    if may_mount() || has_helper() {
+        return Ok(());
+    }
+    Err(Lacking::denied(
+        "no right to mount a file: this needs CAP_SYS_ADMIN, or the setuid program fusermount3 \
+         (package fuse3) where such programs may act",
+    ))
+}
+
+/// The driver, and the right to mount a file for it.
+fn has_loop() -> Result<(), Lacking> {
+    openable(LOOP).map_err(|error| match error {
+        Errno::ACCESS | Errno::PERM => {
+            Lacking::denied(format!("no permission to use {LOOP}: run as root"))
+        }
+        _ => Lacking::missing(
+            "this system has no loop devices (/dev/loop-control is missing): modprobe loop",
+        ),
+    })?;
+    match openable(FUSE) {
+        Ok(()) if may_mount() => Ok(()),
+        Ok(()) | Err(Errno::ACCESS | Errno::PERM) => Err(Lacking::denied(
+            "no right to mount a file for the loop driver: this needs CAP_SYS_ADMIN and /dev/fuse",
+        )),
+        Err(_) => Err(Lacking::missing(
+            "this system has no FUSE, on which loop devices stand (/dev/fuse is missing): modprobe fuse",
+        )),
+    }
+}
+
+fn has_ublk() -> Result<(), Lacking> {
+    openable(UBLK).map_err(|error| match error {
+        Errno::ACCESS | Errno::PERM => {
+            Lacking::denied(format!("no permission to use {UBLK}: be root"))
+        }
+        _ => Lacking::missing(
+            "this kernel has no ublk (/dev/ublk-control is missing): modprobe ublk_drv, in Linux 6.5 or \
+             newer",
+        ),
+    })
+}
+
+fn openable(path: &str) -> Result<(), Errno> {
+    let opened = File::options().read(true).write(true).open(path);
+    opened.map(drop).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// Whether this process may mount in its mount namespace.
+fn may_mount() -> bool {
+    fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
+}
+
+/// Whether `fusermount3` can act as root here, and has more rights then: it belongs to a root that this
+/// user namespace knows, is setuid, and this process may start what has more rights than it has.
+fn has_helper() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return false;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&path).map(|dir| dir.join("fusermount3"));
+    let acts = |program: &Path| {
+        fs::metadata(program)
+            .is_ok_and(|it| it.is_file() && it.uid() == 0 && it.permissions().mode() & 0o4000 != 0)
+    };
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bound = status
+        .lines()
+        .any(|line| line.strip_prefix("NoNewPrivs:").is_some_and(|value| value.trim() == "1"));
+    places.find(|program| program.is_file()).is_some_and(|program| acts(&program)) && !bound
+}

@@ -1,0 +1,248 @@
+//! An open volume, from its opening to its end: what is asked of it is answered, who uses it is waited
+//! for, and the end takes no longer than it may.
+
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use ucrypt_engine::Decisions;
+
+use super::claim::Claim;
+use super::control::{self, CLOSE_LIMIT, OPEN, Request};
+use super::link::Link;
+use super::resilience::Resilience;
+use super::show::{CLOSING, DEFERRED, ENDING};
+use crate::ending::{END_LIMIT, Ending, LastFlush, Step, Troubles, Watchdog};
+use crate::failure::Failure;
+use crate::runtime::Places;
+use crate::serve::Exports;
+use crate::stdio::say_line;
+use crate::users;
+use crate::volume::Opened;
+
+/// How often signals and exports that ended from outside are looked for.
+const CHECK_EVERY: Duration = Duration::from_millis(200);
+
+/// How long `close` waits for a user that cannot be seen: the kernel lets go of a device some time after
+/// its last user has gone, and device managers look at it when something changes.
+const UNSEEN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Everything that an open volume has.
+pub(super) struct Life {
+    pub(super) places: Places,
+    pub(super) claim: Claim,
+    pub(super) opened: Opened,
+    pub(super) exports: Exports,
+    /// Of a device.
+    pub(super) link: Option<Link>,
+    /// By what users get at it.
+    pub(super) device: String,
+    pub(super) last_flush: LastFlush,
+    pub(super) resilience: Resilience,
+}
+
+/// Why it ends.
+enum End {
+    /// Somebody has asked for it, and waits for the answer.
+    Closed(UnixStream),
+    /// The last user has gone, or a signal came when nobody used it.
+    Unused,
+    /// A signal came, and who used it did not go.
+    InUse(Failure),
+}
+
+impl Life {
+    /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
+    pub(super) fn run(
+        mut self,
+        asked: &Receiver<(Request, UnixStream)>,
+        signals: &Receiver<i32>,
+    ) -> Result<(), Failure> {
+        let end = self.serve(asked, signals);
+        self.end(end)
+    }
+
+    fn serve(&mut self, asked: &Receiver<(Request, UnixStream)>, signals: &Receiver<i32>) -> End {
+        let name = self.places.name().to_owned();
+        let mut deferred = false;
+        // Who has asked for the end, and until when users that cannot be seen are waited for.
+        let mut closing: Option<(UnixStream, Instant)> = None;
+        let mut ending: Option<Ending> = None;
+        let mut troubles = Troubles::default();
+        loop {
+            match asked.recv_timeout(CHECK_EVERY) {
+                Ok((Request::Status, stream)) => {
+                    let state = match deferred {
+                        _ if ending.is_some() => ENDING,
+                        _ if closing.is_some() => CLOSING,
+                        true => DEFERRED,
+                        false => OPEN,
+                    };
+                    control::reply(stream, &self.status(state));
+                }
+                Ok((Request::Close, stream)) if closing.is_some() => {
+                    let failure = Failure::busy(format!("{name} is being closed already"));
+                    control::reply(stream, &control::refusal(&failure));
+                }
+                Ok((Request::Close, stream)) => {
+                    closing = Some((stream, Instant::now() + UNSEEN_PATIENCE));
+                }
+                Ok((Request::CloseDeferred, stream)) => {
+                    deferred = true;
+                    self.exports.detach();
+                    self.link = None;
+                    control::reply(stream, &json!({ "deferred": true }));
+                }
+                Ok((Request::Resize { bytes }, stream)) => {
+                    let resized = self.resize(bytes);
+                    control::reply(stream, &control::answer(&resized, "resized"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return End::Unused,
+            }
+            troubles.look(&self.opened);
+            if let Some((stream, until)) = closing.take() {
+                if self.is_unused(deferred) {
+                    return End::Closed(stream);
+                }
+                let users = self.exports.users();
+                if users.is_empty() && Instant::now() < until {
+                    closing = Some((stream, until));
+                } else {
+                    control::reply(stream, &control::refusal(&in_use(&name, &users, deferred)));
+                }
+            }
+            if self.exports.have_ended() {
+                return closing.map_or(End::Unused, |(stream, _)| End::Closed(stream));
+            }
+            if let Ok(signal) = signals.try_recv() {
+                if let Some(ending) = &ending {
+                    return End::InUse(ending.left(&name));
+                }
+                ending = Some(Ending::by(signal));
+            }
+            match ending.as_mut().map(|it| it.step(&mut self.exports, &name, deferred)) {
+                None | Some(Step::Wait) => {}
+                Some(Step::Unused) => return End::Unused,
+                Some(Step::InUse(failure)) => return End::InUse(failure),
+            }
+        }
+    }
+
+    /// Whether nobody uses it; then nobody can any more. Whose name is gone has ended with its last
+    /// user, and is not to be ended before.
+    fn is_unused(&mut self, deferred: bool) -> bool {
+        if deferred { self.exports.have_ended() } else { self.exports.try_stop() }
+    }
+
+    /// Finishes what was accepted, flushes and leaves nothing behind.
+    fn end(self, end: End) -> Result<(), Failure> {
+        let Self { places, claim, opened, exports, link, last_flush, .. } = self;
+        let limit = if matches!(end, End::Closed(_)) { CLOSE_LIMIT } else { END_LIMIT };
+        let waiting = match &end {
+            End::Closed(stream) => stream.try_clone().ok(),
+            End::Unused | End::InUse(_) => None,
+        };
+        // What it leaves is removed as that of a killed server.
+        let watchdog = Watchdog::start(limit, move |failure| {
+            say_line(&failure);
+            if let Some(stream) = waiting {
+                control::reply(stream, &control::refusal(failure));
+            }
+        });
+        let stopped = exports.stop();
+        let flushed = last_flush.run().and(stopped);
+        // The image and the name are free before anyone is told so.
+        drop(opened);
+        drop(link);
+        places.clean_up();
+        drop(claim);
+        drop(watchdog);
+        match end {
+            End::Closed(stream) => control::reply(stream, &control::answer(&flushed, "closed")),
+            End::Unused => {}
+            End::InUse(failure) => {
+                if let Err(flushed) = &flushed {
+                    say_line(&flushed);
+                }
+                return Err(failure);
+            }
+        }
+        flushed
+    }
+
+    fn resize(&mut self, bytes: Option<u64>) -> Result<(), Failure> {
+        self.exports.check_resizable()?;
+        let volume = &self.opened.volume;
+        let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
+        let len = match bytes.or(self.opened.fixed_len) {
+            Some(len) => len,
+            None => volume.len_max().map_err(failed)?,
+        };
+        volume.resize(len).map_err(Failure::wrong)?;
+        self.opened.facts.size = len;
+        self.exports.take_size()
+    }
+
+    /// Everything that can be said about the open volume.
+    fn status(&self, state: &str) -> Value {
+        let totals = self.opened.volume.totals();
+        json!({
+            "active": true,
+            "state": state,
+            "device": self.device,
+            "volume": self.opened.facts,
+            "counters": {
+                "reads": totals.reads,
+                "read_bytes": totals.read_bytes,
+                "writes": totals.writes,
+                "written_bytes": totals.written_bytes,
+                "flushes": totals.flushes,
+                "discards": totals.discards,
+                "errors": totals.errors,
+                "last_error": totals.last_error.map(|error| error.to_string()),
+            },
+            "queues": self.opened.volume.decisions().iter().map(queue).collect::<Vec<_>>(),
+            "export": self.exports.facts(),
+            "server": self.resilience.status(),
+        })
+    }
+}
+
+fn in_use(name: &str, users: &[String], deferred: bool) -> Failure {
+    let by = if users.is_empty() {
+        " (by a program that cannot be seen from here)".to_owned()
+    } else {
+        users::by(users)
+    };
+    let remedy = if deferred {
+        "it ends with its last user"
+    } else {
+        "unmount or close it first, or use --deferred"
+    };
+    Failure::busy(format!("{name} is in use{by}; {remedy}"))
+}
+
+/// What one queue has decided, and from what.
+fn queue(decisions: &Decisions) -> Value {
+    let tally = decisions.tally;
+    json!({
+        "requests_whole": tally.whole,
+        "requests_cut": tally.cut,
+        "requests_joined": tally.joined,
+        "chunks_here": tally.here,
+        "chunks_handed": tally.handed,
+        "chunks_kept_by_trial": tally.kept,
+        "chunks_handed_by_trial": tally.given,
+        "decrypt_ns_per_byte": decisions.decrypt_ns_per_byte,
+        "encrypt_ns_per_byte": decisions.encrypt_ns_per_byte,
+        "handover_ns": decisions.handover_ns,
+        "wake_ns": decisions.wake_ns,
+        "hand_ns": decisions.hand_ns,
+        "carry_ns_per_byte": decisions.carry_ns_per_byte,
+        "request_ns": decisions.request_ns,
+        "workers": decisions.workers,
+    })
+}

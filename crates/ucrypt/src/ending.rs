@@ -1,0 +1,194 @@
+//! The end of a server: signals that ask for it, users that are waited for, the last flush, and the time
+//! that all of it may take. And what goes wrong before.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use ucrypt_engine::{Op, Queue, QueueConfig, Volume};
+
+use crate::failure::Failure;
+use crate::serve::Exports;
+use crate::stdio::say_line;
+use crate::users;
+use crate::volume::Opened;
+
+/// How long a signal that asks for an end waits for who uses the volume. Less than the time after which
+/// those who send it kill: Docker's 10 s, systemd's 90 s.
+const USERS_PATIENCE: Duration = Duration::from_secs(6);
+
+/// How long the end may take after a signal, when nobody uses the volume any more.
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// How often it is said that requests fail.
+const TROUBLE_EVERY: Duration = Duration::from_secs(60);
+
+/// The end that a signal asked for: not before the users have gone, if they go soon.
+pub(crate) struct Ending {
+    signal: i32,
+    until: Instant,
+    waited: bool,
+    users: Vec<String>,
+}
+
+/// How far it is.
+pub(crate) enum Step {
+    /// It is in use, and goes on for a while.
+    Wait,
+    /// Nobody uses it, and nobody can any more.
+    Unused,
+    /// It was waited for its users long enough. What is to be said of them.
+    InUse(Failure),
+}
+
+impl Ending {
+    pub(crate) fn by(signal: i32) -> Self {
+        Self { signal, until: Instant::now() + USERS_PATIENCE, waited: false, users: Vec::new() }
+    }
+
+    /// Looks whether it can end now. What is `detached` ends by itself.
+    pub(crate) fn step(&mut self, exports: &mut Exports, name: &str, detached: bool) -> Step {
+        // What clients are connected to ends with a reply to all that was accepted.
+        let unused =
+            if detached { exports.have_kernels_ended() } else { exports.try_stop_kernels() };
+        if unused {
+            return Step::Unused;
+        }
+        if Instant::now() >= self.until {
+            self.users = exports.users();
+            return Step::InUse(self.left(name));
+        }
+        if !self.waited {
+            self.waited = true;
+            self.users = exports.users();
+            say_line(format_args!(
+                "{} while {name} is in use{}: waits for at most {} s; a second signal ends it at once",
+                name_of(self.signal),
+                users::by(&self.users),
+                USERS_PATIENCE.as_secs()
+            ));
+        }
+        Step::Wait
+    }
+
+    /// What its users have lost.
+    pub(crate) fn left(&self, name: &str) -> Failure {
+        Failure::busy(format!(
+            "{} ended {name} while it was in use{}: what its users had not synced is lost",
+            name_of(self.signal),
+            users::by(&self.users)
+        ))
+    }
+}
+
+fn name_of(signal: i32) -> &'static str {
+    match signal {
+        SIGTERM => "SIGTERM",
+        SIGINT => "SIGINT",
+        SIGHUP => "SIGHUP",
+        _ => "a signal",
+    }
+}
+
+/// Ends the process if its end takes too long, whatever it waits for. Dropping it is the end in time.
+pub(crate) struct Watchdog {
+    _ended: mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    /// `last_words` are told what to say.
+    pub(crate) fn start(
+        limit: Duration,
+        last_words: impl FnOnce(&Failure) + Send + 'static,
+    ) -> Self {
+        let (ended, end) = mpsc::channel::<()>();
+        let watch = move || {
+            if end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                let failure = Failure::device(format!(
+                    "the image did not answer for {} s at the end: writes that were not flushed may \
+                     be lost",
+                    limit.as_secs()
+                ));
+                last_words(&failure);
+                std::process::exit(failure.code.into());
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("watchdog".into()).spawn(watch) {
+            say_line(format_args!("the end has no limit in time: no thread: {error}"));
+        }
+        Self { _ended: ended }
+    }
+}
+
+/// Says that requests fail: once, and then now and again.
+#[derive(Default)]
+pub(crate) struct Troubles {
+    told: u64,
+    last: Option<Instant>,
+}
+
+impl Troubles {
+    pub(crate) fn look(&mut self, opened: &Opened) {
+        let totals = opened.volume.totals();
+        if totals.errors == self.told || self.last.is_some_and(|it| it.elapsed() < TROUBLE_EVERY) {
+            return;
+        }
+        let count = totals.errors - self.told;
+        (self.told, self.last) = (totals.errors, Some(Instant::now()));
+        let why =
+            totals.last_error.map_or_else(String::new, |error| format!(", the last: {error}"));
+        let requests = if count == 1 { "request" } else { "requests" };
+        say_line(format_args!("{count} {requests} to {} failed{why}", opened.facts.image));
+    }
+}
+
+/// Delivers the signals that ask for an end. Call before any thread is started.
+pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
+    let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    let (send, receive) = mpsc::channel();
+    let wait = move || {
+        for signal in signals.forever() {
+            if send.send(signal).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
+    Ok(receive)
+}
+
+/// Makes everything durable that was acknowledged.
+pub(crate) fn flush(volume: &Arc<Volume>) -> Result<(), Failure> {
+    LastFlush::prepare(volume)?.run()
+}
+
+/// The flush at the end. What it needs is there from the start: memory and descriptors may have been
+/// used up when it comes.
+pub(crate) struct LastFlush(Option<Queue>);
+
+impl LastFlush {
+    pub(crate) fn prepare(volume: &Arc<Volume>) -> Result<Self, Failure> {
+        if volume.info().read_only {
+            return Ok(Self(None));
+        }
+        let config = QueueConfig { memory: 4096, depth: 1 };
+        let failed = |error| Failure::device(format!("cannot prepare the last flush: {error}"));
+        volume.queue(config).map(|queue| Self(Some(queue))).map_err(failed)
+    }
+
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let Some(mut queue) = self.0 else { return Ok(()) };
+        let failed = |error: &dyn std::fmt::Display| {
+            Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
+        };
+        queue.submit(0, Op::Flush).map_err(|_| failed(&"the queue is full"))?;
+        queue.wait().map_err(|error| failed(&error))?;
+        match queue.next_done() {
+            Some(done) => done.result.map_err(|error| failed(&error)),
+            None => Err(failed(&"no answer")),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The end of a server whose volume is in use, or whose image does not answer: users are waited for, but
+//! not for ever, and what is lost is said.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::image::{DATA, Image, LUKS2};
+use crate::namespace::script;
+use crate::nbd_client::NbdClient;
+use crate::process::{Ran, judge, run};
+use crate::scratch::Scratch;
+use crate::server::{On, Server};
+
+const LEN: u64 = 64 << 20;
+
+/// How long anything may take that is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn open(scratch: &Scratch, image: &Image, options: &[&str]) -> Ran {
+    let mut command = image.ucrypt(scratch, "open");
+    run(command.arg(scratch.unique()).args(options), b"")
+}
+
+fn close(scratch: &Scratch) -> Ran {
+    run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"")
+}
+
+fn server(scratch: &Scratch) -> Pid {
+    let servers = scratch.processes();
+    assert_eq!(servers.len(), 1);
+    servers[0]
+}
+
+#[track_caller]
+fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A file that is waited for until it says something.
+#[track_caller]
+fn await_said(log: &PathBuf, text: &str) {
+    await_that(&format!("'{text}' in {}", log.display()), || {
+        fs::read_to_string(log).unwrap_or_default().contains(text)
+    });
+}
+
+/// A shell that has the device mounted until its standard input is closed, and then writes a file and
+/// unmounts it.
+fn mounted(scratch: &Scratch) -> Child {
+    let text = "mount $1 m; echo on >on; read -r _ || :; cp data m/file; umount m";
+    let mut shell = script(scratch, text, &[scratch.device()]);
+    let shell = shell.stdin(Stdio::piped()).spawn().expect("a shell");
+    await_that("the mount", || scratch.path("on").exists());
+    shell
+}
+
+/// An open loop device with a file system, its log, and something to write.
+fn with_file_system(scratch: &Scratch) -> (Image, PathBuf) {
+    let image = Image::by_cryptsetup(scratch, LUKS2, LEN);
+    let log = scratch.path("log");
+    open(scratch, &image, &["--as", "loop", "--log", log.to_str().expect("text")]).passes();
+    run(judge("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
+    scratch.file("data", &vec![7; 1 << 20]);
+    (image, log)
+}
+
+#[test]
+fn sigterm_waits_for_who_unmounts_the_volume_and_loses_nothing() {
+    let scratch = Scratch::new();
+    let (image, log) = with_file_system(&scratch);
+    let mut shell = mounted(&scratch);
+    let server = server(&scratch);
+    kill_process(server, Signal::TERM).expect("a signal");
+    await_said(&log, "waits for at most");
+    let said = fs::read_to_string(&log).expect("a log");
+    assert!(said.contains("SIGTERM") && said.contains("mounted at"), "{said}");
+    drop(shell.stdin.take());
+    assert!(shell.wait().expect("waited").success(), "it was served to the end");
+    scratch.await_end(server);
+    let said = fs::read_to_string(&log).expect("a log");
+    assert!(!said.contains("lost"), "{said}");
+    assert!(scratch.device().symlink_metadata().is_err(), "the link is left");
+
+    open(&scratch, &image, &["--as", "loop"]).passes();
+    let text = "mount $1 m; cmp data m/file; umount m; e2fsck -fn $1 >&2";
+    run(&mut script(&scratch, text, &[scratch.device()]), b"").passes();
+    close(&scratch).passes();
+}
+
+#[test]
+fn sigterm_says_what_is_lost_by_who_does_not_go_and_status_is_clear() {
+    let scratch = Scratch::new();
+    let (_image, log) = with_file_system(&scratch);
+    let mut shell = mounted(&scratch);
+    let server = server(&scratch);
+    kill_process(server, Signal::TERM).expect("a signal");
+    // At any time: it is on its way out, ends, or has ended.
+    let mut asked = 0;
+    await_that("the end of the server", || {
+        let ran = run(scratch.ucrypt(&["status"]).arg(scratch.unique()), b"");
+        assert!(!ran.stderr.contains("EOF"), "{}", ran.stderr);
+        asked += 1;
+        !PathBuf::from(format!("/proc/{}", server.as_raw_nonzero())).exists()
+    });
+    assert!(asked > 0);
+    let said = fs::read_to_string(&log).expect("a log");
+    assert!(said.contains("mounted at") && said.contains("not synced is lost"), "{said}");
+    let ran = run(scratch.ucrypt(&["status"]).arg(scratch.unique()), b"").exits(4);
+    assert!(String::from_utf8_lossy(&ran.stdout).contains("is inactive"));
+    // What is left is a mount that fails.
+    drop(shell.stdin.take());
+    let _ = shell.wait();
+}
+
+#[test]
+fn a_second_signal_ends_a_server_that_waits_and_it_fails() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let server = Server::start(&scratch, On::Fuse, &image.with_key());
+    let _user = server.open();
+    server.signal(Signal::INT);
+    server.await_said("waits for at most");
+    server.signal(Signal::INT);
+    let said = server.exits(5);
+    assert!(said.contains("SIGINT ended the volume"), "{said}");
+}
+
+#[test]
+fn a_server_whose_image_does_not_answer_ends_and_says_so() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", LEN);
+    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let path = run(below.arg(&image).arg("below"), b"").text();
+    let holder = server(&scratch);
+    let above = Server::start(&scratch, On::Nbd, &["--cipher", "none", path.trim()]);
+    let mut client = NbdClient::connect(above.socket()).expect("connected");
+    client.write(0, &[1; 4096]).expect("written");
+    kill_process(holder, Signal::STOP).expect("stopped");
+    let writer = std::thread::spawn(move || client.write(8192, &[2; 4096]));
+    above.signal(Signal::TERM);
+    above.await_said("did not answer");
+    // It ends; the kernel lets it go once there is nobody any more whom it could wait for.
+    kill_process(holder, Signal::KILL).expect("killed");
+    above.exits(4);
+    assert!(writer.join().expect("it ends").is_err(), "nothing was acknowledged");
+}
+
+#[test]
+fn close_names_who_uses_a_device() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &["--as", "loop"]).passes();
+    let device = File::open(scratch.device()).expect("opened");
+    let mut sleep = Command::new("sleep").arg("300").stdin(device).spawn().expect("started");
+    let message = close(&scratch).refuses(5);
+    assert!(message.contains(&format!("sleep (process {})", sleep.id())), "{message}");
+    sleep.kill().expect("killed");
+    sleep.wait().expect("waited");
+    close(&scratch).passes();
+}
+
+/// The kernel and device managers let go of a device some time after its last user.
+#[test]
+fn close_waits_for_who_only_looks_at_a_device() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &["--as", "loop"]).passes();
+    // By this name it looks, as udev does.
+    let looks = scratch.path("blkid");
+    fs::copy("/bin/cat", &looks).expect("copied");
+    let mut look = judge("sh", "dash");
+    look.args(["-euc", "exec \"$1\" 3<\"$2\"", "sh"]).arg(&looks).arg(scratch.device());
+    let mut look = look.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
+    let device = fs::read_link(scratch.device()).expect("a link");
+    let is_open = || {
+        scratch.processes().iter().any(|pid| {
+            let fd = format!("/proc/{}/fd/3", pid.as_raw_nonzero());
+            fs::read_link(fd).is_ok_and(|target| target == device)
+        })
+    };
+    await_that("the device to be looked at", is_open);
+    let closing = {
+        let mut close = scratch.ucrypt(&["close"]);
+        close.arg(scratch.unique()).stdin(Stdio::null()).stdout(Stdio::null());
+        close.stderr(Stdio::piped()).spawn().expect("started")
+    };
+    await_that("close to wait", || {
+        let status = run(scratch.ucrypt(&["status", "--json"]).arg(scratch.unique()), b"").passes();
+        let status: Value = serde_json::from_slice(&status).expect("JSON");
+        status["state"] == "closing"
+    });
+    drop(look.stdin.take());
+    look.wait().expect("waited");
+    let closed = closing.wait_with_output().expect("waited");
+    assert!(closed.status.success(), "{}", String::from_utf8_lossy(&closed.stderr));
+}
+
+#[test]
+fn close_after_a_deferred_close_is_refused_while_the_file_is_in_use() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &["--as", "fuse"]).passes();
+    let file = File::options().read(true).write(true).open(scratch.runtime(&scratch.unique()));
+    let file = file.expect("opened");
+    run(scratch.ucrypt(&["close", "--deferred"]).arg(scratch.unique()), b"").passes();
+    close(&scratch).refuses(5);
+    file.write_all_at(b"still here", 0).expect("the volume goes on");
+    let text = run(scratch.ucrypt(&["status"]).arg(scratch.unique()), b"").text();
+    assert!(text.contains("closes with its last user"), "{text}");
+    let server = server(&scratch);
+    drop(file);
+    scratch.await_end(server);
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"still here");
+}
+
+#[test]
+fn a_server_keeps_no_file_system_busy_that_is_mounted_below_dev() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    scratch.sparse("other", 16 << 20);
+    let text = "
+        place=$(mktemp -d /dev/shm/ucrypt-test-XXXXXX)
+        other=$(losetup --find --show other)
+        trap 'umount $place || :; losetup --detach $other || :; rmdir $place' EXIT
+        mkfs.ext4 -q $other
+        mount $other $place
+        echo $other
+        ucrypt=$1 name=$2; shift 2
+        $ucrypt open --as loop --key-file passphrase image $name >&2
+        umount $place
+        status=0
+        # For itself alone: mkfs does not touch what is in use.
+        mkfs.ext4 -q -F $other || status=$?
+        $ucrypt close $name
+        exit $status";
+    let mut shell = script(&scratch, text, &[crate::scratch::UCRYPT, &scratch.unique()]);
+    run(shell.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").passes();
+    drop(image);
+}
+
+#[test]
+fn a_server_that_was_killed_before_it_listened_is_cleaned_up_by_close() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &["--as", "fuse"]).passes();
+    fs::remove_file(scratch.runtime(&format!(".{}.sock", scratch.unique()))).expect("removed");
+    scratch.kill_background_server();
+    let message = close(&scratch).refuses(4);
+    assert!(message.contains("was killed"), "{message}");
+    assert!(scratch.mounts().is_empty());
+    let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+    let message = close(&scratch).refuses(4);
+    assert!(message.contains("not open"), "{message}");
+}
+
+#[test]
+fn a_full_image_is_in_the_log() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path("small")).expect("a directory");
+    let mut mount = judge("mount", "mount");
+    mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]);
+    run(mount.arg(scratch.path("small")), b"").passes();
+    let image = scratch.sparse("small/image", 8 << 20);
+    let server =
+        Server::start(&scratch, On::Fuse, &["--cipher", "none", image.to_str().expect("text")]);
+    let file = server.open();
+    file.write_all_at(&vec![5; 4 << 20], 0).expect_err("there is no room");
+    server.await_said("No space left on device");
+    assert!(server.stderr().contains("small/image"), "{}", server.stderr());
+    drop(file);
+    server.terminate();
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_named_before_the_passphrase_is_asked_for() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut open = scratch.ucrypt(&["open", "--key-file", "/no/such/key", "--as", "nbd"]);
+    open.arg(&image.path).arg("volume").args(["--log", "/no/such/log"]);
+    let message = run(&mut open, b"").refuses(4);
+    assert!(message.contains("/no/such/log"), "{message}");
+    let text = "
+        mount -t tmpfs none /dev; touch /dev/null /dev/urandom
+        $1 open --key-file /no/such/key --as nbd --log syslog image volume";
+    let mut open = script(&scratch, text, &[crate::scratch::UCRYPT]);
+    let message = run(open.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").refuses(4);
+    assert!(message.contains("/dev/log"), "{message}");
+}

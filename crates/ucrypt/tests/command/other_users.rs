@@ -1,0 +1,301 @@
+//! The command as other users run it: root in a container, root of a user namespace, users without a
+//! session, under small limits and any umask. Each opens a volume, writes to it, closes it and finds
+//! what was written; what they cannot have is named before a passphrase is asked for.
+
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::image::{DATA, Image, LUKS2};
+use crate::namespace::{OWN_DEV, script};
+use crate::nbd_client::NbdClient;
+use crate::process::{judge, limited, run};
+use crate::scratch::{Scratch, UCRYPT};
+
+/// What Docker leaves root in a container, from its documentation ("Runtime privilege and Linux
+/// capabilities").
+const DOCKER: &str = "--bounding-set=-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,\
+    +setgid,+setuid,+setfcap,+setpcap,+net_bind_service,+sys_chroot,+kill,+audit_write";
+
+/// Clients that write at once.
+const CLIENTS: usize = 4;
+
+/// How somebody runs the command.
+struct Somebody<'a> {
+    scratch: &'a Scratch,
+    /// What comes before the command.
+    prefix: Vec<OsString>,
+    runtime: Option<PathBuf>,
+    ucrypt: PathBuf,
+}
+
+impl<'a> Somebody<'a> {
+    fn new(scratch: &'a Scratch, prefix: &[&str]) -> Self {
+        Self {
+            scratch,
+            prefix: prefix.iter().map(Into::into).collect(),
+            runtime: Some(scratch.path("run")),
+            ucrypt: UCRYPT.into(),
+        }
+    }
+
+    /// A shell under these limits and this mask.
+    fn shell(scratch: &'a Scratch, limits: &str) -> Self {
+        Self::new(scratch, &["sh", "-euc", &format!("{limits}; exec \"$@\""), "sh"])
+    }
+
+    fn command(&self, action: &str) -> Command {
+        let mut words = self.prefix.iter().cloned().chain([self.ucrypt.clone().into()]);
+        let mut command = limited(words.next().expect("a program"));
+        command.args(words).arg(action);
+        match &self.runtime {
+            Some(dir) => command.env("XDG_RUNTIME_DIR", dir),
+            None => command.env_remove("XDG_RUNTIME_DIR"),
+        };
+        command
+    }
+
+    /// Opens over NBD, writes on several connections, looks at the status, and closes. Returns the
+    /// status.
+    #[track_caller]
+    fn opens_writes_and_closes(&self, image: &Image) -> Value {
+        let mut open = self.command("open");
+        let uri = run(open.args(image.with_key()).args(["volume", "--as", "nbd"]), b"").text();
+        let socket = uri.trim().split_once("socket=").expect("a socket").1.to_owned();
+        let data = |at: usize| vec![at as u8 + 1; 100_000];
+        std::thread::scope(|scope| {
+            for at in 0..CLIENTS {
+                let socket = &socket;
+                scope.spawn(move || {
+                    let write = || {
+                        let mut client = NbdClient::connect(socket.as_ref())?;
+                        client.write(at as u64 * 100_000, &data(at))?;
+                        client.flush()
+                    };
+                    let log = PathBuf::from(socket.replace(".nbd", ".log"));
+                    let said = || fs::read_to_string(&log).unwrap_or_default();
+                    write().unwrap_or_else(|error| panic!("client {at}: {error}: {}", said()));
+                });
+            }
+        });
+        let status = run(self.command("status").args(["--json", "volume"]), b"").passes();
+        let closed = run(self.command("close").arg("volume"), b"");
+        assert_eq!(closed.stderr, "", "nothing was lost");
+        closed.passes();
+        let mut read = image.ucrypt(self.scratch, "read");
+        let len = (CLIENTS * 100_000).to_string();
+        let read = run(read.args(["--length", &len]), b"").passes();
+        assert!(read == (0..CLIENTS).flat_map(data).collect::<Vec<_>>(), "what was written");
+        serde_json::from_slice(&status).expect("JSON")
+    }
+
+    /// The volume as a file: opened, written and closed.
+    #[track_caller]
+    fn opens_a_file(&self, image: &Image) {
+        use std::os::unix::fs::FileExt;
+        let mut open = self.command("open");
+        let path = run(open.args(image.with_key()).args(["file", "--as", "fuse"]), b"").text();
+        let file = fs::File::options().write(true).open(path.trim()).expect("opened");
+        file.write_all_at(b"a file", 0).expect("written");
+        drop(file);
+        run(self.command("close").arg("file"), b"").passes();
+        let mut read = image.ucrypt(self.scratch, "read");
+        assert_eq!(run(read.args(["--length", "6"]), b"").passes(), b"a file");
+    }
+}
+
+fn notes(status: &Value) -> String {
+    status["server"]["notes"].to_string()
+}
+
+#[track_caller]
+fn locks_nothing_and_says_so(status: &Value) {
+    assert!(notes(status).contains("memory is not locked"), "{}", notes(status));
+    assert_eq!(status["server"]["locked_bytes"], 0);
+}
+
+#[test]
+fn root_with_dockers_capabilities_and_limits() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let limits = "ulimit -l 8192; exec \"$@\"";
+    let root = Somebody::new(&scratch, &["setpriv", DOCKER, "sh", "-euc", limits, "sh"]);
+    let status = root.opens_writes_and_closes(&image);
+    locks_nothing_and_says_so(&status);
+    assert!(notes(&status).contains("CAP_SYS_ADMIN"), "{}", notes(&status));
+    // Without a file and without a device, which need CAP_SYS_ADMIN.
+    for served in ["fuse", "loop"] {
+        let mut open = root.command("open");
+        open.arg(&image.path).args(["--key-file", "/no/such/key", "volume", "--as", served]);
+        let message = run(&mut open, b"").refuses(2);
+        assert!(message.contains("CAP_SYS_ADMIN") && message.contains("--as nbd"), "{message}");
+    }
+}
+
+#[test]
+fn root_with_dockers_capabilities_and_no_memory_to_lock() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let limits = "ulimit -l 64; exec \"$@\"";
+    let root = Somebody::new(&scratch, &["setpriv", DOCKER, "sh", "-euc", limits, "sh"]);
+    locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
+}
+
+#[test]
+fn root_without_any_capability() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let root = Somebody::new(&scratch, &["setpriv", "--bounding-set=-all"]);
+    locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
+}
+
+#[test]
+fn root_of_a_user_namespace() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let root = Somebody::new(&scratch, &["unshare", "--map-root-user"]);
+    locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
+    // It is no root of this machine: a file is what it would have, if it could mount one.
+    let mut open = root.command("open");
+    open.arg(&image.path).args(["--key-file", "/no/such/key", "volume"]);
+    let message = run(&mut open, b"").refuses(2);
+    assert!(message.contains("mount a file") && message.contains("--as nbd"), "{message}");
+    // With a mount namespace it can.
+    let root = Somebody::new(&scratch, &["unshare", "--map-root-user", "--mount"]);
+    locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
+}
+
+#[test]
+fn a_user_without_a_session() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // Nobody else has this number, and so nobody else its places.
+    let number = 1_000_000_000 + std::process::id();
+    let places = PathBuf::from(format!("/tmp/ucrypt-{number}"));
+    assert!(!places.exists(), "another test has this user");
+    fs::copy(UCRYPT, scratch.path("ucrypt")).expect("copied");
+    for name in ["", "ucrypt", "image", "passphrase"] {
+        chown(scratch.path(name), Some(number), Some(number)).expect("given away");
+    }
+    let (user, group) = (format!("--reuid={number}"), format!("--regid={number}"));
+    let user = Somebody {
+        runtime: None,
+        ucrypt: scratch.path("ucrypt"),
+        ..Somebody::new(&scratch, &["setpriv", &user, &group, "--clear-groups"])
+    };
+    locks_nothing_and_says_so(&user.opens_writes_and_closes(&image));
+    let mode = fs::metadata(&places).expect("a directory").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    fs::remove_dir(&places).expect("nothing is left in it");
+}
+
+#[test]
+fn under_a_memlock_limit_of_64_kib() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let root = Somebody::shell(&scratch, "ulimit -l 64");
+    root.opens_writes_and_closes(&image);
+    root.opens_a_file(&image);
+    // The limit counts for who has no right to pass it.
+    let limit = "ulimit -l 64; exec setpriv --bounding-set=-ipc_lock \"$@\"";
+    let root = Somebody::new(&scratch, &["sh", "-euc", limit, "sh"]);
+    locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
+    root.opens_a_file(&image);
+}
+
+#[test]
+fn under_a_limit_of_256_files() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let root = Somebody::shell(&scratch, "ulimit -n 256");
+    root.opens_writes_and_closes(&image);
+    root.opens_a_file(&image);
+}
+
+/// All the clients that are let in, and more.
+#[test]
+fn a_server_that_has_no_descriptors_left_still_flushes_and_closes() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let root = Somebody::shell(&scratch, "ulimit -n 64");
+    let mut open = root.command("open");
+    let uri = run(open.args(image.with_key()).args(["volume", "--as", "nbd"]), b"").text();
+    let socket = PathBuf::from(uri.trim().split_once("socket=").expect("a socket").1);
+    let mut first = NbdClient::connect(&socket).expect("connected");
+    // Who is not served any more is not greeted, or cut off.
+    let silent: Vec<_> =
+        (0..100).map(|_| std::os::unix::net::UnixStream::connect(&socket)).collect();
+    first.write(0, b"to the end").expect("written");
+    drop(first);
+    drop(silent);
+    let closed = run(root.command("close").arg("volume"), b"");
+    assert_eq!(closed.stderr, "");
+    closed.passes();
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"to the end");
+}
+
+#[test]
+fn with_a_umask_of_0() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let root = Somebody::shell(&scratch, "umask 0");
+    root.opens_writes_and_closes(&image);
+    root.opens_a_file(&image);
+}
+
+#[test]
+fn with_a_umask_of_077() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let root = Somebody::shell(&scratch, "umask 077");
+    root.opens_writes_and_closes(&image);
+    root.opens_a_file(&image);
+    let mut open = root.command("open");
+    let name = scratch.unique();
+    run(open.args(image.with_key()).args([&name, "--as", "loop"]), b"").passes();
+    let mode = fs::metadata("/dev/ucrypt").expect("a directory").permissions().mode();
+    run(root.command("close").arg(&name), b"").passes();
+    assert_eq!(mode & 0o777, 0o755, "links are for all to read");
+}
+
+#[test]
+fn what_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
+    for (action, nodes, missing, remedy) in [
+        ("open --as ublk", "fuse loop-control", "ublk-control", "--as loop"),
+        ("open --as ublk", "null", "ublk-control", "--as nbd"),
+        ("open --as loop", "fuse", "loop-control", "--as fuse"),
+        ("open --as loop", "null", "loop-control", "--as nbd"),
+        ("open", "null", "loop-control", "--as nbd"),
+        ("open --as fuse", "loop-control", "/dev/fuse", "--as nbd"),
+        ("serve --fuse served", "loop-control", "/dev/fuse", "--as nbd"),
+        ("serve --ublk", "null", "ublk-control", "--as nbd"),
+    ] {
+        let scratch = Scratch::new();
+        scratch.sparse("image", DATA);
+        let name = if action.starts_with("open") { scratch.unique() } else { String::new() };
+        let text =
+            format!("{OWN_DEV}\nnodes {nodes}\n$1 {action} --key-file /no/such/key image {name}");
+        let mut shell = script(&scratch, &text, &[UCRYPT]);
+        let message = run(shell.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").refuses(4);
+        assert!(message.contains(missing) && message.contains(remedy), "{action}: {message}");
+    }
+}
+
+#[test]
+fn a_runtime_directory_with_a_path_too_long_for_a_socket_is_refused_before_the_passphrase() {
+    let scratch = Scratch::new();
+    scratch.sparse("image", DATA);
+    let long = scratch.path(&"x".repeat(90));
+    fs::create_dir(&long).expect("a directory");
+    fs::set_permissions(&long, Permissions::from_mode(0o700)).expect("set");
+    let mut open = judge("env", "coreutils");
+    open.arg(format!("XDG_RUNTIME_DIR={}", long.display())).arg(UCRYPT);
+    open.args(["open", "--key-file", "/no/such/key", "--as", "nbd"]);
+    let message = run(open.arg(scratch.path("image")).arg("volume"), b"").refuses(1);
+    assert!(message.contains("too long"), "{message}");
+}

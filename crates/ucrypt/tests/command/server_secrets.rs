@@ -1,0 +1,152 @@
+//! Where a volume key must not be found: on a command line, and in the memory of a server that has set
+//! up its ciphers. And who may give orders to a server.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::Command;
+
+use rustix::process::Pid;
+
+use crate::image::{DATA, Image, LUKS2, PASSPHRASE};
+use crate::process::{cryptsetup, judge, limited, run};
+use crate::scratch::{Scratch, UCRYPT};
+use crate::server::{On, Server};
+
+const KEY: &str = "00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210";
+
+fn table(scratch: &Scratch) -> String {
+    let image = scratch.sparse("image", DATA);
+    format!("0 2048 crypt aes-xts-plain64 {KEY} 0 {} 0", image.display())
+}
+
+#[track_caller]
+fn has_no_key_on_its_command_line(pid: Pid) {
+    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).expect("a command line");
+    let line = String::from_utf8_lossy(&line).into_owned();
+    assert!(line.contains("image"), "another process: {line}");
+    assert!(!line.contains(&KEY[..16]), "{line}");
+}
+
+#[test]
+fn the_key_of_a_table_line_is_on_no_servers_command_line() {
+    let scratch = Scratch::new();
+    let line = table(&scratch);
+    let image = scratch.path("image");
+    let data = b"the same volume by every way".as_slice();
+    let mut write = scratch.ucrypt(&["write", "--table", &line]);
+    run(write.arg(&image), data).passes();
+    let file = scratch.file("table", format!("{line}\n").as_bytes());
+    let ways: [(&[&str], &[u8]); 3] = [
+        (&["--table", &line], b""),
+        (&["--table", "-"], line.as_bytes()),
+        (&["--table-file", file.to_str().expect("text")], b""),
+    ];
+    for (way, input) in ways {
+        let mut open = scratch.ucrypt(&["open", "--as", "fuse"]);
+        let path = run(open.args(way).arg(&image).arg("volume"), input).text();
+        let server = scratch.processes();
+        assert_eq!(server.len(), 1);
+        has_no_key_on_its_command_line(server[0]);
+        let mut found = vec![0; data.len()];
+        File::open(path.trim()).expect("opened").read_exact_at(&mut found, 0).expect("read");
+        assert_eq!(found, data, "{way:?}");
+        run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+        scratch.await_end(server[0]);
+    }
+    let server =
+        Server::start(&scratch, On::Nbd, &["--table", &line, image.to_str().expect("text")]);
+    has_no_key_on_its_command_line(server.pid());
+    server.terminate();
+}
+
+/// Whether the bytes are anywhere in what a process can write to.
+fn is_in_memory(pid: Pid, wanted: &[u8]) -> bool {
+    let pid = pid.as_raw_nonzero();
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("the memory, as root");
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+    let writable =
+        maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|it| it == "rw-p"));
+    let mut seen = 0;
+    let found =
+        writable.filter_map(|line| line.split(' ').next()?.split_once('-')).any(|(from, to)| {
+            let number = |text| u64::from_str_radix(text, 16).expect("an address");
+            let mut bytes = vec![0; (number(to) - number(from)) as usize];
+            if memory.read_exact_at(&mut bytes, number(from)).is_err() {
+                return false;
+            }
+            seen += bytes.len();
+            bytes.windows(wanted.len()).any(|part| part == wanted)
+        });
+    assert!(seen > 0, "no memory was read");
+    found
+}
+
+#[test]
+fn neither_passphrase_nor_volume_key_stay_in_the_memory_of_a_server() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let file = scratch.path("volume-key");
+    let mut dump = cryptsetup();
+    dump.args(["luksDump", "--dump-volume-key", "--batch-mode", "--key-file"]);
+    dump.arg(&image.key).arg("--volume-key-file").arg(&file).arg(&image.path);
+    run(&mut dump, b"").passes();
+    let key = fs::read(file).expect("the volume key");
+    let mut open = scratch.ucrypt(&["open", "--as", "nbd"]);
+    run(open.arg(&image.path).arg("volume"), &[PASSPHRASE, b"\n"].concat()).passes();
+    let server = scratch.processes();
+    assert_eq!(server.len(), 1);
+    assert!(is_in_memory(server[0], b"ucrypt"), "the search finds what is there");
+    assert!(!is_in_memory(server[0], PASSPHRASE), "the passphrase");
+    assert!(!is_in_memory(server[0], &key), "the volume key");
+    run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+}
+
+/// A command as another user, in this test's runtime directory.
+fn as_nobody(scratch: &Scratch, arguments: &[&str]) -> Command {
+    let mut command = limited("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(scratch.path("ucrypt"));
+    command.args(arguments).env("XDG_RUNTIME_DIR", scratch.path("run"));
+    command
+}
+
+#[test]
+fn with_umask_0_nobody_else_gives_orders_to_a_server_or_gets_at_its_volume() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    fs::copy(UCRYPT, scratch.path("ucrypt")).expect("copied");
+    for dir in ["", "run", "run/ucrypt"] {
+        // As a directory that was made by hand may be.
+        fs::create_dir_all(scratch.path(dir)).expect("a directory");
+        fs::set_permissions(scratch.path(dir), PermissionsExt::from_mode(0o755)).expect("set");
+    }
+    for served in ["nbd", "fuse", "loop"] {
+        let name = scratch.unique();
+        let mut open = judge("sh", "dash");
+        open.args(["-euc", "umask 0; exec \"$@\"", "sh", UCRYPT, "open"]).args(image.with_key());
+        open.args([&name, "--as", served]).env("XDG_RUNTIME_DIR", scratch.path("run"));
+        let path = run(&mut open, b"").text();
+        // The mode of the directory is one barrier; that of each thing in it and the user at the other
+        // end are others.
+        fs::set_permissions(scratch.runtime(""), PermissionsExt::from_mode(0o755)).expect("set");
+        for entry in fs::read_dir(scratch.runtime("")).expect("a directory") {
+            let entry = entry.expect("an entry");
+            let mode = entry.metadata().expect("metadata").permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{entry:?} is for others too: {mode:o}");
+        }
+        let socket = scratch.runtime(&format!(".{name}.sock"));
+        run(&mut as_nobody(&scratch, &["close", &name]), b"").refuses(2);
+        fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).expect("set");
+        run(&mut as_nobody(&scratch, &["close", &name]), b"").refuses(2);
+        run(&mut as_nobody(&scratch, &["resize", &name, "--size", "8"]), b"").refuses(2);
+        if served != "nbd" {
+            let mut read = judge("setpriv", "util-linux");
+            read.args(["--reuid=65534", "--regid=65534", "--clear-groups", "head", "-c", "1"]);
+            run(read.arg(path.trim()), b"").exits(1);
+        }
+        run(&mut scratch.ucrypt(&["close", &name]), b"").passes();
+        fs::set_permissions(scratch.runtime(""), PermissionsExt::from_mode(0o700)).expect("set");
+    }
+    if let Ok(links) = fs::metadata("/dev/ucrypt") {
+        assert_eq!(links.permissions().mode() & 0o777, 0o755);
+    }
+}
