@@ -219,6 +219,7 @@ mod tests {
         "offset",
         "length",
         "nbd",
+        "nbd_any_user",
         "vhost_user",
         "fuse",
         "fuse_transport",

@@ -46,7 +46,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
     /// Over TCP, serve every user of this machine; else only the server's own and root
-    #[arg(long)]
+    #[arg(long, requires = "nbd")]
     pub(crate) nbd_any_user: bool,
     /// Serve a virtual machine's disk (vhost-user-blk) on a Unix socket at this path; may be given
     /// several times
