@@ -33,6 +33,8 @@ mod resilience;
 mod served;
 mod show;
 
+pub(crate) use show::FLUSH_FAILED;
+
 use claim::Claim;
 use life::Life;
 use resilience::Resilience;

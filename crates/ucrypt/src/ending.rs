@@ -9,6 +9,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Op, Queue, QueueConfig, Volume};
 
+use crate::background::FLUSH_FAILED;
 use crate::failure::Failure;
 use crate::serve::Exports;
 use crate::stdio::say_line;
@@ -127,10 +128,18 @@ impl Watchdog {
 pub(crate) struct Troubles {
     told: u64,
     last: Option<Instant>,
+    flush_told: bool,
 }
 
 impl Troubles {
     pub(crate) fn look(&mut self, opened: &Opened) {
+        if let (Some(error), false) = (opened.volume.flush_error(), self.flush_told) {
+            self.flush_told = true;
+            say_line(format_args!(
+                "a flush of {} failed: {error}; {FLUSH_FAILED}",
+                opened.facts.image
+            ));
+        }
         let totals = opened.volume.totals();
         if totals.errors == self.told || self.last.is_some_and(|it| it.elapsed() < TROUBLE_EVERY) {
             return;

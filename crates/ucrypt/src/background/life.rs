@@ -203,6 +203,7 @@ impl Life {
                 "discards": totals.discards,
                 "errors": totals.errors,
                 "last_error": totals.last_error.map(|error| error.to_string()),
+                "flush_error": self.opened.volume.flush_error().map(|error| error.to_string()),
             },
             "queues": self.opened.volume.decisions().iter().map(queue).collect::<Vec<_>>(),
             "export": self.exports.facts(),

@@ -9,6 +9,10 @@ pub(super) const DEFERRED: &str = "deferred";
 pub(super) const ENDING: &str = "ending";
 pub(super) const CLOSING: &str = "closing";
 
+/// What a flush that failed means.
+pub(crate) const FLUSH_FAILED: &str = "acknowledged writes may be lost, and no flush succeeds any more: \
+    look after the disk under the image, then close the volume and open it anew";
+
 /// The lines of `list`: one for each volume.
 pub(super) fn list(volumes: &[Value]) -> String {
     let line = |status: &Value| {
@@ -88,6 +92,9 @@ pub(super) fn status(status: &Value) -> String {
     lines.push(("flushes", text(&counters["flushes"])));
     lines.push(("discarded", text(&counters["discards"])));
     lines.push(("errors", text(&counters["errors"])));
+    if let Some(error) = counters["flush_error"].as_str() {
+        lines.push(("flush failed", format!("{error}; {FLUSH_FAILED}")));
+    }
     let server = &status["server"];
     let bytes = |key: &str| server[key].as_u64().unwrap_or(0);
     let mib = |key: &str| format!("{} MiB", bytes(key) >> 20);

@@ -82,3 +82,35 @@ fn a_header_that_finds_no_room_is_refused_and_the_old_volume_is_still_there() {
     assert!(message.contains("no room for the header"), "{message}");
     assert!(image.bytes() == before);
 }
+
+/// A loop device over a file in a file system without room, until it is dropped.
+struct Lossy(String);
+
+impl Drop for Lossy {
+    fn drop(&mut self) {
+        let _ = judge("losetup", "mount").args(["--detach", &self.0]).output();
+    }
+}
+
+/// A2 of the audit: the flush of one connection was told of lost data, that of the other was not, and
+/// neither was afterwards.
+#[test]
+fn after_a_flush_that_failed_every_client_is_told_and_so_is_who_ends_the_server() {
+    let scratch = Scratch::new();
+    let small = image_with_little_room(&scratch);
+    let disk = scratch.sparse("small/disk", LUKS1.data_offset() + LEN);
+    let mut losetup = judge("losetup", "mount");
+    let device = run(losetup.args(["--find", "--show"]).arg(&disk), b"").text();
+    let device = Lossy(device.trim().to_owned());
+    let image = Image { path: device.0.clone().into(), ..small };
+    let mut format = crate::process::cryptsetup();
+    format.args(LUKS1.format_arguments()).args(image.with_key());
+    run(&mut format, b"").passes();
+    let server = Server::start(&scratch, On::Nbd, &image.with_key());
+    let script = include_str!("scripts/flush_once.py");
+    run(python(script, "nbd", "python3-libnbd").arg(server.uri()), b"").passes();
+    server.await_said("no flush succeeds any more");
+    server.signal(rustix::process::Signal::TERM);
+    let said = server.exits(4);
+    assert!(said.contains("the last flush failed"), "{said}");
+}

@@ -154,39 +154,27 @@ impl Server {
         Pid::from_child(&self.child)
     }
 
+    /// It ends by itself, with success.
+    #[track_caller]
+    pub(crate) fn ends(self) {
+        self.exits(0);
+    }
+
+    /// It ends by itself, with this exit code and a message of one line, which is returned.
+    #[track_caller]
+    pub(crate) fn fails(self, code: i32) -> String {
+        let said = self.exits(code);
+        let line = said.strip_suffix('\n').unwrap_or_default();
+        assert!(line.starts_with("ucrypt: ") && !line.contains('\n'), "{said:?}");
+        line.into()
+    }
+
     /// Waits for its end, which it comes to with this exit code.
     #[track_caller]
     pub(crate) fn exits(mut self, code: i32) -> String {
         let deadline = Instant::now() + PATIENCE;
         while self.is_running() {
             assert!(Instant::now() < deadline, "the server goes on: {}", self.stderr());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let status = self.child.wait().expect("waited");
-        assert_eq!(status.code(), Some(code), "{}", self.stderr());
-        self.stderr()
-    }
-
-    /// It ends by itself, with success.
-    #[track_caller]
-    pub(crate) fn ends(self) {
-        self.ends_with(0);
-    }
-
-    /// It ends by itself, with this exit code and a message of one line, which is returned.
-    #[track_caller]
-    pub(crate) fn fails(self, code: i32) -> String {
-        let said = self.ends_with(code);
-        let line = said.strip_suffix('\n').unwrap_or_default();
-        assert!(line.starts_with("ucrypt: ") && !line.contains('\n'), "{said:?}");
-        line.into()
-    }
-
-    #[track_caller]
-    fn ends_with(mut self, code: i32) -> String {
-        let deadline = Instant::now() + PATIENCE;
-        while self.is_running() {
-            assert!(Instant::now() < deadline, "the server goes on");
             std::thread::sleep(Duration::from_millis(5));
         }
         let status = self.child.wait().expect("waited");
