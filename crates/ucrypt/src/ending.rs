@@ -20,8 +20,12 @@ use crate::volume::Opened;
 /// those who send it kill: Docker's 10 s, systemd's 90 s.
 const USERS_PATIENCE: Duration = Duration::from_secs(6);
 
-/// How long the end may take after a signal, when nobody uses the volume any more.
-pub(crate) const END_LIMIT: Duration = Duration::from_secs(30);
+/// How long the end may take when nobody uses the volume any more: the last flush of an image on a slow
+/// disk takes minutes.
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(600);
+
+/// The same after a signal.
+pub(crate) const SIGNAL_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often it is said that requests fail.
 const TROUBLE_EVERY: Duration = Duration::from_secs(60);

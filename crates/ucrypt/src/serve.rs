@@ -15,7 +15,9 @@ use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
 use crate::available;
-use crate::ending::{END_LIMIT, Ending, LastFlush, Step, Troubles, Watchdog, signals};
+use crate::ending::{
+    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog, signals,
+};
 use crate::failure::Failure;
 use crate::stdio::{announce, say_line};
 use crate::users;
@@ -279,7 +281,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let mut ending: Option<Ending> = None;
     let left = loop {
         match stop.recv_timeout(CHECK_EVERY) {
-            Ok(_) if ending.is_some() => break ending.map(|ending| ending.left("the volume")),
+            Ok(_) if ending.is_some() => break ending.as_ref().map(|it| it.left("the volume")),
             Ok(signal) => ending = Some(Ending::by(signal)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break None,
@@ -294,7 +296,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             Some(Step::InUse(failure)) => break Some(failure),
         }
     };
-    let _watchdog = Watchdog::start(END_LIMIT, |failure| say_line(failure));
+    let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
+    let _watchdog = Watchdog::start(limit, |failure| say_line(failure));
     let stopped = exports.stop();
     last_flush.run().and(stopped)?;
     left.map_or(Ok(()), Err)

@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::ending::END_LIMIT;
 use crate::failure::Failure;
 use crate::runtime::Places;
 
@@ -24,10 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a server may take to say how it is.
 const STATUS_PATIENCE: Duration = Duration::from_secs(30);
-
-/// How long the end of a server may take that was asked to close: the last flush of an image on a slow
-/// disk takes minutes.
-pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(600);
 
 /// Clients that may wait for the one before them.
 const BACKLOG: i32 = 64;
@@ -73,7 +70,7 @@ pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
 
 /// `None`: the server has ended without an answer.
 fn exchange(mut stream: UnixStream, request: Request) -> io::Result<Option<Value>> {
-    let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * CLOSE_LIMIT };
+    let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * END_LIMIT };
     stream.set_read_timeout(Some(patience))?;
     let line = serde_json::to_string(&request)?;
     // A server that does not want to hear it has said why, and hung up.

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use ucrypt_engine::Decisions;
 
 use super::claim::Claim;
-use super::control::{self, CLOSE_LIMIT, OPEN, Request};
+use super::control::{self, OPEN, Request};
 use super::link::Link;
 use super::resilience::Resilience;
 use super::show::{CLOSING, DEFERRED, ENDING};
-use crate::ending::{END_LIMIT, Ending, LastFlush, Step, Troubles, Watchdog};
+use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::failure::Failure;
 use crate::runtime::Places;
 use crate::serve::Exports;
@@ -47,8 +47,10 @@ pub(super) struct Life {
 enum End {
     /// Somebody has asked for it, and waits for the answer.
     Closed(UnixStream),
-    /// The last user has gone, or a signal came when nobody used it.
+    /// The last user has gone, or the exports were ended from outside.
     Unused,
+    /// A signal came, and nobody uses it any more.
+    Signal,
     /// A signal came, and who used it did not go.
     InUse(Failure),
 }
@@ -125,7 +127,7 @@ impl Life {
             }
             match ending.as_mut().map(|it| it.step(&mut self.exports, &name, deferred)) {
                 None | Some(Step::Wait) => {}
-                Some(Step::Unused) => return End::Unused,
+                Some(Step::Unused) => return End::Signal,
                 Some(Step::InUse(failure)) => return End::InUse(failure),
             }
         }
@@ -140,10 +142,10 @@ impl Life {
     /// Finishes what was accepted, flushes and leaves nothing behind.
     fn end(self, end: End) -> Result<(), Failure> {
         let Self { places, claim, opened, exports, link, last_flush, .. } = self;
-        let limit = if matches!(end, End::Closed(_)) { CLOSE_LIMIT } else { END_LIMIT };
-        let waiting = match &end {
-            End::Closed(stream) => stream.try_clone().ok(),
-            End::Unused | End::InUse(_) => None,
+        let (limit, waiting) = match &end {
+            End::Closed(stream) => (END_LIMIT, stream.try_clone().ok()),
+            End::Unused => (END_LIMIT, None),
+            End::Signal | End::InUse(_) => (SIGNAL_LIMIT, None),
         };
         // What it leaves is removed as that of a killed server.
         let watchdog = Watchdog::start(limit, move |failure| {
@@ -162,7 +164,7 @@ impl Life {
         drop(watchdog);
         match end {
             End::Closed(stream) => control::reply(stream, &control::answer(&flushed, "closed")),
-            End::Unused => {}
+            End::Unused | End::Signal => {}
             End::InUse(failure) => {
                 if let Err(flushed) = &flushed {
                     say_line(&flushed);

@@ -221,7 +221,7 @@ fn under_a_limit_of_256_files() {
 fn a_server_that_has_no_descriptors_left_still_flushes_and_closes() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    let root = Somebody::shell(&scratch, "ulimit -n 64");
+    let root = Somebody::shell(&scratch, "ulimit -n 56");
     let mut open = root.command("open");
     let uri = run(open.args(image.with_key()).args(["volume", "--as", "nbd"]), b"").text();
     let socket = PathBuf::from(uri.trim().split_once("socket=").expect("a socket").1);
@@ -231,10 +231,10 @@ fn a_server_that_has_no_descriptors_left_still_flushes_and_closes() {
         (0..100).map(|_| std::os::unix::net::UnixStream::connect(&socket)).collect();
     first.write(0, b"to the end").expect("written");
     drop(first);
-    drop(silent);
     let closed = run(root.command("close").arg("volume"), b"");
     assert_eq!(closed.stderr, "");
     closed.passes();
+    drop(silent);
     let mut read = image.ucrypt(&scratch, "read");
     assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"to the end");
 }
