@@ -2,7 +2,7 @@
 //! model.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -215,13 +215,11 @@ impl Client {
     }
 
     fn submit(&mut self, port: usize, way: &mut dyn Port) -> Result<(), Failure> {
-        let (tag, operation) = match self.held[port].take() {
-            Some(held) => held,
-            None => {
-                let tag = self.next;
-                self.next += 1;
-                (tag, self.generator.next(&mut self.random))
-            }
+        let (tag, operation) = if let Some(held) = self.held[port].take() {
+            held
+        } else {
+            self.next += 1;
+            (self.next - 1, self.generator.operation(&mut self.random))
         };
         self.data.clear();
         if matches!(operation.kind, Kind::Write { .. }) {
@@ -289,7 +287,8 @@ impl Client {
     fn describe_hang(&self, way: &dyn Port) -> String {
         let mut text = String::from("nothing is answered any more. Under way:");
         for (tag, asked) in &self.asked {
-            text += &format!("\n  {tag} on port {}: {}", asked.port, asked.operation);
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\n  {tag} on port {}: {}", asked.port, asked.operation);
         }
         text + "\n" + &way.describe()
     }

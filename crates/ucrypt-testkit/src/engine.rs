@@ -14,6 +14,9 @@ use crate::port::{Completion, Port, Submitted};
 use crate::random::Random;
 
 /// AES-256-XTS with a key that everybody knows.
+///
+/// # Panics
+/// If there is no sector of that size.
 pub fn aes(sector_size: u32) -> SectorCipher {
     let spec = CipherSpec::from_str("aes-xts-plain64").expect("a known cipher");
     let key: Vec<u8> = (0..64).collect();

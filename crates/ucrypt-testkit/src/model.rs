@@ -202,6 +202,9 @@ impl Model {
 
     /// After a crash, `offset` and behind hold these bytes.
     ///
+    /// # Panics
+    /// If the model was not made for crashes.
+    ///
     /// # Errors
     /// What the disk holds and must not.
     pub fn check_after_crash(&self, offset: u64, bytes: &[u8]) -> Result<(), Mismatch> {

@@ -110,7 +110,7 @@ impl Generator {
     }
 
     /// The next one.
-    pub fn next(&mut self, random: &mut Random) -> Operation {
+    pub fn operation(&mut self, random: &mut Random) -> Operation {
         let shape = &self.shape;
         if random.percent(2) {
             let len = random.length(shape.disk_len).max(shape.grain);
@@ -175,7 +175,7 @@ mod tests {
             let (mut generator, mut random) = (Generator::new(shape), Random::new(1));
             let (mut ends, mut kinds) = ([false; 2], std::collections::HashSet::new());
             for _ in 0..20_000 {
-                let operation = generator.next(&mut random);
+                let operation = generator.operation(&mut random);
                 let range = operation.range();
                 assert!(range.end <= len, "{operation}");
                 assert!(range.start % grain == 0 && range.end % grain == 0, "{operation}");

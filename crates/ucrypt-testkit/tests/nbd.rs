@@ -34,7 +34,8 @@ fn run(volume: Arc<Volume>, plan: Plan, connections: u64) -> Report {
     let server = Server::start(volume, &address, config).expect("a server");
     let mut ports: Vec<Box<dyn Port>> = (0..connections)
         .map(|index| {
-            let options = NbdOptions { structured: (seed + index) % 2 == 0, unsent_max: 4 << 20 };
+            let options =
+                NbdOptions { structured: (seed + index).is_multiple_of(2), unsent_max: 4 << 20 };
             Box::new(NbdPort::connect(&path, options).expect("a connection")) as Box<dyn Port>
         })
         .collect();
@@ -78,7 +79,7 @@ fn connections_over_a_file_and_memory_lose_nothing_and_do_not_hang() {
     for seed in seeds(12) {
         let len = 48 * MIB;
         let Setting { kind, connections, mut plan } = setting(seed, len);
-        let backend: Arc<dyn Backend> = if seed % 3 == 0 {
+        let backend: Arc<dyn Backend> = if seed.is_multiple_of(3) {
             // A read in place beside a write by the kernel may find a mix, by blocks of the cipher.
             plan.sector = 16;
             Arc::new(memory(len).expect("memory"))

@@ -128,7 +128,7 @@ impl FileBackend {
     fn new(opened: open::Opened) -> Self {
         let open::Opened { files, limits, name, in_memory, zones, in_use } = opened;
         let (way, instead) = (choose_way(&files, in_memory), OnceLock::new());
-        Self { way, files, limits, name, zones, in_use, instead }
+        Self { files, limits, name, way, zones, in_use, instead }
     }
 
     /// The reason and the remedy, if io_uring could not be used: to be told once.

@@ -26,6 +26,12 @@ type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
 const LONG_SECTORS: u64 = 32;
 const TIMED_EVERY: u32 = 16;
 
+/// A chunk was encrypted to where the backend keeps it.
+struct InPlace {
+    /// What that took, in nanoseconds, if it was measured.
+    spent_ns: Option<u64>,
+}
+
 /// Rounds of the loop between two looks that others may have at the queue's decisions.
 const PUBLISH_EVERY: u32 = 64;
 /// The same when nothing is in flight: after that there may be no further round.
@@ -300,10 +306,10 @@ impl Queue {
                     return self.machine.crypted(chunk, Err(error), None, self.now_ns);
                 }
                 if place == Place::Here
-                    && let Some(spent_ns) = self.write_in_place(chunk, source, &bufs)
+                    && let Some(done) = self.write_in_place(chunk, source, &bufs)
                 {
                     self.chunks[chunk.index()] = bufs;
-                    return self.written_in_place(chunk, spent_ns);
+                    return self.written_in_place(chunk, done);
                 }
                 match self.gather(chunk, place, source, &mut bufs) {
                     Ok(done) => encrypted = done,
@@ -370,7 +376,7 @@ impl Queue {
     }
 
     /// Encrypts a write's chunk to where the backend keeps it, if it may leave at once and the backend
-    /// is memory: that saves the write. Returns the nanoseconds that took, if they were measured.
+    /// is memory: that saves the write.
     /// `None`: it has to be written, whatever is there now; its plaintext is where it was. So it is after
     /// an error: the write then tells which requests that concerns.
     fn write_in_place(
@@ -378,7 +384,7 @@ impl Queue {
         chunk: ChunkId,
         source: Borrowed<'_>,
         bufs: &[Buf],
-    ) -> Option<Option<u64>> {
+    ) -> Option<InPlace> {
         let parts = self.machine.parts(chunk);
         let (segments, bytes) = (&self.volume.segments, sectors(parts) as usize * 512);
         let (segment, sector) = self.volume.place(parts.first()?.sector);
@@ -391,10 +397,10 @@ impl Queue {
             let (segment, sector) = self.volume.place(part.sector);
             plain.encrypt_mapped(segments, segment, sector, buf.len())?.ok()?;
         }
-        Some(started.map(elapsed_ns))
+        Some(InPlace { spent_ns: started.map(elapsed_ns) })
     }
 
-    fn written_in_place(&mut self, chunk: ChunkId, spent_ns: Option<u64>) {
+    fn written_in_place(&mut self, chunk: ChunkId, InPlace { spent_ns }: InPlace) {
         self.crypted_here = self.crypted_here.wrapping_add(1);
         self.now_ns += spent_ns.unwrap_or(0);
         self.mapped[chunk.index()] = true;
@@ -514,12 +520,10 @@ impl Queue {
                 debug_assert!(whole, "a read has memory for all its sectors");
             }
         }
-        if kind == StoreKind::Read {
-            if self.volume.segments.at_hand(offset, len as usize) {
-                // There is nothing to wait for, and the cipher does the copying.
-                self.mapped[chunk.index()] = true;
-                return self.machine.stored(chunk, Ok(()), self.now_ns);
-            }
+        if kind == StoreKind::Read && self.volume.segments.at_hand(offset, len as usize) {
+            // There is nothing to wait for, and the cipher does the copying.
+            self.mapped[chunk.index()] = true;
+            return self.machine.stored(chunk, Ok(()), self.now_ns);
         }
         if matches!(kind, StoreKind::Flush | StoreKind::Write { fua: true })
             && let Some(error) = self.volume.flush_error()

@@ -219,6 +219,14 @@ mod tests {
             self.inner.extents(offset, len, max)
         }
 
+        fn len_now(&self) -> io::Result<u64> {
+            self.inner.len_now()
+        }
+
+        fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+            None
+        }
+
         fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
             Some(self)
         }

@@ -149,7 +149,7 @@ impl Life {
         };
         // What it leaves is removed as that of a killed server.
         let watchdog = Watchdog::start(limit, move |failure| {
-            say_line(&failure);
+            say_line(failure);
             if let Some(stream) = waiting {
                 control::reply(stream, &control::refusal(failure));
             }
@@ -167,7 +167,7 @@ impl Life {
             End::Unused | End::Signal => {}
             End::InUse(failure) => {
                 if let Err(flushed) = &flushed {
-                    say_line(&flushed);
+                    say_line(flushed);
                 }
                 return Err(failure);
             }
