@@ -33,16 +33,12 @@ impl Resilience {
     pub(super) fn guard() -> Self {
         let mut guarded = Self::default();
         if let Err(error) = configure_io_flusher_behavior(true) {
-            guarded.note(
-                "the kernel may wait for this server while it serves it, without CAP_SYS_RESOURCE",
-                error,
-            );
+            let what = "the kernel may wait for this server while it serves it";
+            guarded.note(what, "CAP_SYS_RESOURCE", error);
         }
         if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
-            guarded.note(
-                "it may be killed when memory runs out, without CAP_SYS_RESOURCE",
-                errno(&error),
-            );
+            let what = "it may be killed when memory runs out";
+            guarded.note(what, "CAP_SYS_RESOURCE", errno(&error));
         }
         guarded
     }
@@ -50,7 +46,7 @@ impl Resilience {
     /// Leaves the mounts of the user, with what they lead to, but for the server's places.
     pub(super) fn leave_mounts(&mut self, places: &Places) {
         if let Err(error) = mounts::enter(places.dir()) {
-            self.note("it shares the mounts of its user, without CAP_SYS_ADMIN", errno(&error));
+            self.note("it has no mount namespace of its own", "CAP_SYS_ADMIN", errno(&error));
         }
     }
 
@@ -67,12 +63,15 @@ impl Resilience {
             return;
         }
         if let Err(error) = keep_resident() {
-            self.note("memory is not locked: it may wait for swap", errno(&error));
+            self.note("memory is not locked: it may wait for swap", "CAP_IPC_LOCK", errno(&error));
         }
     }
 
-    fn note(&mut self, what: &str, error: Errno) {
-        self.notes.push(format!("{what} ({error})"));
+    /// What could not be had, and the right that is missing if it was refused.
+    fn note(&mut self, what: &str, right: &str, error: Errno) {
+        let refused = matches!(error, Errno::PERM | Errno::ACCESS);
+        let remedy = if refused { format!("; it needs {right}") } else { String::new() };
+        self.notes.push(format!("{what} ({error}{remedy})"));
     }
 
     /// What it has in memory, how much of it is locked, and what could not be had.
