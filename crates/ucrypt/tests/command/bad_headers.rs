@@ -118,7 +118,8 @@ fn an_action_that_only_reads_repairs_nothing() {
         }
         // A passphrase that is wrong opens nothing, whatever it was meant for.
         let mut write = scratch.ucrypt(&["write"]);
-        run(write.args(image.arguments()).args(["--key-file", "/dev/null"]), b"").exits(2);
+        let wrong = scratch.file("wrong", b"another passphrase");
+        run(write.args(image.arguments()).arg("--key-file").arg(wrong), b"").exits(2);
         assert!(image.bytes() == before, "copy {copy}");
     }
 }

@@ -167,6 +167,7 @@ fn opening_it_for_truncation_is_refused_and_its_size_stays_known() {
         let error = file.write(b"appended").expect_err("behind the end");
         assert_eq!(error.kind(), ErrorKind::StorageFull);
         assert_eq!(server.read(0, 7), b"content");
+        drop(file);
         server.terminate();
     }
 }
@@ -245,6 +246,7 @@ fn space_cannot_be_reserved_and_holes_are_data() {
     assert_eq!(seek(&file, SeekFrom::Hole(4097)), Ok(1 << 20));
     assert_eq!(seek(&file, SeekFrom::Data(1 << 20)), Err(Errno::NXIO));
     assert_eq!(fs::metadata(server.file()).expect("metadata").len(), 1 << 20);
+    drop(file);
     server.terminate();
 }
 
@@ -280,6 +282,7 @@ fn its_time_tells_of_every_change_also_over_other_exports() {
     file.read_exact_at(&mut [0; 512], 0).expect("read");
     file.sync_all().expect("flushed");
     assert_eq!(modified(), (1_000_000_000, 0));
+    drop(file);
     server.terminate();
 }
 
