@@ -157,6 +157,8 @@ const MANNERS: &[&str] = &[
     "perf-high_priority",
 ];
 
+const TABLE: &str = "0 128 crypt aes-xts-plain64 ffffffffffffffffffffffffffffffff00000000000000000000000000000000 0 x 0";
+
 /// A value for every option of `read`, other than what a volume has without it.
 fn value(scratch: &Scratch, option: &str) -> Vec<String> {
     let file = |name: &str, content: &[u8]| vec![scratch.file(name, content).display().to_string()];
@@ -179,9 +181,8 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
         "data-offset" | "skip" => text("8"),
         "size" => text("64"),
         "sector-size" => text("4096"),
-        "table" => text(
-            "0 128 crypt aes-xts-plain64 ffffffffffffffffffffffffffffffff00000000000000000000000000000000 0 x 0",
-        ),
+        "table" => text(TABLE),
+        "table-file" => file("table", TABLE.as_bytes()),
         other => panic!("no value for --{other}: say one, so that its effect is tested"),
     }
 }
