@@ -22,6 +22,8 @@ mod loop_device;
 mod namespace;
 mod nbd;
 mod nbd_client;
+mod nbd_kills;
+mod nbd_programs;
 mod passphrases;
 mod plain;
 mod plain_keys;
