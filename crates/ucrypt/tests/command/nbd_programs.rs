@@ -43,7 +43,12 @@ fn source(scratch: &Scratch, name: &str, len: u64, [data, hole]: [u64; 2]) -> Pa
 
 #[track_caller]
 fn assert_same(one: &Path, other: &Path) {
-    assert!(fs::read(one).expect("read") == fs::read(other).expect("read"), "{one:?} {other:?}");
+    assert!(
+        fs::read(one).expect("read") == fs::read(other).expect("read"),
+        "{} {}",
+        one.display(),
+        other.display()
+    );
 }
 
 fn text(path: &Path) -> &str {

@@ -2,6 +2,8 @@
 # Runs the scenarios one after the other. Of each, /out gets NAME.log, and NAME.status with the
 # exit status; NAME.seconds is for people.
 cd /work || exit
+# Where scenarios make null_blk devices of their own.
+mount -t configfs none /sys/kernel/config
 for scenario in scenarios/*.sh; do
     name=$(basename "$scenario" .sh)
     echo "$name"
