@@ -7,7 +7,7 @@ CARGO ?= cargo
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make test    install the missing outside judges and a kernel to boot, run every test"
-	@echo "make soak    ten minutes of writers that fill the memory of a small machine"
+	@echo "make soak    servers killed hundreds of times; ten minutes of writers that fill a small memory"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
 	@echo "make bench-engine   the engine in process: what it adds to the cipher, and to a disk"
@@ -26,7 +26,8 @@ test:
 	$(CARGO) test --workspace --locked
 
 soak:
-	scripts/setup build guest
+	scripts/setup build judges guest
+	UCRYPT_KILLS=100 $(CARGO) test --locked --package ucrypt --test command nbd_kills
 	UCRYPT_SOAK_S=600 $(CARGO) test --locked --package ucrypt --test memory_pressure -- --nocapture
 
 bench: build
