@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
+use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -200,7 +201,35 @@ impl Client {
         Ok(())
     }
 
-    fn read_all(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<(), Failure> {
+    /// The server is dead: takes the answers that it still gave, and gives up the rest, which may have
+    /// been done or not. What was acknowledged is done: the kernel outlives a server. The client goes
+    /// on with ports to a new one.
+    ///
+    /// # Errors
+    /// As [`Client::run`], and a port that does not break.
+    pub fn lose(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<(), Failure> {
+        self.quiet_since = Instant::now();
+        for (port, way) in ports.iter_mut().enumerate() {
+            while self.take_answers(port, &mut **way, true)?.is_ok() {}
+        }
+        for (tag, asked) in std::mem::take(&mut self.asked) {
+            if asked.operation.kind == Kind::Read {
+                // Nothing was read that could be wrong.
+                let _ = self.model.end_read(tag, &asked.operation, None);
+            } else {
+                self.model.end(tag, &asked.operation, false);
+            }
+        }
+        self.under_way.fill(0);
+        self.held.fill(None);
+        Ok(())
+    }
+
+    /// Reads the whole disk.
+    ///
+    /// # Errors
+    /// As [`Client::run`].
+    pub fn read_all(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<(), Failure> {
         let (len, most) = (self.plan.shape.disk_len, self.plan.shape.transfer_max);
         let most = (most / 4096 * 4096).max(4096);
         let mut at = 0;
@@ -262,10 +291,21 @@ impl Client {
     }
 
     fn poll(&mut self, port: usize, way: &mut dyn Port, wait: bool) -> Result<(), Failure> {
-        let mut done = std::mem::take(&mut self.done);
-        if let Err(error) = way.poll(wait, &mut done) {
-            return self.fail(format!("port {port} is broken: {error}"));
+        match self.take_answers(port, way, wait)? {
+            Ok(()) => Ok(()),
+            Err(error) => self.fail(format!("port {port} is broken: {error}")),
         }
+    }
+
+    /// Whether the port is still there; the answers that have come count in any case.
+    fn take_answers(
+        &mut self,
+        port: usize,
+        way: &mut dyn Port,
+        wait: bool,
+    ) -> Result<io::Result<()>, Failure> {
+        let mut done = std::mem::take(&mut self.done);
+        let polled = way.poll(wait, &mut done);
         self.quiet_polls += 1;
         if !done.is_empty() {
             (self.quiet_polls, self.quiet_since) = (0, Instant::now());
@@ -278,10 +318,10 @@ impl Client {
             Watchdog::Steps(most) => self.quiet_polls > most,
             Watchdog::Time(most) => self.quiet_since.elapsed() > most,
         };
-        if hangs {
+        if polled.is_ok() && hangs {
             return self.fail(self.describe_hang(way));
         }
-        Ok(())
+        Ok(polled)
     }
 
     fn describe_hang(&self, way: &dyn Port) -> String {

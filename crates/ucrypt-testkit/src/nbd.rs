@@ -260,17 +260,18 @@ impl Port for NbdPort {
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        self.send()?;
-        if wait {
+        let mut sent = self.send();
+        if wait && sent.is_ok() {
             let mut events = PollFlags::IN;
             events.set(PollFlags::OUT, !self.unsent.is_empty());
             let patience = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
             let _ = poll(&mut [PollFd::new(&self.socket, events)], Some(&patience));
-            self.send()?;
+            sent = self.send();
         }
-        self.receive()?;
+        // What a server answered before it died counts.
+        let received = self.receive();
         while self.take_reply(done)? {}
-        Ok(())
+        sent.and(received)
     }
 
     /// NBD has no way to give a request up.

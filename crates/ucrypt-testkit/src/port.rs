@@ -38,7 +38,7 @@ pub trait Port {
     /// Takes what has been answered. With `wait` it may sleep for some milliseconds if nothing has.
     ///
     /// # Errors
-    /// The way in is broken.
+    /// The way in is broken. The answers that had come before are taken nevertheless.
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()>;
 
     /// Gives a request up, where that is possible; it is still answered.

@@ -23,6 +23,8 @@ mod loop_device;
 mod namespace;
 mod nbd;
 mod nbd_client;
+mod nbd_kills;
+mod nbd_programs;
 mod nbd_users;
 mod other_users;
 mod passphrases;

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 
 /// Seconds for the boot and all scenarios, on a machine that is busy with other tests.
-const LIMIT_S: &str = "600";
+const LIMIT_S: &str = "900";
 
 const PROGRAMS: [&str; 11] = [
     UCRYPT,
@@ -31,9 +31,10 @@ const PROGRAMS: [&str; 11] = [
     "mkfs.ext4",
 ];
 
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 15] = [
     "ublk_drv",
     "dm-crypt",
+    "dm-flakey",
     "xts",
     "cbc",
     "essiv",
@@ -44,6 +45,7 @@ const MODULES: [&str; 13] = [
     "loop",
     "nbd",
     "btrfs",
+    "ext4",
     "null_blk gb=1 zoned=1 zone_size=4 memory_backed=1",
 ];
 
@@ -144,6 +146,11 @@ fn a_zoned_device_is_written_in_order_under_parallel_encryption() {
 #[test]
 fn what_was_durable_is_there_after_the_power_failed_under_a_server() {
     Guest::get().passed("power");
+}
+
+#[test]
+fn what_was_synced_is_there_after_the_power_failed_under_a_loop_device() {
+    Guest::get().passed("flakey");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 # The power fails, of a disk whose cache is lost then: what was answered as durable is there, whether
 # it was flushed or written through. Nothing waits for a new server.
 # shellcheck disable=SC2154 # common.sh sets $server
-mount -t configfs none /sys/kernel/config
 config=/sys/kernel/config/nullb/power
 mkdir $config
 for setting in zoned=0 memory_backed=1 size=64 cache_size=48; do
