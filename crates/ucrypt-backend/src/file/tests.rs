@@ -189,6 +189,35 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
     });
 }
 
+/// A device of blocks of 4096 bytes refuses to discard less, and a volume has sectors of 512.
+#[test]
+fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    for way in ["as chosen for a file", "threads"] {
+        let mut backend = open(&path);
+        std::sync::Arc::get_mut(&mut backend.files).expect("nobody else has it").punch_align = 4096;
+        if way == "threads" {
+            let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
+            backend.way = Way::Threads(threads::Threads::new(&backend.files, &error));
+        }
+        backend.write_all_at(0, &[9; 65536]).unwrap();
+        let mut queue = backend.queue(4).unwrap();
+        let places = [(512, 16384), (40_960, 512), (45_568, 1024), (u64::MAX - 100, 100)];
+        for (token, (offset, len)) in places.into_iter().enumerate() {
+            queue.submit(Io::Discard { token: token as u64, offset, len });
+        }
+        let done = drain(queue.as_mut(), places.len());
+        assert!(done.iter().all(|done| done.result.is_ok()), "{way}: {done:?}");
+        let mut bytes = vec![0; 65536];
+        backend.read_exact_at(0, &mut bytes).unwrap();
+        for (at, byte) in bytes.into_iter().enumerate() {
+            let gone = (4096..16384).contains(&at);
+            assert_eq!(byte, if gone { 0 } else { 9 }, "{way}: byte {at}");
+        }
+    }
+}
+
 #[test]
 fn many_operations_under_way_are_each_answered_once() {
     every_way(1 << 20, |way, backend| {

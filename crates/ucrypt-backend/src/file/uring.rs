@@ -43,7 +43,7 @@ pub(super) struct UringQueue {
     free: Vec<u32>,
     /// Operations to hand to the ring at the next poll: new ones, and those to be continued.
     staged: VecDeque<u32>,
-    /// Reads that were carried out at once.
+    /// What was carried out at once: reads, and discards of nothing.
     answered: Vec<Done>,
     cached: Cached,
 }
@@ -376,6 +376,13 @@ impl Queue for UringQueue {
             let (token, bufs) = io.into_parts();
             return self.answered.push(Done { token, result: Ok(()), bufs });
         }
+        if let Io::Discard { token, offset, len } = &mut io {
+            let Some(whole) = self.files.discardable(*offset, *len) else {
+                let done = Done { token: *token, result: Ok(()), bufs: Vec::new() };
+                return self.answered.push(done);
+            };
+            (*offset, *len) = whole;
+        }
         if self.offered.is_some() {
             self.register_for(&io);
         }
@@ -390,13 +397,17 @@ impl Queue for UringQueue {
     }
 
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        let before = done.len();
         done.append(&mut self.answered);
         self.reap(done);
         let awaited = self.under_way() > 0 || self.ring.is_awaited();
-        if done.is_empty() && awaited && !self.ring.has_completion() {
-            self.turn(1, done)?;
+        if done.len() == before && awaited && !self.ring.has_completion() {
+            self.turn(1, done)
+        } else if self.staged.is_empty() {
+            Ok(())
+        } else {
+            self.turn(0, done)
         }
-        Ok(())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
