@@ -201,7 +201,7 @@ fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
             let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
             backend.way = Way::Threads(threads::Threads::new(&backend.files, &error));
         }
-        backend.write_all_at(0, &[9; 65536]).unwrap();
+        backend.write_all_at(0, &vec![9; 65536]).unwrap();
         let mut queue = backend.queue(4).unwrap();
         let places = [(512, 16384), (40_960, 512), (45_568, 1024), (u64::MAX - 100, 100)];
         for (token, (offset, len)) in places.into_iter().enumerate() {
