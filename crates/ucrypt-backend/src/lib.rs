@@ -117,7 +117,8 @@ pub enum Io {
         /// Bytes.
         len: u64,
     },
-    /// The range reads as zeroes afterwards.
+    /// The range reads as zeroes afterwards. Refused with `EINVAL` or `EOPNOTSUPP` where it has to be
+    /// written.
     WriteZeroes {
         /// Returned in [`Done::token`].
         token: u64,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Policies, Policy, QueueConfig, Volume};
+use ucrypt_engine::{Op, Policies, Policy, QueueConfig, Volume};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Watchdog};
@@ -221,7 +221,7 @@ fn crash_at(seed: u64, step: u64) {
     backend.settle().expect("memory");
     let volume = kind.over(inner, len);
     let mut queue = volume.queue(LARGE).expect("a queue");
-    queue.submit(1, ucrypt_engine::Op::Read { offset: 0, len: len as usize }).expect("room");
+    queue.submit(1, Op::Read { offset: 0, len: len as usize }).expect("room");
     while queue.in_flight() > 0 {
         queue.wait().expect("memory");
         let Some(done) = queue.next_done() else { continue };
@@ -240,6 +240,154 @@ fn what_was_flushed_survives_a_crash_at_any_step() {
     }
     for step in 0..150 {
         crash_at(number("UCRYPT_SEED", 1), step);
+    }
+}
+
+/// Submits one operation and waits for its answer.
+fn one(queue: &mut ucrypt_engine::Queue, op: Op) -> ucrypt_engine::Done {
+    queue.submit(7, op).expect("room");
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        queue.poll().expect("the queue works");
+        if let Some(done) = queue.next_done() {
+            return done;
+        }
+        assert!(std::time::Instant::now() < until, "an answer is missing");
+    }
+}
+
+/// A device of blocks of 4096 bytes does not zero less, and an unencrypted volume has sectors of 512.
+#[test]
+fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
+    for error in [Errno::INVAL, Errno::OPNOTSUPP] {
+        let faults = Faults::new(1);
+        faults.add(Rule::new(Fate::Fail(error)).on(Access::Punch));
+        let inner = memory(MIB).unwrap();
+        inner.write_all_at(0, &vec![9; MIB as usize]).unwrap();
+        let backend = FaultBackend::new(Arc::new(inner), faults.clone());
+        let kind = VolumeKind {
+            sector_size: None,
+            policies: Policy::default().into(),
+            workers: 0,
+            offset: 0,
+        };
+        let mut queue = kind.over(Arc::new(backend), MIB).queue(LARGE).unwrap();
+        let (offset, len) = (512, 8192);
+        let zeroes = Op::WriteZeroes { offset, len, fua: false, no_unmap: false };
+        assert_eq!(one(&mut queue, zeroes).result, Ok(()), "{error}");
+        assert_eq!(faults.met().len(), 1, "the backend was asked");
+        let read = one(&mut queue, Op::Read { offset: 0, len: 16384 }).data.expect("data");
+        for (at, &byte) in read.iter().enumerate() {
+            let zero = (offset..offset + len).contains(&(at as u64));
+            assert_eq!(byte, if zero { 0 } else { 9 }, "{error}: byte {at}");
+        }
+    }
+}
+
+/// Kinds of volumes, one for each sector size.
+fn kinds() -> impl Iterator<Item = VolumeKind> {
+    [None, Some(512), Some(4096)].into_iter().map(|sector_size| VolumeKind {
+        sector_size,
+        policies: Policy::default().into(),
+        workers: 0,
+        offset: 512,
+    })
+}
+
+#[test]
+fn a_part_of_a_sector_that_cannot_be_read_is_not_written() {
+    for kind in kinds() {
+        let faults = Faults::new(1);
+        faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Read));
+        let inner = Arc::new(memory(MIB).unwrap());
+        inner.write_all_at(0, &vec![9; MIB as usize]).unwrap();
+        let volume = kind.over(Arc::new(FaultBackend::new(inner.clone(), faults)), 256 << 10);
+        let mut queue = volume.queue(LARGE).unwrap();
+        for fua in [false, true] {
+            let mut data = queue.alloc(100).unwrap();
+            data.fill(1);
+            let done = one(&mut queue, Op::Write { offset: 10, data, fua });
+            assert_eq!(done.result, Err(Errno::IO), "{kind:?}");
+            let zeroes = Op::WriteZeroes { offset: 5000, len: 100, fua, no_unmap: fua };
+            assert_eq!(one(&mut queue, zeroes).result, Err(Errno::IO), "{kind:?}");
+        }
+        let mut bytes = vec![0; MIB as usize];
+        inner.read_exact_at(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 9), "{kind:?}: something was written");
+    }
+}
+
+#[test]
+fn durable_writes_are_durable_to_their_first_and_last_byte() {
+    for (kind, zeroes) in kinds().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let (offset, len, size) = (100, 9000, 64 << 10);
+        // What is in the cache is lost altogether, in part, or not at all.
+        for seed in 0..20 {
+            let faults = Faults::new(seed);
+            faults.volatile();
+            let inner: Arc<dyn Backend> = Arc::new(memory(MIB).unwrap());
+            let backend = Arc::new(FaultBackend::new(inner.clone(), faults.clone()));
+            {
+                let mut queue = kind.over(backend.clone(), size).queue(LARGE).unwrap();
+                let mut data = queue.alloc(size as usize).unwrap();
+                data.fill(9);
+                one(&mut queue, Op::Write { offset: 0, data, fua: false }).result.unwrap();
+                one(&mut queue, Op::Flush).result.unwrap();
+                let op = if zeroes {
+                    Op::WriteZeroes { offset, len, fua: true, no_unmap: seed % 2 == 0 }
+                } else {
+                    let mut data = queue.alloc(len as usize).unwrap();
+                    data.fill(0);
+                    Op::Write { offset, data, fua: true }
+                };
+                one(&mut queue, op).result.unwrap();
+                faults.crash();
+            }
+            backend.settle().unwrap();
+            let mut queue = kind.over(inner, size).queue(LARGE).unwrap();
+            let read = one(&mut queue, Op::Read { offset: 0, len: size as usize }).data.unwrap();
+            for (at, &byte) in read.iter().enumerate() {
+                let new = (offset..offset + len).contains(&(at as u64));
+                assert_eq!(byte, if new { 0 } else { 9 }, "{kind:?}, seed {seed}: byte {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_goes_while_it_waits_for_a_range_keeps_nobody_out() {
+    for kind in kinds() {
+        let faults = Faults::new(1);
+        let rule = Rule::new(Fate::Hang).on(Access::Write);
+        faults.add(rule.nth(0));
+        let inner = Arc::new(memory(MIB).unwrap());
+        let volume = kind.over(Arc::new(FaultBackend::new(inner, faults.clone())), 256 << 10);
+        let [mut holder, mut goes, mut stays] = [(); 3].map(|()| volume.queue(LARGE).unwrap());
+        // Its write has the range, alone, and is not answered.
+        holder.write_from(1, 100, &[1; 100], false).unwrap();
+        for _ in 0..10 {
+            holder.poll().unwrap();
+        }
+        assert_eq!(faults.met().len(), 1, "{kind:?}: the write has reached the backend");
+        goes.write_from(2, 50, &[2; 100], false).unwrap();
+        goes.submit(3, Op::Read { offset: 0, len: 4096 }).unwrap();
+        stays.submit(4, Op::Read { offset: 0, len: 4096 }).unwrap();
+        for queue in [&mut goes, &mut stays] {
+            queue.poll().unwrap();
+            assert!(queue.next_done().is_none(), "{kind:?}: the range is taken");
+        }
+        drop(goes);
+        faults.release();
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        let mut answers = [None, None];
+        while answers.contains(&None) {
+            for (queue, answer) in [&mut holder, &mut stays].into_iter().zip(&mut answers) {
+                queue.poll().unwrap();
+                *answer = queue.next_done().map(|done| (done.tag, done.result)).or(*answer);
+            }
+            assert!(std::time::Instant::now() < until, "{kind:?}: {answers:?}");
+        }
+        assert_eq!(answers, [Some((1, Err(Errno::IO))), Some((4, Ok(())))], "{kind:?}");
     }
 }
 

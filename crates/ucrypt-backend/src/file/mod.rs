@@ -54,6 +54,8 @@ pub(crate) struct Files {
     direct: Option<Direct>,
     /// Of a file that lives in memory.
     mapping: Option<Arc<Mapping>>,
+    /// Alignment of what is discarded or zeroed, in bytes: a device refuses less than a block.
+    punch_align: u64,
 }
 
 /// The same image opened with `O_DIRECT`, and what that asks of an operation.
@@ -76,6 +78,15 @@ impl Direct {
 }
 
 impl Files {
+    /// What of a range can be discarded: its whole blocks, as a start and a length. The rest may keep
+    /// what it has.
+    fn discardable(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
+        let align = self.punch_align;
+        let start = offset.checked_next_multiple_of(align)?;
+        let end = offset.checked_add(len)? / align * align;
+        (start < end).then(|| (start, end - start))
+    }
+
     /// As [`Files::for_transfer`] for what is left behind the first `done` bytes: a remainder goes
     /// the way that asks for no alignment.
     fn descriptor(&self, offset: u64, bufs: &[Buf], done: usize) -> BorrowedFd<'_> {

@@ -176,10 +176,10 @@ fn describe(
     let stat = fstat(&fd)?;
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let len = len(fd.as_fd())?;
-    let block = if is_device { ioctl_blksszget(&fd)? } else { 512 };
-    let block = direct
-        .as_ref()
-        .map_or(block, |direct| u32::try_from(direct.offset_align).unwrap_or(4096).max(block));
+    let device_block = if is_device { ioctl_blksszget(&fd)?.max(512) } else { 512 };
+    let block = direct.as_ref().map_or(device_block, |direct| {
+        u32::try_from(direct.offset_align).unwrap_or(4096).max(device_block)
+    });
     let in_memory = !is_device && is_memory_fs(fd.as_fd());
     let limits = Limits {
         len,
@@ -199,7 +199,8 @@ fn describe(
     let mapping = (in_memory && is_told && len > 0)
         .then(|| map(fd.as_fd(), len, read_only).map(Arc::new))
         .flatten();
-    let files = Arc::new(Files { buffered: fd, direct, mapping });
+    let punch_align = if is_device { u64::from(device_block) } else { 1 };
+    let files = Arc::new(Files { buffered: fd, direct, mapping, punch_align });
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
         let number = |name| attribute(stat.st_rdev, name).and_then(|text| text.parse().ok());
         let [open_max, active_max] = ["max_open_zones", "max_active_zones"].map(number);

@@ -85,7 +85,12 @@ pub(super) fn perform(files: &Files, flusher: &Flusher, io: Io) -> Done {
         Io::Flush { token } => {
             Done { token, result: flush(flusher.descriptor(files)), bufs: Vec::new() }
         }
-        Io::Discard { token, offset, len } | Io::WriteZeroes { token, offset, len } => {
+        Io::Discard { token, offset, len } => {
+            let whole = files.discardable(offset, len);
+            let result = whole.map_or(Ok(()), |(offset, len)| punch(files, offset, len));
+            Done { token, result, bufs: Vec::new() }
+        }
+        Io::WriteZeroes { token, offset, len } => {
             Done { token, result: punch(files, offset, len), bufs: Vec::new() }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::{FileBackend, OpenError, OpenOptions, Way, threads};
 use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory, total_len};
 
@@ -36,6 +38,21 @@ fn every_way(len: u64, prove: impl Fn(&str, &FileBackend)) {
     let direct = OpenOptions { direct: true, ..OpenOptions::default() };
     prove("direct", &FileBackend::open(&path, direct).unwrap());
     prove("memory", &memory(len).unwrap());
+}
+
+/// As somebody does who waits for other things, too: polls, and sleeps on the queue's descriptor.
+fn sleep_until_answered(queue: &mut dyn Queue, way: &str) -> Done {
+    let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
+    let mut done = Vec::new();
+    loop {
+        queue.poll(&mut done).unwrap();
+        if let Some(done) = done.pop() {
+            return done;
+        }
+        let fd = queue.fd().expect("it does not answer at once");
+        let woken = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&patience));
+        assert_eq!(woken, Ok(1), "{way}: nobody is woken, and nothing is answered");
+    }
 }
 
 /// Waits until nothing is under way.
@@ -110,6 +127,37 @@ fn a_read_beyond_the_end_of_the_file_is_an_error() {
     });
 }
 
+/// What was left of an operation stood in the queue and did not reach the kernel before the next
+/// poll, which nobody makes who is woken by the descriptor.
+#[test]
+fn what_the_kernel_does_in_part_goes_on_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 0);
+    let direct = OpenOptions { direct: true, ..OpenOptions::default() };
+    let ways: [(&str, &dyn Fn() -> FileBackend); 3] = [
+        ("as chosen for a file", &|| open(&path)),
+        ("threads", &|| threaded(&path)),
+        ("direct", &|| FileBackend::open(&path, direct).unwrap()),
+    ];
+    let pool = Pool::new(16 << 20).unwrap();
+    for (way, open) in ways {
+        image(dir.path(), 2 << 20);
+        let backend = open();
+        let mut queue = backend.queue(4).unwrap();
+        // More buffers than the kernel takes at a time.
+        let many = || (0..3000).map(|_| buf(&pool, 512, 7)).collect::<Vec<_>>();
+        queue.submit(Io::Write { token: 1, offset: 4096, bufs: many(), fua: false });
+        assert_eq!(sleep_until_answered(&mut *queue, way).result, Ok(()), "{way}");
+        queue.submit(Io::Read { token: 2, offset: 4096, bufs: many() });
+        assert_eq!(sleep_until_answered(&mut *queue, way).result, Ok(()), "{way}");
+        // A file that is cut off within what is read.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(512 << 10).unwrap();
+        queue.submit(Io::Read { token: 3, offset: 0, bufs: vec![buf(&pool, 1 << 20, 0)] });
+        assert_eq!(sleep_until_answered(&mut *queue, way).result, Err(Errno::IO), "{way}");
+    }
+}
+
 #[test]
 fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
     every_way(1 << 20, |way, backend| {
@@ -139,6 +187,35 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
         assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), 1 << 20, "{way}");
         assert!(extents.iter().any(|extent| extent.hole && extent.len == 65536), "{way}");
     });
+}
+
+/// A device of blocks of 4096 bytes refuses to discard less, and a volume has sectors of 512.
+#[test]
+fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    for way in ["as chosen for a file", "threads"] {
+        let mut backend = open(&path);
+        std::sync::Arc::get_mut(&mut backend.files).expect("nobody else has it").punch_align = 4096;
+        if way == "threads" {
+            let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
+            backend.way = Way::Threads(threads::Threads::new(&backend.files, &error));
+        }
+        backend.write_all_at(0, &vec![9; 65536]).unwrap();
+        let mut queue = backend.queue(4).unwrap();
+        let places = [(512, 16384), (40_960, 512), (45_568, 1024), (u64::MAX - 100, 100)];
+        for (token, (offset, len)) in places.into_iter().enumerate() {
+            queue.submit(Io::Discard { token: token as u64, offset, len });
+        }
+        let done = drain(queue.as_mut(), places.len());
+        assert!(done.iter().all(|done| done.result.is_ok()), "{way}: {done:?}");
+        let mut bytes = vec![0; 65536];
+        backend.read_exact_at(0, &mut bytes).unwrap();
+        for (at, byte) in bytes.into_iter().enumerate() {
+            let gone = (4096..16384).contains(&at);
+            assert_eq!(byte, if gone { 0 } else { 9 }, "{way}: byte {at}");
+        }
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub(super) struct UringQueue {
     free: Vec<u32>,
     /// Operations to hand to the ring at the next poll: new ones, and those to be continued.
     staged: VecDeque<u32>,
-    /// Reads that were carried out at once.
+    /// What was carried out at once: reads, and discards of nothing.
     answered: Vec<Done>,
     cached: Cached,
 }
@@ -52,7 +52,13 @@ struct Slot {
     io: Io,
     /// Bytes already transferred: the kernel may do less than it was asked for.
     done: usize,
+    /// How often the kernel has put it off since it last transferred any.
+    put_off: u32,
 }
+
+/// How often in a row the kernel may put an operation off. It waits by itself for what will be there;
+/// what it puts off all the same, and again where it may sleep, is not to be had.
+const PUT_OFF_MAX: u32 = 8;
 
 /// The addresses of an operation's buffers, for as long as the kernel may read them.
 struct Vectors(Vec<iovec>);
@@ -121,7 +127,10 @@ impl UringQueue {
         while let Some(index) = self.staged.pop_front() {
             let Some(slot) = self.slots[index as usize].as_mut() else { continue };
             let vectors = &mut self.vectors[index as usize].0;
+            let put_off = slot.put_off > 0;
             let entry = entry(&self.files, &self.flusher, self.fixed.as_ref(), slot, vectors);
+            // At once where it may sleep.
+            let entry = if put_off { entry.flags(squeue::Flags::ASYNC) } else { entry };
             // SAFETY: the buffers, their vectors and the descriptor that the entry names are held
             // by the slot, by `vectors`, by `files` and by `flusher` until the completion is taken;
             // what is registered, by `fixed`.
@@ -133,13 +142,28 @@ impl UringQueue {
         true
     }
 
-    fn enter(&mut self, want: usize) -> io::Result<()> {
+    /// Hands everything to the kernel and waits for `want` completions. Returns false if something
+    /// came between, and completions have to be taken first.
+    fn enter(&mut self, want: usize) -> io::Result<bool> {
         loop {
             let all = self.push_staged();
             let entered = self.ring.enter(if all { want } else { 0 })?;
             if all || !entered {
+                return Ok(entered);
+            }
+        }
+    }
+
+    /// Hands everything to the kernel and takes what is complete. What was done in part is handed on
+    /// at once: who sleeps on the descriptor then is woken for it.
+    fn turn(&mut self, mut want: usize, done: &mut Vec<Done>) -> io::Result<()> {
+        loop {
+            let entered = self.enter(want)?;
+            self.reap(done);
+            if entered && self.staged.is_empty() {
                 return Ok(());
             }
+            want = 0;
         }
     }
 
@@ -195,7 +219,10 @@ impl Slot {
     fn advance(&mut self, result: i32) -> Progress {
         let Ok(count) = usize::try_from(result) else {
             return match Errno::from_raw_os_error(-result) {
-                Errno::INTR | Errno::AGAIN => Progress::Continue,
+                Errno::INTR | Errno::AGAIN if self.put_off < PUT_OFF_MAX => {
+                    self.put_off += 1;
+                    Progress::Continue
+                }
                 error => Progress::Ended(Err(error)),
             };
         };
@@ -203,6 +230,7 @@ impl Slot {
             return Progress::Ended(Ok(()));
         };
         self.done += count;
+        self.put_off = 0;
         match count {
             _ if self.done >= total_len(bufs) => Progress::Ended(Ok(())),
             // The file ends before the buffer does.
@@ -348,30 +376,38 @@ impl Queue for UringQueue {
             let (token, bufs) = io.into_parts();
             return self.answered.push(Done { token, result: Ok(()), bufs });
         }
+        if let Io::Discard { token, offset, len } = &mut io {
+            let Some(whole) = self.files.discardable(*offset, *len) else {
+                let done = Done { token: *token, result: Ok(()), bufs: Vec::new() };
+                return self.answered.push(done);
+            };
+            (*offset, *len) = whole;
+        }
         if self.offered.is_some() {
             self.register_for(&io);
         }
         let index = self.free.pop().expect("submit without room");
-        self.slots[index as usize] = Some(Slot { io, done: 0 });
+        self.slots[index as usize] = Some(Slot { io, done: 0, put_off: 0 });
         self.staged.push_back(index);
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         done.append(&mut self.answered);
-        self.enter(0)?;
-        self.reap(done);
-        Ok(())
+        self.turn(0, done)
     }
 
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        let before = done.len();
         done.append(&mut self.answered);
         self.reap(done);
         let awaited = self.under_way() > 0 || self.ring.is_awaited();
-        if done.is_empty() && awaited && !self.ring.has_completion() {
-            self.enter(1)?;
-            self.reap(done);
+        if done.len() == before && awaited && !self.ring.has_completion() {
+            self.turn(1, done)
+        } else if self.staged.is_empty() {
+            Ok(())
+        } else {
+            self.turn(0, done)
         }
-        Ok(())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -404,5 +440,19 @@ impl Drop for UringQueue {
             self.reap(&mut done);
             done.clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_that_is_put_off_for_ever_fails() {
+        let again = -Errno::AGAIN.raw_os_error();
+        let mut slot = Slot { io: Io::Flush { token: 1 }, done: 0, put_off: 0 };
+        let continues = (0..100).take_while(|_| matches!(slot.advance(again), Progress::Continue));
+        assert_eq!(continues.count() as u32, PUT_OFF_MAX);
+        assert!(matches!(slot.advance(again), Progress::Ended(Err(Errno::AGAIN))));
     }
 }

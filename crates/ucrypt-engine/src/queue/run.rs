@@ -616,8 +616,8 @@ impl Queue {
                 }
                 _ => job.error = Some(Errno::IO),
             },
-            (MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS)) => {
-                // The backend cannot: write them.
+            (MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
+                // The backend cannot, or not less than a block of its own: write them.
                 let sectors = self.zeroes_left(index, sector);
                 let op = MachineOp::EncryptZeroes { fua: false };
                 self.request(index, role, Middle { op, sector, sectors }, None);
