@@ -449,16 +449,20 @@ fn a_volume_that_is_open_in_another_mount_namespace_is_in_use() {
     open(&scratch, &image);
     let mut shell = script(
         &scratch,
-        "exec 3<> $1; echo on > on; read -r _ || :; printf written >&3",
+        "exec 3<> $1; echo on > on; read -r _; printf written >&3; exec 3>&-; echo off > off
+        read -r _ || :",
         &[scratch.runtime("volume")],
     );
     let mut shell = shell.stdin(Stdio::piped()).spawn().expect("a shell");
     scratch.await_file("on");
     close(&scratch, &[]).refuses(5);
-    drop(shell.stdin.take());
-    assert!(shell.wait().expect("waited").success());
-    // Nobody has it open; a name that others may still have for it counts for nothing.
+    let mut input = shell.stdin.take().expect("its input");
+    input.write_all(b"\n").expect("told");
+    scratch.await_file("off");
+    // Nobody has it open; the name that the other namespace still has for it counts for nothing.
     close(&scratch, &[]).passes();
+    drop(input);
+    assert!(shell.wait().expect("waited").success());
     scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
     let mut read = image.ucrypt(&scratch, "read");
     assert_eq!(run(read.args(["--length", "7"]), b"").passes(), b"written");
