@@ -37,6 +37,12 @@ pub(crate) struct Asked {
     version: Version,
 }
 
+impl Asked {
+    fn is_durable_write(&self) -> bool {
+        matches!(self.request.op, Op::Write { fua: true } | Op::EncryptZeroes { fua: true })
+    }
+}
+
 /// An operation for the disk.
 #[derive(Debug)]
 pub(crate) struct Staged {
@@ -218,7 +224,8 @@ impl Queue {
             if !self.encrypted[chunk.index()] {
                 return Err(format!("plaintext of {chunk:?} leaves"));
             }
-            if self.keeps_order && !self.is_in_turn(chunk) {
+            let again = self.machine.stored_again(chunk).is_some();
+            if self.keeps_order && !again && !self.is_in_turn(chunk) {
                 return Err(format!("{chunk:?} leaves out of turn"));
             }
         }
@@ -269,12 +276,17 @@ impl Queue {
                 self.machine.crypted(chunk, Ok(()), Some(spent_ns), now_ns);
             }
             Input::Stored { chunk, result, found } => {
-                let failed = result.is_err();
                 verdict = self.judge(chunk, &found, judge);
-                self.credit(chunk, |tracked, sectors| {
-                    tracked.stored += sectors;
-                    tracked.failed |= failed;
-                });
+                // What is stored again part by part has neither failed nor been done yet.
+                if result.is_ok() || !self.machine.tries_again(chunk) {
+                    // A durable write that could only be written has failed.
+                    let again = self.machine.stored_again(chunk).is_some();
+                    self.credit(chunk, |tracked, sectors| {
+                        tracked.stored += sectors;
+                        tracked.failed |=
+                            result.is_err() || again && tracked.asked.is_durable_write();
+                    });
+                }
                 self.machine.stored(chunk, result, now_ns);
             }
         }
