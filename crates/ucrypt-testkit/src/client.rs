@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ucrypt_backend::Errno;
 
 use crate::fault::{Fate, Faults};
-use crate::model::{Initial, Model, Tag, fill};
+use crate::model::{Initial, Mismatch, Model, Tag, Whole, fill};
 use crate::operation::{Generator, Kind, Operation, Shape};
 use crate::port::{Completion, Port, Submitted};
 use crate::random::Random;
@@ -39,8 +39,10 @@ pub struct Plan {
     pub cancels: u64,
     /// What the disk holds at first.
     pub initial: Initial,
-    /// Bytes of the disk that are old or new as a whole.
+    /// Bytes of a sector: what a fault in it concerns.
     pub sector: u64,
+    /// What is old or new as a whole.
+    pub whole: Whole,
     /// Whether [`Client::model`] is asked about crashes.
     pub crashes: bool,
     /// Only these errors may come, where these faults reach.
@@ -60,6 +62,7 @@ impl Plan {
             cancels: 0,
             initial: Initial::Anything,
             sector: 512,
+            whole: Whole::sectors(512),
             crashes: false,
             faults: None,
             watchdog: Watchdog::Time(Duration::from_secs(10)),
@@ -91,6 +94,8 @@ pub struct Report {
     pub cancelled: u64,
     /// Submissions that were refused for want of room.
     pub busy: u64,
+    /// Those that were refused for good.
+    pub refused: u64,
 }
 
 struct Asked {
@@ -123,7 +128,7 @@ pub struct Client {
 impl Client {
     /// A client for so many ports.
     pub fn new(plan: Plan, ports: usize) -> Self {
-        let model = Model::new(plan.shape.disk_len, plan.sector, plan.initial, plan.crashes);
+        let model = Model::new(plan.shape.disk_len, plan.whole, plan.initial, plan.crashes);
         Self {
             random: Random::new(plan.seed),
             generator: Generator::new(plan.shape.clone()),
@@ -147,12 +152,36 @@ impl Client {
     /// # Errors
     /// An answer that must not be, a wrong byte, or no answer at all.
     pub fn run(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<Report, Failure> {
-        while self.next <= self.plan.operations {
+        while !self.is_done() {
             self.step(ports)?;
         }
+        self.end(ports)
+    }
+
+    /// Whether as many operations were submitted as the plan has.
+    pub fn is_done(&self) -> bool {
+        self.next > self.plan.operations
+    }
+
+    /// Waits for what is under way, and reads the whole disk once more.
+    ///
+    /// # Errors
+    /// As [`Client::run`].
+    pub fn end(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<Report, Failure> {
         self.finish(ports)?;
         self.read_all(ports)?;
         Ok(self.report)
+    }
+
+    /// Holds what was found on the disk by another way to the model, with nothing under way.
+    ///
+    /// # Errors
+    /// What the disk holds and must not.
+    pub fn check_at_rest(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Mismatch> {
+        let (kind, len) = (Kind::Read, bytes.len() as u64);
+        let read = Operation { kind, offset, len };
+        self.model.begin(self.next, &read);
+        self.model.end_read(self.next, &read, Some(bytes))
     }
 
     /// What the disk may hold.
@@ -273,7 +302,7 @@ impl Client {
                 }
                 self.held[port] = Some((tag, operation));
             }
-            Submitted::Refused => {}
+            Submitted::Refused => self.report.refused += 1,
         }
         Ok(())
     }

@@ -10,6 +10,8 @@
 //! - After a crash a sector may hold any write, ended or not, that is not superseded by a durable one:
 //!   one with FUA, or one that ended before a flush began that ended well.
 //! - What was discarded may hold anything.
+//! - A read beside a write may find a mix of what was there before and after, by smaller pieces than
+//!   what is old or new as a whole otherwise ([`Whole`]).
 //!
 //! Time is counted in events (one begins, one ends), so that "before" has one meaning.
 
@@ -66,6 +68,48 @@ pub enum Initial {
     Anything,
 }
 
+/// What is old or new as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Whole {
+    /// When no write is under way: so many bytes.
+    pub at_rest: u64,
+    /// For a read beside a write.
+    pub beside: Beside,
+}
+
+/// What a read may find in a sector while it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// Old or new, as at rest.
+    AsAtRest,
+    /// A mix, and where old and new meet, a block of the cipher that is neither: the page cache and
+    /// mapped memory copy byte by byte. At least half of the blocks are old or new.
+    Torn,
+}
+
+/// Bytes of a sector that is judged by its blocks.
+const TORN: u64 = 512;
+
+/// Bytes of the cipher's blocks.
+const BLOCK: usize = 16;
+
+impl Whole {
+    /// Sectors, at any time.
+    pub fn sectors(sector: u64) -> Self {
+        Self { at_rest: sector, beside: Beside::AsAtRest }
+    }
+
+    /// Sectors, on an image in the page cache.
+    pub fn cached(sector: u64) -> Self {
+        Self { at_rest: sector, beside: Beside::Torn }
+    }
+
+    /// Blocks of the cipher: two writes in place may leave a mix.
+    pub fn mapped() -> Self {
+        Self::cached(BLOCK as u64)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Zeroes,
@@ -105,8 +149,7 @@ impl fmt::Display for Mismatch {
 #[derive(Debug)]
 pub struct Model {
     len: u64,
-    /// Bytes that are old or new as a whole.
-    sector: u64,
+    whole: Whole,
     /// By first byte: the writes that may be there, up to the next entry.
     cells: BTreeMap<u64, Vec<Tag>>,
     writes: HashMap<Tag, Write>,
@@ -121,7 +164,7 @@ pub struct Model {
 
 impl Model {
     /// A disk of `len` bytes. `crashes`: [`Model::check_after_crash`] will be asked.
-    pub fn new(len: u64, sector: u64, initial: Initial, crashes: bool) -> Self {
+    pub fn new(len: u64, whole: Whole, initial: Initial, crashes: bool) -> Self {
         let source = match initial {
             Initial::Zeroes => Source::Zeroes,
             Initial::Anything => Source::Anything,
@@ -129,7 +172,7 @@ impl Model {
         let first = Write { source, begun: 0, ended: Some(1), good: true, fua: true };
         Self {
             len,
-            sector,
+            whole,
             cells: BTreeMap::from([(0, vec![0])]),
             writes: HashMap::from([(0, first)]),
             reads: HashMap::new(),
@@ -197,7 +240,11 @@ impl Model {
         self.now += 1;
         let Some(bytes) = bytes else { return Ok(()) };
         let supersedes = |over: &Write| over.good && over.ended.is_some_and(|ended| ended < begun);
-        self.check(operation.offset, bytes, &supersedes)
+        let beside = |write: &Write| write.ended.is_none_or(|ended| ended > begun);
+        let is_torn = |allowed: &[Tag]| {
+            self.whole.beside == Beside::Torn && allowed.iter().any(|tag| beside(&self.writes[tag]))
+        };
+        self.check(operation.offset, bytes, &supersedes, &is_torn)
     }
 
     /// After a crash, `offset` and behind hold these bytes.
@@ -209,7 +256,7 @@ impl Model {
     /// What the disk holds and must not.
     pub fn check_after_crash(&self, offset: u64, bytes: &[u8]) -> Result<(), Mismatch> {
         assert!(self.crashes, "what a crash may bring back was not kept");
-        self.check(offset, bytes, &|over| self.is_durable(over))
+        self.check(offset, bytes, &|over| self.is_durable(over), &|_| false)
     }
 
     fn is_durable(&self, write: &Write) -> bool {
@@ -221,6 +268,7 @@ impl Model {
         offset: u64,
         bytes: &[u8],
         supersedes: &dyn Fn(&Write) -> bool,
+        is_torn: &dyn Fn(&[Tag]) -> bool,
     ) -> Result<(), Mismatch> {
         let end = offset + bytes.len() as u64;
         let first = self.cells.range(..=offset).next_back().map_or(0, |(start, _)| *start);
@@ -228,11 +276,16 @@ impl Model {
         for (start, cell) in starts {
             let next = self.cells.range(start + 1..).next().map_or(self.len, |(next, _)| *next);
             let allowed = self.allowed(cell, supersedes);
+            let is_torn = is_torn(&allowed);
+            let whole = if is_torn { TORN } else { self.whole.at_rest };
             let mut at = start.max(offset);
             while at < next.min(end) {
-                let until = ((at / self.sector + 1) * self.sector).min(next).min(end);
+                let until = ((at / whole + 1) * whole).min(next).min(end);
                 let found = &bytes[(at - offset) as usize..(until - offset) as usize];
-                if !allowed.iter().any(|&tag| self.is_from(tag, at, found)) {
+                let right =
+                    |at: u64, found: &[u8]| allowed.iter().any(|&tag| self.is_from(tag, at, found));
+                let is_good = if is_torn { is_half(at, found, right) } else { right(at, found) };
+                if !is_good {
                     return Err(self.mismatch(at, found, &allowed));
                 }
                 at = until;
@@ -305,6 +358,14 @@ impl Model {
     }
 }
 
+/// Whether at least half of the blocks of `found`, which lie at `offset`, are right. Of a few blocks,
+/// all may be wrong.
+fn is_half(offset: u64, found: &[u8], right: impl Fn(u64, &[u8]) -> bool) -> bool {
+    let blocks = || found.chunks(BLOCK).zip((offset..).step_by(BLOCK));
+    let wrong = blocks().filter(|(block, at)| !right(*at, block)).count();
+    wrong <= (blocks().count() / 2).max(4)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,7 +391,7 @@ mod tests {
 
     #[test]
     fn the_last_write_is_what_is_read_and_of_two_at_once_either() {
-        let mut model = Model::new(8192, 512, Initial::Zeroes, false);
+        let mut model = Model::new(8192, Whole::sectors(512), Initial::Zeroes, false);
         let write = operation(WRITE, 100, 1000);
         model.begin(1, &write);
         assert!(reads(&mut model, 1, 100, 1000), "it may be there already");
@@ -351,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_write_that_failed_may_be_there_or_not_sector_by_sector() {
-        let mut model = Model::new(8192, 512, Initial::Zeroes, false);
+        let mut model = Model::new(8192, Whole::sectors(512), Initial::Zeroes, false);
         let write = operation(WRITE, 0, 1024);
         model.begin(1, &write);
         model.end(1, &write, true);
@@ -367,8 +428,29 @@ mod tests {
     }
 
     #[test]
+    fn a_read_may_find_torn_blocks_only_beside_a_write_and_not_everywhere() {
+        let mut model = Model::new(8192, Whole::cached(512), Initial::Zeroes, false);
+        let (write, read) = (operation(WRITE, 0, 512), operation(Kind::Read, 0, 512));
+        let mut torn = bytes(1, 0, 512);
+        torn[160..].fill(0);
+        torn[155..165].fill(7);
+        model.begin(8, &read);
+        model.begin(1, &write);
+        model.begin(9, &read);
+        model.begin(10, &read);
+        assert!(model.end_read(8, &read, Some(&torn)).is_ok());
+        model.end(1, &write, true);
+        assert!(model.end_read(9, &read, Some(&torn)).is_ok(), "it began before the write ended");
+        assert!(model.end_read(10, &read, Some(&bytes(2, 0, 512))).is_err(), "of no write");
+        model.begin(9, &read);
+        assert!(model.end_read(9, &read, Some(&torn)).is_err(), "the write has ended");
+        model.begin(9, &read);
+        assert!(model.end_read(9, &read, Some(&bytes(1, 0, 512))).is_ok());
+    }
+
+    #[test]
     fn after_a_crash_what_was_flushed_is_there_and_nothing_older() {
-        let mut model = Model::new(8192, 512, Initial::Zeroes, true);
+        let mut model = Model::new(8192, Whole::sectors(512), Initial::Zeroes, true);
         let write = operation(WRITE, 0, 512);
         let flush = operation(Kind::Flush, 0, 0);
         for tag in 1..=4 {
@@ -394,7 +476,7 @@ mod tests {
 
     #[test]
     fn a_flush_that_failed_makes_nothing_durable() {
-        let mut model = Model::new(512, 512, Initial::Zeroes, true);
+        let mut model = Model::new(512, Whole::sectors(512), Initial::Zeroes, true);
         let write = operation(WRITE, 0, 512);
         model.begin(1, &write);
         model.end(1, &write, true);

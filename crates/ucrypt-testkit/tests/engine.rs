@@ -2,6 +2,8 @@
 //!
 //! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` begins with that one.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +12,11 @@ use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Op, Policies, Policy, QueueConfig, Volume};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
-use ucrypt_testkit::{Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Watchdog};
+use ucrypt_testkit::operation::Operation;
+use ucrypt_testkit::{
+    Client, Completion, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Submitted,
+    Watchdog, Whole,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -81,6 +87,15 @@ fn sector(kind: &VolumeKind) -> u64 {
     u64::from(kind.sector_size.unwrap_or(512))
 }
 
+/// What is old or new as a whole on a backend of that name.
+fn whole(backend: &str, sector: u64) -> Whole {
+    match backend {
+        name if name.starts_with("memory") => Whole::mapped(),
+        name if name.contains("buffered") => Whole::cached(sector),
+        _ => Whole::sectors(sector),
+    }
+}
+
 /// One thread, a backend that answers in any order: the same run for the same seed.
 fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
     let mut random = Random::new(seed);
@@ -95,6 +110,7 @@ fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
     let config = if random.percent(50) { SMALL } else { LARGE };
     let plan = Plan {
         sector: sector(&kind),
+        whole: Whole::sectors(sector(&kind)),
         operations: 200,
         depth: 1 + random.below(40) as usize,
         cancels: [0, 0, 5][random.below(3) as usize],
@@ -173,6 +189,7 @@ fn mapped_images_meet_faults_too() {
         let volume = kind.over(Arc::new(backend), len);
         let plan = Plan {
             sector: sector(&kind),
+            whole: Whole::sectors(sector(&kind)),
             operations: 200,
             faults: Some((faults.clone(), kind.offset)),
             watchdog: Watchdog::Steps(STEPS_MAX),
@@ -392,7 +409,7 @@ fn a_queue_that_goes_while_it_waits_for_a_range_keeps_nobody_out() {
 }
 
 /// Every kind of backend that this machine has, with its name.
-fn backends(dir: &std::path::Path, len: u64) -> Vec<(&'static str, Arc<dyn Backend>)> {
+fn backends(dir: &Path, len: u64) -> Vec<(&'static str, Arc<dyn Backend>)> {
     let image = |name: &str| {
         let path = dir.join(name);
         std::fs::File::create(&path).unwrap().set_len(len).unwrap();
@@ -405,7 +422,7 @@ fn backends(dir: &std::path::Path, len: u64) -> Vec<(&'static str, Arc<dyn Backe
     let filled = memory(len).unwrap();
     filled.write_all_at(0, &vec![0; len as usize]).unwrap();
     vec![
-        ("file", open("buffered", false)),
+        ("file, buffered", open("buffered", false)),
         ("file, direct", open("direct", true)),
         ("memory", Arc::new(memory(len).unwrap())),
         ("memory without holes", Arc::new(filled)),
@@ -437,8 +454,52 @@ fn writes_at_odd_offsets_do_not_collide_with_direct_ones() {
             mix: [5, 80, 0, 0, 15],
             ..Shape::everything(len)
         };
-        let plan = Plan { operations: 1000, depth: 32, ..Plan::new(seed, shape) };
+        let plan = Plan { operations: 300, depth: 32, ..Plan::new(seed, shape) };
         run(plan, &volume, LARGE, true, 2);
+    }
+}
+
+/// A block device over a file, until it is dropped.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn over(file: &Path) -> Self {
+        let losetup = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let done = losetup.expect("losetup is there");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "this test makes a loop device, as root: {said}");
+        Self(String::from_utf8_lossy(&done.stdout).trim().to_owned())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        // A device that is left is seen by the next who lists them.
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// The random client with workers on the first `len` bytes of a backend and a bit.
+fn under_every_policy(name: &str, len: u64, backend: &Arc<dyn Backend>) {
+    for (index, policies) in policies().into_iter().enumerate() {
+        let seed = number("UCRYPT_SEED", 1) + index as u64;
+        let mut random = Random::new(seed);
+        let (kind, queues) = kind(&mut random, &[policies], 3);
+        let volume = kind.over(backend.clone(), len);
+        let shape = Shape { transfer_max: MIB, zeroes_max: 4 * MIB, ..Shape::everything(len) };
+        let plan = Plan {
+            sector: sector(&kind),
+            whole: whole(name, sector(&kind)),
+            operations: 150 * number("UCRYPT_SEEDS", 1),
+            depth: 24,
+            watchdog: Watchdog::Time(Duration::from_secs(30)),
+            ..Plan::new(seed, shape)
+        };
+        let mut ports = ports(&volume, SMALL, seed, true, queues);
+        let mut client = Client::new(plan, ports.len());
+        if let Err(failure) = client.run(&mut ports) {
+            panic!("{name}, {policies}, {kind:?}: {failure}");
+        }
     }
 }
 
@@ -446,26 +507,112 @@ fn writes_at_odd_offsets_do_not_collide_with_direct_ones() {
 fn every_backend_under_every_policy_with_workers() {
     let dir = tempfile::tempdir().unwrap();
     let len = 8 * MIB;
-    for (index, policies) in policies().into_iter().enumerate() {
-        for (name, backend) in backends(dir.path(), len + MIB) {
-            let seed = number("UCRYPT_SEED", 1) + index as u64;
-            let mut random = Random::new(seed);
-            let (kind, queues) = kind(&mut random, &[policies], 3);
-            let volume = kind.over(backend, len);
-            let shape = Shape { transfer_max: MIB, zeroes_max: 4 * MIB, ..Shape::everything(len) };
-            let plan = Plan {
-                // A read in place beside a write by the kernel may find a mix, by blocks of the cipher.
-                sector: if name.starts_with("memory") { 16 } else { sector(&kind) },
-                operations: 150 * number("UCRYPT_SEEDS", 1),
-                depth: 24,
-                watchdog: Watchdog::Time(Duration::from_secs(30)),
-                ..Plan::new(seed, shape)
-            };
-            let mut ports = ports(&volume, SMALL, seed, true, queues);
-            let mut client = Client::new(plan, ports.len());
-            if let Err(failure) = client.run(&mut ports) {
-                panic!("{name}, {policies}, {kind:?}: {failure}");
+    for (name, backend) in backends(dir.path(), len + MIB) {
+        under_every_policy(name, len, &backend);
+    }
+}
+
+#[test]
+fn a_block_device_under_every_policy_with_workers() {
+    let dir = tempfile::tempdir().unwrap();
+    let len = 8 * MIB;
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(len + MIB).unwrap();
+    let device = LoopDevice::over(&image);
+    for (name, direct) in [("device, buffered", false), ("device, direct", true)] {
+        let options = OpenOptions { direct, ..OpenOptions::default() };
+        let backend: Arc<dyn Backend> =
+            Arc::new(FileBackend::open(Path::new(&device.0), options).unwrap());
+        under_every_policy(name, len, &backend);
+    }
+}
+
+#[test]
+fn requests_of_64_mib_beside_small_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let len = 160 * MIB;
+    for seed in seeds(4) {
+        let (name, backend) = backends(dir.path(), len + MIB).swap_remove(seed as usize % 3);
+        let mut random = Random::new(seed);
+        let (kind, queues) = kind(&mut random, &policies(), 2);
+        let volume = kind.over(backend, len);
+        let plan = Plan {
+            sector: sector(&kind),
+            whole: whole(name, sector(&kind)),
+            operations: 60,
+            depth: 4,
+            watchdog: Watchdog::Time(Duration::from_secs(60)),
+            ..Plan::new(
+                seed,
+                Shape { transfer_max: 64 * MIB, zeroes_max: len, ..Shape::everything(len) },
+            )
+        };
+        let report = run(plan, &volume, QueueConfig { memory: 160 << 20, depth: 8 }, true, queues);
+        assert_eq!((report.failed, report.refused), (0, 0), "{name}, seed {seed}");
+    }
+}
+
+/// A port that sees that just what reaches beyond the end is refused.
+struct Bounded(EnginePort, Arc<Volume>);
+
+impl Port for Bounded {
+    fn submit(&mut self, tag: u64, operation: &Operation, data: &[u8]) -> Submitted {
+        let submitted = self.0.submit(tag, operation, data);
+        let len = self.1.info().len;
+        let is_behind = operation.range().end > len;
+        match submitted {
+            Submitted::Busy => {}
+            Submitted::Accepted => assert!(!is_behind, "{operation} of {len} bytes was accepted"),
+            Submitted::Refused => assert!(is_behind, "{operation} of {len} bytes was refused"),
+        }
+        submitted
+    }
+
+    fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> std::io::Result<()> {
+        self.0.poll(wait, done)
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.0.cancel(tag);
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+#[test]
+fn a_disk_that_gets_shorter_and_longer_under_load_loses_nothing() {
+    for seed in seeds(60) {
+        let mut random = Random::new(seed);
+        let (kind, queues) = kind(&mut random, &policies(), [0, 2][seed as usize % 2]);
+        let len = MIB;
+        let faults = Faults::new(seed);
+        faults.delay(random.below(6));
+        let inner = Arc::new(memory(kind.offset + len).unwrap());
+        let volume = kind.over(Arc::new(FaultBackend::new(inner, faults)), len);
+        let plan = Plan {
+            sector: sector(&kind),
+            whole: Whole::cached(sector(&kind)),
+            operations: 300,
+            ..Plan::new(seed, shape(&mut random, len))
+        };
+        let mut ports: Vec<Box<dyn Port>> = (0..queues)
+            .map(|index| {
+                let port = EnginePort::new(&volume, LARGE, seed + index, false).expect("a queue");
+                Box::new(Bounded(port, volume.clone())) as Box<dyn Port>
+            })
+            .collect();
+        let mut client = Client::new(plan, ports.len());
+        while !client.is_done() {
+            client.step(&mut ports).unwrap_or_else(|failure| panic!("{kind:?}: {failure}"));
+            if random.percent(3) {
+                let sectors = 1 + random.below(len / sector(&kind));
+                volume.resize(sectors * sector(&kind)).expect("it fits");
             }
         }
+        volume.resize(len).expect("it fits");
+        let report = client.end(&mut ports).unwrap_or_else(|failure| panic!("{kind:?}: {failure}"));
+        assert!(report.refused > 0 && report.failed == 0, "seed {seed}: {report:?}");
     }
 }

@@ -10,8 +10,11 @@ use ucrypt_engine::{Policy, Volume};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_testkit::engine::VolumeKind;
 use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::model::Beside;
 use ucrypt_testkit::nbd::{NbdOptions, NbdPort};
-use ucrypt_testkit::{Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Watchdog};
+use ucrypt_testkit::{
+    Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Watchdog, Whole,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -65,6 +68,7 @@ fn setting(seed: u64, len: u64) -> Setting {
     };
     let plan = Plan {
         sector: u64::from(sector_size.unwrap_or(512)),
+        whole: Whole::cached(u64::from(sector_size.unwrap_or(512))),
         operations: if shape.transfer_max > MIB { 60 } else { 250 },
         depth: 1 + random.below(160) as usize,
         watchdog: Watchdog::Time(Duration::from_secs(30)),
@@ -80,13 +84,16 @@ fn connections_over_a_file_and_memory_lose_nothing_and_do_not_hang() {
         let len = 48 * MIB;
         let Setting { kind, connections, mut plan } = setting(seed, len);
         let backend: Arc<dyn Backend> = if seed.is_multiple_of(3) {
-            // A read in place beside a write by the kernel may find a mix, by blocks of the cipher.
-            plan.sector = 16;
+            plan.whole = Whole::mapped();
             Arc::new(memory(len).expect("memory"))
         } else {
             let path = dir.path().join("image");
             std::fs::File::create(&path).expect("a file").set_len(len).expect("room");
-            let options = OpenOptions { direct: seed % 3 == 1, ..OpenOptions::default() };
+            let direct = seed % 3 == 1;
+            if direct {
+                plan.whole.beside = Beside::AsAtRest;
+            }
+            let options = OpenOptions { direct, ..OpenOptions::default() };
             Arc::new(FileBackend::open(&path, options).expect("the image opens"))
         };
         run(kind.over(backend, len), plan, connections);

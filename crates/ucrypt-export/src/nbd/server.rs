@@ -47,10 +47,6 @@ pub struct ServerConfig {
     pub handshake_timeout: Duration,
     /// Over TCP, serve every user of this machine; else only the user of this process, and root.
     pub any_user: bool,
-    /// Bytes of buffers for each connection, at least 32 MiB.
-    pub queue_memory: usize,
-    /// Requests under way on each connection, at least 1; a client that sends more waits.
-    pub queue_depth: u32,
     /// Told of clients that fail.
     pub report: Report,
 }
@@ -63,12 +59,14 @@ impl Default for ServerConfig {
             connections_max: 32,
             handshake_timeout: Duration::from_secs(20),
             any_user: false,
-            queue_memory: 64 << 20,
-            queue_depth: 128,
             report: Arc::new(|_| {}),
         }
     }
 }
+
+/// Of each connection. The memory holds the longest request, 32 MiB with its whole first and last
+/// sector, beside shorter ones; a client that has more under way than the depth waits.
+const QUEUE: QueueConfig = QueueConfig { memory: 64 << 20, depth: 128 };
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -331,11 +329,9 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     let Some(negotiated) = negotiate(socket.as_fd(), handshake, timeout, stop, admit)? else {
         return Ok(());
     };
-    let depth = config.queue_depth.max(1);
-    let queue = QueueConfig { memory: config.queue_memory, depth };
     let service = Service {
         volume: Arc::clone(volume),
-        queue: volume.queue(queue).map_err(ConnectionError::Queue)?,
+        queue: volume.queue(QUEUE).map_err(ConnectionError::Queue)?,
         limits: Limits {
             size: export.size,
             flags: negotiated.transmission_flags(export),
@@ -343,7 +339,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
             fast_zero: volume.info().fast_write_zeroes,
         },
         structured: negotiated.structured,
-        depth,
+        depth: QUEUE.depth,
     };
     Connection::new(socket, stop, service).run()
 }

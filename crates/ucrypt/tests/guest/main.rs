@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+mod disk;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -70,6 +72,8 @@ impl Guest {
         for program in PROGRAMS {
             command.args(["--program", program]);
         }
+        // Itself: some of its tests are run there.
+        command.arg("--program").arg(std::env::current_exe().expect("a path"));
         for module in MODULES {
             command.args(["--module", module]);
         }

@@ -1,10 +1,13 @@
 //! A seeded client that does everything a program may do with a served file or disk, in any order, and
-//! compares it byte for byte with a model in memory.
+//! compares it byte for byte with a model in memory: a program that does one thing after the other
+//! knows exactly what must be there, and what each system call has to say.
 //!
 //! [`operation`] says what, [`client`] does it, [`model`] knows what must come of it, [`watchdog`]
-//! notices when nothing gets on. `UCRYPT_SEED=N` repeats a run of one seed.
+//! notices when nothing gets on. [`concurrent`] has many transfers on the same bytes at once.
+//! `UCRYPT_SEED=N` repeats a run of one seed.
 
 mod client;
+mod concurrent;
 mod model;
 mod operation;
 mod watchdog;

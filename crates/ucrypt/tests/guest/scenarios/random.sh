@@ -1,5 +1,5 @@
-# Several programs on one ublk disk at the same time, each of which verifies what it has written:
-# fio, zeroes and discards between writes; and volumes that are closed and opened again by name.
+# A ublk disk under the random client; several programs on one at the same time, each of which verifies
+# what it has written: fio, zeroes and discards between writes; and volumes that are closed and opened again by name.
 # shellcheck disable=SC2154 # common.sh sets $server
 seed=${UCRYPT_SEED:-1}
 echo "seed $seed"
@@ -49,6 +49,9 @@ for sectors in 512 4096; do
     format image --sector-size $sectors
     serve out image --key-file key --allow-discards --ublk
     disk=$(device_of out)
+    # The test program itself, as the machine outside built it.
+    UCRYPT_DISK=$disk UCRYPT_SECTOR=$sectors UCRYPT_SEED=$seed /bin/guest-* --ignored \
+        transfers_at_once_on_the_same_bytes_of_a_disk_find_what_may_be_there
     if [ $sectors = 512 ]; then
         verify "$disk" --size=2M --bsrange=512-512k --iodepth=64 --randseed="$seed" &
         workers=$!
