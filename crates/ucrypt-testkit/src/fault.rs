@@ -6,7 +6,7 @@
 //!   meets, or by chance; a write that fails may have been done in part, whole sectors of it, and a
 //!   read that fails may have filled its buffers;
 //! - answer late, and in another order;
-//! - not answer at all until [`Faults::release`], or do nothing until [`Faults::resume`];
+//! - do nothing, and not answer, until [`Faults::release`] or [`Faults::resume`];
 //! - keep what is written in a volatile cache until a flush: [`Faults::crash`] loses any of it, and
 //!   nothing works after that;
 //! - fail a flush once and succeed afterwards, as the kernel's page cache does.
@@ -61,8 +61,8 @@ pub enum Fate {
     Fail(Errno),
     /// A write is done in part, a read altogether; it is answered with an error.
     Tear(Errno),
-    /// It is not answered before [`Faults::release`], and not done before [`Faults::resume`]. After a
-    /// minute it is answered with `EIO`, so that a test that has failed ends.
+    /// It waits until [`Faults::release`] answers it with `EIO` or [`Faults::resume`] has it carried
+    /// out. After a minute it fails, so that a test that has failed ends.
     Hang,
 }
 
