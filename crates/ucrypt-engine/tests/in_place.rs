@@ -2,111 +2,46 @@
 
 mod common;
 
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Random, aes, run};
-use ucrypt_backend::{Backend, Done, Extent, FileBackend, Io, Limits, Map, memory};
+use ucrypt_backend::{Backend, FileBackend, memory};
 use ucrypt_engine::{Op, Policy, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+use ucrypt_testkit::fault::{Access, Reached};
+use ucrypt_testkit::{FaultBackend, Faults};
 
 const LEN: u64 = 4 << 20;
 /// Where the volume begins: no page of the backend.
 const OFFSET: u64 = 3 * 512;
 
-/// Memory that counts the writes it is asked for, and may hide where its bytes are.
+/// Memory, with a count of the writes that it is asked for.
 struct Counting {
-    memory: FileBackend,
-    hides: bool,
-    writes: Arc<AtomicUsize>,
+    memory: Arc<FileBackend>,
+    backend: Arc<dyn Backend>,
+    faults: Faults,
 }
 
 impl Counting {
-    /// Of zeroes, half of them holes.
-    fn new(hides: bool) -> Arc<Self> {
-        let memory = memory(OFFSET + LEN).expect("memory");
+    /// Of zeroes, half of them holes. `hides`: nobody sees where its bytes are.
+    fn new(hides: bool) -> Self {
+        let memory = Arc::new(memory(OFFSET + LEN).expect("memory"));
         memory.write_all_at(0, &vec![0; (OFFSET + LEN / 2) as usize]).expect("written");
-        Arc::new(Self { memory, hides, writes: Arc::default() })
+        let faults = Faults::new(1);
+        let backend = FaultBackend::at_once(memory.clone(), faults.clone());
+        let backend = Arc::new(if hides { backend.without_map() } else { backend });
+        Self { memory, backend, faults }
     }
 
     fn writes(&self) -> usize {
-        self.writes.load(Ordering::Relaxed)
+        let asked = |reached: &&Reached| reached.access == Access::Write && !reached.in_place;
+        self.faults.log().iter().filter(asked).count()
     }
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; (OFFSET + LEN) as usize];
         self.memory.read_exact_at(0, &mut bytes).expect("read");
         bytes
-    }
-}
-
-impl Backend for Counting {
-    fn limits(&self) -> &Limits {
-        self.memory.limits()
-    }
-
-    fn queue(&self, depth: u32) -> io::Result<Box<dyn ucrypt_backend::Queue>> {
-        let inner = self.memory.queue(depth)?;
-        Ok(Box::new(CountingQueue { inner, writes: self.writes.clone() }))
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
-        self.memory.extents(offset, len, max)
-    }
-
-    fn map(&self) -> Option<Arc<dyn Map>> {
-        if self.hides { None } else { self.memory.map() }
-    }
-
-    fn describe(&self) -> String {
-        "counting".into()
-    }
-
-    fn len_now(&self) -> io::Result<u64> {
-        self.memory.len_now()
-    }
-
-    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
-        self.memory.zones()
-    }
-}
-
-struct CountingQueue {
-    inner: Box<dyn ucrypt_backend::Queue>,
-    writes: Arc<AtomicUsize>,
-}
-
-impl ucrypt_backend::Queue for CountingQueue {
-    fn room(&self) -> usize {
-        self.inner.room()
-    }
-
-    fn submit(&mut self, io: Io) {
-        let writes = matches!(io, Io::Write { .. });
-        self.writes.fetch_add(usize::from(writes), Ordering::Relaxed);
-        self.inner.submit(io);
-    }
-
-    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        self.inner.poll(done)
-    }
-
-    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        self.inner.wait(done)
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
-
-    fn register(&mut self, pool: &ucrypt_backend::Pool) -> bool {
-        self.inner.register(pool)
-    }
-
-    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
-        self.inner.guest()
     }
 }
 
@@ -136,25 +71,25 @@ fn what_is_no_hole_is_written_in_place_and_holes_are_filled_by_the_backend() {
     let streams = cfg!(target_arch = "x86_64") && aes(4096).streams();
     for cipher in [None, Some(aes(4096))] {
         let in_place = cipher.is_none() || streams;
-        let backend = Counting::new(false);
-        let mut queue = queue(backend.clone(), cipher, Policy::Inline);
+        let counting = Counting::new(false);
+        let mut queue = queue(counting.backend.clone(), cipher, Policy::Inline);
         for (offset, len) in [(0, 4096), (8192, 1 << 20), (5000, 7), (12_288, 70_001)] {
             write(&mut queue, offset, &vec![7; len], true);
         }
-        assert_eq!(backend.writes() > 0, !in_place);
-        let before = backend.writes();
+        assert_eq!(counting.writes() > 0, !in_place);
+        let before = counting.writes();
         write(&mut queue, LEN / 2 + (256 << 10), &[8; 4096], false);
-        assert_eq!(backend.writes(), before + 1, "into a hole");
+        assert_eq!(counting.writes(), before + 1, "into a hole");
     }
 }
 
 #[test]
 fn what_would_be_spoilt_half_written_is_written_by_the_backend() {
     for name in ["aes-cbc-essiv:sha256", "aes-hctr2-plain64", "xchacha12,aes-adiantum-plain64"] {
-        let backend = Counting::new(false);
-        let mut queue = queue(backend.clone(), Some(cipher(name)), Policy::Adaptive);
+        let counting = Counting::new(false);
+        let mut queue = queue(counting.backend.clone(), Some(cipher(name)), Policy::Adaptive);
         write(&mut queue, 0, &[7; 8192], false);
-        assert!(backend.writes() > 0, "{name}");
+        assert!(counting.writes() > 0, "{name}");
     }
 }
 
@@ -165,11 +100,11 @@ fn the_backend_ends_up_with_the_same_bytes_as_without() {
     for policy in Policy::ALL {
         for cipher in [|| None, || Some(aes(512))] {
             let left = [false, true].map(|hides| {
-                let backend = Counting::new(hides);
-                let mut queue = queue(backend.clone(), cipher(), policy);
+                let counting = Counting::new(hides);
+                let mut queue = queue(counting.backend.clone(), cipher(), policy);
                 overlapping(&mut queue, 0x5eed);
                 drop(queue);
-                backend.bytes()
+                counting.bytes()
             });
             assert!(left[0] == left[1], "{policy}, seed 0x5eed");
         }

@@ -3,17 +3,15 @@
 
 mod common;
 
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use common::{Random, aes, volume, volume_under};
-use ucrypt_backend::{
-    Backend, Done, Extent, FileBackend, Io, Limits, OpenOptions, memory, total_len,
-};
+use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Buf, Errno, Policy, Queue, QueueConfig, Rejected};
+use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::{FaultBackend, Faults};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
@@ -188,84 +186,13 @@ fn what_is_refused_leaves_the_list_alone() {
     assert_eq!(finish(&mut queue), Ok(()));
 }
 
-/// Fills the buffers of each read and then says that it failed, but for the first megabyte.
-struct Treacherous(FileBackend);
-
-struct TreacherousQueue(Box<dyn ucrypt_backend::Queue>, Vec<u64>);
-
-impl Backend for Treacherous {
-    fn limits(&self) -> &Limits {
-        self.0.limits()
-    }
-
-    fn queue(&self, depth: u32) -> io::Result<Box<dyn ucrypt_backend::Queue>> {
-        Ok(Box::new(TreacherousQueue(self.0.queue(depth)?, Vec::new())))
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
-        self.0.extents(offset, len, max)
-    }
-
-    fn describe(&self) -> String {
-        "treacherous".into()
-    }
-
-    fn len_now(&self) -> io::Result<u64> {
-        self.0.len_now()
-    }
-
-    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
-        None
-    }
-
-    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
-        self.0.zones()
-    }
-}
-
-impl ucrypt_backend::Queue for TreacherousQueue {
-    fn room(&self) -> usize {
-        self.0.room()
-    }
-
-    fn submit(&mut self, io: Io) {
-        if let Io::Read { token, offset, bufs } = &io
-            && offset + total_len(bufs) as u64 > MIB
-        {
-            self.1.push(*token);
-        }
-        self.0.submit(io);
-    }
-
-    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        self.0.poll(done)?;
-        for done in done.iter_mut().filter(|done| self.1.contains(&done.token)) {
-            done.result = Err(Errno::IO);
-        }
-        Ok(())
-    }
-
-    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        self.poll(done)
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.0.fd()
-    }
-
-    fn register(&mut self, pool: &ucrypt_backend::Pool) -> bool {
-        self.0.register(pool)
-    }
-
-    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
-        self.0.guest()
-    }
-}
-
 #[test]
 fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
-    let backend = Arc::new(Treacherous(memory(4 * MIB).unwrap()));
-    let volume = volume(backend, 0, 4 * MIB, 512);
+    // Fills the buffers of each read and then says that it failed, but for the first megabyte.
+    let faults = Faults::new(1);
+    faults.add(Rule::new(Fate::Tear(Errno::IO)).on(Access::Read).range(MIB..4 * MIB));
+    let backend = FaultBackend::at_once(Arc::new(memory(4 * MIB).unwrap()), faults).without_map();
+    let volume = volume(Arc::new(backend), 0, 4 * MIB, 512);
     let mut queue = volume.queue(CONFIG).unwrap();
     let plain = vec![0xaa; 2 << 20];
     queue.write_from(0, 0, &plain, false).unwrap();

@@ -5,12 +5,14 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Faulty, Random, aes, backends, run, volume, volume_under};
+use common::{Random, aes, backends, run, volume, volume_under};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
     Errno, Op, Policy, Queue, QueueConfig, Rejected, Segment, Urgency, Volume, VolumeError,
     VolumeOptions,
 };
+use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::{FaultBackend, Faults};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
@@ -262,8 +264,11 @@ fn segments_beyond_the_backend_make_no_volume() {
 
 #[test]
 fn a_failing_backend_fails_its_requests_and_no_others() {
-    let faulty = Arc::new(Faulty::new(memory(4 * MIB).unwrap(), MIB..2 * MIB));
-    let volume = volume(faulty, 0, 4 * MIB, 512);
+    let faults = Faults::new(1);
+    let rule = Rule::new(Fate::Fail(Errno::NOSPC)).on(Access::Read).on(Access::Write);
+    faults.add(rule.range(MIB..2 * MIB));
+    let faulty = FaultBackend::at_once(Arc::new(memory(4 * MIB).unwrap()), faults).without_map();
+    let volume = volume(Arc::new(faulty), 0, 4 * MIB, 512);
     let mut queue = volume.queue(CONFIG).unwrap();
     for (offset, len, expected) in [
         (0, 4096, Ok(())),

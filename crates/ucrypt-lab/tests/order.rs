@@ -1,100 +1,25 @@
 //! Writes leave in the order in which they came, on real threads: where order matters, encryption by
 //! several workers costs no seek and is never refused.
 
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::str::FromStr as _;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ucrypt_backend::model::ModelBackend;
-use ucrypt_backend::{Backend, Done, Extent, Io, Limits};
 use ucrypt_engine::{CipherModel, Op, Policy, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+use ucrypt_testkit::fault::Access;
+use ucrypt_testkit::{FaultBackend, Faults};
 
 const MIB: u64 = 1 << 20;
 const LEN: u64 = 48 * MIB;
 const BLOCK: usize = 128 << 10;
 const DEPTH: usize = 16;
 
-/// A backend that notes where writes go, in the order in which they are submitted.
-struct Noted {
-    inner: ModelBackend,
-    writes: Arc<Mutex<Vec<u64>>>,
-}
-
-struct NotedQueue {
-    inner: Box<dyn ucrypt_backend::Queue>,
-    writes: Arc<Mutex<Vec<u64>>>,
-}
-
-impl Backend for Noted {
-    fn limits(&self) -> &Limits {
-        self.inner.limits()
-    }
-
-    fn queue(&self, depth: u32) -> io::Result<Box<dyn ucrypt_backend::Queue>> {
-        let (inner, writes) = (self.inner.queue(depth)?, self.writes.clone());
-        Ok(Box::new(NotedQueue { inner, writes }))
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
-        self.inner.extents(offset, len, max)
-    }
-
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-
-    fn len_now(&self) -> io::Result<u64> {
-        self.inner.len_now()
-    }
-
-    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
-        None
-    }
-
-    fn zones(&self) -> Option<&dyn ucrypt_backend::Zones> {
-        self.inner.zones()
-    }
-}
-
-impl ucrypt_backend::Queue for NotedQueue {
-    fn room(&self) -> usize {
-        self.inner.room()
-    }
-
-    fn submit(&mut self, io: Io) {
-        if let Io::Write { offset, .. } = &io {
-            self.writes.lock().unwrap().push(*offset);
-        }
-        self.inner.submit(io);
-    }
-
-    fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        self.inner.poll(done)
-    }
-
-    fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        self.inner.wait(done)
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
-
-    fn register(&mut self, pool: &ucrypt_backend::Pool) -> bool {
-        self.inner.register(pool)
-    }
-
-    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
-        self.inner.guest()
-    }
-}
-
-/// A volume on that device, with three workers and a cipher that is worth them.
-fn volume(device: &str, policy: Policy, writes: &Arc<Mutex<Vec<u64>>>) -> Arc<Volume> {
-    let inner = ModelBackend::new(device, LEN).unwrap();
-    let backend = Arc::new(Noted { inner, writes: writes.clone() });
+/// A volume on that device, with three workers and a cipher that is worth them. Nothing fails; `faults`
+/// know what reaches the device.
+fn volume(device: &str, policy: Policy, faults: &Faults) -> Arc<Volume> {
+    let inner = Arc::new(ModelBackend::new(device, LEN).unwrap());
+    let backend = Arc::new(FaultBackend::new(inner, faults.clone()));
     let key: Vec<u8> = (0..64).collect();
     let options = SectorOptions { sector_size: 512, iv_offset: 0, iv_large_sectors: false };
     let spec = CipherSpec::from_str("aes-xts-plain64").unwrap();
@@ -147,14 +72,16 @@ fn check_all(queue: &mut Queue) {
 fn workers_encrypt_and_no_write_is_out_of_order_or_refused() {
     for device in ["hdd", "zoned"] {
         for policy in [Policy::Adaptive, Policy::Unbound { sorted: true }] {
-            let writes = Arc::new(Mutex::new(Vec::new()));
-            let volume = volume(device, policy, &writes);
+            let faults = Faults::new(1);
+            let volume = volume(device, policy, &faults);
             let config = QueueConfig { memory: 8 << 20, depth: DEPTH as u32 };
             let mut queue = volume.queue(config).unwrap();
             write_all(&mut queue);
             check_all(&mut queue);
-            let writes = std::mem::take(&mut *writes.lock().unwrap());
-            assert!(writes.is_sorted(), "{device}, {policy}: a write left before an earlier one");
+            let mut writes = faults.log();
+            writes.retain(|reached| reached.access == Access::Write);
+            let sorted = writes.is_sorted_by_key(|write| write.range.start);
+            assert!(sorted, "{device}, {policy}: a write left before an earlier one");
             // The decisions are shown now and then; by now most of them are. Adaptive joins what
             // waits for the disk, so its chunks are few and long.
             let handed = volume.decisions()[0].tally.handed;

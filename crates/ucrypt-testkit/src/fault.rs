@@ -3,21 +3,26 @@
 //! Fault model. What a [`FaultBackend`] may do, as its [`Faults`] say:
 //!
 //! - answer an operation with an error: by place ([`Rule::range`]), by kind, the n-th that a rule
-//!   meets, or by chance; a write that fails may have been done in part, whole sectors of it;
+//!   meets, or by chance; a write that fails may have been done in part, whole sectors of it, and a
+//!   read that fails may have filled its buffers;
 //! - answer late, and in another order;
-//! - not answer at all until [`Faults::release`];
+//! - do nothing, and not answer, until [`Faults::release`] or [`Faults::resume`];
 //! - keep what is written in a volatile cache until a flush: [`Faults::crash`] loses any of it, and
 //!   nothing works after that;
 //! - fail a flush once and succeed afterwards, as the kernel's page cache does.
 //!
 //! The mapped bytes of the backend inside meet the same errors ([`FaultMap`]); with a volatile cache
 //! there is no mapping. All of it follows from the seed, as long as one thread uses the backend.
+//!
+//! Without faults, operations are carried out in the order in which they were submitted. What reaches
+//! the backend is kept ([`Faults::log`]), for tests of order and of what is saved.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use ucrypt_backend::map::{PutBytes, UseBytes};
@@ -29,6 +34,12 @@ use crate::random::Random;
 
 /// Bytes of the smallest piece that a disk writes as a whole.
 const SECTOR: usize = 512;
+
+/// How long a test waits for an operation that must come.
+const COMES_WITHIN: Duration = Duration::from_secs(30);
+
+/// How long anything hangs at most: a test that has failed must end.
+const HANGS_MAX: Duration = Duration::from_secs(60);
 
 /// What an operation does to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,9 +59,10 @@ pub enum Access {
 pub enum Fate {
     /// It is answered with an error and was not done.
     Fail(Errno),
-    /// A write is done in part, and answered with an error.
+    /// A write is done in part, a read altogether; it is answered with an error.
     Tear(Errno),
-    /// It is not answered before [`Faults::release`].
+    /// It waits until [`Faults::release`] answers it with `EIO` or [`Faults::resume`] has it carried
+    /// out. After a minute it fails, so that a test that has failed ends.
     Hang,
 }
 
@@ -112,6 +124,19 @@ impl Rule {
     }
 }
 
+/// An operation that reached the backend.
+#[derive(Debug, Clone)]
+pub struct Reached {
+    /// What it was.
+    pub access: Access,
+    /// Whether it was to be durable: a flush, or a write with FUA.
+    pub durable: bool,
+    /// Bytes of the backend that it touches; empty for a flush.
+    pub range: Range<u64>,
+    /// Whether it is one on the mapped bytes.
+    pub in_place: bool,
+}
+
 /// An operation that met a fate.
 #[derive(Debug, Clone)]
 pub struct Met {
@@ -127,7 +152,21 @@ pub struct Met {
 
 /// Says what goes wrong. Clones are one.
 #[derive(Debug, Clone)]
-pub struct Faults(Arc<Mutex<State>>);
+pub struct Faults(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something has met its fate.
+    met: Condvar,
+}
+
+/// What becomes of what hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Failed,
+    Done,
+}
 
 #[derive(Debug)]
 struct State {
@@ -136,30 +175,32 @@ struct State {
     /// Polls that an operation may wait before it is carried out, and again before its answer.
     delay_max: u64,
     met: Vec<Met>,
+    log: Vec<Reached>,
     /// Sectors in the volatile cache, if there is one.
     cache: Option<BTreeMap<u64, Box<[u8; SECTOR]>>>,
     crashed: bool,
-    released: bool,
-    operations: u64,
+    /// `None`: it hangs.
+    end: Option<End>,
 }
 
 impl Faults {
     /// No faults yet.
     pub fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        let state = State {
             rules: Vec::new(),
             random: Random::new(seed),
             delay_max: 0,
             met: Vec::new(),
+            log: Vec::new(),
             cache: None,
             crashed: false,
-            released: false,
-            operations: 0,
-        })))
+            end: None,
+        };
+        Self(Arc::new(Shared { state: Mutex::new(state), met: Condvar::new() }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One more rule; the first that meets an operation decides.
@@ -187,7 +228,12 @@ impl Faults {
 
     /// What hangs is answered, with `EIO`, and nothing hangs any more.
     pub fn release(&self) {
-        self.state().released = true;
+        self.state().end = Some(End::Failed);
+    }
+
+    /// What hangs is carried out, and nothing hangs any more.
+    pub fn resume(&self) {
+        self.state().end = Some(End::Done);
     }
 
     /// Power fails: of the volatile cache, any sectors have reached the disk. Everything after it fails
@@ -208,21 +254,48 @@ impl Faults {
         self.state().met.clone()
     }
 
-    /// Operations that have reached the backend.
-    pub fn operations(&self) -> u64 {
-        self.state().operations
+    /// Waits until so many operations have met a fate.
+    ///
+    /// # Panics
+    /// If they have not within 30 seconds.
+    pub fn await_met(&self, count: usize) {
+        let until = Instant::now() + COMES_WITHIN;
+        let mut state = self.state();
+        while state.met.len() < count {
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "of {count} operations these have met a fate: {:?}; these came: {:?}",
+                state.met,
+                state.log
+            );
+            (state, _) =
+                self.0.met.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What has reached the backend so far, in the order in which it came.
+    pub fn log(&self) -> Vec<Reached> {
+        self.state().log.clone()
+    }
+
+    /// Decides what becomes of an operation.
+    fn judge(&self, reached: Reached) -> Option<Fate> {
+        let fate = self.state().judge(reached);
+        self.0.met.notify_all();
+        fate
     }
 }
 
 impl State {
-    /// Decides what becomes of an operation.
-    fn judge(&mut self, access: Access, durable: bool, range: &Range<u64>) -> Option<Fate> {
-        self.operations += 1;
+    fn judge(&mut self, reached: Reached) -> Option<Fate> {
+        let Reached { access, durable, range, .. } = reached.clone();
+        self.log.push(reached);
         if self.crashed {
             return Some(Fate::Fail(Errno::IO));
         }
         for rule in &mut self.rules {
-            if !rule.matches(access, range) {
+            if !rule.matches(access, &range) {
                 continue;
             }
             if rule.spare > 0 {
@@ -251,20 +324,27 @@ pub struct FaultBackend {
     inner: Arc<dyn Backend>,
     faults: Faults,
     limits: Limits,
+    has_map: bool,
 }
 
 impl FaultBackend {
     /// Around a backend. Answers come when they are waited for, not at once.
     pub fn new(inner: Arc<dyn Backend>, faults: Faults) -> Self {
         let limits = Limits { synchronous: false, ..inner.limits().clone() };
-        Self { inner, faults, limits }
+        Self { inner, faults, limits, has_map: true }
     }
 
-    /// As [`FaultBackend::new`], but where the backend inside is synchronous, this is, too: the engine
-    /// uses the mapped bytes of such a backend.
+    /// As [`FaultBackend::new`], but where the backend inside is synchronous, this says so, too.
     pub fn at_once(inner: Arc<dyn Backend>, faults: Faults) -> Self {
         let limits = inner.limits().clone();
-        Self { inner, faults, limits }
+        Self { inner, faults, limits, has_map: true }
+    }
+
+    /// Hides the mapped bytes: every operation goes through a queue, and so may hang.
+    #[must_use]
+    pub fn without_map(mut self) -> Self {
+        self.has_map = false;
+        self
     }
 
     /// Brings what is left in the volatile cache to the backend inside.
@@ -329,7 +409,7 @@ impl Backend for FaultBackend {
     }
 
     fn map(&self) -> Option<Arc<dyn Map>> {
-        if self.faults.state().cache.is_some() {
+        if !self.has_map || self.faults.state().cache.is_some() {
             return None;
         }
         let inner = self.inner.map()?;
@@ -354,7 +434,8 @@ pub struct FaultMap {
 
 impl FaultMap {
     fn judge(&self, access: Access, offset: u64, len: usize) -> Option<Fate> {
-        self.faults.state().judge(access, false, &(offset..offset + len as u64))
+        let range = offset..offset + len as u64;
+        self.faults.judge(Reached { access, durable: false, range, in_place: true })
     }
 }
 
@@ -370,7 +451,11 @@ impl Map for FaultMap {
     fn read(&self, offset: u64, len: usize, use_: UseBytes<'_>) -> Option<Result<(), Errno>> {
         match self.judge(Access::Read, offset, len) {
             None => self.inner.read(offset, len, use_),
-            Some(Fate::Fail(error) | Fate::Tear(error)) => Some(Err(error)),
+            Some(Fate::Fail(error)) => Some(Err(error)),
+            Some(Fate::Tear(error)) => {
+                let whole = self.inner.read(offset, len, use_)?;
+                Some(whole.and(Err(error)))
+            }
             // As a mapping whose file was cut off: the file is asked.
             Some(Fate::Hang) => None,
         }
@@ -390,7 +475,8 @@ impl Map for FaultMap {
 
     fn read_exact(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
         match self.judge(Access::Read, offset, buf.len()) {
-            Some(Fate::Fail(error) | Fate::Tear(error)) => Err(error),
+            Some(Fate::Fail(error)) => Err(error),
+            Some(Fate::Tear(error)) => self.inner.read_exact(offset, buf).and(Err(error)),
             _ => self.inner.read_exact(offset, buf),
         }
     }
@@ -404,7 +490,8 @@ struct FaultQueue {
     inside: usize,
     /// What waits to be carried out or answered, and until which poll.
     waiting: Vec<(u64, Step)>,
-    hanging: Vec<Io>,
+    /// What hangs, and since when.
+    hanging: Vec<(Instant, Io)>,
     /// Answers of the backend inside.
     ready: Vec<Done>,
     polls: u64,
@@ -417,8 +504,8 @@ enum Step {
     Answer(Done),
 }
 
-fn touched(io: &Io) -> (Access, Range<u64>) {
-    match io {
+fn reached(io: &Io) -> Reached {
+    let (access, range) = match io {
         Io::Read { offset, bufs, .. } => (Access::Read, *offset..*offset + total_len(bufs) as u64),
         Io::Write { offset, bufs, .. } => {
             (Access::Write, *offset..*offset + total_len(bufs) as u64)
@@ -427,7 +514,9 @@ fn touched(io: &Io) -> (Access, Range<u64>) {
         Io::Discard { offset, len, .. } | Io::WriteZeroes { offset, len, .. } => {
             (Access::Punch, *offset..offset + len)
         }
-    }
+    };
+    let durable = matches!(io, Io::Flush { .. } | Io::Write { fua: true, .. });
+    Reached { access, durable, range, in_place: false }
 }
 
 fn failed(io: Io, error: Errno) -> Done {
@@ -450,40 +539,41 @@ impl FaultQueue {
 
     /// Meets an operation's fate, or carries it out.
     fn act(&mut self, io: Io) {
-        let (access, range) = touched(&io);
-        let durable = matches!(io, Io::Flush { .. } | Io::Write { fua: true, .. });
-        let fate = self.faults.state().judge(access, durable, &range);
-        match fate {
-            None if self.faults.state().cache.is_some() => {
-                let done = self.through_cache(io);
-                self.later(Step::Answer(done));
-            }
-            None => {
-                self.inside += 1;
-                self.inner.submit(io);
-            }
+        match self.faults.judge(reached(&io)) {
+            None => self.carry_on(io),
             Some(Fate::Fail(error)) => self.later(Step::Answer(failed(io, error))),
             Some(Fate::Tear(error)) => {
                 let done = self.tear(io, error);
                 self.later(Step::Answer(done));
             }
-            Some(Fate::Hang) => self.hanging.push(io),
+            Some(Fate::Hang) => self.hanging.push((Instant::now(), io)),
         }
     }
 
-    /// Does some of a write's buffers, each whole or not at all, and fails.
+    /// Has an operation carried out that nothing is wrong with.
+    fn carry_on(&mut self, io: Io) {
+        if self.faults.state().cache.is_some() {
+            let done = self.through_cache(io);
+            self.later(Step::Answer(done));
+        } else {
+            self.inside += 1;
+            self.inner.submit(io);
+        }
+    }
+
+    /// Does all of a read, or some of a write's buffers, each whole or not at all, and fails.
     fn tear(&mut self, io: Io, error: Errno) -> Done {
-        let Io::Write { token, offset, bufs, fua } = io else { return failed(io, error) };
+        let (token, offset, bufs, fua) = match io {
+            Io::Read { .. } => return Done { result: Err(error), ..self.at_once(io) },
+            Io::Write { token, offset, bufs, fua } => (token, offset, bufs, fua),
+            io => return failed(io, error),
+        };
         let (mut at, mut kept) = (offset, Vec::new());
         for buf in bufs {
             let len = buf.len() as u64;
             let write = Io::Write { token, offset: at, bufs: vec![buf], fua };
             let done = if self.faults.state().random.percent(50) {
-                if self.faults.state().cache.is_some() {
-                    self.through_cache(write)
-                } else {
-                    self.aside(write)
-                }
+                self.at_once(write)
             } else {
                 failed(write, error)
             };
@@ -493,7 +583,12 @@ impl FaultQueue {
         Done { token, result: Err(error), bufs: kept }
     }
 
-    /// Carries an operation out at once, keeping the answers that come in between.
+    /// Carries an operation out at once, on the volatile cache if there is one.
+    fn at_once(&mut self, io: Io) -> Done {
+        if self.faults.state().cache.is_some() { self.through_cache(io) } else { self.aside(io) }
+    }
+
+    /// Carries an operation out inside, keeping the answers that come in between.
     fn aside(&mut self, io: Io) -> Done {
         while self.inside > 0 {
             self.take_ready();
@@ -570,24 +665,21 @@ impl FaultQueue {
     /// Does what is due.
     fn advance(&mut self) {
         self.polls += 1;
-        let mut due: VecDeque<Step> = VecDeque::new();
-        let mut index = 0;
-        while index < self.waiting.len() {
-            if self.waiting[index].0 <= self.polls {
-                due.push_back(self.waiting.swap_remove(index).1);
-            } else {
-                index += 1;
-            }
-        }
-        for step in due {
+        let polls = self.polls;
+        let due: Vec<_> = self.waiting.extract_if(.., |(due, _)| *due <= polls).collect();
+        for (_, step) in due {
             match step {
                 Step::Do(io) => self.act(io),
                 Step::Answer(done) => self.ready.push(done),
             }
         }
-        let free = self.faults.state().released || self.faults.state().crashed;
-        if free {
-            for io in std::mem::take(&mut self.hanging) {
+        let State { crashed, end, .. } = *self.faults.state();
+        let ends = |since: &Instant| crashed || end.is_some() || since.elapsed() > HANGS_MAX;
+        let ended: Vec<_> = self.hanging.extract_if(.., |(since, _)| ends(since)).collect();
+        for (_, io) in ended {
+            if !crashed && end == Some(End::Done) {
+                self.carry_on(io);
+            } else {
                 self.ready.push(failed(io, Errno::IO));
             }
         }
@@ -621,7 +713,7 @@ impl Queue for FaultQueue {
                     self.take_ready();
                 } else {
                     // Only what hangs is left.
-                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    std::thread::sleep(Duration::from_millis(1));
                     return Ok(());
                 }
             }
@@ -649,6 +741,7 @@ impl Drop for FaultQueue {
         self.hanging.clear();
         let mut done = Vec::new();
         while self.under_way() > 0 && self.wait(&mut done).is_ok() {
+            self.hanging.clear();
             done.clear();
         }
     }

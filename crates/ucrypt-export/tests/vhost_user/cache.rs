@@ -1,10 +1,11 @@
 //! The write cache: what was answered is durable unless the guest knows that it has to flush.
 
-use std::sync::Arc;
+use ucrypt_testkit::Faults;
+use ucrypt_testkit::fault::Access;
 
 use crate::driver::{Driver, FLUSH, OK, WRITE};
 use crate::front_end::{FrontEnd, Memory, message};
-use crate::harness::{Gate, Harness, over};
+use crate::harness::{Harness, faulty, over};
 use crate::requests::DATA;
 
 /// Feature bits.
@@ -18,16 +19,17 @@ const CACHE_AT: u32 = 32;
 struct Guest<'a> {
     front_end: FrontEnd,
     driver: Driver<'a>,
-    gate: Arc<Gate>,
+    /// None; they know what reaches the disk.
+    faults: Faults,
 }
 
 impl<'a> Guest<'a> {
-    fn new(harness: &Harness, gate: &Arc<Gate>, memory: &'a Memory, without: u64) -> Self {
+    fn new(harness: &Harness, faults: &Faults, memory: &'a Memory, without: u64) -> Self {
         let mut front_end = FrontEnd::negotiated(&harness.socket(), without);
         front_end.set_memory(memory);
         let driver = Driver::new(&memory.map, 0, 64);
         driver.start(&mut front_end, 0).expect("started");
-        Self { front_end, driver, gate: gate.clone() }
+        Self { front_end, driver, faults: faults.clone() }
     }
 
     fn cache(&mut self) -> u8 {
@@ -36,9 +38,9 @@ impl<'a> Guest<'a> {
 
     /// Whether a write is durable when it is answered.
     fn writes_through(&mut self) -> bool {
-        let (before, _) = self.gate.durable();
+        let before = durable(&self.faults, Access::Write);
         assert_eq!(self.driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
-        self.gate.durable().0 > before
+        durable(&self.faults, Access::Write) > before
     }
 
     /// As a machine does that is paused and goes on.
@@ -50,15 +52,20 @@ impl<'a> Guest<'a> {
     }
 }
 
-fn harness() -> (Harness, Arc<Gate>) {
-    let gate = Gate::new();
-    (Harness::start(over(gate.clone(), 512)), gate)
+/// How often something was to be durable so far.
+fn durable(faults: &Faults, access: Access) -> usize {
+    faults.log().iter().filter(|reached| reached.durable && reached.access == access).count()
+}
+
+fn harness() -> (Harness, Faults) {
+    let (disk, faults) = faulty();
+    (Harness::start(over(disk, 512)), faults)
 }
 
 #[test]
 fn a_guests_write_through_survives_that_its_machine_is_paused() {
-    let ((harness, gate), memory) = (harness(), Memory::new());
-    let mut guest = Guest::new(&harness, &gate, &memory, 0);
+    let ((harness, faults), memory) = (harness(), Memory::new());
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
     assert_eq!(guest.cache(), 1);
     assert!(!guest.writes_through(), "the guest knows of the cache");
     guest.front_end.set_config(CACHE_AT, &[0]).expect("switched off");
@@ -82,13 +89,13 @@ fn a_guests_write_through_survives_that_its_machine_is_paused() {
 
 #[test]
 fn a_guest_that_comes_back_writes_through_because_its_setting_is_not_known() {
-    let ((harness, gate), memory) = (harness(), Memory::new());
-    let mut guest = Guest::new(&harness, &gate, &memory, 0);
+    let ((harness, faults), memory) = (harness(), Memory::new());
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
     assert_eq!(guest.cache(), 1);
     guest.front_end.set_config(CACHE_AT, &[0]).expect("switched off");
     drop(guest);
     // A front end that comes back says nothing of it, and does not ask.
-    let mut guest = Guest::new(&harness, &gate, &memory, 0);
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
     guest.driver.write(guest.driver.available_ring(), &[0; 0x1000]);
     guest.driver.write(guest.driver.used_ring(), &[0; 0x1000]);
     guest.front_end.config(0, 8).expect("the capacity");
@@ -103,28 +110,28 @@ fn a_guest_that_cannot_switch_the_cache_has_one_if_it_flushes_and_none_otherwise
     for (without, writes_through) in
         [(CONFIG_WCE, false), (CONFIG_WCE | FLUSHES, true), (FLUSHES, true)]
     {
-        let ((harness, gate), memory) = (harness(), Memory::new());
-        let mut guest = Guest::new(&harness, &gate, &memory, without);
+        let ((harness, faults), memory) = (harness(), Memory::new());
+        let mut guest = Guest::new(&harness, &faults, &memory, without);
         assert_eq!(guest.writes_through(), writes_through, "without {without:#x}");
     }
 }
 
 #[test]
 fn what_was_written_before_the_cache_was_switched_off_is_flushed() {
-    let ((harness, gate), memory) = (harness(), Memory::new());
-    let mut guest = Guest::new(&harness, &gate, &memory, 0);
+    let ((harness, faults), memory) = (harness(), Memory::new());
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
     assert_eq!(guest.cache(), 1);
     assert!(!guest.writes_through());
-    assert_eq!(gate.durable().1, 0);
+    assert_eq!(durable(&faults, Access::Flush), 0);
     guest.front_end.set_config(CACHE_AT, &[0]).expect("switched off");
-    assert_eq!(gate.durable().1, 1, "the guest will not flush it");
+    assert_eq!(durable(&faults, Access::Flush), 1, "the guest will not flush it");
     assert!(guest.writes_through());
     assert_eq!(guest.driver.run(FLUSH, 0, &[]), (OK, 1), "flushes are served all the same");
 }
 
 #[test]
 fn a_driver_may_switch_the_cache_off_before_it_starts() {
-    let ((harness, gate), memory) = (harness(), Memory::new());
+    let ((harness, faults), memory) = (harness(), Memory::new());
     let mut front_end = FrontEnd::connect(&harness.socket());
     let features = front_end.ask_u64(message::GET_FEATURES);
     let protocol = front_end.ask_u64(message::GET_PROTOCOL_FEATURES);
@@ -135,6 +142,6 @@ fn a_driver_may_switch_the_cache_off_before_it_starts() {
     front_end.set_memory(&memory);
     let driver = Driver::new(&memory.map, 0, 64);
     driver.start(&mut front_end, 0).expect("started");
-    let mut guest = Guest { front_end, driver, gate };
+    let mut guest = Guest { front_end, driver, faults };
     assert!(guest.writes_through());
 }

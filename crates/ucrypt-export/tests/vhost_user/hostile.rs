@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use rustix::fs::ftruncate;
+use ucrypt_testkit::fault::{Fate, Rule};
 
 use crate::connection::assert_serves;
 use crate::driver::{
     DEVICE_WRITES, Descriptor, Driver, INDIRECT, IO_ERR, NEXT, OK, READ, WRITE, started,
 };
 use crate::front_end::{FrontEnd, Memory};
-use crate::harness::{Harness, aes};
+use crate::harness::{Harness, aes, faulty, over};
 use crate::random::Random;
 use crate::requests::DATA;
 
@@ -163,8 +164,8 @@ fn rings_of_no_sense_stop_and_others_do_not() {
         ("a head beyond the table", spoil_head, "not in its table"),
         ("a request made available twice", offer_twice, "twice"),
     ] {
-        let gate = crate::harness::Gate::new();
-        let harness = Harness::start(crate::harness::over(gate.clone(), 512));
+        let (disk, faults) = faulty();
+        let harness = Harness::start(over(disk, 512));
         let memory = Memory::new();
         let mut front_end = FrontEnd::negotiated(&harness.socket(), 0);
         front_end.set_memory(&memory);
@@ -173,12 +174,12 @@ fn rings_of_no_sense_stop_and_others_do_not() {
             driver.start(&mut front_end, 0).expect("started");
         }
         let [first, second] = &mut drivers;
-        gate.close(true);
+        faults.add(Rule::new(Fate::Hang));
         first.submit(0, READ, 0, &[(DATA, 512)]);
-        gate.await_held(1);
+        faults.await_met(1);
         spoil(first);
         harness.await_report(reason);
-        gate.close(false);
+        faults.resume();
         assert_eq!(first.answer(), (0, 513), "{what}: what was taken is answered");
         let told = rustix::io::read(&first.error, &mut [0; 8]);
         assert_eq!(told, Ok(8), "{what}: the front end is told");

@@ -3,10 +3,12 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ucrypt_testkit::fault::{Fate, Rule};
+
 use crate::connection::assert_serves;
 use crate::driver::{Driver, IO_ERR, OK, READ, WRITE, started};
 use crate::front_end::{FrontEnd, Memory, REGIONS, USER_BASE, memfd, message};
-use crate::harness::{Gate, Harness, aes, over};
+use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
 /// The regions with the rings, and with the data.
@@ -72,21 +74,21 @@ fn a_request_whose_data_is_removed_and_added_again_does_not_fail() {
 
 #[test]
 fn memory_is_taken_back_only_when_no_request_uses_it() {
-    let gate = Gate::new();
-    let harness = Harness::start(over(gate.clone(), 512));
+    let (disk, faults) = faulty();
+    let harness = Harness::start(over(disk, 512));
     let memory = Memory::new();
     let (mut front_end, mut driver) = started(&harness, &memory);
     driver.write(DATA, &[4; 4096]);
     assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
-    gate.close(true);
+    faults.add(Rule::new(Fate::Hang));
     driver.submit(0, READ, 0, &[(DATA + 8192, 4096)]);
-    gate.await_held(2);
+    faults.await_met(1);
     let opened = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(100));
             opened.store(true, Ordering::SeqCst);
-            gate.close(false);
+            faults.resume();
         });
         front_end.remove_region(&memory, DATA_REGION);
         assert!(opened.load(Ordering::SeqCst), "it was taken back under a request");

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use ucrypt_backend::Errno;
 use ucrypt_engine::VolumeOptions;
+use ucrypt_testkit::fault::{Access, Fate, Rule};
 
 use crate::driver::{
     DISCARD, Driver, FLUSH, GET_ID, IO_ERR, OK, READ, Run, UNSUPPORTED, WRITE, WRITE_ZEROES,
     started,
 };
 use crate::front_end::{FrontEnd, Memory};
-use crate::harness::{Gate, Harness, LEN, aes, over, with_options};
+use crate::harness::{Harness, LEN, aes, faulty, over, with_options};
 use crate::random::Random;
 
 /// Of the guest's memory, for data.
@@ -197,7 +199,10 @@ fn a_read_only_volume_refuses_what_would_change_it() {
 
 #[test]
 fn an_error_of_the_backend_reaches_the_guest_and_nobody_else() {
-    let harness = Harness::start(over(Gate::new(), 512));
+    let (disk, faults) = faulty();
+    let rule = Rule::new(Fate::Fail(Errno::IO)).on(Access::Write);
+    faults.add(rule.range(LEN - (1 << 20)..LEN));
+    let harness = Harness::start(over(disk, 512));
     let memory = Memory::new();
     let (_front_end, mut driver) = started(&harness, &memory);
     let last = LEN / 512 - 8;

@@ -3,9 +3,11 @@
 
 use std::os::fd::OwnedFd;
 
+use ucrypt_testkit::fault::{Fate, Rule};
+
 use crate::driver::{Driver, OK, READ, WRITE, started};
 use crate::front_end::{FrontEnd, Memory, message};
-use crate::harness::{Gate, Harness, aes, over};
+use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
 /// A front end with an area for requests under way: a new one, or that of an earlier connection.
@@ -23,24 +25,24 @@ fn with_area(
 
 #[test]
 fn a_server_that_ends_orderly_answers_what_it_took_and_the_next_goes_on() {
-    let gate = Gate::new();
-    let mut harness = Harness::start(over(gate.clone(), 512));
+    let (disk, faults) = faulty();
+    let mut harness = Harness::start(over(disk.clone(), 512));
     let memory = Memory::new();
     let (front_end, area) = with_area(&harness, &memory, None);
     let mut front_end = front_end;
     let mut driver = Driver::new(&memory.map, 0, 64);
     driver.start(&mut front_end, 0).expect("started");
-    gate.close(true);
+    faults.add(Rule::new(Fate::Hang));
     for slot in 0..4 {
         driver.write(DATA + 4096 * slot, &[slot as u8 + 1; 4096]);
         // Not neighbours, which would go as one.
         driver.submit(slot as u16, WRITE, 80 * slot, &[(DATA + 4096 * slot, 4096)]);
     }
-    gate.await_held(4);
+    faults.await_met(4);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(50));
-            gate.close(false);
+            faults.resume();
         });
         harness.stop();
     });
@@ -51,7 +53,7 @@ fn a_server_that_ends_orderly_answers_what_it_took_and_the_next_goes_on() {
     // The guest goes on without knowing.
     driver.submit(4, READ, 80, &[(DATA + (1 << 20), 4096)]);
     drop(front_end);
-    harness.restart(over(gate, 512));
+    harness.restart(over(disk, 512));
     let (mut front_end, _) = with_area(&harness, &memory, Some(area));
     driver.start(&mut front_end, u32::from(driver.used)).expect("started");
     let (head, _) = driver.answer();
@@ -62,10 +64,10 @@ fn a_server_that_ends_orderly_answers_what_it_took_and_the_next_goes_on() {
 #[test]
 fn requests_of_a_server_that_was_killed_are_done_by_the_next_one() {
     // What a killed server leaves: requests taken and marked, in the area and nowhere else.
-    let first = Harness::start(over(Gate::new(), 512));
-    let gate = Gate::new();
-    gate.close(true);
-    let killed = Harness::start(over(gate.clone(), 512));
+    let first = Harness::start(over(faulty().0, 512));
+    let (disk, faults) = faulty();
+    faults.add(Rule::new(Fate::Hang));
+    let killed = Harness::start(over(disk, 512));
     let (memory, copy) = (Memory::new(), Memory::new());
     let (mut front_end, area) = with_area(&killed, &memory, None);
     let mut driver = Driver::new(&memory.map, 1, 64);
@@ -74,7 +76,7 @@ fn requests_of_a_server_that_was_killed_are_done_by_the_next_one() {
     for (slot, sector) in [(5, 0), (2, 80)] {
         driver.submit(slot, WRITE, sector, &[(DATA, 4096)]);
     }
-    gate.await_held(2);
+    faults.await_met(2);
     // The state at this moment, as if the process were gone: a copy of memory and area.
     for ((at, len), _) in crate::front_end::REGIONS.into_iter().zip(&memory.files) {
         let bytes = driver.read(at, len as usize);
@@ -86,7 +88,7 @@ fn requests_of_a_server_that_was_killed_are_done_by_the_next_one() {
     let frozen = crate::front_end::memfd(bytes.len() as u64);
     rustix::io::pread(&area.1, &mut bytes, 0).expect("read");
     rustix::io::pwrite(&frozen, &bytes, 0).expect("written");
-    gate.close(false);
+    faults.resume();
     drop(front_end);
 
     let mut taken_over = Driver::new(&copy.map, 1, 64);

@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ucrypt_testkit::fault::{Fate, Rule};
+
 use crate::driver::{Driver, FLUSH, OK, READ, WRITE, started};
 use crate::front_end::{FrontEnd, Memory, message};
-use crate::harness::{Gate, Harness, aes, over};
+use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
 #[test]
@@ -52,23 +54,23 @@ fn several_rings_serve_one_disk_at_the_same_time() {
 
 #[test]
 fn a_ring_that_is_stopped_answers_what_it_took_and_goes_on_where_it_was() {
-    let gate = Gate::new();
-    let harness = Harness::start(over(gate.clone(), 512));
+    let (disk, faults) = faulty();
+    let harness = Harness::start(over(disk, 512));
     let memory = Memory::new();
     let (mut front_end, mut driver) = started(&harness, &memory);
     driver.write(DATA, &[3; 4096]);
     assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
-    gate.close(true);
+    faults.add(Rule::new(Fate::Hang));
     for slot in 0..4 {
         driver.submit(slot, READ, 0, &[(DATA + 8192 * u64::from(slot + 1), 4096)]);
     }
-    gate.await_held(5);
+    faults.await_met(4);
     let opened = AtomicBool::new(false);
     let base = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(100));
             opened.store(true, Ordering::SeqCst);
-            gate.close(false);
+            faults.resume();
         });
         let base = front_end.stop_ring(0).expect("stopped");
         assert!(opened.load(Ordering::SeqCst), "it stopped before its requests were answered");

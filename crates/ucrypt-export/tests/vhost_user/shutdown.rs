@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{ReadWriteFlags, preadv2};
+use ucrypt_testkit::fault::{Fate, Rule};
 
 use crate::driver::{Driver, OK, READ, started};
 use crate::front_end::{Memory, message, words};
-use crate::harness::{Gate, Harness, aes, over};
+use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
 /// What a front end may do to an event that it shares: whoever uses it waits.
@@ -92,22 +93,22 @@ fn what_is_no_event_is_refused() {
 #[test]
 fn requests_that_never_end_do_not_keep_the_server_from_ending() {
     for waits_for_ring in [false, true] {
-        let gate = Gate::new();
-        let harness = Harness::impatient(over(gate.clone(), 512));
+        let (disk, faults) = faulty();
+        let harness = Harness::impatient(over(disk, 512));
         let memory = Memory::new();
         let (mut front_end, mut driver) = started(&harness, &memory);
-        gate.close(true);
+        faults.add(Rule::new(Fate::Hang));
         for slot in 0..3 {
             driver.submit(slot, READ, 80 * u64::from(slot), &[(DATA, 4096)]);
         }
-        gate.await_held(3);
+        faults.await_met(3);
         if waits_for_ring {
             // The front end wants the ring to stop, and the connection waits for that.
             let body = words(&[0, 0]);
             front_end.send(message::GET_VRING_BASE, 0, &body, &[]).expect("sent");
         }
         let reports = harness.stop_or_fail();
-        gate.close(false);
+        faults.resume();
         assert!(
             reports.iter().any(|line| line.contains("3 requests did not end")),
             "it is said: {reports:?}"
