@@ -3,7 +3,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -11,8 +10,9 @@ use ucrypt_backend::{Buf, Pool};
 use ucrypt_dispatch::{ChunkId, Learned};
 use ucrypt_sector::{SectorCipher, SectorOptions};
 
+use crate::executor::{Clock, Monotonic, WorkerPool as _};
 use crate::segments::{Segment, Segments, Way};
-use crate::workers::{Crypted, Inbox, Job, Workers, elapsed_ns};
+use crate::workers::{Crypted, Inbox, Job, Workers};
 
 /// Bytes that are encrypted at a time, and how often: 64 KiB is a usual chunk.
 const BYTES: usize = 65536;
@@ -24,18 +24,21 @@ const TRIPS: u32 = 16;
 /// A small chunk.
 const SMALL: usize = 4096;
 
-/// Figures of this machine, in nanoseconds; `None` where there was nothing to measure.
+/// Figures of a machine, in nanoseconds; `None` where there was nothing to measure.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Calibration {
-    /// Of [`BYTES`].
-    cipher: Option<u64>,
-    handover: Option<u64>,
-    wake: Option<u64>,
-    hand: Option<u64>,
-    /// Of [`BYTES`].
-    carry: Option<u64>,
-    /// Of [`BYTES`].
-    copy: Option<u64>,
+pub struct Calibration {
+    /// To encrypt 64 KiB.
+    pub cipher: Option<u64>,
+    /// From handing an empty job to a worker that sleeps until its answer is here.
+    pub handover: Option<u64>,
+    /// What the thread that hands it over takes of that to wake the worker.
+    pub wake: Option<u64>,
+    /// To give 4 KiB to a worker that is awake and to get them back, beyond encrypting them.
+    pub hand: Option<u64>,
+    /// More to copy 64 KiB because they come from another core's cache.
+    pub carry: Option<u64>,
+    /// To copy 64 KiB.
+    pub copy: Option<u64>,
 }
 
 impl Calibration {
@@ -91,16 +94,17 @@ fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, bytes: usize) -> Option<Tr
 /// answer is here, the smallest of several; and what this thread takes of that to wake it, the median.
 /// About a millisecond in all.
 fn handover_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
+    let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
     let segments: Arc<Segments> = nothing();
     let (mut least_ns, mut wakes) = (u64::MAX, Vec::new());
     for _ in 0..TRIPS {
         std::thread::sleep(std::time::Duration::from_micros(50));
-        let started = Instant::now();
+        let started = clock.now_ns();
         workers.hand(empty(&inbox, &segments)?, true).ok()?;
-        wakes.push(elapsed_ns(started));
+        wakes.push(clock.now_ns() - started);
         receive(&inbox);
-        least_ns = least_ns.min(elapsed_ns(started));
+        least_ns = least_ns.min(clock.now_ns() - started);
     }
     Some((least_ns, median(&mut wakes)))
 }
@@ -115,25 +119,26 @@ fn trip_ns(
     mut buf: Buf,
     mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Option<Trip> {
+    let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
     let (mut trips, mut copies, mut carries) = (Vec::new(), Vec::new(), Vec::new());
     // The first one wakes it.
     for _ in 0..=TRIPS {
         buf.fill(0);
-        let started = Instant::now();
+        let started = clock.now_ns();
         segments.crypt(0, 0, std::slice::from_mut(&mut buf), Way::Encrypt).ok()?;
-        let crypted_ns = elapsed_ns(started);
+        let crypted_ns = clock.now_ns() - started;
         copy(&buf).ok()?;
-        let here_ns = elapsed_ns(started);
+        let here_ns = clock.now_ns() - started;
         buf.fill(0);
         let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
-        let started = Instant::now();
+        let started = clock.now_ns();
         workers.hand(job, false).ok()?;
         let mut crypted = receive(&inbox);
         buf = crypted.bufs.pop()?;
-        let arrived_ns = elapsed_ns(started);
+        let arrived_ns = clock.now_ns() - started;
         copy(&buf).ok()?;
-        let there_ns = elapsed_ns(started);
+        let there_ns = clock.now_ns() - started;
         let copy_ns = here_ns - crypted_ns;
         trips.push(there_ns.saturating_sub(here_ns));
         copies.push(copy_ns);
@@ -158,7 +163,7 @@ struct Trip {
 /// A segment of no length, for jobs that only measure the way.
 fn nothing() -> Arc<Segments> {
     let segment = Segment { len: 0, backend_offset: 0, cipher: None };
-    Arc::new(Segments::new(vec![segment], None, None))
+    Arc::new(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
 }
 
 /// Of at least one.
@@ -196,7 +201,7 @@ fn quick() -> Option<Segments> {
     let key: Vec<u8> = (0..64).collect();
     let cipher = SectorCipher::new(&"aes-xts-plain64".parse().ok()?, &key, options).ok()?;
     let segment = Segment { len: BYTES as u64, backend_offset: 0, cipher: Some(cipher) };
-    Some(Segments::new(vec![segment], None, None))
+    Some(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
 }
 
 /// The fastest of a few rounds: what disturbs a round only makes it slower.
@@ -205,12 +210,13 @@ fn cipher_ns(segments: &Segments) -> Option<u64> {
         // Without a cipher a chunk costs nothing to crypt.
         return Some(0);
     };
+    let clock = Monotonic::new();
     let plain = vec![0; BYTES];
     let mut data = vec![0; BYTES];
     let rounds = (0..ROUNDS).map(|_| {
-        let started = Instant::now();
+        let started = clock.now_ns();
         let done = segments.encrypt_from(segment, 0, &plain, &mut data)?;
-        done.ok().map(|()| elapsed_ns(started))
+        done.ok().map(|()| clock.now_ns() - started)
     });
     rounds.flatten().min()
 }

@@ -7,6 +7,7 @@
 //!
 //! - [`volume`]: what is shared, and what it is made of;
 //! - [`queue`]: requests in, answers out, at any byte offset and length;
+//! - [`executor`]: time and workers as queues see them, real or simulated;
 //! - `workers`: threads that encrypt what queues hand on;
 //! - `range_lock`: keeps read-modify-write of part of a sector away from its neighbours.
 
@@ -15,6 +16,7 @@
 mod calibrate;
 mod counters;
 mod data;
+pub mod executor;
 pub mod queue;
 mod range_lock;
 mod segments;
@@ -22,7 +24,9 @@ pub mod volume;
 mod workers;
 mod zones;
 
+pub use calibrate::Calibration;
 pub use counters::{Decisions, Totals};
+pub use executor::{Clock, Executor, WorkerPool};
 pub use queue::{Done, Op, Queue, QueueConfig, Rejected};
 pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
@@ -30,4 +34,5 @@ pub use ucrypt_backend::{
 };
 pub use ucrypt_dispatch::{Policies, Policy, Tally, Urgency};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
+pub use workers::{DoneJob, Job};
 pub use zones::{VolumeZones, ZonesError};

@@ -19,7 +19,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use ucrypt_backend::{Buf, Errno, Pool, Ring};
@@ -168,14 +167,17 @@ pub struct Queue {
     reads_in_place: bool,
     /// Counted among the volume's queues that are awake.
     awake: bool,
-    started: Instant,
     /// The backend answers at once.
     synchronous: bool,
+    /// The machine was asked for a plan, and what came of it is not all carried out.
+    planned: bool,
+    /// Something was carried out since.
+    carried_out: bool,
     /// How often something came while nothing was in flight.
     rounds: u32,
     /// The clock is looked at, for as long as something is in flight.
     keeps_time: bool,
-    /// When the clock was last read, in nanoseconds since `started`.
+    /// When the clock was last read, in its nanoseconds.
     now_ns: u64,
     /// Rounds since the decisions were last shown.
     unpublished: u32,
@@ -279,8 +281,9 @@ impl Queue {
             clients_here: false,
             reads_in_place: false,
             awake: false,
-            started: Instant::now(),
             synchronous: limits.synchronous,
+            planned: false,
+            carried_out: false,
             rounds: 0,
             keeps_time: false,
             now_ns: 0,
@@ -385,6 +388,11 @@ impl Queue {
     /// Takes the next answer.
     pub fn next_done(&mut self) -> Option<Done> {
         self.done.pop_front()
+    }
+
+    /// Whether there is no answer to take.
+    pub fn is_idle(&self) -> bool {
+        self.done.is_empty()
     }
 
     /// Requests accepted whose answers have not been taken.

@@ -2,10 +2,11 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ucrypt_backend::{Buf, Errno, Map, copy_streaming};
 use ucrypt_sector::SectorCipher;
+
+use crate::executor::Clock;
 
 /// A run of the volume that lies in one piece on the backend.
 #[derive(Debug)]
@@ -42,12 +43,12 @@ pub struct CipherModel {
 }
 
 /// The segments end to end. A slice of [`Segment`]s with the work that is done on them.
-#[derive(Debug)]
 pub(crate) struct Segments {
     list: Vec<Segment>,
     model: Option<CipherModel>,
     /// The backend's bytes in place.
     mapping: Option<Arc<dyn Map>>,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 /// What is done to adjacent sectors.
@@ -74,8 +75,9 @@ impl Segments {
         list: Vec<Segment>,
         model: Option<CipherModel>,
         mapping: Option<Arc<dyn Map>>,
+        clock: Arc<dyn Clock>,
     ) -> Self {
-        Self { list, model, mapping }
+        Self { list, model, mapping, clock }
     }
 
     /// Whether [`Way::DecryptMapped`] of these bytes saves a read. `offset`: on the backend.
@@ -95,7 +97,7 @@ impl Segments {
             return self.decrypt_mapped(segment, sector, bufs);
         }
         let Some(cipher) = &self.list[segment].cipher else { return Ok(()) };
-        let started = self.model.map(|_| Instant::now());
+        let started = self.model.map(|_| self.clock.now_ns());
         let mut bytes = 0;
         for buf in bufs {
             if way == Way::Encrypt {
@@ -121,7 +123,7 @@ impl Segments {
         let mapping = self.mapping.as_ref().ok_or(Errno::IO)?;
         let Segment { backend_offset, cipher, .. } = &self.list[segment];
         for buf in bufs {
-            let started = self.model.map(|_| Instant::now());
+            let started = self.model.map(|_| self.clock.now_ns());
             let (offset, len) = (backend_offset + sector * 512, buf.len());
             let done = mapping.read(offset, len, &mut |place, stored| {
                 let sector = sector + place.start as u64 / 512;
@@ -157,7 +159,7 @@ impl Segments {
         buf: &mut [u8],
     ) -> Option<Result<(), Errno>> {
         let cipher = self.list[segment].cipher.as_ref()?;
-        let started = self.model.map(|_| Instant::now());
+        let started = self.model.map(|_| self.clock.now_ns());
         let result = cipher.encrypt(sector, plain, buf).map_err(|_| Errno::IO);
         self.take_time(started, plain.len());
         Some(result)
@@ -186,7 +188,7 @@ impl Segments {
     ) -> Option<Result<(), Errno>> {
         let mapping = self.mapping.as_ref()?;
         let Segment { backend_offset, cipher, .. } = &self.list[segment];
-        let started = self.model.filter(|_| cipher.is_some()).map(|_| Instant::now());
+        let started = self.model.filter(|_| cipher.is_some()).map(|_| self.clock.now_ns());
         let offset = backend_offset + sector * 512;
         let written = mapping.write(offset, plain.len(), &mut |place, kept| {
             let sector = sector + place.start as u64 / 512;
@@ -201,12 +203,11 @@ impl Segments {
     }
 
     /// Spins until as much time has passed as the modelled cipher takes.
-    fn take_time(&self, started: Option<Instant>, bytes: usize) {
-        let (Some(model), Some(started)) = (self.model, started) else { return };
-        let ns = bytes as f64 * model.ns_per_byte + model.ns_per_call as f64;
-        let until = Duration::from_secs_f64(ns.max(0.0) / 1e9);
-        while started.elapsed() < until {
-            std::hint::spin_loop();
-        }
+    fn take_time(&self, started_ns: Option<u64>, bytes: usize) {
+        let (Some(model), Some(started_ns)) = (self.model, started_ns) else { return };
+        let ns = bytes as f64 * model.ns_per_byte.max(0.0) + model.ns_per_call as f64;
+        #[expect(clippy::cast_sign_loss, reason = "a positive time")]
+        let ns = ns as u64;
+        self.clock.spin_until(started_ns.saturating_add(ns));
     }
 }

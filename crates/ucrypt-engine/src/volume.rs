@@ -9,6 +9,7 @@ use ucrypt_dispatch::{Policies, Policy};
 
 use crate::calibrate::Calibration;
 use crate::counters::{Counters, Decisions, Totals};
+use crate::executor::{Clock, Executor, Monotonic, WorkerPool};
 use crate::queue::{Queue, QueueConfig};
 use crate::range_lock::RangeLock;
 use crate::segments::{CipherModel, Segment, Segments};
@@ -123,7 +124,8 @@ pub struct Volume {
     pub(crate) starts: Vec<u64>,
     pub(crate) locks: RangeLock,
     pub(crate) policies: Policies,
-    pub(crate) workers: Option<Workers>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) workers: Option<Arc<dyn WorkerPool>>,
     /// Cores that workers and queues share; `None`: workers are used whatever that costs others.
     cores: Option<u32>,
     /// Queues that keep a core busy.
@@ -153,6 +155,35 @@ impl Volume {
         segments: Vec<Segment>,
         options: VolumeOptions,
     ) -> Result<Self, VolumeError> {
+        let workers = options.workers()?.map(Arc::new);
+        let clock = Arc::new(Monotonic::new());
+        let measure = |segments: &Segments| Executor {
+            clock: clock.clone(),
+            calibration: Calibration::new(segments, workers.as_deref()),
+            cores: options.shares_cores().then(|| cores() as u32),
+            workers: workers.clone().map(|workers| workers as Arc<dyn WorkerPool>),
+        };
+        Self::build(backend, segments, options, clock.clone(), measure)
+    }
+
+    /// A volume in a world of its own, for simulators: see [`executor`](crate::executor).
+    pub fn with_executor(
+        backend: Arc<dyn Backend>,
+        segments: Vec<Segment>,
+        options: VolumeOptions,
+        executor: Executor,
+    ) -> Result<Self, VolumeError> {
+        let clock = executor.clock.clone();
+        Self::build(backend, segments, options, clock, |_| executor)
+    }
+
+    fn build(
+        backend: Arc<dyn Backend>,
+        segments: Vec<Segment>,
+        options: VolumeOptions,
+        clock: Arc<dyn Clock>,
+        executor: impl FnOnce(&Segments) -> Executor,
+    ) -> Result<Self, VolumeError> {
         let limits = backend.limits().clone();
         let sector_size = segments.iter().map(Segment::sector_size).max().unwrap_or(512);
         let mut starts = vec![0];
@@ -164,8 +195,9 @@ impl Volume {
         if len == 0 {
             return Err(VolumeError::Empty);
         }
-        let workers = options.workers()?;
-        let segments = Arc::new(Segments::new(segments, options.cipher_model, backend.map()));
+        let mapping = backend.map();
+        let segments = Arc::new(Segments::new(segments, options.cipher_model, mapping, clock));
+        let Executor { clock, workers, cores, calibration } = executor(&segments);
         let read_only = options.read_only || limits.read_only;
         let info = VolumeInfo {
             len,
@@ -179,13 +211,14 @@ impl Volume {
         };
         Ok(Self {
             backend,
-            calibration: Calibration::new(&segments, workers.as_ref()),
+            calibration,
             segments,
             starts,
             locks: RangeLock::new(),
             policies: options.policies,
+            clock,
             workers,
-            cores: options.shares_cores().then(|| cores() as u32),
+            cores,
             awake: AtomicU32::new(0),
             info,
             len: AtomicU64::new(len),

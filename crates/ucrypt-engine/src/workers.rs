@@ -14,13 +14,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::thread::{JoinHandle, Thread};
-use std::time::Instant;
 
 use crossbeam_queue::ArrayQueue;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::ChunkId;
 
+use crate::executor::WorkerPool;
 use crate::segments::{Segments, Way};
 
 /// Jobs that may wait for a worker.
@@ -30,7 +30,7 @@ const JOBS_MAX: usize = 1024;
 const SPINS: u32 = 200;
 
 /// A chunk to be crypted.
-pub(crate) struct Job {
+pub struct Job {
     pub(crate) chunk: ChunkId,
     pub(crate) segments: Arc<Segments>,
     pub(crate) segment: usize,
@@ -41,13 +41,19 @@ pub(crate) struct Job {
     pub(crate) inbox: Arc<Inbox>,
 }
 
-/// A job that is done.
+/// What came of a job.
 pub(crate) struct Crypted {
     pub(crate) chunk: ChunkId,
     pub(crate) bufs: Vec<Buf>,
     pub(crate) result: Result<(), Errno>,
     /// What the cipher took, in nanoseconds.
     pub(crate) spent_ns: u64,
+}
+
+/// A job that is done, on its way back.
+pub struct DoneJob {
+    crypted: Crypted,
+    inbox: Arc<Inbox>,
 }
 
 /// Where the answers for one queue arrive.
@@ -92,18 +98,33 @@ pub(crate) fn signal(waker: &OwnedFd) {
 }
 
 impl Job {
-    /// Does the work and delivers it.
-    fn run(self) {
+    /// Does the work.
+    pub fn run(self) -> DoneJob {
         let Self { chunk, segments, segment, sector, mut bufs, way, inbox } = self;
-        let started = Instant::now();
+        let started_ns = segments.clock.now_ns();
         let result = segments.crypt(segment, sector, &mut bufs, way);
-        let spent_ns = elapsed_ns(started);
-        inbox.put(Crypted { chunk, bufs, result, spent_ns });
+        let spent_ns = segments.clock.now_ns() - started_ns;
+        DoneJob { crypted: Crypted { chunk, bufs, result, spent_ns }, inbox }
     }
 }
 
-pub(crate) fn elapsed_ns(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+impl DoneJob {
+    /// Gives it back to the queue that it came from, and wakes that if it sleeps.
+    pub fn deliver(self) {
+        self.inbox.put(self.crypted);
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("chunk", &self.chunk).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for DoneJob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DoneJob").field("chunk", &self.crypted.chunk).finish_non_exhaustive()
+    }
 }
 
 struct Shared {
@@ -150,19 +171,18 @@ impl Workers {
         workers.threads = workers.handles.iter().map(|handle| handle.thread().clone()).collect();
         Ok(workers)
     }
+}
 
-    pub(crate) fn count(&self) -> u32 {
+impl WorkerPool for Workers {
+    fn count(&self) -> u32 {
         self.threads.len() as u32
     }
 
-    /// Workers that are parked, or about to.
-    pub(crate) fn idle(&self) -> u32 {
+    fn idle(&self) -> u32 {
         self.shared.idle.load(Ordering::Relaxed)
     }
 
-    /// Hands a job to any worker; gives it back if too many wait. Unless it `wakes`, a worker is only
-    /// woken for it if all are parked: who is not looks for jobs before it parks.
-    pub(crate) fn hand(&self, job: Job, wakes: bool) -> Result<(), Job> {
+    fn hand(&self, job: Job, wakes: bool) -> Result<(), Job> {
         self.shared.jobs.push(job)?;
         fence(Ordering::SeqCst);
         let idle = self.shared.idle.load(Ordering::SeqCst);
@@ -175,8 +195,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Hands a job to the worker of this core.
-    pub(crate) fn hand_same_core(&self, job: Job) -> Result<(), Job> {
+    fn hand_same_core(&self, job: Job) -> Result<(), Job> {
         let index = sched_getcpu() % self.threads.len();
         self.shared.lanes[index].push(job)?;
         fence(Ordering::SeqCst);
@@ -186,11 +205,10 @@ impl Workers {
         Ok(())
     }
 
-    /// Does one job that waits for a worker, on the calling thread. Returns whether there was one.
-    pub(crate) fn help(&self) -> bool {
+    fn help(&self) -> bool {
         match self.shared.jobs.pop() {
             Some(job) => {
-                job.run();
+                job.run().deliver();
                 true
             }
             None => false,
@@ -228,7 +246,7 @@ impl Shared {
     fn serve(&self, index: usize) {
         loop {
             if let Some(job) = self.spin(index) {
-                job.run();
+                job.run().deliver();
                 continue;
             }
             self.asleep[index].store(true, Ordering::SeqCst);
@@ -245,7 +263,7 @@ impl Shared {
             // Nothing to undo if somebody claimed it already.
             self.rouse(index);
             if let Some(job) = job {
-                job.run();
+                job.run().deliver();
             }
         }
     }
@@ -273,6 +291,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+    use crate::executor::Monotonic;
     use crate::segments::Segment;
 
     fn waker() -> Arc<OwnedFd> {
@@ -282,7 +301,7 @@ mod tests {
     /// A segment of no length, for jobs without work.
     fn nothing() -> Arc<Segments> {
         let segment = Segment { len: 0, backend_offset: 0, cipher: None };
-        Arc::new(Segments::new(vec![segment], None, None))
+        Arc::new(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
     }
 
     #[test]

@@ -1,11 +1,17 @@
 //! The engine's queue as a port, and volumes to make queues of.
 
+use std::cell::RefCell;
 use std::io;
+use std::rc::Rc;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
 use ucrypt_backend::{Backend, Buf, Pool};
-use ucrypt_engine::{Op, Policies, Queue, QueueConfig, Rejected, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{
+    Calibration, CipherModel, Op, Policies, Queue, QueueConfig, Rejected, Segment, Volume,
+    VolumeOptions,
+};
+use ucrypt_lab::world::World;
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 use crate::model::Tag;
@@ -43,22 +49,41 @@ impl VolumeKind {
     /// # Panics
     /// If the backend is too short.
     pub fn over(&self, backend: Arc<dyn Backend>, len: u64) -> Arc<Volume> {
-        let cipher = self.sector_size.map(aes);
-        let segment = Segment { len, backend_offset: self.offset, cipher };
-        let options = VolumeOptions {
+        Arc::new(Volume::new(backend, vec![self.segment(len)], self.options()).expect("a volume"))
+    }
+
+    /// The same in virtual time, with a cipher of 1 GB/s. The workers are the world's.
+    ///
+    /// # Panics
+    /// If the backend is too short.
+    pub fn in_world(&self, world: &World, backend: Arc<dyn Backend>, len: u64) -> Arc<Volume> {
+        let cipher_model = Some(CipherModel { ns_per_byte: 1.0, ns_per_call: 60 });
+        let options = VolumeOptions { cipher_model, ..self.options() };
+        let executor = world.executor(Calibration::default());
+        let volume = Volume::with_executor(backend, vec![self.segment(len)], options, executor);
+        Arc::new(volume.expect("a volume"))
+    }
+
+    fn segment(&self, len: u64) -> Segment {
+        Segment { len, backend_offset: self.offset, cipher: self.sector_size.map(aes) }
+    }
+
+    fn options(&self) -> VolumeOptions {
+        VolumeOptions {
             policies: self.policies,
             workers: Some(self.workers),
             allow_discards: true,
             ..VolumeOptions::default()
-        };
-        Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"))
+        }
     }
 }
 
 /// See the module's comment. Uses every way there is to submit: buffers of the queue, borrowed
 /// bytes, and the client's own memory in pieces.
 pub struct EnginePort {
-    queue: Queue,
+    queue: Rc<RefCell<Queue>>,
+    /// The world that the queue is part of, and its number there.
+    world: Option<(Rc<RefCell<World>>, usize)>,
     random: Random,
     /// The client's own memory.
     pool: Pool,
@@ -77,8 +102,59 @@ impl EnginePort {
         seed: u64,
         waits: bool,
     ) -> io::Result<Self> {
-        let queue = volume.queue(config)?;
-        Ok(Self { queue, random: Random::new(seed), pool: Pool::new(16 << 20)?, waits })
+        let queue = Rc::new(RefCell::new(volume.queue(config)?));
+        let (random, pool) = (Random::new(seed), Pool::new(16 << 20)?);
+        Ok(Self { queue, world: None, random, pool, waits })
+    }
+
+    /// The queue `index` of a world, which goes on when the port is polled.
+    ///
+    /// # Errors
+    /// Those of the queue.
+    pub fn in_world(
+        world: &Rc<RefCell<World>>,
+        index: usize,
+        volume: &Arc<Volume>,
+        config: QueueConfig,
+        seed: u64,
+    ) -> io::Result<Self> {
+        let queue = world.borrow_mut().queue(volume, config)?;
+        let (random, pool) = (Random::new(seed), Pool::new(16 << 20)?);
+        Ok(Self { queue, world: Some((world.clone(), index)), random, pool, waits: false })
+    }
+
+    /// Lets the queue get on.
+    fn work(&mut self, wait: bool) -> io::Result<()> {
+        let Some((world, _)) = &self.world else { return self.poll_queue(wait) };
+        let is_idle = |queue: &RefCell<Queue>| queue.borrow().is_idle();
+        let mut goes_on = world.borrow_mut().advance();
+        while wait && goes_on && is_idle(&self.queue) {
+            goes_on = world.borrow_mut().advance();
+        }
+        Ok(())
+    }
+
+    /// There is something new for the queue.
+    fn call(&self) {
+        if let Some((world, index)) = &self.world {
+            world.borrow().call(*index);
+        }
+    }
+
+    fn poll_queue(&mut self, wait: bool) -> io::Result<()> {
+        let mut queue = self.queue.borrow_mut();
+        queue.poll()?;
+        // Not `wait`, which knows no limit.
+        if wait && self.waits && queue.may_sleep() {
+            let patience = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let fd = rustix::event::PollFd::from_borrowed_fd(
+                queue.wait_fd(),
+                rustix::event::PollFlags::IN,
+            );
+            let _ = rustix::event::poll(&mut [fd], Some(&patience));
+            queue.poll()?;
+        }
+        Ok(())
     }
 
     /// The client's bytes in pieces of its own memory.
@@ -95,16 +171,24 @@ impl EnginePort {
         Some(pieces)
     }
 
+    fn alloc(&self, len: usize) -> Option<Buf> {
+        self.queue.borrow_mut().alloc(len)
+    }
+
+    fn submit_op(&self, tag: Tag, op: Op) -> Result<(), Rejected> {
+        self.queue.borrow_mut().submit(tag, op)
+    }
+
     fn write(&mut self, tag: Tag, offset: u64, data: &[u8], fua: bool) -> Result<(), Rejected> {
         match self.random.below(3) {
-            0 if let Some(mut buf) = self.queue.alloc(data.len()) => {
+            0 if let Some(mut buf) = self.alloc(data.len()) => {
                 buf.copy_from_slice(data);
-                self.queue.submit(tag, Op::Write { offset, data: buf, fua })
+                self.queue.borrow_mut().submit(tag, Op::Write { offset, data: buf, fua })
             }
             1 if let Some(mut pieces) = self.pieces(data) => {
-                self.queue.write_pieces(tag, offset, &mut pieces, fua)
+                self.queue.borrow_mut().write_pieces(tag, offset, &mut pieces, fua)
             }
-            _ => self.queue.write_from(tag, offset, data, fua),
+            _ => self.queue.borrow_mut().write_from(tag, offset, data, fua),
         }
     }
 }
@@ -113,48 +197,46 @@ impl Port for EnginePort {
     fn submit(&mut self, tag: Tag, operation: &Operation, data: &[u8]) -> Submitted {
         let Operation { kind, offset, len } = *operation;
         let submitted = match kind {
-            Kind::Read => self.queue.submit(tag, Op::Read { offset, len: len as usize }),
+            Kind::Read => self.submit_op(tag, Op::Read { offset, len: len as usize }),
             Kind::Write { fua } => self.write(tag, offset, data, fua),
             Kind::WriteZeroes { fua } => {
                 let no_unmap = self.random.percent(50);
-                self.queue.submit(tag, Op::WriteZeroes { offset, len, fua, no_unmap })
+                self.submit_op(tag, Op::WriteZeroes { offset, len, fua, no_unmap })
             }
-            Kind::Discard => self.queue.submit(tag, Op::Discard { offset, len }),
-            Kind::Flush => self.queue.submit(tag, Op::Flush),
+            Kind::Discard => self.submit_op(tag, Op::Discard { offset, len }),
+            Kind::Flush => self.submit_op(tag, Op::Flush),
         };
         match submitted {
-            Ok(()) => Submitted::Accepted,
+            Ok(()) => {
+                self.call();
+                Submitted::Accepted
+            }
             Err(Rejected::Busy(_) | Rejected::BusyBorrowed) => Submitted::Busy,
             Err(_) => Submitted::Refused,
         }
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {
-        if wait && self.waits {
-            // Not `wait`, which knows no limit.
-            self.queue.poll()?;
-            if self.queue.may_sleep() {
-                let patience = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-                let fd = rustix::event::PollFd::from_borrowed_fd(
-                    self.queue.wait_fd(),
-                    rustix::event::PollFlags::IN,
-                );
-                let _ = rustix::event::poll(&mut [fd], Some(&patience));
-            }
-        }
-        self.queue.poll()?;
-        while let Some(answer) = self.queue.next_done() {
+        self.work(wait)?;
+        let mut queue = self.queue.borrow_mut();
+        while let Some(answer) = queue.next_done() {
             let data = answer.data.map(|data| data.to_vec());
             done.push(Completion { tag: answer.tag, result: answer.result, data });
+        }
+        if !done.is_empty() {
+            self.call();
         }
         Ok(())
     }
 
     fn cancel(&mut self, tag: Tag) {
-        self.queue.cancel(|other| other == tag);
+        self.queue.borrow_mut().cancel(|other| other == tag);
+        self.call();
     }
 
     fn describe(&self) -> String {
-        format!("the queue has {} requests", self.queue.in_flight())
+        let requests = self.queue.borrow().in_flight();
+        let world = self.world.as_ref().map(|(world, _)| world.borrow().describe());
+        format!("the queue has {requests} requests\n{}", world.unwrap_or_default())
     }
 }

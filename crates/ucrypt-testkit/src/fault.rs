@@ -24,7 +24,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use ucrypt_backend::map::{PutBytes, UseBytes};
 use ucrypt_backend::{
     Backend, Buf, Done, Errno, Extent, Guest, Io, Limits, Map, Pool, Queue, Zones, total_len,
@@ -391,8 +391,11 @@ impl Backend for FaultBackend {
     }
 
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
+        let inner = self.inner.queue(depth)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let both = inner.fd().map(|inside| join(inside, event.as_fd())).transpose()?;
         Ok(Box::new(FaultQueue {
-            inner: self.inner.queue(depth)?,
+            inner,
             faults: self.faults.clone(),
             depth: depth as usize,
             inside: 0,
@@ -400,7 +403,9 @@ impl Backend for FaultBackend {
             hanging: Vec::new(),
             ready: Vec::new(),
             polls: 0,
-            event: eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event,
+            is_set: false,
+            both,
         }))
     }
 
@@ -495,8 +500,20 @@ struct FaultQueue {
     /// Answers of the backend inside.
     ready: Vec<Done>,
     polls: u64,
-    /// Always readable: who waits looks again and again.
+    /// Readable while anything waits here: who sleeps on it looks again and again.
     event: OwnedFd,
+    is_set: bool,
+    /// That, and what the backend inside has, if it has something.
+    both: Option<OwnedFd>,
+}
+
+/// One descriptor that is readable when either is.
+fn join(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for fd in [one, other] {
+        epoll::add(&both, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(both)
 }
 
 enum Step {
@@ -535,6 +552,20 @@ impl FaultQueue {
         let due = self.polls + if delay > 0 { state.random.below(delay + 1) } else { 0 };
         drop(state);
         self.waiting.push((due, step));
+        self.signal();
+    }
+
+    fn signal(&mut self) {
+        let waits = !(self.waiting.is_empty() && self.hanging.is_empty() && self.ready.is_empty());
+        if waits == std::mem::replace(&mut self.is_set, waits) {
+            return;
+        }
+        // Neither fails for a counter of 0 or 1.
+        let _ = if waits {
+            rustix::io::write(&self.event, &1u64.to_ne_bytes())
+        } else {
+            rustix::io::read(&self.event, &mut [0; 8])
+        };
     }
 
     /// Meets an operation's fate, or carries it out.
@@ -702,6 +733,7 @@ impl Queue for FaultQueue {
         self.inner.poll(&mut self.ready)?;
         self.inside -= self.ready.len() - before;
         done.append(&mut self.ready);
+        self.signal();
         Ok(())
     }
 
@@ -722,7 +754,7 @@ impl Queue for FaultQueue {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.event.as_fd())
+        Some(self.both.as_ref().map_or(self.event.as_fd(), |both| both.as_fd()))
     }
 
     fn register(&mut self, pool: &Pool) -> bool {

@@ -1,7 +1,6 @@
 //! The loop: carries out what the machine asks for and tells it what has happened.
 
 use std::io;
-use std::time::Instant;
 
 use ucrypt_backend::{Buf, Done as Answer, Errno, Io};
 use ucrypt_dispatch::{
@@ -16,7 +15,7 @@ use crate::counters::add;
 use crate::data::Whole;
 use crate::range_lock::Mode;
 use crate::segments::Way;
-use crate::workers::{self, Crypted, elapsed_ns};
+use crate::workers::{self, Crypted};
 
 /// The plaintext of a request that is being submitted, while it is only borrowed.
 type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
@@ -106,7 +105,8 @@ impl Queue {
             let id = self.request(index, Role::Middle, middle, buf);
             if let Some(source) = source {
                 self.read_clock();
-                self.pump(Some((id, source)));
+                self.planned = false;
+                while self.carry_out_next(Some((id, source))) {}
                 // What was not encrypted yet needs a copy: the source goes back to its owner.
                 self.slots[id.index()].data.fill_rest(source);
             }
@@ -133,7 +133,7 @@ impl Queue {
     /// loop and after what takes time, not for each step.
     fn read_clock(&mut self) {
         if self.keeps_time {
-            self.now_ns = elapsed_ns(self.started);
+            self.now_ns = self.volume.clock.now_ns();
         }
     }
 
@@ -155,20 +155,41 @@ impl Queue {
     /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
     /// nobody else could have something for this queue.
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
+        self.begin_round()?;
+        while self.one_step(wait)? {}
+        Ok(())
+    }
+
+    fn begin_round(&mut self) -> io::Result<()> {
         self.read_waker()?;
         self.poll_own_ring()?;
         self.read_clock();
-        loop {
-            self.pump(None);
-            let crypted = self.take_crypted();
-            // What workers have encrypted goes to the backend before anything is waited for.
-            let wait = wait && !crypted && self.awaits_backend_only();
-            let idle = !self.take_stored(wait)? && !crypted;
-            if idle {
-                self.publish();
-                return Ok(());
-            }
+        Ok(())
+    }
+
+    /// One step of [`Queue::poll`]: carries out one thing that the machine asks for, or takes what
+    /// others have done. Returns whether there was anything. For simulators, in which time passes
+    /// between steps.
+    ///
+    /// # Errors
+    /// As [`Queue::poll`].
+    pub fn step(&mut self) -> io::Result<bool> {
+        self.begin_round()?;
+        self.one_step(false)
+    }
+
+    fn one_step(&mut self, wait: bool) -> io::Result<bool> {
+        if self.carry_out_next(None) {
+            return Ok(true);
         }
+        let crypted = self.take_crypted();
+        // What workers have encrypted goes to the backend before anything is waited for.
+        let wait = wait && !crypted && self.awaits_backend_only();
+        let any = self.take_stored(wait)? || crypted;
+        if !any {
+            self.publish();
+        }
+        Ok(any)
     }
 
     /// Shows others what this queue knows, now and then.
@@ -244,30 +265,30 @@ impl Queue {
         polled.map(|()| any)
     }
 
-    /// Carries out everything that the machine asks for.
-    fn pump(&mut self, source: Borrowed<'_>) {
-        let surroundings = self.surroundings();
-        loop {
-            self.machine.plan(self.now_ns, surroundings);
-            let Some(mut output) = self.machine.next_output() else { return };
-            loop {
-                match output {
-                    Output::Crypt { chunk, place } => {
-                        if place == Place::Here
-                            && sectors(self.machine.parts(chunk)) >= LONG_SECTORS
-                        {
-                            self.look_around();
-                        }
-                        self.crypt(chunk, place, source);
-                    }
-                    Output::Store { chunk, kind } => self.store(chunk, kind),
-                    Output::Drop { chunk } => self.drop_chunk(chunk),
-                    Output::Finish { request, result } => self.finish(request, result),
-                }
-                let Some(next) = self.machine.next_output() else { break };
-                output = next;
-            }
+    /// Carries out one thing that the machine asks for. Returns whether there was one.
+    fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
+        if !self.planned {
+            self.planned = true;
+            self.machine.plan(self.now_ns, self.surroundings());
         }
+        let Some(output) = self.machine.next_output() else {
+            // What was carried out may have made room for more.
+            self.planned = false;
+            return std::mem::take(&mut self.carried_out) && self.carry_out_next(source);
+        };
+        self.carried_out = true;
+        match output {
+            Output::Crypt { chunk, place } => {
+                if place == Place::Here && sectors(self.machine.parts(chunk)) >= LONG_SECTORS {
+                    self.look_around();
+                }
+                self.crypt(chunk, place, source);
+            }
+            Output::Store { chunk, kind } => self.store(chunk, kind),
+            Output::Drop { chunk } => self.drop_chunk(chunk),
+            Output::Finish { request, result } => self.finish(request, result),
+        }
+        true
     }
 
     /// Hands what was submitted to the backend and takes answers, before something that takes long.
@@ -391,13 +412,14 @@ impl Queue {
         if !self.machine.leaves_next(chunk) || !segments.takes_in_place(segment, sector, bytes) {
             return None;
         }
-        let started = self.times(bytes as u64 / 512).then(Instant::now);
+        let clock = &self.volume.clock;
+        let started_ns = self.times(bytes as u64 / 512).then(|| clock.now_ns());
         for (part, buf) in parts.iter().zip(bufs) {
             let plain = self.plaintext(part, source).unwrap_or(Plain::One(buf));
             let (segment, sector) = self.volume.place(part.sector);
             plain.encrypt_mapped(segments, segment, sector, buf.len())?.ok()?;
         }
-        Some(InPlace { spent_ns: started.map(elapsed_ns) })
+        Some(InPlace { spent_ns: started_ns.map(|started_ns| clock.now_ns() - started_ns) })
     }
 
     fn written_in_place(&mut self, chunk: ChunkId, InPlace { spent_ns }: InPlace) {
@@ -447,7 +469,7 @@ impl Queue {
         if let (Some(pool), true) = (&self.volume.workers, place != Place::Here) {
             let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
             let job = workers::Job { chunk, segments, segment, sector, bufs, way, inbox };
-            let from_ns = elapsed_ns(self.started);
+            let from_ns = self.volume.clock.now_ns();
             let handed = match place {
                 Place::SameCore => pool.hand_same_core(job),
                 _ => pool.hand(job, place == Place::Worker),
@@ -464,9 +486,10 @@ impl Queue {
             }
         }
         self.crypted_here = self.crypted_here.wrapping_add(1);
-        let started = self.times(count).then(Instant::now);
+        let clock = &self.volume.clock;
+        let started_ns = self.times(count).then(|| clock.now_ns());
         let result = self.volume.segments.crypt(segment, sector, &mut bufs, way);
-        let spent_ns = started.map(elapsed_ns);
+        let spent_ns = started_ns.map(|started_ns| clock.now_ns() - started_ns);
         self.now_ns += spent_ns.unwrap_or(0);
         let result = self.settle(chunk, bufs, result);
         self.machine.crypted(chunk, result, spent_ns, self.now_ns);

@@ -1,0 +1,377 @@
+//! The machine: time, cores, threads, and what waits for workers.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::fmt::Write as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ucrypt_engine::{Clock, DoneJob, Job, WorkerPool};
+
+use super::Costs;
+use super::disk::Operation;
+
+/// What happens next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// The core's thread has done what it was at.
+    Core(usize),
+    /// A thread wants its core.
+    Wake(usize),
+    /// The disk answers.
+    Disk(u64),
+}
+
+/// What a thread is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The loop of a queue.
+    Queue(usize),
+    /// The worker on a queue's own core.
+    Local(usize),
+    /// A worker of the pool.
+    Pool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Since when.
+    Asleep(u64),
+    Waking,
+    /// Waits for its core, or runs.
+    Awake,
+}
+
+/// What a thread is at.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) left_ns: u64,
+    /// A job that is delivered when it is done.
+    pub(super) done: Option<DoneJob>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    role: Role,
+    core: usize,
+    state: State,
+    work: Option<Work>,
+}
+
+/// How long a thread keeps its core while others wait.
+const SLICE_NS: u64 = 500_000;
+
+/// How long until the core looks who else wants it.
+const QUANTUM_NS: u64 = 50_000;
+
+/// Jobs that may wait for a worker; the engine's figure.
+const JOBS_MAX: usize = 1024;
+
+/// A core runs one thread at a time, which keeps it until it has nothing to do, or until others have
+/// waited for a slice.
+#[derive(Debug, Default)]
+struct Core {
+    running: Option<usize>,
+    /// Queues that were woken.
+    woken: VecDeque<usize>,
+    ready: VecDeque<usize>,
+    last: Option<usize>,
+    since_ns: u64,
+    /// Threads that live here.
+    threads: u32,
+}
+
+/// See the module's comment. Threads are numbered: the queues first, then their local workers, then
+/// those of the pool.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) costs: Costs,
+    /// The present; for a thread that runs, its own.
+    pub(super) now_ns: u64,
+    heap: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    scheduled: u64,
+    cores: Vec<Core>,
+    threads: Vec<Thread>,
+    queues: usize,
+    workers: usize,
+    /// Who runs now.
+    running: usize,
+    pub(super) jobs: VecDeque<Job>,
+    local_jobs: Vec<VecDeque<Job>>,
+    /// Of the disk, by number.
+    pub(super) operations: BTreeMap<u64, Operation>,
+    pub(super) answers: Vec<Vec<ucrypt_backend::Done>>,
+}
+
+impl Host {
+    pub(super) fn new(cores: usize, queues: usize, workers: usize, costs: Costs) -> Self {
+        assert!(cores > 0 && queues > 0, "a machine without a core or queue");
+        let roles = (0..queues)
+            .map(|queue| (Role::Queue(queue), queue))
+            .chain((0..queues).map(|queue| (Role::Local(queue), queue)))
+            .chain((0..workers).map(|worker| (Role::Pool, queues + worker)));
+        let thread = |(role, place): (Role, usize)| Thread {
+            role,
+            core: place % cores,
+            state: State::Asleep(0),
+            work: None,
+        };
+        let threads: Vec<_> = roles.map(thread).collect();
+        let mut all: Vec<_> = (0..cores).map(|_| Core::default()).collect();
+        for thread in &threads {
+            all[thread.core].threads += 1;
+        }
+        Self {
+            costs,
+            now_ns: 0,
+            heap: BinaryHeap::new(),
+            scheduled: 0,
+            cores: all,
+            threads,
+            queues,
+            workers,
+            running: 0,
+            jobs: VecDeque::new(),
+            local_jobs: (0..queues).map(|_| VecDeque::new()).collect(),
+            operations: BTreeMap::new(),
+            answers: (0..queues).map(|_| Vec::new()).collect(),
+        }
+    }
+
+    pub(super) fn queues(&self) -> usize {
+        self.queues
+    }
+
+    pub(super) fn has_workers(&self) -> bool {
+        self.workers > 0
+    }
+
+    pub(super) fn schedule(&mut self, at_ns: u64, event: Event) {
+        self.scheduled += 1;
+        self.heap.push(Reverse((at_ns, self.scheduled, event)));
+    }
+
+    pub(super) fn next_event(&mut self) -> Option<Event> {
+        let Reverse((at_ns, _, event)) = self.heap.pop()?;
+        self.now_ns = at_ns;
+        Some(event)
+    }
+
+    /// Has a sleeping thread run after `latency_ns`. Returns whether it slept.
+    pub(super) fn wake(&mut self, thread: usize, latency_ns: u64) -> bool {
+        let asleep = matches!(self.threads[thread].state, State::Asleep(_));
+        if asleep {
+            self.threads[thread].state = State::Waking;
+            self.schedule(self.now_ns + latency_ns, Event::Wake(thread));
+        }
+        asleep
+    }
+
+    pub(super) fn is_asleep(&self, thread: usize) -> bool {
+        matches!(self.threads[thread].state, State::Asleep(_))
+    }
+
+    fn slept_ns(&self, thread: usize) -> Option<u64> {
+        match self.threads[thread].state {
+            State::Asleep(since_ns) => Some(self.now_ns.saturating_sub(since_ns)),
+            _ => None,
+        }
+    }
+
+    /// A thread tells one that sleeps that there is something to do.
+    pub(super) fn rouse(&mut self, target: usize) {
+        let Some(slept_ns) = self.slept_ns(target) else { return };
+        let core = self.threads[target].core;
+        if slept_ns < self.costs.spin && self.cores[core].running.is_none() {
+            self.wake(target, self.costs.spin_wake);
+        } else {
+            self.now_ns += self.costs.wake_call;
+            self.wake(target, self.costs.wake);
+        }
+    }
+
+    pub(super) fn awake(&mut self, thread: usize) {
+        let Thread { role, core, .. } = self.threads[thread];
+        self.threads[thread].state = State::Awake;
+        let core_state = &mut self.cores[core];
+        match role {
+            Role::Queue(_) => core_state.woken.push_back(thread),
+            _ => core_state.ready.push_back(thread),
+        }
+        if core_state.running.is_none() {
+            self.switch(core);
+        }
+    }
+
+    /// Gives a free core to the next thread that wants it.
+    fn switch(&mut self, core: usize) {
+        let state = &mut self.cores[core];
+        let Some(next) = state.woken.pop_front().or_else(|| state.ready.pop_front()) else {
+            return;
+        };
+        let cost_ns =
+            if state.last.is_some_and(|last| last != next) { self.costs.switch } else { 0 };
+        (state.running, state.last, state.since_ns) = (Some(next), Some(next), self.now_ns);
+        self.schedule(self.now_ns + cost_ns, Event::Core(core));
+    }
+
+    /// The thread of a core; and what it has done, if that is over.
+    pub(super) fn finish_work(&mut self, core: usize) -> Option<(usize, Option<DoneJob>)> {
+        let thread = self.cores[core].running?;
+        self.running = thread;
+        let over = self.threads[thread].work.take_if(|work| work.left_ns == 0);
+        Some((thread, over.and_then(|work| work.done)))
+    }
+
+    /// What the thread of a core does now, and since when: `None` within if it goes on with what it is
+    /// at, at all if it has to make room.
+    pub(super) fn take_turn(&mut self, core: usize, thread: usize) -> Option<(Option<Role>, u64)> {
+        let role = self.threads[thread].role;
+        let state = &mut self.cores[core];
+        let preempted = !state.woken.is_empty() && !matches!(role, Role::Queue(_));
+        let waits = !state.woken.is_empty() || !state.ready.is_empty();
+        if preempted || waits && self.now_ns - state.since_ns >= SLICE_NS {
+            state.ready.extend(state.running.take());
+            self.switch(core);
+            return None;
+        }
+        let is_free = self.threads[thread].work.is_none();
+        Some((is_free.then_some(role), self.now_ns))
+    }
+
+    /// A turn has been taken, which took until now.
+    pub(super) fn begin_work(
+        &mut self,
+        core: usize,
+        thread: usize,
+        start_ns: u64,
+        goes_on: bool,
+        done: Option<DoneJob>,
+    ) {
+        let spent_ns = self.now_ns.saturating_sub(start_ns);
+        self.now_ns = start_ns;
+        let threads = self.cores[core].threads;
+        let this = &mut self.threads[thread];
+        if this.work.is_none() && (goes_on || spent_ns > 0) {
+            this.work = Some(Work::new(spent_ns, done));
+        }
+        let Some(work) = &mut this.work else {
+            this.state = State::Asleep(start_ns);
+            self.cores[core].running = None;
+            return self.switch(core);
+        };
+        let quantum_ns = if threads > 1 { work.left_ns.min(QUANTUM_NS) } else { work.left_ns };
+        work.left_ns -= quantum_ns;
+        self.schedule(start_ns + quantum_ns, Event::Core(core));
+    }
+
+    /// A job for a worker.
+    pub(super) fn take_job(&mut self, role: Role) -> Option<Job> {
+        match role {
+            Role::Local(queue) => self.local_jobs[queue].pop_front(),
+            _ => self.jobs.pop_front(),
+        }
+    }
+
+    fn pool(&self) -> std::ops::Range<usize> {
+        2 * self.queues..2 * self.queues + self.workers
+    }
+
+    /// Wakes a worker, if one sleeps: rather one that still spins, then one whose core is free. If it
+    /// is not to wake any, only if none spins or runs.
+    fn wake_worker(&mut self, wakes: bool) {
+        let asleep: Vec<_> = self
+            .pool()
+            .filter_map(|worker| {
+                let slept_ns = self.slept_ns(worker)?;
+                let busy = self.cores[self.threads[worker].core].running.is_some();
+                Some((busy, slept_ns, worker))
+            })
+            .collect();
+        let spins = asleep.iter().any(|&(_, slept_ns, _)| slept_ns < self.costs.spin);
+        let runs = asleep.len() < self.workers;
+        if !wakes && runs && !spins {
+            return;
+        }
+        if let Some(&(.., worker)) = asleep.iter().min() {
+            self.rouse(worker);
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mut text = format!("at {} ns, {} jobs wait for workers", self.now_ns, self.jobs.len());
+        for (index, thread) in self.threads.iter().enumerate() {
+            // Writing to a text cannot fail.
+            let _ = write!(text, "\n  thread {index}: {:?}, {:?}", thread.role, thread.state);
+        }
+        text
+    }
+}
+
+/// The host as its threads share it.
+#[derive(Debug)]
+pub(super) struct SharedHost(Mutex<Host>);
+
+impl SharedHost {
+    pub(super) fn new(host: Host) -> Self {
+        Self(Mutex::new(host))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Host> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock for SharedHost {
+    fn now_ns(&self) -> u64 {
+        self.lock().now_ns
+    }
+
+    fn spin_until(&self, until_ns: u64) {
+        let mut host = self.lock();
+        host.now_ns = host.now_ns.max(until_ns);
+    }
+}
+
+impl WorkerPool for SharedHost {
+    fn count(&self) -> u32 {
+        self.lock().workers as u32
+    }
+
+    fn idle(&self) -> u32 {
+        let host = self.lock();
+        let sleeps = |worker: &usize| host.slept_ns(*worker) >= Some(host.costs.spin);
+        host.pool().filter(sleeps).count() as u32
+    }
+
+    fn hand(&self, job: Job, wakes: bool) -> Result<(), Job> {
+        let mut host = self.lock();
+        if host.jobs.len() >= JOBS_MAX {
+            return Err(job);
+        }
+        host.now_ns += host.costs.enqueue;
+        host.jobs.push_back(job);
+        host.wake_worker(wakes);
+        Ok(())
+    }
+
+    fn hand_same_core(&self, job: Job) -> Result<(), Job> {
+        let mut host = self.lock();
+        let queue = host.running.min(host.queues - 1);
+        if host.local_jobs[queue].len() >= JOBS_MAX {
+            return Err(job);
+        }
+        host.now_ns += host.costs.enqueue;
+        host.local_jobs[queue].push_back(job);
+        let local = host.queues + queue;
+        if host.wake(local, 0) {
+            // The queue spins in vain before it sleeps.
+            host.now_ns += host.costs.wake_call + host.costs.spin + host.costs.sleep;
+        }
+        Ok(())
+    }
+
+    /// Queues help by turns of their own.
+    fn help(&self) -> bool {
+        false
+    }
+}

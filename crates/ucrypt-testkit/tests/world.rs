@@ -1,0 +1,120 @@
+//! The engine's queues, workers and sleeping in virtual time, under the random client: thousands of
+//! seeds in a minute.
+//!
+//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` begins with that one.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ucrypt_backend::model::Profile;
+use ucrypt_backend::{Backend, Errno};
+use ucrypt_engine::{Policies, Policy, QueueConfig};
+use ucrypt_lab::world::{Costs, World};
+use ucrypt_testkit::engine::{EnginePort, VolumeKind};
+use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::{
+    Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Watchdog, Whole,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Polls, each of an event at least, in which something must have been answered.
+const STEPS_MAX: u64 = 100_000;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let first = number("UCRYPT_SEED", 1);
+    first..first + count * number("UCRYPT_SEEDS", 1)
+}
+
+fn profile(random: &mut Random) -> &'static Profile {
+    let names: Vec<_> = Profile::names().filter(|name| !name.contains("zoned")).collect();
+    let name = names[random.below(names.len() as u64) as usize];
+    Profile::by_name(name).expect("a known name")
+}
+
+fn shape(random: &mut Random, len: u64) -> Shape {
+    let everything = Shape::everything(len);
+    match random.below(4) {
+        0 => Shape { mix: [20, 20, 50, 5, 5], zeroes_max: len, ..everything },
+        1 => Shape { transfer_max: 4096, unaligned: 5, ..everything },
+        _ => everything,
+    }
+}
+
+/// What follows from the seed: machine, disk, policy, clients.
+fn run(seed: u64, faults: Option<Faults>) -> Report {
+    let mut random = Random::new(seed);
+    let all: Vec<Policies> = Policy::ALL.into_iter().map(Policies::from).collect();
+    let policies = all[random.below(all.len() as u64) as usize];
+    let sector_size = [None, Some(512), Some(4096)][random.below(3) as usize];
+    let (cores, queues) = (1 + random.below(4), 1 + random.below(4));
+    let workers = random.below(5);
+    let world = World::new(cores as usize, queues as usize, workers as usize, Costs::DEVICE);
+    let len = [MIB / 4, 2 * MIB][random.below(2) as usize];
+    let disk: Arc<dyn Backend> = world.disk(profile(&mut random), len, seed);
+    let backend = match &faults {
+        Some(faults) => Arc::new(FaultBackend::new(disk, faults.clone())),
+        None => disk,
+    };
+    let kind = VolumeKind { sector_size, policies, workers: workers as usize, offset: 0 };
+    let volume = kind.in_world(&world, backend, len);
+    let sector = u64::from(sector_size.unwrap_or(512));
+    let depth = [8, 64][random.below(2) as usize];
+    let config = QueueConfig { memory: 1 << 20, depth };
+    let plan = Plan {
+        sector,
+        whole: Whole::sectors(sector),
+        operations: 150,
+        depth: 1 + random.below(40) as usize,
+        cancels: [0, 0, 5][random.below(3) as usize],
+        watchdog: Watchdog::Steps(STEPS_MAX),
+        faults: faults.map(|faults| (faults, 0)),
+        ..Plan::new(seed, shape(&mut random, len))
+    };
+    let world = Rc::new(RefCell::new(world));
+    let mut ports: Vec<Box<dyn Port>> = (0..queues as usize)
+        .map(|index| {
+            let port = EnginePort::in_world(&world, index, &volume, config, seed + index as u64);
+            Box::new(port.expect("a queue")) as Box<dyn Port>
+        })
+        .collect();
+    let mut client = Client::new(plan, ports.len());
+    client.run(&mut ports).unwrap_or_else(|failure| {
+        panic!("{cores} cores, {workers} workers, {policies}, {kind:?}: {failure}")
+    })
+}
+
+#[test]
+fn queues_and_workers_on_any_machine_lose_nothing_and_do_not_hang() {
+    let (mut busy, mut cancelled) = (0, 0);
+    for seed in seeds(400) {
+        let report = run(seed, None);
+        assert_eq!(report.failed, 0, "seed {seed}");
+        busy += report.busy;
+        cancelled += report.cancelled;
+    }
+    assert!(busy > 100 && cancelled > 10, "{busy} times busy, {cancelled} cancelled");
+}
+
+#[test]
+fn errors_reach_the_requests_that_they_concern_with_workers_too() {
+    let mut failed = 0;
+    for seed in seeds(200) {
+        let faults = Faults::new(seed);
+        let mut random = Random::new(seed ^ 7);
+        let at = random.below(MIB / 4) / 512 * 512;
+        match random.below(4) {
+            0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(at..at + 4096)),
+            1 => faults.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(5)),
+            2 => faults.add(Rule::new(Fate::Fail(Errno::IO)).nth(random.below(100))),
+            _ => faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Read).chance(5)),
+        };
+        failed += run(seed, Some(faults)).failed;
+    }
+    assert!(failed > 200, "{failed} requests failed");
+}
