@@ -9,7 +9,7 @@ for scenario in scenarios/*.sh; do
     echo "$name"
     mkdir -p "/tmp/$name"
     begin=$(date +%s)
-    (cd "/tmp/$name" && exec timeout -s KILL 200 sh -eux /work/common.sh "/work/$scenario") \
+    (cd "/tmp/$name" && exec timeout -s KILL 400 sh -eux /work/common.sh "/work/$scenario") \
         > "/out/$name.log" 2>&1 < /dev/null
     echo $? > "/out/$name.status"
     echo $(($(date +%s) - begin)) > "/out/$name.seconds"

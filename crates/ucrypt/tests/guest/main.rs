@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 
 /// Seconds for the boot and all scenarios, on a machine that is busy with other tests.
-const LIMIT_S: &str = "900";
+const LIMIT_S: &str = "1800";
 
 const PROGRAMS: [&str; 11] = [
     UCRYPT,

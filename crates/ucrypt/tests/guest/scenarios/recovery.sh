@@ -5,11 +5,14 @@ format image
 format other
 serve out image --key-file key --ublk=7 --ublk-wait
 
-verify /dev/ublkb7 --rate_iops=400 --size=16M &
+# Seconds of load, of which a second and a half is used: it must not end before the second kill.
+verify /dev/ublkb7 --rate_iops=100 --size=24M --thread &
 fio=$!
 sleep 1
 kill -KILL "$server"
 wait "$server" || true
+# What takes its time on a busy machine is not load that runs out.
+kill -STOP $fio
 # The device waits. Only its own volume may have it.
 [ -e /dev/ublkb7 ]
 refused 4 "another volume" ucrypt serve other --key-file key --ublk-recover=7
@@ -18,18 +21,19 @@ serve out2 image --key-file key --ublk-recover=7
 [ "$(device_of out2)" = /dev/ublkb7 ]
 refused 5 "by process $server" ucrypt serve --backend mem:16M --ublk-recover=7
 # And once more.
+kill -CONT $fio
 sleep 0.5
 kill -KILL "$server"
 wait "$server" || true
 kill -0 $fio
 serve out3 image --key-file key --ublk-recover=7
 wait $fio
-dd if=/dev/ublkb7 of=before bs=1M count=16 iflag=direct
+dd if=/dev/ublkb7 of=before bs=1M count=24 iflag=direct
 stop "$server"
 [ ! -e /dev/ublkb7 ]
 
 # What was verified is in the image, too.
-ucrypt read --key-file key --length 16777216 image > after
+ucrypt read --key-file key --length 25165824 image > after
 cmp before after
 refused 4 "no /dev/ublkb7" ucrypt serve image --key-file key --ublk-recover=7
 
