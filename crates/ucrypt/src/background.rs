@@ -8,6 +8,7 @@ use std::fs::File;
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -199,7 +200,9 @@ impl OpenArgs {
 /// Starts the server with the arguments of this process, and waits until it is ready.
 fn start_server(key: &Secret) -> Result<String, Failure> {
     let failed = |error| Failure::device(format!("cannot start the server: {error}"));
-    let mut child = Command::new(std::env::current_exe().map_err(failed)?)
+    // Not its path: the program may have been replaced while it asked for the passphrase.
+    let mut child = Command::new("/proc/self/exe")
+        .arg0(std::env::args_os().next().unwrap_or_else(|| "ucrypt".into()))
         .arg(SERVER_ACTION)
         .args(arguments().into_iter().skip(1))
         .env("RUST_MIN_STACK", resilience::THREAD_STACK)

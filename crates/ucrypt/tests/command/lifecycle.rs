@@ -1,9 +1,11 @@
 //! `open`, `status`, `close`: volumes whose server runs in the background.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -13,6 +15,7 @@ use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, cryptsetup, judge, run};
 use crate::random::Random;
 use crate::scratch::Scratch;
+use crate::server::{await_end, await_reader};
 
 fn open(scratch: &Scratch, image: &Image, name: &str, options: &[&str]) -> Ran {
     let mut command = image.ucrypt(scratch, "open");
@@ -380,5 +383,25 @@ fn what_a_server_has_to_say_at_its_end_reaches_the_systems_log() {
     let line = String::from_utf8_lossy(&line[..len]);
     assert!(line.starts_with("<27>ucrypt["), "{line}");
     assert!(line.contains("]: ucrypt: the last flush failed"), "{line}");
+    nothing_is_left(&scratch);
+}
+
+/// An upgrade replaces the program while it asks for a passphrase.
+#[test]
+fn a_program_that_is_gone_by_now_starts_its_server_nevertheless() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let (copy, fifo) = (scratch.path("ucrypt"), scratch.path("fifo"));
+    fs::copy(env!("CARGO_BIN_EXE_ucrypt"), &copy).expect("copied");
+    run(judge("mkfifo", "coreutils").arg(&fifo), b"").passes();
+    let mut open = Command::new(&copy);
+    open.env("XDG_RUNTIME_DIR", scratch.path("run")).args(["open", "--as", "nbd", "--key-file"]);
+    let mut open = open.arg(&fifo).arg(&image.path).arg("replaced").spawn().expect("it starts");
+    let mut key = await_reader(&fifo);
+    fs::remove_file(&copy).expect("removed");
+    key.write_all(PASSPHRASE).expect("written");
+    drop(key);
+    assert!(await_end(&mut open).success());
+    close(&scratch, "replaced").passes();
     nothing_is_left(&scratch);
 }
