@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use ucrypt_testkit::nbd::{NbdOptions, NbdPort};
-use ucrypt_testkit::{Client, Initial, Plan, Port, Random, Shape, Watchdog};
+use ucrypt_testkit::{Client, Initial, Plan, Port, Random, Shape, Watchdog, Whole};
 
 use crate::image::{Image, Kind, LUKS2, LUKS2_512};
 use crate::process::run;
@@ -50,6 +50,7 @@ fn everything_acknowledged_survives(kind: Kind, options: &[&str]) {
     let plan = Plan {
         initial: Initial::Zeroes,
         sector: kind.sector.into(),
+        whole: Whole::cached(512),
         operations: u64::MAX,
         depth: 32,
         watchdog: Watchdog::Time(Duration::from_secs(60)),
