@@ -34,5 +34,5 @@ pub use ucrypt_backend::{
 };
 pub use ucrypt_dispatch::{Policies, Policy, Tally, Urgency};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
-pub use workers::{DoneJob, Job};
+pub use workers::{DoneJob, JOBS_MAX, Job};
 pub use zones::{VolumeZones, ZonesError};

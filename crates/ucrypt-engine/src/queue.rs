@@ -22,7 +22,9 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 use ucrypt_backend::{Buf, Errno, Pool, Ring};
-use ucrypt_dispatch::{Device, Limits, Machine, PARTS_MAX, Urgency, ZEROES_UNIT_SECTORS};
+use ucrypt_dispatch::{
+    Device, Limits, Machine, PARTS_MAX, Surroundings, Urgency, ZEROES_UNIT_SECTORS,
+};
 
 use crate::counters::Counters;
 use crate::range_lock::Mode;
@@ -169,6 +171,8 @@ pub struct Queue {
     awake: bool,
     /// The backend answers at once.
     synchronous: bool,
+    /// The workers that it may use: looked at when a round begins and after what came in it.
+    around: Surroundings,
     /// The machine was asked for a plan, and what came of it is not all carried out.
     planned: bool,
     /// Something was carried out since.
@@ -282,6 +286,7 @@ impl Queue {
             reads_in_place: false,
             awake: false,
             synchronous: limits.synchronous,
+            around: Surroundings::default(),
             planned: false,
             carried_out: false,
             rounds: 0,
@@ -390,9 +395,9 @@ impl Queue {
         self.done.pop_front()
     }
 
-    /// Whether there is no answer to take.
-    pub fn is_idle(&self) -> bool {
-        self.done.is_empty()
+    /// Whether there is an answer to take.
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
     }
 
     /// Requests accepted whose answers have not been taken.

@@ -24,7 +24,7 @@ use crate::executor::WorkerPool;
 use crate::segments::{Segments, Way};
 
 /// Jobs that may wait for a worker.
-const JOBS_MAX: usize = 1024;
+pub const JOBS_MAX: usize = 1024;
 
 /// How often an idle worker looks for work before it parks: a few microseconds.
 const SPINS: u32 = 200;

@@ -126,11 +126,7 @@ impl EnginePort {
     /// Lets the queue get on.
     fn work(&mut self, wait: bool) -> io::Result<()> {
         let Some((world, _)) = &self.world else { return self.poll_queue(wait) };
-        let is_idle = |queue: &RefCell<Queue>| queue.borrow().is_idle();
-        let mut goes_on = world.borrow_mut().advance();
-        while wait && goes_on && is_idle(&self.queue) {
-            goes_on = world.borrow_mut().advance();
-        }
+        while world.borrow_mut().advance() && wait && !self.queue.borrow().has_done() {}
         Ok(())
     }
 

@@ -105,6 +105,7 @@ impl Queue {
             let id = self.request(index, Role::Middle, middle, buf);
             if let Some(source) = source {
                 self.read_clock();
+                self.around = self.surroundings();
                 self.planned = false;
                 while self.carry_out_next(Some((id, source))) {}
                 // What was not encrypted yet needs a copy: the source goes back to its owner.
@@ -164,6 +165,7 @@ impl Queue {
         self.read_waker()?;
         self.poll_own_ring()?;
         self.read_clock();
+        self.around = self.surroundings();
         Ok(())
     }
 
@@ -186,7 +188,9 @@ impl Queue {
         // What workers have encrypted goes to the backend before anything is waited for.
         let wait = wait && !crypted && self.awaits_backend_only();
         let any = self.take_stored(wait)? || crypted;
-        if !any {
+        if any {
+            self.around = self.surroundings();
+        } else {
             self.publish();
         }
         Ok(any)
@@ -199,7 +203,7 @@ impl Queue {
             || self.in_flight() == 0 && self.unpublished >= PUBLISH_IDLE
         {
             self.unpublished = 0;
-            let workers = self.surroundings().workers;
+            let workers = self.around.workers;
             self.counters.publish(self.machine.tally(), self.machine.learned(), workers);
         }
     }
@@ -267,16 +271,25 @@ impl Queue {
 
     /// Carries out one thing that the machine asks for. Returns whether there was one.
     fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
-        if !self.planned {
-            self.planned = true;
-            self.machine.plan(self.now_ns, self.surroundings());
-        }
-        let Some(output) = self.machine.next_output() else {
-            // What was carried out may have made room for more.
+        loop {
+            if !self.planned {
+                self.planned = true;
+                self.machine.plan(self.now_ns, self.around);
+            }
+            if let Some(output) = self.machine.next_output() {
+                self.carried_out = true;
+                self.carry_out(output, source);
+                return true;
+            }
             self.planned = false;
-            return std::mem::take(&mut self.carried_out) && self.carry_out_next(source);
-        };
-        self.carried_out = true;
+            // What was carried out may have made room for more.
+            if !std::mem::take(&mut self.carried_out) {
+                return false;
+            }
+        }
+    }
+
+    fn carry_out(&mut self, output: Output<Errno>, source: Borrowed<'_>) {
         match output {
             Output::Crypt { chunk, place } => {
                 if place == Place::Here && sectors(self.machine.parts(chunk)) >= LONG_SECTORS {
@@ -288,7 +301,6 @@ impl Queue {
             Output::Drop { chunk } => self.drop_chunk(chunk),
             Output::Finish { request, result } => self.finish(request, result),
         }
-        true
     }
 
     /// Hands what was submitted to the backend and takes answers, before something that takes long.

@@ -51,6 +51,7 @@ mod steps;
 mod world;
 
 pub(crate) use client::Client;
+pub(crate) use cores::{Core, Role, State};
 pub use device::DeviceModel;
 pub use experiment::{Cipher, Costs, Experiment, Faults, Job, Pattern};
 pub use report::{Latency, Report};

@@ -10,7 +10,7 @@ use ucrypt_backend::{
     Backend, Done, Errno, Extent, Guest, Io, Limits, Map, Pool, Queue, Zones, total_len,
 };
 
-use super::host::{Event, Host, SharedHost};
+use super::host::{Host, SharedHost};
 
 /// An operation under way.
 #[derive(Debug)]
@@ -175,12 +175,9 @@ impl DiskQueue {
         let answered = lock(&self.device).submit(host.now_ns, device_op(&io));
         let refused = answered.is_err();
         let at_ns = answered.unwrap_or(host.now_ns).max(host.now_ns);
-        let number = host.operations.last_key_value().map_or(0, |(last, _)| last + 1);
         let content = self.content.clone();
         let operation = Operation { queue: self.index, io, at_ns, content, refused };
-        host.operations.insert(number, operation);
-        host.schedule(at_ns, Event::Disk(number));
-        number
+        host.operation(at_ns, operation)
     }
 
     fn hand_on(&mut self, host: &mut Host) {

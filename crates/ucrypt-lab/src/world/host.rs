@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ucrypt_engine::{Clock, DoneJob, Job, WorkerPool};
+use ucrypt_engine::{Clock, DoneJob, JOBS_MAX, Job, WorkerPool};
 
 use super::Costs;
 use super::disk::Operation;
+use crate::sim::{Core, Role, State};
 
 /// What happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,32 +22,12 @@ pub(super) enum Event {
     Disk(u64),
 }
 
-/// What a thread is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
-    /// The loop of a queue.
-    Queue(usize),
-    /// The worker on a queue's own core.
-    Local(usize),
-    /// A worker of the pool.
-    Pool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Since when.
-    Asleep(u64),
-    Waking,
-    /// Waits for its core, or runs.
-    Awake,
-}
-
 /// What a thread is at.
 #[derive(Debug)]
-pub(super) struct Work {
-    pub(super) left_ns: u64,
+struct Work {
+    left_ns: u64,
     /// A job that is delivered when it is done.
-    pub(super) done: Option<DoneJob>,
+    done: Option<DoneJob>,
 }
 
 #[derive(Debug)]
@@ -55,29 +36,6 @@ struct Thread {
     core: usize,
     state: State,
     work: Option<Work>,
-}
-
-/// How long a thread keeps its core while others wait.
-const SLICE_NS: u64 = 500_000;
-
-/// How long until the core looks who else wants it.
-const QUANTUM_NS: u64 = 50_000;
-
-/// Jobs that may wait for a worker; the engine's figure.
-const JOBS_MAX: usize = 1024;
-
-/// A core runs one thread at a time, which keeps it until it has nothing to do, or until others have
-/// waited for a slice.
-#[derive(Debug, Default)]
-struct Core {
-    running: Option<usize>,
-    /// Queues that were woken.
-    woken: VecDeque<usize>,
-    ready: VecDeque<usize>,
-    last: Option<usize>,
-    since_ns: u64,
-    /// Threads that live here.
-    threads: u32,
 }
 
 /// See the module's comment. Threads are numbered: the queues first, then their local workers, then
@@ -97,8 +55,9 @@ pub(super) struct Host {
     running: usize,
     pub(super) jobs: VecDeque<Job>,
     local_jobs: Vec<VecDeque<Job>>,
-    /// Of the disk, by number.
+    /// Of the disk, by number. No number is used twice: an event may outlive its operation.
     pub(super) operations: BTreeMap<u64, Operation>,
+    next_operation: u64,
     pub(super) answers: Vec<Vec<ucrypt_backend::Done>>,
 }
 
@@ -133,6 +92,7 @@ impl Host {
             jobs: VecDeque::new(),
             local_jobs: (0..queues).map(|_| VecDeque::new()).collect(),
             operations: BTreeMap::new(),
+            next_operation: 0,
             answers: (0..queues).map(|_| Vec::new()).collect(),
         }
     }
@@ -145,7 +105,16 @@ impl Host {
         self.workers > 0
     }
 
-    pub(super) fn schedule(&mut self, at_ns: u64, event: Event) {
+    /// An operation of the disk that ends at `at_ns`, and its number.
+    pub(super) fn operation(&mut self, at_ns: u64, operation: Operation) -> u64 {
+        let number = self.next_operation;
+        self.next_operation += 1;
+        self.operations.insert(number, operation);
+        self.schedule(at_ns, Event::Disk(number));
+        number
+    }
+
+    fn schedule(&mut self, at_ns: u64, event: Event) {
         self.scheduled += 1;
         self.heap.push(Reverse((at_ns, self.scheduled, event)));
     }
@@ -181,7 +150,7 @@ impl Host {
     pub(super) fn rouse(&mut self, target: usize) {
         let Some(slept_ns) = self.slept_ns(target) else { return };
         let core = self.threads[target].core;
-        if slept_ns < self.costs.spin && self.cores[core].running.is_none() {
+        if slept_ns < self.costs.spin && self.cores[core].is_idle() {
             self.wake(target, self.costs.spin_wake);
         } else {
             self.now_ns += self.costs.wake_call;
@@ -192,25 +161,16 @@ impl Host {
     pub(super) fn awake(&mut self, thread: usize) {
         let Thread { role, core, .. } = self.threads[thread];
         self.threads[thread].state = State::Awake;
-        let core_state = &mut self.cores[core];
-        match role {
-            Role::Queue(_) => core_state.woken.push_back(thread),
-            _ => core_state.ready.push_back(thread),
-        }
-        if core_state.running.is_none() {
+        self.cores[core].add(thread, role, false);
+        if self.cores[core].is_idle() {
             self.switch(core);
         }
     }
 
     /// Gives a free core to the next thread that wants it.
     fn switch(&mut self, core: usize) {
-        let state = &mut self.cores[core];
-        let Some(next) = state.woken.pop_front().or_else(|| state.ready.pop_front()) else {
-            return;
-        };
-        let cost_ns =
-            if state.last.is_some_and(|last| last != next) { self.costs.switch } else { 0 };
-        (state.running, state.last, state.since_ns) = (Some(next), Some(next), self.now_ns);
+        let Some(changed) = self.cores[core].pick(self.now_ns) else { return };
+        let cost_ns = if changed { self.costs.switch } else { 0 };
         self.schedule(self.now_ns + cost_ns, Event::Core(core));
     }
 
@@ -226,11 +186,8 @@ impl Host {
     /// at, at all if it has to make room.
     pub(super) fn take_turn(&mut self, core: usize, thread: usize) -> Option<(Option<Role>, u64)> {
         let role = self.threads[thread].role;
-        let state = &mut self.cores[core];
-        let preempted = !state.woken.is_empty() && !matches!(role, Role::Queue(_));
-        let waits = !state.woken.is_empty() || !state.ready.is_empty();
-        if preempted || waits && self.now_ns - state.since_ns >= SLICE_NS {
-            state.ready.extend(state.running.take());
+        if self.cores[core].must_yield(role, self.now_ns) {
+            self.cores[core].put_back();
             self.switch(core);
             return None;
         }
@@ -249,17 +206,16 @@ impl Host {
     ) {
         let spent_ns = self.now_ns.saturating_sub(start_ns);
         self.now_ns = start_ns;
-        let threads = self.cores[core].threads;
         let this = &mut self.threads[thread];
         if this.work.is_none() && (goes_on || spent_ns > 0) {
-            this.work = Some(Work::new(spent_ns, done));
+            this.work = Some(Work { left_ns: spent_ns, done });
         }
         let Some(work) = &mut this.work else {
             this.state = State::Asleep(start_ns);
             self.cores[core].running = None;
             return self.switch(core);
         };
-        let quantum_ns = if threads > 1 { work.left_ns.min(QUANTUM_NS) } else { work.left_ns };
+        let quantum_ns = self.cores[core].quantum(work.left_ns);
         work.left_ns -= quantum_ns;
         self.schedule(start_ns + quantum_ns, Event::Core(core));
     }
@@ -283,7 +239,7 @@ impl Host {
             .pool()
             .filter_map(|worker| {
                 let slept_ns = self.slept_ns(worker)?;
-                let busy = self.cores[self.threads[worker].core].running.is_some();
+                let busy = !self.cores[self.threads[worker].core].is_idle();
                 Some((busy, slept_ns, worker))
             })
             .collect();

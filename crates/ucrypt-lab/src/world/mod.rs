@@ -27,9 +27,10 @@ use ucrypt_backend::model::Profile;
 use ucrypt_engine::{Calibration, DoneJob, Executor, Queue, QueueConfig, Volume};
 
 pub use disk::VirtualDisk;
-use host::{Host, Role, SharedHost, Work};
+use host::{Host, SharedHost};
 
 pub use crate::sim::Costs;
+use crate::sim::Role;
 
 /// A machine, its disk, and the queues that were made on it.
 pub struct World {
@@ -45,7 +46,7 @@ impl World {
         Self { host, queues: Vec::new() }
     }
 
-    /// What a volume of this world needs of it. `workers`: whether its queues may hand anything on.
+    /// What a volume of this world needs of it.
     pub fn executor(&self, calibration: Calibration) -> Executor {
         let workers = self.host.lock().has_workers();
         Executor {
@@ -141,7 +142,7 @@ impl World {
             return (true, Some(job.run()));
         }
         // Who has an answer for its client goes on when that has taken it, and called.
-        (queue.is_idle() && !queue.may_sleep(), None)
+        (!queue.has_done() && !queue.may_sleep(), None)
     }
 
     fn worker_turn(&mut self, role: Role) -> (bool, Option<DoneJob>) {
@@ -176,11 +177,5 @@ impl World {
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("World").field("now_ns", &self.now_ns()).finish_non_exhaustive()
-    }
-}
-
-impl Work {
-    fn new(left_ns: u64, done: Option<DoneJob>) -> Self {
-        Self { left_ns, done }
     }
 }
