@@ -14,9 +14,36 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::ReadWriteFlags;
 use ucrypt_backend::{Errno, Pool};
 
+use crate::client::{Client, Plan, Watchdog};
 use crate::model::Tag;
-use crate::operation::{Kind, Operation};
+use crate::operation::{Kind, Operation, Shape};
 use crate::port::{Completion, Port, Submitted};
+
+/// Ports of [`transfers_at_once`], and the threads of each.
+const PORTS: usize = 3;
+const THREADS: usize = 4;
+
+/// A client of several ports, each with several threads, on the same bytes of the disk at `path`. Of
+/// `plan`, all counts but the mix of operations, their depth, and the watchdog. Returns the client,
+/// which knows what the disk may hold now.
+///
+/// # Panics
+/// The disk can't be opened, or does not do what a disk has to do.
+pub fn transfers_at_once(path: &Path, plan: Plan) -> Client {
+    let shape = Shape { mix: [35, 45, 10, 0, 10], zeroes_max: 4 << 20, ..plan.shape };
+    let transfer_max = shape.transfer_max as usize;
+    let watchdog = Watchdog::Time(Duration::from_secs(30));
+    let mut client = Client::new(Plan { shape, depth: 2 * THREADS, watchdog, ..plan }, PORTS);
+    let mut ports: Vec<Box<dyn Port>> = (0..PORTS)
+        .map(|_| {
+            let port = DiskPort::open(path, THREADS, transfer_max);
+            Box::new(port.expect("it opens")) as Box<dyn Port>
+        })
+        .collect();
+    let report = client.run(&mut ports).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!((report.failed, report.refused), (0, 0), "requests that failed, or were refused");
+    client
+}
 
 struct Job {
     tag: Tag,

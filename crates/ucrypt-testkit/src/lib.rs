@@ -6,7 +6,8 @@
 //!   what waits for what when nothing is answered any more;
 //! - [`fault`]: a backend around a backend that does what disks do on bad days;
 //! - [`engine`], [`nbd`], [`disk`]: the engine's queue, an NBD connection, and a file or block device
-//!   of this machine as ports.
+//!   of this machine as ports;
+//! - [`given`]: the seeds that the environment asks for.
 //!
 //! A run that fails prints its seed; the same seed gives the same run wherever one thread does all
 //! (no workers, a backend of memory).
@@ -17,6 +18,7 @@ pub mod client;
 pub mod disk;
 pub mod engine;
 pub mod fault;
+pub mod given;
 pub mod model;
 pub mod nbd;
 pub mod operation;

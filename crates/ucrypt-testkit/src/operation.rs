@@ -90,6 +90,18 @@ impl Shape {
             fua: 10,
         }
     }
+
+    /// One of several that are hard in different ways.
+    pub fn by_chance(random: &mut Random, disk_len: u64) -> Self {
+        let everything = Self::everything(disk_len);
+        match random.below(4) {
+            // Many long writes of zeroes at once.
+            0 => Self { mix: [20, 20, 50, 5, 5], zeroes_max: disk_len, ..everything },
+            // Neighbours of one sector.
+            1 => Self { transfer_max: 4096, unaligned: 5, ..everything },
+            _ => everything,
+        }
+    }
 }
 
 /// Chooses operations that overlap, follow each other, and come in bursts.

@@ -12,6 +12,7 @@ use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Op, Policies, Policy, QueueConfig, Volume};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::given::{number, seeds};
 use ucrypt_testkit::operation::Operation;
 use ucrypt_testkit::{
     Client, Completion, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Submitted,
@@ -26,15 +27,6 @@ const LARGE: QueueConfig = QueueConfig { memory: 8 << 20, depth: 64 };
 
 /// Polls in which a backend that moves when it is polled must have answered something.
 const STEPS_MAX: u64 = 20_000;
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    let first = number("UCRYPT_SEED", 1);
-    first..first + count * number("UCRYPT_SEEDS", 1)
-}
 
 fn ports<'a>(
     volume: &Arc<Volume>,
@@ -57,17 +49,6 @@ fn kind(random: &mut Random, policies: &[Policies], workers: usize) -> (VolumeKi
     let policies = policies[random.below(policies.len() as u64) as usize];
     let offset = [0, 512, 4096, MIB][random.below(4) as usize];
     (VolumeKind { sector_size, policies, workers, offset }, 1 + random.below(8))
-}
-
-fn shape(random: &mut Random, len: u64) -> Shape {
-    let everything = Shape::everything(len);
-    match random.below(4) {
-        // Many long writes of zeroes at once.
-        0 => Shape { mix: [20, 20, 50, 5, 5], zeroes_max: len, ..everything },
-        // Neighbours of one sector.
-        1 => Shape { transfer_max: 4096, unaligned: 5, ..everything },
-        _ => everything,
-    }
 }
 
 fn run(plan: Plan, volume: &Arc<Volume>, config: QueueConfig, waits: bool, queues: u64) -> Report {
@@ -116,7 +97,7 @@ fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
         cancels: [0, 0, 5][random.below(3) as usize],
         watchdog: Watchdog::Steps(STEPS_MAX),
         faults: Some((faults.clone(), kind.offset)),
-        ..Plan::new(seed, shape(&mut random, len))
+        ..Plan::new(seed, Shape::by_chance(&mut random, len))
     };
     (run(plan, &volume, config, false, queues), faults)
 }
@@ -193,7 +174,7 @@ fn mapped_images_meet_faults_too() {
             operations: 200,
             faults: Some((faults.clone(), kind.offset)),
             watchdog: Watchdog::Steps(STEPS_MAX),
-            ..Plan::new(seed, shape(&mut random, len))
+            ..Plan::new(seed, Shape::by_chance(&mut random, len))
         };
         failed += run(plan, &volume, SMALL, false, queues).failed;
     }
@@ -595,7 +576,7 @@ fn a_disk_that_gets_shorter_and_longer_under_load_loses_nothing() {
             sector: sector(&kind),
             whole: Whole::cached(sector(&kind)),
             operations: 300,
-            ..Plan::new(seed, shape(&mut random, len))
+            ..Plan::new(seed, Shape::by_chance(&mut random, len))
         };
         let mut ports: Vec<Box<dyn Port>> = (0..queues)
             .map(|index| {

@@ -10,6 +10,7 @@ use ucrypt_engine::{Policy, Volume};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_testkit::engine::VolumeKind;
 use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::given::seeds;
 use ucrypt_testkit::model::Beside;
 use ucrypt_testkit::nbd::{NbdOptions, NbdPort};
 use ucrypt_testkit::{
@@ -17,15 +18,6 @@ use ucrypt_testkit::{
 };
 
 const MIB: u64 = 1 << 20;
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    let first = number("UCRYPT_SEED", 1);
-    first..first + count * number("UCRYPT_SEEDS", 1)
-}
 
 /// Serves the volume, connects, and runs the plan.
 fn run(volume: Arc<Volume>, plan: Plan, connections: u64) -> Report {

@@ -13,6 +13,7 @@ use ucrypt_engine::{Policies, Policy, QueueConfig};
 use ucrypt_lab::world::{Costs, World};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::given::seeds;
 use ucrypt_testkit::{
     Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Watchdog, Whole,
 };
@@ -22,28 +23,10 @@ const MIB: u64 = 1 << 20;
 /// Polls, each of an event at least, in which something must have been answered.
 const STEPS_MAX: u64 = 100_000;
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    let first = number("UCRYPT_SEED", 1);
-    first..first + count * number("UCRYPT_SEEDS", 1)
-}
-
 fn profile(random: &mut Random) -> &'static Profile {
     let names: Vec<_> = Profile::names().filter(|name| !name.contains("zoned")).collect();
     let name = names[random.below(names.len() as u64) as usize];
     Profile::by_name(name).expect("a known name")
-}
-
-fn shape(random: &mut Random, len: u64) -> Shape {
-    let everything = Shape::everything(len);
-    match random.below(4) {
-        0 => Shape { mix: [20, 20, 50, 5, 5], zeroes_max: len, ..everything },
-        1 => Shape { transfer_max: 4096, unaligned: 5, ..everything },
-        _ => everything,
-    }
 }
 
 /// What follows from the seed: machine, disk, policy, clients.
@@ -74,7 +57,7 @@ fn run(seed: u64, faults: Option<Faults>) -> Report {
         cancels: [0, 0, 5][random.below(3) as usize],
         watchdog: Watchdog::Steps(STEPS_MAX),
         faults: faults.map(|faults| (faults, 0)),
-        ..Plan::new(seed, shape(&mut random, len))
+        ..Plan::new(seed, Shape::by_chance(&mut random, len))
     };
     let world = Rc::new(RefCell::new(world));
     let mut ports: Vec<Box<dyn Port>> = (0..queues as usize)

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{ReadWriteFlags, preadv2};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use ucrypt_testkit::fault::{Fate, Rule};
 
 use crate::driver::{Driver, OK, READ, started};
@@ -19,9 +19,13 @@ fn let_block(event: &OwnedFd) {
     fcntl_setfl(event, flags & !OFlags::NONBLOCK).expect("blocks from now on");
 }
 
+/// The next signal has no room. The server may signal meanwhile.
 fn fill(event: &OwnedFd) {
-    let _ = preadv2(event, &mut [IoSliceMut::new(&mut [0; 8])], u64::MAX, ReadWriteFlags::NOWAIT);
-    rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).expect("filled");
+    let full = (u64::MAX - 1).to_ne_bytes();
+    while let Err(error) = rustix::io::write(event, &full) {
+        assert_eq!(error, Errno::AGAIN, "an event that does not block");
+        let _ = rustix::io::read(event, &mut [0; 8]);
+    }
 }
 
 /// Waits for an answer without the call.
@@ -42,8 +46,8 @@ fn a_front_end_that_makes_its_call_block_does_not_keep_the_server_from_ending() 
     let memory = Memory::new();
     let (_front_end, mut driver) = started(&harness, &memory);
     for event in [&driver.call, &driver.error] {
-        let_block(event);
         fill(event);
+        let_block(event);
     }
     for slot in 0..4 {
         driver.submit(slot, READ, 0, &[(DATA, 4096)]);

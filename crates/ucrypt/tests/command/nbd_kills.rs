@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use ucrypt_testkit::given::number;
 use ucrypt_testkit::nbd::{NbdOptions, NbdPort};
 use ucrypt_testkit::{Client, Initial, Plan, Port, Random, Shape, Watchdog, Whole};
 
@@ -16,11 +17,6 @@ use crate::server::{On, Server};
 const LEN: u64 = 16 << 20;
 
 const CONNECTIONS: u64 = 4;
-
-fn number(name: &str, default: u64) -> u64 {
-    let given = std::env::var(name).ok();
-    given.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-}
 
 fn serve(scratch: &Scratch, image: &Image, options: &[&str]) -> Server {
     let mut line = image.with_key();

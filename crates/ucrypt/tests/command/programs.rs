@@ -2,11 +2,12 @@
 //! fill a file system up, or lose their server.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use ucrypt_testkit::given::number;
 
 use crate::image::{Image, LUKS2, LUKS2_512};
 use crate::namespace::script;
@@ -119,29 +120,45 @@ fn a_full_file_system_keeps_what_it_took_and_passes_its_check() {
     }
 }
 
+/// What is served, as fio names it.
+struct Disk(String);
+
+impl Disk {
+    fn open(scratch: &Scratch, image: &Image, served: &str) -> Self {
+        let path = open(scratch, image, served, &[]);
+        Self(if served == "nbd" { format!("--uri={path}") } else { format!("--filename={path}") })
+    }
+
+    fn fio(&self, scratch: &Scratch, job: &[&str]) -> Command {
+        let engine = if self.0.starts_with("--uri") { "nbd" } else { "libaio" };
+        let mut fio = judge("fio", "fio");
+        fio.args(["--name=job", "--allow_file_create=0", "--direct=1"]);
+        // What only an engine knows comes behind it.
+        fio.args([&format!("--ioengine={engine}"), &self.0]).args(job);
+        fio.current_dir(scratch.path(""));
+        fio
+    }
+}
+
+/// One after the other, each flushed.
+const WRITES: [&str; 7] = [
+    "--rw=randwrite",
+    "--bs=4k",
+    "--iodepth=1",
+    "--size=64m",
+    "--fsync=1",
+    "--randseed=9",
+    "--number_ios=200000",
+];
+
 /// fio until its disk goes, killed with everything of its own when dropped.
 struct Load(Child);
 
 impl Load {
     /// Each write is flushed, so that what fio counts as written is in the image.
-    fn start(scratch: &Scratch, path: &str) -> Self {
-        let mut command = fio(
-            scratch,
-            path,
-            &[
-                "--rw=randwrite",
-                "--bs=4k",
-                "--iodepth=1",
-                "--size=64m",
-                "--sync=dsync",
-                "--verify=crc32c",
-                "--do_verify=0",
-                "--verify_state_save=1",
-                "--randseed=9",
-                "--number_ios=200000",
-                "--exitall_on_error",
-            ],
-        );
+    fn start(scratch: &Scratch, disk: &Disk) -> Self {
+        let job = ["--verify=crc32c", "--do_verify=0", "--verify_state_save=1"];
+        let mut command = disk.fio(scratch, &[&WRITES[..], &job, &["--exitall_on_error"]].concat());
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self(quiet.spawn().expect("fio starts"))
     }
@@ -183,31 +200,45 @@ fn kill_after(scratch: &Scratch, bytes: u64) {
 
 #[test]
 fn fio_finds_what_it_had_flushed_when_the_server_is_killed() {
-    for served in SERVED {
+    let seed = number("UCRYPT_SEED", 1);
+    println!("UCRYPT_SEED={seed}");
+    let mut random = Random(seed);
+    for served in ["fuse", "loop", "nbd"] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2_512, LEN);
-        for bytes in [1 << 20, 3 << 20] {
-            let path = open(&scratch, &image, served, &[]);
-            let mut load = Load::start(&scratch, &path);
-            kill_after(&scratch, bytes);
+        for _ in 0..number("UCRYPT_KILLS", 2) {
+            let disk = Disk::open(&scratch, &image, served);
+            let mut load = Load::start(&scratch, &disk);
+            kill_after(&scratch, (1 << 20) + random.below(2 << 20));
             load.fails();
             drop(load);
-            let path = open(&scratch, &image, served, &[]);
+            let disk = Disk::open(&scratch, &image, served);
             // fio saved how far it came.
             assert!(has_state(&scratch), "fio saved no state");
-            let job = ["--rw=randwrite", "--bs=4k", "--iodepth=1", "--size=64m", "--verify_only"];
-            let more = ["--verify=crc32c", "--verify_fatal=1", "--verify_state_load=1"];
-            let rest = ["--randseed=9", "--number_ios=200000"];
-            run(&mut fio(&scratch, &path, &[&job[..], &more, &rest].concat()), b"").passes();
+            let job = ["--verify_only", "--verify=crc32c", "--verify_fatal=1"];
+            let job = [&WRITES[..], &job, &["--verify_state_load=1"]].concat();
+            run(&mut disk.fio(&scratch, &job), b"").passes();
             close(&scratch);
+            forget_state(&scratch);
         }
     }
 }
 
-fn has_state(scratch: &Scratch) -> bool {
+/// Where fio saves how far it came.
+fn states(scratch: &Scratch) -> impl Iterator<Item = PathBuf> {
     let files = fs::read_dir(scratch.path("")).expect("a directory").filter_map(Result::ok);
-    let mut names = files.map(|file| file.path());
-    names.any(|path| path.extension() == Some("state".as_ref()) && len(&path) > 0)
+    let names = files.map(|file| file.path());
+    names.filter(|path| path.extension() == Some("state".as_ref()))
+}
+
+fn has_state(scratch: &Scratch) -> bool {
+    states(scratch).any(|path| len(&path) > 0)
+}
+
+fn forget_state(scratch: &Scratch) {
+    for path in states(scratch) {
+        fs::remove_file(path).expect("removed");
+    }
 }
 
 fn len(path: &Path) -> u64 {

@@ -138,7 +138,11 @@ fn the_disks_of_a_virtual_machine_outlive_their_servers() {
     command.arg(here.join("tests/virtual_machine/guest.sh")).args(&names).stderr(Stdio::piped());
     let mut guest = Running::start(&mut command);
     let mut lines = guest.lines();
-    let begun = lines.by_ref().any(|line| line == "fio begins");
+    let mut before = Vec::new();
+    let begun = lines.by_ref().any(|line| {
+        before.push(line);
+        before.last().is_some_and(|line| line == "fio begins")
+    });
     let mut stderr = guest.0.stderr.take().expect("a pipe");
     let mut complain = |what: &str| {
         let mut said = String::new();
@@ -147,7 +151,7 @@ fn the_disks_of_a_virtual_machine_outlive_their_servers() {
         panic!("{what}: {said}\n{fio:?}");
     };
     if !begun {
-        complain("the guest did not begin");
+        complain(&format!("the guest did not begin, it said {before:#?}"));
     }
     for signal in [Signal::KILL, Signal::TERM, Signal::KILL] {
         std::thread::sleep(Duration::from_millis(1500));

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions};
 use ucrypt_engine::Policy;
 use ucrypt_testkit::engine::VolumeKind;
+use ucrypt_testkit::given::number;
 use ucrypt_testkit::{Client, Plan, Port, Random, Shape, Whole};
 
 use crate::driver::Driver;
@@ -136,14 +137,8 @@ impl Machine<'_> {
     }
 }
 
-/// The seed: the same in each run, unless `UCRYPT_SEED` says another.
-fn seed() -> u64 {
-    let given = std::env::var("UCRYPT_SEED").ok();
-    given.map_or(1, |seed| seed.parse().expect("UCRYPT_SEED is a number"))
-}
-
 fn run(case: &Case, backend: Arc<dyn Backend>) {
-    let seed = seed();
+    let seed = number("UCRYPT_SEED", 1);
     println!("{}: UCRYPT_SEED={seed}", case.name);
     let policies = case.policy.parse::<Policy>().expect("a policy").into();
     let kind = VolumeKind { sector_size: Some(case.sector_size), policies, workers: 2, offset: 0 };

@@ -1,20 +1,14 @@
 //! Many transfers at once by direct I/O on the same bytes of a served file or loop device, from several
 //! descriptors: the test kit's client, which knows what may be found beside a write.
 
-use std::time::Duration;
-
-use ucrypt_testkit::disk::DiskPort;
-use ucrypt_testkit::{Client, Plan, Port, Shape, Watchdog, Whole};
+use ucrypt_testkit::disk::transfers_at_once;
+use ucrypt_testkit::{Plan, Shape, Whole};
 
 use super::client::Target;
 use super::{DEVICE, FILE, Run, TRANSPORTS, seeds};
 use crate::image::{Image, LUKS2, LUKS2_512};
 use crate::process::run;
 use crate::scratch::Scratch;
-
-/// Descriptors, and threads that use each.
-const PORTS: usize = 3;
-const THREADS: usize = 4;
 
 /// Bytes of the longest transfer. Longer ones the kernel cuts in the middle of sectors.
 const FILE_TRANSFER_MAX: u64 = 1 << 20;
@@ -25,35 +19,15 @@ fn go(what: Run<'_>, seed: u64) {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, what.kind, what.len);
     let served = what.serve(&scratch, &image);
-    let path = served.path(&scratch);
-    let is_file = what.target == Target::File;
-    let transfer_max = if is_file { FILE_TRANSFER_MAX } else { DEVICE_TRANSFER_MAX };
     let sector = u64::from(what.kind.sector);
-    let shape = Shape {
-        transfer_max,
-        zeroes_max: 4 << 20,
-        grain: if is_file { 1 } else { sector },
-        mix: [35, 45, 10, 0, 10],
-        ..Shape::everything(what.len)
+    let (transfer_max, grain) = match what.target {
+        Target::File => (FILE_TRANSFER_MAX, 1),
+        Target::Device { .. } => (DEVICE_TRANSFER_MAX, sector),
     };
-    let plan = Plan {
-        operations: what.steps,
-        depth: 2 * THREADS,
-        sector,
-        whole: Whole::cached(sector),
-        watchdog: Watchdog::Time(Duration::from_secs(30)),
-        ..Plan::new(seed, shape)
-    };
-    let mut ports: Vec<Box<dyn Port>> = (0..PORTS)
-        .map(|_| {
-            let port = DiskPort::open(&path, THREADS, transfer_max as usize);
-            Box::new(port.expect("it opens")) as Box<dyn Port>
-        })
-        .collect();
-    let mut client = Client::new(plan, PORTS);
-    let report = client.run(&mut ports).unwrap_or_else(|failure| panic!("{failure}"));
-    assert_eq!((report.failed, report.refused), (0, 0));
-    drop(ports);
+    let shape = Shape { transfer_max, grain, ..Shape::everything(what.len) };
+    let whole = Whole::cached(sector);
+    let plan = Plan { operations: what.steps, sector, whole, ..Plan::new(seed, shape) };
+    let mut client = transfers_at_once(&served.path(&scratch), plan);
     served.end(&scratch);
     let now = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
     if let Err(mismatch) = client.check_at_rest(0, &now) {
