@@ -4,7 +4,7 @@
 //! from the backend (*store*). A large request is cut into several chunks; small neighbours that
 //! wait together become one. This crate decides into how many, in which order and where, and keeps
 //! the books until the requests are finished. It does no I/O, starts no thread and reads no clock:
-//! the engine carries its outputs out on real devices, a simulator does the same in virtual time.
+//! the engine carries its outputs out, on real devices or in virtual time.
 //!
 //! ```text
 //! inputs    request · plan · cancel(request) · crypted(chunk, result) · stored(chunk, result)

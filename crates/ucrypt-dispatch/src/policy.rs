@@ -264,3 +264,17 @@ pub struct Tally {
     /// The same for chunks that all went to workers.
     pub given: u64,
 }
+
+impl std::iter::Sum for Tally {
+    fn sum<I: Iterator<Item = Self>>(tallies: I) -> Self {
+        tallies.fold(Self::default(), |sum, of| Self {
+            whole: sum.whole + of.whole,
+            cut: sum.cut + of.cut,
+            joined: sum.joined + of.joined,
+            here: sum.here + of.here,
+            handed: sum.handed + of.handed,
+            kept: sum.kept + of.kept,
+            given: sum.given + of.given,
+        })
+    }
+}

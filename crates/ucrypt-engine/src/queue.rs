@@ -23,7 +23,7 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use ucrypt_backend::{Buf, Errno, Pool, Ring};
 use ucrypt_dispatch::{
-    Device, Limits, Machine, PARTS_MAX, Surroundings, Urgency, ZEROES_UNIT_SECTORS,
+    Device, Limits, Machine, PARTS_MAX, Surroundings, Tally, Urgency, ZEROES_UNIT_SECTORS,
 };
 
 use crate::counters::Counters;
@@ -398,6 +398,11 @@ impl Queue {
     /// Whether there is an answer to take.
     pub fn has_done(&self) -> bool {
         !self.done.is_empty()
+    }
+
+    /// How often was decided what.
+    pub fn tally(&self) -> Tally {
+        self.machine.tally()
     }
 
     /// Requests accepted whose answers have not been taken.

@@ -98,6 +98,11 @@ pub(crate) fn signal(waker: &OwnedFd) {
 }
 
 impl Job {
+    /// The memory that the work is done on.
+    pub fn memory(&self) -> impl Iterator<Item = &[u8]> {
+        self.bufs.iter().map(|buf| &buf[..])
+    }
+
     /// Does the work.
     pub fn run(self) -> DoneJob {
         let Self { chunk, segments, segment, sector, mut bufs, way, inbox } = self;

@@ -11,18 +11,19 @@
 use std::process::ExitCode;
 
 use ucrypt_backend::model::{Device, DeviceOp, FlashProfile, Kind, Media, Profile, Rate};
-use ucrypt_dispatch::Policy;
-use ucrypt_lab::sim::{Cipher, Costs, DeviceModel, Experiment, Job, Pattern};
+use ucrypt_engine::{CipherModel, Policy};
+use ucrypt_lab::world::Costs;
+use ucrypt_lab::{Experiment, Job, Pattern};
 
 /// The cipher of 2017: 1.1 GB/s.
-const CIPHER: Cipher = Cipher { ns_per_byte: 1.0 / 1.1, ns_per_call: 0 };
+const CIPHER: CipherModel = CipherModel { ns_per_byte: 1.0 / 1.1, ns_per_call: 0 };
 const UNIT: u64 = 4096;
 /// Longer requests have too many ways to be cut.
 const UNITS_MAX: u32 = 16;
 const REQUESTS: u64 = 100;
 
 /// Mean time of a request that is cut at the set bits of `cuts`: after unit 1, 2, …
-fn time_ns(profile: &Profile, units: u32, cuts: u32, cipher: Option<(Cipher, bool)>) -> f64 {
+fn time_ns(profile: &Profile, units: u32, cuts: u32, cipher: Option<(CipherModel, bool)>) -> f64 {
     let mut device = Device::new(profile, 1);
     let mut now = 0;
     let mut arrived = Vec::new();
@@ -44,12 +45,12 @@ fn time_ns(profile: &Profile, units: u32, cuts: u32, cipher: Option<(Cipher, boo
 }
 
 /// When all that arrives is decrypted: by one core, or by one for each chunk.
-fn ended(arrived: &mut [(u64, u64)], cipher: Option<(Cipher, bool)>) -> u64 {
+fn ended(arrived: &mut [(u64, u64)], cipher: Option<(CipherModel, bool)>) -> u64 {
     arrived.sort_unstable();
     let mut end = 0;
     for &(at, len) in arrived.iter() {
         #[expect(clippy::cast_sign_loss, reason = "a rate is positive")]
-        let crypt = |cipher: Cipher| (len as f64 * cipher.ns_per_byte) as u64;
+        let crypt = |cipher: CipherModel| (len as f64 * cipher.ns_per_byte) as u64;
         end = match cipher {
             None => end.max(at),
             Some((cipher, true)) => end.max(at) + crypt(cipher),
@@ -76,19 +77,19 @@ fn best(profile: &Profile, units: u32, one_core: bool) -> (String, f64) {
 }
 
 /// MB/s in the simulator.
-fn simulated(device: DeviceModel, bytes: u64, cipher: Cipher, policy: Policy) -> f64 {
+fn simulated(device: &'static Profile, bytes: u64, cipher: CipherModel, policy: Policy) -> f64 {
     let job = Job {
         pattern: Pattern::Read,
-        block_sectors: bytes / 512,
+        block_bytes: bytes,
         depth: 1,
         requests: 1000,
-        region_sectors: 1 << 27,
+        region_bytes: 64 << 30,
     };
     let experiment = Experiment::new(2, device, job, policy);
     Experiment { cipher, costs: Costs::MODEL, ..experiment }.run().mb_s
 }
 
-fn table(profile: &Profile, device: DeviceModel) {
+fn table(profile: &'static Profile) {
     println!("| read | whole | best, one core | cut into KiB | best, cores enough | adaptive |");
     println!("|---|---:|---:|---|---:|---:|");
     for shift in 0..=UNITS_MAX.ilog2() {
@@ -98,9 +99,9 @@ fn table(profile: &Profile, device: DeviceModel) {
         let (cut, one) = best(profile, units, true);
         let (_, many) = best(profile, units, false);
         let bytes = u64::from(units) * UNIT;
-        let none = Cipher { ns_per_byte: 0.0, ns_per_call: 0 };
-        let simulated_raw = simulated(device, bytes, none, Policy::Inline);
-        let adaptive = simulated(device, bytes, CIPHER, Policy::Adaptive) / simulated_raw;
+        let none = CipherModel { ns_per_byte: 0.0, ns_per_call: 0 };
+        let simulated_raw = simulated(profile, bytes, none, Policy::Inline);
+        let adaptive = simulated(profile, bytes, CIPHER, Policy::Adaptive) / simulated_raw;
         println!(
             "| {} KiB | {whole:.3} | {:.3} | {cut} | {:.3} | {adaptive:.3} |",
             u64::from(units) * UNIT / 1024,
@@ -146,12 +147,12 @@ fn holds(profile: &Profile) {
 
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_else(|| "sata2017".into());
-    let Some((profile, device)) = Profile::by_name(&name).zip(DeviceModel::by_name(&name)) else {
+    let Some(profile) = Profile::by_name(&name) else {
         eprintln!("bound: no device model is called '{name}'");
         return ExitCode::FAILURE;
     };
     println!("Encrypted over raw, {name}:\n");
-    table(profile, device);
+    table(profile);
     holds(profile);
     ExitCode::SUCCESS
 }

@@ -46,7 +46,7 @@ fn line(cell: &Cell<'_>, comparison: &Comparison) -> String {
     let (policy, best) = comparison.best();
     format!(
         "{:10} {:5} {:7} {:5} {:9} {:9.1} {:9.1} {:17} {:6.3} {:6.2}{}",
-        cell.device.name(),
+        cell.device.name,
         cell.cores,
         cell.block,
         cell.depth,

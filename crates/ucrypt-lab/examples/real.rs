@@ -11,11 +11,11 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ucrypt_dispatch::Policy;
+use ucrypt_engine::Policy;
 use ucrypt_lab::grid::{Cell, Grid};
 use ucrypt_lab::options;
 use ucrypt_lab::real::{Bench, DISK_BYTES, Sample};
-use ucrypt_lab::sim::Costs;
+use ucrypt_lab::world::Costs;
 
 /// Least share of the best static policy's throughput.
 const SPEED_MIN: f64 = 0.95;
@@ -37,9 +37,9 @@ struct Arguments {
 
 fn arguments(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
-    let region_sectors = DISK_BYTES / 512;
+    let region_bytes = DISK_BYTES;
     let costs = Costs::MODEL;
-    let grid = Grid { cores: vec![cores], region_sectors, costs, ..Grid::full() };
+    let grid = Grid { cores: vec![cores], region_bytes, costs, ..Grid::full() };
     let time = Duration::from_millis(240);
     let mut arguments = Arguments { grid, time, rounds: 3, policies: false };
     while let Some(word) = words.next() {
@@ -74,7 +74,7 @@ impl Reached {
 fn time(cell: &Cell<'_>, arguments: &Arguments) -> Duration {
     let in_flight = cell.block as f64 * f64::from(cell.depth);
     let mb_s = cell.experiment(Policy::Inline).run().mb_s;
-    let rounds = if cell.device.is_rotational() { ROUNDS_MIN_ROTATIONAL } else { ROUNDS_MIN };
+    let rounds = if cell.device.limits(0).rotational { ROUNDS_MIN_ROTATIONAL } else { ROUNDS_MIN };
     arguments.time.max(Duration::from_secs_f64(rounds * in_flight / (mb_s * 1e6)))
 }
 
@@ -109,7 +109,7 @@ fn judge(cell: &Cell<'_>, reached: &[Reached]) -> (String, bool, bool) {
     let disagrees = !(1.0 - DISAGREES..=1.0 / (1.0 - DISAGREES)).contains(&worst.agreement());
     let line = format!(
         "{:10} {:7} {:5} {:9} {:9.1} {:9.1} {:17} {:6.3} {:9.1} {:6.2} {:6.2} {:17}{}{}",
-        cell.device.name(),
+        cell.device.name,
         cell.block,
         cell.depth,
         cell.pattern.name(),

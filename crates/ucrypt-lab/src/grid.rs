@@ -4,9 +4,12 @@
 //! static policy there, or when the 99th percentile of its latency is more than [`TAIL_MAX`] times
 //! that policy's. Cells are judged one by one; nothing is averaged over them.
 
-use ucrypt_dispatch::Policy;
+use ucrypt_backend::model::Profile;
+use ucrypt_engine::{CipherModel, Policy};
 
-use crate::sim::{Cipher, Costs, DeviceModel, Experiment, Job, Pattern, Report};
+use crate::experiment::{AES_NI, Experiment};
+use crate::world::Costs;
+use crate::{Job, Pattern, Report};
 
 /// Least share of the best static policy's throughput.
 pub const SPEED_MIN: f64 = 0.97;
@@ -20,7 +23,7 @@ pub struct Grid {
     /// Numbers of cores.
     pub cores: Vec<u32>,
     /// Disks.
-    pub devices: Vec<DeviceModel>,
+    pub devices: Vec<&'static Profile>,
     /// Lengths of a request, in bytes; multiples of 4096.
     pub blocks: Vec<u64>,
     /// Requests in flight.
@@ -28,11 +31,11 @@ pub struct Grid {
     /// What is asked for.
     pub patterns: Vec<Pattern>,
     /// The cipher of all cells.
-    pub cipher: Cipher,
+    pub cipher: CipherModel,
     /// The costs of all cells.
     pub costs: Costs,
-    /// Sectors of the region that a job touches.
-    pub region_sectors: u64,
+    /// Bytes of the region that a job touches.
+    pub region_bytes: u64,
     /// Queues of all cells; each has the cell's depth.
     pub queues: u32,
     /// Seed of all runs.
@@ -46,13 +49,13 @@ impl Grid {
         let devices = ["sata2017", "optane2020", "hdd", "null"];
         Self {
             cores: vec![2, 4, 16, 64],
-            devices: devices.into_iter().filter_map(DeviceModel::by_name).collect(),
+            devices: devices.into_iter().filter_map(Profile::by_name).collect(),
             blocks: vec![4 << 10, 16 << 10, 64 << 10, 128 << 10, 1 << 20],
             depths: vec![1, 4, 32, 128],
-            patterns: Pattern::FIO.to_vec(),
-            cipher: Cipher::AES_NI,
+            patterns: Pattern::ALL.to_vec(),
+            cipher: AES_NI,
             costs: Costs::default(),
-            region_sectors: REGION_SECTORS,
+            region_bytes: REGION_BYTES,
             queues: 1,
             seed: 1,
         }
@@ -94,7 +97,7 @@ pub struct Cell<'a> {
     /// Cores of the machine.
     pub cores: u32,
     /// The disk.
-    pub device: DeviceModel,
+    pub device: &'static Profile,
     /// Bytes of a request.
     pub block: u64,
     /// Requests in flight.
@@ -103,8 +106,8 @@ pub struct Cell<'a> {
     pub pattern: Pattern,
 }
 
-/// Sectors of the region that a job touches: 64 GiB, so that a disk has to seek.
-const REGION_SECTORS: u64 = 1 << 27;
+/// The region that a job touches, so that a disk has to seek.
+const REGION_BYTES: u64 = 64 << 30;
 
 /// Requests of a job: enough for its p99, and many times its depth.
 const REQUESTS_MIN: u64 = 6000;
@@ -116,14 +119,14 @@ const ROTATIONAL_BYTES: u64 = 40 << 20;
 impl Cell<'_> {
     /// The cell's job.
     pub fn job(&self) -> Job {
-        let fill = if self.device.is_rotational() { ROTATIONAL_BYTES / self.block } else { 0 };
+        let fill = if self.device.limits(0).rotational { ROTATIONAL_BYTES / self.block } else { 0 };
         let enough = REQUESTS_MIN.max(REQUESTS_PER_DEPTH * u64::from(self.depth));
         Job {
             pattern: self.pattern,
-            block_sectors: self.block / 512,
+            block_bytes: self.block,
             depth: self.depth,
             requests: enough.max(fill),
-            region_sectors: self.grid.region_sectors,
+            region_bytes: self.grid.region_bytes,
         }
     }
 
@@ -137,11 +140,11 @@ impl Cell<'_> {
     /// Runs the cell under every policy.
     ///
     /// # Panics
-    /// If a run breaks a promise of the machine.
+    /// If a request fails or never ends.
     pub fn compare(&self) -> Comparison {
         let run = |policy| {
             let report = self.experiment(policy).run();
-            assert!(report.violations.is_empty(), "{self:?} {policy}: {:?}", report.violations);
+            assert_eq!(report.failed, 0, "{self:?} {policy}");
             (policy, report)
         };
         let statics = Policy::ALL.into_iter().filter(|&policy| policy != Policy::Adaptive);

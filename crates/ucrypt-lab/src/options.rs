@@ -6,8 +6,11 @@
 
 use std::str::FromStr;
 
+use ucrypt_backend::model::Profile;
+
+use crate::Pattern;
 use crate::grid::Grid;
-use crate::sim::{Costs, DeviceModel, Pattern};
+use crate::world::Costs;
 
 /// Takes one option, its value from `words`. Returns whether there is such an option.
 ///
@@ -22,7 +25,7 @@ pub fn take(
         "--quick" => *grid = Grid::quick(),
         "--model" => grid.costs = Costs::MODEL,
         "--cores" => grid.cores = list(&value(option, words)?)?,
-        "--device" => grid.devices = names(&value(option, words)?, DeviceModel::by_name)?,
+        "--device" => grid.devices = names(&value(option, words)?, Profile::by_name)?,
         "--block" => grid.blocks = list(&value(option, words)?)?,
         "--depth" => grid.depths = list(&value(option, words)?)?,
         "--pattern" => grid.patterns = names(&value(option, words)?, pattern)?,
@@ -66,5 +69,5 @@ fn names<T>(text: &str, find: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Stri
 }
 
 fn pattern(name: &str) -> Option<Pattern> {
-    Pattern::FIO.into_iter().find(|pattern| pattern.name() == name)
+    Pattern::ALL.into_iter().find(|pattern| pattern.name() == name)
 }

@@ -10,12 +10,15 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ucrypt_backend::model::ModelBackend;
-use ucrypt_dispatch::{Op, Policy, Tally};
-use ucrypt_engine::{CipherModel, Queue, QueueConfig, Rejected, Segment, Volume, VolumeOptions};
+use ucrypt_backend::model::{ModelBackend, Profile};
+use ucrypt_engine::{
+    CipherModel, Op, Policy, Queue, QueueConfig, Rejected, Segment, Tally, Volume, VolumeOptions,
+};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
-use crate::sim::{Cipher, Client, DeviceModel, Job};
+use crate::client::{Request, Requests};
+use crate::experiment::SECTOR_BYTES;
+use crate::{Job, Pattern};
 
 /// Bytes of a disk: as many are touched. All of them are written before anything is measured, so
 /// that the memory is there.
@@ -23,9 +26,6 @@ pub const DISK_BYTES: u64 = 512 << 20;
 
 /// Bytes of buffers.
 const MEMORY_BYTES: usize = 160 << 20;
-
-/// Sectors are as large as in the simulator.
-const SECTOR_BYTES: u32 = 4096;
 
 /// What one run has shown.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,7 +41,7 @@ pub struct Sample {
 /// A disk and a volume on it for each policy.
 pub struct Bench {
     volumes: Vec<(Policy, Arc<Volume>)>,
-    cipher: Cipher,
+    cipher: CipherModel,
 }
 
 impl Bench {
@@ -49,15 +49,13 @@ impl Bench {
     ///
     /// # Errors
     /// If there is not enough memory, or a volume cannot be opened.
-    pub fn new(device: DeviceModel, cipher: Cipher, policies: &[Policy]) -> io::Result<Self> {
+    pub fn new(device: &Profile, cipher: CipherModel, policies: &[Policy]) -> io::Result<Self> {
         let backend =
-            Arc::new(ModelBackend::new(device.name(), DISK_BYTES).map_err(io::Error::other)?);
+            Arc::new(ModelBackend::new(device.name, DISK_BYTES).map_err(io::Error::other)?);
         let volume = |&policy: &Policy| -> io::Result<_> {
-            let model =
-                CipherModel { ns_per_byte: cipher.ns_per_byte, ns_per_call: cipher.ns_per_call };
             let options = VolumeOptions {
                 policies: policy.into(),
-                cipher_model: Some(model),
+                cipher_model: Some(cipher),
                 ..VolumeOptions::default()
             };
             let segment = Segment { len: DISK_BYTES, backend_offset: 0, cipher: Some(aes()?) };
@@ -66,26 +64,26 @@ impl Bench {
         };
         let volumes = policies.iter().map(volume).collect::<io::Result<Vec<_>>>()?;
         let ns_per_byte = cipher.ns_per_byte.max(aes_ns_per_byte()?);
-        let bench = Self { volumes, cipher: Cipher { ns_per_byte, ..cipher } };
+        let bench = Self { volumes, cipher: CipherModel { ns_per_byte, ..cipher } };
         bench.fill()?;
         Ok(bench)
     }
 
     /// The cipher of the volumes: the one that was asked for, or this core's if that is slower.
-    pub fn cipher(&self) -> Cipher {
+    pub fn cipher(&self) -> CipherModel {
         self.cipher
     }
 
     /// Writes the whole disk once.
     fn fill(&self) -> io::Result<()> {
         let Some((_, volume)) = self.volumes.first() else { return Ok(()) };
-        let sectors = 2048;
+        let block_bytes = 1 << 20;
         let job = Job {
-            pattern: crate::sim::Pattern::Write,
-            block_sectors: sectors,
+            pattern: Pattern::Write,
+            block_bytes,
             depth: 16,
-            requests: DISK_BYTES / 512 / sectors,
-            region_sectors: DISK_BYTES / 512,
+            requests: DISK_BYTES / block_bytes,
+            region_bytes: DISK_BYTES,
         };
         let mut run = Run::new(volume, job, 1)?;
         run.go(Duration::MAX)
@@ -138,7 +136,7 @@ fn aes_ns_per_byte() -> io::Result<f64> {
 /// A queue and its clients.
 struct Run {
     queue: Queue,
-    client: Client,
+    requests: Requests,
     job: Job,
     /// When the request of each tag was sent.
     sent: Vec<Instant>,
@@ -152,15 +150,14 @@ impl Run {
     fn new(volume: &Arc<Volume>, job: Job, seed: u64) -> io::Result<Self> {
         let mut queue = volume.queue(QueueConfig { memory: MEMORY_BYTES, depth: job.depth })?;
         queue.set_clients_here(true);
-        let client = Client::new(job, u64::from(SECTOR_BYTES) / 512, (0, 1), seed);
         Ok(Self {
             queue,
-            client,
+            requests: Requests::new(job, (0, 1), seed),
             job,
             sent: vec![Instant::now(); job.depth as usize],
             free: (0..u64::from(job.depth)).rev().collect(),
             latencies_ns: Vec::with_capacity(1 << 20),
-            taken: vec![0; job.block_sectors as usize * 512],
+            taken: vec![0; job.block_bytes as usize],
         })
     }
 
@@ -171,7 +168,7 @@ impl Run {
         loop {
             while let Some(tag) = self.free.pop() {
                 let over = now - started >= time;
-                let Some(request) = (!over).then(|| self.client.next()).flatten() else {
+                let Some(request) = (!over).then(|| self.requests.next()).flatten() else {
                     self.free.push(tag);
                     break;
                 };
@@ -196,13 +193,13 @@ impl Run {
         }
     }
 
-    fn submit(&mut self, tag: u64, request: ucrypt_dispatch::Request) -> io::Result<()> {
-        let (offset, len) = (request.sector * 512, request.sectors as usize * 512);
-        let op = if request.op == Op::Read {
-            ucrypt_engine::Op::Read { offset, len }
+    fn submit(&mut self, tag: u64, Request { is_read, offset }: Request) -> io::Result<()> {
+        let len = self.job.block_bytes as usize;
+        let op = if is_read {
+            Op::Read { offset, len }
         } else {
             let data = self.queue.alloc(len).ok_or_else(|| io::Error::other("too few buffers"))?;
-            ucrypt_engine::Op::Write { offset, data, fua: false }
+            Op::Write { offset, data, fua: false }
         };
         let refused = |rejected: Rejected| io::Error::other(format!("{rejected:?}"));
         self.queue.submit(tag, op).map_err(refused)
@@ -211,7 +208,7 @@ impl Run {
     /// What the clients' depth and their requests' latencies make, as in the simulator (Little's
     /// law).
     fn sample(mut self, tally: Tally) -> Sample {
-        let bytes = self.job.block_sectors * 512 * u64::from(self.job.depth);
+        let bytes = self.job.block_bytes * u64::from(self.job.depth);
         let sum: u64 = self.latencies_ns.iter().sum();
         let mb_s = bytes as f64 * 1000.0 * self.latencies_ns.len() as f64 / sum.max(1) as f64;
         self.latencies_ns.sort_unstable();

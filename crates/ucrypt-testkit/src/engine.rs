@@ -59,7 +59,7 @@ impl VolumeKind {
     pub fn in_world(&self, world: &World, backend: Arc<dyn Backend>, len: u64) -> Arc<Volume> {
         let cipher_model = Some(CipherModel { ns_per_byte: 1.0, ns_per_call: 60 });
         let options = VolumeOptions { cipher_model, ..self.options() };
-        let executor = world.executor(Calibration::default());
+        let executor = world.executor(None, Calibration::default());
         let volume = Volume::with_executor(backend, vec![self.segment(len)], options, executor);
         Arc::new(volume.expect("a volume"))
     }
@@ -192,6 +192,9 @@ impl EnginePort {
 impl Port for EnginePort {
     fn submit(&mut self, tag: Tag, operation: &Operation, data: &[u8]) -> Submitted {
         let Operation { kind, offset, len } = *operation;
+        if let Some((world, index)) = &self.world {
+            world.borrow().act_for(*index);
+        }
         let submitted = match kind {
             Kind::Read => self.submit_op(tag, Op::Read { offset, len: len as usize }),
             Kind::Write { fua } => self.write(tag, offset, data, fua),

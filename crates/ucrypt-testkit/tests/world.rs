@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ucrypt_backend::model::Profile;
 use ucrypt_backend::{Backend, Errno};
-use ucrypt_engine::{Policies, Policy, QueueConfig};
-use ucrypt_lab::world::{Costs, World};
+use ucrypt_engine::{Op, Policies, Policy, QueueConfig};
+use ucrypt_lab::world::{Costs, Stalls, World};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::given::seeds;
@@ -38,6 +38,9 @@ fn run(seed: u64, faults: Option<Faults>) -> Report {
     let (cores, queues) = (1 + random.below(4), 1 + random.below(4));
     let workers = random.below(5);
     let world = World::new(cores as usize, queues as usize, workers as usize, Costs::DEVICE);
+    if random.percent(50) {
+        world.set_stalls(Stalls { per_mille: 50, max_ns: 500_000 }, seed);
+    }
     let len = [MIB / 4, 2 * MIB][random.below(2) as usize];
     let disk: Arc<dyn Backend> = world.disk(profile(&mut random), len, seed);
     let backend = match &faults {
@@ -100,4 +103,72 @@ fn errors_reach_the_requests_that_they_concern_with_workers_too() {
         failed += run(seed, Some(faults)).failed;
     }
     assert!(failed > 200, "{failed} requests failed");
+}
+
+/// The power fails after `step` steps of a client on any machine: what was flushed before is there.
+fn crash_at(seed: u64, step: u64) {
+    let mut random = Random::new(seed);
+    let all: Vec<Policies> = Policy::ALL.into_iter().map(Policies::from).collect();
+    let policies = all[random.below(all.len() as u64) as usize];
+    let (cores, queues, workers) = (1 + random.below(4), 1 + random.below(3), random.below(4));
+    let world = World::new(cores as usize, queues as usize, workers as usize, Costs::DEVICE);
+    world.set_stalls(Stalls { per_mille: 50, max_ns: 500_000 }, seed);
+    let len = 256 << 10;
+    let faults = Faults::new(seed ^ step << 32);
+    faults.delay(random.below(6)).volatile();
+    let disk = world.disk(profile(&mut random), len, seed);
+    let backend = Arc::new(FaultBackend::new(disk.clone(), faults.clone()));
+    // A larger sector that is torn by the power is noise: as with dm-crypt on a disk of 512.
+    let sector_size = [None, Some(512)][random.below(2) as usize];
+    let kind = VolumeKind { sector_size, policies, workers: workers as usize, offset: 0 };
+    let shape = Shape {
+        transfer_max: 32 << 10,
+        zeroes_max: 64 << 10,
+        mix: [10, 55, 10, 5, 20],
+        ..Shape::everything(len)
+    };
+    let plan = Plan {
+        depth: 8,
+        crashes: true,
+        operations: u64::MAX,
+        watchdog: Watchdog::Steps(STEPS_MAX),
+        ..Plan::new(seed, shape)
+    };
+    let mut client = Client::new(plan, queues as usize);
+    {
+        let volume = kind.in_world(&world, backend.clone(), len);
+        let world = Rc::new(RefCell::new(world));
+        let config = QueueConfig { memory: 1 << 20, depth: 8 };
+        let mut ports: Vec<Box<dyn Port>> = (0..queues as usize)
+            .map(|index| {
+                let port =
+                    EnginePort::in_world(&world, index, &volume, config, seed + index as u64);
+                Box::new(port.expect("a queue")) as Box<dyn Port>
+            })
+            .collect();
+        for _ in 0..step {
+            client.step(&mut ports).unwrap_or_else(|failure| panic!("step {step}: {failure}"));
+        }
+        faults.crash();
+    }
+    backend.settle().expect("the disk does not fail");
+    // On a machine of its own, in real time.
+    let volume = kind.over(disk, len);
+    let mut queue = volume.queue(QueueConfig { memory: 8 << 20, depth: 8 }).expect("a queue");
+    queue.submit(1, Op::Read { offset: 0, len: len as usize }).expect("room");
+    while queue.in_flight() > 0 {
+        queue.wait().expect("memory");
+        let Some(done) = queue.next_done() else { continue };
+        done.result.expect("memory");
+        if let Err(mismatch) = client.model().check_after_crash(0, &done.data.expect("data")) {
+            panic!("seed {seed}, crash at step {step}: {mismatch}");
+        }
+    }
+}
+
+#[test]
+fn what_was_flushed_survives_a_crash_at_any_step_with_workers_too() {
+    for seed in seeds(300) {
+        crash_at(seed, Random::new(!seed).below(400));
+    }
 }

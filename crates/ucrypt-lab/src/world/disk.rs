@@ -1,5 +1,6 @@
-//! The disk: a device model's timing, and its content.
+//! The disk: a device model's timing, and its content, if it keeps any.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,6 +11,7 @@ use ucrypt_backend::{
     Backend, Done, Errno, Extent, Guest, Io, Limits, Map, Pool, Queue, Zones, total_len,
 };
 
+use super::caches::addresses;
 use super::host::{Host, SharedHost};
 
 /// An operation under way.
@@ -18,15 +20,18 @@ pub(super) struct Operation {
     queue: usize,
     io: Io,
     at_ns: u64,
-    content: Arc<Mutex<Vec<u8>>>,
+    content: Content,
     refused: bool,
 }
+
+/// What the disk holds; `None` if it keeps nothing.
+type Content = Option<Arc<Mutex<Vec<u8>>>>;
 
 /// A disk of a [`World`](super::World), shared by its queues.
 pub struct VirtualDisk {
     host: Arc<SharedHost>,
     device: Arc<Mutex<Device>>,
-    content: Arc<Mutex<Vec<u8>>>,
+    content: Content,
     limits: Limits,
     name: &'static str,
     queues: AtomicUsize,
@@ -37,13 +42,15 @@ impl VirtualDisk {
         host: Arc<SharedHost>,
         profile: &'static Profile,
         len: u64,
+        keeps: bool,
         seed: u64,
     ) -> Self {
+        let copies = host.lock().costs.copy.is_some();
         Self {
             host,
             device: Arc::new(Mutex::new(Device::new(profile, seed))),
-            content: Arc::new(Mutex::new(vec![0; len as usize])),
-            limits: profile.limits(len),
+            content: keeps.then(|| Arc::new(Mutex::new(vec![0; len as usize]))),
+            limits: Limits { copies, ..profile.limits(len) },
             name: profile.name,
             queues: AtomicUsize::new(0),
         }
@@ -75,45 +82,41 @@ fn device_op(io: &Io) -> DeviceOp {
 
 impl Host {
     /// The disk has carried an operation out. Returns whose it was, unless it was waited for.
-    pub(super) fn disk_answers(&mut self, operation: u64) -> Option<usize> {
-        let Operation { queue, io, content, refused, .. } = self.operations.remove(&operation)?;
-        let done = carry_out(io, &mut lock(&content), refused);
-        self.answers[queue].push(done);
+    pub(super) fn disk_answers(&mut self, number: u64) -> Option<usize> {
+        let Operation { queue, mut io, content, refused, .. } = self.operations.remove(&number)?;
+        let result = match content {
+            _ if refused => Err(Errno::IO),
+            Some(content) => carry_out(&mut io, &mut lock(&content)),
+            None => Ok(()),
+        };
+        let (token, bufs) = io.into_parts();
+        self.answers[queue].push((number, Done { token, result, bufs }));
         Some(queue)
     }
 }
 
-fn carry_out(mut io: Io, content: &mut [u8], refused: bool) -> Done {
-    let DeviceOp { offset, len, .. } = device_op(&io);
-    let range = offset as usize..(offset + len) as usize;
-    let place = content.get_mut(range);
-    let result = match (&mut io, place) {
-        (Io::Flush { .. }, _) if !refused => Ok(()),
-        (_, None) => Err(Errno::IO),
-        _ if refused => Err(Errno::IO),
-        (Io::Read { bufs, .. }, Some(mut place)) => {
+fn carry_out(io: &mut Io, content: &mut [u8]) -> Result<(), Errno> {
+    let DeviceOp { offset, len, .. } = device_op(io);
+    let mut place = content.get_mut(offset as usize..(offset + len) as usize).ok_or(Errno::IO)?;
+    match io {
+        Io::Flush { .. } => {}
+        Io::Read { bufs, .. } => {
             for buf in bufs {
                 let (part, rest) = place.split_at_mut(buf.len());
                 buf.copy_from_slice(part);
                 place = rest;
             }
-            Ok(())
         }
-        (Io::Write { bufs, .. }, Some(mut place)) => {
+        Io::Write { bufs, .. } => {
             for buf in bufs {
                 let (part, rest) = place.split_at_mut(buf.len());
                 part.copy_from_slice(buf);
                 place = rest;
             }
-            Ok(())
         }
-        (_, Some(place)) => {
-            place.fill(0);
-            Ok(())
-        }
-    };
-    let (token, bufs) = io.into_parts();
-    Done { token, result, bufs }
+        Io::Discard { .. } | Io::WriteZeroes { .. } => place.fill(0),
+    }
+    Ok(())
 }
 
 impl Backend for VirtualDisk {
@@ -131,10 +134,12 @@ impl Backend for VirtualDisk {
             host: self.host.clone(),
             device: self.device.clone(),
             content: self.content.clone(),
+            len: self.limits.len,
             synchronous: self.limits.synchronous,
             index,
             depth: depth as usize,
             staged: Vec::new(),
+            copies: VecDeque::new(),
             under_way: 0,
         }))
     }
@@ -159,25 +164,53 @@ impl Backend for VirtualDisk {
 struct DiskQueue {
     host: Arc<SharedHost>,
     device: Arc<Mutex<Device>>,
-    content: Arc<Mutex<Vec<u8>>>,
+    content: Content,
+    /// Bytes of the disk.
+    len: u64,
     synchronous: bool,
     /// Of the world's queues.
     index: usize,
     depth: usize,
+    /// For the call that takes them to the disk.
     staged: Vec<Io>,
+    /// Operations that the disk has and whose data this thread has still to copy, with the
+    /// nanoseconds which that takes.
+    copies: VecDeque<(u64, u64)>,
     /// Accepted and not answered.
     under_way: usize,
 }
 
 impl DiskQueue {
     /// The operation reaches the device now.
-    fn begin(&self, host: &mut Host, io: Io) -> u64 {
-        let answered = lock(&self.device).submit(host.now_ns, device_op(&io));
-        let refused = answered.is_err();
+    fn begin(&mut self, host: &mut Host, io: Io) -> u64 {
+        let op = device_op(&io);
+        let fits = op.offset.checked_add(op.len).is_some_and(|end| end <= self.len);
+        let answered = lock(&self.device).submit(host.now_ns, op);
+        let refused = answered.is_err() || !fits;
         let at_ns = answered.unwrap_or(host.now_ns).max(host.now_ns);
+        let copy_ns = self.copy_ns(host, &io);
         let content = self.content.clone();
         let operation = Operation { queue: self.index, io, at_ns, content, refused };
-        host.operation(at_ns, operation)
+        let number = host.operation(at_ns, operation);
+        if copy_ns > 0 {
+            self.copies.push_back((number, copy_ns));
+        }
+        number
+    }
+
+    /// What the thread that submits copies of it; what another core has encrypted comes out of its cache.
+    fn copy_ns(&self, host: &mut Host, io: &Io) -> u64 {
+        let mut carried = 0;
+        if let Io::Write { bufs, .. } = io {
+            let core = host.core_of(self.index);
+            for buf in bufs {
+                carried += host.caches.take(addresses(buf), core);
+            }
+        }
+        match host.costs.copy_ns(io) {
+            0 => 0,
+            ns => ns + host.costs.carry_ns(carried),
+        }
     }
 
     fn hand_on(&mut self, host: &mut Host) {
@@ -189,11 +222,20 @@ impl DiskQueue {
         }
     }
 
+    /// Copies all data up to that of an operation, as far as that was not done yet.
+    fn copy_up_to(&mut self, host: &mut Host, operation: u64) {
+        let before = self.copies.partition_point(|&(number, _)| number <= operation);
+        host.now_ns += self.copies.drain(..before).map(|(_, ns)| ns).sum::<u64>();
+    }
+
     fn take_answers(&mut self, host: &mut Host, done: &mut Vec<Done>) {
-        let answers = &mut host.answers[self.index];
-        self.under_way -= answers.len();
-        host.now_ns += host.costs.answer * answers.len() as u64;
-        done.append(&mut host.answers[self.index]);
+        for (number, answer) in std::mem::take(&mut host.answers[self.index]) {
+            self.copy_up_to(host, number);
+            // One that was answered at once was not looked for.
+            host.now_ns += if self.synchronous { 0 } else { host.costs.answer };
+            self.under_way -= 1;
+            done.push(answer);
+        }
     }
 }
 
@@ -210,19 +252,27 @@ impl Queue for DiskQueue {
         host.now_ns += host.costs.submit;
         if self.synchronous {
             let number = self.begin(&mut host, io);
-            let at_ns = host.operations[&number].at_ns;
-            host.now_ns = host.now_ns.max(at_ns);
+            host.now_ns = host.now_ns.max(host.operations[&number].at_ns);
             host.disk_answers(number);
+        } else if host.costs.enter.is_none() {
+            self.begin(&mut host, io);
         } else {
             self.staged.push(io);
         }
     }
 
+    /// Data is copied when there is nothing else to do.
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         let host = self.host.clone();
         let mut host = host.lock();
         self.hand_on(&mut host);
+        let before = done.len();
         self.take_answers(&mut host, done);
+        if done.len() == before
+            && let Some(&(number, _)) = self.copies.front()
+        {
+            self.copy_up_to(&mut host, number);
+        }
         Ok(())
     }
 

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use fastrand::Rng;
 use ucrypt_engine::{Clock, DoneJob, JOBS_MAX, Job, WorkerPool};
 
-use super::Costs;
+use super::caches::Caches;
+use super::cores::{Core, Role, State, Thread, Work};
+use super::costs::Costs;
 use super::disk::Operation;
-use crate::sim::{Core, Role, State};
 
 /// What happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,21 +24,17 @@ pub(super) enum Event {
     Disk(u64),
 }
 
-/// What a thread is at.
-#[derive(Debug)]
-struct Work {
-    left_ns: u64,
-    /// A job that is delivered when it is done.
-    done: Option<DoneJob>,
+/// How often, and for how long, a core is taken away from its thread: by its host, or by others' threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stalls {
+    /// Turns of a thread, in a thousand, that are held up.
+    pub per_mille: u32,
+    /// The longest stall, in nanoseconds.
+    pub max_ns: u64,
 }
 
-#[derive(Debug)]
-struct Thread {
-    role: Role,
-    core: usize,
-    state: State,
-    work: Option<Work>,
-}
+/// A job and the queue that it came from.
+type QueuesJob = (usize, Job);
 
 /// See the module's comment. Threads are numbered: the queues first, then their local workers, then
 /// those of the pool.
@@ -53,28 +51,29 @@ pub(super) struct Host {
     workers: usize,
     /// Who runs now.
     running: usize,
-    pub(super) jobs: VecDeque<Job>,
+    jobs: VecDeque<QueuesJob>,
     local_jobs: Vec<VecDeque<Job>>,
+    /// By queue: chunks that came back from workers since its last turn.
+    pub(super) returned: Vec<u64>,
+    pub(super) caches: Caches,
     /// Of the disk, by number. No number is used twice: an event may outlive its operation.
     pub(super) operations: BTreeMap<u64, Operation>,
     next_operation: u64,
-    pub(super) answers: Vec<Vec<ucrypt_backend::Done>>,
+    /// By queue, with the number of the operation.
+    pub(super) answers: Vec<Vec<(u64, ucrypt_backend::Done)>>,
+    stalls: Stalls,
+    random: Rng,
 }
 
 impl Host {
     pub(super) fn new(cores: usize, queues: usize, workers: usize, costs: Costs) -> Self {
         assert!(cores > 0 && queues > 0, "a machine without a core or queue");
+        let local = if workers > 0 { queues } else { 0 };
         let roles = (0..queues)
             .map(|queue| (Role::Queue(queue), queue))
-            .chain((0..queues).map(|queue| (Role::Local(queue), queue)))
+            .chain((0..local).map(|queue| (Role::Local(queue), queue)))
             .chain((0..workers).map(|worker| (Role::Pool, queues + worker)));
-        let thread = |(role, place): (Role, usize)| Thread {
-            role,
-            core: place % cores,
-            state: State::Asleep(0),
-            work: None,
-        };
-        let threads: Vec<_> = roles.map(thread).collect();
+        let threads: Vec<_> = roles.map(|(role, place)| Thread::new(role, place % cores)).collect();
         let mut all: Vec<_> = (0..cores).map(|_| Core::default()).collect();
         for thread in &threads {
             all[thread.core].threads += 1;
@@ -91,10 +90,22 @@ impl Host {
             running: 0,
             jobs: VecDeque::new(),
             local_jobs: (0..queues).map(|_| VecDeque::new()).collect(),
+            returned: vec![0; queues],
+            caches: Caches::default(),
             operations: BTreeMap::new(),
             next_operation: 0,
             answers: (0..queues).map(|_| Vec::new()).collect(),
+            stalls: Stalls::default(),
+            random: Rng::with_seed(0),
         }
+    }
+
+    pub(super) fn set_stalls(&mut self, stalls: Stalls, seed: u64) {
+        (self.stalls, self.random) = (stalls, Rng::with_seed(seed));
+    }
+
+    pub(super) fn set_running(&mut self, queue: usize) {
+        self.running = queue;
     }
 
     pub(super) fn queues(&self) -> usize {
@@ -103,6 +114,17 @@ impl Host {
 
     pub(super) fn has_workers(&self) -> bool {
         self.workers > 0
+    }
+
+    /// The core of a queue.
+    pub(super) fn core_of(&self, queue: usize) -> usize {
+        self.threads[queue].core
+    }
+
+    /// The share of the cores' time that something ran on them.
+    pub(super) fn busy(&self) -> f64 {
+        let busy_ns: u64 = self.cores.iter().map(|core| core.busy_ns).sum();
+        busy_ns as f64 / (self.now_ns.max(1) as f64 * self.cores.len() as f64)
     }
 
     /// An operation of the disk that ends at `at_ns`, and its number.
@@ -127,7 +149,7 @@ impl Host {
 
     /// Has a sleeping thread run after `latency_ns`. Returns whether it slept.
     pub(super) fn wake(&mut self, thread: usize, latency_ns: u64) -> bool {
-        let asleep = matches!(self.threads[thread].state, State::Asleep(_));
+        let asleep = self.is_asleep(thread);
         if asleep {
             self.threads[thread].state = State::Waking;
             self.schedule(self.now_ns + latency_ns, Event::Wake(thread));
@@ -146,22 +168,29 @@ impl Host {
         }
     }
 
-    /// A thread tells one that sleeps that there is something to do.
+    /// The thread that runs tells one that sleeps that there is something to do.
     pub(super) fn rouse(&mut self, target: usize) {
         let Some(slept_ns) = self.slept_ns(target) else { return };
-        let core = self.threads[target].core;
-        if slept_ns < self.costs.spin && self.cores[core].is_idle() {
-            self.wake(target, self.costs.spin_wake);
+        let Costs { spin, spin_wake, wake, wake_call, .. } = self.costs;
+        let (from, core) = (self.running, self.threads[target].core);
+        if self.cores[core].running == Some(from) {
+            // It goes on where it is: nobody has to be sent for.
+            self.threads[target].waits = true;
+            self.threads[from].debt_ns += wake_call;
+            self.wake(target, 0);
+        } else if slept_ns < spin && self.cores[core].is_idle() {
+            self.cores[core].busy_ns += slept_ns;
+            self.wake(target, spin_wake);
         } else {
-            self.now_ns += self.costs.wake_call;
-            self.wake(target, self.costs.wake);
+            self.threads[from].debt_ns += wake_call;
+            self.wake(target, wake);
         }
     }
 
     pub(super) fn awake(&mut self, thread: usize) {
-        let Thread { role, core, .. } = self.threads[thread];
-        self.threads[thread].state = State::Awake;
-        self.cores[core].add(thread, role, false);
+        let Thread { role, core, waits, .. } = self.threads[thread];
+        (self.threads[thread].state, self.threads[thread].waits) = (State::Awake, false);
+        self.cores[core].add(thread, role, waits);
         if self.cores[core].is_idle() {
             self.switch(core);
         }
@@ -171,11 +200,12 @@ impl Host {
     fn switch(&mut self, core: usize) {
         let Some(changed) = self.cores[core].pick(self.now_ns) else { return };
         let cost_ns = if changed { self.costs.switch } else { 0 };
+        self.cores[core].busy_ns += cost_ns;
         self.schedule(self.now_ns + cost_ns, Event::Core(core));
     }
 
     /// The thread of a core; and what it has done, if that is over.
-    pub(super) fn finish_work(&mut self, core: usize) -> Option<(usize, Option<DoneJob>)> {
+    pub(super) fn finish_work(&mut self, core: usize) -> Option<(usize, Option<(usize, DoneJob)>)> {
         let thread = self.cores[core].running?;
         self.running = thread;
         let over = self.threads[thread].work.take_if(|work| work.left_ns == 0);
@@ -202,13 +232,17 @@ impl Host {
         thread: usize,
         start_ns: u64,
         goes_on: bool,
-        done: Option<DoneJob>,
+        done: Option<(usize, DoneJob)>,
     ) {
         let spent_ns = self.now_ns.saturating_sub(start_ns);
         self.now_ns = start_ns;
+        let stall_ns = if goes_on { self.stall_ns() } else { 0 };
         let this = &mut self.threads[thread];
-        if this.work.is_none() && (goes_on || spent_ns > 0) {
-            this.work = Some(Work { left_ns: spent_ns, done });
+        let spent_ns = spent_ns + stall_ns + std::mem::take(&mut this.debt_ns);
+        match &mut this.work {
+            Some(work) => work.left_ns += spent_ns,
+            None if goes_on || spent_ns > 0 => this.work = Some(Work { left_ns: spent_ns, done }),
+            None => {}
         }
         let Some(work) = &mut this.work else {
             this.state = State::Asleep(start_ns);
@@ -217,19 +251,38 @@ impl Host {
         };
         let quantum_ns = self.cores[core].quantum(work.left_ns);
         work.left_ns -= quantum_ns;
+        self.cores[core].busy_ns += quantum_ns;
         self.schedule(start_ns + quantum_ns, Event::Core(core));
     }
 
+    fn stall_ns(&mut self) -> u64 {
+        let Stalls { per_mille, max_ns } = self.stalls;
+        if per_mille > 0 && self.random.u32(..1000) < per_mille {
+            self.random.u64(..=max_ns)
+        } else {
+            0
+        }
+    }
+
     /// A job for a worker.
-    pub(super) fn take_job(&mut self, role: Role) -> Option<Job> {
+    pub(super) fn take_job(&mut self, role: Role) -> Option<QueuesJob> {
         match role {
-            Role::Local(queue) => self.local_jobs[queue].pop_front(),
+            Role::Local(queue) => self.local_jobs[queue].pop_front().map(|job| (queue, job)),
             _ => self.jobs.pop_front(),
         }
     }
 
+    /// A worker without a job. Those on a queue's own core spin in vain before they sleep: for so many
+    /// nanoseconds. (The others spin where nobody waits for their core, and are asleep here meanwhile.)
+    pub(super) fn spin_in_vain(&mut self, role: Role) {
+        let this = &mut self.threads[self.running];
+        if matches!(role, Role::Local(_)) && !std::mem::replace(&mut this.has_spun, true) {
+            this.debt_ns += self.costs.spin + self.costs.sleep;
+        }
+    }
+
     fn pool(&self) -> std::ops::Range<usize> {
-        2 * self.queues..2 * self.queues + self.workers
+        self.threads.len() - self.workers..self.threads.len()
     }
 
     /// Wakes a worker, if one sleeps: rather one that still spins, then one whose core is free. If it
@@ -305,20 +358,23 @@ impl WorkerPool for SharedHost {
             return Err(job);
         }
         host.now_ns += host.costs.enqueue;
-        host.jobs.push_back(job);
+        // Only queues hand anything on.
+        let queue = host.running;
+        host.jobs.push_back((queue, job));
         host.wake_worker(wakes);
         Ok(())
     }
 
     fn hand_same_core(&self, job: Job) -> Result<(), Job> {
         let mut host = self.lock();
-        let queue = host.running.min(host.queues - 1);
+        let queue = host.running;
         if host.local_jobs[queue].len() >= JOBS_MAX {
             return Err(job);
         }
         host.now_ns += host.costs.enqueue;
         host.local_jobs[queue].push_back(job);
         let local = host.queues + queue;
+        host.threads[local].has_spun = false;
         if host.wake(local, 0) {
             // The queue spins in vain before it sleeps.
             host.now_ns += host.costs.wake_call + host.costs.spin + host.costs.sleep;

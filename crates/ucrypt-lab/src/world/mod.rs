@@ -13,8 +13,12 @@
 //! - What a step of a queue does, others see from its beginning on; it takes the core until its end.
 //! - Whether a queue may sleep, and what wakes it, is the engine's own code: a sleeping queue runs when
 //!   its descriptor is readable, or its disk answers.
-//! - Caches, memory bandwidth, hyperthreads and frequency changes are not modelled.
+//! - What a worker has crypted lies in its core's cache: to copy it from there takes longer.
+//! - Memory bandwidth, hyperthreads and frequency changes are not modelled.
 
+mod caches;
+mod cores;
+mod costs;
 mod disk;
 mod host;
 
@@ -26,16 +30,62 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{Calibration, DoneJob, Executor, Queue, QueueConfig, Volume};
 
+use crate::experiment::Measured;
+use caches::addresses;
+use cores::Role;
+pub use costs::{Copying, Costs};
 pub use disk::VirtualDisk;
+pub use host::Stalls;
 use host::{Host, SharedHost};
 
-pub use crate::sim::Costs;
-use crate::sim::Role;
+/// Who asks, on a queue's own thread.
+pub(crate) trait Clients {
+    /// Takes answers and sends requests. Returns whether there was anything to do.
+    fn turn(&mut self, queue: &mut Queue, present: &mut Present<'_>) -> bool;
+
+    /// What was counted.
+    fn measured(self: Box<Self>) -> Measured;
+}
+
+/// The time of a turn, which passes with what is done in it.
+pub(crate) struct Present<'a> {
+    host: &'a SharedHost,
+    queue: usize,
+}
+
+impl Present<'_> {
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.host.lock().now_ns
+    }
+
+    /// A request is accepted.
+    pub(crate) fn accept(&mut self) {
+        let mut host = self.host.lock();
+        host.now_ns += host.costs.accept;
+    }
+
+    /// A client gets its answer, with what it has read.
+    pub(crate) fn finish(&mut self, data: Option<&[u8]>) {
+        let mut host = self.host.lock();
+        let at = addresses(data.unwrap_or_default());
+        let (core, bytes) = (host.core_of(self.queue), at.len() as u64);
+        let carried = host.caches.take(at, core);
+        host.now_ns += host.costs.finish_ns(bytes, carried);
+    }
+
+    /// The loop goes round.
+    pub(crate) fn round(&mut self) {
+        let mut host = self.host.lock();
+        host.now_ns += host.costs.round;
+    }
+}
 
 /// A machine, its disk, and the queues that were made on it.
 pub struct World {
     host: Arc<SharedHost>,
     queues: Vec<Rc<RefCell<Queue>>>,
+    /// By queue; `None`: who drives the world asks.
+    clients: Vec<Option<Box<dyn Clients>>>,
 }
 
 impl World {
@@ -43,23 +93,34 @@ impl World {
     /// queues.
     pub fn new(cores: usize, queues: usize, workers: usize, costs: Costs) -> Self {
         let host = Arc::new(SharedHost::new(Host::new(cores, queues, workers, costs)));
-        Self { host, queues: Vec::new() }
+        Self { host, queues: Vec::new(), clients: (0..queues).map(|_| None).collect() }
     }
 
-    /// What a volume of this world needs of it.
-    pub fn executor(&self, calibration: Calibration) -> Executor {
+    /// From now on cores are taken away from their threads.
+    pub fn set_stalls(&self, stalls: Stalls, seed: u64) {
+        self.host.lock().set_stalls(stalls, seed);
+    }
+
+    /// What a volume of this world needs of it. `cores`: those that workers and queues share, `None` if
+    /// workers are used whatever that costs others.
+    pub fn executor(&self, cores: Option<u32>, calibration: Calibration) -> Executor {
         let workers = self.host.lock().has_workers();
         Executor {
             clock: self.host.clone(),
             workers: workers.then(|| self.host.clone() as Arc<dyn ucrypt_engine::WorkerPool>),
-            cores: None,
+            cores,
             calibration,
         }
     }
 
     /// A disk of `len` bytes of that model, with content: zeroes at first.
     pub fn disk(&self, profile: &'static Profile, len: u64, seed: u64) -> Arc<VirtualDisk> {
-        Arc::new(VirtualDisk::new(self.host.clone(), profile, len, seed))
+        Arc::new(VirtualDisk::new(self.host.clone(), profile, len, true, seed))
+    }
+
+    /// A disk that keeps nothing and gives nothing, for as long as that takes.
+    pub fn empty_disk(&self, profile: &'static Profile, len: u64, seed: u64) -> Arc<VirtualDisk> {
+        Arc::new(VirtualDisk::new(self.host.clone(), profile, len, false, seed))
     }
 
     /// The next of the queues that were announced.
@@ -80,14 +141,35 @@ impl World {
         Ok(queue)
     }
 
+    /// The clients of a queue, which begin at once.
+    pub(crate) fn attach(&mut self, queue: usize, clients: Box<dyn Clients>) {
+        self.clients[queue] = Some(clients);
+        self.call(queue);
+    }
+
+    /// All clients that were attached.
+    pub(crate) fn detach(&mut self) -> Vec<Box<dyn Clients>> {
+        self.clients.iter_mut().filter_map(Option::take).collect()
+    }
+
     /// Something was submitted to a queue: its thread looks, if it sleeps.
     pub fn call(&self, queue: usize) {
         self.host.lock().wake(queue, 0);
     }
 
+    /// What happens until the world goes on is done by the thread of this queue.
+    pub fn act_for(&self, queue: usize) {
+        self.host.lock().set_running(queue);
+    }
+
     /// The present, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.host.lock().now_ns
+    }
+
+    /// The share of the cores' time, 0 to 1, that something ran on them.
+    pub fn busy(&self) -> f64 {
+        self.host.lock().busy()
     }
 
     /// Lets the next thing happen. Returns whether there was anything.
@@ -104,7 +186,6 @@ impl World {
                 }
             }
         }
-        self.wake_signalled();
         true
     }
 
@@ -116,46 +197,69 @@ impl World {
     /// A core's thread has done what it was at, or has just got the core.
     fn core_event(&mut self, core: usize) {
         let Some((thread, done)) = self.host.lock().finish_work(core) else { return };
-        if let Some(done) = done {
+        if let Some((queue, done)) = done {
             done.deliver();
+            self.host.lock().returned[queue] += 1;
         }
+        // Before it makes room for another.
+        self.wake_signalled();
         let Some((role, start_ns)) = self.host.lock().take_turn(core, thread) else { return };
         let (goes_on, done) = match role {
             None => (true, None),
             Some(Role::Queue(queue)) => self.queue_turn(queue),
-            Some(role) => self.worker_turn(role),
+            Some(role) => self.worker_turn(role, core),
         };
-        self.host.lock().begin_work(core, thread, start_ns, goes_on, done);
+        self.wake_signalled();
+        let mut host = self.host.lock();
+        host.begin_work(core, thread, start_ns, goes_on, done);
+        // Its descriptor may have become readable before it went to sleep.
+        if host.is_asleep(thread)
+            && self.queues.get(thread).is_some_and(|queue| is_signalled(queue))
+        {
+            host.wake(thread, 0);
+        }
     }
 
     /// One step of a queue. Returns whether it goes on, and a job that it does for the workers.
-    fn queue_turn(&mut self, index: usize) -> (bool, Option<DoneJob>) {
+    fn queue_turn(&mut self, index: usize) -> (bool, Option<(usize, DoneJob)>) {
         let Some(queue) = self.queues.get(index) else { return (false, None) };
         let mut queue = queue.borrow_mut();
+        {
+            let mut host = self.host.lock();
+            let returned = std::mem::take(&mut host.returned[index]);
+            host.now_ns += returned * host.costs.enqueue;
+        }
         match queue.step() {
             Ok(true) => return (true, None),
             Ok(false) => {}
             Err(error) => panic!("the queue's backend is broken: {error}"),
         }
-        let job = self.host.lock().jobs.pop_front();
-        if let Some(job) = job {
-            return (true, Some(job.run()));
+        let mut present = Present { host: &self.host, queue: index };
+        if let Some(clients) = &mut self.clients[index]
+            && clients.turn(&mut queue, &mut present)
+        {
+            return (true, None);
+        }
+        let job = self.host.lock().take_job(Role::Queue(index));
+        if let Some((of, job)) = job {
+            return (true, Some((of, job.run())));
         }
         // Who has an answer for its client goes on when that has taken it, and called.
         (!queue.has_done() && !queue.may_sleep(), None)
     }
 
-    fn worker_turn(&mut self, role: Role) -> (bool, Option<DoneJob>) {
-        let job = self.host.lock().take_job(role);
-        match job {
-            Some(job) => {
-                let done = job.run();
-                let mut host = self.host.lock();
-                host.now_ns += host.costs.enqueue;
-                (true, Some(done))
-            }
-            None => (false, None),
+    fn worker_turn(&mut self, role: Role, core: usize) -> (bool, Option<(usize, DoneJob)>) {
+        let mut host = self.host.lock();
+        let Some((queue, job)) = host.take_job(role) else {
+            host.spin_in_vain(role);
+            return (false, None);
+        };
+        for bytes in job.memory() {
+            host.caches.put(addresses(bytes), core);
         }
+        host.now_ns += host.costs.enqueue;
+        drop(host);
+        (true, Some((queue, job.run())))
     }
 
     /// Wakes the sleeping queues whose descriptor became readable.
@@ -164,14 +268,23 @@ impl World {
             if !self.host.lock().is_asleep(index) {
                 continue;
             }
-            let queue = queue.borrow();
-            let mut fds = [PollFd::from_borrowed_fd(queue.wait_fd(), PollFlags::IN)];
-            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-            if poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0) {
+            if is_signalled(queue) {
                 self.host.lock().rouse(index);
             }
         }
     }
+}
+
+/// Whether the descriptor that ends a queue's sleep is readable. Who has an answer for its client does not
+/// look at it, but waits for that.
+fn is_signalled(queue: &RefCell<Queue>) -> bool {
+    let queue = queue.borrow();
+    if queue.has_done() {
+        return false;
+    }
+    let mut fds = [PollFd::from_borrowed_fd(queue.wait_fd(), PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
 impl std::fmt::Debug for World {

@@ -1,6 +1,6 @@
 //! What a run has shown.
 
-use ucrypt_dispatch::Tally;
+use ucrypt_engine::Tally;
 
 /// Latencies of one direction, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -41,22 +41,14 @@ pub struct Report {
     pub writes: Latency,
     /// Share of the cores' time that something ran on them, 0 to 1.
     pub busy: f64,
-    /// What the machines decided, of all queues together.
+    /// What the queues decided, together.
     pub tally: Tally,
     /// Virtual time from start to end, in nanoseconds.
     pub end_ns: u64,
-    /// Events that were carried out.
-    pub events: u64,
     /// Requests that ended, and those among them that ended with an error.
     pub finished: u64,
     /// See `finished`.
     pub failed: u64,
-    /// Requests that were in flight when the power failed.
-    pub lost: u64,
-    /// Depends on every event and its time: equal for equal runs.
-    pub trace: u64,
-    /// What must not happen and did; the first few.
-    pub violations: Vec<String>,
 }
 
 impl Report {

@@ -5,13 +5,11 @@
 
 use std::collections::VecDeque;
 
-use ucrypt_dispatch::{ChunkId, Place, RequestId, StoreKind};
-
-use super::disk::Failure;
+use ucrypt_engine::DoneJob;
 
 /// What a thread is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(super) enum Role {
     /// The loop of a queue.
     Queue(usize),
     /// The worker on a queue's own core.
@@ -21,7 +19,7 @@ pub(crate) enum Role {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(super) enum State {
     /// Since when.
     Asleep(u64),
     Waking,
@@ -29,53 +27,40 @@ pub(crate) enum State {
     Awake,
 }
 
-/// A chunk on its way to a worker and back.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CryptJob {
-    pub(crate) queue: usize,
-    pub(crate) chunk: ChunkId,
-    pub(crate) cipher_ns: u64,
-}
-
-/// What happens when a piece of work has been done.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Then {
-    /// A chunk was crypted, here or by a worker.
-    Crypted { job: CryptJob, spent_ns: u64, handed: bool },
-    /// A chunk goes to a worker.
-    Hand { job: CryptJob, place: Place },
-    /// An operation is staged for the disk.
-    Stage { queue: usize, chunk: ChunkId, kind: StoreKind },
-    /// What is staged goes to the disk.
-    Enter { queue: usize },
-    /// The disk has answered on this thread.
-    Stored { operation: usize },
-    /// A client gets its answer.
-    Finish { queue: usize, request: RequestId, result: Result<(), Failure> },
-    /// That many answers and requests are taken in.
-    Take { queue: usize, answers: usize, arrivals: usize },
-    /// A call was made on the way.
-    Nothing,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Work {
-    pub(crate) left_ns: u64,
-    pub(crate) then: Then,
+/// What a thread is at.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) left_ns: u64,
+    /// A job that is delivered when it is done, and to which queue.
+    pub(super) done: Option<(usize, DoneJob)>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Thread {
-    pub(crate) role: Role,
-    pub(crate) core: usize,
-    pub(crate) state: State,
-    pub(crate) work: Option<Work>,
-    /// Calls that it made on the way and has not spent the time for.
-    pub(crate) debt_ns: u64,
+pub(super) struct Thread {
+    pub(super) role: Role,
+    pub(super) core: usize,
+    pub(super) state: State,
+    pub(super) work: Option<Work>,
+    /// Calls that it has made and not spent the time for.
+    pub(super) debt_ns: u64,
     /// It was woken by a thread of its core, which goes on until it has nothing more to do.
-    pub(crate) waits: bool,
-    /// A worker that has found nothing to do and spins.
-    pub(crate) spins: bool,
+    pub(super) waits: bool,
+    /// A worker that has found nothing to do and has spun in vain.
+    pub(super) has_spun: bool,
+}
+
+impl Thread {
+    pub(super) fn new(role: Role, core: usize) -> Self {
+        Self {
+            role,
+            core,
+            state: State::Asleep(0),
+            work: None,
+            debt_ns: 0,
+            waits: false,
+            has_spun: false,
+        }
+    }
 }
 
 /// How long a thread keeps its core while others wait.
@@ -85,20 +70,20 @@ const SLICE_NS: u64 = 500_000;
 const QUANTUM_NS: u64 = 50_000;
 
 #[derive(Debug, Default)]
-pub(crate) struct Core {
-    pub(crate) running: Option<usize>,
+pub(super) struct Core {
+    pub(super) running: Option<usize>,
     /// Queues that were woken.
     woken: VecDeque<usize>,
     ready: VecDeque<usize>,
     last: Option<usize>,
     since_ns: u64,
-    pub(crate) busy_ns: u64,
+    pub(super) busy_ns: u64,
     /// Threads that live here.
-    pub(crate) threads: u32,
+    pub(super) threads: u32,
 }
 
 impl Core {
-    pub(crate) fn add(&mut self, thread: usize, role: Role, waits: bool) {
+    pub(super) fn add(&mut self, thread: usize, role: Role, waits: bool) {
         match role {
             Role::Queue(_) if !waits => self.woken.push_back(thread),
             _ => self.ready.push_back(thread),
@@ -106,7 +91,7 @@ impl Core {
     }
 
     /// The next thread runs; returns whether the core changed threads, or `None` if none wants to.
-    pub(crate) fn pick(&mut self, now_ns: u64) -> Option<bool> {
+    pub(super) fn pick(&mut self, now_ns: u64) -> Option<bool> {
         let next = self.woken.pop_front().or_else(|| self.ready.pop_front())?;
         let changed = self.last.is_some_and(|last| last != next);
         (self.running, self.last, self.since_ns) = (Some(next), Some(next), now_ns);
@@ -114,23 +99,23 @@ impl Core {
     }
 
     /// Whether the running thread has to make room.
-    pub(crate) fn must_yield(&self, role: Role, now_ns: u64) -> bool {
+    pub(super) fn must_yield(&self, role: Role, now_ns: u64) -> bool {
         let preempted = !self.woken.is_empty() && !matches!(role, Role::Queue(_));
         let waits = !self.woken.is_empty() || !self.ready.is_empty();
         preempted || (waits && now_ns - self.since_ns >= SLICE_NS)
     }
 
     /// The running thread goes to the end of the line.
-    pub(crate) fn put_back(&mut self) {
+    pub(super) fn put_back(&mut self) {
         self.ready.extend(self.running.take());
     }
 
     /// How much of a piece of work is done before the core looks around.
-    pub(crate) fn quantum(&self, left_ns: u64) -> u64 {
+    pub(super) fn quantum(&self, left_ns: u64) -> u64 {
         if self.threads > 1 { left_ns.min(QUANTUM_NS) } else { left_ns }
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.running.is_none()
     }
 }

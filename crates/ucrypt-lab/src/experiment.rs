@@ -1,0 +1,279 @@
+//! One run in virtual time: the machine, the disk, the clients and the policy.
+
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use ucrypt_backend::Backend;
+use ucrypt_backend::model::Profile;
+use ucrypt_engine::{
+    Calibration, CipherModel, Op, Policy, Queue, QueueConfig, Rejected, Segment, Volume,
+    VolumeOptions,
+};
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+
+use crate::client::{Job, Requests};
+use crate::report::{Latency, Report};
+use crate::world::{Clients, Costs, Present, Stalls, World};
+
+/// AES-256-XTS on a core with AES instructions, 4 GB/s.
+pub const AES_NI: CipherModel = CipherModel { ns_per_byte: 0.25, ns_per_call: 60 };
+
+/// The same on the machine of the 2017 measurements, 1.1 GB/s.
+pub const AES_2017: CipherModel = CipherModel { ns_per_byte: 0.9, ns_per_call: 60 };
+
+/// No run of any grid takes a tenth of this.
+const EVENTS_MAX: u64 = 1_000_000_000;
+
+/// Bytes that are encrypted as one.
+pub(crate) const SECTOR_BYTES: u32 = 4096;
+
+/// One run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experiment {
+    /// Cores of the machine, at least 1.
+    pub cores: u32,
+    /// Queues, each a thread on a core of its own while there are enough cores; at least 1.
+    pub queues: u32,
+    /// Workers, on the cores that no queue is on while there are enough.
+    pub workers: u32,
+    /// How fast the cipher is.
+    pub cipher: CipherModel,
+    /// What the rest costs.
+    pub costs: Costs,
+    /// The disk, shared by all queues.
+    pub device: &'static Profile,
+    /// What each queue's clients do.
+    pub job: Job,
+    /// The policy of every queue.
+    pub policy: Policy,
+    /// Whether the queues start with what the engine calibrates: cipher, hand-over, caches.
+    pub calibrated: bool,
+    /// How often a core is taken away from its thread.
+    pub stalls: Stalls,
+    /// Decides everything that is random.
+    pub seed: u64,
+}
+
+impl Experiment {
+    /// One queue, and as many workers as the engine starts: one for each core.
+    pub fn new(cores: u32, device: &'static Profile, job: Job, policy: Policy) -> Self {
+        Self {
+            cores,
+            queues: 1,
+            workers: cores,
+            cipher: AES_NI,
+            costs: Costs::default(),
+            device,
+            job,
+            policy,
+            calibrated: true,
+            stalls: Stalls::default(),
+            seed: 1,
+        }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Panics
+    /// If a request fails or never ends, or a count that must be at least 1 is 0.
+    pub fn run(&self) -> Report {
+        self.run_over(|disk| disk)
+    }
+
+    /// The same over what `wrap` makes of the disk.
+    ///
+    /// # Panics
+    /// As [`Experiment::run`].
+    pub fn run_over(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Report {
+        let count = |number: u32| number as usize;
+        let workers = if self.policy.uses_workers() { self.workers } else { 0 };
+        let machine = (count(self.cores), count(self.queues), count(workers));
+        let mut world = World::new(machine.0, machine.1, machine.2, self.costs);
+        world.set_stalls(self.stalls, self.seed);
+        let disk = wrap(world.empty_disk(self.device, self.job.region_bytes, self.seed));
+        let volume = self.volume(&world, disk);
+        let block = self.job.block_bytes as usize;
+        let depth = self.job.depth.max(1);
+        // Buffers are rounded up to powers of two.
+        let memory = 2 * count(depth) * block.next_power_of_two();
+        let queues: Vec<_> = (0..machine.1)
+            .map(|index| {
+                let queue = world.queue(&volume, QueueConfig { memory, depth }).expect("a queue");
+                queue.borrow_mut().set_clients_here(true);
+                let requests = Requests::new(self.job, (index as u64, machine.1 as u64), self.seed);
+                world.attach(index, Box::new(Asking::new(self.job, requests)));
+                queue
+            })
+            .collect();
+        let mut events = 0;
+        while world.advance() {
+            events += 1;
+            assert!(events < EVENTS_MAX, "it goes round in a circle: {}", world.describe());
+        }
+        let stuck: usize = queues.iter().map(|queue| queue.borrow().in_flight()).sum();
+        assert!(stuck == 0, "{stuck} requests never end: {}", world.describe());
+        let clients = world.detach();
+        let mut asked = clients.into_iter().map(Clients::measured);
+        let mut measured = asked.next().expect("a queue");
+        asked.for_each(|other| measured.add(other));
+        let tallies = queues.iter().map(|queue| queue.borrow().tally());
+        let in_flight = self.queues * depth;
+        Report {
+            // Clients that do not think keep their depth: what is in flight, over how long it takes
+            // (Little's law). Unlike a count in a window, it does not depend on where bursts begin.
+            mb_s: f64::from(in_flight) * measured.bytes as f64 * 1000.0
+                / measured.latencies_ns.max(1) as f64,
+            reads: Latency::of(&mut measured.reads),
+            writes: Latency::of(&mut measured.writes),
+            busy: world.busy(),
+            tally: tallies.sum(),
+            end_ns: world.now_ns(),
+            finished: measured.finished,
+            failed: measured.failed,
+        }
+    }
+
+    fn volume(&self, world: &World, disk: Arc<dyn Backend>) -> Arc<Volume> {
+        let calibration = if self.calibrated {
+            self.costs.calibration(&self.cipher)
+        } else {
+            Calibration::default()
+        };
+        let cores = (self.policy == Policy::Adaptive).then_some(self.cores);
+        let len = self.job.region_bytes / u64::from(SECTOR_BYTES) * u64::from(SECTOR_BYTES);
+        let segment = Segment { len, backend_offset: 0, cipher: Some(nothing()) };
+        let options = VolumeOptions {
+            policies: self.policy.into(),
+            cipher_model: Some(self.cipher),
+            ..VolumeOptions::default()
+        };
+        let executor = world.executor(cores, calibration);
+        let volume = Volume::with_executor(disk, vec![segment], options, executor);
+        Arc::new(volume.expect("a volume"))
+    }
+}
+
+/// A cipher that changes nothing: what it takes is the model's.
+fn nothing() -> SectorCipher {
+    let spec = CipherSpec::from_str("cipher_null-ecb").expect("a known cipher");
+    let options =
+        SectorOptions { sector_size: SECTOR_BYTES, iv_offset: 0, iv_large_sectors: false };
+    SectorCipher::new(&spec, &[], options).expect("it takes any key")
+}
+
+/// What is counted for the report.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// Of the requests in `reads` and `writes`.
+    bytes: u64,
+    latencies_ns: u64,
+    reads: Vec<u64>,
+    writes: Vec<u64>,
+    finished: u64,
+    failed: u64,
+}
+
+impl Measured {
+    fn add(&mut self, mut other: Self) {
+        self.bytes += other.bytes;
+        self.latencies_ns += other.latencies_ns;
+        self.reads.append(&mut other.reads);
+        self.writes.append(&mut other.writes);
+        self.finished += other.finished;
+        self.failed += other.failed;
+    }
+}
+
+/// A request of the client: when it was sent, and what it is.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    at_ns: u64,
+    is_read: bool,
+}
+
+/// The clients of one queue, on its thread: each sends its next request as soon as it has its answer.
+struct Asking {
+    job: Job,
+    requests: Requests,
+    /// By tag.
+    sent: Vec<Sent>,
+    /// Clients with no request under way, each since when.
+    free: Vec<(u64, u64)>,
+    /// The next request, which the queue had no room for.
+    held: Option<crate::client::Request>,
+    measured: Measured,
+}
+
+impl Asking {
+    fn new(job: Job, requests: Requests) -> Self {
+        let depth = job.depth.max(1);
+        Self {
+            job,
+            requests,
+            sent: vec![Sent { at_ns: 0, is_read: false }; depth as usize],
+            free: (0..u64::from(depth)).rev().map(|tag| (tag, 0)).collect(),
+            held: None,
+            measured: Measured::default(),
+        }
+    }
+
+    /// The first quarter is not measured, nor what ends when the depth is no longer kept.
+    fn is_measured(&self) -> bool {
+        self.measured.finished > self.job.requests / 4
+            && self.measured.finished + u64::from(self.job.depth) <= self.job.requests
+    }
+
+    fn take(&mut self, done: &ucrypt_engine::Done, present: &mut Present<'_>) {
+        present.finish(done.data.as_deref());
+        let Sent { at_ns, is_read } = self.sent[done.tag as usize];
+        self.measured.finished += 1;
+        self.measured.failed += u64::from(done.result.is_err());
+        if self.is_measured() {
+            let latency_ns = present.now_ns() - at_ns;
+            self.measured.bytes += self.job.block_bytes;
+            self.measured.latencies_ns += latency_ns;
+            let measured = &mut self.measured;
+            if is_read { &mut measured.reads } else { &mut measured.writes }.push(latency_ns);
+        }
+        self.free.push((done.tag, present.now_ns()));
+    }
+}
+
+impl Clients for Asking {
+    fn turn(&mut self, queue: &mut Queue, present: &mut Present<'_>) -> bool {
+        let mut any = false;
+        while let Some(done) = queue.next_done() {
+            any = true;
+            self.take(&done, present);
+        }
+        while let Some(&(tag, at_ns)) = self.free.last() {
+            let Some(request) = self.held.take().or_else(|| self.requests.next()) else { break };
+            let (offset, len) = (request.offset, self.job.block_bytes as usize);
+            let op = if request.is_read {
+                Some(Op::Read { offset, len })
+            } else {
+                queue.alloc(len).map(|data| Op::Write { offset, data, fua: false })
+            };
+            match op.map(|op| queue.submit(tag, op)) {
+                Some(Ok(())) => {}
+                None | Some(Err(Rejected::Busy(_))) => {
+                    self.held = Some(request);
+                    break;
+                }
+                Some(Err(rejected)) => panic!("{request:?} is refused: {rejected:?}"),
+            }
+            self.free.pop();
+            self.sent[tag as usize] = Sent { at_ns, is_read: request.is_read };
+            present.accept();
+            any = true;
+        }
+        if any {
+            present.round();
+        }
+        any
+    }
+
+    fn measured(self: Box<Self>) -> Measured {
+        self.measured
+    }
+}
