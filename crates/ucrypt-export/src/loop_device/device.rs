@@ -27,6 +27,14 @@ const LOOKS: Duration = Duration::from_millis(500);
 pub(super) struct Device {
     path: PathBuf,
     label: String,
+    /// The kernel's number of what was attached; `None` where it does not count (before Linux 5.15).
+    sequence: Option<u64>,
+}
+
+/// The number of what is attached to the device at `path` now. The kernel uses none twice.
+fn sequence(path: &Path) -> Option<u64> {
+    let file = Path::new("/sys/block").join(path.file_name()?).join("diskseq");
+    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 /// What a file is attached with.
@@ -57,10 +65,12 @@ impl Device {
             let number = ioctl::free_number(&control).map_err(LoopError::NoneFree)?;
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let attached = open_rw(&path).and_then(|device| {
-                ioctl::configure(&device, file, how.block_size, Info::new(flags, how.label))
+                ioctl::configure(&device, file, how.block_size, Info::new(flags, how.label))?;
+                // As long as it is open, the device is not anybody else's.
+                Ok(sequence(&path))
             });
             match attached {
-                Ok(()) => return Ok(Self { path, label: how.label.into() }),
+                Ok(sequence) => return Ok(Self { path, label: how.label.into(), sequence }),
                 Err(Errno::BUSY) if races < RACES_MAX => races += 1,
                 Err(error) => return Err(LoopError::Attach { device: path, error }),
             }
@@ -68,8 +78,12 @@ impl Device {
     }
 
     /// The device at `path`, which a process that has ended attached under this label.
-    pub(super) fn of_the_dead(path: &Path, label: &str) -> Self {
-        Self { path: path.into(), label: label.into() }
+    pub(super) fn of_the_dead(path: &Path, label: &str, sequence: Option<u64>) -> Self {
+        Self { path: path.into(), label: label.into(), sequence }
+    }
+
+    pub(super) fn sequence(&self) -> Option<u64> {
+        self.sequence
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -80,9 +94,13 @@ impl Device {
     fn open(&self) -> Option<(OwnedFd, Option<Info>)> {
         // Read-only: nobody takes its closing for a change of the content.
         let device = open_ro(&self.path).ok()?;
+        if self.sequence.is_some() && sequence(&self.path) != self.sequence {
+            return None;
+        }
         match ioctl::status(&device) {
             Ok(info) => info.has_label(&self.label).then_some((device, Some(info))),
-            // A file whose server has died has no status, and never will.
+            // A file whose server has died has no status, and never will: without a sequence it could be
+            // anybody's.
             Err(Errno::NOTCONN | Errno::CONNABORTED) => Some((device, None)),
             Err(_) => None,
         }

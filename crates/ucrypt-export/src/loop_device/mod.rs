@@ -91,6 +91,11 @@ impl LoopExport {
         self.device.path()
     }
 
+    /// The kernel's number of what is attached, for [`detach_stale`]; `None` where it does not count.
+    pub fn sequence(&self) -> Option<u64> {
+        self.device.sequence()
+    }
+
     /// How requests of the driver come.
     pub fn transport(&self) -> Transport {
         self.file.transport()
@@ -134,7 +139,8 @@ impl Drop for LoopExport {
 }
 
 /// Detaches the device at `path` if its server, which gave it this label, has died; as soon as
-/// nobody has it open or mounted.
-pub fn detach_stale(path: &Path, label: &str) {
-    Device::of_the_dead(path, label).detach();
+/// nobody has it open or mounted. `sequence`: its [`LoopExport::sequence`], if that is known. The number of
+/// the device may be another's by now.
+pub fn detach_stale(path: &Path, label: &str, sequence: Option<u64>) {
+    Device::of_the_dead(path, label, sequence).detach();
 }

@@ -75,7 +75,7 @@ impl Claim {
 
 /// Whether a killed server has left a link of this name.
 pub(super) fn is_link_stale(name: &str) -> bool {
-    link::exists(name) && Lock::take(&link::lock_path(name)).is_ok()
+    link::exists(name) && Lock::is_free(&link::lock_path(name))
 }
 
 /// A locked file.
@@ -101,6 +101,14 @@ impl Lock {
                 }
                 taken => return taken,
             }
+        }
+    }
+
+    /// Whether nobody has it. What the file says stays there.
+    fn is_free(path: &Path) -> bool {
+        match File::open(path) {
+            Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }
 
@@ -140,8 +148,11 @@ mod tests {
         let held = Lock::take(&path).unwrap();
         let error = Lock::take(&path).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::WOULDBLOCK));
+        assert!(!Lock::is_free(&path));
         drop(held);
-        assert!(!path.exists());
+        assert!(!path.exists() && Lock::is_free(&path));
+        fs::write(&path, "12").unwrap();
+        assert!(Lock::is_free(&path) && path.exists());
         drop(Lock::take(&path).unwrap());
     }
 

@@ -20,9 +20,15 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Links the name to a device.
-    pub(super) fn make(name: &str, device: &Path) -> Result<Self, Failure> {
+    /// Links the name, which this process has locked, to a device. `sequence`: the kernel's number of what is
+    /// attached to it, if it has one; it is kept in the lock's file, for whoever finds that stale.
+    pub(super) fn make(name: &str, device: &Path, sequence: Option<u64>) -> Result<Self, Failure> {
         let path = path(name);
+        let lock = lock_path(name);
+        let known = sequence.map_or_else(String::new, |number| number.to_string());
+        fs::write(&lock, known).map_err(|error| {
+            Failure::device(format!("cannot write to {}: {error}", lock.display()))
+        })?;
         symlink(device, &path).map_err(|error| {
             Failure::device(format!("cannot make the link {}: {error}", path.display()))
         })?;
@@ -87,7 +93,9 @@ pub(super) fn exists(name: &str) -> bool {
 /// it.
 pub(super) fn remove_stale(name: &str) {
     if let Ok(device) = fs::read_link(path(name)) {
-        loop_device::detach_stale(&device, &label(name));
+        let sequence = fs::read_to_string(lock_path(name)).ok();
+        let sequence = sequence.and_then(|text| text.parse().ok());
+        loop_device::detach_stale(&device, &label(name), sequence);
         let _ = fs::remove_file(path(name));
     }
 }

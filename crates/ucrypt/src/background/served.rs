@@ -78,8 +78,8 @@ impl Served {
         }
         let mut exports = Exports::start(opened, &wanted)?;
         let mut made = None;
-        let mut linked = |device: &Path| -> Result<String, Failure> {
-            let link = Link::make(places.name(), device)?;
+        let mut linked = |device: &Path, sequence: Option<u64>| -> Result<String, Failure> {
+            let link = Link::make(places.name(), device, sequence)?;
             let shown = path(link.path());
             made = Some(link);
             Ok(shown)
@@ -95,14 +95,14 @@ impl Served {
                     identity: opened.facts.identity(),
                 };
                 let device = UblkExport::start(volume, &options)?;
-                let shown = linked(device.path())?;
+                let shown = linked(device.path(), None)?;
                 exports.ublk = Some(device);
                 shown
             }
             Self::Loop => {
                 let label = link::label(places.name());
                 let device = LoopExport::start(volume, &label, args.partscan)?;
-                let shown = linked(device.path())?;
+                let shown = linked(device.path(), device.sequence())?;
                 exports.loop_device = Some(device);
                 shown
             }

@@ -425,6 +425,30 @@ fn a_killed_server_leaves_errors_and_the_next_open_cleans_up() {
     assert!(message.contains("not open"), "{message}");
 }
 
+/// Numbers of devices are used again. A dead server's device cannot be asked whose it is.
+#[test]
+fn the_remains_of_a_killed_server_take_no_device_away_that_is_anothers_by_now() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &[]).passes();
+    let attached = Attached::now(&scratch);
+    scratch.kill_background_server();
+    // As another server leaves them whose device had the number before.
+    let other = format!("{}-other", scratch.unique());
+    let link = Path::new("/dev/ucrypt").join(&other);
+    let lock = Path::new("/dev/ucrypt").join(format!(".{other}.lock"));
+    let before: u64 = attached.sequence.parse().expect("a number");
+    fs::write(&lock, (before - 1).to_string()).expect("written");
+    std::os::unix::fs::symlink(node(&scratch), &link).expect("linked");
+    let message = run(scratch.ucrypt(&["close"]).arg(&other), b"").refuses(4);
+    assert!(message.contains("was killed"), "{message}");
+    assert!(!link.exists() && !lock.exists());
+    assert!(attached.is_there(), "the device of the other one is detached");
+    close(&scratch, &[]).refuses(4);
+    assert!(!attached.is_there());
+    nothing_is_left(&scratch);
+}
+
 #[test]
 fn a_mount_that_lost_its_server_is_detached_when_it_is_unmounted() {
     let scratch = Scratch::new();
