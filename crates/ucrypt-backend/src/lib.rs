@@ -74,8 +74,6 @@ pub struct Limits {
     /// Whether a core copies what is written, to the page cache or to memory, and no device fetches
     /// it: then it matters which core has it in its cache.
     pub copies: bool,
-    /// What one more operation costs beyond its bytes, in nanoseconds; 0 if unknown or nothing.
-    pub request_ns: u64,
     /// Operations in flight beyond which it gets no faster; `u32::MAX` if unknown.
     pub depth_max: u32,
 }

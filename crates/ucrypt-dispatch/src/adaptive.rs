@@ -1,10 +1,10 @@
 //! The decisions of `adaptive`, each from costs: those that were measured, and the few constants
 //! here.
 
+use crate::explorer::{Arm, Load};
 use crate::learn::Learned;
 use crate::policy::{Place, Situation, Work};
 use crate::request::{Op, Urgency};
-use crate::trial::{Load, Way};
 
 /// What is decrypted while it still sits in the core's cache: half of a usual L2.
 const CACHE_BYTES: f64 = 512.0 * 1024.0;
@@ -28,6 +28,10 @@ const JOIN_WORTH: f64 = 8.0;
 /// rest is a wait, in which it sees to the others in flight if those are many.
 const HAND_OWN: f64 = 1.0 / 3.0;
 
+/// What one more operation is assumed to cost, thread and device together. Nobody measures it: the explorer
+/// multiplies it. Twice or half of that moves chunk lengths by 1.4.
+const OPERATION_NS: f64 = 1_500.0;
+
 /// How wrong an estimate may be, together with what it leaves out.
 const WRONG: f64 = 3.0;
 
@@ -46,7 +50,7 @@ impl Situation<'_> {
         if self.op == Op::Read {
             return self.read_chunk_bytes();
         }
-        let chunks = (self.cipher_ns(bytes) / self.operation_ns()).sqrt();
+        let chunks = (self.cipher_ns(bytes) / self.operation_ns_all()).sqrt();
         (bytes / chunks.round().max(1.0)).max(CHUNK_BYTES_MIN)
     }
 
@@ -58,7 +62,7 @@ impl Situation<'_> {
     /// read is cut as a read of its own would be, which comes to the same.
     fn read_chunk_bytes(&self) -> f64 {
         let left = self.left_sectors as f64 * 512.0;
-        let operation_ns = self.operation_ns();
+        let operation_ns = self.operation_ns_all();
         let chunks = (2.0 * self.cipher_ns(left) / operation_ns).sqrt().round().max(1.0);
         let shorter = operation_ns / self.cipher_ns(1.0);
         let bytes = left / chunks + shorter * (chunks - 1.0) / 2.0;
@@ -69,8 +73,8 @@ impl Situation<'_> {
     }
 
     /// What one more operation costs all requests in flight.
-    fn operation_ns(&self) -> f64 {
-        f64::from(self.depth.max(1)) * self.request_ns()
+    fn operation_ns_all(&self) -> f64 {
+        f64::from(self.depth.max(1)) * self.operation_ns()
     }
 
     /// Nothing overlaps with such a backend: it is this thread that copies. But every core can have
@@ -81,10 +85,10 @@ impl Situation<'_> {
     /// last core to end is behind the others, on average half of it, and less if each gets as many.
     /// Where there are more requests than cores, every core has one.
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
-        match self.way {
-            Way::Estimated => {}
-            Way::Kept => return bytes.min(CACHE_BYTES),
-            Way::Given => return bytes.min(SHARE_BYTES),
+        match self.arm {
+            Arm::Model | Arm::Coarse | Arm::Coarser => {}
+            Arm::AllInline => return bytes.min(CACHE_BYTES),
+            Arm::AllOffload => return bytes.min(SHARE_BYTES),
         }
         let (saved_ns, handover_ns) = (self.saved_ns(bytes), self.learned.handover_ns());
         if self.surroundings.workers == 0 || saved_ns < 2.0 * handover_ns {
@@ -110,7 +114,7 @@ impl Situation<'_> {
             return (u32::MAX, f64::INFINITY);
         }
         let stay = if self.depth >= IN_FLIGHT_MANY { 2 } else { IN_FLIGHT_MIN };
-        let worth_ns = JOIN_WORTH * self.request_ns();
+        let worth_ns = JOIN_WORTH * self.operation_ns();
         (self.depth / stay, worth_ns / self.cipher_ns(1.0))
     }
 
@@ -120,10 +124,10 @@ impl Situation<'_> {
             Urgency::Urgent => Place::Here,
             _ if self.surroundings.workers == 0 => Place::Here,
             Urgency::Background => Place::Worker,
-            Urgency::Normal => match self.way {
-                Way::Estimated => self.ordinary_place(work),
-                Way::Kept => Place::Here,
-                Way::Given => Place::Worker,
+            Urgency::Normal => match self.arm {
+                Arm::Model | Arm::Coarse | Arm::Coarser => self.ordinary_place(work),
+                Arm::AllInline => Place::Here,
+                Arm::AllOffload => Place::Worker,
             },
         }
     }
@@ -212,9 +216,10 @@ impl Situation<'_> {
         bytes * self.learned.worker_ns_per_byte(self.op != Op::Read)
     }
 
-    /// What one more operation costs this thread and the backend.
-    fn request_ns(&self) -> f64 {
-        self.learned.request_ns() + self.device.request_ns as f64
+    /// What one more operation costs this thread and the backend: what is assumed, times what the explorer
+    /// has found.
+    fn operation_ns(&self) -> f64 {
+        OPERATION_NS * self.arm.operation_factor()
     }
 }
 

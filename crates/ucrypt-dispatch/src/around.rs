@@ -34,9 +34,6 @@ pub struct Device {
     /// What this thread encrypts it encrypts to where the backend keeps it. What a worker encrypts
     /// has to be written.
     pub in_place: bool,
-    /// What one more operation costs beyond its bytes, in nanoseconds (a network volume charges
-    /// per request); 0 if unknown.
-    pub request_ns: u64,
     /// It has moving parts: order matters to it, and one more operation costs more than anything.
     pub rotational: bool,
     /// Operations in flight beyond which the backend gets no faster.

@@ -58,7 +58,6 @@ impl Average {
 const CIPHER_NS_PER_BYTE: f64 = 0.5;
 const HANDOVER_NS: f64 = 5_000.0;
 const HAND_NS: f64 = 400.0;
-const REQUEST_NS: f64 = 1_500.0;
 
 /// How fast a cipher is in one direction, in nanoseconds per byte.
 #[derive(Debug, Clone, Copy, Default)]
@@ -91,7 +90,6 @@ pub struct Learned {
     hand: Average,
     carry: Average,
     copy: Average,
-    request: Average,
     reads: [Average; SIZES],
     writes: [Average; SIZES],
 }
@@ -144,11 +142,6 @@ impl Learned {
         }
     }
 
-    /// Submitting one operation and taking its answer cost this thread `ns`.
-    pub fn request(&mut self, ns: u64) {
-        self.request.add(ns as f64);
-    }
-
     /// The backend took `ns` from submission to answer.
     pub fn store(&mut self, write: bool, bytes: u64, ns: u64) {
         let table = if write { &mut self.writes } else { &mut self.reads };
@@ -192,11 +185,6 @@ impl Learned {
     /// Nanoseconds per byte that the kernel takes to write to a backend in memory.
     pub fn copy_ns_per_byte(&self) -> f64 {
         self.copy.or(0.0)
-    }
-
-    /// Nanoseconds that one more backend operation costs the thread that submits it.
-    pub fn request_ns(&self) -> f64 {
-        self.request.or(REQUEST_NS)
     }
 
     /// Nanoseconds that the backend takes for an operation of this size; `None` if none was seen.

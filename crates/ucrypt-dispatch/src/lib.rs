@@ -20,13 +20,13 @@
 mod adaptive;
 mod around;
 mod chunk;
+mod explorer;
 pub mod learn;
 mod line;
 pub mod machine;
 pub mod policy;
 mod request;
 mod slab;
-mod trial;
 
 pub use around::{Device, Limits, Surroundings, ZEROES_UNIT_SECTORS};
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};

@@ -46,12 +46,12 @@ use std::collections::VecDeque;
 use crate::adaptive::may_gain;
 use crate::around::{Device, Limits, Surroundings, ZEROES_UNIT_SECTORS};
 use crate::chunk::{Chunk, ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
+use crate::explorer::{Arm, Explorer};
 use crate::learn::Learned;
 use crate::line::Line;
 use crate::policy::{Place, Plan, Policies, Policy, Situation, Tally, Work};
 use crate::request::{Op, Request, StoreKind, Urgency};
 use crate::slab::Slab;
-use crate::trial::{Trials, Way};
 
 /// What the caller has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +97,7 @@ struct RequestState<E> {
     /// Whether it stands in `Machine::waiting` or `Machine::wait_for_zeroes`.
     waits: bool,
     error: Option<E>,
-    /// See [`Trials::changes`].
+    /// See [`Explorer::changes`].
     changes: u32,
 }
 
@@ -129,7 +129,7 @@ pub struct Machine<E> {
     device: Device,
     surroundings: Surroundings,
     learned: Learned,
-    trials: Trials,
+    explorer: Explorer,
     tally: Tally,
     requests: Slab<RequestState<E>>,
     /// Those among them that have failed or were cancelled.
@@ -178,7 +178,7 @@ impl<E: Copy> Machine<E> {
             outputs: VecDeque::with_capacity(requests + chunks),
             surroundings: Surroundings::default(),
             learned: Learned::default(),
-            trials: Trials::new(),
+            explorer: Explorer::new(),
             tally: Tally::default(),
             policies: policies.into(),
             device,
@@ -230,7 +230,7 @@ impl<E: Copy> Machine<E> {
             under_way: 0,
             waits: true,
             error: None,
-            changes: self.trials.changes(),
+            changes: self.explorer.changes(),
         };
         let id = RequestId(id);
         self.waiting.push_back(id);
@@ -303,7 +303,7 @@ impl<E: Copy> Machine<E> {
         };
         match output {
             Output::Finish { request, result } => {
-                self.try_ways(request, result.is_ok());
+                self.explore(request, result.is_ok());
                 // Not earlier: until it is told, the id must not name another request.
                 self.requests.give_back(request.0);
                 self.failed -= u32::from(result.is_err());
@@ -316,29 +316,29 @@ impl<E: Copy> Machine<E> {
         Some(output)
     }
 
-    /// Whether there is a choice: something to decide, and a worker to give it to.
+    /// Whether there is a choice: a worker to give something to, or a device that works beside the cipher.
     #[inline]
-    fn tries(&self) -> bool {
-        self.surroundings.workers > 0 && self.policies.adapts()
+    fn explores(&self) -> bool {
+        (self.surroundings.workers > 0 || !self.device.synchronous) && self.policies.adapts()
     }
 
-    /// Takes the end of a request into account for what is tried.
+    /// Takes the end of a request into account for the explorer.
     #[inline]
-    fn try_ways(&mut self, id: RequestId, ok: bool) {
-        if self.tries()
+    fn explore(&mut self, id: RequestId, ok: bool) {
+        if self.explores()
             && let Some(request) = self.requests.get(id.0)
         {
             // Of one that has failed, who knows what was done.
             let op = if ok { request.op } else { Op::Flush };
-            self.trials.end(op, (request.end - request.start) * 512, request.changes);
+            self.explorer.end(op, (request.end - request.start) * 512, request.changes);
         }
     }
 
     /// It is `now_ns`.
     #[inline]
     fn pass(&mut self, now_ns: u64) {
-        if self.tries() {
-            self.trials.pass(now_ns, self.requests.len());
+        if self.explores() {
+            self.explorer.pass(now_ns, self.requests.len());
         }
         self.now_ns = now_ns;
     }
@@ -394,7 +394,7 @@ impl<E: Copy> Machine<E> {
                 return Some((at, place));
             }
             first = first.or(Some((at, place)));
-            let all_kept = self.trials.way() == Way::Kept && self.policies.are_adaptive();
+            let all_kept = self.explorer.arm() == Arm::AllInline && self.policies.are_adaptive();
             if self.surroundings.workers == 0 || all_kept {
                 break;
             }
@@ -407,14 +407,15 @@ impl<E: Copy> Machine<E> {
     #[inline]
     pub fn plan(&mut self, now_ns: u64, surroundings: Surroundings) {
         self.pass(now_ns);
-        let tried = self.tries();
+        let explored = self.explores();
         self.surroundings = surroundings;
-        if self.tries() != tried {
-            self.trials.rest(now_ns, self.requests.len());
+        if self.explores() != explored {
+            self.explorer.rest(now_ns, self.requests.len());
         }
-        if self.tries() {
+        if self.explores() {
             let learned = &self.learned;
-            self.trials.turn(|load| may_gain(learned, load));
+            let workers = surroundings.workers > 0;
+            self.explorer.turn(|load| workers && may_gain(learned, load));
         }
         while self.start_zeroes(now_ns) || self.start_chunk(now_ns) {}
     }
@@ -477,9 +478,9 @@ impl<E: Copy> Machine<E> {
     }
 
     /// Whether decisions depend on the time: a worker has a chunk, or had one a moment ago and does not
-    /// sleep yet; or ways of dispatch are compared.
+    /// sleep yet; or arms are compared.
     pub fn needs_time(&self) -> bool {
-        self.line.has_workers(self.now_ns) || self.trials.compares()
+        self.line.has_workers(self.now_ns) || self.explorer.compares()
     }
 
     /// The backend has answered for the chunk. No time since it was asked for means that nobody has
@@ -639,9 +640,17 @@ impl<E: Copy> Machine<E> {
     fn tally_cut(&mut self, joined: usize, whole: bool, more: bool) {
         match (joined, whole && !more) {
             (1, true) => self.tally.whole += 1,
-            (1, false) if !more => self.tally.cut += 1,
+            (1, false) if !more => {
+                self.tally.cut += 1;
+                if !self.device.synchronous {
+                    self.explorer.reshaped();
+                }
+            }
             (1, false) => {}
-            (joined, _) => self.tally.joined += joined as u64,
+            (joined, _) => {
+                self.tally.joined += joined as u64;
+                self.explorer.reshaped();
+            }
         }
     }
 
@@ -701,7 +710,7 @@ impl<E: Copy> Machine<E> {
             device: &self.device,
             surroundings: &self.surroundings,
             learned: &self.learned,
-            way: self.trials.way(),
+            arm: self.explorer.arm(),
         }
     }
 
@@ -826,13 +835,14 @@ impl<E: Copy> Machine<E> {
 
     fn tally_place(&mut self, op: Op, place: Place) {
         if self.policies.of(op) == Policy::Adaptive {
-            match self.trials.way() {
-                Way::Estimated => {}
-                Way::Kept => self.tally.kept += 1,
-                Way::Given => self.tally.given += 1,
+            match self.explorer.arm() {
+                Arm::Model => {}
+                Arm::Coarse | Arm::Coarser => self.tally.coarse += 1,
+                Arm::AllInline => self.tally.kept += 1,
+                Arm::AllOffload => self.tally.given += 1,
             }
             if place != Place::Here {
-                self.trials.hand();
+                self.explorer.offloaded();
             }
         }
         if place == Place::Here {

@@ -15,9 +15,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::around::{Device, Surroundings};
+use crate::explorer::Arm;
 use crate::learn::Learned;
 use crate::request::{Op, Urgency};
-use crate::trial::Way;
 
 /// Where a chunk is encrypted or decrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,8 +177,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) device: &'a Device,
     pub(crate) surroundings: &'a Surroundings,
     pub(crate) learned: &'a Learned,
-    /// What is being tried.
-    pub(crate) way: Way,
+    /// The arm that decides.
+    pub(crate) arm: Arm,
 }
 
 /// Chunks of a write of zeroes under way at once: it owns no buffer of its own size, so each
@@ -263,6 +263,8 @@ pub struct Tally {
     pub kept: u64,
     /// The same for chunks that all went to workers.
     pub given: u64,
+    /// Chunks of requests that were split less, or joined longer, than the estimates said, for that reason.
+    pub coarse: u64,
 }
 
 impl std::iter::Sum for Tally {
@@ -275,6 +277,7 @@ impl std::iter::Sum for Tally {
             handed: sum.handed + of.handed,
             kept: sum.kept + of.kept,
             given: sum.given + of.given,
+            coarse: sum.coarse + of.coarse,
         })
     }
 }

@@ -35,14 +35,8 @@ fn limits() -> Limits {
 /// Chunks of zeroes for which there is memory: fewer than requests may ask for.
 const ZEROES_CHUNKS: u64 = 3;
 
-const DEVICE: Device = Device {
-    synchronous: false,
-    copies: false,
-    in_place: false,
-    request_ns: 0,
-    rotational: false,
-    depth_max: 12,
-};
+const DEVICE: Device =
+    Device { synchronous: false, copies: false, in_place: false, rotational: false, depth_max: 12 };
 
 const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2, reads_in_place: false };
 
@@ -718,13 +712,17 @@ fn what_a_worker_leaves_to_be_written_must_be_worth_it_where_this_thread_encrypt
 
 /// Lengths of the chunks of each request, in sectors, of `depth` requests under way together.
 fn lengths(op: Op, sectors: u64, depth: u64) -> Vec<Vec<u64>> {
-    // One more operation costs 8 us, which are 1.5 of the thread's and the rest of the device's.
-    let mut machine = adaptive(Device { request_ns: 6500, ..DEVICE });
+    let mut machine = adaptive(DEVICE);
+    // One more operation is assumed to cost as much as the cipher of 8 KiB.
+    (0..200).for_each(|_| machine.learned_mut().cipher(8192, 1500));
     for index in 0..depth {
         machine.request(request(op, 2000 + 5000 * index, sectors)).unwrap();
     }
     let mut lengths = vec![Vec::new(); depth as usize];
-    for (_, parts) in started(&mut machine) {
+    let mut chunks: Vec<_> = started(&mut machine).into_iter().map(|(_, parts)| parts).collect();
+    // Encryption may begin with any of them.
+    chunks.sort_by_key(|parts| parts[0].sector);
+    for parts in chunks {
         lengths[(parts[0].sector - 2000) as usize / 5000].push(parts[0].sectors);
     }
     lengths

@@ -30,6 +30,7 @@ struct Decided {
     handed: AtomicU64,
     kept: AtomicU64,
     given: AtomicU64,
+    coarse: AtomicU64,
     /// Picoseconds, so that a fast cipher has digits.
     decrypt_ps_per_byte: AtomicU64,
     encrypt_ps_per_byte: AtomicU64,
@@ -37,7 +38,6 @@ struct Decided {
     wake_ns: AtomicU64,
     hand_ns: AtomicU64,
     carry_ps_per_byte: AtomicU64,
-    request_ns: AtomicU64,
     workers: AtomicU32,
 }
 
@@ -58,8 +58,6 @@ pub struct Decisions {
     pub hand_ns: u64,
     /// Nanoseconds per byte that copying takes longer after a worker.
     pub carry_ns_per_byte: f64,
-    /// Nanoseconds that one more backend operation costs.
-    pub request_ns: u64,
     /// Workers that it might use when it last told: no more than cores were free.
     pub workers: u32,
 }
@@ -76,13 +74,13 @@ impl Counters {
         set(&decided.handed, tally.handed);
         set(&decided.kept, tally.kept);
         set(&decided.given, tally.given);
+        set(&decided.coarse, tally.coarse);
         set(&decided.decrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(false) * 1000.0));
         set(&decided.encrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(true) * 1000.0));
         set(&decided.handover_ns, whole(learned.handover_ns()));
         set(&decided.wake_ns, whole(learned.wake_ns()));
         set(&decided.hand_ns, whole(learned.hand_ns()));
         set(&decided.carry_ps_per_byte, whole(learned.carry_ns_per_byte() * 1000.0));
-        set(&decided.request_ns, whole(learned.request_ns()));
         decided.workers.store(workers, Ordering::Relaxed);
     }
 
@@ -98,6 +96,7 @@ impl Counters {
                 handed: get(&decided.handed),
                 kept: get(&decided.kept),
                 given: get(&decided.given),
+                coarse: get(&decided.coarse),
             },
             decrypt_ns_per_byte: get(&decided.decrypt_ps_per_byte) as f64 / 1000.0,
             encrypt_ns_per_byte: get(&decided.encrypt_ps_per_byte) as f64 / 1000.0,
@@ -105,7 +104,6 @@ impl Counters {
             wake_ns: get(&decided.wake_ns),
             hand_ns: get(&decided.hand_ns),
             carry_ns_per_byte: get(&decided.carry_ps_per_byte) as f64 / 1000.0,
-            request_ns: get(&decided.request_ns),
             workers: decided.workers.load(Ordering::Relaxed),
         }
     }

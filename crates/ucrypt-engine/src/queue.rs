@@ -236,7 +236,6 @@ impl Queue {
             synchronous: limits.synchronous,
             copies: limits.copies,
             in_place: volume.segments.in_place(),
-            request_ns: limits.request_ns,
             rotational: limits.rotational,
             depth_max: limits.depth_max,
         };

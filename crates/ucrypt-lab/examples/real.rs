@@ -20,7 +20,7 @@ use ucrypt_lab::world::Costs;
 /// Least share of the best static policy's throughput.
 const SPEED_MIN: f64 = 0.95;
 
-/// How often a run takes what is in flight, at least: in the first half of it, which is not measured, ways
+/// How often a run takes what is in flight, at least: in the first half of it, which is not measured, arms
 /// are tried. On a disk that turns there is nothing to try, and all takes long.
 const ROUNDS_MIN: f64 = 24.0;
 const ROUNDS_MIN_ROTATIONAL: f64 = 10.0;

@@ -190,7 +190,6 @@ fn describe(
         rotational: is_device && is_rotational(stat.st_rdev),
         synchronous: in_memory,
         copies: direct.is_none(),
-        request_ns: 0,
         depth_max: u32::MAX,
     };
     // The rest of the page cache is not looked at through a descriptor that bypasses it.

@@ -146,10 +146,6 @@ impl Profile {
             rotational: matches!(self.media, Media::Disk(_)) || self.zones.is_some(),
             synchronous: self.takes_no_time(),
             copies: true,
-            request_ns: match &self.media {
-                Media::Flash(flash) => flash.command_ns,
-                Media::Disk(disk) => disk.command_ns,
-            },
             depth_max: u32::MAX,
         }
     }

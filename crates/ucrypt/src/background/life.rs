@@ -239,13 +239,13 @@ fn queue(decisions: &Decisions) -> Value {
         "chunks_handed": tally.handed,
         "chunks_kept_by_trial": tally.kept,
         "chunks_handed_by_trial": tally.given,
+        "chunks_coarser_by_trial": tally.coarse,
         "decrypt_ns_per_byte": decisions.decrypt_ns_per_byte,
         "encrypt_ns_per_byte": decisions.encrypt_ns_per_byte,
         "handover_ns": decisions.handover_ns,
         "wake_ns": decisions.wake_ns,
         "hand_ns": decisions.hand_ns,
         "carry_ns_per_byte": decisions.carry_ns_per_byte,
-        "request_ns": decisions.request_ns,
         "workers": decisions.workers,
     })
 }

@@ -141,7 +141,6 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("waking a worker", format!("{:.0} ns", mean("wake_ns"))),
         ("hand-over, awake", format!("{:.0} ns", mean("hand_ns"))),
         ("from a worker's cache", format!("{:.3} ns per byte", mean("carry_ns_per_byte"))),
-        ("operation", format!("{:.0} ns", mean("request_ns"))),
         ("workers at hand", format!("{:.1} a queue", mean("workers"))),
         ("requests served whole", share("requests_whole", requests)),
         ("requests cut", share("requests_cut", requests)),
@@ -150,6 +149,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("chunks handed to workers", share("chunks_handed", chunks)),
         ("in place by trial", share("chunks_kept_by_trial", chunks)),
         ("handed by trial", share("chunks_handed_by_trial", chunks)),
+        ("coarser by trial", share("chunks_coarser_by_trial", chunks)),
     ];
     let mut shown = String::new();
     for (name, value) in lines {

@@ -30,7 +30,6 @@ impl NbdClient {
             rotational: false,
             synchronous: false,
             copies: true,
-            request_ns: 0,
             depth_max: u32::MAX,
         };
         Self { path: path.into(), limits }

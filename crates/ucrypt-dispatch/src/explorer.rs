@@ -1,0 +1,620 @@
+//! The explorer: tries other arms than what the cost model says, and goes on with the fastest.
+//!
+//! A cost model is wrong where something that it is made of is not measured: the price of one more
+//! operation on this disk, of a cache line in a worker's cache, of waking a processor of a busy host. What
+//! counts is how many requests complete in a time, and that can be measured. So requests are served in
+//! epochs, each by one [`Arm`]. The time per request is the epoch's result; the arm with the shortest time
+//! goes on. The others are tried again after a pause that doubles each time that they lose. Loads are told
+//! apart by direction, length and depth; each has results of its own.
+//!
+//! The explorer knows nothing of ciphers and disks. An arm that cannot differ from the model is not tried:
+//! coarser splits where no request is split or joined, all inline where nothing is offloaded, all offloaded where
+//! no worker could pay off.
+
+use crate::request::Op;
+
+/// What decides for the requests of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arm {
+    /// The cost model.
+    Model,
+    /// The cost model, with one more operation [`COARSE`] times as dear as it assumes: about half as many
+    /// chunks, and longer joins.
+    Coarse,
+    /// The same, with the square of that: about a quarter as many.
+    Coarser,
+    /// Every chunk on the thread that has the request.
+    AllInline,
+    /// Every chunk on a worker.
+    AllOffload,
+}
+
+const ARMS: [Arm; 5] = [Arm::Model, Arm::Coarse, Arm::Coarser, Arm::AllInline, Arm::AllOffload];
+
+/// Steps between the prices of an operation that are explored. The number of chunks goes with the root:
+/// twice this would skip the best number of a request that needs two; half of it would double the arms.
+const COARSE: f64 = 4.0;
+
+impl Arm {
+    /// How many times as dear as the model assumes one more operation is.
+    pub(crate) fn operation_factor(self) -> f64 {
+        match self {
+            Self::Coarse => COARSE,
+            Self::Coarser => COARSE * COARSE,
+            _ => 1.0,
+        }
+    }
+
+    /// Whether it splits requests otherwise than the model.
+    fn is_coarse(self) -> bool {
+        matches!(self, Self::Coarse | Self::Coarser)
+    }
+}
+
+/// Requests of an epoch, at least; nor fewer than are in flight.
+const REQUESTS_MIN: u32 = 16;
+
+/// Shortest epoch: longer than what disturbs a thread now and then.
+const EPOCH_NS_MIN: u64 = 100_000;
+
+/// An epoch of so many times as many requests ends however many are in flight.
+const ENOUGH: u32 = 4;
+
+/// A trial ends after so many epochs, after so much time, or when it has shown that the arm takes so many
+/// times as long as the best one.
+const TRIAL_EPOCHS: u32 = 4;
+const TRIAL_NS: u64 = 10_000_000;
+const HOPELESS: f64 = 1.5;
+
+/// Epochs until an arm that has lost is tried again, for the first time and at most.
+const PAUSE_EPOCHS: u32 = 512;
+const PAUSE_EPOCHS_MAX: u32 = 8192;
+/// How much longer the pause is for an arm that takes twice as long, so that trials cost less than 1 %.
+const DEAR: f64 = 8.0;
+
+/// 2 % hysteresis: another arm has to be faster by that.
+const BETTER: f64 = 0.98;
+
+/// Weight of a new result, where it is better and where it is worse. A worse one counts for at most so
+/// many times the present value: a stall says nothing about an arm.
+const WEIGHT_BETTER: f64 = 0.5;
+const WEIGHT_WORSE: f64 = 0.125;
+const WORSE_MAX: f64 = 1.25;
+
+/// What an arm that has lost or is like another waits for first, in epochs.
+const PAUSE_EPOCHS_MIN: u32 = 2;
+
+/// Results of one arm under one load.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcome {
+    /// Mean of [`Epoch::each_ns`]; 0: never tried.
+    each_ns: f64,
+    /// Epochs of its last trial and since then, and nanoseconds.
+    epochs: u32,
+    spent_ns: u64,
+    /// Epochs until it is tried again, and how many it was to pause when it last lost; 0 if it did not.
+    pause: u32,
+    paused: u32,
+}
+
+impl Outcome {
+    const NEVER: Self = Self { each_ns: 0.0, epochs: 0, spent_ns: 0, pause: 0, paused: 0 };
+
+    fn add(&mut self, epoch: &Epoch) {
+        self.epochs = self.epochs.saturating_add(1);
+        self.spent_ns = self.spent_ns.saturating_add(epoch.spent_ns);
+        let each_ns = epoch.each_ns();
+        let was = self.each_ns;
+        self.each_ns = match each_ns {
+            first if was == 0.0 => first,
+            better if better < was => was + (better - was) * WEIGHT_BETTER,
+            worse => was + (worse.min(was * WORSE_MAX) - was) * WEIGHT_WORSE,
+        };
+    }
+
+    /// Another arm has `best_ns`.
+    fn lose(&mut self, best_ns: f64) {
+        self.paused = (2 * self.paused).clamp(PAUSE_EPOCHS, PAUSE_EPOCHS_MAX);
+        let behind = (self.each_ns / best_ns - 1.0).max(0.0);
+        #[expect(clippy::cast_sign_loss, reason = "no factor is negative")]
+        let pause = (f64::from(self.paused) * (1.0 + DEAR * behind)) as u32;
+        self.pause = pause;
+    }
+
+    /// It cannot pay off now. It keeps its pause: the model may move around the point where it could.
+    fn suspend(&mut self) {
+        let pause = self.pause.max(PAUSE_EPOCHS_MIN);
+        *self = Self { pause, paused: self.paused, ..Self::NEVER };
+    }
+}
+
+/// Results of every arm under one load.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    outcomes: [Outcome; ARMS.len()],
+    best: Arm,
+}
+
+impl Record {
+    const NEW: Self = Self { outcomes: [Outcome::NEVER; ARMS.len()], best: Arm::Model };
+
+    /// This arm does the same as the model now: nothing to try.
+    fn equate(&mut self, arm: Arm) {
+        let model = self.outcomes[Arm::Model as usize];
+        self.outcomes[arm as usize] = Outcome { pause: PAUSE_EPOCHS_MIN, paused: 0, ..model };
+    }
+
+    /// The arm of the next epoch, after one of `now`.
+    fn next(&mut self, now: Arm) -> Arm {
+        let each_ns = |arm: Arm| match self.outcomes[arm as usize].each_ns {
+            0.0 => f64::INFINITY,
+            ns if arm == self.best => ns * BETTER,
+            ns => ns,
+        };
+        let best = ARMS.into_iter().min_by(|&a, &b| each_ns(a).total_cmp(&each_ns(b)));
+        self.best = best.unwrap_or(now);
+        let best_ns = self.outcomes[self.best as usize].each_ns;
+        let Outcome { each_ns, epochs, spent_ns, .. } = self.outcomes[now as usize];
+        if epochs < TRIAL_EPOCHS && spent_ns < TRIAL_NS && each_ns < best_ns * HOPELESS {
+            return now;
+        }
+        for (arm, outcome) in ARMS.into_iter().zip(&mut self.outcomes) {
+            outcome.pause = outcome.pause.saturating_sub(1);
+            if arm == self.best {
+                (outcome.pause, outcome.paused) = (0, 0);
+            } else if outcome.each_ns > 0.0 && (arm == now || outcome.paused == 0) {
+                outcome.lose(best_ns);
+            }
+        }
+        let due = |arm: &Arm| *arm != self.best && self.outcomes[*arm as usize].pause == 0;
+        let Some(due) = ARMS.into_iter().find(due) else { return self.best };
+        let tried = &mut self.outcomes[due as usize];
+        (tried.epochs, tried.spent_ns) = (0, 0);
+        due
+    }
+}
+
+/// Mean lengths in bytes and depths from which on a load is another one.
+const LENGTHS: [f64; 4] = [6e3, 24e3, 96e3, 384e3];
+const DEPTHS: [u32; 3] = [2, 6, 24];
+
+/// What is asked for in an epoch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    /// How many there were.
+    reads: u32,
+    writes: u32,
+    /// Mean length.
+    pub(crate) bytes: f64,
+    /// Most requests in flight at a time.
+    pub(crate) depth: u32,
+}
+
+impl Load {
+    /// Whether most are writes.
+    pub(crate) fn is_write(&self) -> bool {
+        self.writes > self.reads
+    }
+
+    /// Below [`LOADS`].
+    fn class(&self) -> usize {
+        let direction = match (self.reads, self.writes) {
+            (_, 0) => 0,
+            (0, _) => 1,
+            _ => 2,
+        };
+        let length = LENGTHS.partition_point(|&from| from <= self.bytes);
+        let depth = DEPTHS.partition_point(|&from| from <= self.depth);
+        (direction * (LENGTHS.len() + 1) + length) * (DEPTHS.len() + 1) + depth
+    }
+}
+
+/// Loads that are told apart: reads, writes and both; lengths; depths.
+const LOADS: usize = 3 * (LENGTHS.len() + 1) * (DEPTHS.len() + 1);
+
+/// What has ended in an epoch.
+#[derive(Debug, Clone, Copy, Default)]
+struct Epoch {
+    reads: u32,
+    writes: u32,
+    bytes: u64,
+    /// Nanoseconds in which any request was in flight; and after that at most as many in which none
+    /// was: what clients do between two requests depends on where the data is.
+    spent_ns: u64,
+    /// Most requests in flight at a time. (Not the mean, which depends on the arm.)
+    depth: u32,
+    /// Chunks that went to workers.
+    offloaded: u32,
+    /// Requests that were split, and chunks of several requests.
+    reshaped: u32,
+    /// Something ended whose time does not depend on the arm.
+    odd: bool,
+}
+
+impl Epoch {
+    fn requests(&self) -> u32 {
+        self.reads + self.writes
+    }
+
+    fn load(&self) -> Load {
+        Load {
+            reads: self.reads,
+            writes: self.writes,
+            bytes: self.bytes as f64 / f64::from(self.requests().max(1)),
+            depth: self.depth,
+        }
+    }
+
+    /// Time per request, of that in which there were any. (Not the mean latency: that passes also
+    /// outside, before a request is seen.)
+    fn each_ns(&self) -> f64 {
+        self.spent_ns as f64 / f64::from(self.requests())
+    }
+}
+
+/// See the module's comment.
+#[derive(Debug)]
+pub(crate) struct Explorer {
+    /// Apart from what is touched for each request.
+    records: Box<[Record; LOADS]>,
+    arm: Arm,
+    /// How often the arm has changed.
+    changes: u32,
+    /// Requests that began under another arm: an epoch begins when they have ended.
+    left_over: u32,
+    /// The present epoch is not counted: the arm has changed in it.
+    settles: bool,
+    epoch: Epoch,
+    /// There is something to compare, and so a clock is needed.
+    compares: bool,
+    now_ns: u64,
+    in_flight: usize,
+    /// For how long requests have been in flight since there was none, less the idle time that counted.
+    burst_ns: u64,
+}
+
+impl Explorer {
+    pub(crate) fn new() -> Self {
+        Self {
+            records: Box::new([Record::NEW; LOADS]),
+            arm: Arm::Model,
+            changes: 0,
+            left_over: 0,
+            settles: false,
+            epoch: Epoch::default(),
+            compares: false,
+            now_ns: 0,
+            in_flight: 0,
+            burst_ns: 0,
+        }
+    }
+
+    /// The arm that decides now.
+    pub(crate) fn arm(&self) -> Arm {
+        self.arm
+    }
+
+    /// What a request that begins now is to remember for [`Explorer::end`].
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// Whether the times that [`Explorer::pass`] is told have to be exact.
+    pub(crate) fn compares(&self) -> bool {
+        self.compares
+    }
+
+    /// It is `now_ns`, and from now on so many are in flight, until some end.
+    #[inline]
+    pub(crate) fn pass(&mut self, now_ns: u64, in_flight: usize) {
+        let passed_ns = now_ns.saturating_sub(self.now_ns);
+        self.now_ns = now_ns;
+        if self.in_flight > 0 {
+            self.burst_ns += passed_ns;
+            self.epoch.spent_ns += passed_ns;
+        } else {
+            let counts_ns = passed_ns.min(self.burst_ns);
+            self.burst_ns -= counts_ns;
+            self.epoch.spent_ns += counts_ns;
+            if in_flight > 0 {
+                self.burst_ns = 0;
+            }
+        }
+        self.in_flight = in_flight;
+    }
+
+    /// Requests were accepted before the last [`Explorer::pass`]. `may_offload`: whether workers could pay
+    /// off for such a load, if the model is as wrong as it may be.
+    ///
+    /// Requests may come and end in bursts: an epoch begins and ends with as many in flight.
+    #[inline]
+    pub(crate) fn turn(&mut self, may_offload: impl FnOnce(&Load) -> bool) {
+        let in_flight = self.in_flight as u32;
+        let Epoch { depth, .. } = self.epoch;
+        let requests = self.epoch.requests();
+        self.epoch.depth = depth.max(in_flight);
+        let enough = if self.settles { 0 } else { REQUESTS_MIN.max(depth) };
+        let full = in_flight >= depth || requests >= ENOUGH * REQUESTS_MIN.max(depth);
+        let short = !self.settles && self.epoch.spent_ns < EPOCH_NS_MIN;
+        if self.left_over > 0 || short || requests < enough || !full {
+            return;
+        }
+        let epoch = std::mem::take(&mut self.epoch);
+        self.epoch.depth = in_flight;
+        if std::mem::take(&mut self.settles) {
+            return;
+        }
+        let load = epoch.load();
+        let may_offload = may_offload(&load);
+        let counts = self.compares && !epoch.odd && epoch.spent_ns > 0;
+        self.compares =
+            may_offload || epoch.offloaded > 0 || epoch.reshaped > 0 || self.arm.is_coarse();
+        if counts {
+            let arm = self.judge(&epoch, &load, may_offload);
+            if arm != self.arm {
+                self.arm = arm;
+                self.changes = self.changes.wrapping_add(1);
+                (self.left_over, self.settles) = (in_flight, true);
+            }
+        }
+    }
+
+    /// A chunk goes to a worker.
+    pub(crate) fn offloaded(&mut self) {
+        self.epoch.offloaded += 1;
+    }
+
+    /// A request was split, or joined with others, because of what an operation costs.
+    pub(crate) fn reshaped(&mut self) {
+        self.epoch.reshaped += 1;
+    }
+
+    /// There is no choice now, or again one; so many requests are in flight.
+    pub(crate) fn rest(&mut self, now_ns: u64, in_flight: usize) {
+        (self.epoch, self.now_ns, self.in_flight) = (Epoch::default(), now_ns, in_flight);
+        (self.arm, self.left_over, self.settles) = (Arm::Model, 0, false);
+        self.compares = false;
+    }
+
+    /// A request has ended that began after so many `changes`.
+    #[inline]
+    pub(crate) fn end(&mut self, op: Op, bytes: u64, changes: u32) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.left_over > 0 {
+            self.left_over -= u32::from(changes != self.changes);
+            return;
+        }
+        match op {
+            Op::Read => self.epoch.reads += 1,
+            Op::Write { .. } => self.epoch.writes += 1,
+            _ => self.epoch.odd = true,
+        }
+        self.epoch.bytes += bytes;
+    }
+
+    /// Takes an epoch in; returns the arm of the next one.
+    fn judge(&mut self, epoch: &Epoch, load: &Load, may_offload: bool) -> Arm {
+        let record = &mut self.records[load.class()];
+        record.outcomes[self.arm as usize].add(epoch);
+        if self.arm == Arm::Model && epoch.offloaded == 0 {
+            record.equate(Arm::AllInline);
+        }
+        if self.arm == Arm::Model && epoch.reshaped == 0 {
+            record.equate(Arm::Coarse);
+            record.equate(Arm::Coarser);
+        }
+        if !may_offload {
+            record.outcomes[Arm::AllOffload as usize].suspend();
+        }
+        record.next(self.arm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue whose clients keep `depth` requests in flight; how long one takes depends on the arm under
+    /// which it began.
+    struct Clients {
+        explorer: Explorer,
+        now_ns: u64,
+        random: u64,
+        /// Requests that began under each arm.
+        begun: [u64; ARMS.len()],
+    }
+
+    const ALL_GAIN: fn(&Load) -> bool = |_| true;
+
+    /// Nanoseconds of the model, all inline and all offloaded; coarser splits are not worth it.
+    fn arms([model, inline, offload]: [u64; 3]) -> [u64; ARMS.len()] {
+        [model, 2 * model, 3 * model, inline, offload]
+    }
+
+    impl Clients {
+        fn new(seed: u64) -> Self {
+            println!("seed {seed}");
+            Self { explorer: Explorer::new(), now_ns: 0, random: seed, begun: [0; ARMS.len()] }
+        }
+
+        fn random(&mut self, below: u64) -> u64 {
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (self.random >> 33) % below
+        }
+
+        /// So many bursts of `depth` requests, each of which takes `each_ns` of its arm, more or less; one
+        /// burst in 500 is held up by 50 of them.
+        fn run(&mut self, op: Op, depth: usize, bursts: u64, each_ns: [u64; ARMS.len()]) {
+            self.run_with(op, depth, bursts, each_ns, ALL_GAIN);
+        }
+
+        fn run_with(
+            &mut self,
+            op: Op,
+            depth: usize,
+            bursts: u64,
+            each_ns: [u64; ARMS.len()],
+            mut gains: impl FnMut(&Load) -> bool,
+        ) {
+            for _ in 0..bursts {
+                let arm = self.explorer.arm();
+                let changes = self.explorer.changes();
+                self.explorer.pass(self.now_ns, depth);
+                self.explorer.turn(&mut gains);
+                self.begun[arm as usize] += depth as u64;
+                if arm != Arm::AllInline {
+                    self.explorer.offloaded();
+                }
+                if arm == Arm::Model {
+                    self.explorer.reshaped();
+                }
+                let each = each_ns[arm as usize];
+                let stall = if self.random(500) == 0 { 50 * each } else { 0 };
+                let noise = self.random(each / 5 + 1) * depth as u64;
+                self.now_ns += each * depth as u64 + noise + stall;
+                self.explorer.pass(self.now_ns, depth);
+                for _ in 0..depth {
+                    self.explorer.end(op, 4096, changes);
+                }
+            }
+        }
+
+        fn share(&self, arm: Arm) -> f64 {
+            self.begun[arm as usize] as f64 / self.begun.iter().sum::<u64>() as f64
+        }
+    }
+
+    #[test]
+    fn the_fastest_arm_is_found_and_the_others_cost_next_to_nothing() {
+        let speeds = [
+            arms([1000, 1100, 1300]),
+            arms([1100, 1000, 5000]),
+            arms([1300, 1200, 1000]),
+            arms([1000, 20_000, 9000]),
+        ];
+        for (seed, each_ns) in (1u64..).zip(speeds) {
+            for depth in [1, 4, 32, 128] {
+                let mut load = Clients::new(seed);
+                load.run(Op::Read, depth, 40_000 / depth as u64, each_ns);
+                load.begun = [0; ARMS.len()];
+                load.run(Op::Read, depth, 2_000_000 / depth as u64, each_ns);
+                let best = each_ns.into_iter().min().unwrap();
+                let best = ARMS[each_ns.iter().position(|&ns| ns == best).unwrap()];
+                let clear =
+                    each_ns.iter().filter(|&&ns| ns < each_ns[best as usize] * 6 / 5).count();
+                // What is close may be taken for the other, for a while.
+                let (share, most) = if clear == 1 { (0.95, 1.02) } else { (0.5, 1.05) };
+                assert!(load.share(best) > share, "{each_ns:?} at {depth}: {:?}", load.begun);
+                // The rest, as if all had been served by the best arm.
+                let each = |arm: Arm| each_ns[arm as usize] * load.begun[arm as usize];
+                let lost = ARMS.into_iter().map(each).sum::<u64>() as f64
+                    / (each_ns[best as usize] * 2_000_000) as f64;
+                assert!(lost < most, "{each_ns:?} at {depth}: {lost}");
+            }
+        }
+    }
+
+    #[test]
+    fn coarser_splits_are_found_where_requests_are_split() {
+        for (each_ns, best) in [
+            ([2000, 1500, 1800, 2500, 2500], Arm::Coarse),
+            ([2000, 1500, 1200, 2500, 2500], Arm::Coarser),
+            ([1000, 1050, 1200, 2500, 2500], Arm::Model),
+        ] {
+            let mut load = Clients::new(9);
+            load.run_with(Op::Read, 1, 20_000, each_ns, |_| false);
+            load.begun = [0; ARMS.len()];
+            load.run_with(Op::Read, 1, 100_000, each_ns, |_| false);
+            assert!(load.share(best) > 0.95, "{each_ns:?}: {:?}", load.begun);
+        }
+    }
+
+    #[test]
+    fn an_arm_that_becomes_the_fastest_is_found_again() {
+        let mut load = Clients::new(5);
+        load.run(Op::Read, 4, 20_000, arms([1000, 1200, 1400]));
+        assert!(load.share(Arm::Model) > 0.95, "{:?}", load.begun);
+        load.run(Op::Read, 4, 200_000, arms([2000, 1200, 1400]));
+        load.begun = [0; ARMS.len()];
+        load.run(Op::Read, 4, 20_000, arms([2000, 1200, 1400]));
+        assert!(load.share(Arm::AllInline) > 0.95, "{:?}", load.begun);
+    }
+
+    #[test]
+    fn every_load_has_its_own() {
+        let mut load = Clients::new(6);
+        for _ in 0..50 {
+            load.run(Op::Read, 4, 500, arms([1200, 1000, 3000]));
+            load.run(Op::Write { fua: false }, 32, 100, arms([3000, 2500, 1000]));
+        }
+        load.begun = [0; ARMS.len()];
+        load.run(Op::Read, 4, 5000, arms([1200, 1000, 3000]));
+        assert!(load.share(Arm::AllInline) > 0.9, "{:?}", load.begun);
+        load.begun = [0; ARMS.len()];
+        load.run(Op::Write { fua: false }, 32, 1000, arms([3000, 2500, 1000]));
+        assert!(load.share(Arm::AllOffload) > 0.9, "{:?}", load.begun);
+    }
+
+    #[test]
+    fn nothing_is_tried_where_nothing_can_be_gained() {
+        let mut explorer = Explorer::new();
+        for now_ns in (0..10_000_000).step_by(2000) {
+            explorer.pass(now_ns, 1);
+            explorer.turn(|_| false);
+            assert_eq!((explorer.arm(), explorer.compares()), (Arm::Model, false));
+            explorer.pass(now_ns + 1000, 1);
+            explorer.end(Op::Read, 4096, explorer.changes());
+        }
+        assert!(explorer.records.iter().all(|record| record.outcomes[0].each_ns == 0.0));
+    }
+
+    #[test]
+    fn what_has_lost_is_not_tried_more_often_where_it_is_not_sure_that_anything_can_be_gained() {
+        let mut load = Clients::new(8);
+        let mut epoch = 0;
+        load.run_with(Op::Read, 4, 100_000, arms([1000, 1100, 3000]), |_| {
+            epoch += 1;
+            epoch % 5 != 0
+        });
+        assert!(load.begun[Arm::AllOffload as usize] > 0, "{:?}", load.begun);
+        assert!(load.share(Arm::AllOffload) < 0.005, "{:?}", load.begun);
+    }
+
+    #[test]
+    fn who_has_no_choice_tries_nothing() {
+        let mut load = Clients::new(7);
+        load.run(Op::Read, 4, 20_000, arms([1300, 1200, 1000]));
+        assert_eq!(load.explorer.arm(), Arm::AllOffload);
+        load.explorer.rest(load.now_ns, 0);
+        assert_eq!((load.explorer.arm(), load.explorer.compares()), (Arm::Model, false));
+    }
+
+    #[test]
+    fn idle_time_counts_no_more_than_the_time_before_it() {
+        let mut explorer = Explorer::new();
+        explorer.pass(1000, 1);
+        explorer.pass(1300, 1);
+        explorer.end(Op::Read, 4096, 0);
+        // From 1300 on there is none.
+        explorer.pass(1400, 1);
+        assert_eq!(explorer.epoch.spent_ns, 300 + 100);
+        explorer.pass(1500, 1);
+        explorer.end(Op::Read, 4096, 0);
+        explorer.pass(1_000_000, 1);
+        assert_eq!(explorer.epoch.spent_ns, 400 + 100 + 100);
+    }
+
+    #[test]
+    fn what_says_nothing_of_the_cipher_spoils_an_epoch() {
+        let mut explorer = Explorer::new();
+        for round in 0..1000 {
+            explorer.pass(round * 10_000, 1);
+            explorer.turn(ALL_GAIN);
+            explorer.offloaded();
+            explorer.pass(round * 10_000 + 9000, 1);
+            let op = if round % 8 == 0 { Op::Flush } else { Op::Read };
+            explorer.end(op, 4096, explorer.changes());
+        }
+        assert!(explorer.records.iter().all(|record| record.outcomes[0].each_ns == 0.0));
+    }
+}
