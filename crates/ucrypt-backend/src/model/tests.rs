@@ -3,7 +3,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Counts, Device, DeviceOp, Kind, ModelBackend, ModelError, Profile};
-use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue};
+use crate::{Backend, Buf, Done, Errno, FileBackend, Io, Limits, OpenOptions, Pool, Queue};
 
 const PAGE: usize = 4096;
 const MIB: u64 = 1 << 20;
@@ -26,6 +26,30 @@ fn filled(pool: &Pool, len: usize, fill: u8) -> Buf {
     let mut buf = pool.alloc(len).unwrap();
     buf.fill(fill);
     buf
+}
+
+/// Who decides by [`Limits`] must not know more of a model than it could know of a disk: that it turns, or
+/// that it is memory. Otherwise what is measured on models says nothing about disks.
+#[test]
+fn a_model_tells_no_more_about_its_speed_than_a_disk_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    std::fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
+    every_model(64 * MIB, |name, backend| {
+        let of_model = backend.limits();
+        // The page cache copies, as a model does. How it is aligned and whether it discards are no speeds;
+        // what turns or lives in memory says so as a disk, or a file in memory, does.
+        let of_disk = Limits {
+            copies: true,
+            block: of_model.block,
+            discard: of_model.discard,
+            rotational: of_model.rotational,
+            synchronous: of_model.synchronous,
+            ..file.limits().clone()
+        };
+        assert_eq!(*of_model, of_disk, "{name}");
+    });
 }
 
 #[test]
