@@ -3,7 +3,7 @@
 
 use crate::explorer::{Arm, Load};
 use crate::learn::Learned;
-use crate::policy::{Place, Situation, Work};
+use crate::policy::{Situation, Target, Work};
 use crate::request::{Op, Urgency};
 
 /// What is decrypted while it still sits in the core's cache: half of a usual L2.
@@ -119,15 +119,15 @@ impl Situation<'_> {
     }
 
     /// Where a chunk is crypted.
-    pub(crate) fn adaptive_place(&self, work: &Work) -> Place {
+    pub(crate) fn adaptive_target(&self, work: &Work) -> Target {
         match self.urgency {
-            Urgency::Urgent => Place::Here,
-            _ if self.surroundings.workers == 0 => Place::Here,
-            Urgency::Background => Place::Worker,
+            Urgency::Urgent => Target::Inline,
+            _ if self.surroundings.workers == 0 => Target::Inline,
+            Urgency::Background => Target::Offload,
             Urgency::Normal => match self.arm {
-                Arm::Model | Arm::Coarse | Arm::Coarser => self.ordinary_place(work),
-                Arm::AllInline => Place::Here,
-                Arm::AllOffload => Place::Worker,
+                Arm::Model | Arm::Coarse | Arm::Coarser => self.ordinary_target(work),
+                Arm::AllInline => Target::Inline,
+                Arm::AllOffload => Target::Offload,
             },
         }
     }
@@ -137,13 +137,13 @@ impl Situation<'_> {
     /// waking it takes, or would spare this thread two hand-overs; one more is woken when those that are
     /// awake have work for as long. This thread then sees to the backend and the clients, and helps the
     /// workers when there is nothing else.
-    fn ordinary_place(&self, work: &Work) -> Place {
+    fn ordinary_target(&self, work: &Work) -> Target {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.depth.saturating_sub(1);
         let saved_ns = self.saved_ns(work.bytes as f64);
         let hand_ns = own_hand_ns(self.learned, self.depth);
         if saved_ns <= hand_ns {
-            return Place::Here;
+            return Target::Inline;
         }
         let awake = work.awake;
         let sleeps = self.surroundings.idle_workers > 0;
@@ -151,10 +151,10 @@ impl Situation<'_> {
         let handed_ns = self.worker_ns((work.handed_bytes + work.bytes) as f64);
         if others > 0 && awake > 0 {
             let late = sleeps && handed_ns / f64::from(awake) > handover_ns;
-            return if late { Place::Worker } else { Place::AwakeWorker };
+            return if late { Target::Offload } else { Target::OffloadAwake };
         }
         if others > 0 && sleeps && work.waited_ns.max(saved_ns / 2.0) > handover_ns {
-            return Place::Worker;
+            return Target::Offload;
         }
         let carry_ns = self.carry_ns(work.bytes as f64);
         let there_ns = |cost_ns, workers: u32| cost_ns + carry_ns + handed_ns / f64::from(workers);
@@ -165,11 +165,11 @@ impl Situation<'_> {
         let ahead_bytes = work.ahead_bytes as f64;
         let here_ns = self.cipher_ns(ahead_bytes) + mine_ns + self.stores_ns(work);
         if to_awake_ns.min(to_idle_ns) >= here_ns {
-            Place::Here
+            Target::Inline
         } else if sleeps {
-            Place::Worker
+            Target::Offload
         } else {
-            Place::AwakeWorker
+            Target::OffloadAwake
         }
     }
 

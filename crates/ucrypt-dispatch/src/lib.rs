@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! inputs    request · plan · cancel(request) · crypted(chunk, result) · stored(chunk, result)
-//! outputs   Crypt(chunk, place) · Store(chunk) · Drop(chunk) · Finish(request, result)
+//! outputs   Crypt(chunk, target) · Store(chunk) · Drop(chunk) · Finish(request, result)
 //! ```
 //!
 //! - [`machine`]: the state machine and its contract;
@@ -32,5 +32,5 @@ pub use around::{Device, Limits, Surroundings, ZEROES_UNIT_SECTORS};
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};
 pub use learn::Learned;
 pub use machine::{Machine, Output};
-pub use policy::{Place, Policies, Policy, Tally};
+pub use policy::{Policies, Policy, Tally, Target};
 pub use request::{Op, Request, StoreKind, Urgency};

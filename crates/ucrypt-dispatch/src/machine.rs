@@ -49,7 +49,7 @@ use crate::chunk::{Chunk, ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
 use crate::explorer::{Arm, Explorer};
 use crate::learn::Learned;
 use crate::line::Line;
-use crate::policy::{Place, Plan, Policies, Policy, Situation, Tally, Work};
+use crate::policy::{Plan, Policies, Policy, Situation, Tally, Target, Work};
 use crate::request::{Op, Request, StoreKind, Urgency};
 use crate::slab::Slab;
 
@@ -61,7 +61,7 @@ pub enum Output<E> {
         /// The chunk; [`Machine::parts`] tells its sectors.
         chunk: ChunkId,
         /// Where to do it.
-        place: Place,
+        target: Target,
     },
     /// Submit the chunk to the backend, then call [`Machine::stored`] with the result.
     Store {
@@ -363,7 +363,7 @@ impl<E: Copy> Machine<E> {
     /// This thread takes the chunk at the head of the line. Before it does, it hands on the first one
     /// that the policy wants to be handed on.
     fn next_crypt(&mut self) -> Option<Output<E>> {
-        let (at, place) = self.choose()?;
+        let (at, target) = self.choose()?;
         let chunk = self.line.remove(at).expect("it was looked at");
         if self.is_in_vain(chunk) {
             return Some(self.drop_chunk(chunk));
@@ -371,7 +371,7 @@ impl<E: Copy> Machine<E> {
         let alone = self.line.is_empty() && self.awake() == 0;
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.since_ns = self.now_ns;
-        state.handed = place != Place::Here;
+        state.handed = target != Target::Inline;
         let (op, write) = (state.op, state.op.is_write());
         state.woke_worker = state.handed && alone && self.surroundings.idle_workers > 0;
         let bytes = state.parts.bytes();
@@ -380,20 +380,20 @@ impl<E: Copy> Machine<E> {
         } else {
             self.line.keep(bytes as f64 * self.learned.cipher_ns_per_byte(write));
         }
-        self.tally_place(op, place);
-        Some(Output::Crypt { chunk, place })
+        self.tally_target(op, target);
+        Some(Output::Crypt { chunk, target })
     }
 
     /// Which chunk of the line is next, and where.
-    fn choose(&self) -> Option<(usize, Place)> {
+    fn choose(&self) -> Option<(usize, Target)> {
         let mut ahead_bytes = 0;
         let mut first = None;
         for (at, chunk) in self.line.front().enumerate() {
-            let (place, bytes) = self.place(chunk, ahead_bytes);
-            if place != Place::Here {
-                return Some((at, place));
+            let (target, bytes) = self.target(chunk, ahead_bytes);
+            if target != Target::Inline {
+                return Some((at, target));
             }
-            first = first.or(Some((at, place)));
+            first = first.or(Some((at, target)));
             let all_kept = self.explorer.arm() == Arm::AllInline && self.policies.are_adaptive();
             if self.surroundings.workers == 0 || all_kept {
                 break;
@@ -715,7 +715,7 @@ impl<E: Copy> Machine<E> {
     }
 
     /// Where a chunk would be crypted that has so many bytes before it in line, and its length.
-    fn place(&self, chunk: ChunkId, ahead_bytes: u64) -> (Place, u64) {
+    fn target(&self, chunk: ChunkId, ahead_bytes: u64) -> (Target, u64) {
         let parts = &self.chunks.get(chunk.0).expect("a chunk under way").parts;
         let request = self.requests.get(parts.as_slice()[0].request.0).expect("its request");
         let bytes = parts.bytes();
@@ -726,7 +726,7 @@ impl<E: Copy> Machine<E> {
             awake: self.awake(),
             waited_ns: self.line.waited_ns(),
         };
-        (self.policies.of(request.op).place(&self.situation(request), &work), bytes)
+        (self.policies.of(request.op).target(&self.situation(request), &work), bytes)
     }
 
     /// Workers that do not sleep, if they have or just had chunks of this machine.
@@ -833,23 +833,23 @@ impl<E: Copy> Machine<E> {
         chunk
     }
 
-    fn tally_place(&mut self, op: Op, place: Place) {
+    fn tally_target(&mut self, op: Op, target: Target) {
         if self.policies.of(op) == Policy::Adaptive {
             match self.explorer.arm() {
                 Arm::Model => {}
                 Arm::Coarse | Arm::Coarser => self.tally.coarse += 1,
-                Arm::AllInline => self.tally.kept += 1,
-                Arm::AllOffload => self.tally.given += 1,
+                Arm::AllInline => self.tally.all_inline += 1,
+                Arm::AllOffload => self.tally.all_offload += 1,
             }
-            if place != Place::Here {
+            if target != Target::Inline {
                 self.explorer.offloaded();
             }
         }
-        if place == Place::Here {
-            self.tally.here += 1;
+        if target == Target::Inline {
+            self.tally.inline += 1;
         } else {
-            self.tally.handed += 1;
-            let woken = u32::from(place != Place::AwakeWorker);
+            self.tally.offloaded += 1;
+            let woken = u32::from(target != Target::OffloadAwake);
             self.surroundings.idle_workers = self.surroundings.idle_workers.saturating_sub(woken);
         }
     }

@@ -21,15 +21,15 @@ use crate::request::{Op, Urgency};
 
 /// Where a chunk is encrypted or decrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Target {
     /// On the thread that has the request, at once.
-    Here,
+    Inline,
     /// On a worker that runs on the same core.
     SameCore,
     /// On whichever worker is free, and one is woken for it if any sleeps.
-    Worker,
+    Offload,
     /// On a worker that is awake, when it gets there: none is woken unless all sleep.
-    AwakeWorker,
+    OffloadAwake,
 }
 
 /// How requests are dispatched.
@@ -235,12 +235,12 @@ impl Policy {
     }
 
     /// Where a chunk is crypted.
-    pub(crate) fn place(self, situation: &Situation<'_>, work: &Work) -> Place {
+    pub(crate) fn target(self, situation: &Situation<'_>, work: &Work) -> Target {
         match self {
-            Self::Inline | Self::Merge => Place::Here,
-            Self::SameCpu { .. } => Place::SameCore,
-            Self::Unbound { .. } => Place::Worker,
-            Self::Adaptive => situation.adaptive_place(work),
+            Self::Inline | Self::Merge => Target::Inline,
+            Self::SameCpu { .. } => Target::SameCore,
+            Self::Unbound { .. } => Target::Offload,
+            Self::Adaptive => situation.adaptive_target(work),
         }
     }
 }
@@ -255,14 +255,14 @@ pub struct Tally {
     /// Requests that travelled together with a neighbour.
     pub joined: u64,
     /// Chunks crypted where they were.
-    pub here: u64,
+    pub inline: u64,
     /// Chunks handed to a worker.
-    pub handed: u64,
+    pub offloaded: u64,
     /// Chunks crypted where they were whatever the estimates said, because that was seen to be faster,
     /// or to see whether it is.
-    pub kept: u64,
+    pub all_inline: u64,
     /// The same for chunks that all went to workers.
-    pub given: u64,
+    pub all_offload: u64,
     /// Chunks of requests that were split less, or joined longer, than the estimates said, for that reason.
     pub coarse: u64,
 }
@@ -273,10 +273,10 @@ impl std::iter::Sum for Tally {
             whole: sum.whole + of.whole,
             cut: sum.cut + of.cut,
             joined: sum.joined + of.joined,
-            here: sum.here + of.here,
-            handed: sum.handed + of.handed,
-            kept: sum.kept + of.kept,
-            given: sum.given + of.given,
+            inline: sum.inline + of.inline,
+            offloaded: sum.offloaded + of.offloaded,
+            all_inline: sum.all_inline + of.all_inline,
+            all_offload: sum.all_offload + of.all_offload,
             coarse: sum.coarse + of.coarse,
         })
     }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use ucrypt_dispatch::{
-    ChunkId, Device, Limits, Machine, Op, Output, Part, Place, Policies, Policy, Request,
-    RequestId, StoreKind, Surroundings, Urgency, ZEROES_UNIT_SECTORS,
+    ChunkId, Device, Limits, Machine, Op, Output, Part, Policies, Policy, Request, RequestId,
+    StoreKind, Surroundings, Target, Urgency, ZEROES_UNIT_SECTORS,
 };
 
 /// xorshift64: the same run for the same seed.
@@ -633,18 +633,18 @@ fn adaptive(device: Device) -> Machine<u32> {
 }
 
 /// Where each crypt that is asked for now is to be done. What is to be done here is done at once.
-fn places(machine: &mut Machine<u32>, around: Surroundings) -> Vec<Place> {
-    let mut places = Vec::new();
+fn targets(machine: &mut Machine<u32>, around: Surroundings) -> Vec<Target> {
+    let mut targets = Vec::new();
     machine.plan(0, around);
     while let Some(output) = machine.next_output() {
-        if let Output::Crypt { chunk, place } = output {
-            places.push(place);
-            if place == Place::Here {
+        if let Output::Crypt { chunk, target } = output {
+            targets.push(target);
+            if target == Target::Inline {
                 machine.crypted(chunk, Ok(()), None, 0);
             }
         }
     }
-    places
+    targets
 }
 
 const WRITE: Op = Op::Write { fua: false };
@@ -654,30 +654,33 @@ fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
     let write = |sectors, around| {
         let mut machine = adaptive(DEVICE);
         machine.request(request(WRITE, 2000, sectors)).unwrap();
-        places(&mut machine, around)
+        targets(&mut machine, around)
     };
     // Chunks of about sqrt(c * k) = 12 KiB: the first one here, or a worker would have it later.
     let spread = write(256, WORKERS);
-    assert!(spread.len() > 2 && spread.contains(&Place::Here), "{spread:?}");
-    assert!(spread.contains(&Place::Worker) || spread.contains(&Place::AwakeWorker), "{spread:?}");
-    assert_eq!(write(8, WORKERS), [Place::Here], "4 KiB take less than a hand-over");
+    assert!(spread.len() > 2 && spread.contains(&Target::Inline), "{spread:?}");
+    assert!(
+        spread.contains(&Target::Offload) || spread.contains(&Target::OffloadAwake),
+        "{spread:?}"
+    );
+    assert_eq!(write(8, WORKERS), [Target::Inline], "4 KiB take less than a hand-over");
     let alone = write(256, Surroundings::default());
-    assert!(alone.iter().all(|&place| place == Place::Here), "nobody is there: {alone:?}");
+    assert!(alone.iter().all(|&target| target == Target::Inline), "nobody is there: {alone:?}");
 }
 
 /// Whether any crypt is to be done by a worker. Reads are answered at once.
 fn hands_on(machine: &mut Machine<u32>, around: Surroundings) -> bool {
     machine.plan(0, around);
-    let mut places = Vec::new();
+    let mut targets = Vec::new();
     while let Some(output) = machine.next_output() {
         match output {
             Output::Store { chunk, kind: StoreKind::Read } => machine.stored(chunk, Ok(()), 0),
-            Output::Crypt { place, .. } => places.push(place),
+            Output::Crypt { target, .. } => targets.push(target),
             _ => {}
         }
     }
-    assert!(!places.is_empty());
-    places.into_iter().any(|place| place != Place::Here)
+    assert!(!targets.is_empty());
+    targets.into_iter().any(|target| target != Target::Inline)
 }
 
 #[test]
@@ -775,11 +778,11 @@ fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is(
             while let Some(output) = machine.next_output() {
                 match output {
                     Output::Store { chunk, .. } => machine.stored(chunk, Ok(()), now_ns),
-                    Output::Crypt { chunk, place } => {
+                    Output::Crypt { chunk, target } => {
                         let write = machine.op(chunk) == Some(WRITE);
                         reads += u64::from(!write);
-                        assert!(!write || place == Place::Worker, "round {round}");
-                        if place == Place::Here {
+                        assert!(!write || target == Target::Offload, "round {round}");
+                        if target == Target::Inline {
                             assert!(!handed.is_empty(), "round {round}: the write goes first");
                             kept_reads += 1;
                             now_ns += 16_000;
@@ -801,8 +804,14 @@ fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is(
     }
     let tally = machine.tally();
     assert!(kept_reads > reads / 2, "{kept_reads} of {reads}: {tally:?}");
-    assert!(tally.kept > 0 && tally.kept <= kept_reads, "{kept_reads} of {reads}: {tally:?}");
-    assert!(tally.given > 0 && tally.given <= reads - kept_reads, "{kept_reads}: {tally:?}");
+    assert!(
+        tally.all_inline > 0 && tally.all_inline <= kept_reads,
+        "{kept_reads} of {reads}: {tally:?}"
+    );
+    assert!(
+        tally.all_offload > 0 && tally.all_offload <= reads - kept_reads,
+        "{kept_reads}: {tally:?}"
+    );
 }
 
 #[test]
@@ -812,20 +821,21 @@ fn a_line_longer_than_a_hand_over_takes_goes_to_workers() {
         for index in 0..16 {
             machine.request(request(WRITE, 2000 + 500 * index, sectors)).unwrap();
         }
-        places(&mut machine, around)
+        targets(&mut machine, around)
     };
     let small = busy(8, WORKERS);
-    let woken = |places: &[Place]| places.iter().filter(|&&place| place == Place::Worker).count();
+    let woken =
+        |targets: &[Target]| targets.iter().filter(|&&target| target == Target::Offload).count();
     assert_eq!((small.len(), woken(&small)), (16, 2), "both wait for less than the line takes");
-    assert!(!small.contains(&Place::Here), "{small:?}");
+    assert!(!small.contains(&Target::Inline), "{small:?}");
     let asleep = Surroundings { idle_workers: 0, ..WORKERS };
-    assert_eq!(busy(8, asleep), [Place::Here; 16], "all workers are busy for others");
-    assert_eq!(busy(8, Surroundings::default()), [Place::Here; 16], "there are none");
+    assert_eq!(busy(8, asleep), [Target::Inline; 16], "all workers are busy for others");
+    assert_eq!(busy(8, Surroundings::default()), [Target::Inline; 16], "there are none");
 }
 
 #[test]
 fn what_is_polled_for_is_never_handed_on_and_what_nobody_waits_for_always() {
-    let places_of = |urgency, around| {
+    let targets_of = |urgency, around| {
         let mut machine = adaptive(DEVICE);
         for index in 0..16 {
             for sectors in [8, 256] {
@@ -833,17 +843,22 @@ fn what_is_polled_for_is_never_handed_on_and_what_nobody_waits_for_always() {
                 machine.request(Request { urgency, ..write }).unwrap();
             }
         }
-        places(&mut machine, around)
+        targets(&mut machine, around)
     };
     let asleep = Surroundings { idle_workers: 0, ..WORKERS };
     for around in [WORKERS, asleep] {
-        let urgent = places_of(Urgency::Urgent, around);
-        assert!(urgent.len() >= 32 && urgent.iter().all(|&place| place == Place::Here));
-        let background = places_of(Urgency::Background, around);
-        assert!(background.len() >= 32 && background.iter().all(|&place| place == Place::Worker));
+        let urgent = targets_of(Urgency::Urgent, around);
+        assert!(urgent.len() >= 32 && urgent.iter().all(|&target| target == Target::Inline));
+        let background = targets_of(Urgency::Background, around);
+        assert!(
+            background.len() >= 32 && background.iter().all(|&target| target == Target::Offload)
+        );
     }
-    let nobody = places_of(Urgency::Background, Surroundings::default());
-    assert!(nobody.iter().all(|&place| place == Place::Here), "a request never waits for nobody");
+    let nobody = targets_of(Urgency::Background, Surroundings::default());
+    assert!(
+        nobody.iter().all(|&target| target == Target::Inline),
+        "a request never waits for nobody"
+    );
 }
 
 #[test]

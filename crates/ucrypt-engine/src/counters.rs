@@ -26,10 +26,10 @@ struct Decided {
     whole: AtomicU64,
     cut: AtomicU64,
     joined: AtomicU64,
-    here: AtomicU64,
-    handed: AtomicU64,
-    kept: AtomicU64,
-    given: AtomicU64,
+    inline: AtomicU64,
+    offloaded: AtomicU64,
+    all_inline: AtomicU64,
+    all_offload: AtomicU64,
     coarse: AtomicU64,
     /// Picoseconds, so that a fast cipher has digits.
     decrypt_ps_per_byte: AtomicU64,
@@ -70,10 +70,10 @@ impl Counters {
         set(&decided.whole, tally.whole);
         set(&decided.cut, tally.cut);
         set(&decided.joined, tally.joined);
-        set(&decided.here, tally.here);
-        set(&decided.handed, tally.handed);
-        set(&decided.kept, tally.kept);
-        set(&decided.given, tally.given);
+        set(&decided.inline, tally.inline);
+        set(&decided.offloaded, tally.offloaded);
+        set(&decided.all_inline, tally.all_inline);
+        set(&decided.all_offload, tally.all_offload);
         set(&decided.coarse, tally.coarse);
         set(&decided.decrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(false) * 1000.0));
         set(&decided.encrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(true) * 1000.0));
@@ -92,10 +92,10 @@ impl Counters {
                 whole: get(&decided.whole),
                 cut: get(&decided.cut),
                 joined: get(&decided.joined),
-                here: get(&decided.here),
-                handed: get(&decided.handed),
-                kept: get(&decided.kept),
-                given: get(&decided.given),
+                inline: get(&decided.inline),
+                offloaded: get(&decided.offloaded),
+                all_inline: get(&decided.all_inline),
+                all_offload: get(&decided.all_offload),
                 coarse: get(&decided.coarse),
             },
             decrypt_ns_per_byte: get(&decided.decrypt_ps_per_byte) as f64 / 1000.0,

@@ -189,7 +189,11 @@ fn what_is_read_ahead_goes_to_workers_and_what_is_polled_for_does_not() {
             }
             // What is shown may be a few rounds old.
             let decided = volume.decisions()[0].tally;
-            assert_eq!(decided.handed > decided.here, handed, "{name}, {urgency:?}: {decided:?}");
+            assert_eq!(
+                decided.offloaded > decided.inline,
+                handed,
+                "{name}, {urgency:?}: {decided:?}"
+            );
         }
     }
 }

@@ -84,7 +84,7 @@ fn workers_encrypt_and_no_write_is_out_of_order_or_refused() {
             assert!(sorted, "{device}, {policy}: a write left before an earlier one");
             // The decisions are shown now and then; by now most of them are. Adaptive joins what
             // waits for the disk, so its chunks are few and long.
-            let handed = volume.decisions()[0].tally.handed;
+            let handed = volume.decisions()[0].tally.offloaded;
             assert!(handed >= 4, "{device}, {policy}: only {handed} chunks went to workers");
         }
     }

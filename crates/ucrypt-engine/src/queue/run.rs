@@ -4,7 +4,7 @@ use std::io;
 
 use ucrypt_backend::{Buf, Done as Answer, Errno, Io};
 use ucrypt_dispatch::{
-    ChunkId, Op as MachineOp, Output, Part, Place, Request, RequestId, StoreKind, Surroundings,
+    ChunkId, Op as MachineOp, Output, Part, Request, RequestId, StoreKind, Surroundings, Target,
     ZEROES_UNIT_SECTORS,
 };
 
@@ -291,11 +291,11 @@ impl Queue {
 
     fn carry_out(&mut self, output: Output<Errno>, source: Borrowed<'_>) {
         match output {
-            Output::Crypt { chunk, place } => {
-                if place == Place::Here && sectors(self.machine.parts(chunk)) >= LONG_SECTORS {
+            Output::Crypt { chunk, target } => {
+                if target == Target::Inline && sectors(self.machine.parts(chunk)) >= LONG_SECTORS {
                     self.look_around();
                 }
-                self.crypt(chunk, place, source);
+                self.crypt(chunk, target, source);
             }
             Output::Store { chunk, kind } => self.store(chunk, kind),
             Output::Drop { chunk } => self.drop_chunk(chunk),
@@ -328,7 +328,7 @@ impl Queue {
         self.awake = self.volume.count_awake(self.awake, awake);
     }
 
-    fn crypt(&mut self, chunk: ChunkId, place: Place, source: Borrowed<'_>) {
+    fn crypt(&mut self, chunk: ChunkId, target: Target, source: Borrowed<'_>) {
         let op = self.machine.op(chunk).expect("a chunk under way");
         let mut bufs = std::mem::take(&mut self.chunks[chunk.index()]);
         let mut encrypted = false;
@@ -338,13 +338,13 @@ impl Queue {
                 if let Err(error) = self.cut_write(chunk, &mut bufs) {
                     return self.machine.crypted(chunk, Err(error), None, self.now_ns);
                 }
-                if place == Place::Here
+                if target == Target::Inline
                     && let Some(done) = self.write_in_place(chunk, source, &bufs)
                 {
                     self.chunks[chunk.index()] = bufs;
                     return self.written_in_place(chunk, done);
                 }
-                match self.gather(chunk, place, source, &mut bufs) {
+                match self.gather(chunk, target, source, &mut bufs) {
                     Ok(done) => encrypted = done,
                     Err(error) => {
                         return self.machine.crypted(chunk, Err(error), None, self.now_ns);
@@ -368,7 +368,7 @@ impl Queue {
             (MachineOp::Read, false) => Way::Decrypt,
             _ => Way::Encrypt,
         };
-        self.crypt_bufs(chunk, place, bufs, way);
+        self.crypt_bufs(chunk, target, bufs, way);
     }
 
     /// Takes memory for a chunk of zeroes, which the machine has reserved. Returns whether it was
@@ -446,13 +446,13 @@ impl Queue {
     fn gather(
         &self,
         chunk: ChunkId,
-        place: Place,
+        target: Target,
         source: Borrowed<'_>,
         bufs: &mut [Buf],
     ) -> Result<bool, Errno> {
         let parts = self.machine.parts(chunk);
-        let here =
-            place == Place::Here && parts.iter().all(|part| self.plaintext(part, source).is_some());
+        let here = target == Target::Inline
+            && parts.iter().all(|part| self.plaintext(part, source).is_some());
         let mut encrypted = here;
         for (part, buf) in parts.iter().zip(bufs) {
             let Some(plain) = self.plaintext(part, source) else { continue };
@@ -474,17 +474,17 @@ impl Queue {
     }
 
     /// Crypts buffers, here or by a worker.
-    fn crypt_bufs(&mut self, chunk: ChunkId, place: Place, mut bufs: Vec<Buf>, way: Way) {
+    fn crypt_bufs(&mut self, chunk: ChunkId, target: Target, mut bufs: Vec<Buf>, way: Way) {
         let parts = self.machine.parts(chunk);
         let (segment, sector) = self.volume.place(parts[0].sector);
         let count = sectors(parts);
-        if let (Some(pool), true) = (&self.volume.workers, place != Place::Here) {
+        if let (Some(pool), true) = (&self.volume.workers, target != Target::Inline) {
             let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
             let job = workers::Job { chunk, segments, segment, sector, bufs, way, inbox };
             let from_ns = self.volume.clock.now_ns();
-            let handed = match place {
-                Place::SameCore => pool.hand_same_core(job),
-                _ => pool.hand(job, place == Place::Worker),
+            let handed = match target {
+                Target::SameCore => pool.hand_same_core(job),
+                _ => pool.hand(job, target == Target::Offload),
             };
             match handed {
                 Ok(()) => {

@@ -120,8 +120,9 @@ pub(super) fn dispatch(status: &Value) -> String {
     let empty = Vec::new();
     let queues = status["queues"].as_array().unwrap_or(&empty);
     let sum = |key: &str| queues.iter().filter_map(|queue| queue[key].as_u64()).sum::<u64>();
-    let used =
-        || queues.iter().filter(|queue| queue["chunks_here"] != 0 || queue["chunks_handed"] != 0);
+    let used = || {
+        queues.iter().filter(|queue| queue["chunks_inline"] != 0 || queue["chunks_offloaded"] != 0)
+    };
     let mean = |key: &str| {
         let figures: Vec<f64> = used().filter_map(|queue| queue[key].as_f64()).collect();
         // Not sum(): that of nothing is -0.
@@ -131,7 +132,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
     };
     let requests = sum("requests_whole") + sum("requests_cut") + sum("requests_joined");
-    let chunks = sum("chunks_here") + sum("chunks_handed");
+    let chunks = sum("chunks_inline") + sum("chunks_offloaded");
     let lines = [
         ("policy", status["volume"]["dispatch"].as_str().unwrap_or("unknown").to_owned()),
         ("queues", format!("{} ({} used)", queues.len(), used().count())),
@@ -145,11 +146,11 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("requests served whole", share("requests_whole", requests)),
         ("requests cut", share("requests_cut", requests)),
         ("requests joined", share("requests_joined", requests)),
-        ("chunks crypted in place", share("chunks_here", chunks)),
-        ("chunks handed to workers", share("chunks_handed", chunks)),
-        ("in place by trial", share("chunks_kept_by_trial", chunks)),
-        ("handed by trial", share("chunks_handed_by_trial", chunks)),
-        ("coarser by trial", share("chunks_coarser_by_trial", chunks)),
+        ("chunks inline", share("chunks_inline", chunks)),
+        ("chunks offloaded", share("chunks_offloaded", chunks)),
+        ("explored, all inline", share("chunks_all_inline", chunks)),
+        ("explored, all offloaded", share("chunks_all_offload", chunks)),
+        ("explored, coarser", share("chunks_coarser", chunks)),
     ];
     let mut shown = String::new();
     for (name, value) in lines {
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_nobody_has_used_has_measured_nothing() {
-        let unused = json!({ "chunks_here": 0, "chunks_handed": 0, "wake_ns": 9000 });
+        let unused = json!({ "chunks_inline": 0, "chunks_offloaded": 0, "wake_ns": 9000 });
         let shown = dispatch(&json!({ "queues": [unused, unused] }));
         assert!(shown.contains("  queues:                   2 (0 used)\n"), "{shown}");
         assert!(shown.contains("  waking a worker:          0 ns\n"), "{shown}");
