@@ -48,6 +48,11 @@ impl Average {
         if self.samples == 0 { default } else { self.value }
     }
 
+    /// The average; `None` before the first sample.
+    fn get(&self) -> Option<f64> {
+        (self.samples > 0).then_some(self.value)
+    }
+
     /// How many samples were taken.
     pub fn samples(&self) -> u64 {
         self.samples
@@ -94,11 +99,41 @@ pub struct Learned {
     writes: [Average; SIZES],
 }
 
+/// What was measured so far, in nanoseconds; `None`: nothing yet, and decisions assume something.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Measured {
+    /// Cipher, per byte read.
+    pub decrypt_ns_per_byte: Option<f64>,
+    /// Cipher, per byte written.
+    pub encrypt_ns_per_byte: Option<f64>,
+    /// From waking a worker to having its answer, beyond the cipher.
+    pub handover_ns: Option<f64>,
+    /// What the queue's own thread takes of that.
+    pub wake_ns: Option<f64>,
+    /// To give a chunk to a worker that is awake, and to take it back.
+    pub hand_ns: Option<f64>,
+    /// More to copy a byte that a worker has crypted.
+    pub carry_ns_per_byte: Option<f64>,
+}
+
 fn class(bytes: u64) -> usize {
     (bytes.max(512).ilog2() as usize - 9).min(SIZES - 1)
 }
 
 impl Learned {
+    /// What was measured so far.
+    pub fn measured(&self) -> Measured {
+        let [reads, writes] = &self.ciphers;
+        Measured {
+            decrypt_ns_per_byte: reads.here.get(),
+            encrypt_ns_per_byte: writes.here.get(),
+            handover_ns: self.handover.get(),
+            wake_ns: self.wake.get(),
+            hand_ns: self.hand.get(),
+            carry_ns_per_byte: self.carry.get(),
+        }
+    }
+
     /// Before the first request: a crypt of `bytes` takes `ns`.
     pub fn cipher(&mut self, bytes: u64, ns: u64) {
         for write in [false, true] {

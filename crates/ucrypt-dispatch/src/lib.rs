@@ -30,7 +30,7 @@ mod slab;
 
 pub use around::{Device, Limits, Surroundings, ZEROES_UNIT_SECTORS};
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};
-pub use learn::Learned;
+pub use learn::{Learned, Measured};
 pub use machine::{Machine, Output};
 pub use policy::{Policies, Policy, Tally, Target};
 pub use request::{Op, Request, StoreKind, Urgency};

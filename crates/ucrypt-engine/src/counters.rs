@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use ucrypt_backend::Errno;
-use ucrypt_dispatch::{Learned, Tally};
+use ucrypt_dispatch::{Learned, Measured, Tally};
 
 /// Counts of one queue. Only its own thread adds.
 #[derive(Debug, Default)]
@@ -31,14 +31,30 @@ struct Decided {
     all_inline: AtomicU64,
     all_offload: AtomicU64,
     coarse: AtomicU64,
-    /// Picoseconds, so that a fast cipher has digits.
-    decrypt_ps_per_byte: AtomicU64,
-    encrypt_ps_per_byte: AtomicU64,
-    handover_ns: AtomicU64,
-    wake_ns: AtomicU64,
-    hand_ns: AtomicU64,
-    carry_ps_per_byte: AtomicU64,
+    decrypt_per_byte: Estimate,
+    encrypt_per_byte: Estimate,
+    handover: Estimate,
+    wake: Estimate,
+    hand: Estimate,
+    carry_per_byte: Estimate,
     workers: AtomicU32,
+}
+
+/// Nanoseconds that were measured, or not yet: 0, or one more than as many picoseconds, so that a fast cipher
+/// has digits.
+#[derive(Debug, Default)]
+struct Estimate(AtomicU64);
+
+impl Estimate {
+    #[expect(clippy::cast_sign_loss, reason = "averages of durations are not negative")]
+    fn set(&self, ns: Option<f64>) {
+        self.0.store(ns.map_or(0, |ns| (ns * 1000.0) as u64 + 1), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Option<f64> {
+        let stored = self.0.load(Ordering::Relaxed);
+        stored.checked_sub(1).map(|picoseconds| picoseconds as f64 / 1000.0)
+    }
 }
 
 /// What one queue has decided, and the estimates it decides by.
@@ -46,18 +62,8 @@ struct Decided {
 pub struct Decisions {
     /// How often was decided what.
     pub tally: Tally,
-    /// Nanoseconds of cipher per byte read.
-    pub decrypt_ns_per_byte: f64,
-    /// Nanoseconds of cipher per byte written.
-    pub encrypt_ns_per_byte: f64,
-    /// Nanoseconds that handing a chunk to a sleeping worker costs.
-    pub handover_ns: u64,
-    /// Those of them that the queue's own thread takes.
-    pub wake_ns: u64,
-    /// Nanoseconds that handing a chunk to a worker which is awake costs.
-    pub hand_ns: u64,
-    /// Nanoseconds per byte that copying takes longer after a worker.
-    pub carry_ns_per_byte: f64,
+    /// What it has measured.
+    pub measured: Measured,
     /// Workers that it might use when it last told: no more than cores were free.
     pub workers: u32,
 }
@@ -75,12 +81,13 @@ impl Counters {
         set(&decided.all_inline, tally.all_inline);
         set(&decided.all_offload, tally.all_offload);
         set(&decided.coarse, tally.coarse);
-        set(&decided.decrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(false) * 1000.0));
-        set(&decided.encrypt_ps_per_byte, whole(learned.cipher_ns_per_byte(true) * 1000.0));
-        set(&decided.handover_ns, whole(learned.handover_ns()));
-        set(&decided.wake_ns, whole(learned.wake_ns()));
-        set(&decided.hand_ns, whole(learned.hand_ns()));
-        set(&decided.carry_ps_per_byte, whole(learned.carry_ns_per_byte() * 1000.0));
+        let measured = learned.measured();
+        decided.decrypt_per_byte.set(measured.decrypt_ns_per_byte);
+        decided.encrypt_per_byte.set(measured.encrypt_ns_per_byte);
+        decided.handover.set(measured.handover_ns);
+        decided.wake.set(measured.wake_ns);
+        decided.hand.set(measured.hand_ns);
+        decided.carry_per_byte.set(measured.carry_ns_per_byte);
         decided.workers.store(workers, Ordering::Relaxed);
     }
 
@@ -98,20 +105,17 @@ impl Counters {
                 all_offload: get(&decided.all_offload),
                 coarse: get(&decided.coarse),
             },
-            decrypt_ns_per_byte: get(&decided.decrypt_ps_per_byte) as f64 / 1000.0,
-            encrypt_ns_per_byte: get(&decided.encrypt_ps_per_byte) as f64 / 1000.0,
-            handover_ns: get(&decided.handover_ns),
-            wake_ns: get(&decided.wake_ns),
-            hand_ns: get(&decided.hand_ns),
-            carry_ns_per_byte: get(&decided.carry_ps_per_byte) as f64 / 1000.0,
+            measured: Measured {
+                decrypt_ns_per_byte: decided.decrypt_per_byte.get(),
+                encrypt_ns_per_byte: decided.encrypt_per_byte.get(),
+                handover_ns: decided.handover.get(),
+                wake_ns: decided.wake.get(),
+                hand_ns: decided.hand.get(),
+                carry_ns_per_byte: decided.carry_per_byte.get(),
+            },
             workers: decided.workers.load(Ordering::Relaxed),
         }
     }
-}
-
-#[expect(clippy::cast_sign_loss, reason = "averages of durations are not negative")]
-fn whole(value: f64) -> u64 {
-    value as u64
 }
 
 /// What the clients of a volume have asked for since it was opened, finished requests only.

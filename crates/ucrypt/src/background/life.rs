@@ -230,7 +230,7 @@ fn in_use(name: &str, users: &[String], deferred: bool) -> Failure {
 
 /// What one queue has decided, and from what.
 fn queue(decisions: &Decisions) -> Value {
-    let tally = decisions.tally;
+    let (tally, measured) = (decisions.tally, decisions.measured);
     json!({
         "requests_whole": tally.whole,
         "requests_cut": tally.cut,
@@ -240,12 +240,12 @@ fn queue(decisions: &Decisions) -> Value {
         "chunks_all_inline": tally.all_inline,
         "chunks_all_offload": tally.all_offload,
         "chunks_coarser": tally.coarse,
-        "decrypt_ns_per_byte": decisions.decrypt_ns_per_byte,
-        "encrypt_ns_per_byte": decisions.encrypt_ns_per_byte,
-        "handover_ns": decisions.handover_ns,
-        "wake_ns": decisions.wake_ns,
-        "hand_ns": decisions.hand_ns,
-        "carry_ns_per_byte": decisions.carry_ns_per_byte,
+        "decrypt_ns_per_byte": measured.decrypt_ns_per_byte,
+        "encrypt_ns_per_byte": measured.encrypt_ns_per_byte,
+        "handover_ns": measured.handover_ns,
+        "wake_ns": measured.wake_ns,
+        "hand_ns": measured.hand_ns,
+        "carry_ns_per_byte": measured.carry_ns_per_byte,
         "workers": decisions.workers,
     })
 }

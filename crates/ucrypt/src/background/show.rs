@@ -115,6 +115,38 @@ pub(super) fn status(status: &Value) -> String {
     shown
 }
 
+const NOT_MEASURED: &str = "not measured yet";
+
+/// Where the chunks of a volume are encrypted, and why. `cipher_ns`: of a mean chunk.
+fn in_a_sentence(
+    status: &Value,
+    offloaded: u64,
+    chunks: u64,
+    wake_ns: Option<f64>,
+    cipher_ns: f64,
+) -> String {
+    let policy = status["volume"]["dispatch"].as_str().unwrap_or("unknown");
+    let share = offloaded as f64 / chunks.max(1) as f64;
+    let inline = "is encrypted on the thread that receives it";
+    let what = match share {
+        _ if chunks == 0 => return "Nothing has been encrypted yet.\n".into(),
+        share if share < 0.005 => format!("Everything {inline}"),
+        share if share > 0.995 => "Everything is encrypted by workers".into(),
+        share => format!("{:.0} % is encrypted by workers, the rest {inline}", share * 100.0),
+    };
+    let why = match wake_ns {
+        _ if policy != "adaptive" => format!(", because the policy is {policy}"),
+        Some(wake_ns) if share < 0.005 => format!(
+            ": to wake another core costs {:.1} µs, and would save {:.1} µs of cipher a chunk",
+            wake_ns / 1000.0,
+            cipher_ns / 1000.0
+        ),
+        None if share < 0.005 => ": there are no workers".into(),
+        _ => format!(": a chunk takes {:.1} µs of cipher", cipher_ns / 1000.0),
+    };
+    format!("{what}{why}.\n")
+}
+
 /// The lines of `status --dispatch`: what was decided, and the measurements behind it.
 pub(super) fn dispatch(status: &Value) -> String {
     let empty = Vec::new();
@@ -125,24 +157,33 @@ pub(super) fn dispatch(status: &Value) -> String {
     };
     let mean = |key: &str| {
         let figures: Vec<f64> = used().filter_map(|queue| queue[key].as_f64()).collect();
-        // Not sum(): that of nothing is -0.
-        figures.iter().fold(0.0, |sum, figure| sum + figure) / figures.len().max(1) as f64
+        (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
+    };
+    let measured = |key: &str, digits: usize, unit: &str| {
+        mean(key).map_or_else(|| NOT_MEASURED.into(), |figure| format!("{figure:.digits$} {unit}"))
     };
     let share = |key: &str, all: u64| {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
     };
     let requests = sum("requests_whole") + sum("requests_cut") + sum("requests_joined");
     let chunks = sum("chunks_inline") + sum("chunks_offloaded");
+    let counters = &status["counters"];
+    let counted = |key: &str| counters[key].as_u64().unwrap_or(0) as f64;
+    let cipher_ns = |key: &str, bytes: &str| mean(key).unwrap_or(0.0) * counted(bytes);
+    // Of a mean chunk.
+    let cipher_ns = (cipher_ns("decrypt_ns_per_byte", "read_bytes")
+        + cipher_ns("encrypt_ns_per_byte", "written_bytes"))
+        / chunks.max(1) as f64;
     let lines = [
         ("policy", status["volume"]["dispatch"].as_str().unwrap_or("unknown").to_owned()),
         ("queues", format!("{} ({} used)", queues.len(), used().count())),
-        ("decryption", format!("{:.3} ns per byte", mean("decrypt_ns_per_byte"))),
-        ("encryption", format!("{:.3} ns per byte", mean("encrypt_ns_per_byte"))),
-        ("hand-over, asleep", format!("{:.0} ns", mean("handover_ns"))),
-        ("waking a worker", format!("{:.0} ns", mean("wake_ns"))),
-        ("hand-over, awake", format!("{:.0} ns", mean("hand_ns"))),
-        ("from a worker's cache", format!("{:.3} ns per byte", mean("carry_ns_per_byte"))),
-        ("workers at hand", format!("{:.1} a queue", mean("workers"))),
+        ("decryption", measured("decrypt_ns_per_byte", 3, "ns per byte")),
+        ("encryption", measured("encrypt_ns_per_byte", 3, "ns per byte")),
+        ("hand-over, asleep", measured("handover_ns", 0, "ns")),
+        ("waking a worker", measured("wake_ns", 0, "ns")),
+        ("hand-over, awake", measured("hand_ns", 0, "ns")),
+        ("from a worker's cache", measured("carry_ns_per_byte", 3, "ns per byte")),
+        ("workers at hand", measured("workers", 1, "a queue")),
         ("requests served whole", share("requests_whole", requests)),
         ("requests cut", share("requests_cut", requests)),
         ("requests joined", share("requests_joined", requests)),
@@ -152,7 +193,8 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("explored, all offloaded", share("chunks_all_offload", chunks)),
         ("explored, coarser", share("chunks_coarser", chunks)),
     ];
-    let mut shown = String::new();
+    let mut shown =
+        in_a_sentence(status, sum("chunks_offloaded"), chunks, mean("wake_ns"), cipher_ns);
     for (name, value) in lines {
         // Writing to a string cannot fail.
         let _ = writeln!(shown, "  {:<26}{value}", format!("{name}:"));
@@ -171,7 +213,8 @@ mod tests {
         let unused = json!({ "chunks_inline": 0, "chunks_offloaded": 0, "wake_ns": 9000 });
         let shown = dispatch(&json!({ "queues": [unused, unused] }));
         assert!(shown.contains("  queues:                   2 (0 used)\n"), "{shown}");
-        assert!(shown.contains("  waking a worker:          0 ns\n"), "{shown}");
+        assert!(shown.starts_with("Nothing has been encrypted yet.\n"), "{shown}");
+        assert!(shown.contains("  waking a worker:          not measured yet\n"), "{shown}");
         assert!(!shown.contains(" -0"), "{shown}");
     }
 }
