@@ -43,7 +43,7 @@ pub struct Device {
 /// What is around the queue right now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Surroundings {
-    /// Workers that may be used now, as far as there are cores for them. What is handed on by trial may
+    /// Workers that may be used now, as far as there are cores for them. What the explorer hands on may
     /// wake others.
     pub workers: u32,
     /// Those of them that sleep.
