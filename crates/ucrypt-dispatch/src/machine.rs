@@ -631,26 +631,31 @@ impl<E: Copy> Machine<E> {
         if !more && plan.join_max.0 > 1 && matches!(op, Op::Read | Op::Write { fua: false }) {
             joined = self.join_neighbours(op, &plan, chunk);
         }
-        self.tally_cut(joined, whole, more);
+        self.tally_cut(op, joined, whole, more);
         true
     }
 
     /// Counts how a request became chunks, when its chunk was begun: of so many requests, its first
     /// (`whole`), not its last (`more`).
-    fn tally_cut(&mut self, joined: usize, whole: bool, more: bool) {
-        match (joined, whole && !more) {
-            (1, true) => self.tally.whole += 1,
-            (1, false) if !more => {
-                self.tally.cut += 1;
-                if !self.device.synchronous {
-                    self.explorer.reshaped();
-                }
+    fn tally_cut(&mut self, op: Op, joined: usize, whole: bool, more: bool) {
+        // A backend in memory splits for the sake of workers, whatever an operation costs.
+        let reshaped = match (joined, whole && !more) {
+            (1, true) => {
+                self.tally.whole += 1;
+                false
             }
-            (1, false) => {}
+            (1, false) if more => false,
+            (1, false) => {
+                self.tally.cut += 1;
+                !self.device.synchronous
+            }
             (joined, _) => {
                 self.tally.joined += joined as u64;
-                self.explorer.reshaped();
+                true
             }
+        };
+        if reshaped && self.explores() && self.policies.of(op) == Policy::Adaptive {
+            self.explorer.reshaped();
         }
     }
 
@@ -696,7 +701,7 @@ impl<E: Copy> Machine<E> {
         self.zeroes_free -= zeroes_units(part.sectors);
         let more = self.requests.get(id.0).is_some_and(|request| request.next < request.end);
         self.launch(op, part, plan, now_ns);
-        self.tally_cut(1, whole, more);
+        self.tally_cut(op, 1, whole, more);
     }
 
     fn situation<'a>(&'a self, request: &RequestState<E>) -> Situation<'a> {

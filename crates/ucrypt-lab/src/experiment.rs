@@ -1,5 +1,7 @@
 //! One run in virtual time: the machine, the disk, the clients and the policy.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ use ucrypt_engine::{
 };
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
-use crate::client::{Job, Requests};
+use crate::client::{Job, Request, Requests};
 use crate::report::{Latency, Report};
 use crate::world::{Clients, Costs, Present, Stalls, World};
 
@@ -21,8 +23,9 @@ pub const AES_NI: CipherModel = CipherModel { ns_per_byte: 0.25, ns_per_call: 60
 /// The same on the machine of the 2017 measurements, 1.1 GB/s.
 pub const AES_2017: CipherModel = CipherModel { ns_per_byte: 0.9, ns_per_call: 60 };
 
-/// No run of any grid takes a tenth of this.
-const EVENTS_MAX: u64 = 1_000_000_000;
+/// A run of more events than this goes round in a circle: a request takes some twenty, and with each chunk
+/// as many more.
+const EVENTS_MAX: u64 = 200_000_000;
 
 /// Bytes that are encrypted as one.
 pub(crate) const SECTOR_BYTES: u32 = 4096;
@@ -96,12 +99,13 @@ impl Experiment {
         let depth = self.job.depth.max(1);
         // Buffers are rounded up to powers of two.
         let memory = 2 * count(depth) * block.next_power_of_two();
+        let measured = Rc::new(RefCell::new(Measured::default()));
         let queues: Vec<_> = (0..machine.1)
             .map(|index| {
                 let queue = world.queue(&volume, QueueConfig { memory, depth }).expect("a queue");
                 queue.borrow_mut().set_clients_here(true);
                 let requests = Requests::new(self.job, (index as u64, machine.1 as u64), self.seed);
-                world.attach(index, Box::new(Asking::new(self.job, requests)));
+                world.attach(index, Box::new(Asking::new(self.job, requests, &measured)));
                 queue
             })
             .collect();
@@ -112,10 +116,7 @@ impl Experiment {
         }
         let stuck: usize = queues.iter().map(|queue| queue.borrow().in_flight()).sum();
         assert!(stuck == 0, "{stuck} requests never end: {}", world.describe());
-        let clients = world.detach();
-        let mut asked = clients.into_iter().map(Clients::measured);
-        let mut measured = asked.next().expect("a queue");
-        asked.for_each(|other| measured.add(other));
+        let measured = &mut *measured.borrow_mut();
         let tallies = queues.iter().map(|queue| queue.borrow().tally());
         let in_flight = self.queues * depth;
         Report {
@@ -161,9 +162,9 @@ fn nothing() -> SectorCipher {
     SectorCipher::new(&spec, &[], options).expect("it takes any key")
 }
 
-/// What is counted for the report.
+/// What is counted for the report, of all queues.
 #[derive(Debug, Default)]
-pub(crate) struct Measured {
+struct Measured {
     /// Of the requests in `reads` and `writes`.
     bytes: u64,
     latencies_ns: u64,
@@ -171,17 +172,6 @@ pub(crate) struct Measured {
     writes: Vec<u64>,
     finished: u64,
     failed: u64,
-}
-
-impl Measured {
-    fn add(&mut self, mut other: Self) {
-        self.bytes += other.bytes;
-        self.latencies_ns += other.latencies_ns;
-        self.reads.append(&mut other.reads);
-        self.writes.append(&mut other.writes);
-        self.finished += other.finished;
-        self.failed += other.failed;
-    }
 }
 
 /// A request of the client: when it was sent, and what it is.
@@ -200,12 +190,14 @@ struct Asking {
     /// Clients with no request under way, each since when.
     free: Vec<(u64, u64)>,
     /// The next request, which the queue had no room for.
-    held: Option<crate::client::Request>,
-    measured: Measured,
+    held: Option<Request>,
+    /// Requests of this queue that ended.
+    finished: u64,
+    measured: Rc<RefCell<Measured>>,
 }
 
 impl Asking {
-    fn new(job: Job, requests: Requests) -> Self {
+    fn new(job: Job, requests: Requests, measured: &Rc<RefCell<Measured>>) -> Self {
         let depth = job.depth.max(1);
         Self {
             job,
@@ -213,26 +205,28 @@ impl Asking {
             sent: vec![Sent { at_ns: 0, is_read: false }; depth as usize],
             free: (0..u64::from(depth)).rev().map(|tag| (tag, 0)).collect(),
             held: None,
-            measured: Measured::default(),
+            finished: 0,
+            measured: measured.clone(),
         }
     }
 
     /// The first quarter is not measured, nor what ends when the depth is no longer kept.
     fn is_measured(&self) -> bool {
-        self.measured.finished > self.job.requests / 4
-            && self.measured.finished + u64::from(self.job.depth) <= self.job.requests
+        self.finished > self.job.requests / 4
+            && self.finished + u64::from(self.job.depth) <= self.job.requests
     }
 
     fn take(&mut self, done: &ucrypt_engine::Done, present: &mut Present<'_>) {
         present.finish(done.data.as_deref());
         let Sent { at_ns, is_read } = self.sent[done.tag as usize];
-        self.measured.finished += 1;
-        self.measured.failed += u64::from(done.result.is_err());
+        self.finished += 1;
+        let measured = &mut *self.measured.borrow_mut();
+        measured.finished += 1;
+        measured.failed += u64::from(done.result.is_err());
         if self.is_measured() {
             let latency_ns = present.now_ns() - at_ns;
-            self.measured.bytes += self.job.block_bytes;
-            self.measured.latencies_ns += latency_ns;
-            let measured = &mut self.measured;
+            measured.bytes += self.job.block_bytes;
+            measured.latencies_ns += latency_ns;
             if is_read { &mut measured.reads } else { &mut measured.writes }.push(latency_ns);
         }
         self.free.push((done.tag, present.now_ns()));
@@ -271,9 +265,5 @@ impl Clients for Asking {
             present.round();
         }
         any
-    }
-
-    fn measured(self: Box<Self>) -> Measured {
-        self.measured
     }
 }

@@ -68,6 +68,19 @@ impl Plan {
             watchdog: Watchdog::Time(Duration::from_secs(10)),
         }
     }
+
+    /// Writes and flushes until the power fails, on a disk of 512-byte sectors, of which a long write may
+    /// be torn at any.
+    pub fn until_a_crash(seed: u64, disk_len: u64, watchdog: Watchdog) -> Self {
+        let shape = Shape {
+            transfer_max: 32 << 10,
+            zeroes_max: 64 << 10,
+            mix: [10, 55, 10, 5, 20],
+            ..Shape::everything(disk_len)
+        };
+        let operations = u64::MAX;
+        Self { depth: 8, crashes: true, operations, watchdog, ..Self::new(seed, shape) }
+    }
 }
 
 /// Why a run has failed.

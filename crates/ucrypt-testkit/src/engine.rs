@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use ucrypt_backend::{Backend, Buf, Pool};
 use ucrypt_engine::{
-    Calibration, CipherModel, Op, Policies, Queue, QueueConfig, Rejected, Segment, Volume,
+    Calibration, CipherModel, Op, Policies, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
     VolumeOptions,
 };
 use ucrypt_lab::world::World;
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
+use crate::client::Client;
 use crate::model::Tag;
 use crate::operation::{Kind, Operation};
 use crate::port::{Completion, Port, Submitted};
@@ -75,6 +76,26 @@ impl VolumeKind {
             allow_discards: true,
             ..VolumeOptions::default()
         }
+    }
+}
+
+/// Reads what a volume holds after a crash, and holds it to what the client knows.
+///
+/// # Panics
+/// If anything is there that may not be.
+pub fn check_after_crash(volume: &Arc<Volume>, client: &Client) {
+    let len = volume.info().len as usize;
+    let config = QueueConfig { memory: 2 * len.next_power_of_two(), depth: 1 };
+    let mut queue = volume.queue(config).expect("a queue");
+    queue.submit(0, Op::Read { offset: 0, len }).expect("room for all of it");
+    while !queue.has_done() {
+        queue.wait().expect("the backend works");
+    }
+    let done = queue.next_done().expect("it was just there");
+    done.result.expect("it is read");
+    let bytes = done.data.expect("a read has data");
+    if let Err(mismatch) = client.model().check_after_crash(0, &bytes) {
+        panic!("{mismatch}");
     }
 }
 
@@ -195,6 +216,12 @@ impl Port for EnginePort {
         if let Some((world, index)) = &self.world {
             world.borrow().act_for(*index);
         }
+        let urgency = match self.random.below(8) {
+            0 => Urgency::Urgent,
+            1 => Urgency::Background,
+            _ => Urgency::Normal,
+        };
+        self.queue.borrow_mut().set_urgency(urgency);
         let submitted = match kind {
             Kind::Read => self.submit_op(tag, Op::Read { offset, len: len as usize }),
             Kind::Write { fua } => self.write(tag, offset, data, fua),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Op, Policies, Policy, QueueConfig, Volume};
-use ucrypt_testkit::engine::{EnginePort, VolumeKind};
+use ucrypt_testkit::engine::{EnginePort, VolumeKind, check_after_crash};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::given::{number, seeds};
 use ucrypt_testkit::operation::Operation;
@@ -190,23 +190,9 @@ fn crash_at(seed: u64, step: u64) {
     faults.delay(random.below(6)).volatile();
     let inner: Arc<dyn Backend> = Arc::new(memory(kind.offset + len).unwrap());
     let backend = Arc::new(FaultBackend::new(inner.clone(), faults.clone()));
-    let shape = Shape {
-        transfer_max: 32 << 10,
-        zeroes_max: 64 << 10,
-        mix: [10, 55, 10, 5, 20],
-        ..Shape::everything(len)
-    };
-    let plan = Plan {
-        // A write of more than one sector may be torn anywhere.
-        sector: 512,
-        depth: 8,
-        crashes: true,
-        operations: u64::MAX,
-        watchdog: Watchdog::Steps(STEPS_MAX),
-        ..Plan::new(seed, shape)
-    };
     // A sector of 4096 bytes that is torn by the power is noise: as with dm-crypt on a disk of 512.
     let kind = VolumeKind { sector_size: kind.sector_size.map(|_| 512), ..kind };
+    let plan = Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX));
     let mut client = Client::new(plan, queues as usize);
     {
         let volume = kind.over(backend.clone(), len);
@@ -217,18 +203,8 @@ fn crash_at(seed: u64, step: u64) {
         faults.crash();
     }
     backend.settle().expect("memory");
-    let volume = kind.over(inner, len);
-    let mut queue = volume.queue(LARGE).expect("a queue");
-    queue.submit(1, Op::Read { offset: 0, len: len as usize }).expect("room");
-    while queue.in_flight() > 0 {
-        queue.wait().expect("memory");
-        let Some(done) = queue.next_done() else { continue };
-        done.result.expect("memory");
-        let bytes = done.data.expect("data");
-        if let Err(mismatch) = client.model().check_after_crash(0, &bytes) {
-            panic!("seed {seed}, crash at step {step}: {mismatch}");
-        }
-    }
+    println!("seed {seed}, crash at step {step}");
+    check_after_crash(&kind.over(inner, len), &client);
 }
 
 #[test]

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use ucrypt_backend::model::Profile;
 use ucrypt_backend::{Backend, Errno};
-use ucrypt_engine::{Op, Policies, Policy, QueueConfig};
+use ucrypt_engine::{Policies, Policy, QueueConfig};
 use ucrypt_lab::world::{Costs, Stalls, World};
-use ucrypt_testkit::engine::{EnginePort, VolumeKind};
+use ucrypt_testkit::engine::{EnginePort, VolumeKind, check_after_crash};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::given::seeds;
 use ucrypt_testkit::{
@@ -121,19 +121,7 @@ fn crash_at(seed: u64, step: u64) {
     // A larger sector that is torn by the power is noise: as with dm-crypt on a disk of 512.
     let sector_size = [None, Some(512)][random.below(2) as usize];
     let kind = VolumeKind { sector_size, policies, workers: workers as usize, offset: 0 };
-    let shape = Shape {
-        transfer_max: 32 << 10,
-        zeroes_max: 64 << 10,
-        mix: [10, 55, 10, 5, 20],
-        ..Shape::everything(len)
-    };
-    let plan = Plan {
-        depth: 8,
-        crashes: true,
-        operations: u64::MAX,
-        watchdog: Watchdog::Steps(STEPS_MAX),
-        ..Plan::new(seed, shape)
-    };
+    let plan = Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX));
     let mut client = Client::new(plan, queues as usize);
     {
         let volume = kind.in_world(&world, backend.clone(), len);
@@ -152,18 +140,9 @@ fn crash_at(seed: u64, step: u64) {
         faults.crash();
     }
     backend.settle().expect("the disk does not fail");
+    println!("seed {seed}, crash at step {step}");
     // On a machine of its own, in real time.
-    let volume = kind.over(disk, len);
-    let mut queue = volume.queue(QueueConfig { memory: 8 << 20, depth: 8 }).expect("a queue");
-    queue.submit(1, Op::Read { offset: 0, len: len as usize }).expect("room");
-    while queue.in_flight() > 0 {
-        queue.wait().expect("memory");
-        let Some(done) = queue.next_done() else { continue };
-        done.result.expect("memory");
-        if let Err(mismatch) = client.model().check_after_crash(0, &done.data.expect("data")) {
-            panic!("seed {seed}, crash at step {step}: {mismatch}");
-        }
-    }
+    check_after_crash(&kind.over(disk, len), &client);
 }
 
 #[test]

@@ -30,7 +30,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{Calibration, DoneJob, Executor, Queue, QueueConfig, Volume};
 
-use crate::experiment::Measured;
 use caches::addresses;
 use cores::Role;
 pub use costs::{Copying, Costs};
@@ -42,9 +41,6 @@ use host::{Host, SharedHost};
 pub(crate) trait Clients {
     /// Takes answers and sends requests. Returns whether there was anything to do.
     fn turn(&mut self, queue: &mut Queue, present: &mut Present<'_>) -> bool;
-
-    /// What was counted.
-    fn measured(self: Box<Self>) -> Measured;
 }
 
 /// The time of a turn, which passes with what is done in it.
@@ -147,11 +143,6 @@ impl World {
         self.call(queue);
     }
 
-    /// All clients that were attached.
-    pub(crate) fn detach(&mut self) -> Vec<Box<dyn Clients>> {
-        self.clients.iter_mut().filter_map(Option::take).collect()
-    }
-
     /// Something was submitted to a queue: its thread looks, if it sleeps.
     pub fn call(&self, queue: usize) {
         self.host.lock().wake(queue, 0);
@@ -200,9 +191,9 @@ impl World {
         if let Some((queue, done)) = done {
             done.deliver();
             self.host.lock().returned[queue] += 1;
+            // Before it makes room for another.
+            self.wake_signalled();
         }
-        // Before it makes room for another.
-        self.wake_signalled();
         let Some((role, start_ns)) = self.host.lock().take_turn(core, thread) else { return };
         let (goes_on, done) = match role {
             None => (true, None),

@@ -117,34 +117,49 @@ pub(super) fn status(status: &Value) -> String {
 
 const NOT_MEASURED: &str = "not measured yet";
 
-/// Where the chunks of a volume are encrypted, and why. `cipher_ns`: of a mean chunk.
-fn in_a_sentence(
-    status: &Value,
-    offloaded: u64,
+/// Why chunks went where they did.
+struct Why<'a> {
+    policy: &'a str,
+    /// Chunks, those among them that workers had, and those that the explorer kept from workers.
     chunks: u64,
+    offloaded: u64,
+    explored_inline: u64,
+    /// Workers that a queue might use.
+    workers: f64,
     wake_ns: Option<f64>,
+    /// Cipher of a mean chunk.
     cipher_ns: f64,
-) -> String {
-    let policy = status["volume"]["dispatch"].as_str().unwrap_or("unknown");
-    let share = offloaded as f64 / chunks.max(1) as f64;
-    let inline = "is encrypted on the thread that receives it";
-    let what = match share {
-        _ if chunks == 0 => return "Nothing has been encrypted yet.\n".into(),
-        share if share < 0.005 => format!("Everything {inline}"),
-        share if share > 0.995 => "Everything is encrypted by workers".into(),
-        share => format!("{:.0} % is encrypted by workers, the rest {inline}", share * 100.0),
-    };
-    let why = match wake_ns {
-        _ if policy != "adaptive" => format!(", because the policy is {policy}"),
-        Some(wake_ns) if share < 0.005 => format!(
-            ": to wake another core costs {:.1} µs, and would save {:.1} µs of cipher a chunk",
-            wake_ns / 1000.0,
-            cipher_ns / 1000.0
-        ),
-        None if share < 0.005 => ": there are no workers".into(),
-        _ => format!(": a chunk takes {:.1} µs of cipher", cipher_ns / 1000.0),
-    };
-    format!("{what}{why}.\n")
+}
+
+impl Why<'_> {
+    fn in_a_sentence(&self) -> String {
+        let share = |chunks: u64| chunks as f64 / self.chunks.max(1) as f64;
+        let inline = "is encrypted on the thread that receives it";
+        let cipher_us = self.cipher_ns / 1000.0;
+        let what = match share(self.offloaded) {
+            _ if self.chunks == 0 => return "Nothing has been encrypted yet.\n".into(),
+            share if share < 0.005 => format!("Everything {inline}"),
+            share if share > 0.995 => "Everything is encrypted by workers".into(),
+            share => format!("{:.0} % is encrypted by workers, the rest {inline}", share * 100.0),
+        };
+        let why = if self.policy != "adaptive" {
+            format!("the policy is {}", self.policy)
+        } else if share(self.offloaded) >= 0.005 {
+            format!("a chunk takes {cipher_us:.1} µs of cipher")
+        } else if share(self.explored_inline) > 0.5 {
+            "that was seen to be faster than what the estimates say".into()
+        } else if self.workers < 0.5 {
+            "no core is free for a worker".into()
+        } else if let Some(wake_ns) = self.wake_ns {
+            let wake_us = wake_ns / 1000.0;
+            format!(
+                "waking another core costs {wake_us:.1} µs, and a chunk {cipher_us:.1} µs of cipher"
+            )
+        } else {
+            "there are no workers".into()
+        };
+        format!("{what}: {why}.\n")
+    }
 }
 
 /// The lines of `status --dispatch`: what was decided, and the measurements behind it.
@@ -193,8 +208,16 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("explored, all offloaded", share("chunks_all_offload", chunks)),
         ("explored, coarser", share("chunks_coarser", chunks)),
     ];
-    let mut shown =
-        in_a_sentence(status, sum("chunks_offloaded"), chunks, mean("wake_ns"), cipher_ns);
+    let why = Why {
+        policy: status["volume"]["dispatch"].as_str().unwrap_or("unknown"),
+        chunks,
+        offloaded: sum("chunks_offloaded"),
+        explored_inline: sum("chunks_all_inline"),
+        workers: mean("workers").unwrap_or(0.0),
+        wake_ns: mean("wake_ns"),
+        cipher_ns,
+    };
+    let mut shown = why.in_a_sentence();
     for (name, value) in lines {
         // Writing to a string cannot fail.
         let _ = writeln!(shown, "  {:<26}{value}", format!("{name}:"));
@@ -207,6 +230,31 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_first_sentence_says_where_and_why() {
+        let said = |queue: Value, policy: &str| {
+            let counters = json!({ "read_bytes": 4_096_000, "written_bytes": 0 });
+            let volume = json!({ "dispatch": policy });
+            let status = json!({ "queues": [queue], "counters": counters, "volume": volume });
+            dispatch(&status).lines().next().unwrap_or_default().to_owned()
+        };
+        let queue = |offloaded: u64, workers: u32, all_inline: u64| {
+            json!({
+                "chunks_inline": 1000 - offloaded, "chunks_offloaded": offloaded,
+                "chunks_all_inline": all_inline, "workers": workers, "wake_ns": 6100.0,
+                "decrypt_ns_per_byte": 0.075,
+            })
+        };
+        let inline = "Everything is encrypted on the thread that receives it";
+        let reason = "waking another core costs 6.1 µs, and a chunk 0.3 µs of cipher.";
+        assert_eq!(said(queue(0, 1, 0), "adaptive"), format!("{inline}: {reason}"));
+        let none = format!("{inline}: no core is free for a worker.");
+        assert_eq!(said(queue(0, 0, 0), "adaptive"), none);
+        assert!(said(queue(0, 1, 900), "adaptive").contains("seen to be faster"));
+        assert!(said(queue(1000, 1, 0), "unbound").ends_with("by workers: the policy is unbound."));
+        assert!(said(queue(90, 1, 0), "adaptive").starts_with("9 % is encrypted by workers"));
+    }
 
     #[test]
     fn a_volume_that_nobody_has_used_has_measured_nothing() {
