@@ -7,7 +7,7 @@ CARGO ?= cargo
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make test    install the missing outside judges and a kernel to boot, run every test"
-	@echo "make flaky   run the tests N=20 times, J=2 at once, beside other load; list each that failed once"
+	@echo "make flaky   run the tests N=20 times, J=4 at once, beside other load; list each that failed once"
 	@echo "make soak    an hour (S=3600 seconds) of random clients, killed servers, little memory"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
@@ -28,7 +28,7 @@ test:
 
 flaky:
 	scripts/setup build judges guest
-	scripts/flaky $(or $(N),20) $(or $(J),2)
+	scripts/flaky $(or $(N),20) $(or $(J),4)
 
 soak:
 	scripts/setup build judges guest
