@@ -135,6 +135,19 @@ fn a_second_signal_ends_a_server_that_waits_and_it_fails() {
     assert!(said.contains("SIGINT ended the volume"), "{said}");
 }
 
+/// Stops a process, all threads of it: until they have seen the signal they go on.
+fn stop(process: Pid) {
+    kill_process(process, Signal::STOP).expect("a signal");
+    await_that("all threads to stop", || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).expect("tasks");
+        tasks.flatten().all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            // Behind the name, which may hold anything.
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        })
+    });
+}
+
 #[test]
 fn a_server_whose_image_does_not_answer_ends_and_says_so() {
     let scratch = Scratch::new();
@@ -145,7 +158,7 @@ fn a_server_whose_image_does_not_answer_ends_and_says_so() {
     let above = Server::start(&scratch, On::Nbd, &["--cipher", "none", path.trim()]);
     let mut client = NbdClient::connect(above.socket()).expect("connected");
     client.write(0, &[1; 4096]).expect("written");
-    kill_process(holder, Signal::STOP).expect("stopped");
+    stop(holder);
     let writer = std::thread::spawn(move || client.write(8192, &[2; 4096]));
     above.signal(Signal::TERM);
     above.await_said("did not answer");
