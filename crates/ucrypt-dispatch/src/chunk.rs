@@ -100,12 +100,12 @@ impl Parts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Asked to be crypted.
-    Crypt,
+    /// Asked to be transformed.
+    Transform,
     /// Encrypted; waits for those that came before it.
     InOrder,
-    /// Asked to be stored.
-    Store,
+    /// Asked of the backend.
+    Io,
 }
 
 #[derive(Debug)]
@@ -117,14 +117,16 @@ pub(crate) struct Chunk<E> {
     pub(crate) ordered: bool,
     /// When the present phase was asked for, in nanoseconds.
     pub(crate) since_ns: u64,
+    /// Its ciphertext lies in the backend's mapping.
+    pub(crate) mapped: bool,
     /// A worker has it.
-    pub(crate) handed: bool,
-    /// That worker was asleep, and nothing else was with a worker: how long it takes shows what a
-    /// hand-over costs.
+    pub(crate) offloaded: bool,
+    /// That worker was asleep, and nothing else was with a worker: how long it takes shows what
+    /// waking one costs.
     pub(crate) woke_worker: bool,
-    /// Its error, if it is stored again part by part because of that.
-    pub(crate) again: Option<E>,
-    /// Parts that are still to be stored again, the last one first.
+    /// Its error, if it is submitted again part by part because of that.
+    pub(crate) retried_after: Option<E>,
+    /// Parts that are still to be submitted again, the last one first.
     pub(crate) rest: Vec<Part>,
 }
 
@@ -134,12 +136,13 @@ impl<E> Chunk<E> {
         Self {
             op: Op::Flush,
             parts: Parts::new(),
-            phase: Phase::Store,
+            phase: Phase::Io,
             ordered: false,
             since_ns: 0,
-            handed: false,
+            mapped: false,
+            offloaded: false,
             woke_worker: false,
-            again: None,
+            retried_after: None,
             rest: Vec::new(),
         }
     }

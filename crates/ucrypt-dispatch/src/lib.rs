@@ -1,36 +1,48 @@
 //! What happens to a disk request, and when.
 //!
-//! Requests become **chunks**; a chunk is encrypted or decrypted (*crypt*) and goes to or comes
-//! from the backend (*store*). A large request is cut into several chunks; small neighbours that
+//! Requests become **chunks**; a chunk is encrypted or decrypted (*transform*) and goes to or comes
+//! from the backend (*I/O*). A large request is split into several chunks; small neighbours that
 //! wait together become one. This crate decides into how many, in which order and where, and keeps
 //! the books until the requests are finished. It does no I/O, starts no thread and reads no clock:
 //! the engine carries its outputs out, on real devices or in virtual time.
 //!
 //! ```text
-//! inputs    request · plan · cancel(request) · crypted(chunk, result) · stored(chunk, result)
-//! outputs   Crypt(chunk, target) · Store(chunk) · Drop(chunk) · Finish(request, result)
+//! inputs    request · plan · cancel(request)
+//!           offloaded(chunk) · cipher_done(chunk) · mapped_done(chunk) · io_done(chunk) · io_mapped(chunk)
+//! outputs   Transform(chunk, target) · DecryptMapped(chunk, target) · EncryptMapped(chunk)
+//!           SubmitIo(chunk, kind) · Drop(chunk) · Finish(request, result)
 //! ```
 //!
-//! - [`machine`]: the state machine and its contract;
-//! - [`policy`]: the decisions, from numbers only;
-//! - [`learn`]: the numbers that are measured while it runs.
+//! - [`machine`]: what may happen: the state machine and its contract;
+//! - [`policy`]: what should happen: the trait;
+//! - [`fixed`]: dm-crypt's policies, and rules that other systems set by hand;
+//! - `adaptive`: decides by a cost model (`cost_model`) of what is measured ([`estimates`]) and by trials
+//!   (`explorer`); its constants stand in `tuning`;
+//! - [`config`]: which of them a queue has.
 
 #![forbid(unsafe_code)]
 
 mod adaptive;
-mod around;
 mod chunk;
+pub mod config;
+mod cost_model;
+pub mod estimates;
 mod explorer;
-pub mod learn;
-mod line;
+pub mod fixed;
+mod limits;
 pub mod machine;
 pub mod policy;
+mod ready;
 mod request;
 mod slab;
+mod tuning;
 
-pub use around::{Device, Limits, Surroundings, ZEROES_UNIT_SECTORS};
+pub use adaptive::Explored;
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};
-pub use learn::{Learned, Measured};
-pub use machine::{Machine, Output};
-pub use policy::{Policies, Policy, Tally, Target};
-pub use request::{Op, Request, StoreKind, Urgency};
+pub use config::{Configured, Policies, PolicyKind};
+pub use estimates::{Estimates, Measured};
+pub use fixed::Fixed;
+pub use limits::{BackendTraits, Environment, Limits, ZEROES_UNIT_SECTORS};
+pub use machine::{Machine, Output, Stats};
+pub use policy::{Policy, Target};
+pub use request::{IoKind, Op, Request, Urgency};

@@ -1,22 +1,16 @@
-//! The policies: three questions about a request, answered from numbers only. Into how many
-//! chunks, where is each encrypted, and what may leave before what.
+//! What *should* happen to requests. The machine knows what *may*: admission, order, barriers,
+//! cancellation, bounds. Whatever a policy answers, the machine keeps its contract.
 //!
-//! The static ones are dm-crypt's, with the flags that choose them there:
+//! A [`Policy`] answers two questions, and is told what really happened:
 //!
-//! | policy | dm-crypt |
-//! |---|---|
-//! | `inline` | `no_read_workqueue` and `no_write_workqueue` |
-//! | `same-cpu` | `same_cpu_crypt` |
-//! | `unbound` | the default: work queues on any CPU, writes sorted |
-//! | `same-cpu,unsorted`, `unbound,unsorted` | the same with `submit_from_crypt_cpus` |
-//! | `merge` | request-based dm-crypt (proposed in 2015): neighbours become one before the cipher |
+//! ```text
+//! asked     split (how long is the next chunk, what may join it) · target (where is it transformed)
+//! told      on_time · on_round · on_split · on_placed · on_wake · on_cipher_done · on_io_done · on_end
+//! ```
 
 use std::fmt;
-use std::str::FromStr;
 
-use crate::around::{Device, Surroundings};
-use crate::explorer::Arm;
-use crate::learn::Learned;
+use crate::limits::{BackendTraits, Environment};
 use crate::request::{Op, Urgency};
 
 /// Where a chunk is encrypted or decrypted.
@@ -32,252 +26,161 @@ pub enum Target {
     OffloadAwake,
 }
 
-/// How requests are dispatched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Policy {
-    /// Decide for each request from what was measured.
-    #[default]
-    Adaptive,
-    /// Every chunk where its request arrived.
-    Inline,
-    /// Every chunk by a worker on the same core.
-    SameCpu {
-        /// Writes leave in the order in which they came.
-        sorted: bool,
-    },
-    /// Every chunk by any worker.
-    Unbound {
-        /// Writes leave in the order in which they came.
-        sorted: bool,
-    },
-    /// Neighbours become one, then inline.
-    Merge,
-}
-
-impl Policy {
-    /// Every policy there is.
-    pub const ALL: [Self; 7] = [
-        Self::Adaptive,
-        Self::Inline,
-        Self::SameCpu { sorted: true },
-        Self::SameCpu { sorted: false },
-        Self::Unbound { sorted: true },
-        Self::Unbound { sorted: false },
-        Self::Merge,
-    ];
-
-    /// The name used on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Adaptive => "adaptive",
-            Self::Inline => "inline",
-            Self::SameCpu { sorted: true } => "same-cpu",
-            Self::SameCpu { sorted: false } => "same-cpu,unsorted",
-            Self::Unbound { sorted: true } => "unbound",
-            Self::Unbound { sorted: false } => "unbound,unsorted",
-            Self::Merge => "merge",
-        }
-    }
-
-    /// Whether any chunk may go to a worker.
-    pub fn uses_workers(self) -> bool {
-        !matches!(self, Self::Inline | Self::Merge)
-    }
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|policy| policy.name() == text);
-        known.ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|policy| policy.name()).collect();
-            format!("'{text}' is no dispatch policy; there are {}", names.join(", "))
-        })
-    }
-}
-
-/// The policies of a queue: dm-crypt's flags tell reads and writes apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Policies {
-    /// For reads.
-    pub reads: Policy,
-    /// For everything else.
-    pub writes: Policy,
-}
-
-impl From<Policy> for Policies {
-    fn from(policy: Policy) -> Self {
-        Self { reads: policy, writes: policy }
-    }
-}
-
-impl Policies {
-    /// Whether any chunk may go to a worker.
-    pub fn uses_workers(self) -> bool {
-        self.reads.uses_workers() || self.writes.uses_workers()
-    }
-
-    /// Whether everything is decided from what is measured.
-    pub(crate) fn are_adaptive(self) -> bool {
-        self == Policy::Adaptive.into()
-    }
-
-    /// Whether anything is decided from what is measured.
-    pub(crate) fn adapts(self) -> bool {
-        self.reads == Policy::Adaptive || self.writes == Policy::Adaptive
-    }
-
-    /// The policy for an operation.
-    pub(crate) fn of(self, op: Op) -> Policy {
-        if op == Op::Read { self.reads } else { self.writes }
-    }
-}
-
-impl fmt::Display for Policies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.reads == self.writes {
-            return self.reads.fmt(f);
-        }
-        write!(f, "{} for reads, {} for writes", self.reads, self.writes)
-    }
-}
-
-/// A policy's answer for one request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Plan {
-    /// Largest chunk, in 512-byte sectors.
-    pub(crate) chunk_sectors: u64,
-    /// Most chunks of the request that may be under way at once.
-    pub(crate) window: u32,
-    /// Writes leave in the order in which they came.
-    pub(crate) ordered: bool,
-    /// Most neighbours that may travel as one if they wait together: requests, and sectors.
-    pub(crate) join_max: (u32, u64),
-}
-
-/// Everything that a decision may depend on.
+/// Everything that a decision about a request may depend on, besides what the policy has been told.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Situation<'a> {
-    pub(crate) op: Op,
+pub struct Context<'a> {
+    /// What is asked for.
+    pub op: Op,
     /// Length of the request in 512-byte sectors.
-    pub(crate) sectors: u64,
+    pub sectors: u64,
     /// Those of them that are in no chunk yet.
-    pub(crate) left_sectors: u64,
-    pub(crate) urgency: Urgency,
+    pub left_sectors: u64,
+    /// How much somebody waits for it.
+    pub urgency: Urgency,
     /// Requests in flight, this one included.
-    pub(crate) depth: u32,
-    pub(crate) transfer_sectors_max: u64,
-    pub(crate) device: &'a Device,
-    pub(crate) surroundings: &'a Surroundings,
-    pub(crate) learned: &'a Learned,
-    /// The arm that decides.
-    pub(crate) arm: Arm,
+    pub in_flight: u32,
+    /// The backend.
+    pub backend: &'a BackendTraits,
+    /// The workers.
+    pub environment: &'a Environment,
 }
 
-/// Chunks of a write of zeroes under way at once: it owns no buffer of its own size, so each
-/// chunk borrows one from the queue, which others need too.
-const ZEROES_WINDOW: u32 = 2;
-
-/// dm-crypt splits requests at this length since 2024 (`max_read_size`, `max_write_size`).
-const SPLIT_SECTORS: u64 = 256;
-
-/// Adaptive's chunks are multiples of this: what caches and devices like.
-const PAGE_BYTES: u64 = 4096;
-
-/// The crypt work that there is when a chunk is to be placed, in bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Work {
-    /// Of the chunk.
-    pub(crate) bytes: u64,
-    /// Of the others that this thread does before it.
-    pub(crate) ahead_bytes: u64,
-    /// Of those that this queue has handed to workers.
-    pub(crate) handed_bytes: u64,
-    /// Workers that have one of them, or had one a moment ago and do not sleep yet.
-    pub(crate) awake: u32,
-    /// See [`Line::waited_ns`](crate::line::Line::waited_ns).
-    pub(crate) waited_ns: f64,
+/// How the next chunk of a request is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split {
+    /// Longest chunk, in 512-byte sectors. The machine rounds it to whole cipher sectors, at least one, and
+    /// keeps to the backend's largest operation.
+    pub chunk_sectors: u64,
+    /// The chunk of a write leaves for the backend behind those of earlier writes.
+    pub ordered: bool,
+    /// Most whole requests that may become one chunk if they are neighbours and wait together; at most 1:
+    /// none is joined.
+    pub join_requests: u32,
+    /// Longest such chunk, in 512-byte sectors.
+    pub join_sectors: u64,
 }
 
-impl Policy {
-    /// Into how many chunks, and in which order they may leave.
-    pub(crate) fn plan(self, situation: &Situation<'_>) -> Plan {
-        let whole = situation.transfer_sectors_max;
-        let plan = |chunk_sectors: u64, ordered| Plan {
-            chunk_sectors: chunk_sectors.min(whole).max(1),
-            window: match situation.op {
-                Op::EncryptZeroes { .. } => ZEROES_WINDOW,
-                _ => u32::MAX,
-            },
-            ordered,
-            join_max: (1, 0),
-        };
-        match self {
-            Self::Inline => plan(whole, true),
-            Self::SameCpu { sorted } | Self::Unbound { sorted } => plan(SPLIT_SECTORS, sorted),
-            Self::Merge => Plan { join_max: (u32::MAX, whole), ..plan(whole, true) },
-            Self::Adaptive => {
-                let (requests, joined_bytes) = situation.join();
-                #[expect(clippy::cast_sign_loss, reason = "positive numbers of bytes")]
-                let (bytes, joined) = (situation.chunk_bytes() as u64, joined_bytes as u64);
-                let join_max = (requests, (joined / 512).min(whole));
-                let pages = bytes.div_ceil(PAGE_BYTES);
-                Plan { join_max, ..plan(pages * (PAGE_BYTES / 512), true) }
-            }
-        }
+/// The work that there is when a chunk is to be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Bytes of the chunk.
+    pub bytes: u64,
+    /// Bytes of the others that this thread transforms before it.
+    pub ahead_bytes: u64,
+    /// Bytes that workers have of this queue.
+    pub offloaded_bytes: u64,
+    /// Workers that have some of them, or had a moment ago and do not sleep yet.
+    pub awake: u32,
+}
+
+/// How a request became a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// A chunk of its own.
+    Whole,
+    /// Several chunks; told with the last one.
+    Split,
+    /// One chunk together with others: so many requests.
+    Joined(u32),
+}
+
+/// A chunk was placed, in truth: a worker that had no room for it does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// What it is.
+    pub op: Op,
+    /// Its length.
+    pub bytes: u64,
+    /// Whether a worker has it.
+    pub offloaded: bool,
+    /// Whether others wait to be placed.
+    pub others_wait: bool,
+}
+
+/// A chunk was transformed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CipherDone {
+    /// What it is.
+    pub op: Op,
+    /// Its length.
+    pub bytes: u64,
+    /// Nanoseconds of some core, if that was measured.
+    pub spent_ns: Option<u64>,
+    /// Whether a worker had it.
+    pub offloaded: bool,
+    /// Whether workers had other chunks of this queue.
+    pub beside_workers: bool,
+    /// Nanoseconds from waking a worker for it until its answer was here, less `spent_ns`; `None` if none was
+    /// woken.
+    pub wake_latency_ns: Option<u64>,
+}
+
+/// See the module's comment. Times are nanoseconds since the same origin.
+pub trait Policy: fmt::Debug {
+    /// How the next chunk of a request is made.
+    fn split(&self, context: &Context<'_>) -> Split;
+
+    /// Where a chunk is transformed.
+    fn target(&self, context: &Context<'_>, work: &Work) -> Target;
+
+    /// Whether a chunk may be offloaded while one before it in line is not.
+    fn looks_ahead(&self) -> bool {
+        true
     }
 
-    /// Where a chunk is crypted.
-    pub(crate) fn target(self, situation: &Situation<'_>, work: &Work) -> Target {
-        match self {
-            Self::Inline | Self::Merge => Target::Inline,
-            Self::SameCpu { .. } => Target::SameCore,
-            Self::Unbound { .. } => Target::Offload,
-            Self::Adaptive => situation.adaptive_target(work),
-        }
+    /// Whether the times that it is told have to be exact.
+    fn needs_time(&self) -> bool {
+        false
     }
-}
 
-/// How often was decided what, since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Requests that became one chunk of their own.
-    pub whole: u64,
-    /// Requests that were cut.
-    pub cut: u64,
-    /// Requests that travelled together with a neighbour.
-    pub joined: u64,
-    /// Chunks crypted where they were.
-    pub inline: u64,
-    /// Chunks handed to a worker.
-    pub offloaded: u64,
-    /// Chunks crypted where they were whatever the estimates said, because that was seen to be faster,
-    /// or to see whether it is.
-    pub all_inline: u64,
-    /// The same for chunks that all went to workers.
-    pub all_offload: u64,
-    /// Chunks of requests that were split less, or joined longer, than the estimates said, for that reason.
-    pub coarse: u64,
-}
+    /// What a request that is accepted now is to keep for [`Policy::on_end`].
+    fn stamp(&self) -> u32 {
+        0
+    }
 
-impl std::iter::Sum for Tally {
-    fn sum<I: Iterator<Item = Self>>(tallies: I) -> Self {
-        tallies.fold(Self::default(), |sum, of| Self {
-            whole: sum.whole + of.whole,
-            cut: sum.cut + of.cut,
-            joined: sum.joined + of.joined,
-            inline: sum.inline + of.inline,
-            offloaded: sum.offloaded + of.offloaded,
-            all_inline: sum.all_inline + of.all_inline,
-            all_offload: sum.all_offload + of.all_offload,
-            coarse: sum.coarse + of.coarse,
-        })
+    /// It is `now_ns`, and from now on so many requests are in flight, until some end.
+    fn on_time(&mut self, now_ns: u64, in_flight: usize) {
+        let _ = (now_ns, in_flight);
+    }
+
+    /// Requests that wait are about to be started.
+    fn on_round(
+        &mut self,
+        now_ns: u64,
+        in_flight: usize,
+        backend: &BackendTraits,
+        environment: &Environment,
+    ) {
+        let _ = (now_ns, in_flight, backend, environment);
+    }
+
+    /// A chunk was made.
+    fn on_split(&mut self, op: Op, shape: Shape, backend: &BackendTraits) {
+        let _ = (op, shape, backend);
+    }
+
+    /// A chunk was placed.
+    fn on_placed(&mut self, placed: &Placed) {
+        let _ = placed;
+    }
+
+    /// Waking a worker took this thread `spent_ns`.
+    fn on_wake(&mut self, spent_ns: u64) {
+        let _ = spent_ns;
+    }
+
+    /// A chunk was transformed.
+    fn on_cipher_done(&mut self, done: &CipherDone) {
+        let _ = done;
+    }
+
+    /// The backend took `spent_ns` from submission to answer, with success.
+    fn on_io_done(&mut self, op: Op, bytes: u64, spent_ns: u64) {
+        let _ = (op, bytes, spent_ns);
+    }
+
+    /// A request has ended that was given this [`Policy::stamp`].
+    fn on_end(&mut self, op: Op, bytes: u64, succeeded: bool, stamp: u32) {
+        let _ = (op, bytes, succeeded, stamp);
     }
 }

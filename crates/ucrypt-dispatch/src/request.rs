@@ -37,7 +37,7 @@ impl Op {
 /// How much somebody waits for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Urgency {
-    /// Polled for: never handed on.
+    /// Polled for: never offloaded.
     Urgent,
     /// An ordinary request.
     #[default]
@@ -59,9 +59,9 @@ pub struct Request {
     pub urgency: Urgency,
 }
 
-/// What a `Store` asks of the backend.
+/// What a `SubmitIo` asks of the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoreKind {
+pub enum IoKind {
     /// Read the chunk's ciphertext.
     Read,
     /// Write the chunk's ciphertext; durable if `fua`.
@@ -77,7 +77,7 @@ pub enum StoreKind {
     Zeroes,
 }
 
-impl From<Op> for StoreKind {
+impl From<Op> for IoKind {
     fn from(op: Op) -> Self {
         match op {
             Op::Read => Self::Read,

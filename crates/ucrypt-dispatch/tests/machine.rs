@@ -1,56 +1,27 @@
 //! The machine's contract, under random requests, answers in any order, errors and cancels.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
+use ucrypt_dispatch::policy::{Context, Policy, Split, Work};
 use ucrypt_dispatch::{
-    ChunkId, Device, Limits, Machine, Op, Output, Part, Policies, Policy, Request, RequestId,
-    StoreKind, Surroundings, Target, Urgency, ZEROES_UNIT_SECTORS,
+    BackendTraits, ChunkId, Configured, Fixed, IoKind, Machine, Op, Output, Part, PolicyKind,
+    Request, RequestId, Target,
 };
 
-/// xorshift64: the same run for the same seed.
-struct Random(u64);
+mod common;
 
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
-}
-
-const BORDERS: [u64; 3] = [100, 1000, 1008];
-
-fn limits() -> Limits {
-    Limits {
-        requests_max: 8,
-        chunks_max: 12,
-        transfer_sectors_max: 16,
-        zeroes_sectors_max: ZEROES_CHUNKS * ZEROES_UNIT_SECTORS,
-        sector_sectors: 1,
-        borders: BORDERS.to_vec(),
-    }
-}
-
-/// Chunks of zeroes for which there is memory: fewer than requests may ask for.
-const ZEROES_CHUNKS: u64 = 3;
-
-const DEVICE: Device =
-    Device { synchronous: false, copies: false, in_place: false, rotational: false, depth_max: 12 };
-
-const WORKERS: Surroundings = Surroundings { workers: 4, idle_workers: 2, reads_in_place: false };
-
-fn request(op: Op, sector: u64, sectors: u64) -> Request {
-    Request { op, sector, sectors, urgency: Urgency::Normal }
-}
+use common::{
+    BORDERS, DISK, Random, WORKERS, WRITE, ZEROES_CHUNKS, limits, machine, request, started, told,
+};
 
 /// What the world around a machine knows about a request.
 #[derive(Debug)]
 struct Seen {
     request: Request,
-    /// Sectors that were stored with success, and that were crypted.
+    /// Sectors that the backend has answered for with success, and that were transformed.
     stored: u64,
-    crypted: u64,
+    transformed: u64,
     /// Counts requests as they were accepted.
     number: usize,
     /// Which of its sectors are in a chunk.
@@ -62,9 +33,9 @@ struct Seen {
 impl Seen {
     /// Whether there is nothing left to do for it.
     fn is_done(&self) -> bool {
-        let crypts = !matches!(self.request.op, Op::Flush | Op::Discard);
+        let transforms = !matches!(self.request.op, Op::Flush | Op::Discard);
         let sectors = self.request.sectors;
-        (self.stored, self.crypted) == (sectors, if crypts { sectors } else { 0 })
+        (self.stored, self.transformed) == (sectors, if transforms { sectors } else { 0 })
     }
 }
 
@@ -72,15 +43,27 @@ impl Seen {
 const FAILED: u32 = 7;
 const CANCELLED: u32 = 8;
 
+/// A chunk that is transformed.
+struct Transform {
+    chunk: ChunkId,
+    parts: Vec<Part>,
+    /// It may be encrypted to where the backend keeps it.
+    to_mapping: bool,
+}
+
 /// Plays engine and backend for a machine, and checks every output.
-struct World {
-    machine: Machine<u32>,
-    policy: Policy,
+struct World<P> {
+    machine: Machine<u32, P>,
+    /// Writes leave in order.
+    sorted: bool,
     random: Random,
     now: u64,
     seen: HashMap<RequestId, Seen>,
-    crypts: Vec<(ChunkId, Vec<Part>)>,
+    transforms: Vec<Transform>,
     stores: Vec<(ChunkId, Vec<Part>)>,
+    /// Reads whose ciphertext lies in a mapping.
+    in_mapping: Vec<ChunkId>,
+    mapped: usize,
     /// Of the write that left last: its request's number, and its sector.
     left: (usize, u64),
     accepted: usize,
@@ -92,16 +75,19 @@ struct World {
     again: usize,
 }
 
-impl World {
-    fn new(policy: Policy, seed: u64) -> Self {
+impl<P: Policy> World<P> {
+    fn new(policy: P, sorted: bool, seed: u64) -> Self {
+        let backend = BackendTraits { mapped: seed.is_multiple_of(3), ..DISK };
         Self {
-            machine: Machine::new(limits(), policy, DEVICE),
-            policy,
+            machine: Machine::new(limits(), policy, backend),
+            sorted,
             random: Random(seed),
             now: 0,
             seen: HashMap::new(),
-            crypts: Vec::new(),
+            transforms: Vec::new(),
             stores: Vec::new(),
+            in_mapping: Vec::new(),
+            mapped: 0,
             left: (0, 0),
             accepted: 0,
             finished: 0,
@@ -141,7 +127,7 @@ impl World {
         self.accepted += 1;
         let (number, begun) = (self.accepted, vec![false; request.sectors as usize]);
         let (failed, cancelled) = (false, false);
-        let seen = Seen { request, stored: 0, crypted: 0, number, begun, failed, cancelled };
+        let seen = Seen { request, stored: 0, transformed: 0, number, begun, failed, cancelled };
         assert!(self.seen.insert(id, seen).is_none(), "an id names two requests");
     }
 
@@ -161,26 +147,30 @@ impl World {
         for _ in 0..most {
             let Some(output) = self.machine.next_output() else { return };
             match output {
-                Output::Crypt { chunk, .. } => {
-                    let parts = self.machine.parts(chunk).to_vec();
-                    let op = self.machine.op(chunk).expect("a chunk under way");
-                    if op != Op::Read {
-                        self.check_start(op, &parts);
-                    }
-                    self.crypts.push((chunk, parts));
+                Output::Transform { chunk, target } => {
+                    self.transform(chunk, target, false);
                 }
-                Output::Store { chunk, kind } => {
+                Output::DecryptMapped { chunk, target } => {
+                    let at = self.in_mapping.iter().position(|mapped| *mapped == chunk);
+                    self.in_mapping.swap_remove(at.expect("a mapped read"));
+                    assert_eq!(self.machine.op(chunk), Some(Op::Read));
+                    self.transform(chunk, target, false);
+                }
+                Output::EncryptMapped { chunk } => {
+                    self.transform(chunk, Target::Inline, true);
+                }
+                Output::SubmitIo { chunk, kind } => {
                     let parts = self.machine.parts(chunk).to_vec();
                     let op = self.machine.op(chunk).expect("a chunk under way");
-                    if self.machine.stored_again(chunk).is_some() {
+                    if self.machine.retried_after(chunk).is_some() {
                         assert_eq!(parts.len(), 1, "each by itself");
-                        assert!(kind != StoreKind::Write { fua: true });
+                        assert!(kind != IoKind::Write { fua: true });
                         self.again += 1;
                         self.stores.push((chunk, parts));
                         continue;
                     }
-                    assert_eq!(kind, StoreKind::from(op));
-                    if matches!(kind, StoreKind::Write { .. }) {
+                    assert_eq!(kind, IoKind::from(op));
+                    if matches!(kind, IoKind::Write { .. }) {
                         self.check_order(op, parts[0]);
                     } else {
                         self.check_start(op, &parts);
@@ -189,21 +179,37 @@ impl World {
                 }
                 Output::Drop { chunk } => {
                     assert!(self.machine.parts(chunk).is_empty(), "its id is free");
+                    self.in_mapping.retain(|mapped| *mapped != chunk);
                     self.dropped += 1;
                 }
                 Output::Finish { request, result } => self.check_finish(request, result),
             }
-            assert!(self.crypts.len() + self.stores.len() <= 12, "more chunks than allowed");
+            assert!(self.transforms.len() + self.stores.len() <= 12, "more chunks than allowed");
             self.check_zeroes();
         }
     }
 
+    fn transform(&mut self, chunk: ChunkId, target: Target, to_mapping: bool) {
+        let parts = self.machine.parts(chunk).to_vec();
+        let op = self.machine.op(chunk).expect("a chunk under way");
+        if op != Op::Read {
+            self.check_start(op, &parts);
+            assert!(!self.in_mapping.contains(&chunk), "no output for a mapped read");
+        }
+        // Workers have no room now and then.
+        if target != Target::Inline && self.random.below(4) > 0 {
+            self.machine.offloaded(chunk, target, self.now, self.now);
+        }
+        self.transforms.push(Transform { chunk, parts, to_mapping });
+    }
+
     /// No more chunks of zeroes may be under way than there is memory for.
     fn check_zeroes(&self) {
-        let is_zeroes = |(chunk, _): &&(ChunkId, Vec<Part>)| {
-            matches!(self.machine.op(*chunk), Some(Op::EncryptZeroes { .. }))
-        };
-        let zeroes = self.crypts.iter().chain(&self.stores).filter(is_zeroes).count() as u64;
+        let is_zeroes =
+            |chunk: &&ChunkId| matches!(self.machine.op(**chunk), Some(Op::EncryptZeroes { .. }));
+        let transformed = self.transforms.iter().map(|transform| &transform.chunk);
+        let stored = self.stores.iter().map(|(chunk, _)| chunk);
+        let zeroes = transformed.chain(stored).filter(is_zeroes).count() as u64;
         assert!(zeroes <= ZEROES_CHUNKS, "{zeroes} chunks of zeroes are under way");
     }
 
@@ -235,15 +241,11 @@ impl World {
     /// A write must leave after all that came before it, where the policy keeps order. Requests that
     /// travel with an earlier one go before their turn; zeroes let others pass.
     fn check_order(&mut self, op: Op, first: Part) {
-        let unsorted = matches!(
-            self.policy,
-            Policy::SameCpu { sorted: false } | Policy::Unbound { sorted: false }
-        );
-        if unsorted || matches!(op, Op::EncryptZeroes { .. }) {
+        if !self.sorted || matches!(op, Op::EncryptZeroes { .. }) {
             return;
         }
         let place = (self.seen[&first.request].number, first.sector);
-        assert!(place > self.left, "{}: a write overtook another", self.policy);
+        assert!(place > self.left, "a write overtook another");
         self.left = place;
     }
 
@@ -251,8 +253,10 @@ impl World {
         let seen = self.seen.remove(&id).expect("a request finished twice");
         self.finished += 1;
         let open = |(_, parts): &(ChunkId, Vec<Part>)| parts.iter().any(|part| part.request == id);
-        assert!(!self.crypts.iter().any(open), "finished while crypting");
-        assert!(!self.stores.iter().any(open), "finished while storing");
+        let transforms =
+            |transform: &Transform| transform.parts.iter().any(|part| part.request == id);
+        assert!(!self.transforms.iter().any(transforms), "finished while it is transformed");
+        assert!(!self.stores.iter().any(open), "finished while the backend has it");
         match result {
             // What is done already is not cancelled.
             Ok(()) => assert!(seen.is_done() && !seen.failed, "{seen:?}"),
@@ -263,143 +267,240 @@ impl World {
 
     /// Answers one thing that is under way, whichever.
     fn answer(&mut self) {
-        let choices = (self.crypts.len() + self.stores.len()) as u64;
+        let choices = (self.transforms.len() + self.stores.len()) as u64;
         if choices == 0 {
             return;
         }
         self.now += self.random.below(10_000);
         let pick = self.random.below(choices) as usize;
+        if pick < self.transforms.len() {
+            self.answer_transform(pick);
+        } else {
+            self.answer_io(pick - self.transforms.len());
+        }
+    }
+
+    fn answer_transform(&mut self, pick: usize) {
+        let Transform { chunk, parts, to_mapping } = self.transforms.swap_remove(pick);
         let fails = self.random.below(40) == 0;
         let result = if fails { Err(FAILED) } else { Ok(()) };
-        let crypt = pick < self.crypts.len();
-        let (chunk, parts) = if crypt {
-            self.crypts.swap_remove(pick)
-        } else {
-            self.stores.swap_remove(pick - self.crypts.len())
-        };
-        let again = fails && self.machine.tries_again(chunk);
-        // A write that could be written, but not durably.
-        let lost = !fails
-            && !crypt
-            && self.machine.stored_again(chunk).is_some()
-            && matches!(
-                self.machine.op(chunk),
-                Some(Op::Write { fua: true } | Op::EncryptZeroes { fua: true })
-            );
+        let spent_ns = (self.random.below(4) > 0).then(|| self.random.below(5000));
+        let again = fails && self.machine.will_retry(chunk);
+        let is_mapped = to_mapping && self.random.below(2) == 0;
+        if is_mapped {
+            self.mapped += 1;
+            let op = self.machine.op(chunk).expect("a chunk under way");
+            self.check_order(op, parts[0]);
+        }
         for part in parts {
             let seen = self.seen.get_mut(&part.request).expect("a request in flight");
             if again {
-                // It is stored once more if it was.
-                seen.stored -= if crypt { part.sectors } else { 0 };
+                // The backend is asked for it once more.
+                seen.stored -= part.sectors;
                 continue;
             }
-            seen.failed |= fails || lost;
-            *(if crypt { &mut seen.crypted } else { &mut seen.stored }) += part.sectors;
+            seen.failed |= fails;
+            seen.transformed += part.sectors;
+            seen.stored += if is_mapped { part.sectors } else { 0 };
         }
-        if crypt {
-            self.machine.crypted(chunk, result, Some(self.random.below(5000)), self.now);
+        if is_mapped {
+            self.machine.mapped_done(chunk, result, spent_ns, self.now);
         } else {
-            self.machine.stored(chunk, result, self.now);
+            self.machine.cipher_done(chunk, result, spent_ns, self.now);
         }
     }
+
+    fn answer_io(&mut self, pick: usize) {
+        let (chunk, parts) = self.stores.swap_remove(pick);
+        let op = self.machine.op(chunk).expect("a chunk under way");
+        let is_mapped = op == Op::Read && self.random.below(3) == 0;
+        let fails = !is_mapped && self.random.below(40) == 0;
+        let again = fails && self.machine.will_retry(chunk);
+        // A write that could be written, but not durably.
+        let lost = !fails
+            && self.machine.retried_after(chunk).is_some()
+            && matches!(op, Op::Write { fua: true } | Op::EncryptZeroes { fua: true });
+        for part in parts {
+            let seen = self.seen.get_mut(&part.request).expect("a request in flight");
+            if !again {
+                seen.failed |= fails || lost;
+                seen.stored += part.sectors;
+            }
+        }
+        if is_mapped {
+            self.mapped += 1;
+            self.in_mapping.push(chunk);
+            self.machine.io_mapped(chunk, self.now);
+        } else {
+            self.machine.io_done(chunk, if fails { Err(FAILED) } else { Ok(()) }, self.now);
+        }
+    }
+}
+
+/// Answers whatever it likes: the contract is the machine's.
+#[derive(Debug)]
+struct Whim(RefCell<Random>);
+
+impl Policy for Whim {
+    fn split(&self, _: &Context<'_>) -> Split {
+        let mut random = self.0.borrow_mut();
+        let mut any = |of: &[u64]| of[random.below(of.len() as u64) as usize];
+        Split {
+            chunk_sectors: any(&[0, 1, 7, 16, 100, u64::MAX]),
+            ordered: true,
+            join_requests: any(&[0, 1, 2, 5, 1000]) as u32,
+            join_sectors: any(&[0, 3, 8, u64::MAX]),
+        }
+    }
+
+    fn target(&self, _: &Context<'_>, _: &Work) -> Target {
+        let targets = [Target::Inline, Target::SameCore, Target::Offload, Target::OffloadAwake];
+        targets[self.0.borrow_mut().below(4) as usize]
+    }
+}
+
+/// Runs random requests through a machine with each of a hundred seeds. `joins`: neighbours are joined.
+fn run<P: Policy>(name: &str, sorted: bool, joins: bool, policy: impl Fn(u64) -> P) {
+    let (mut refused, mut joined, mut cancelled, mut dropped) = (0, 0, 0, 0);
+    let (mut again, mut mapped) = (0, 0);
+    for seed in 1..=100 {
+        let mut world = World::new(policy(seed), sorted, seed * 0x9e37_79b9);
+        // Short chunks take more steps.
+        for step in 0.. {
+            if step >= 400 && world.accepted > 50 {
+                break;
+            }
+            assert!(step < 10_000, "{name} seed {seed}: {} requests accepted", world.accepted);
+            if world.random.below(3) == 0 {
+                world.ask();
+            }
+            if seed % 2 == 0 && world.random.below(8) == 0 {
+                world.cancel();
+            }
+            let most = [1, 3, u64::MAX][world.random.below(3) as usize];
+            world.take_outputs(most);
+            world.answer();
+        }
+        for _ in 0..100_000 {
+            world.take_outputs(u64::MAX);
+            if world.machine.in_flight() == 0 {
+                break;
+            }
+            world.answer();
+        }
+        let ended = (world.accepted, world.seen.len());
+        assert_eq!(ended, (world.finished, 0), "{name} seed {seed}: a request never ended");
+        refused += world.refused;
+        joined += world.joined;
+        cancelled += world.cancelled;
+        dropped += world.dropped;
+        again += world.again;
+        mapped += world.mapped;
+    }
+    assert!(cancelled > 500 && dropped > 50, "{name}: {cancelled} cancels, {dropped} drops");
+    assert!(refused > 0, "{name}: the bound was never reached");
+    assert!(again > 10, "{name}: {again} parts were submitted again");
+    assert!(mapped > 100, "{name}: {mapped} chunks were mapped");
+    assert_eq!(joined > 0, joins, "{name}: {joined} neighbours were joined");
 }
 
 #[test]
 fn every_request_ends_once_whatever_the_order_of_answers_errors_and_cancels() {
-    for policy in Policy::ALL {
-        let (mut refused, mut joined, mut cancelled, mut dropped) = (0, 0, 0, 0);
-        let mut again = 0;
-        for seed in 1..=100 {
-            let mut world = World::new(policy, seed * 0x9e37_79b9);
-            for _ in 0..400 {
-                if world.random.below(3) == 0 {
-                    world.ask();
-                }
-                if seed % 2 == 0 && world.random.below(8) == 0 {
-                    world.cancel();
-                }
-                let most = [1, 3, u64::MAX][world.random.below(3) as usize];
-                world.take_outputs(most);
-                world.answer();
-            }
-            for _ in 0..100_000 {
-                world.take_outputs(u64::MAX);
-                if world.machine.in_flight() == 0 {
-                    break;
-                }
-                world.answer();
-            }
-            let ended = (world.accepted, world.seen.len());
-            assert_eq!(ended, (world.finished, 0), "{policy} seed {seed}: a request never ended");
-            assert!(world.accepted > 50);
-            refused += world.refused;
-            joined += world.joined;
-            cancelled += world.cancelled;
-            dropped += world.dropped;
-            again += world.again;
-        }
-        assert!(cancelled > 500 && dropped > 50, "{policy}: {cancelled} cancels, {dropped} drops");
-        assert!(refused > 0, "{policy}: the bound was never reached");
-        assert!(again > 10, "{policy}: {again} parts were stored again");
-        let joins = matches!(policy, Policy::Adaptive | Policy::Merge);
-        assert_eq!(joined > 0, joins, "{policy}: {joined} neighbours were joined");
+    for kind in PolicyKind::ALL {
+        let unsorted = [Fixed::SameCpu { sorted: false }, Fixed::Unbound { sorted: false }];
+        let sorted = !unsorted.map(PolicyKind::from).contains(&kind);
+        let joins = [PolicyKind::Adaptive, Fixed::Merge.into()].contains(&kind);
+        run(kind.name(), sorted, joins, |_| Configured::new(kind));
     }
 }
 
-/// Plans, and returns all outputs there are without `Finish`.
-fn started(machine: &mut Machine<u32>) -> Vec<(ChunkId, Vec<Part>)> {
-    machine.plan(0, WORKERS);
-    let mut started = Vec::new();
-    while let Some(output) = machine.next_output() {
-        if let Output::Crypt { chunk, .. } | Output::Store { chunk, .. } = output {
-            started.push((chunk, machine.parts(chunk).to_vec()));
-        }
-    }
-    started
+#[test]
+fn every_request_ends_once_whatever_the_policy_answers() {
+    run("whim", true, true, |seed| Whim(RefCell::new(Random(seed))));
 }
 
 #[test]
 fn writes_leave_in_the_order_in_which_they_came() {
-    for policy in [Policy::Inline, Policy::Unbound { sorted: true }] {
-        let mut machine = Machine::<u32>::new(limits(), policy, DEVICE);
+    for policy in [Fixed::Inline, Fixed::Unbound { sorted: true }] {
+        let mut machine = machine(policy);
         for sector in [500, 0, 300] {
-            machine.request(request(Op::Write { fua: false }, sector, 40)).unwrap();
+            machine.request(request(WRITE, sector, 40)).unwrap();
         }
-        let mut crypts = started(&mut machine);
-        assert_eq!(crypts.len(), 9);
+        let mut transforms = started(&mut machine);
+        assert_eq!(transforms.len(), 9);
         // The last is encrypted first.
         let mut left = Vec::new();
-        while let Some((chunk, _)) = crypts.pop() {
-            let next = machine.leaves_next(chunk);
-            machine.crypted(chunk, Ok(()), None, 0);
+        while let Some((chunk, _)) = transforms.pop() {
+            machine.cipher_done(chunk, Ok(()), None, 0);
             let leave = started(&mut machine);
-            assert_eq!(next, leave.iter().any(|(left, _)| *left == chunk), "{policy}");
-            assert!(!machine.leaves_next(chunk), "it has left, or waits for others");
             left.extend(leave.iter().map(|(_, parts)| parts[0].sector));
         }
-        assert_eq!(left, [500, 516, 532, 0, 16, 32, 300, 316, 332], "{policy}");
+        assert_eq!(left, [500, 516, 532, 0, 16, 32, 300, 316, 332], "{policy:?}");
     }
 }
 
+/// Over a backend with mappings.
+fn mapped(policy: Fixed) -> common::Shipped {
+    let backend = BackendTraits { synchronous: true, mapped: true, ..DISK };
+    Machine::new(limits(), Configured::new(policy), backend)
+}
+
 #[test]
-fn without_order_every_write_leaves_next() {
-    let policy = Policy::Unbound { sorted: false };
-    let mut machine = Machine::<u32>::new(limits(), policy, DEVICE);
-    for sector in [500, 0] {
-        machine.request(request(Op::Write { fua: false }, sector, 40)).unwrap();
+fn only_a_write_that_leaves_next_is_encrypted_to_the_mapping() {
+    let mut machine = mapped(Fixed::Inline);
+    for sector in [500, 0, 300] {
+        machine.request(request(WRITE, sector, 16)).unwrap();
     }
-    let crypts = started(&mut machine);
-    assert!(crypts.len() > 2 && crypts.iter().all(|&(chunk, _)| machine.leaves_next(chunk)));
-    let mut machine = Machine::<u32>::new(limits(), policy, DEVICE);
-    machine.request(request(Op::Read, 500, 8)).unwrap();
-    let (chunk, _) = started(&mut machine)[0];
-    machine.stored(chunk, Ok(()), 0);
-    assert!(!machine.leaves_next(chunk), "a read leaves for its client");
+    let mut chunks = Vec::new();
+    machine.plan(0, WORKERS);
+    while let Some(output) = machine.next_output() {
+        chunks.push(match output {
+            Output::EncryptMapped { chunk } => (chunk, true),
+            Output::Transform { chunk, target: Target::Inline } => (chunk, false),
+            other => panic!("{other:?}"),
+        });
+    }
+    // None of them is done: only the first one leaves next.
+    assert_eq!(chunks.iter().map(|&(_, mapped)| mapped).collect::<Vec<_>>(), [true, false, false]);
+    machine.cipher_done(chunks[1].0, Ok(()), None, 0);
+    assert!(told(&mut machine).is_empty(), "its turn has not come");
+    machine.mapped_done(chunks[0].0, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["finish Ok(())", "submit 0"]);
+    machine.cipher_done(chunks[2].0, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["submit 300"]);
+
+    // The others were submitted, which is enough.
+    machine.request(request(WRITE, 600, 8)).unwrap();
+    assert_eq!(told(&mut machine), ["encrypt mapped 600"]);
+}
+
+#[test]
+fn a_read_that_lies_in_the_mapping_is_decrypted_from_there() {
+    let mut machine = mapped(Fixed::Inline);
+    machine.request(request(Op::Read, 700, 8)).unwrap();
+    let (chunk, _) = started(&mut machine).remove(0);
+    machine.io_mapped(chunk, 0);
+    assert_eq!(told(&mut machine), ["decrypt mapped 700"]);
+    machine.cipher_done(chunk, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["finish Ok(())"]);
+}
+
+/// A durable write to a mapping may fail although it is there: the volume has failed to flush before.
+#[test]
+fn a_write_to_the_mapping_that_does_not_count_fails_and_lets_the_next_one_leave() {
+    let mut machine = mapped(Fixed::Inline);
+    for sector in [500, 0] {
+        machine.request(request(Op::Write { fua: true }, sector, 8)).unwrap();
+    }
+    machine.plan(0, WORKERS);
+    let Some(Output::EncryptMapped { chunk }) = machine.next_output() else { panic!("the first") };
+    machine.mapped_done(chunk, Err(FAILED), None, 0);
+    assert_eq!(told(&mut machine), ["finish Err(7)", "encrypt mapped 0"]);
 }
 
 #[test]
 fn a_long_write_of_zeroes_lets_others_pass() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let mut machine = machine(Fixed::Inline);
     let zeroes = Op::EncryptZeroes { fua: false };
     machine.request(request(zeroes, 2000, 1_000_000)).unwrap();
     let read = machine.request(request(Op::Read, 0, 8)).unwrap();
@@ -411,28 +512,28 @@ fn a_long_write_of_zeroes_lets_others_pass() {
 /// A1 of the audit: chunks that took what others needed waited behind them for ever.
 #[test]
 fn concurrent_writes_of_zeroes_start_only_with_memory_and_in_turn() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Unbound { sorted: true }, DEVICE);
+    let mut machine = machine(Fixed::Unbound { sorted: true });
     let zeroes = Op::EncryptZeroes { fua: false };
     let ids: Vec<_> = (0..6)
         .map(|index| machine.request(request(zeroes, 2000 + 100 * index, 32)).unwrap())
         .collect();
-    let mut crypts = started(&mut machine);
-    let of = |crypts: &[(ChunkId, Vec<Part>)]| {
-        crypts.iter().map(|(_, parts)| parts[0].request).collect::<Vec<_>>()
+    let mut transforms = started(&mut machine);
+    let of = |chunks: &[(ChunkId, Vec<Part>)]| {
+        chunks.iter().map(|(_, parts)| parts[0].request).collect::<Vec<_>>()
     };
-    assert_eq!(of(&crypts), [ids[0], ids[0], ids[1]]);
+    assert_eq!(of(&transforms), [ids[0], ids[0], ids[1]]);
     // The last is encrypted first, which frees nothing: it leaves after the others.
-    let (last, _) = crypts.pop().unwrap();
-    machine.crypted(last, Ok(()), None, 0);
+    let (last, _) = transforms.pop().unwrap();
+    machine.cipher_done(last, Ok(()), None, 0);
     assert!(started(&mut machine).is_empty());
     let mut order = Vec::new();
-    while let Some((chunk, parts)) = (!crypts.is_empty()).then(|| crypts.remove(0)) {
-        machine.crypted(chunk, Ok(()), None, 0);
+    while let Some((chunk, parts)) = (!transforms.is_empty()).then(|| transforms.remove(0)) {
+        machine.cipher_done(chunk, Ok(()), None, 0);
         order.push(parts[0].request);
         for (stored, _) in started(&mut machine) {
-            machine.stored(stored, Ok(()), 0);
+            machine.io_done(stored, Ok(()), 0);
         }
-        crypts.extend(started(&mut machine));
+        transforms.extend(started(&mut machine));
     }
     assert_eq!(machine.in_flight(), 0, "all of them end");
     let first_of = |id| order.iter().position(|each| *each == id);
@@ -444,29 +545,29 @@ fn concurrent_writes_of_zeroes_start_only_with_memory_and_in_turn() {
 fn the_error_of_a_joined_chunk_reaches_the_request_with_the_bad_sector_alone() {
     for op in [Op::Read, WRITE] {
         for bad in 0..4 {
-            let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+            let mut machine = machine(Fixed::Merge);
             let ids =
                 [200, 204, 208, 212].map(|sector| machine.request(request(op, sector, 4)).unwrap());
             let (chunk, parts) = started(&mut machine).remove(0);
             assert_eq!(parts.len(), 4);
             if op == WRITE {
-                machine.crypted(chunk, Ok(()), None, 0);
+                machine.cipher_done(chunk, Ok(()), None, 0);
                 assert_eq!(started(&mut machine).len(), 1);
             }
-            assert!(machine.tries_again(chunk));
-            machine.stored(chunk, Err(FAILED), 0);
+            assert!(machine.will_retry(chunk));
+            machine.io_done(chunk, Err(FAILED), 0);
             let mut ended = Vec::new();
             while let Some(output) = machine.next_output() {
                 match output {
-                    Output::Store { chunk, .. } => {
+                    Output::SubmitIo { chunk, .. } => {
                         let [part] = machine.parts(chunk) else { panic!("each by itself") };
-                        assert!(!machine.tries_again(chunk), "not for ever");
+                        assert!(!machine.will_retry(chunk), "not for ever");
                         let fails = part.request == ids[bad];
-                        machine.stored(chunk, if fails { Err(FAILED) } else { Ok(()) }, 0);
+                        machine.io_done(chunk, if fails { Err(FAILED) } else { Ok(()) }, 0);
                     }
-                    Output::Crypt { chunk, .. } => machine.crypted(chunk, Ok(()), None, 0),
+                    Output::Transform { chunk, .. } => machine.cipher_done(chunk, Ok(()), None, 0),
                     Output::Finish { request, result } => ended.push((request, result)),
-                    Output::Drop { .. } => panic!("all are wanted"),
+                    other => panic!("all are wanted, none is mapped: {other:?}"),
                 }
             }
             let results = |index| if index == bad { Err(FAILED) } else { Ok(()) };
@@ -480,19 +581,19 @@ fn the_error_of_a_joined_chunk_reaches_the_request_with_the_bad_sector_alone() {
 fn a_durable_write_that_can_only_be_written_fails_and_shares_its_chunk_with_nobody() {
     for op in [Op::Write { fua: true }, Op::EncryptZeroes { fua: true }] {
         for can_be_written in [true, false] {
-            let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+            let mut machine = machine(Fixed::Merge);
             let [id, _] = [200, 204].map(|sector| machine.request(request(op, sector, 4)).unwrap());
             let chunks = started(&mut machine);
             assert_eq!(chunks.len(), 2, "not joined");
             for (chunk, _) in &chunks {
-                machine.crypted(*chunk, Ok(()), None, 0);
+                machine.cipher_done(*chunk, Ok(()), None, 0);
             }
-            assert_eq!(told(&mut machine), ["store 200", "store 204"]);
-            machine.stored(chunks[0].0, Err(FAILED), 0);
-            assert_eq!(machine.stored_again(chunks[0].0), Some(FAILED));
-            let again = Output::Store { chunk: chunks[0].0, kind: StoreKind::Write { fua: false } };
+            assert_eq!(told(&mut machine), ["submit 200", "submit 204"]);
+            machine.io_done(chunks[0].0, Err(FAILED), 0);
+            assert_eq!(machine.retried_after(chunks[0].0), Some(FAILED));
+            let again = Output::SubmitIo { chunk: chunks[0].0, kind: IoKind::Write { fua: false } };
             assert_eq!(machine.next_output(), Some(again));
-            machine.stored(chunks[0].0, if can_be_written { Ok(()) } else { Err(9) }, 0);
+            machine.io_done(chunks[0].0, if can_be_written { Ok(()) } else { Err(9) }, 0);
             let result = Err(if can_be_written { FAILED } else { 9 });
             assert_eq!(machine.next_output(), Some(Output::Finish { request: id, result }));
         }
@@ -501,13 +602,13 @@ fn a_durable_write_that_can_only_be_written_fails_and_shares_its_chunk_with_nobo
 
 #[test]
 fn a_full_machine_refuses_and_recovers() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let mut machine = machine(Fixed::Inline);
     for sector in 0..8 {
         assert!(machine.request(request(Op::Read, sector, 1)).is_some());
     }
     assert!(machine.is_full() && machine.request(request(Op::Read, 9, 1)).is_none());
     let (chunk, _) = started(&mut machine)[0];
-    machine.stored(chunk, Err(5), 0);
+    machine.io_done(chunk, Err(5), 0);
     // The id is free once the end has been told.
     assert!(machine.request(request(Op::Read, 9, 1)).is_none());
     assert!(matches!(machine.next_output(), Some(Output::Finish { result: Err(5), .. })));
@@ -516,7 +617,7 @@ fn a_full_machine_refuses_and_recovers() {
 
 #[test]
 fn neighbours_that_wait_together_travel_as_one_in_the_order_of_their_sectors() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+    let mut machine = machine(Fixed::Merge);
     for sector in [204, 200, 300, 208] {
         machine.request(request(Op::Read, sector, 4)).unwrap();
     }
@@ -527,25 +628,9 @@ fn neighbours_that_wait_together_travel_as_one_in_the_order_of_their_sectors() {
     assert_eq!(started, [vec![204, 208], vec![200], vec![300]]);
 }
 
-/// Everything that the machine asks for now, as words with the first sector of its chunk.
-fn told(machine: &mut Machine<u32>) -> Vec<String> {
-    machine.plan(0, Surroundings::default());
-    let mut told = Vec::new();
-    while let Some(output) = machine.next_output() {
-        let sector = |chunk| machine.parts(chunk)[0].sector;
-        told.push(match output {
-            Output::Crypt { chunk, .. } => format!("crypt {}", sector(chunk)),
-            Output::Store { chunk, .. } => format!("store {}", sector(chunk)),
-            Output::Drop { .. } => "drop".into(),
-            Output::Finish { result, .. } => format!("finish {result:?}"),
-        });
-    }
-    told
-}
-
 #[test]
 fn a_cancelled_request_that_nothing_was_done_for_ends_at_once() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let mut machine = machine(Fixed::Inline);
     let waits = machine.request(request(Op::Read, 200, 40)).unwrap();
     machine.cancel(waits, CANCELLED);
     machine.cancel(waits, FAILED);
@@ -559,52 +644,52 @@ fn a_cancelled_request_that_nothing_was_done_for_ends_at_once() {
 
 #[test]
 fn what_has_left_is_waited_for_and_what_is_done_stays_done() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let mut machine = machine(Fixed::Inline);
     let read = machine.request(request(Op::Read, 200, 16)).unwrap();
     let (chunk, _) = started(&mut machine)[0];
     machine.cancel(read, CANCELLED);
     assert!(told(&mut machine).is_empty(), "the backend has it");
-    machine.stored(chunk, Ok(()), 0);
+    machine.io_done(chunk, Ok(()), 0);
     assert_eq!(told(&mut machine), ["drop", "finish Err(8)"], "nobody wants it decrypted");
 
     let flush = machine.request(request(Op::Flush, 0, 0)).unwrap();
     let (chunk, _) = started(&mut machine)[0];
-    machine.stored(chunk, Ok(()), 0);
+    machine.io_done(chunk, Ok(()), 0);
     machine.cancel(flush, CANCELLED);
     assert_eq!(told(&mut machine), ["finish Ok(())"]);
 }
 
 #[test]
 fn writes_behind_a_cancelled_one_leave_in_their_order() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let mut machine = machine(Fixed::Inline);
     let writes = [500, 0, 300]
         .map(|sector| machine.request(request(Op::Write { fua: false }, sector, 16)).unwrap());
-    let crypts = started(&mut machine);
-    let [first, second, third] = [0, 1, 2].map(|index: usize| crypts[index].0);
-    machine.crypted(third, Ok(()), None, 0);
-    machine.crypted(second, Ok(()), None, 0);
+    let transforms = started(&mut machine);
+    let [first, second, third] = [0, 1, 2].map(|index: usize| transforms[index].0);
+    machine.cipher_done(third, Ok(()), None, 0);
+    machine.cipher_done(second, Ok(()), None, 0);
     machine.cancel(writes[1], CANCELLED);
     assert!(told(&mut machine).is_empty(), "their turn has not come");
-    machine.crypted(first, Ok(()), None, 0);
-    assert_eq!(told(&mut machine), ["store 500", "drop", "store 300", "finish Err(8)"]);
+    machine.cipher_done(first, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["submit 500", "drop", "submit 300", "finish Err(8)"]);
 }
 
 #[test]
 fn what_travels_with_a_cancelled_request_arrives() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Merge, DEVICE);
+    let mut machine = machine(Fixed::Merge);
     let ids = [200, 204].map(|sector| machine.request(request(Op::Read, sector, 4)).unwrap());
     let (chunk, parts) = started(&mut machine).remove(0);
     assert_eq!(parts.len(), 2);
     machine.cancel(ids[0], CANCELLED);
-    machine.stored(chunk, Ok(()), 0);
-    assert_eq!(told(&mut machine), ["crypt 200"]);
-    machine.crypted(chunk, Ok(()), None, 0);
+    machine.io_done(chunk, Ok(()), 0);
+    assert_eq!(told(&mut machine), ["transform 200"]);
+    machine.cipher_done(chunk, Ok(()), None, 0);
     assert_eq!(told(&mut machine), ["finish Err(8)", "finish Ok(())"]);
 }
 
 #[test]
 fn the_order_does_not_grow_while_a_write_holds_others_up() {
-    let mut machine = Machine::<u32>::new(limits(), Policy::Inline, DEVICE);
+    let mut machine = machine(Fixed::Inline);
     machine.request(request(WRITE, 0, 16)).unwrap();
     let (slow, _) = started(&mut machine)[0];
     for _ in 0..1000 {
@@ -614,264 +699,6 @@ fn the_order_does_not_grow_while_a_write_holds_others_up() {
         machine.cancel(id, CANCELLED);
         assert_eq!(told(&mut machine).last().unwrap(), "finish Err(8)");
     }
-    machine.crypted(slow, Ok(()), None, 0);
-    assert_eq!(told(&mut machine), ["store 0"]);
-}
-
-/// Transfers of up to 1 MiB.
-fn large_transfers() -> Limits {
-    Limits { transfer_sectors_max: 2048, zeroes_sectors_max: 4096, ..limits() }
-}
-
-/// A machine of adaptive that knows its cipher (1 ns a byte) and its hand-over (5 us).
-fn adaptive(device: Device) -> Machine<u32> {
-    let limits = Limits { requests_max: 64, chunks_max: 64, ..large_transfers() };
-    let mut machine = Machine::new(limits, Policy::Adaptive, Device { depth_max: 64, ..device });
-    machine.learned_mut().cipher(1 << 20, 1 << 20);
-    machine.learned_mut().handover(5000);
-    machine
-}
-
-/// Where each crypt that is asked for now is to be done. What is to be done here is done at once.
-fn targets(machine: &mut Machine<u32>, around: Surroundings) -> Vec<Target> {
-    let mut targets = Vec::new();
-    machine.plan(0, around);
-    while let Some(output) = machine.next_output() {
-        if let Output::Crypt { chunk, target } = output {
-            targets.push(target);
-            if target == Target::Inline {
-                machine.crypted(chunk, Ok(()), None, 0);
-            }
-        }
-    }
-    targets
-}
-
-const WRITE: Op = Op::Write { fua: false };
-
-#[test]
-fn a_lone_request_is_handed_on_from_where_a_worker_is_sooner_done() {
-    let write = |sectors, around| {
-        let mut machine = adaptive(DEVICE);
-        machine.request(request(WRITE, 2000, sectors)).unwrap();
-        targets(&mut machine, around)
-    };
-    // Chunks of about sqrt(c * k) = 12 KiB: the first one here, or a worker would have it later.
-    let spread = write(256, WORKERS);
-    assert!(spread.len() > 2 && spread.contains(&Target::Inline), "{spread:?}");
-    assert!(
-        spread.contains(&Target::Offload) || spread.contains(&Target::OffloadAwake),
-        "{spread:?}"
-    );
-    assert_eq!(write(8, WORKERS), [Target::Inline], "4 KiB take less than a hand-over");
-    let alone = write(256, Surroundings::default());
-    assert!(alone.iter().all(|&target| target == Target::Inline), "nobody is there: {alone:?}");
-}
-
-/// Whether any crypt is to be done by a worker. Reads are answered at once.
-fn hands_on(machine: &mut Machine<u32>, around: Surroundings) -> bool {
-    machine.plan(0, around);
-    let mut targets = Vec::new();
-    while let Some(output) = machine.next_output() {
-        match output {
-            Output::Store { chunk, kind: StoreKind::Read } => machine.stored(chunk, Ok(()), 0),
-            Output::Crypt { target, .. } => targets.push(target),
-            _ => {}
-        }
-    }
-    assert!(!targets.is_empty());
-    targets.into_iter().any(|target| target != Target::Inline)
-}
-
-#[test]
-fn what_costs_more_to_fetch_from_a_workers_cache_than_to_crypt_stays_here() {
-    let on_worker = |op, copied, carry_ns| {
-        let mut machine = adaptive(Device { copies: copied, ..DEVICE });
-        machine.learned_mut().carry(1 << 20, carry_ns);
-        machine.request(request(op, 2000, 2048)).unwrap();
-        hands_on(&mut machine, Surroundings { reads_in_place: !copied, ..WORKERS })
-    };
-    let (little, much) = (1 << 17, 1 << 21);
-    for op in [Op::Read, WRITE] {
-        assert!(on_worker(op, true, little) && !on_worker(op, true, much), "{op:?}");
-        assert!(on_worker(op, false, much), "{op:?}: the client or the device fetches it itself");
-    }
-}
-
-#[test]
-fn what_a_worker_leaves_to_be_written_must_be_worth_it_where_this_thread_encrypts_in_place() {
-    let on_worker = |op, in_place, copy_ns| {
-        let mut machine = adaptive(Device { synchronous: true, in_place, ..DEVICE });
-        machine.learned_mut().copy(1 << 20, copy_ns);
-        for index in 0..4 {
-            machine.request(request(op, 2000 * index + 2000, 1024)).unwrap();
-        }
-        hands_on(&mut machine, WORKERS)
-    };
-    assert!(on_worker(WRITE, true, 1 << 17) && !on_worker(WRITE, true, 1 << 20));
-    assert!(on_worker(WRITE, false, 1 << 20), "it is written in any case");
-    assert!(on_worker(Op::Read, true, 1 << 20), "reads are not written");
-}
-
-/// Lengths of the chunks of each request, in sectors, of `depth` requests under way together.
-fn lengths(op: Op, sectors: u64, depth: u64) -> Vec<Vec<u64>> {
-    let mut machine = adaptive(DEVICE);
-    // One more operation is assumed to cost as much as the cipher of 8 KiB.
-    (0..200).for_each(|_| machine.learned_mut().cipher(8192, 1500));
-    for index in 0..depth {
-        machine.request(request(op, 2000 + 5000 * index, sectors)).unwrap();
-    }
-    let mut lengths = vec![Vec::new(); depth as usize];
-    let mut chunks: Vec<_> = started(&mut machine).into_iter().map(|(_, parts)| parts).collect();
-    // Encryption may begin with any of them.
-    chunks.sort_by_key(|parts| parts[0].sector);
-    for parts in chunks {
-        lengths[(parts[0].sector - 2000) as usize / 5000].push(parts[0].sectors);
-    }
-    lengths
-}
-
-#[test]
-fn the_chunks_of_a_read_get_shorter_and_fewer_where_others_are_in_flight() {
-    let alone = &lengths(Op::Read, 128, 1)[0];
-    assert_eq!(alone.iter().sum::<u64>(), 128);
-    assert!(alone.len() > 2 && alone.is_sorted_by(|a, b| a > b), "{alone:?}");
-    // What nothing overlaps with: at the cipher's 1 ns a byte little more than one operation.
-    assert!(alone.last() <= Some(&16), "{alone:?}");
-    let together = lengths(Op::Read, 128, 4);
-    assert!(together.iter().all(|each| each.len() < alone.len()), "{together:?}");
-    assert_eq!(lengths(Op::Read, 16, 1), [[16]], "the cipher takes no longer than an operation");
-    let written = &lengths(WRITE, 128, 1)[0];
-    let (rest, equal) = written.split_last().expect("chunks");
-    assert!(equal.len() > 1 && equal.iter().all(|len| *len == written[0]), "{written:?}");
-    assert!(*rest <= written[0], "{written:?}");
-}
-
-#[test]
-fn a_read_is_cut_into_blocks_next_to_where_the_sum_is_least() {
-    // One operation costs as much as 8 KiB of cipher: the best of all ways to cut (examples/bound.rs).
-    for (blocks, best) in [(2, vec![2]), (4, vec![3, 1]), (8, vec![5, 2, 1])] {
-        let sectors: Vec<u64> = best.iter().map(|blocks| 8 * blocks).collect();
-        assert_eq!(lengths(Op::Read, 8 * blocks, 1), [sectors]);
-    }
-    for blocks in 1..=256 {
-        let cut = lengths(Op::Read, 8 * blocks, 1).remove(0);
-        assert_eq!(cut.iter().sum::<u64>(), 8 * blocks);
-        assert!(cut.iter().all(|len| len.is_multiple_of(8)), "{cut:?}");
-    }
-}
-
-#[test]
-fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is() {
-    let policies = Policies { reads: Policy::Adaptive, writes: Policy::Unbound { sorted: true } };
-    let limits = large_transfers();
-    let mut machine = Machine::<u32>::new(limits, policies, DEVICE);
-    machine.learned_mut().cipher(1 << 20, 1 << 20);
-    machine.learned_mut().handover(5000);
-    let (mut now_ns, mut reads, mut kept_reads) = (0, 0, 0);
-    for round in 0..2000 {
-        machine.request(request(Op::Read, 2000, 32)).unwrap();
-        machine.request(request(WRITE, 4000, 32)).unwrap();
-        let mut handed = Vec::new();
-        while machine.in_flight() > 0 {
-            machine.plan(now_ns, WORKERS);
-            while let Some(output) = machine.next_output() {
-                match output {
-                    Output::Store { chunk, .. } => machine.stored(chunk, Ok(()), now_ns),
-                    Output::Crypt { chunk, target } => {
-                        let write = machine.op(chunk) == Some(WRITE);
-                        reads += u64::from(!write);
-                        assert!(!write || target == Target::Offload, "round {round}");
-                        if target == Target::Inline {
-                            assert!(!handed.is_empty(), "round {round}: the write goes first");
-                            kept_reads += 1;
-                            now_ns += 16_000;
-                            machine.crypted(chunk, Ok(()), Some(16_000), now_ns);
-                        } else {
-                            handed.push((chunk, write));
-                        }
-                    }
-                    Output::Finish { result, .. } => assert_eq!(result, Ok(())),
-                    Output::Drop { .. } => panic!("nothing fails"),
-                }
-            }
-            for (chunk, write) in handed.drain(..) {
-                // What reads are handed on for is not worth it.
-                now_ns += if write { 1000 } else { 60_000 };
-                machine.crypted(chunk, Ok(()), Some(16_000), now_ns);
-            }
-        }
-    }
-    let tally = machine.tally();
-    assert!(kept_reads > reads / 2, "{kept_reads} of {reads}: {tally:?}");
-    assert!(
-        tally.all_inline > 0 && tally.all_inline <= kept_reads,
-        "{kept_reads} of {reads}: {tally:?}"
-    );
-    assert!(
-        tally.all_offload > 0 && tally.all_offload <= reads - kept_reads,
-        "{kept_reads}: {tally:?}"
-    );
-}
-
-#[test]
-fn a_line_longer_than_a_hand_over_takes_goes_to_workers() {
-    let busy = |sectors, around| {
-        let mut machine = adaptive(DEVICE);
-        for index in 0..16 {
-            machine.request(request(WRITE, 2000 + 500 * index, sectors)).unwrap();
-        }
-        targets(&mut machine, around)
-    };
-    let small = busy(8, WORKERS);
-    let woken =
-        |targets: &[Target]| targets.iter().filter(|&&target| target == Target::Offload).count();
-    assert_eq!((small.len(), woken(&small)), (16, 2), "both wait for less than the line takes");
-    assert!(!small.contains(&Target::Inline), "{small:?}");
-    let asleep = Surroundings { idle_workers: 0, ..WORKERS };
-    assert_eq!(busy(8, asleep), [Target::Inline; 16], "all workers are busy for others");
-    assert_eq!(busy(8, Surroundings::default()), [Target::Inline; 16], "there are none");
-}
-
-#[test]
-fn what_is_polled_for_is_never_handed_on_and_what_nobody_waits_for_always() {
-    let targets_of = |urgency, around| {
-        let mut machine = adaptive(DEVICE);
-        for index in 0..16 {
-            for sectors in [8, 256] {
-                let write = request(WRITE, 3000 + 5000 * index + sectors, sectors);
-                machine.request(Request { urgency, ..write }).unwrap();
-            }
-        }
-        targets(&mut machine, around)
-    };
-    let asleep = Surroundings { idle_workers: 0, ..WORKERS };
-    for around in [WORKERS, asleep] {
-        let urgent = targets_of(Urgency::Urgent, around);
-        assert!(urgent.len() >= 32 && urgent.iter().all(|&target| target == Target::Inline));
-        let background = targets_of(Urgency::Background, around);
-        assert!(
-            background.len() >= 32 && background.iter().all(|&target| target == Target::Offload)
-        );
-    }
-    let nobody = targets_of(Urgency::Background, Surroundings::default());
-    assert!(
-        nobody.iter().all(|&target| target == Target::Inline),
-        "a request never waits for nobody"
-    );
-}
-
-#[test]
-fn few_neighbours_stay_apart_many_are_joined_and_all_of_them_where_order_matters() {
-    let chunks = |count: u64, device| {
-        let mut machine = adaptive(device);
-        for index in 0..count {
-            machine.request(request(Op::Read, 2000 + 8 * index, 8)).unwrap();
-        }
-        started(&mut machine).len()
-    };
-    assert_eq!(chunks(4, DEVICE), 4, "each keeps the device busy");
-    assert!((8..=16).contains(&chunks(32, DEVICE)), "{}", chunks(32, DEVICE));
-    let hdd = Device { rotational: true, ..DEVICE };
-    assert_eq!((chunks(4, hdd), chunks(16, hdd)), (1, 1));
+    machine.cipher_done(slow, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["submit 0"]);
 }

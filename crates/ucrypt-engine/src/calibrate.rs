@@ -7,12 +7,12 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use ucrypt_backend::{Buf, Pool};
-use ucrypt_dispatch::{ChunkId, Learned};
+use ucrypt_dispatch::{ChunkId, Estimates};
 use ucrypt_sector::{SectorCipher, SectorOptions};
 
 use crate::executor::{Clock, Monotonic, WorkerPool as _};
-use crate::segments::{Segment, Segments, Way};
-use crate::workers::{Crypted, Inbox, Job, Workers};
+use crate::segments::{CipherOp, Segment, Segments};
+use crate::workers::{Inbox, Job, Transformed, Workers};
 
 /// Bytes that are encrypted at a time, and how often: 64 KiB is a usual chunk.
 const BYTES: usize = 65536;
@@ -30,13 +30,13 @@ pub struct Calibration {
     /// To encrypt 64 KiB.
     pub cipher: Option<u64>,
     /// From handing an empty job to a worker that sleeps until its answer is here.
-    pub handover: Option<u64>,
+    pub wake_latency: Option<u64>,
     /// What the thread that hands it over takes of that to wake the worker.
-    pub wake: Option<u64>,
+    pub wake_cost: Option<u64>,
     /// To give 4 KiB to a worker that is awake and to get them back, beyond encrypting them.
-    pub hand: Option<u64>,
+    pub enqueue_cost: Option<u64>,
     /// More to copy 64 KiB because they come from another core's cache.
-    pub carry: Option<u64>,
+    pub copy_penalty: Option<u64>,
     /// To copy 64 KiB.
     pub copy: Option<u64>,
 }
@@ -48,35 +48,35 @@ impl Calibration {
         let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
-        let (handover, wake) = handover_ns(workers, &waker).unzip();
+        let (wake_latency, wake_cost) = wake_ns(workers, &waker).unzip();
         let small = memory_ns(workers, &waker, SMALL);
         let large = memory_ns(workers, &waker, BYTES);
-        let (carry, copy) = (large.map(|trip| trip.carry), large.map(|trip| trip.copy));
-        let hand = small
-            .zip(carry)
-            .map(|(small, carry)| small.all.saturating_sub(carry * SMALL as u64 / BYTES as u64));
-        Self { cipher, handover, wake, hand, carry, copy }
+        let (copy_penalty, copy) = (large.map(|trip| trip.penalty), large.map(|trip| trip.copy));
+        let enqueue_cost = small.zip(copy_penalty).map(|(small, penalty)| {
+            small.all.saturating_sub(penalty * SMALL as u64 / BYTES as u64)
+        });
+        Self { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy }
     }
 
-    /// Tells a queue what it would have learned by itself.
-    pub(crate) fn teach(&self, learned: &mut Learned) {
+    /// Tells a queue what it would have estimates by itself.
+    pub(crate) fn teach(&self, estimates: &mut Estimates) {
         if let Some(ns) = self.cipher {
-            learned.cipher(BYTES as u64, ns);
+            estimates.calibrated(BYTES as u64, ns);
         }
-        if let Some(ns) = self.handover {
-            learned.handover(ns);
+        if let Some(ns) = self.wake_latency {
+            estimates.wake_latency(ns);
         }
-        if let Some(ns) = self.wake {
-            learned.wake(ns);
+        if let Some(ns) = self.wake_cost {
+            estimates.wake_cost(ns);
         }
-        if let Some(ns) = self.hand {
-            learned.hand(ns);
+        if let Some(ns) = self.enqueue_cost {
+            estimates.enqueue_cost(ns);
         }
-        if let Some(ns) = self.carry {
-            learned.carry(BYTES as u64, ns);
+        if let Some(ns) = self.copy_penalty {
+            estimates.copy_penalty(BYTES as u64, ns);
         }
         if let Some(ns) = self.copy {
-            learned.copy(BYTES as u64, ns);
+            estimates.copy(BYTES as u64, ns);
         }
     }
 }
@@ -93,7 +93,7 @@ fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, bytes: usize) -> Option<Tr
 /// What a hand-over costs: nanoseconds from handing an empty job to a parked worker until its
 /// answer is here, the smallest of several; and what this thread takes of that to wake it, the median.
 /// About a millisecond in all.
-fn handover_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
+fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
     let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
     let segments: Arc<Segments> = nothing();
@@ -101,7 +101,7 @@ fn handover_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
     for _ in 0..TRIPS {
         std::thread::sleep(std::time::Duration::from_micros(50));
         let started = clock.now_ns();
-        workers.hand(empty(&inbox, &segments)?, true).ok()?;
+        workers.offload(empty(&inbox, &segments)?, true).ok()?;
         wakes.push(clock.now_ns() - started);
         receive(&inbox);
         least_ns = least_ns.min(clock.now_ns() - started);
@@ -121,19 +121,19 @@ fn trip_ns(
 ) -> Option<Trip> {
     let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
-    let (mut trips, mut copies, mut carries) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut trips, mut copies, mut penalties) = (Vec::new(), Vec::new(), Vec::new());
     // The first one wakes it.
     for _ in 0..=TRIPS {
         buf.fill(0);
         let started = clock.now_ns();
-        segments.crypt(0, 0, std::slice::from_mut(&mut buf), Way::Encrypt).ok()?;
+        segments.transform(0, 0, std::slice::from_mut(&mut buf), CipherOp::Encrypt).ok()?;
         let crypted_ns = clock.now_ns() - started;
         copy(&buf).ok()?;
         let here_ns = clock.now_ns() - started;
         buf.fill(0);
         let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
         let started = clock.now_ns();
-        workers.hand(job, false).ok()?;
+        workers.offload(job, false).ok()?;
         let mut crypted = receive(&inbox);
         buf = crypted.bufs.pop()?;
         let arrived_ns = clock.now_ns() - started;
@@ -142,11 +142,11 @@ fn trip_ns(
         let copy_ns = here_ns - crypted_ns;
         trips.push(there_ns.saturating_sub(here_ns));
         copies.push(copy_ns);
-        carries.push((there_ns - arrived_ns).saturating_sub(copy_ns));
+        penalties.push((there_ns - arrived_ns).saturating_sub(copy_ns));
     }
     // Not the smallest: a worker may be on this core in one round.
-    let [all, copy, carry] = [trips, copies, carries].map(|mut times| median(&mut times));
-    Some(Trip { all, copy, carry })
+    let [all, copy, penalty] = [trips, copies, penalties].map(|mut times| median(&mut times));
+    Some(Trip { all, copy, penalty })
 }
 
 /// Nanoseconds.
@@ -157,7 +157,7 @@ struct Trip {
     /// To copy what was crypted here.
     copy: u64,
     /// More to copy it because it comes from another core's cache.
-    carry: u64,
+    penalty: u64,
 }
 
 /// A segment of no length, for jobs that only measure the way.
@@ -173,7 +173,7 @@ fn median(times: &mut [u64]) -> u64 {
 }
 
 /// Waits for an answer that must come.
-fn receive(inbox: &Inbox) -> Crypted {
+fn receive(inbox: &Inbox) -> Transformed {
     loop {
         if let Some(crypted) = inbox.answers.pop() {
             return crypted;
@@ -190,7 +190,7 @@ fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
         segment: 0,
         sector: 0,
         bufs: Vec::new(),
-        way: Way::Encrypt,
+        op: CipherOp::Encrypt,
         inbox: inbox.clone(),
     })
 }
@@ -229,14 +229,16 @@ mod tests {
     fn every_figure_is_measured_where_there_are_workers() {
         let segments = quick().unwrap();
         let workers = Workers::start(2, true).unwrap();
-        let Calibration { cipher, handover, wake, hand, carry, copy } =
+        let Calibration { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy } =
             Calibration::new(&segments, Some(&workers));
         assert!(cipher > Some(0), "64 KiB in {cipher:?} ns");
-        assert!(handover > Some(0) && wake > Some(0), "{handover:?}, {wake:?}");
+        assert!(wake_latency > Some(0) && wake_cost > Some(0), "{wake_latency:?}, {wake_cost:?}");
         assert!(copy > Some(0), "64 KiB in {copy:?} ns");
         // Differences: nothing is gained or lost if both ways take the same time.
-        assert!(hand.is_some() && carry.is_some());
+        assert!(enqueue_cost.is_some() && copy_penalty.is_some());
         let alone = Calibration::new(&segments, None);
-        assert!(alone.cipher.is_some() && alone.handover.is_none() && alone.carry.is_none());
+        assert!(
+            alone.cipher.is_some() && alone.wake_latency.is_none() && alone.copy_penalty.is_none()
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use ucrypt_backend::Errno;
-use ucrypt_dispatch::{Learned, Measured, Tally};
+use ucrypt_dispatch::{Configured, Explored, Measured, Stats};
 
 /// Counts of one queue. Only its own thread adds.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct Counters {
 #[derive(Debug, Default)]
 struct Decided {
     whole: AtomicU64,
-    cut: AtomicU64,
+    split: AtomicU64,
     joined: AtomicU64,
     inline: AtomicU64,
     offloaded: AtomicU64,
@@ -33,10 +33,10 @@ struct Decided {
     coarse: AtomicU64,
     decrypt_per_byte: Estimate,
     encrypt_per_byte: Estimate,
-    handover: Estimate,
-    wake: Estimate,
-    hand: Estimate,
-    carry_per_byte: Estimate,
+    wake_latency: Estimate,
+    wake_cost: Estimate,
+    enqueue_cost: Estimate,
+    copy_penalty_per_byte: Estimate,
     workers: AtomicU32,
 }
 
@@ -60,8 +60,10 @@ impl Estimate {
 /// What one queue has decided, and the estimates it decides by.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Decisions {
-    /// How often was decided what.
-    pub tally: Tally,
+    /// How often what has happened.
+    pub stats: Stats,
+    /// What was decided by trials, or for one.
+    pub explored: Explored,
     /// What it has measured.
     pub measured: Measured,
     /// Workers that it might use when it last told: no more than cores were free.
@@ -70,24 +72,25 @@ pub struct Decisions {
 
 impl Counters {
     /// Shows others what a queue knows.
-    pub(crate) fn publish(&self, tally: Tally, learned: &Learned, workers: u32) {
+    pub(crate) fn publish(&self, stats: Stats, policy: &Configured, workers: u32) {
         let set = |cell: &AtomicU64, value: u64| cell.store(value, Ordering::Relaxed);
         let decided = &self.decided;
-        set(&decided.whole, tally.whole);
-        set(&decided.cut, tally.cut);
-        set(&decided.joined, tally.joined);
-        set(&decided.inline, tally.inline);
-        set(&decided.offloaded, tally.offloaded);
-        set(&decided.all_inline, tally.all_inline);
-        set(&decided.all_offload, tally.all_offload);
-        set(&decided.coarse, tally.coarse);
-        let measured = learned.measured();
+        set(&decided.whole, stats.whole);
+        set(&decided.split, stats.split);
+        set(&decided.joined, stats.joined);
+        set(&decided.inline, stats.inline);
+        set(&decided.offloaded, stats.offloaded);
+        let explored = policy.explored();
+        set(&decided.all_inline, explored.all_inline);
+        set(&decided.all_offload, explored.all_offload);
+        set(&decided.coarse, explored.coarse);
+        let measured = policy.estimates().measured();
         decided.decrypt_per_byte.set(measured.decrypt_ns_per_byte);
         decided.encrypt_per_byte.set(measured.encrypt_ns_per_byte);
-        decided.handover.set(measured.handover_ns);
-        decided.wake.set(measured.wake_ns);
-        decided.hand.set(measured.hand_ns);
-        decided.carry_per_byte.set(measured.carry_ns_per_byte);
+        decided.wake_latency.set(measured.wake_latency_ns);
+        decided.wake_cost.set(measured.wake_cost_ns);
+        decided.enqueue_cost.set(measured.enqueue_cost_ns);
+        decided.copy_penalty_per_byte.set(measured.copy_penalty_ns_per_byte);
         decided.workers.store(workers, Ordering::Relaxed);
     }
 
@@ -95,12 +98,14 @@ impl Counters {
         let get = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let decided = &self.decided;
         Decisions {
-            tally: Tally {
+            stats: Stats {
                 whole: get(&decided.whole),
-                cut: get(&decided.cut),
+                split: get(&decided.split),
                 joined: get(&decided.joined),
                 inline: get(&decided.inline),
                 offloaded: get(&decided.offloaded),
+            },
+            explored: Explored {
                 all_inline: get(&decided.all_inline),
                 all_offload: get(&decided.all_offload),
                 coarse: get(&decided.coarse),
@@ -108,10 +113,10 @@ impl Counters {
             measured: Measured {
                 decrypt_ns_per_byte: decided.decrypt_per_byte.get(),
                 encrypt_ns_per_byte: decided.encrypt_per_byte.get(),
-                handover_ns: decided.handover.get(),
-                wake_ns: decided.wake.get(),
-                hand_ns: decided.hand.get(),
-                carry_ns_per_byte: decided.carry_per_byte.get(),
+                wake_latency_ns: decided.wake_latency.get(),
+                wake_cost_ns: decided.wake_cost.get(),
+                enqueue_cost_ns: decided.enqueue_cost.get(),
+                copy_penalty_ns_per_byte: decided.copy_penalty_per_byte.get(),
             },
             workers: decided.workers.load(Ordering::Relaxed),
         }

@@ -31,13 +31,13 @@ pub trait WorkerPool: Send + Sync {
     ///
     /// # Errors
     /// The job, if it was not taken.
-    fn hand(&self, job: Job, wakes: bool) -> Result<(), Job>;
+    fn offload(&self, job: Job, wakes: bool) -> Result<(), Job>;
 
     /// Hands a job to the worker of the calling thread's core.
     ///
     /// # Errors
     /// The job, if it was not taken.
-    fn hand_same_core(&self, job: Job) -> Result<(), Job>;
+    fn offload_same_core(&self, job: Job) -> Result<(), Job>;
 
     /// Does one job that waits for a worker, on the calling thread. Returns whether there was one.
     fn help(&self) -> bool;

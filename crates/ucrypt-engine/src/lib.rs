@@ -8,7 +8,7 @@
 //! - [`volume`]: what is shared, and what it is made of;
 //! - [`queue`]: requests in, answers out, at any byte offset and length;
 //! - [`executor`]: time and workers as queues see them, real or simulated;
-//! - `workers`: threads that encrypt what queues hand on;
+//! - `workers`: threads that transform what queues offload;
 //! - `range_lock`: keeps read-modify-write of part of a sector away from its neighbours.
 
 #![forbid(unsafe_code)]
@@ -32,7 +32,7 @@ pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
     Access, Buf, Errno, Guest, Pool, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,
 };
-pub use ucrypt_dispatch::{Policies, Policy, Tally, Urgency};
+pub use ucrypt_dispatch::{Explored, Fixed, Measured, Policies, PolicyKind, Stats, Urgency};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
 pub use workers::{DoneJob, JOBS_MAX, Job};
 pub use zones::{VolumeZones, ZonesError};

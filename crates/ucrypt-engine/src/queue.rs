@@ -23,7 +23,8 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use ucrypt_backend::{Buf, Errno, Pool, Ring};
 use ucrypt_dispatch::{
-    Device, Limits, Machine, PARTS_MAX, Surroundings, Tally, Urgency, ZEROES_UNIT_SECTORS,
+    BackendTraits, Configured, Environment, Explored, Limits, Machine, PARTS_MAX, Stats, Urgency,
+    ZEROES_UNIT_SECTORS,
 };
 
 use crate::counters::Counters;
@@ -31,10 +32,12 @@ use crate::range_lock::Mode;
 use crate::volume::Volume;
 use crate::workers::Inbox;
 
+mod chunk_io;
+mod driver;
 mod job;
 mod pieces;
 mod plan;
-mod run;
+mod requests;
 mod sleep;
 
 use job::{Edge, Job, Slot};
@@ -130,7 +133,7 @@ pub struct Queue {
     /// Memory for encrypted zeroes, apart from what clients' data can use up: as much as the machine
     /// lets be under way, and taken in its units.
     zeroes: Pool,
-    machine: Machine<Errno>,
+    machine: Machine<Errno, Configured>,
     /// `None` only while the queue is being dropped.
     backend: Option<Box<dyn ucrypt_backend::Queue>>,
     answers: Vec<ucrypt_backend::Done>,
@@ -139,10 +142,7 @@ pub struct Queue {
     /// By the machine's chunk: its buffers while they are in no other hands. The lists travel with
     /// the buffers and come back, so that none is made after start.
     chunks: Vec<Vec<Buf>>,
-    /// By the machine's chunk: its ciphertext lies in the backend's mapping, not in its buffers. Of
-    /// a read that was stored, or of a write that was crypted.
-    mapped: Box<[bool]>,
-    /// By the machine's chunk: the buffers of the parts that it stores again one by one, after an
+    /// By the machine's chunk: the buffers of the parts that it submits again one by one, after an
     /// error. Lists without memory otherwise.
     again: Box<[Vec<Buf>]>,
     jobs: Vec<Job>,
@@ -158,9 +158,9 @@ pub struct Queue {
     /// Where workers put what they have done.
     inbox: Arc<Inbox>,
     /// Chunks that are with a worker.
-    handed: usize,
-    /// Chunks crypted on this thread, for sampling.
-    crypted_here: u32,
+    offloaded: usize,
+    /// Chunks transformed on this thread, for sampling.
+    inline: u32,
     /// Of the requests that are submitted next.
     urgency: Urgency,
     /// See [`Queue::set_clients_here`].
@@ -172,7 +172,7 @@ pub struct Queue {
     /// The backend answers at once.
     synchronous: bool,
     /// The workers that it may use: looked at when a round begins and after what came in it.
-    around: Surroundings,
+    environment: Environment,
     /// The machine was asked for a plan, and what came of it is not all carried out.
     planned: bool,
     /// Something was carried out since.
@@ -232,10 +232,10 @@ impl Queue {
         let sector_sectors = u64::from(volume.info().sector_size / 512);
         let chunks = depth.max(CHUNKS_MIN);
         let zeroes_sectors_max = 2 * (u64::from(transfer_max) / 512).max(ZEROES_UNIT_SECTORS);
-        let device = Device {
+        let backend_traits = BackendTraits {
             synchronous: limits.synchronous,
             copies: limits.copies,
-            in_place: volume.segments.in_place(),
+            mapped: volume.segments.are_mapped(),
             rotational: limits.rotational,
             depth_max: limits.depth_max,
         };
@@ -248,10 +248,10 @@ impl Queue {
                 sector_sectors,
                 borders: borders.iter().map(|border| border / 512).collect(),
             },
-            volume.policies,
-            device,
+            Configured::new(volume.policies),
+            backend_traits,
         );
-        volume.calibration.teach(machine.learned_mut());
+        volume.calibration.teach(machine.policy_mut().estimates_mut());
         // The backend's ring, if it has one, is as large as its queue is deep.
         let mut backend = volume.backend.queue(chunks + ring_entries)?;
         let ring = match (ring_entries, backend.guest()) {
@@ -275,17 +275,16 @@ impl Queue {
             answers: Vec::with_capacity(chunks as usize),
             slots: (0..depth * REQUESTS_PER_JOB).map(|_| Slot::default()).collect(),
             chunks: (0..chunks).map(|_| Vec::with_capacity(CHUNK_BUFS)).collect(),
-            mapped: vec![false; chunks as usize].into(),
             again: (0..chunks).map(|_| Vec::new()).collect(),
             inbox: Arc::new(Inbox::new(chunks as usize, waker.clone())),
-            handed: 0,
-            crypted_here: 0,
+            offloaded: 0,
+            inline: 0,
             urgency: Urgency::Normal,
             clients_here: false,
             reads_in_place: false,
             awake: false,
             synchronous: limits.synchronous,
-            around: Surroundings::default(),
+            environment: Environment::default(),
             planned: false,
             carried_out: false,
             rounds: 0,
@@ -319,7 +318,7 @@ impl Queue {
     }
 
     /// How much somebody waits for what is submitted from now on, under the adaptive policy: what is
-    /// polled for is never handed to a worker, what is read ahead always. `Normal` at first.
+    /// polled for is never offloaded, what is read ahead always. `Normal` at first.
     pub fn set_urgency(&mut self, urgency: Urgency) {
         self.urgency = urgency;
     }
@@ -399,9 +398,14 @@ impl Queue {
         !self.done.is_empty()
     }
 
-    /// How often was decided what.
-    pub fn tally(&self) -> Tally {
-        self.machine.tally()
+    /// How often what has happened.
+    pub fn stats(&self) -> Stats {
+        self.machine.stats()
+    }
+
+    /// What was decided by trials, or for one.
+    pub fn explored(&self) -> Explored {
+        self.machine.policy().explored()
     }
 
     /// Requests accepted whose answers have not been taken.

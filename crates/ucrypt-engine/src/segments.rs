@@ -53,7 +53,7 @@ pub(crate) struct Segments {
 
 /// What is done to adjacent sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum CipherOp {
     /// In place.
     Encrypt,
     /// In place.
@@ -80,27 +80,27 @@ impl Segments {
         Self { list, model, mapping, clock }
     }
 
-    /// Whether [`Way::DecryptMapped`] of these bytes saves a read. `offset`: on the backend.
+    /// Whether [`CipherOp::DecryptMapped`] of these bytes saves a read. `offset`: on the backend.
     pub(crate) fn at_hand(&self, offset: u64, bytes: usize) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.at_hand(offset, bytes))
     }
 
     /// Encrypts or decrypts adjacent sectors. `sector`: the first, in the segment.
-    pub(crate) fn crypt(
+    pub(crate) fn transform(
         &self,
         segment: usize,
         mut sector: u64,
         bufs: &mut [Buf],
-        way: Way,
+        op: CipherOp,
     ) -> Result<(), Errno> {
-        if way == Way::DecryptMapped {
+        if op == CipherOp::DecryptMapped {
             return self.decrypt_mapped(segment, sector, bufs);
         }
         let Some(cipher) = &self.list[segment].cipher else { return Ok(()) };
         let started = self.model.map(|_| self.clock.now_ns());
         let mut bytes = 0;
         for buf in bufs {
-            if way == Way::Encrypt {
+            if op == CipherOp::Encrypt {
                 cipher.encrypt_in_place(sector, buf)
             } else {
                 cipher.decrypt_in_place(sector, buf)
@@ -166,14 +166,14 @@ impl Segments {
     }
 
     /// Whether every segment may be written by [`Segments::encrypt_mapped`].
-    pub(crate) fn in_place(&self) -> bool {
+    pub(crate) fn are_mapped(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.is_writable())
             && self.list.iter().all(Segment::streams)
     }
 
     /// Whether adjacent sectors can be encrypted to the backend's mapping now, which saves the write:
     /// [`Segments::encrypt_mapped`].
-    pub(crate) fn takes_in_place(&self, segment: usize, sector: u64, bytes: usize) -> bool {
+    pub(crate) fn is_mapped(&self, segment: usize, sector: u64, bytes: usize) -> bool {
         let Some(mapping) = &self.mapping else { return false };
         let offset = self.list[segment].backend_offset + sector * 512;
         mapping.is_writable() && self.list[segment].streams() && mapping.at_hand(offset, bytes)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ucrypt_backend::{Backend, Errno, Extent};
-use ucrypt_dispatch::{Policies, Policy};
+use ucrypt_dispatch::{Fixed, Policies, PolicyKind};
 
 use crate::calibrate::Calibration;
 use crate::counters::{Counters, Decisions, Totals};
@@ -27,7 +27,7 @@ pub struct VolumeOptions {
     /// A slower cipher to stand for the real one.
     pub cipher_model: Option<CipherModel>,
     /// Crypto workers; `None`: one for each core. Of these adaptive uses as many as there are cores to
-    /// spare at the time, and all while it tries what it is like to hand on everything. On one core it
+    /// spare at the time, and all while it tries what it is like to offload everything. On one core it
     /// has none.
     pub workers: Option<usize>,
 }
@@ -35,14 +35,14 @@ pub struct VolumeOptions {
 impl VolumeOptions {
     fn workers(&self) -> Result<Option<Workers>, VolumeError> {
         let cores = cores();
-        // On one core there is nobody to hand anything to. The static policies do so whatever it
+        // On one core there is nobody to offload to. The static policies do so whatever it
         // costs, as dm-crypt does.
         let none = self.shares_cores() && cores == 1;
         let count = self.workers.unwrap_or(if none { 0 } else { cores });
         if !self.policies.uses_workers() || count == 0 {
             return Ok(None);
         }
-        let same_cpu = |policy| matches!(policy, Policy::SameCpu { .. });
+        let same_cpu = |policy| matches!(policy, PolicyKind::Fixed(Fixed::SameCpu { .. }));
         let pinned = same_cpu(self.policies.reads) || same_cpu(self.policies.writes);
         Workers::start(count, pinned)
             .map(Some)
@@ -51,7 +51,7 @@ impl VolumeOptions {
 
     /// Workers are used only while there are cores to spare.
     fn shares_cores(&self) -> bool {
-        self.workers.is_none() && self.policies == Policies::from(Policy::Adaptive)
+        self.workers.is_none() && self.policies == Policies::from(PolicyKind::Adaptive)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The crypto workers of a volume: threads that encrypt what queues hand on.
+//! The crypto workers of a volume: threads that transform what queues offload.
 //!
 //! Contract:
 //!
@@ -21,7 +21,7 @@ use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::ChunkId;
 
 use crate::executor::WorkerPool;
-use crate::segments::{Segments, Way};
+use crate::segments::{CipherOp, Segments};
 
 /// Jobs that may wait for a worker.
 pub const JOBS_MAX: usize = 1024;
@@ -29,7 +29,7 @@ pub const JOBS_MAX: usize = 1024;
 /// How often an idle worker looks for work before it parks: a few microseconds.
 const SPINS: u32 = 200;
 
-/// A chunk to be crypted.
+/// A chunk to be transformed.
 pub struct Job {
     pub(crate) chunk: ChunkId,
     pub(crate) segments: Arc<Segments>,
@@ -37,12 +37,12 @@ pub struct Job {
     /// First 512-byte sector in the segment.
     pub(crate) sector: u64,
     pub(crate) bufs: Vec<Buf>,
-    pub(crate) way: Way,
+    pub(crate) op: CipherOp,
     pub(crate) inbox: Arc<Inbox>,
 }
 
 /// What came of a job.
-pub(crate) struct Crypted {
+pub(crate) struct Transformed {
     pub(crate) chunk: ChunkId,
     pub(crate) bufs: Vec<Buf>,
     pub(crate) result: Result<(), Errno>,
@@ -52,13 +52,13 @@ pub(crate) struct Crypted {
 
 /// A job that is done, on its way back.
 pub struct DoneJob {
-    crypted: Crypted,
+    transformed: Transformed,
     inbox: Arc<Inbox>,
 }
 
 /// Where the answers for one queue arrive.
 pub(crate) struct Inbox {
-    pub(crate) answers: ArrayQueue<Crypted>,
+    pub(crate) answers: ArrayQueue<Transformed>,
     sleeping: AtomicBool,
     waker: Arc<OwnedFd>,
 }
@@ -80,9 +80,9 @@ impl Inbox {
         self.sleeping.store(false, Ordering::SeqCst);
     }
 
-    fn put(&self, crypted: Crypted) {
+    fn put(&self, transformed: Transformed) {
         // The queue has no more jobs under way than its inbox has room for.
-        let refused = self.answers.push(crypted).is_err();
+        let refused = self.answers.push(transformed).is_err();
         debug_assert!(!refused, "an answer without a job");
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) {
@@ -105,18 +105,18 @@ impl Job {
 
     /// Does the work.
     pub fn run(self) -> DoneJob {
-        let Self { chunk, segments, segment, sector, mut bufs, way, inbox } = self;
+        let Self { chunk, segments, segment, sector, mut bufs, op, inbox } = self;
         let started_ns = segments.clock.now_ns();
-        let result = segments.crypt(segment, sector, &mut bufs, way);
+        let result = segments.transform(segment, sector, &mut bufs, op);
         let spent_ns = segments.clock.now_ns() - started_ns;
-        DoneJob { crypted: Crypted { chunk, bufs, result, spent_ns }, inbox }
+        DoneJob { transformed: Transformed { chunk, bufs, result, spent_ns }, inbox }
     }
 }
 
 impl DoneJob {
     /// Gives it back to the queue that it came from, and wakes that if it sleeps.
     pub fn deliver(self) {
-        self.inbox.put(self.crypted);
+        self.inbox.put(self.transformed);
     }
 }
 
@@ -128,7 +128,7 @@ impl std::fmt::Debug for Job {
 
 impl std::fmt::Debug for DoneJob {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DoneJob").field("chunk", &self.crypted.chunk).finish_non_exhaustive()
+        f.debug_struct("DoneJob").field("chunk", &self.transformed.chunk).finish_non_exhaustive()
     }
 }
 
@@ -187,7 +187,7 @@ impl WorkerPool for Workers {
         self.shared.idle.load(Ordering::Relaxed)
     }
 
-    fn hand(&self, job: Job, wakes: bool) -> Result<(), Job> {
+    fn offload(&self, job: Job, wakes: bool) -> Result<(), Job> {
         self.shared.jobs.push(job)?;
         fence(Ordering::SeqCst);
         let idle = self.shared.idle.load(Ordering::SeqCst);
@@ -200,7 +200,7 @@ impl WorkerPool for Workers {
         Ok(())
     }
 
-    fn hand_same_core(&self, job: Job) -> Result<(), Job> {
+    fn offload_same_core(&self, job: Job) -> Result<(), Job> {
         let index = sched_getcpu() % self.threads.len();
         self.shared.lanes[index].push(job)?;
         fence(Ordering::SeqCst);
@@ -327,10 +327,11 @@ mod tests {
                                 segment: 0,
                                 sector: 0,
                                 bufs: Vec::new(),
-                                way: [Way::Encrypt, Way::Decrypt][sent % 2],
+                                op: [CipherOp::Encrypt, CipherOp::Decrypt][sent % 2],
                                 inbox: inbox.clone(),
                             };
-                            sent += usize::from(workers.hand(job, sent.is_multiple_of(3)).is_ok());
+                            sent +=
+                                usize::from(workers.offload(job, sent.is_multiple_of(3)).is_ok());
                         } else if inbox.answers.is_empty() && !workers.help() {
                             std::thread::yield_now();
                         }
@@ -359,10 +360,10 @@ mod tests {
                 segment: 0,
                 sector: 0,
                 bufs: Vec::new(),
-                way: Way::Encrypt,
+                op: CipherOp::Encrypt,
                 inbox: inbox.clone(),
             };
-            assert!(workers.hand_same_core(job).is_ok());
+            assert!(workers.offload_same_core(job).is_ok());
             let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
             let woken = poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(&patience));
             assert_eq!(woken, Ok(1), "round {round}: nobody woke the queue");

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::volume_under;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, Pool, memory};
-use ucrypt_engine::{Buf, Op, Policy, Queue, QueueConfig};
+use ucrypt_engine::{Buf, Op, PolicyKind, Queue, QueueConfig};
 
 /// Counts the allocations of the whole process: the tests of this file are one test.
 struct Counting;
@@ -79,7 +79,7 @@ fn requests_allocate_nothing_after_the_first_ones() {
     let path = dir.path().join("image");
     std::fs::File::create(&path).unwrap().set_len(LEN).unwrap();
     let plain = vec![7; 1 << 20];
-    for policy in Policy::ALL {
+    for policy in PolicyKind::ALL {
         let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
         let backends: [Arc<dyn Backend>; 2] = [Arc::new(memory(LEN).unwrap()), Arc::new(file)];
         for backend in backends {

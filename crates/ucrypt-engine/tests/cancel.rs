@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::{Random, run, volume, volume_under};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, memory};
-use ucrypt_engine::{Done, Errno, Op, Policy, Queue, QueueConfig};
+use ucrypt_engine::{Done, Errno, Fixed, Op, PolicyKind, Queue, QueueConfig};
 
 const MIB: u64 = 1 << 20;
 const MEMORY: usize = 8 << 20;
@@ -107,7 +107,7 @@ fn backends() -> Vec<Arc<dyn Backend>> {
 
 #[test]
 fn whatever_is_cancelled_ends_once_and_leaves_what_a_write_may_leave() {
-    for policy in [Policy::Adaptive, Policy::Unbound { sorted: true }] {
+    for policy in [PolicyKind::Adaptive, Fixed::Unbound { sorted: true }.into()] {
         for backend in backends() {
             for seed in 1..=3 {
                 println!("{policy}, {}, seed {seed}", backend.describe());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{Random, aes, run};
 use ucrypt_backend::{Backend, FileBackend, memory};
-use ucrypt_engine::{Op, Policy, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Fixed, Op, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use ucrypt_testkit::fault::{Access, Reached};
 use ucrypt_testkit::{FaultBackend, Faults};
@@ -52,7 +52,7 @@ fn cipher(name: &str) -> SectorCipher {
     SectorCipher::new(&spec, key, SectorOptions::default()).expect("keyed")
 }
 
-fn queue(backend: Arc<dyn Backend>, cipher: Option<SectorCipher>, policy: Policy) -> Queue {
+fn queue(backend: Arc<dyn Backend>, cipher: Option<SectorCipher>, policy: PolicyKind) -> Queue {
     let segment = Segment { len: LEN, backend_offset: OFFSET, cipher };
     let options =
         VolumeOptions { policies: policy.into(), workers: Some(2), ..VolumeOptions::default() };
@@ -72,7 +72,7 @@ fn what_is_no_hole_is_written_in_place_and_holes_are_filled_by_the_backend() {
     for cipher in [None, Some(aes(4096))] {
         let in_place = cipher.is_none() || streams;
         let counting = Counting::new(false);
-        let mut queue = queue(counting.backend.clone(), cipher, Policy::Inline);
+        let mut queue = queue(counting.backend.clone(), cipher, Fixed::Inline.into());
         for (offset, len) in [(0, 4096), (8192, 1 << 20), (5000, 7), (12_288, 70_001)] {
             write(&mut queue, offset, &vec![7; len], true);
         }
@@ -87,7 +87,7 @@ fn what_is_no_hole_is_written_in_place_and_holes_are_filled_by_the_backend() {
 fn what_would_be_spoilt_half_written_is_written_by_the_backend() {
     for name in ["aes-cbc-essiv:sha256", "aes-hctr2-plain64", "xchacha12,aes-adiantum-plain64"] {
         let counting = Counting::new(false);
-        let mut queue = queue(counting.backend.clone(), Some(cipher(name)), Policy::Adaptive);
+        let mut queue = queue(counting.backend.clone(), Some(cipher(name)), PolicyKind::Adaptive);
         write(&mut queue, 0, &[7; 8192], false);
         assert!(counting.writes() > 0, "{name}");
     }
@@ -97,7 +97,7 @@ fn what_would_be_spoilt_half_written_is_written_by_the_backend() {
 /// as where nothing is done in place.
 #[test]
 fn the_backend_ends_up_with_the_same_bytes_as_without() {
-    for policy in Policy::ALL {
+    for policy in PolicyKind::ALL {
         for cipher in [|| None, || Some(aes(512))] {
             let left = [false, true].map(|hides| {
                 let counting = Counting::new(hides);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use common::{Random, aes, volume, volume_under};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Buf, Errno, Policy, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{Buf, Errno, Fixed, PolicyKind, Queue, QueueConfig, Rejected};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults};
 
@@ -81,13 +81,13 @@ fn backends(len: u64) -> Vec<(Arc<dyn Backend>, Option<tempfile::TempDir>)> {
 
 #[test]
 fn random_pieces_read_and_write_what_an_array_of_bytes_would() {
-    for policy in Policy::ALL {
+    for policy in PolicyKind::ALL {
         random_pieces(512, policy);
     }
-    random_pieces(4096, Policy::default());
+    random_pieces(4096, PolicyKind::default());
 }
 
-fn random_pieces(sector_size: u32, policy: Policy) {
+fn random_pieces(sector_size: u32, policy: PolicyKind) {
     const LEN: u64 = MIB;
     for (backend, _dir) in backends(LEN) {
         let seed = 11 + u64::from(sector_size);
@@ -219,7 +219,8 @@ fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
 #[test]
 fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
     for (backend, _dir) in backends(4 * MIB) {
-        let volume = volume_under(Policy::Unbound { sorted: false }, backend, 0, 4 * MIB, 512);
+        let volume =
+            volume_under(Fixed::Unbound { sorted: false }.into(), backend, 0, 4 * MIB, 512);
         let guest = Guest::new(4 << 20);
         let mut queue = volume.queue(CONFIG).unwrap();
         for tag in 0..8 {

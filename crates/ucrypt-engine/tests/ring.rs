@@ -12,7 +12,7 @@ use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, memory};
-use ucrypt_engine::{Op, Policy, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{Fixed, Op, PolicyKind, Queue, QueueConfig, Rejected};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
@@ -28,12 +28,12 @@ fn every_backend() -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::Temp
 }
 
 fn every_queue(prove: impl Fn(&str, &mut Queue)) {
-    for policy in [Policy::Adaptive, Policy::Unbound { sorted: true }] {
+    for policy in [PolicyKind::Adaptive, Fixed::Unbound { sorted: true }.into()] {
         every_queue_under(policy, &prove);
     }
 }
 
-fn every_queue_under(policy: Policy, prove: impl Fn(&str, &mut Queue)) {
+fn every_queue_under(policy: PolicyKind, prove: impl Fn(&str, &mut Queue)) {
     for (name, backend, _dir) in every_backend() {
         let volume = volume_under(policy, backend, 0, 4 * MIB, 512);
         let mut queue = volume.queue_with_ring(CONFIG, ENTRIES).unwrap();
@@ -173,7 +173,7 @@ fn the_queues_descriptor_tells_of_completions() {
 #[test]
 fn a_queue_that_is_dropped_cancels_entries_and_finishes_what_its_backend_has() {
     // Inline: what a worker has when the queue is dropped never reaches the backend.
-    every_queue_under(Policy::Inline, |name, queue| {
+    every_queue_under(Fixed::Inline.into(), |name, queue| {
         let volume = queue.volume().clone();
         let mut queue = volume.queue_with_ring(CONFIG, ENTRIES).unwrap();
         let hour = types::Timespec::new().sec(3600);
@@ -199,7 +199,7 @@ fn a_queue_that_is_dropped_cancels_entries_and_finishes_what_its_backend_has() {
 
 #[test]
 fn user_data_of_the_host_is_refused() {
-    let volume = volume_under(Policy::Inline, Arc::new(memory(MIB).unwrap()), 0, MIB, 512);
+    let volume = volume_under(Fixed::Inline.into(), Arc::new(memory(MIB).unwrap()), 0, MIB, 512);
     let mut queue = volume.queue_with_ring(CONFIG, 1).unwrap();
     let entry = opcode::Nop::new().build().user_data(1 << 63);
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

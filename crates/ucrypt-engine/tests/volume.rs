@@ -8,8 +8,8 @@ use std::sync::Arc;
 use common::{Random, aes, backends, run, volume, volume_under};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
-    Errno, Op, Policy, Queue, QueueConfig, Rejected, Segment, Urgency, Volume, VolumeError,
-    VolumeOptions,
+    Errno, Fixed, Op, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
+    VolumeError, VolumeOptions,
 };
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults};
@@ -19,13 +19,13 @@ const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
 
 #[test]
 fn random_requests_read_back_what_an_array_of_bytes_would() {
-    for policy in Policy::ALL {
+    for policy in PolicyKind::ALL {
         random_requests(512, policy);
     }
-    random_requests(4096, Policy::default());
+    random_requests(4096, PolicyKind::default());
 }
 
-fn random_requests(sector_size: u32, policy: Policy) {
+fn random_requests(sector_size: u32, policy: PolicyKind) {
     for (name, backend, _dir) in backends(4 * MIB) {
         let seed = 7 + u64::from(sector_size);
         println!("{name}, sectors of {sector_size}, {policy}, seed {seed}");
@@ -84,8 +84,9 @@ fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
 #[test]
 fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
     // Every thread owns each fourth byte-range of 100 bytes: sectors are shared by all of them.
-    for ((name, backend, _dir), policy) in
-        backends(MIB).into_iter().zip([Policy::Adaptive, Policy::Unbound { sorted: true }])
+    for ((name, backend, _dir), policy) in backends(MIB)
+        .into_iter()
+        .zip([PolicyKind::Adaptive, Fixed::Unbound { sorted: true }.into()])
     {
         let volume = volume_under(policy, backend, 0, MIB, 4096);
         std::thread::scope(|scope| {
@@ -117,12 +118,12 @@ fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
 
 #[test]
 fn many_requests_in_flight_are_each_answered_once_with_their_own_data() {
-    for policy in Policy::ALL {
+    for policy in PolicyKind::ALL {
         many_requests(policy);
     }
 }
 
-fn many_requests(policy: Policy) {
+fn many_requests(policy: PolicyKind) {
     for (name, backend, _dir) in backends(4 * MIB) {
         let volume = volume_under(policy, backend, 0, 4 * MIB, 512);
         let mut queue = volume.queue(CONFIG).unwrap();
@@ -154,12 +155,12 @@ fn many_requests(policy: Policy) {
 
 #[test]
 fn a_request_larger_than_the_backends_transfers_is_served_whole() {
-    for policy in Policy::ALL {
+    for policy in PolicyKind::ALL {
         large_request(policy);
     }
 }
 
-fn large_request(policy: Policy) {
+fn large_request(policy: PolicyKind) {
     for (name, backend, _dir) in backends(40 * MIB) {
         let volume = volume_under(policy, backend, 0, 40 * MIB, 512);
         let mut queue = volume.queue(QueueConfig { memory: 96 << 20, depth: 4 }).unwrap();
@@ -188,7 +189,7 @@ fn what_is_read_ahead_goes_to_workers_and_what_is_polled_for_does_not() {
                 assert_eq!(done.data.expect("a read has data").len(), 16384);
             }
             // What is shown may be a few rounds old.
-            let decided = volume.decisions()[0].tally;
+            let decided = volume.decisions()[0].stats;
             assert_eq!(
                 decided.offloaded > decided.inline,
                 handed,

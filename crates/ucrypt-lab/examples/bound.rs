@@ -11,7 +11,7 @@
 use std::process::ExitCode;
 
 use ucrypt_backend::model::{Device, DeviceOp, FlashProfile, Kind, Media, Profile, Rate};
-use ucrypt_engine::{CipherModel, Policy};
+use ucrypt_engine::{CipherModel, Fixed, PolicyKind};
 use ucrypt_lab::world::Costs;
 use ucrypt_lab::{Experiment, Job, Pattern};
 
@@ -77,7 +77,7 @@ fn best(profile: &Profile, units: u32, one_core: bool) -> (String, f64) {
 }
 
 /// MB/s in the simulator.
-fn simulated(device: &'static Profile, bytes: u64, cipher: CipherModel, policy: Policy) -> f64 {
+fn simulated(device: &'static Profile, bytes: u64, cipher: CipherModel, policy: PolicyKind) -> f64 {
     let job = Job {
         pattern: Pattern::Read,
         block_bytes: bytes,
@@ -100,8 +100,8 @@ fn table(profile: &'static Profile) {
         let (_, many) = best(profile, units, false);
         let bytes = u64::from(units) * UNIT;
         let none = CipherModel { ns_per_byte: 0.0, ns_per_call: 0 };
-        let simulated_raw = simulated(profile, bytes, none, Policy::Inline);
-        let adaptive = simulated(profile, bytes, CIPHER, Policy::Adaptive) / simulated_raw;
+        let simulated_raw = simulated(profile, bytes, none, Fixed::Inline.into());
+        let adaptive = simulated(profile, bytes, CIPHER, PolicyKind::Adaptive) / simulated_raw;
         println!(
             "| {} KiB | {whole:.3} | {:.3} | {cut} | {:.3} | {adaptive:.3} |",
             u64::from(units) * UNIT / 1024,

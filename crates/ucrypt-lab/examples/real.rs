@@ -11,7 +11,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ucrypt_engine::Policy;
+use ucrypt_engine::{Fixed, PolicyKind};
 use ucrypt_lab::grid::{Cell, Grid};
 use ucrypt_lab::options;
 use ucrypt_lab::real::{Bench, DISK_BYTES, Sample};
@@ -56,7 +56,7 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<Arguments, Strin
 
 /// What a policy reaches in a cell.
 struct Reached {
-    policy: Policy,
+    policy: PolicyKind,
     /// The run of median throughput.
     real: Sample,
     virtual_mb_s: f64,
@@ -73,23 +73,23 @@ impl Reached {
 /// devices there may be many.
 fn time(cell: &Cell<'_>, arguments: &Arguments) -> Duration {
     let in_flight = cell.block as f64 * f64::from(cell.depth);
-    let mb_s = cell.experiment(Policy::Inline).run().mb_s;
+    let mb_s = cell.experiment(Fixed::Inline).run().mb_s;
     let rounds = if cell.device.limits(0).rotational { ROUNDS_MIN_ROTATIONAL } else { ROUNDS_MIN };
     arguments.time.max(Duration::from_secs_f64(rounds * in_flight / (mb_s * 1e6)))
 }
 
 fn measure(bench: &Bench, cell: &Cell<'_>, arguments: &Arguments) -> io::Result<Vec<Reached>> {
-    let mut samples = vec![Vec::new(); Policy::ALL.len()];
+    let mut samples = vec![Vec::new(); PolicyKind::ALL.len()];
     let time = time(cell, arguments);
     for round in 0..arguments.rounds as usize {
         // Nobody is always the first.
-        for turn in 0..Policy::ALL.len() {
-            let of = (turn + 3 * round) % Policy::ALL.len();
+        for turn in 0..PolicyKind::ALL.len() {
+            let of = (turn + 3 * round) % PolicyKind::ALL.len();
             let seed = round as u64 + 1;
-            samples[of].push(bench.run(Policy::ALL[of], cell.job(), time, seed)?);
+            samples[of].push(bench.run(PolicyKind::ALL[of], cell.job(), time, seed)?);
         }
     }
-    let reached = samples.into_iter().zip(Policy::ALL).map(|(mut samples, policy)| {
+    let reached = samples.into_iter().zip(PolicyKind::ALL).map(|(mut samples, policy)| {
         samples.sort_by(|a, b| a.mb_s.total_cmp(&b.mb_s));
         let real = samples[samples.len() / 2];
         Reached { policy, real, virtual_mb_s: cell.experiment(policy).run().mb_s }
@@ -134,7 +134,7 @@ fn print_policies(reached: &[Reached]) {
             policy.name(),
             real.mb_s,
             real.p99_ns as f64 / 1000.0,
-            real.tally
+            real.stats
         );
     }
 }
@@ -158,7 +158,7 @@ fn run(arguments: &Arguments) -> io::Result<()> {
     println!("{header}");
     let (mut all, mut short, mut disagree) = (0, Vec::new(), 0);
     for &device in &arguments.grid.devices {
-        let bench = Bench::new(device, arguments.grid.cipher, &Policy::ALL)?;
+        let bench = Bench::new(device, arguments.grid.cipher, &PolicyKind::ALL)?;
         let grid = Grid { cipher: bench.cipher(), ..arguments.grid.clone() };
         for cell in grid.cells().iter().filter(|cell| cell.device == device) {
             let reached = measure(&bench, cell, arguments)?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ucrypt_backend::Backend;
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{
-    Calibration, CipherModel, Op, Policy, Queue, QueueConfig, Rejected, Segment, Volume,
+    Calibration, CipherModel, Op, PolicyKind, Queue, QueueConfig, Rejected, Segment, Volume,
     VolumeOptions,
 };
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
@@ -48,7 +48,7 @@ pub struct Experiment {
     /// What each queue's clients do.
     pub job: Job,
     /// The policy of every queue.
-    pub policy: Policy,
+    pub policy: PolicyKind,
     /// Whether the queues start with what the engine calibrates: cipher, hand-over, caches.
     pub calibrated: bool,
     /// How often a core is taken away from its thread.
@@ -59,7 +59,12 @@ pub struct Experiment {
 
 impl Experiment {
     /// One queue, and as many workers as the engine starts: one for each core.
-    pub fn new(cores: u32, device: &'static Profile, job: Job, policy: Policy) -> Self {
+    pub fn new(
+        cores: u32,
+        device: &'static Profile,
+        job: Job,
+        policy: impl Into<PolicyKind>,
+    ) -> Self {
         Self {
             cores,
             queues: 1,
@@ -68,7 +73,7 @@ impl Experiment {
             costs: Costs::default(),
             device,
             job,
-            policy,
+            policy: policy.into(),
             calibrated: true,
             stalls: Stalls::default(),
             seed: 1,
@@ -117,7 +122,6 @@ impl Experiment {
         let stuck: usize = queues.iter().map(|queue| queue.borrow().in_flight()).sum();
         assert!(stuck == 0, "{stuck} requests never end: {}", world.describe());
         let measured = &mut *measured.borrow_mut();
-        let tallies = queues.iter().map(|queue| queue.borrow().tally());
         let in_flight = self.queues * depth;
         Report {
             // Clients that do not think keep their depth: what is in flight, over how long it takes
@@ -127,7 +131,8 @@ impl Experiment {
             reads: Latency::of(&mut measured.reads),
             writes: Latency::of(&mut measured.writes),
             busy: world.busy(),
-            tally: tallies.sum(),
+            stats: queues.iter().map(|queue| queue.borrow().stats()).sum(),
+            explored: queues.iter().map(|queue| queue.borrow().explored()).sum(),
             end_ns: world.now_ns(),
             finished: measured.finished,
             failed: measured.failed,
@@ -140,7 +145,7 @@ impl Experiment {
         } else {
             Calibration::default()
         };
-        let cores = (self.policy == Policy::Adaptive).then_some(self.cores);
+        let cores = (self.policy == PolicyKind::Adaptive).then_some(self.cores);
         let len = self.job.region_bytes / u64::from(SECTOR_BYTES) * u64::from(SECTOR_BYTES);
         let segment = Segment { len, backend_offset: 0, cipher: Some(nothing()) };
         let options = VolumeOptions {

@@ -5,7 +5,7 @@
 //! that policy's. Cells are judged one by one; nothing is averaged over them.
 
 use ucrypt_backend::model::Profile;
-use ucrypt_engine::{CipherModel, Policy};
+use ucrypt_engine::{CipherModel, PolicyKind};
 
 use crate::experiment::{AES_NI, Experiment};
 use crate::world::Costs;
@@ -131,7 +131,7 @@ impl Cell<'_> {
     }
 
     /// The cell's run under a policy.
-    pub fn experiment(&self, policy: Policy) -> Experiment {
+    pub fn experiment(&self, policy: impl Into<PolicyKind>) -> Experiment {
         let Grid { cipher, costs, queues, seed, .. } = *self.grid;
         let experiment = Experiment::new(self.cores, self.device, self.job(), policy);
         Experiment { queues, cipher, costs, seed, ..experiment }
@@ -147,8 +147,8 @@ impl Cell<'_> {
             assert_eq!(report.failed, 0, "{self:?} {policy}");
             (policy, report)
         };
-        let statics = Policy::ALL.into_iter().filter(|&policy| policy != Policy::Adaptive);
-        Comparison { adaptive: run(Policy::Adaptive).1, statics: statics.map(run).collect() }
+        let statics = PolicyKind::ALL.into_iter().filter(|&policy| policy != PolicyKind::Adaptive);
+        Comparison { adaptive: run(PolicyKind::Adaptive).1, statics: statics.map(run).collect() }
     }
 }
 
@@ -158,7 +158,7 @@ pub struct Comparison {
     /// Of `adaptive`.
     pub adaptive: Report,
     /// Of every other policy.
-    pub statics: Vec<(Policy, Report)>,
+    pub statics: Vec<(PolicyKind, Report)>,
 }
 
 impl Comparison {
@@ -166,7 +166,7 @@ impl Comparison {
     ///
     /// # Panics
     /// If there is none.
-    pub fn best(&self) -> &(Policy, Report) {
+    pub fn best(&self) -> &(PolicyKind, Report) {
         let best = self.statics.iter().max_by(|(_, a), (_, b)| a.mb_s.total_cmp(&b.mb_s));
         best.expect("a static policy")
     }
@@ -202,7 +202,7 @@ mod tests {
         let same = |cell: &Cell<'_>| cells.iter().filter(|&other| other == cell).count();
         assert!(cells.iter().step_by(37).all(|cell| same(cell) == 1));
         let comparison = cells[0].compare();
-        assert_eq!(comparison.statics.len(), Policy::ALL.len() - 1);
+        assert_eq!(comparison.statics.len(), PolicyKind::ALL.len() - 1);
         assert!(comparison.speed() > 0.5 && comparison.tail() > 0.0, "{comparison:?}");
     }
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use ucrypt_backend::model::{ModelBackend, Profile};
 use ucrypt_engine::{
-    CipherModel, Op, Policy, Queue, QueueConfig, Rejected, Segment, Tally, Volume, VolumeOptions,
+    CipherModel, Op, PolicyKind, Queue, QueueConfig, Rejected, Segment, Stats, Volume,
+    VolumeOptions,
 };
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
@@ -35,12 +36,12 @@ pub struct Sample {
     /// 99 of 100 requests took at most this.
     pub p99_ns: u64,
     /// What the machine decided.
-    pub tally: Tally,
+    pub stats: Stats,
 }
 
 /// A disk and a volume on it for each policy.
 pub struct Bench {
-    volumes: Vec<(Policy, Arc<Volume>)>,
+    volumes: Vec<(PolicyKind, Arc<Volume>)>,
     cipher: CipherModel,
 }
 
@@ -49,10 +50,10 @@ impl Bench {
     ///
     /// # Errors
     /// If there is not enough memory, or a volume cannot be opened.
-    pub fn new(device: &Profile, cipher: CipherModel, policies: &[Policy]) -> io::Result<Self> {
+    pub fn new(device: &Profile, cipher: CipherModel, policies: &[PolicyKind]) -> io::Result<Self> {
         let backend =
             Arc::new(ModelBackend::new(device.name, DISK_BYTES).map_err(io::Error::other)?);
-        let volume = |&policy: &Policy| -> io::Result<_> {
+        let volume = |&policy: &PolicyKind| -> io::Result<_> {
             let options = VolumeOptions {
                 policies: policy.into(),
                 cipher_model: Some(cipher),
@@ -98,15 +99,21 @@ impl Bench {
     ///
     /// # Panics
     /// If the bench was made without that policy.
-    pub fn run(&self, policy: Policy, job: Job, time: Duration, seed: u64) -> io::Result<Sample> {
+    pub fn run(
+        &self,
+        policy: PolicyKind,
+        job: Job,
+        time: Duration,
+        seed: u64,
+    ) -> io::Result<Sample> {
         let volume = self.volumes.iter().find(|(of, _)| *of == policy);
         let (_, volume) = volume.expect("a policy of this bench");
         let mut run = Run::new(volume, Job { requests: u64::MAX, ..job }, seed)?;
         run.go(time / 2)?;
         run.latencies_ns.clear();
         run.go(time / 2)?;
-        let tally = volume.decisions().first().map_or_else(Tally::default, |of| of.tally);
-        Ok(run.sample(tally))
+        let stats = volume.decisions().first().map_or_else(Stats::default, |of| of.stats);
+        Ok(run.sample(stats))
     }
 }
 
@@ -207,13 +214,13 @@ impl Run {
 
     /// What the clients' depth and their requests' latencies make, as in the simulator (Little's
     /// law).
-    fn sample(mut self, tally: Tally) -> Sample {
+    fn sample(mut self, stats: Stats) -> Sample {
         let bytes = self.job.block_bytes * u64::from(self.job.depth);
         let sum: u64 = self.latencies_ns.iter().sum();
         let mb_s = bytes as f64 * 1000.0 * self.latencies_ns.len() as f64 / sum.max(1) as f64;
         self.latencies_ns.sort_unstable();
         let last = self.latencies_ns.len().saturating_sub(1);
         let p99_ns = self.latencies_ns.get(last * 99 / 100).copied().unwrap_or(0);
-        Sample { mb_s, p99_ns, tally }
+        Sample { mb_s, p99_ns, stats }
     }
 }

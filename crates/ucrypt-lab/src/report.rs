@@ -1,6 +1,6 @@
 //! What a run has shown.
 
-use ucrypt_engine::Tally;
+use ucrypt_engine::{Explored, Stats};
 
 /// Latencies of one direction, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -41,8 +41,10 @@ pub struct Report {
     pub writes: Latency,
     /// Share of the cores' time that something ran on them, 0 to 1.
     pub busy: f64,
-    /// What the queues decided, together.
-    pub tally: Tally,
+    /// What the queues did, together.
+    pub stats: Stats,
+    /// What they decided by trials, or for one.
+    pub explored: Explored,
     /// Virtual time from start to end, in nanoseconds.
     pub end_ns: u64,
     /// Requests that ended, and those among them that ended with an error.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ucrypt_backend::Errno;
 use ucrypt_backend::model::Profile;
-use ucrypt_engine::{CipherModel, Policy};
+use ucrypt_engine::{CipherModel, Fixed, PolicyKind};
 use ucrypt_lab::experiment::AES_NI;
 use ucrypt_lab::world::{Costs, Stalls};
 use ucrypt_lab::{Experiment, Job, Pattern, Report};
@@ -32,7 +32,7 @@ fn the_same_seed_gives_the_same_run_and_another_one_mostly_does_not() {
     for seed in 0..40 {
         let mut random = Random::new(seed);
         let pattern = Pattern::ALL[random.below(5) as usize];
-        let policy = Policy::ALL[random.below(Policy::ALL.len() as u64) as usize];
+        let policy = PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize];
         let names: Vec<_> = Profile::names().filter(|name| !name.contains("zoned")).collect();
         let name = names[random.below(names.len() as u64) as usize];
         let job = Job {
@@ -59,7 +59,7 @@ fn the_same_seed_gives_the_same_run_and_another_one_mostly_does_not() {
 fn one_request_at_a_time_takes_exactly_what_its_steps_cost() {
     let costs = Costs::default();
     let job = job(Pattern::RandRead, 4096, 1);
-    let report = run(&Experiment::new(1, device("null"), job, Policy::Inline));
+    let report = run(&Experiment::new(1, device("null"), job, Fixed::Inline));
     let cipher_ns = AES_NI.ns_per_call + 1024;
     let step_ns = costs.round + costs.accept + costs.submit + cipher_ns + costs.finish;
     assert_eq!((report.reads.p50_ns, report.reads.p99_ns), (step_ns, step_ns));
@@ -73,18 +73,18 @@ fn workers_add_the_speed_of_their_cores() {
         let job = job(Pattern::RandWrite, 128 << 10, 32);
         run(&Experiment { cipher, ..Experiment::new(4, device("null"), job, policy) }).mb_s
     };
-    let inline = mb_s(Policy::Inline);
+    let inline = mb_s(Fixed::Inline);
     assert!((inline - 250.0).abs() < 3.0, "one core encrypts 250 MB/s, not {inline}");
-    let spread = mb_s(Policy::Unbound { sorted: true });
+    let spread = mb_s(Fixed::Unbound { sorted: true });
     assert!(spread > 3.8 * inline && spread < 4.0 * inline, "four cores: {spread}");
-    let same = mb_s(Policy::SameCpu { sorted: true });
+    let same = mb_s(Fixed::SameCpu { sorted: true });
     assert!(same < 1.01 * inline, "one core by another name: {same}");
 }
 
 #[test]
 fn more_cores_than_work_change_nothing() {
     let job = job(Pattern::Read, 4096, 1);
-    let mb_s = |cores| run(&Experiment::new(cores, device("optane2020"), job, Policy::Inline)).mb_s;
+    let mb_s = |cores| run(&Experiment::new(cores, device("optane2020"), job, Fixed::Inline)).mb_s;
     assert!((mb_s(2) - mb_s(64)).abs() < f64::EPSILON);
 }
 
@@ -98,7 +98,7 @@ fn logged(mut experiment: Experiment) -> (u64, u64, Vec<u64>) {
     let mut writes = faults.log();
     writes.retain(|reached| reached.access == Access::Write);
     let starts = writes.iter().map(|write| write.range.start).collect();
-    (report.failed, report.tally.offloaded, starts)
+    (report.failed, report.stats.offloaded, starts)
 }
 
 #[test]
@@ -111,13 +111,13 @@ fn writes_leave_in_order_though_workers_encrypt_and_a_zoned_disk_refuses_none() 
             let cipher = CipherModel { ns_per_byte, ns_per_call: 0 };
             logged(Experiment { cipher, ..Experiment::new(4, device(name), job, policy) })
         };
-        for policy in [Policy::Adaptive, Policy::Unbound { sorted: true }] {
+        for policy in [PolicyKind::Adaptive, Fixed::Unbound { sorted: true }.into()] {
             let (failed, handed, starts) = run(policy);
             assert_eq!(failed, 0, "{name}, {policy}");
             assert!(handed > 20, "{name}, {policy}: {handed} chunks went to workers");
             assert!(starts.is_sorted(), "{name}, {policy}: a write left before an earlier one");
         }
-        let (failed, _, starts) = run(Policy::Unbound { sorted: false });
+        let (failed, _, starts) = run(Fixed::Unbound { sorted: false }.into());
         assert!(!starts.is_sorted(), "{name}: nothing has shuffled the writes");
         assert!(name != "zoned" || failed > 0, "a zoned disk takes writes out of order");
     }
@@ -133,11 +133,11 @@ fn placement_is_tried_amid_faults_and_every_request_ends() {
         let stalls = Stalls { per_mille: 10, max_ns: 50_000 };
         let faults = Faults::new(seed);
         faults.add(Rule::new(Fate::Fail(Errno::IO)).chance(1));
-        let experiment = Experiment::new(4, device(name), job, Policy::Adaptive);
+        let experiment = Experiment::new(4, device(name), job, PolicyKind::Adaptive);
         let report = Experiment { stalls, seed, ..experiment }
             .run_over(|disk| Arc::new(FaultBackend::new(disk, faults)));
         assert_eq!(report.finished, job.requests, "seed {seed}");
-        (kept, given) = (kept + report.tally.all_inline, given + report.tally.all_offload);
+        (kept, given) = (kept + report.explored.all_inline, given + report.explored.all_offload);
         failed += report.failed;
     }
     assert!(kept > 1000 && given > 1000, "{kept} inline, {given} offloaded by the explorer");
@@ -153,7 +153,7 @@ fn a_wrong_estimate_is_found_out() {
         let experiment = Experiment::new(4, device("null"), job, policy);
         run(&Experiment { costs, calibrated: false, ..experiment })
     };
-    let (inline, adaptive) = (reached(Policy::Inline), reached(Policy::Adaptive));
-    assert!(adaptive.tally.all_inline > job.requests / 2, "{:?}", adaptive.tally);
+    let (inline, adaptive) = (reached(Fixed::Inline.into()), reached(PolicyKind::Adaptive));
+    assert!(adaptive.explored.all_inline > job.requests / 2, "{:?}", adaptive.explored);
     assert!(adaptive.mb_s > 0.97 * inline.mb_s, "{}, and {} inline", adaptive.mb_s, inline.mb_s);
 }

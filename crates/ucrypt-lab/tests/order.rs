@@ -5,7 +5,9 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 
 use ucrypt_backend::model::ModelBackend;
-use ucrypt_engine::{CipherModel, Op, Policy, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{
+    CipherModel, Fixed, Op, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions,
+};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use ucrypt_testkit::fault::Access;
 use ucrypt_testkit::{FaultBackend, Faults};
@@ -17,7 +19,7 @@ const DEPTH: usize = 16;
 
 /// A volume on that device, with three workers and a cipher that is worth them. Nothing fails; `faults`
 /// know what reaches the device.
-fn volume(device: &str, policy: Policy, faults: &Faults) -> Arc<Volume> {
+fn volume(device: &str, policy: PolicyKind, faults: &Faults) -> Arc<Volume> {
     let inner = Arc::new(ModelBackend::new(device, LEN).unwrap());
     let backend = Arc::new(FaultBackend::new(inner, faults.clone()));
     let key: Vec<u8> = (0..64).collect();
@@ -71,7 +73,7 @@ fn check_all(queue: &mut Queue) {
 #[test]
 fn workers_encrypt_and_no_write_is_out_of_order_or_refused() {
     for device in ["hdd", "zoned"] {
-        for policy in [Policy::Adaptive, Policy::Unbound { sorted: true }] {
+        for policy in [PolicyKind::Adaptive, Fixed::Unbound { sorted: true }.into()] {
             let faults = Faults::new(1);
             let volume = volume(device, policy, &faults);
             let config = QueueConfig { memory: 8 << 20, depth: DEPTH as u32 };
@@ -84,7 +86,7 @@ fn workers_encrypt_and_no_write_is_out_of_order_or_refused() {
             assert!(sorted, "{device}, {policy}: a write left before an earlier one");
             // The decisions are shown now and then; by now most of them are. Adaptive joins what
             // waits for the disk, so its chunks are few and long.
-            let handed = volume.decisions()[0].tally.offloaded;
+            let handed = volume.decisions()[0].stats.offloaded;
             assert!(handed >= 4, "{device}, {policy}: only {handed} chunks went to workers");
         }
     }

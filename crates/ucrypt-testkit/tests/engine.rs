@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Op, Policies, Policy, QueueConfig, Volume};
+use ucrypt_engine::{Fixed, Op, Policies, PolicyKind, QueueConfig, Volume};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind, check_after_crash};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::given::{number, seeds};
@@ -60,8 +60,9 @@ fn run(plan: Plan, volume: &Arc<Volume>, config: QueueConfig, waits: bool, queue
 
 /// Every policy for both directions, and some that differ.
 fn policies() -> Vec<Policies> {
-    let mixed = Policies { reads: Policy::Inline, writes: Policy::Unbound { sorted: true } };
-    Policy::ALL.into_iter().map(Policies::from).chain([mixed]).collect()
+    let mixed =
+        Policies { reads: Fixed::Inline.into(), writes: Fixed::Unbound { sorted: true }.into() };
+    PolicyKind::ALL.into_iter().map(Policies::from).chain([mixed]).collect()
 }
 
 fn sector(kind: &VolumeKind) -> u64 {
@@ -241,7 +242,7 @@ fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
         let backend = FaultBackend::new(Arc::new(inner), faults.clone());
         let kind = VolumeKind {
             sector_size: None,
-            policies: Policy::default().into(),
+            policies: PolicyKind::default().into(),
             workers: 0,
             offset: 0,
         };
@@ -262,7 +263,7 @@ fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
 fn kinds() -> impl Iterator<Item = VolumeKind> {
     [None, Some(512), Some(4096)].into_iter().map(|sector_size| VolumeKind {
         sector_size,
-        policies: Policy::default().into(),
+        policies: PolicyKind::default().into(),
         workers: 0,
         offset: 512,
     })
@@ -402,7 +403,7 @@ fn writes_at_odd_offsets_do_not_collide_with_direct_ones() {
         let backend = Arc::new(FileBackend::open(&path, options).unwrap());
         let sector_size = [None, Some(512)][seed as usize % 2];
         let kind =
-            VolumeKind { sector_size, policies: Policy::Inline.into(), workers: 0, offset: 0 };
+            VolumeKind { sector_size, policies: Fixed::Inline.into(), workers: 0, offset: 0 };
         let volume = kind.over(backend, len);
         let shape = Shape {
             transfer_max: 8192,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Policy, Volume};
+use ucrypt_engine::{PolicyKind, Volume};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_testkit::engine::VolumeKind;
 use ucrypt_testkit::fault::{Access, Fate, Rule};
@@ -49,7 +49,7 @@ struct Setting {
 /// What follows from the seed.
 fn setting(seed: u64, len: u64) -> Setting {
     let mut random = Random::new(seed);
-    let policies = Policy::ALL[random.below(Policy::ALL.len() as u64) as usize].into();
+    let policies = PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize].into();
     let sector_size = [None, Some(512), Some(4096)][random.below(3) as usize];
     let kind = VolumeKind { sector_size, policies, workers: 2, offset: 0 };
     let shape = match random.below(4) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ucrypt_backend::model::Profile;
 use ucrypt_backend::{Backend, Errno};
-use ucrypt_engine::{Policies, Policy, QueueConfig};
+use ucrypt_engine::{Policies, PolicyKind, QueueConfig};
 use ucrypt_lab::world::{Costs, Stalls, World};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind, check_after_crash};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
@@ -32,7 +32,7 @@ fn profile(random: &mut Random) -> &'static Profile {
 /// What follows from the seed: machine, disk, policy, clients.
 fn run(seed: u64, faults: Option<Faults>) -> Report {
     let mut random = Random::new(seed);
-    let all: Vec<Policies> = Policy::ALL.into_iter().map(Policies::from).collect();
+    let all: Vec<Policies> = PolicyKind::ALL.into_iter().map(Policies::from).collect();
     let policies = all[random.below(all.len() as u64) as usize];
     let sector_size = [None, Some(512), Some(4096)][random.below(3) as usize];
     let (cores, queues) = (1 + random.below(4), 1 + random.below(4));
@@ -108,7 +108,7 @@ fn errors_reach_the_requests_that_they_concern_with_workers_too() {
 /// The power fails after `step` steps of a client on any machine: what was flushed before is there.
 fn crash_at(seed: u64, step: u64) {
     let mut random = Random::new(seed);
-    let all: Vec<Policies> = Policy::ALL.into_iter().map(Policies::from).collect();
+    let all: Vec<Policies> = PolicyKind::ALL.into_iter().map(Policies::from).collect();
     let policies = all[random.below(all.len() as u64) as usize];
     let (cores, queues, workers) = (1 + random.below(4), 1 + random.below(3), random.below(4));
     let world = World::new(cores as usize, queues as usize, workers as usize, Costs::DEVICE);

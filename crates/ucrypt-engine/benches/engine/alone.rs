@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use ucrypt_backend::ZeroBackend;
-use ucrypt_engine::{Op, Policy, Queue, QueueConfig};
+use ucrypt_engine::{Op, PolicyKind, Queue, QueueConfig};
 use ucrypt_sector::SectorCipher;
 
 use crate::stand::{cipher, finish, median, name, volume};
@@ -84,7 +84,7 @@ pub(crate) fn run() {
     println!("|---|---:|---:|---:|---:|---:|---:|---|");
     for sector_size in SECTOR_SIZES {
         let backend = Arc::new(ZeroBackend::new(1 << 30));
-        let volume = volume(backend, Some(cipher(sector_size)), None, Policy::Adaptive);
+        let volume = volume(backend, Some(cipher(sector_size)), None, PolicyKind::Adaptive);
         let config = QueueConfig { memory: 8 << 20, depth: 32 };
         let mut queue = volume.queue(config).expect("a queue");
         let cipher = cipher(sector_size);

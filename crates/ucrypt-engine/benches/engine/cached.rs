@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucrypt_backend::{Backend, Extent, FileBackend, Limits, OpenOptions, Queue as BackendQueue};
-use ucrypt_engine::{Op, Policy, Queue, QueueConfig};
+use ucrypt_engine::{Op, PolicyKind, Queue, QueueConfig};
 
 use crate::stand::{cipher, finish, median, name, volume};
 
@@ -80,7 +80,7 @@ fn on(directory: &Path) {
     let kind = describe.rsplit('(').next().unwrap_or_default().trim_end_matches(')');
     let config = QueueConfig { memory: 8 << 20, depth: 4 };
     let queue = |backend: Arc<dyn Backend>| {
-        let volume = volume(backend, Some(cipher(512)), None, Policy::Adaptive);
+        let volume = volume(backend, Some(cipher(512)), None, PolicyKind::Adaptive);
         volume.queue(config).expect("a queue")
     };
     let mut mapped = queue(Arc::new(open(image.path())));

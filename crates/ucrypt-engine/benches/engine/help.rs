@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucrypt_backend::memory;
-use ucrypt_engine::{Op, Policy, Queue, QueueConfig};
+use ucrypt_engine::{Fixed, Op, PolicyKind, Queue, QueueConfig};
 
 use crate::stand::{cipher, finish, median, name, volume};
 
@@ -43,7 +43,7 @@ fn time(queue: &mut Queue, direction: Direction, bytes: usize) -> f64 {
     started.elapsed().as_secs_f64() * 1e6 / f64::from(requests)
 }
 
-fn queue(policy: Policy) -> Queue {
+fn queue(policy: PolicyKind) -> Queue {
     let volume = volume(Arc::new(memory(LEN).expect("memory")), Some(cipher(512)), None, policy);
     let mut queue = volume.queue(QueueConfig { memory: 8 << 20, depth: 4 }).expect("a queue");
     let data = vec![7; 1 << 20];
@@ -55,7 +55,7 @@ fn queue(policy: Policy) -> Queue {
 }
 
 pub(crate) fn run() {
-    let (mut inline, mut adaptive) = (queue(Policy::Inline), queue(Policy::Adaptive));
+    let (mut inline, mut adaptive) = (queue(Fixed::Inline.into()), queue(PolicyKind::Adaptive));
     println!("| | inline µs | adaptive µs | times as fast |");
     println!("|---|---:|---:|---:|");
     for (direction, what) in [(Direction::Read, "read"), (Direction::Write, "write")] {

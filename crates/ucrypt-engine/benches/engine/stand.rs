@@ -4,7 +4,7 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 
 use ucrypt_backend::Backend;
-use ucrypt_engine::{CipherModel, Policy, Queue, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{CipherModel, PolicyKind, Queue, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 /// AES-256-XTS with a fixed key.
@@ -20,7 +20,7 @@ pub(crate) fn volume(
     backend: Arc<dyn Backend>,
     cipher: Option<SectorCipher>,
     cipher_model: Option<CipherModel>,
-    policy: Policy,
+    policy: PolicyKind,
 ) -> Arc<Volume> {
     let segment = Segment { len: backend.limits().len, backend_offset: 0, cipher };
     let options =

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucrypt_backend::model::ModelBackend;
-use ucrypt_engine::{CipherModel, Done, Op, Policy, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{CipherModel, Done, Op, PolicyKind, Queue, QueueConfig, Rejected};
 
 use crate::stand::{cipher, median, name, volume};
 
@@ -118,7 +118,7 @@ pub(crate) fn run() {
     let queue = |encrypted: bool| {
         let backend = Arc::new(ModelBackend::new("sata2017", LEN).expect("a model"));
         let cipher = encrypted.then(|| cipher(512));
-        let volume = volume(backend, cipher, Some(CIPHER), Policy::Adaptive);
+        let volume = volume(backend, cipher, Some(CIPHER), PolicyKind::Adaptive);
         volume.queue(config).expect("a queue")
     };
     let (mut raw, mut encrypted) = (queue(false), queue(true));

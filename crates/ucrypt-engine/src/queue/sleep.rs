@@ -156,7 +156,7 @@ impl Queue {
             return false;
         }
         self.waker_used |= self.waker_known;
-        if self.handed > 0 {
+        if self.offloaded > 0 {
             self.inbox.going_to_sleep();
             if !self.inbox.answers.is_empty() {
                 return false;
@@ -174,7 +174,7 @@ impl Queue {
     /// Does some of the work that waits for a worker, or spins for a moment until an answer is
     /// there. Returns whether to look again before sleeping.
     fn help(&self) -> bool {
-        let Some(workers) = self.volume.workers.as_ref().filter(|_| self.handed > 0) else {
+        let Some(workers) = self.volume.workers.as_ref().filter(|_| self.offloaded > 0) else {
             return false;
         };
         if workers.help() {

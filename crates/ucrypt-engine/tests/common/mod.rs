@@ -6,7 +6,7 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Op, Policy, Queue, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Op, PolicyKind, Queue, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 /// xorshift64: the same run for the same seed.
@@ -40,12 +40,12 @@ pub fn aes(sector_size: u32) -> SectorCipher {
 
 /// A volume of one encrypted segment, under the default policy.
 pub fn volume(backend: Arc<dyn Backend>, offset: u64, len: u64, sector_size: u32) -> Arc<Volume> {
-    volume_under(Policy::default(), backend, offset, len, sector_size)
+    volume_under(PolicyKind::default(), backend, offset, len, sector_size)
 }
 
 /// A volume of one encrypted segment.
 pub fn volume_under(
-    policy: Policy,
+    policy: PolicyKind,
     backend: Arc<dyn Backend>,
     offset: u64,
     len: u64,

@@ -120,10 +120,10 @@ impl Costs {
         let cipher_ns = (BYTES as f64 * cipher.ns_per_byte) as u64 + cipher.ns_per_call;
         Calibration {
             cipher: Some(cipher_ns),
-            handover: Some(self.wake_call + self.wake + 2 * self.enqueue),
-            wake: Some(self.wake_call),
-            hand: Some(2 * self.enqueue),
-            carry: Some(self.carry_ns(BYTES)),
+            wake_latency: Some(self.wake_call + self.wake + 2 * self.enqueue),
+            wake_cost: Some(self.wake_call),
+            enqueue_cost: Some(2 * self.enqueue),
+            copy_penalty: Some(self.carry_ns(BYTES)),
             copy: None,
         }
     }

@@ -352,7 +352,7 @@ impl WorkerPool for SharedHost {
         host.pool().filter(sleeps).count() as u32
     }
 
-    fn hand(&self, job: Job, wakes: bool) -> Result<(), Job> {
+    fn offload(&self, job: Job, wakes: bool) -> Result<(), Job> {
         let mut host = self.lock();
         if host.jobs.len() >= JOBS_MAX {
             return Err(job);
@@ -365,7 +365,7 @@ impl WorkerPool for SharedHost {
         Ok(())
     }
 
-    fn hand_same_core(&self, job: Job) -> Result<(), Job> {
+    fn offload_same_core(&self, job: Job) -> Result<(), Job> {
         let mut host = self.lock();
         let queue = host.running;
         if host.local_jobs[queue].len() >= JOBS_MAX {

@@ -230,22 +230,22 @@ fn in_use(name: &str, users: &[String], deferred: bool) -> Failure {
 
 /// What one queue has decided, and from what.
 fn queue(decisions: &Decisions) -> Value {
-    let (tally, measured) = (decisions.tally, decisions.measured);
+    let (stats, explored, measured) = (decisions.stats, decisions.explored, decisions.measured);
     json!({
-        "requests_whole": tally.whole,
-        "requests_cut": tally.cut,
-        "requests_joined": tally.joined,
-        "chunks_inline": tally.inline,
-        "chunks_offloaded": tally.offloaded,
-        "chunks_all_inline": tally.all_inline,
-        "chunks_all_offload": tally.all_offload,
-        "chunks_coarser": tally.coarse,
+        "requests_whole": stats.whole,
+        "requests_split": stats.split,
+        "requests_joined": stats.joined,
+        "chunks_inline": stats.inline,
+        "chunks_offloaded": stats.offloaded,
+        "chunks_all_inline": explored.all_inline,
+        "chunks_all_offload": explored.all_offload,
+        "chunks_coarser": explored.coarse,
         "decrypt_ns_per_byte": measured.decrypt_ns_per_byte,
         "encrypt_ns_per_byte": measured.encrypt_ns_per_byte,
-        "handover_ns": measured.handover_ns,
-        "wake_ns": measured.wake_ns,
-        "hand_ns": measured.hand_ns,
-        "carry_ns_per_byte": measured.carry_ns_per_byte,
+        "wake_latency_ns": measured.wake_latency_ns,
+        "wake_cost_ns": measured.wake_cost_ns,
+        "enqueue_cost_ns": measured.enqueue_cost_ns,
+        "copy_penalty_ns_per_byte": measured.copy_penalty_ns_per_byte,
         "workers": decisions.workers,
     })
 }

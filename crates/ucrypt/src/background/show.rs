@@ -126,7 +126,7 @@ struct Why<'a> {
     explored_inline: u64,
     /// Workers that a queue might use.
     workers: f64,
-    wake_ns: Option<f64>,
+    wake_cost_ns: Option<f64>,
     /// Cipher of a mean chunk.
     cipher_ns: f64,
 }
@@ -150,8 +150,8 @@ impl Why<'_> {
             "that was seen to be faster than what the estimates say".into()
         } else if self.workers < 0.5 {
             "no core is free for a worker".into()
-        } else if let Some(wake_ns) = self.wake_ns {
-            let wake_us = wake_ns / 1000.0;
+        } else if let Some(wake_cost_ns) = self.wake_cost_ns {
+            let wake_us = wake_cost_ns / 1000.0;
             format!(
                 "waking another core costs {wake_us:.1} µs, and a chunk {cipher_us:.1} µs of cipher"
             )
@@ -180,7 +180,7 @@ pub(super) fn dispatch(status: &Value) -> String {
     let share = |key: &str, all: u64| {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
     };
-    let requests = sum("requests_whole") + sum("requests_cut") + sum("requests_joined");
+    let requests = sum("requests_whole") + sum("requests_split") + sum("requests_joined");
     let chunks = sum("chunks_inline") + sum("chunks_offloaded");
     let counters = &status["counters"];
     let counted = |key: &str| counters[key].as_u64().unwrap_or(0) as f64;
@@ -194,13 +194,13 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("queues", format!("{} ({} used)", queues.len(), used().count())),
         ("decryption", measured("decrypt_ns_per_byte", 3, "ns per byte")),
         ("encryption", measured("encrypt_ns_per_byte", 3, "ns per byte")),
-        ("hand-over, asleep", measured("handover_ns", 0, "ns")),
-        ("waking a worker", measured("wake_ns", 0, "ns")),
-        ("hand-over, awake", measured("hand_ns", 0, "ns")),
-        ("from a worker's cache", measured("carry_ns_per_byte", 3, "ns per byte")),
+        ("wake latency", measured("wake_latency_ns", 0, "ns")),
+        ("wake cost", measured("wake_cost_ns", 0, "ns")),
+        ("enqueue cost", measured("enqueue_cost_ns", 0, "ns")),
+        ("cross-core copy penalty", measured("copy_penalty_ns_per_byte", 3, "ns per byte")),
         ("workers at hand", measured("workers", 1, "a queue")),
         ("requests served whole", share("requests_whole", requests)),
-        ("requests cut", share("requests_cut", requests)),
+        ("requests split", share("requests_split", requests)),
         ("requests joined", share("requests_joined", requests)),
         ("chunks inline", share("chunks_inline", chunks)),
         ("chunks offloaded", share("chunks_offloaded", chunks)),
@@ -214,7 +214,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         offloaded: sum("chunks_offloaded"),
         explored_inline: sum("chunks_all_inline"),
         workers: mean("workers").unwrap_or(0.0),
-        wake_ns: mean("wake_ns"),
+        wake_cost_ns: mean("wake_cost_ns"),
         cipher_ns,
     };
     let mut shown = why.in_a_sentence();
@@ -242,7 +242,7 @@ mod tests {
         let queue = |offloaded: u64, workers: u32, all_inline: u64| {
             json!({
                 "chunks_inline": 1000 - offloaded, "chunks_offloaded": offloaded,
-                "chunks_all_inline": all_inline, "workers": workers, "wake_ns": 6100.0,
+                "chunks_all_inline": all_inline, "workers": workers, "wake_cost_ns": 6100.0,
                 "decrypt_ns_per_byte": 0.075,
             })
         };
@@ -258,11 +258,11 @@ mod tests {
 
     #[test]
     fn a_volume_that_nobody_has_used_has_measured_nothing() {
-        let unused = json!({ "chunks_inline": 0, "chunks_offloaded": 0, "wake_ns": 9000 });
+        let unused = json!({ "chunks_inline": 0, "chunks_offloaded": 0, "wake_cost_ns": 9000 });
         let shown = dispatch(&json!({ "queues": [unused, unused] }));
         assert!(shown.contains("  queues:                   2 (0 used)\n"), "{shown}");
         assert!(shown.starts_with("Nothing has been encrypted yet.\n"), "{shown}");
-        assert!(shown.contains("  waking a worker:          not measured yet\n"), "{shown}");
+        assert!(shown.contains("  wake cost:                not measured yet\n"), "{shown}");
         assert!(!shown.contains(" -0"), "{shown}");
     }
 }

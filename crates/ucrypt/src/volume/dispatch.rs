@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ucrypt_engine::{CipherModel, Policies, Policy};
+use ucrypt_engine::{CipherModel, Fixed, Policies, PolicyKind};
 use ucrypt_luks::Flag;
 
 /// The options for dispatch.
@@ -15,7 +15,7 @@ pub(crate) struct DispatchArgs {
     /// How requests are dispatched: adaptive, inline, same-cpu, unbound, merge; the middle two also
     /// with ,unsorted [default: adaptive]
     #[arg(long, value_name = "POLICY")]
-    dispatch: Option<Policy>,
+    dispatch: Option<PolicyKind>,
     /// Decrypt reads where they arrive
     #[arg(long = "perf-no_read_workqueue")]
     no_read_workqueue: bool,
@@ -65,11 +65,11 @@ fn from_flags(flags: &BTreeSet<Flag>) -> Policies {
     let has = |flag| flags.contains(&flag);
     let sorted = !has(Flag::SubmitFromCryptCpus);
     let queues = match (has(Flag::SameCpuCrypt), sorted) {
-        (true, sorted) => Policy::SameCpu { sorted },
-        (false, false) => Policy::Unbound { sorted: false },
-        (false, true) => Policy::Adaptive,
+        (true, sorted) => Fixed::SameCpu { sorted }.into(),
+        (false, false) => Fixed::Unbound { sorted: false }.into(),
+        (false, true) => PolicyKind::Adaptive,
     };
-    let choose = |inline| if inline { Policy::Inline } else { queues };
+    let choose = |inline| if inline { Fixed::Inline.into() } else { queues };
     Policies {
         reads: choose(has(Flag::NoReadWorkqueue)),
         writes: choose(has(Flag::NoWriteWorkqueue)),
@@ -96,23 +96,26 @@ mod tests {
     #[test]
     fn dm_crypts_flags_are_the_policies_that_they_stand_for() {
         let policies = |flags: &[Flag]| from_flags(&flags.iter().copied().collect());
-        assert_eq!(policies(&[]), Policy::Adaptive.into());
+        assert_eq!(policies(&[]), PolicyKind::Adaptive.into());
         assert_eq!(
             policies(&[Flag::NoReadWorkqueue, Flag::NoWriteWorkqueue]),
-            Policy::Inline.into()
+            Fixed::Inline.into()
         );
         assert_eq!(
             policies(&[Flag::NoReadWorkqueue]),
-            Policies { reads: Policy::Inline, writes: Policy::Adaptive }
+            Policies { reads: Fixed::Inline.into(), writes: PolicyKind::Adaptive }
         );
-        assert_eq!(policies(&[Flag::SameCpuCrypt]), Policy::SameCpu { sorted: true }.into());
+        assert_eq!(policies(&[Flag::SameCpuCrypt]), Fixed::SameCpu { sorted: true }.into());
         assert_eq!(
             policies(&[Flag::SameCpuCrypt, Flag::SubmitFromCryptCpus, Flag::NoWriteWorkqueue]),
-            Policies { reads: Policy::SameCpu { sorted: false }, writes: Policy::Inline }
+            Policies {
+                reads: Fixed::SameCpu { sorted: false }.into(),
+                writes: Fixed::Inline.into()
+            }
         );
         assert_eq!(
             policies(&[Flag::SubmitFromCryptCpus, Flag::HighPriority]),
-            Policy::Unbound { sorted: false }.into()
+            Fixed::Unbound { sorted: false }.into()
         );
     }
 

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ucrypt_backend::{Backend, FileBackend, OpenOptions};
-use ucrypt_engine::Policy;
+use ucrypt_engine::PolicyKind;
 use ucrypt_testkit::engine::VolumeKind;
 use ucrypt_testkit::given::number;
 use ucrypt_testkit::{Client, Plan, Port, Random, Shape, Whole};
@@ -140,7 +140,7 @@ impl Machine<'_> {
 fn run(case: &Case, backend: Arc<dyn Backend>) {
     let seed = number("UCRYPT_SEED", 1);
     println!("{}: UCRYPT_SEED={seed}", case.name);
-    let policies = case.policy.parse::<Policy>().expect("a policy").into();
+    let policies = case.policy.parse::<PolicyKind>().expect("a policy").into();
     let kind = VolumeKind { sector_size: Some(case.sector_size), policies, workers: 2, offset: 0 };
     let harness = Harness::start(kind.over(backend, DISK));
     let half = data_bytes(case.rings).next_multiple_of(1 << 20);

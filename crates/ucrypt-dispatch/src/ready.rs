@@ -1,10 +1,10 @@
-//! The line: chunks that wait to be crypted, and what workers have of them.
+//! The ready queue: chunks that wait to be transformed, and what workers have of them.
 
 use std::collections::VecDeque;
 
 use crate::chunk::ChunkId;
 
-/// Chunks that are looked at for one to hand on.
+/// Chunks that are looked at for one to offload.
 const LOOK_AHEAD: usize = 32;
 
 /// How long a worker without work stays awake, in nanoseconds.
@@ -12,41 +12,38 @@ const SPIN_NS: u64 = 4_000;
 
 /// See the module's comment.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ReadyQueue {
     /// Decryptions of what has arrived: ahead of new work, because the data is in the cache now
     /// and its client has waited longest.
     arrived: VecDeque<ChunkId>,
     /// Encryptions of new chunks.
     fresh: VecDeque<ChunkId>,
     /// Chunks that workers have, and their bytes.
-    handed: u32,
-    handed_bytes: u64,
+    offloaded: u32,
+    offloaded_bytes: u64,
     /// When a worker last gave one back.
     returned_ns: Option<u64>,
-    /// See [`Line::waited_ns`].
-    waited_ns: f64,
 }
 
-impl Line {
-    /// A line with room for so many chunks.
+impl ReadyQueue {
+    /// A queue with room for so many chunks.
     pub(crate) fn new(chunks: usize) -> Self {
         Self {
             arrived: VecDeque::with_capacity(chunks),
             fresh: VecDeque::with_capacity(chunks),
-            handed: 0,
-            handed_bytes: 0,
+            offloaded: 0,
+            offloaded_bytes: 0,
             returned_ns: None,
-            waited_ns: 0.0,
         }
     }
 
     /// A read has arrived.
-    pub(crate) fn arrived(&mut self, chunk: ChunkId) {
+    pub(crate) fn push_arrived(&mut self, chunk: ChunkId) {
         self.arrived.push_back(chunk);
     }
 
     /// A write is to be encrypted.
-    pub(crate) fn begun(&mut self, chunk: ChunkId) {
+    pub(crate) fn push_fresh(&mut self, chunk: ChunkId) {
         self.fresh.push_back(chunk);
     }
 
@@ -67,40 +64,27 @@ impl Line {
         }
     }
 
-    /// This thread crypts a chunk that was taken out, for `crypt_ns`.
-    pub(crate) fn keep(&mut self, crypt_ns: f64) {
-        let change = if self.is_empty() { -crypt_ns } else { crypt_ns };
-        self.waited_ns = (self.waited_ns + change).max(0.0);
-    }
-
     /// A worker gets a chunk that was taken out.
-    pub(crate) fn hand(&mut self, bytes: u64) {
-        self.handed += 1;
-        self.handed_bytes += bytes;
-        self.waited_ns = 0.0;
+    pub(crate) fn offload(&mut self, bytes: u64) {
+        self.offloaded += 1;
+        self.offloaded_bytes += bytes;
     }
 
     /// A worker gives a chunk back.
     pub(crate) fn take_back(&mut self, bytes: u64, now_ns: u64) {
-        self.handed -= 1;
-        self.handed_bytes -= bytes;
+        self.offloaded -= 1;
+        self.offloaded_bytes -= bytes;
         self.returned_ns = Some(now_ns);
     }
 
     /// Bytes that workers have.
-    pub(crate) fn handed_bytes(&self) -> u64 {
-        self.handed_bytes
+    pub(crate) fn offloaded_bytes(&self) -> u64 {
+        self.offloaded_bytes
     }
 
-    /// Whether workers have a chunk of this line, or gave one back a moment ago.
+    /// Whether workers have a chunk, or gave one back a moment ago.
     pub(crate) fn has_workers(&self, now_ns: u64) -> bool {
         let spins = |ns| now_ns.saturating_sub(ns) < SPIN_NS;
-        self.handed > 0 || self.returned_ns.is_some_and(spins)
-    }
-
-    /// How long this thread has crypted while others stood in line, less how long while none did,
-    /// since it last handed one on: what it has missed by doing everything itself.
-    pub(crate) fn waited_ns(&self) -> f64 {
-        self.waited_ns
+        self.offloaded > 0 || self.returned_ns.is_some_and(spins)
     }
 }

@@ -1,4 +1,4 @@
-//! What is around a machine: its bounds, its backend, its workers.
+//! What surrounds a machine: its bounds, its backend, its workers.
 
 /// What memory for zeroes is counted in, in 512-byte sectors (32 KiB): a chunk takes whole units,
 /// so that no memory lies between two chunks in pieces that are too small for a third. Half of it
@@ -12,7 +12,7 @@ pub struct Limits {
     pub requests_max: u32,
     /// Most chunks under way.
     pub chunks_max: u32,
-    /// Largest store, in 512-byte sectors; a multiple of `sector_sectors`.
+    /// Largest operation of the backend, in 512-byte sectors; a multiple of `sector_sectors`.
     pub transfer_sectors_max: u64,
     /// Most 512-byte sectors of [`Op::EncryptZeroes`](crate::Op::EncryptZeroes) that are under way,
     /// each chunk rounded up to [`ZEROES_UNIT_SECTORS`]; at least `transfer_sectors_max`. The caller
@@ -26,24 +26,24 @@ pub struct Limits {
 
 /// What is known of the backend without measuring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Device {
+pub struct BackendTraits {
     /// Operations are carried out by the thread that submits them.
     pub synchronous: bool,
     /// A core copies what is written, and no device fetches it.
     pub copies: bool,
-    /// What this thread encrypts it encrypts to where the backend keeps it. What a worker encrypts
-    /// has to be written.
-    pub in_place: bool,
+    /// Where it can, this thread encrypts to where the backend keeps the data
+    /// ([`Output::EncryptMapped`](crate::Output::EncryptMapped)). What a worker encrypts has to be written.
+    pub mapped: bool,
     /// It has moving parts: order matters to it, and one more operation costs more than anything.
     pub rotational: bool,
     /// Operations in flight beyond which the backend gets no faster.
     pub depth_max: u32,
 }
 
-/// What is around the queue right now.
+/// What the queue may use right now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Surroundings {
-    /// Workers that may be used now, as far as there are cores for them. What the explorer hands on may
+pub struct Environment {
+    /// Workers that may be used now, as far as there are cores for them. What the explorer offloads may
     /// wake others.
     pub workers: u32,
     /// Those of them that sleep.

@@ -61,8 +61,8 @@ impl Average {
 
 /// Before anything was measured: a slow cipher, so that the first decisions are careful.
 const CIPHER_NS_PER_BYTE: f64 = 0.5;
-const HANDOVER_NS: f64 = 5_000.0;
-const HAND_NS: f64 = 400.0;
+const WAKE_LATENCY_NS: f64 = 5_000.0;
+const ENQUEUE_COST_NS: f64 = 400.0;
 
 /// How fast a cipher is in one direction, in nanoseconds per byte.
 #[derive(Debug, Clone, Copy, Default)]
@@ -87,15 +87,14 @@ impl Cipher {
 
 /// What one queue knows about the cipher, the workers and the backend.
 #[derive(Debug, Clone, Default)]
-pub struct Learned {
+pub struct Estimates {
     /// Of reads and of writes: reads may come out of memory, writes have just been received.
     ciphers: [Cipher; 2],
-    handover: Average,
-    wake: Average,
-    hand: Average,
-    carry: Average,
+    wake_latency: Average,
+    wake_cost: Average,
+    enqueue_cost: Average,
+    copy_penalty: Average,
     copy: Average,
-    reads: [Average; SIZES],
     writes: [Average; SIZES],
 }
 
@@ -107,66 +106,66 @@ pub struct Measured {
     /// Cipher, per byte written.
     pub encrypt_ns_per_byte: Option<f64>,
     /// From waking a worker to having its answer, beyond the cipher.
-    pub handover_ns: Option<f64>,
+    pub wake_latency_ns: Option<f64>,
     /// What the queue's own thread takes of that.
-    pub wake_ns: Option<f64>,
+    pub wake_cost_ns: Option<f64>,
     /// To give a chunk to a worker that is awake, and to take it back.
-    pub hand_ns: Option<f64>,
+    pub enqueue_cost_ns: Option<f64>,
     /// More to copy a byte that a worker has crypted.
-    pub carry_ns_per_byte: Option<f64>,
+    pub copy_penalty_ns_per_byte: Option<f64>,
 }
 
 fn class(bytes: u64) -> usize {
     (bytes.max(512).ilog2() as usize - 9).min(SIZES - 1)
 }
 
-impl Learned {
+impl Estimates {
     /// What was measured so far.
     pub fn measured(&self) -> Measured {
         let [reads, writes] = &self.ciphers;
         Measured {
             decrypt_ns_per_byte: reads.here.get(),
             encrypt_ns_per_byte: writes.here.get(),
-            handover_ns: self.handover.get(),
-            wake_ns: self.wake.get(),
-            hand_ns: self.hand.get(),
-            carry_ns_per_byte: self.carry.get(),
+            wake_latency_ns: self.wake_latency.get(),
+            wake_cost_ns: self.wake_cost.get(),
+            enqueue_cost_ns: self.enqueue_cost.get(),
+            copy_penalty_ns_per_byte: self.copy_penalty.get(),
         }
     }
 
-    /// Before the first request: a crypt of `bytes` takes `ns`.
-    pub fn cipher(&mut self, bytes: u64, ns: u64) {
+    /// Before the first request: `bytes` take the cipher `ns`.
+    pub fn calibrated(&mut self, bytes: u64, ns: u64) {
         for write in [false, true] {
-            self.crypt(write, false, bytes, ns);
+            self.cipher(write, false, bytes, ns);
         }
     }
 
-    /// A crypt of `bytes` took `ns`.
-    pub fn crypt(&mut self, write: bool, by_worker: bool, bytes: u64, ns: u64) {
+    /// `bytes` took the cipher `ns`.
+    pub fn cipher(&mut self, write: bool, by_worker: bool, bytes: u64, ns: u64) {
         if bytes > 0 {
             self.ciphers[usize::from(write)].add(by_worker, ns as f64 / bytes as f64);
         }
     }
 
-    /// A worker that slept was handed a chunk, and it came back `ns` later than its crypt took.
-    pub fn handover(&mut self, ns: u64) {
-        self.handover.add(ns as f64);
+    /// From waking a worker for a chunk to having it back took `ns`, beyond the cipher.
+    pub fn wake_latency(&mut self, ns: u64) {
+        self.wake_latency.add(ns as f64);
     }
 
     /// Waking a worker took this thread `ns`, whatever the worker did then.
-    pub fn wake(&mut self, ns: u64) {
-        self.wake.add(ns as f64);
+    pub fn wake_cost(&mut self, ns: u64) {
+        self.wake_cost.add(ns as f64);
     }
 
     /// Giving a chunk to a worker that was awake, and taking it back, cost this thread `ns`.
-    pub fn hand(&mut self, ns: u64) {
-        self.hand.add(ns as f64);
+    pub fn enqueue_cost(&mut self, ns: u64) {
+        self.enqueue_cost.add(ns as f64);
     }
 
     /// Copying `bytes` that a worker has crypted took `ns` longer than had this thread crypted them.
-    pub fn carry(&mut self, bytes: u64, ns: u64) {
+    pub fn copy_penalty(&mut self, bytes: u64, ns: u64) {
         if bytes > 0 {
-            self.carry.add(ns as f64 / bytes as f64);
+            self.copy_penalty.add(ns as f64 / bytes as f64);
         }
     }
 
@@ -177,10 +176,9 @@ impl Learned {
         }
     }
 
-    /// The backend took `ns` from submission to answer.
-    pub fn store(&mut self, write: bool, bytes: u64, ns: u64) {
-        let table = if write { &mut self.writes } else { &mut self.reads };
-        table[class(bytes)].add(ns as f64);
+    /// The backend took `ns` from submission to answer for a write.
+    pub fn write(&mut self, bytes: u64, ns: u64) {
+        self.writes[class(bytes)].add(ns as f64);
     }
 
     /// Nanoseconds that the cipher takes a worker per byte: longer than this thread where it has to
@@ -194,27 +192,27 @@ impl Learned {
         self.ciphers[usize::from(write)].here.or(CIPHER_NS_PER_BYTE)
     }
 
-    /// Nanoseconds from waking a worker to having its answer, beyond the crypt itself.
-    pub fn handover_ns(&self) -> f64 {
-        self.handover.or(HANDOVER_NS)
+    /// Nanoseconds from waking a worker to having its answer, beyond the cipher itself.
+    pub fn wake_latency_ns(&self) -> f64 {
+        self.wake_latency.or(WAKE_LATENCY_NS)
     }
 
-    /// The part of [`Learned::handover_ns`] that is this thread's own time; the rest passes while the
+    /// The part of [`Estimates::wake_latency_ns`] that is this thread's own time; the rest passes while the
     /// worker gets going.
-    pub fn wake_ns(&self) -> f64 {
-        self.wake.or(self.handover_ns() / 4.0)
+    pub fn wake_cost_ns(&self) -> f64 {
+        self.wake_cost.or(self.wake_latency_ns() / 4.0)
     }
 
     /// Nanoseconds that giving a chunk to a worker which is awake, and taking it back, costs this
     /// thread.
-    pub fn hand_ns(&self) -> f64 {
-        self.hand.or(HAND_NS)
+    pub fn enqueue_cost_ns(&self) -> f64 {
+        self.enqueue_cost.or(ENQUEUE_COST_NS)
     }
 
     /// Nanoseconds per byte that whoever copies what a worker has crypted takes longer, because it is
     /// in another core's cache.
-    pub fn carry_ns_per_byte(&self) -> f64 {
-        self.carry.or(0.0)
+    pub fn copy_penalty_ns_per_byte(&self) -> f64 {
+        self.copy_penalty.or(0.0)
     }
 
     /// Nanoseconds per byte that the kernel takes to write to a backend in memory.
@@ -222,11 +220,9 @@ impl Learned {
         self.copy.or(0.0)
     }
 
-    /// Nanoseconds that the backend takes for an operation of this size; `None` if none was seen.
-    pub fn store_ns(&self, write: bool, bytes: u64) -> Option<f64> {
-        let table = if write { &self.writes } else { &self.reads };
-        let average = &table[class(bytes)];
-        (average.samples() > 0).then(|| average.or(0.0))
+    /// Nanoseconds that the backend takes for a write of this size; `None` if none was seen.
+    pub fn write_ns(&self, bytes: u64) -> Option<f64> {
+        self.writes[class(bytes)].get()
     }
 }
 
@@ -254,34 +250,36 @@ mod tests {
 
     #[test]
     fn a_worker_is_as_fast_as_this_thread_until_it_is_seen_and_again_when_it_was_not_for_long() {
-        let mut learned = Learned::default();
-        learned.cipher(1000, 100);
-        assert!((learned.worker_ns_per_byte(true) - 0.1).abs() < 1e-9);
-        learned.crypt(true, true, 1000, 200);
-        assert!(learned.worker_ns_per_byte(true) > 0.11);
+        let mut estimates = Estimates::default();
+        estimates.calibrated(1000, 100);
+        assert!((estimates.worker_ns_per_byte(true) - 0.1).abs() < 1e-9);
+        estimates.cipher(true, true, 1000, 200);
+        assert!(estimates.worker_ns_per_byte(true) > 0.11);
         for _ in 0..50 {
-            learned.crypt(true, true, 1000, 200);
+            estimates.cipher(true, true, 1000, 200);
         }
-        assert!(learned.worker_ns_per_byte(true) > 0.19);
-        assert!((learned.worker_ns_per_byte(false) - 0.1).abs() < 1e-9, "reads are another matter");
+        assert!(estimates.worker_ns_per_byte(true) > 0.19);
+        assert!(
+            (estimates.worker_ns_per_byte(false) - 0.1).abs() < 1e-9,
+            "reads are another matter"
+        );
         for _ in 0..100 {
-            learned.crypt(true, false, 1000, 100);
+            estimates.cipher(true, false, 1000, 100);
         }
-        assert!(learned.worker_ns_per_byte(true) > 0.18);
+        assert!(estimates.worker_ns_per_byte(true) > 0.18);
         for _ in 0..10_000 {
-            learned.crypt(true, false, 1000, 100);
+            estimates.cipher(true, false, 1000, 100);
         }
-        assert!(learned.worker_ns_per_byte(true) < 0.101);
+        assert!(estimates.worker_ns_per_byte(true) < 0.101);
     }
 
     #[test]
     fn sizes_are_told_apart_by_powers_of_two() {
-        let mut learned = Learned::default();
-        learned.store(false, 4096, 80_000);
-        learned.store(true, 1 << 40, 5);
-        assert_eq!(learned.store_ns(false, 8191), Some(80_000.0));
-        assert_eq!(learned.store_ns(false, 8192), None);
-        assert_eq!(learned.store_ns(true, 4096), None);
-        assert_eq!(learned.store_ns(true, u64::MAX), Some(5.0));
+        let mut estimates = Estimates::default();
+        estimates.write(4096, 80_000);
+        estimates.write(1 << 40, 5);
+        assert_eq!(estimates.write_ns(8191), Some(80_000.0));
+        assert_eq!(estimates.write_ns(8192), None);
+        assert_eq!(estimates.write_ns(u64::MAX), Some(5.0));
     }
 }

@@ -1,0 +1,115 @@
+//! The end of chunks and requests: leaving in order, retries after errors, chunks that nobody wants.
+
+use crate::chunk::{ChunkId, Part, Phase, RequestId};
+use crate::policy::Policy;
+use crate::request::{IoKind, Op};
+
+use super::start::zeroes_units;
+use super::{Machine, Output};
+
+impl<E: Copy, P: Policy> Machine<E, P> {
+    /// Hands an encrypted chunk to the backend.
+    pub(super) fn leave(&mut self, chunk: ChunkId, now_ns: u64) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        (state.phase, state.since_ns) = (Phase::Io, now_ns);
+        self.outputs.push_back(Output::SubmitIo { chunk, kind: state.op.into() });
+    }
+
+    /// Hands the encrypted chunks whose turn it is to the backend.
+    pub(super) fn release(&mut self, now_ns: u64) {
+        while let Some(&chunk) = self.order.front() {
+            let state = self.chunks.get(chunk.0).expect("a chunk under way");
+            if state.phase != Phase::InOrder {
+                return;
+            }
+            self.order.pop_front();
+            self.leave(chunk, now_ns);
+        }
+    }
+
+    /// Begins to submit a chunk again, part by part, after it failed as a whole.
+    pub(super) fn retry(&mut self, chunk: ChunkId, error: E) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        state.retried_after = Some(error);
+        state.parts.split(&mut state.rest);
+        self.leave_again(chunk);
+    }
+
+    fn leave_again(&mut self, chunk: ChunkId) {
+        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        (state.phase, state.since_ns) = (Phase::Io, self.now_ns);
+        let kind = match state.op.into() {
+            IoKind::Write { .. } => IoKind::Write { fua: false },
+            kind => kind,
+        };
+        self.outputs.push_back(Output::SubmitIo { chunk, kind });
+    }
+
+    /// Ends the parts of a chunk, and the chunk itself unless others are still to be submitted again.
+    pub(super) fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
+        let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let mut parts = std::mem::take(&mut ended.parts);
+        if matches!(ended.op, Op::EncryptZeroes { .. }) {
+            self.zeroes_free += zeroes_units(parts.sectors());
+            self.zeroes_freed = true;
+        }
+        if ended.ordered && ended.phase == Phase::Transform {
+            // It never leaves: those behind it wait for nothing.
+            self.order.retain(|&other| other != chunk);
+        }
+        for part in parts.as_slice() {
+            if let Err(error) = result {
+                self.fail(part.request, error);
+            }
+            let request = self.requests.get_mut(part.request.0).expect("its request");
+            request.under_way -= 1;
+            if request.next < request.end && !request.waits {
+                request.waits = true;
+                self.waiting.push_back(part.request);
+            }
+            self.finish_if_done(part.request);
+        }
+        let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        if let Some(next) = ended.rest.pop() {
+            parts.begin(next);
+            ended.parts = parts;
+            return self.leave_again(chunk);
+        }
+        (ended.parts, ended.retried_after) = (parts, None);
+        self.chunks.give_back(chunk.0);
+    }
+
+    /// Nothing more of the request is begun, and it ends with its first error.
+    pub(super) fn fail(&mut self, id: RequestId, error: E) {
+        let request = self.requests.get_mut(id.0).expect("its request");
+        self.failed += u32::from(request.error.is_none());
+        request.error.get_or_insert(error);
+        request.next = request.end;
+    }
+
+    /// Tells the end of a request that has nothing left to start or to wait for.
+    pub(super) fn finish_if_done(&mut self, id: RequestId) {
+        let request = self.requests.get(id.0).expect("its request");
+        if request.under_way == 0 && request.next >= request.end && !request.waits {
+            let result = request.error.map_or(Ok(()), Err);
+            self.outputs.push_back(Output::Finish { request: id, result });
+        }
+    }
+
+    /// Whether no request of the chunk can succeed any more.
+    pub(super) fn is_in_vain(&self, chunk: ChunkId) -> bool {
+        let fails =
+            |part: &Part| self.requests.get(part.request.0).is_some_and(|r| r.error.is_some());
+        // What is submitted again has others behind it, which may succeed.
+        self.failed > 0
+            && self.parts(chunk).iter().all(fails)
+            && self.retried_after(chunk).is_none()
+    }
+
+    /// Ends a chunk that is in nobody's hands.
+    pub(super) fn drop_chunk(&mut self, chunk: ChunkId) -> Output<E> {
+        self.end_chunk(chunk, Ok(()));
+        self.release(self.now_ns);
+        Output::Drop { chunk }
+    }
+}

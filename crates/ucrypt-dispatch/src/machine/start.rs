@@ -1,0 +1,235 @@
+//! The start of chunks: admission, splitting, joining neighbours, memory for zeroes.
+
+use crate::chunk::{ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
+use crate::limits::{Limits, ZEROES_UNIT_SECTORS};
+use crate::policy::{Policy, Shape, Split};
+use crate::request::Op;
+
+use super::{Machine, Output, RequestState};
+
+/// Requests that are looked at for a neighbour.
+const JOIN_SCAN: usize = 32;
+
+/// Chunks of a write of zeroes under way at once: it owns no buffer of its own size, so each
+/// chunk borrows one from the queue, which others need too.
+const ZEROES_WINDOW: u32 = 2;
+
+impl<E: Copy, P: Policy> Machine<E, P> {
+    /// Starts one chunk of the request that has waited longest. Returns whether to go on.
+    pub(super) fn start_chunk(&mut self, now_ns: u64) -> bool {
+        let Some(&id) = self.waiting.front() else { return false };
+        let request = self.requests.get(id.0).expect("a waiting request");
+        if request.may_start_no_more() {
+            self.stop_waiting(id);
+            return true;
+        }
+        if self.is_out_of_chunks() {
+            return false;
+        }
+        let split = self.policy.split(&self.context(request));
+        if matches!(request.op, Op::EncryptZeroes { .. }) {
+            if !self.wait_for_zeroes.is_empty() || !self.has_zeroes(request, &split) {
+                self.waiting.pop_front();
+                self.wait_for_zeroes.push_back(id);
+                return true;
+            }
+            self.take_zeroes(id, &split, now_ns);
+            return true;
+        }
+        let (op, first) = (request.op, request.next == request.start);
+        let part = self.take_part(id, split.chunk_sectors);
+        let last = self.requests.get(id.0).is_some_and(|request| request.next >= request.end);
+        let chunk = self.launch(op, part, split.ordered, now_ns);
+        let mut joined = 1;
+        // Whether it was made durable must be known of each write by itself.
+        if last && split.join_requests > 1 && matches!(op, Op::Read | Op::Write { fua: false }) {
+            joined = self.join_neighbours(op, &split, chunk);
+        }
+        self.note_shape(op, joined, first, last);
+        true
+    }
+
+    /// Notes how a request became chunks, when a chunk was begun: of so many requests, its first one, its
+    /// last one.
+    fn note_shape(&mut self, op: Op, joined: u32, first: bool, last: bool) {
+        let shape = match joined {
+            1 if first && last => Shape::Whole,
+            1 if last => Shape::Split,
+            1 => return,
+            joined => Shape::Joined(joined),
+        };
+        match shape {
+            Shape::Whole => self.stats.whole += 1,
+            Shape::Split => self.stats.split += 1,
+            Shape::Joined(requests) => self.stats.joined += u64::from(requests),
+        }
+        self.policy.on_split(op, shape, &self.backend);
+    }
+
+    fn is_out_of_chunks(&self) -> bool {
+        self.chunks.is_full() || self.chunks.len() >= self.backend.depth_max as usize
+    }
+
+    /// Starts a chunk of the request that has waited longest for memory for zeroes, if there is
+    /// enough now. Returns whether to go on.
+    pub(super) fn start_zeroes(&mut self, now_ns: u64) -> bool {
+        if !self.zeroes_freed || self.is_out_of_chunks() {
+            return false;
+        }
+        let Some(&id) = self.wait_for_zeroes.front() else {
+            self.zeroes_freed = false;
+            return false;
+        };
+        let request = self.requests.get(id.0).expect("a waiting request");
+        if request.may_start_no_more() {
+            self.stop_waiting(id);
+            return true;
+        }
+        let split = self.policy.split(&self.context(request));
+        self.zeroes_freed = self.has_zeroes(request, &split);
+        if self.zeroes_freed {
+            self.take_zeroes(id, &split, now_ns);
+        }
+        self.zeroes_freed
+    }
+
+    /// Whether there is memory for the next chunk of a write of zeroes.
+    fn has_zeroes(&self, request: &RequestState<E>, split: &Split) -> bool {
+        let RequestState { op, next, end, .. } = *request;
+        let until = chunk_end(&self.limits, op, next, end, split.chunk_sectors);
+        zeroes_units(until - next) <= self.zeroes_free
+    }
+
+    /// Starts a chunk of a write of zeroes, for which there is memory.
+    fn take_zeroes(&mut self, id: RequestId, split: &Split, now_ns: u64) {
+        let request = self.requests.get(id.0).expect("a waiting request");
+        let (op, first) = (request.op, request.next == request.start);
+        let part = self.take_part(id, split.chunk_sectors);
+        self.zeroes_free -= zeroes_units(part.sectors);
+        let last = self.requests.get(id.0).is_some_and(|request| request.next >= request.end);
+        self.launch(op, part, split.ordered, now_ns);
+        self.note_shape(op, 1, first, last);
+    }
+
+    /// Takes a request out of the waiting line; it finishes if nothing of it is under way.
+    pub(super) fn stop_waiting(&mut self, id: RequestId) {
+        self.leave_waiting(id);
+        let request = self.requests.get_mut(id.0).expect("a waiting request");
+        request.waits = false;
+        self.finish_if_done(id);
+    }
+
+    /// Moves the request's next sectors into a chunk.
+    #[inline]
+    fn take_part(&mut self, id: RequestId, chunk_sectors: u64) -> Part {
+        let request = self.requests.get_mut(id.0).expect("a waiting request");
+        let sector = request.next;
+        let until = chunk_end(&self.limits, request.op, sector, request.end, chunk_sectors);
+        request.next = until;
+        request.under_way += 1;
+        if until == request.end {
+            // Not `stop_waiting`: it has a chunk under way now.
+            request.waits = false;
+            self.leave_waiting(id);
+        }
+        Part { request: id, sector, sectors: until - sector }
+    }
+
+    /// Takes a request out of the list in which it waits, mostly as its first.
+    fn leave_waiting(&mut self, id: RequestId) {
+        for list in [&mut self.waiting, &mut self.wait_for_zeroes] {
+            if let Some(at) = list.iter().position(|&waiting| waiting == id) {
+                list.remove(at);
+                return;
+            }
+        }
+    }
+
+    /// Adds whole requests to a chunk that continue it and wait as well. Returns how many it has then.
+    fn join_neighbours(&mut self, op: Op, split: &Split, chunk: ChunkId) -> u32 {
+        let state = self.chunks.get_mut(chunk.0).expect("it was just begun");
+        let mut parts = std::mem::take(&mut state.parts);
+        self.find_neighbours(op, split, &mut parts);
+        let joined = parts.as_slice().len() as u32;
+        let state = self.chunks.get_mut(chunk.0).expect("it was just begun");
+        state.parts = parts;
+        joined
+    }
+
+    fn find_neighbours(&mut self, op: Op, split: &Split, parts: &mut Parts) {
+        let longest = split.join_sectors.min(self.limits.transfer_sectors_max);
+        let requests = PARTS_MAX.min(split.join_requests as usize);
+        while parts.as_slice().len() < requests {
+            let end = parts.end();
+            let room = longest.saturating_sub(parts.sectors());
+            let neighbour = self.waiting.iter().take(JOIN_SCAN).copied().find(|id| {
+                self.requests.get(id.0).is_some_and(|request| {
+                    request.op == op
+                        && request.next == end
+                        && request.start == end
+                        && request.error.is_none()
+                        && request.end - end <= room
+                })
+            });
+            let Some(id) = neighbour else { return };
+            let from = parts.sector();
+            let until = self.requests.get(id.0).map_or(end, |request| request.end);
+            if self.limits.borders.iter().any(|&border| border > from && border < until) {
+                return;
+            }
+            parts.push(self.take_part(id, room));
+        }
+    }
+
+    /// Begins a chunk with its first part.
+    fn launch(&mut self, op: Op, part: Part, ordered: bool, now_ns: u64) -> ChunkId {
+        let transforms_first = op.is_write();
+        let (chunk, state) = self.chunks.take().expect("start_chunk saw room");
+        state.parts.begin(part);
+        (state.op, state.since_ns) = (op, now_ns);
+        state.phase = if transforms_first { Phase::Transform } else { Phase::Io };
+        state.ordered = transforms_first && ordered;
+        (state.woke_worker, state.offloaded, state.mapped) = (false, false, false);
+        debug_assert!(state.retried_after.is_none() && state.rest.is_empty());
+        let chunk = ChunkId(chunk);
+        if !transforms_first {
+            self.outputs.push_back(Output::SubmitIo { chunk, kind: op.into() });
+            return chunk;
+        }
+        if ordered {
+            debug_assert!(self.order.len() < self.chunks.len(), "each stands there once");
+            self.order.push_back(chunk);
+        }
+        self.ready.push_fresh(chunk);
+        chunk
+    }
+}
+
+impl<E> RequestState<E> {
+    /// Whether no chunk of it is to be started now: after an error, or with enough of it under way.
+    fn may_start_no_more(&self) -> bool {
+        let window = if let Op::EncryptZeroes { .. } = self.op { ZEROES_WINDOW } else { u32::MAX };
+        self.error.is_some() || self.under_way >= window
+    }
+}
+
+/// Memory for so many sectors of zeroes, in units.
+pub(super) fn zeroes_units(sectors: u64) -> u64 {
+    sectors.div_ceil(ZEROES_UNIT_SECTORS)
+}
+
+/// Where the chunk that starts at `sector` ends.
+fn chunk_end(limits: &Limits, op: Op, sector: u64, end: u64, chunk_sectors: u64) -> u64 {
+    let longest = match op {
+        // No data is moved: only borders cut these.
+        Op::Discard | Op::BackendZeroes | Op::Flush => end - sector,
+        _ => chunk_sectors
+            .min(limits.transfer_sectors_max)
+            .max(1)
+            .next_multiple_of(limits.sector_sectors),
+    };
+    let border =
+        limits.borders[limits.borders.partition_point(|&border| border <= sector)..].first();
+    let until = end.min(sector.saturating_add(longest));
+    border.map_or(until, |&border| until.min(border))
+}

@@ -1,0 +1,110 @@
+//! What the tests of the machine share.
+
+#![allow(dead_code, reason = "each binary uses a part of it")]
+
+use ucrypt_dispatch::policy::Policy;
+use ucrypt_dispatch::{
+    BackendTraits, ChunkId, Configured, Environment, Limits, Machine, Op, Output, Part, Policies,
+    Request, Target, Urgency, ZEROES_UNIT_SECTORS,
+};
+
+/// xorshift64: the same run for the same seed.
+#[derive(Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+pub(crate) const BORDERS: [u64; 3] = [100, 1000, 1008];
+
+pub(crate) fn limits() -> Limits {
+    Limits {
+        requests_max: 8,
+        chunks_max: 12,
+        transfer_sectors_max: 16,
+        zeroes_sectors_max: ZEROES_CHUNKS * ZEROES_UNIT_SECTORS,
+        sector_sectors: 1,
+        borders: BORDERS.to_vec(),
+    }
+}
+
+/// Chunks of zeroes for which there is memory: fewer than requests may ask for.
+pub(crate) const ZEROES_CHUNKS: u64 = 3;
+
+pub(crate) const DISK: BackendTraits = BackendTraits {
+    synchronous: false,
+    copies: false,
+    mapped: false,
+    rotational: false,
+    depth_max: 12,
+};
+
+pub(crate) const WORKERS: Environment =
+    Environment { workers: 4, idle_workers: 2, reads_in_place: false };
+
+pub(crate) const WRITE: Op = Op::Write { fua: false };
+
+pub(crate) fn request(op: Op, sector: u64, sectors: u64) -> Request {
+    Request { op, sector, sectors, urgency: Urgency::Normal }
+}
+
+/// A machine with a policy that ships.
+pub(crate) type Shipped = Machine<u32, Configured>;
+
+/// One over [`DISK`].
+pub(crate) fn machine(policies: impl Into<Policies>) -> Shipped {
+    Machine::new(limits(), Configured::new(policies), DISK)
+}
+
+/// Takes a chunk for a worker, if it is to be offloaded.
+pub(crate) fn offload<P: Policy>(
+    machine: &mut Machine<u32, P>,
+    chunk: ChunkId,
+    target: Target,
+    now: u64,
+) {
+    if target != Target::Inline {
+        machine.offloaded(chunk, target, now, now);
+    }
+}
+
+/// Plans, and returns all outputs there are without `Finish`.
+pub(crate) fn started(machine: &mut Shipped) -> Vec<(ChunkId, Vec<Part>)> {
+    machine.plan(0, WORKERS);
+    let mut started = Vec::new();
+    while let Some(output) = machine.next_output() {
+        match output {
+            Output::Transform { chunk, target } => offload(machine, chunk, target, 0),
+            Output::SubmitIo { .. } => {}
+            _ => continue,
+        }
+        if let Output::Transform { chunk, .. } | Output::SubmitIo { chunk, .. } = output {
+            started.push((chunk, machine.parts(chunk).to_vec()));
+        }
+    }
+    started
+}
+
+/// Everything that the machine asks for now, as words with the first sector of its chunk.
+pub(crate) fn told(machine: &mut Shipped) -> Vec<String> {
+    machine.plan(0, Environment::default());
+    let mut told = Vec::new();
+    while let Some(output) = machine.next_output() {
+        let sector = |chunk| machine.parts(chunk)[0].sector;
+        told.push(match output {
+            Output::Transform { chunk, .. } => format!("transform {}", sector(chunk)),
+            Output::DecryptMapped { chunk, .. } => format!("decrypt mapped {}", sector(chunk)),
+            Output::EncryptMapped { chunk } => format!("encrypt mapped {}", sector(chunk)),
+            Output::SubmitIo { chunk, .. } => format!("submit {}", sector(chunk)),
+            Output::Drop { .. } => "drop".into(),
+            Output::Finish { result, .. } => format!("finish {result:?}"),
+        });
+    }
+    told
+}

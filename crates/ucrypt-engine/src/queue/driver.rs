@@ -1,0 +1,228 @@
+//! The loop: carries out what the machine asks for and tells it what has happened.
+
+use std::io;
+
+use ucrypt_backend::Errno;
+use ucrypt_dispatch::{ChunkId, Environment, Output, Target};
+
+use super::Queue;
+use super::chunk_io::{Borrowed, LONG_SECTORS, sectors};
+use crate::workers::Transformed;
+
+/// The clock is looked at once in so many rounds where time decides nothing, and so is the time of
+/// short transforms.
+pub(super) const TIMED_EVERY: u32 = 16;
+
+/// Rounds of the loop between two looks that others may have at the queue's decisions.
+const PUBLISH_EVERY: u32 = 64;
+/// The same when nothing is in flight: after that there may be no further round.
+const PUBLISH_IDLE: u32 = 8;
+
+impl Queue {
+    /// Reads the clock, for all that happens until it is read again: once for each round of the
+    /// loop and after what takes time, not for each step.
+    pub(super) fn read_clock(&mut self) {
+        if self.keeps_time {
+            self.now_ns = self.volume.clock.now_ns();
+        }
+    }
+
+    /// Where the backend answers at once and no worker has anything, time decides nothing: for short
+    /// requests it is looked at now and then only, for the estimates. For as long as anything is in
+    /// flight it is looked at or not.
+    pub(super) fn choose_clock(&mut self, bytes: u64) {
+        if !self.synchronous || self.volume.workers.is_none() {
+            self.keeps_time = !self.synchronous;
+            return;
+        }
+        if self.machine.in_flight() == 0 {
+            self.rounds = self.rounds.wrapping_add(1);
+            self.keeps_time = self.rounds.is_multiple_of(TIMED_EVERY) || self.machine.needs_time();
+        }
+        self.keeps_time |= bytes >= LONG_SECTORS * 512;
+    }
+
+    /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
+    /// nobody else could have something for this queue.
+    pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
+        self.begin_round()?;
+        while self.one_step(wait)? {}
+        Ok(())
+    }
+
+    fn begin_round(&mut self) -> io::Result<()> {
+        self.read_waker()?;
+        self.poll_own_ring()?;
+        self.read_clock();
+        self.environment = self.look_at_workers();
+        Ok(())
+    }
+
+    /// One step of [`Queue::poll`]: carries out one thing that the machine asks for, or takes what
+    /// others have done. Returns whether there was anything. For simulators, in which time passes
+    /// between steps.
+    ///
+    /// # Errors
+    /// As [`Queue::poll`].
+    pub fn step(&mut self) -> io::Result<bool> {
+        self.begin_round()?;
+        self.one_step(false)
+    }
+
+    fn one_step(&mut self, wait: bool) -> io::Result<bool> {
+        if self.carry_out_next(None) {
+            return Ok(true);
+        }
+        let transformed = self.take_transformed();
+        // What workers have encrypted goes to the backend before anything is waited for.
+        let wait = wait && !transformed && self.awaits_backend_only();
+        let any = self.take_stored(wait)? || transformed;
+        if any {
+            self.environment = self.look_at_workers();
+        } else {
+            self.publish();
+        }
+        Ok(any)
+    }
+
+    /// Shows others what this queue knows, now and then.
+    fn publish(&mut self) {
+        self.unpublished += 1;
+        if self.unpublished >= PUBLISH_EVERY
+            || self.in_flight() == 0 && self.unpublished >= PUBLISH_IDLE
+        {
+            self.unpublished = 0;
+            let workers = self.environment.workers;
+            self.counters.publish(self.machine.stats(), self.machine.policy(), workers);
+        }
+    }
+
+    /// Takes the signals that may have come while the queue slept.
+    fn read_waker(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.waker_used) {
+            return Ok(());
+        }
+        self.inbox.awake();
+        match rustix::io::read(&*self.waker, &mut [0; 8]) {
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.retry_parked();
+        Ok(())
+    }
+
+    /// Takes what workers have done. Returns whether there was anything.
+    fn take_transformed(&mut self) -> bool {
+        let mut any = false;
+        while self.offloaded > 0
+            && let Some(Transformed { chunk, bufs, result, spent_ns }) = self.inbox.answers.pop()
+        {
+            if !any {
+                any = true;
+                self.read_clock();
+            }
+            self.offloaded -= 1;
+            let result = self.settle(chunk, bufs, result);
+            self.machine.cipher_done(chunk, result, Some(spent_ns), self.now_ns);
+        }
+        any
+    }
+
+    /// Whether nothing but the backend, and guests on its ring, can end a wait.
+    pub(super) fn awaits_backend_only(&self) -> bool {
+        self.done.is_empty() && self.offloaded == 0 && self.parked.is_empty()
+    }
+
+    /// Takes the backend's answers, blocking for one if `wait`. Returns whether there was anything.
+    pub(super) fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
+        let mut answers = std::mem::take(&mut self.answers);
+        let backend = self.backend.as_mut().expect("the queue is alive");
+        let polled = if !wait {
+            backend.poll(&mut answers)
+        } else if self.synchronous {
+            backend.wait(&mut answers)
+        } else {
+            self.awake = self.volume.count_awake(self.awake, false);
+            let waited = backend.wait(&mut answers);
+            self.awake = self.volume.count_awake(self.awake, true);
+            waited
+        };
+        let any = !answers.is_empty();
+        if any {
+            self.read_clock();
+            for answer in answers.drain(..) {
+                self.answered(answer);
+            }
+        }
+        self.answers = answers;
+        polled.map(|()| any)
+    }
+
+    /// Carries out one thing that the machine asks for. Returns whether there was one.
+    pub(super) fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
+        loop {
+            if !self.planned {
+                self.planned = true;
+                self.machine.plan(self.now_ns, self.environment);
+            }
+            if let Some(output) = self.machine.next_output() {
+                self.carried_out = true;
+                self.carry_out(output, source);
+                return true;
+            }
+            self.planned = false;
+            // What was carried out may have made room for more.
+            if !std::mem::take(&mut self.carried_out) {
+                return false;
+            }
+        }
+    }
+
+    fn carry_out(&mut self, output: Output<Errno>, source: Borrowed<'_>) {
+        match output {
+            Output::Transform { chunk, target } => {
+                self.look_around(chunk, target);
+                self.transform(chunk, target, source);
+            }
+            Output::DecryptMapped { chunk, target } => {
+                self.look_around(chunk, target);
+                self.decrypt_mapped(chunk, target);
+            }
+            Output::EncryptMapped { chunk } => {
+                self.look_around(chunk, Target::Inline);
+                self.encrypt_mapped(chunk, source);
+            }
+            Output::SubmitIo { chunk, kind } => self.submit_io(chunk, kind),
+            Output::Drop { chunk } => self.drop_chunk(chunk),
+            Output::Finish { request, result } => self.finish(request, result),
+        }
+    }
+
+    /// Hands what was submitted to the backend and takes answers, before a transform that takes long.
+    fn look_around(&mut self, chunk: ChunkId, target: Target) {
+        if target != Target::Inline || sectors(self.machine.parts(chunk)) < LONG_SECTORS {
+            return;
+        }
+        self.take_transformed();
+        // A broken queue breaks again when it is polled next, and says so there.
+        let _ = self.take_stored(false);
+    }
+
+    /// The workers that this queue may use now.
+    pub(super) fn look_at_workers(&self) -> Environment {
+        let Some(pool) = &self.volume.workers else { return Environment::default() };
+        // Who has one request under way waits for it; who has more is busy with the others, on
+        // another core or on this thread.
+        let elsewhere = !self.clients_here && self.in_flight() > 1;
+        let cores = self.volume.spare_cores(elsewhere);
+        let workers = pool.count().min(cores);
+        let awake = pool.count().saturating_sub(pool.idle());
+        let idle_workers = workers.saturating_sub(awake);
+        Environment { workers, idle_workers, reads_in_place: self.reads_in_place }
+    }
+
+    /// Tells the other queues whether this one keeps a core busy.
+    pub(super) fn set_awake(&mut self, awake: bool) {
+        self.awake = self.volume.count_awake(self.awake, awake);
+    }
+}
