@@ -6,8 +6,8 @@ use crate::explorer::Load;
 use crate::policy::{Context, Target, Work};
 use crate::request::Op;
 use crate::tuning::{
-    CACHE_BYTES, ENQUEUE_OWN, IN_FLIGHT_MANY, IN_FLIGHT_MIN, JOIN_WORTH, PAGE_BYTES, SHARE_BYTES,
-    WRONG,
+    BACKLOG_SHARE, CACHE_BYTES, ENQUEUE_OWN, IN_FLIGHT_MANY, IN_FLIGHT_MIN, JOIN_WORTH, PAGE_BYTES,
+    SHARE_BYTES, WRONG,
 };
 
 /// What is known when something is to be decided.
@@ -104,8 +104,8 @@ impl CostModel<'_> {
     /// What a worker has done before this thread would is offloaded. And when others wait, everything
     /// that takes longer than enqueueing it, once a worker is awake, or has been missed for longer than
     /// waking it takes, or would spare this thread two wake-ups; one more is woken when those that are
-    /// awake have work for as long. This thread then sees to the backend and the clients, and helps the
-    /// workers when there is nothing else.
+    /// awake have work for as long. This thread then sees to the backend and the clients. Once the workers
+    /// have enough it takes the next chunk itself.
     pub(crate) fn target(&self, work: &Work) -> Target {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.context.in_flight.saturating_sub(1);
@@ -119,11 +119,10 @@ impl CostModel<'_> {
         let wake_ns = self.estimates.wake_latency_ns();
         let offloaded_ns = self.worker_ns((work.offloaded_bytes + work.bytes) as f64);
         if others > 0 && awake > 0 {
-            let late = sleeps && offloaded_ns / f64::from(awake) > wake_ns;
-            let backlog_ns = self.worker_ns(work.offloaded_bytes as f64) / f64::from(awake);
-            if !sleeps && backlog_ns > 2.0 * mine_ns {
+            if !sleeps && self.have_enough(work) {
                 return Target::Inline;
             }
+            let late = sleeps && offloaded_ns / f64::from(awake) > wake_ns;
             return if late { Target::Offload } else { Target::OffloadAwake };
         }
         if others > 0 && sleeps && self.missed_ns.max(saved_ns / 2.0) > wake_ns {
@@ -145,6 +144,14 @@ impl CostModel<'_> {
         } else {
             Target::OffloadAwake
         }
+    }
+
+    /// Whether workers do not run dry while this thread transforms a chunk and sees to the others: each has
+    /// a large share of all that is in flight.
+    fn have_enough(&self, work: &Work) -> bool {
+        let each_has = work.offloaded_bytes as f64 / f64::from(work.awake);
+        let in_flight = f64::from(self.context.in_flight);
+        each_has > work.bytes as f64 * (in_flight * BACKLOG_SHARE).max(f64::from(IN_FLIGHT_MIN))
     }
 
     /// What this thread has to copy before it gets to a chunk: encrypted chunks of others, where the

@@ -18,6 +18,10 @@ pub(crate) const IN_FLIGHT_MANY: u32 = 16;
 /// A joined chunk takes at most this many times as long to transform as an operation costs.
 pub(crate) const JOIN_WORTH: f64 = 8.0;
 
+/// The share of all requests in flight that each awake worker may have waiting before this thread transforms
+/// the next chunk itself.
+pub(crate) const BACKLOG_SHARE: f64 = 2.0 / 3.0;
+
 /// The share of a chunk's way to a worker that is awake and back which is this thread's own time. The
 /// rest is a wait, in which it sees to the others in flight if those are many.
 pub(crate) const ENQUEUE_OWN: f64 = 1.0 / 3.0;

@@ -231,6 +231,23 @@ fn a_line_longer_than_a_wake_up_takes_goes_to_workers() {
 }
 
 #[test]
+fn a_worker_that_has_most_of_what_is_in_flight_is_given_no_more() {
+    let mut machine = adaptive(DISK);
+    for index in 0..48 {
+        machine.request(request(WRITE, 2000 + 500 * index, 32)).unwrap();
+    }
+    // One worker, which is awake once it has something.
+    let around = Environment { workers: 1, idle_workers: 1, reads_in_place: false };
+    let targets = targets(&mut machine, around);
+    let inline = targets.iter().filter(|&&target| target == Target::Inline).count();
+    let offloaded = targets.len() - inline;
+    assert_eq!(targets[0], Target::Offload, "{targets:?}");
+    assert!((30..40).contains(&offloaded), "two thirds of 48: {offloaded}");
+    // What it is given first, it has; the rest is done here.
+    assert!(targets[..offloaded].iter().all(|&target| target != Target::Inline), "{targets:?}");
+}
+
+#[test]
 fn what_is_polled_for_is_never_offloaded_and_what_nobody_waits_for_always() {
     let targets_of = |urgency, around| {
         let mut machine = adaptive(DISK);

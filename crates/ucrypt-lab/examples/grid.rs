@@ -65,9 +65,10 @@ fn print_policies(comparison: &Comparison) {
     let statics = comparison.statics.iter().map(|(policy, report)| (policy.name(), report));
     for (name, report) in std::iter::once(adaptive).chain(statics) {
         let p99_us = report.p99_ns() as f64 / 1000.0;
-        let (speed, busy, stats) = (report.mb_s, report.busy * 100.0, report.stats);
+        let (speed, busy) = (report.mb_s, report.busy * 100.0);
+        let (stats, explored) = (report.stats, report.explored);
         println!(
-            "    {name:17} {speed:9.1} MB/s  p99 {p99_us:9.1} us  busy {busy:3.0} %  {stats:?}"
+            "    {name:17} {speed:9.1} MB/s  p99 {p99_us:9.1} us  busy {busy:3.0} %  {stats:?} {explored:?}"
         );
     }
 }

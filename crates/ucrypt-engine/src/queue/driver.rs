@@ -200,10 +200,14 @@ impl Queue {
 
     /// Hands what was submitted to the backend and takes answers, before a transform that takes long.
     fn look_around(&mut self, chunk: ChunkId, target: Target) {
-        if target != Target::Inline || sectors(self.machine.parts(chunk)) < LONG_SECTORS {
+        if target != Target::Inline {
             return;
         }
+        // What they have left decides what they are given next.
         self.take_transformed();
+        if sectors(self.machine.parts(chunk)) < LONG_SECTORS {
+            return;
+        }
         // A broken queue breaks again when it is polled next, and says so there.
         let _ = self.take_stored(false);
     }

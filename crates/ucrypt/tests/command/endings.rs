@@ -139,7 +139,8 @@ fn a_second_signal_ends_a_server_that_waits_and_it_fails() {
 fn stop(process: Pid) {
     kill_process(process, Signal::STOP).expect("a signal");
     await_that("all threads to stop", || {
-        let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).expect("tasks");
+        let tasks =
+            fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).expect("tasks");
         tasks.flatten().all(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             // Behind the name, which may hold anything.
