@@ -3,7 +3,7 @@
 //! Each descriptor and the header are read once; after that the guest may change them as it
 //! likes. Nothing is allocated: the list of pieces is the caller's and keeps its memory.
 
-use ucrypt_engine::Buf;
+use ucrypt_engine::{Buf, Urgency};
 use vm_memory::GuestAddress;
 
 use super::config::{DISCARD_MAX, SEGMENTS_MAX, ZEROES_MAX};
@@ -19,6 +19,10 @@ pub(super) const ID_LEN: usize = 20;
 const DESCRIPTORS_MAX: usize = SEGMENTS_MAX as usize + 2;
 /// Of the range of a write-zeroes request: the space may be given back.
 const UNMAP: u32 = 1;
+/// Of an I/O priority as Linux has it (ioprio_set(2)): where the class stands, and the one of who waits until
+/// nobody else needs the disk.
+const CLASS_SHIFT: u32 = 13;
+const CLASS_IDLE: u32 = 3;
 
 /// How a request ended, as the guest reads it in the last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +52,8 @@ pub(super) struct Request {
     pub(super) status_at: Option<GuestAddress>,
     /// Bytes that are written to the guest if it succeeds, with the status.
     pub(super) written: u32,
+    /// How much somebody waits for it.
+    pub(super) urgency: Urgency,
 }
 
 /// Why there is no command.
@@ -76,12 +82,13 @@ type Run = (u64, usize);
 pub(super) struct Parser {
     readable: Vec<Run>,
     writable: Vec<Run>,
+    urgency: Urgency,
 }
 
 impl Parser {
     pub(super) fn new() -> Self {
         let list = || Vec::with_capacity(DESCRIPTORS_MAX);
-        Self { readable: list(), writable: list() }
+        Self { readable: list(), writable: list(), urgency: Urgency::Normal }
     }
 
     /// Reads a chain. The data of the request is appended to `pieces`.
@@ -94,6 +101,7 @@ impl Parser {
         chain: impl Iterator<Item = Result<Segment, BadChain>>,
         pieces: &mut Vec<Buf>,
     ) -> Result<Request, Gone> {
+        self.urgency = Urgency::Normal;
         let is_sound = self.collect(chain)?;
         let status_at = take_last_byte(&mut self.writable);
         if status_at.is_some_and(|at| map.check(at, 1) == Err(Outside::Gone)) {
@@ -114,7 +122,8 @@ impl Parser {
             Ok(Command::Id) => self.writable.iter().map(|run| run.1).sum::<usize>().min(ID_LEN),
             _ => 0,
         };
-        Ok(Request { command, status_at, written: (data as u32).saturating_add(1) })
+        let written = (data as u32).saturating_add(1);
+        Ok(Request { command, status_at, written, urgency: self.urgency })
     }
 
     /// Sorts the descriptors. Returns whether the chain is whole, in order, and not too long. What
@@ -151,6 +160,11 @@ impl Parser {
     fn command(&mut self, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<Command, Failure> {
         let header: [u8; HEADER_LEN] = take(&mut self.readable, map)?;
         let kind = u32::from_le_bytes(field(&header, 0));
+        // Reserved in the standard; Linux's driver tells the priority there.
+        let priority = u32::from_le_bytes(field(&header, 4));
+        if priority >> CLASS_SHIFT == CLASS_IDLE {
+            self.urgency = Urgency::Background;
+        }
         let sector = u64::from_le_bytes(field(&header, 8));
         let offset = || sector.checked_mul(512).ok_or(IO_ERR);
         match kind {

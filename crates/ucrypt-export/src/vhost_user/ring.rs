@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
-use ucrypt_engine::{Buf, Op, Queue, QueueConfig, Rejected, Volume};
+use ucrypt_engine::{Buf, Op, Queue, QueueConfig, Rejected, Urgency, Volume};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Report;
@@ -165,7 +165,13 @@ pub(super) struct Ring {
     left_over: Vec<u16>,
     /// Nothing more is taken.
     ends: Option<Why>,
+    /// Answers since the guest last wanted to hear of one.
+    unheard: u32,
 }
+
+/// A guest that wants to hear of none of so many answers polls for them. Who sleeps wants to hear of one in a
+/// few: drivers look for answers without calls only while they are at it.
+const POLLED_AFTER: u32 = 1024;
 
 impl Ring {
     /// Gets a ring ready, without taking anything from it.
@@ -193,6 +199,7 @@ impl Ring {
             pieces: Vec::with_capacity(SEGMENTS_MAX as usize),
             left_over,
             ends: None,
+            unheard: 0,
             virtqueue,
             kick,
             wakers,
@@ -306,7 +313,9 @@ impl Ring {
     /// Hands a request to the engine, or answers it. Returns whether there was room; if not, it
     /// waits.
     fn submit(&mut self, head: u16, request: Request) -> bool {
-        let Request { command, status_at, written } = request;
+        let Request { command, status_at, written, urgency } = request;
+        let is_polled = self.unheard >= POLLED_AFTER && urgency == Urgency::Normal;
+        self.queue.set_urgency(if is_polled { Urgency::Urgent } else { urgency });
         let pending = Pending { status_at, written };
         let result = match command {
             Ok(Command::Id) => {
@@ -393,6 +402,7 @@ impl Ring {
 
     /// Puts an answer into the ring. Always returns true: the request is done.
     fn answer(&mut self, head: u16, pending: Pending, status: Status) -> bool {
+        self.unheard = self.unheard.saturating_add(1);
         let mut written = 0;
         if let Some(at) = pending.status_at
             && self.map.memory().write_obj(status as u8, at).is_ok()
@@ -414,7 +424,10 @@ impl Ring {
     /// Calls the guest if it wants to hear of the answers.
     fn call(&mut self) {
         match self.virtqueue.wants_call(&self.map) {
-            Ok(true) => self.shared.call(),
+            Ok(true) => {
+                self.unheard = 0;
+                self.shared.call();
+            }
             Ok(false) => {}
             Err(broken) => self.fail(&broken),
         }

@@ -169,12 +169,39 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// As [`Driver::answer`], by a driver that polls: it asks for no call.
+    pub(crate) fn poll_for_answer(&mut self) -> u16 {
+        let until = Instant::now() + Duration::from_secs(30);
+        // As Linux does for a queue without interrupts.
+        self.store(self.available_ring() + 4 + 2 * u64::from(self.size), 0);
+        while self.load(self.used_ring() + 2) == self.used {
+            assert!(Instant::now() < until, "no answer within 30 s");
+            std::thread::yield_now();
+        }
+        let slot = u64::from(self.used % self.size);
+        let entry = self.read(self.used_ring() + 4 + 8 * slot, 4);
+        self.used = self.used.wrapping_add(1);
+        u32::from_le_bytes(entry.try_into().unwrap()) as u16
+    }
+
     /// Puts a request into slot `slot` and makes it available: the header, the data, the status.
     /// With more than 6 runs of data, in a table of its own.
     pub(crate) fn submit(&mut self, slot: u16, kind: u32, sector: u64, data: &[Run]) {
+        self.submit_with(0, slot, kind, sector, data);
+    }
+
+    /// The same with a priority as ioprio_set(2) has it.
+    pub(crate) fn submit_with(
+        &mut self,
+        priority: u32,
+        slot: u16,
+        kind: u32,
+        sector: u64,
+        data: &[Run],
+    ) {
         let (header, status) = (Self::header(self.index, slot), Self::status(self.index, slot));
         let mut bytes = kind.to_le_bytes().to_vec();
-        bytes.extend([0; 4]);
+        bytes.extend(priority.to_le_bytes());
         bytes.extend(sector.to_le_bytes());
         self.write(header, &bytes);
         self.write(status, &[0xee]);

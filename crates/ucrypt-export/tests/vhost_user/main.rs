@@ -16,3 +16,4 @@ mod requests;
 mod resume;
 mod rings;
 mod shutdown;
+mod urgency;
