@@ -11,7 +11,7 @@ use crate::explorer::{Arm, Explorer};
 use crate::limits::{BackendTraits, Environment};
 use crate::policy::{CipherDone, Context, Placed, Policy, Shape, Split, Target, Work};
 use crate::request::{Op, Urgency};
-use crate::tuning::{CACHE_BYTES, OPERATION_NS, PAGE_BYTES, SHARE_BYTES};
+use crate::tuning::{CACHE_BYTES, OPERATION_NS, PAGE_BYTES, SPREAD_BYTES};
 
 /// Chunks that were served by another arm than the cost model: because that was seen to be faster, or to see
 /// whether it is.
@@ -45,8 +45,6 @@ pub(crate) struct Adaptive {
     decides: bool,
     /// There is a choice: a worker to offload to, or a device that works beside the cipher.
     explores: bool,
-    /// See [`CostModel::missed_ns`].
-    missed_ns: f64,
 }
 
 impl Adaptive {
@@ -58,7 +56,6 @@ impl Adaptive {
             explored: Explored::default(),
             decides,
             explores: false,
-            missed_ns: 0.0,
         }
     }
 
@@ -79,7 +76,6 @@ impl Adaptive {
             context,
             estimates: &self.estimates,
             operation_ns: OPERATION_NS * self.explorer.arm().operation_factor(),
-            missed_ns: self.missed_ns,
         }
     }
 
@@ -87,7 +83,7 @@ impl Adaptive {
         let request_bytes = context.sectors as f64 * 512.0;
         match self.explorer.arm() {
             Arm::AllInline if context.backend.synchronous => request_bytes.min(CACHE_BYTES),
-            Arm::AllOffload if context.backend.synchronous => request_bytes.min(SHARE_BYTES),
+            Arm::AllOffload if context.backend.synchronous => request_bytes.min(SPREAD_BYTES),
             _ => self.model(context).chunk_bytes(),
         }
     }
@@ -113,9 +109,7 @@ impl Policy for Adaptive {
             _ if context.environment.workers == 0 => Target::Inline,
             (Urgency::Background, _) | (Urgency::Normal, Arm::AllOffload) => Target::Offload,
             (Urgency::Normal, Arm::AllInline) => Target::Inline,
-            (Urgency::Normal, Arm::Model | Arm::Coarse | Arm::Coarser) => {
-                self.model(context).target(work)
-            }
+            (Urgency::Normal, Arm::Model | Arm::Coarse) => self.model(context).target(work),
         }
     }
 
@@ -173,19 +167,13 @@ impl Policy for Adaptive {
     fn on_placed(&mut self, placed: &Placed) {
         match self.explorer.arm() {
             Arm::Model => {}
-            Arm::Coarse | Arm::Coarser => self.explored.coarse += 1,
+            Arm::Coarse => self.explored.coarse += 1,
             Arm::AllInline => self.explored.all_inline += 1,
             Arm::AllOffload => self.explored.all_offload += 1,
         }
         if placed.offloaded {
             self.explorer.offloaded();
-            self.missed_ns = 0.0;
-            return;
         }
-        let is_write = placed.op != Op::Read;
-        let cipher_ns = placed.bytes as f64 * self.estimates.cipher_ns_per_byte(is_write);
-        let more_ns = if placed.others_wait { cipher_ns } else { -cipher_ns };
-        self.missed_ns = (self.missed_ns + more_ns).max(0.0);
     }
 
     fn on_wake(&mut self, spent_ns: u64) {

@@ -6,8 +6,7 @@ use crate::explorer::Load;
 use crate::policy::{Context, Target, Work};
 use crate::request::Op;
 use crate::tuning::{
-    BACKLOG_SHARE, CACHE_BYTES, ENQUEUE_OWN, IN_FLIGHT_MANY, IN_FLIGHT_MIN, JOIN_WORTH, PAGE_BYTES,
-    SHARE_BYTES, WRONG,
+    BACKLOG_SHARE, CACHE_BYTES, IN_FLIGHT_MANY, IN_FLIGHT_MIN, JOIN_WORTH, PAGE_BYTES, WRONG,
 };
 
 /// What is known when something is to be decided.
@@ -17,9 +16,6 @@ pub(crate) struct CostModel<'a> {
     pub(crate) estimates: &'a Estimates,
     /// What one more operation costs this thread and the backend, in nanoseconds.
     pub(crate) operation_ns: f64,
-    /// How long this thread has transformed while others stood in line, less how long while none did, since
-    /// it last offloaded one, in nanoseconds: what it has missed by doing everything itself.
-    pub(crate) missed_ns: f64,
 }
 
 impl CostModel<'_> {
@@ -85,7 +81,7 @@ impl CostModel<'_> {
             chunks if chunks <= cores => chunks.floor(),
             _ => ((worth / 2.0).sqrt() / cores).round().max(1.0) * cores,
         };
-        (bytes / chunks.max(1.0)).min(SHARE_BYTES)
+        (bytes / chunks.max(1.0)).min(CACHE_BYTES)
     }
 
     /// How many requests may travel as one, and in how many bytes. Others must stay in flight to
@@ -102,15 +98,14 @@ impl CostModel<'_> {
     }
 
     /// What a worker has done before this thread would is offloaded. And when others wait, everything
-    /// that takes longer than enqueueing it, once a worker is awake, or has been missed for longer than
-    /// waking it takes, or would spare this thread two wake-ups; one more is woken when those that are
-    /// awake have work for as long. This thread then sees to the backend and the clients. Once the workers
+    /// that takes longer than enqueueing it, once a worker is awake, or would spare this thread two wake-ups;
+    /// one more is woken when those that are awake have work for as long as that takes. This thread then sees to the backend and the clients. Once the workers
     /// have enough it takes the next chunk itself.
     pub(crate) fn target(&self, work: &Work) -> Target {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.context.in_flight.saturating_sub(1);
         let saved_ns = self.saved_ns(work.bytes as f64);
-        let enqueue_ns = own_enqueue_ns(self.estimates, self.context.in_flight);
+        let enqueue_ns = self.estimates.enqueue_cost_ns();
         if saved_ns <= enqueue_ns {
             return Target::Inline;
         }
@@ -125,7 +120,7 @@ impl CostModel<'_> {
             let late = sleeps && offloaded_ns / f64::from(awake) > wake_ns;
             return if late { Target::Offload } else { Target::OffloadAwake };
         }
-        if others > 0 && sleeps && self.missed_ns.max(saved_ns / 2.0) > wake_ns {
+        if others > 0 && sleeps && saved_ns > 2.0 * wake_ns {
             return Target::Offload;
         }
         let penalty_ns = self.copy_penalty_ns(work.bytes as f64);
@@ -201,18 +196,8 @@ impl CostModel<'_> {
     /// Whether workers could be worth it under a load, if the estimates were wrong by a factor of [`WRONG`].
     pub(crate) fn may_gain(estimates: &Estimates, load: &Load) -> bool {
         let cipher_ns = load.bytes * estimates.cipher_ns_per_byte(load.is_write());
-        let offload_ns = if load.depth < 2 {
-            estimates.wake_latency_ns()
-        } else {
-            own_enqueue_ns(estimates, load.depth)
-        };
+        let offload_ns =
+            if load.depth < 2 { estimates.wake_latency_ns() } else { estimates.enqueue_cost_ns() };
         cipher_ns * WRONG > offload_ns
     }
-}
-
-/// What it costs this thread to give a chunk to a worker that is awake, with so many requests in flight.
-fn own_enqueue_ns(estimates: &Estimates, in_flight: u32) -> f64 {
-    let others = in_flight.saturating_sub(1).max(1);
-    let idle = (f64::from(IN_FLIGHT_MIN) / f64::from(others)).min(1.0);
-    estimates.enqueue_cost_ns() * (ENQUEUE_OWN + (1.0 - ENQUEUE_OWN) * idle)
 }

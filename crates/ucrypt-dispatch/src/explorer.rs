@@ -21,33 +21,23 @@ pub(crate) enum Arm {
     /// The cost model, with one more operation [`COARSE`] times as dear as it assumes: about half as many
     /// chunks, and longer joins.
     Coarse,
-    /// The same, with the square of that: about a quarter as many.
-    Coarser,
     /// Every chunk on the thread that has the request.
     AllInline,
     /// Every chunk on a worker.
     AllOffload,
 }
 
-const ARMS: [Arm; 5] = [Arm::Model, Arm::Coarse, Arm::Coarser, Arm::AllInline, Arm::AllOffload];
+const ARMS: [Arm; 4] = [Arm::Model, Arm::Coarse, Arm::AllInline, Arm::AllOffload];
 
-/// Steps between the prices of an operation that are explored. The number of chunks goes with the root:
-/// twice this would skip the best number of a request that needs two; half of it would double the arms.
+/// The price of an operation that is explored, in that which is assumed. The number of chunks goes with the
+/// root: twice this would skip the best number of a request that needs two. A third price, 16 times the
+/// assumed one, made no cell of the grid better by itself.
 const COARSE: f64 = 4.0;
 
 impl Arm {
     /// How many times as dear as the model assumes one more operation is.
     pub(crate) fn operation_factor(self) -> f64 {
-        match self {
-            Self::Coarse => COARSE,
-            Self::Coarser => COARSE * COARSE,
-            _ => 1.0,
-        }
-    }
-
-    /// Whether it splits requests otherwise than the model.
-    fn is_coarse(self) -> bool {
-        matches!(self, Self::Coarse | Self::Coarser)
+        if self == Self::Coarse { COARSE } else { 1.0 }
     }
 }
 
@@ -348,7 +338,7 @@ impl Explorer {
         let may_offload = may_offload(&load);
         let counts = self.compares && !epoch.odd && epoch.spent_ns > 0;
         self.compares =
-            may_offload || epoch.offloaded > 0 || epoch.reshaped > 0 || self.arm.is_coarse();
+            may_offload || epoch.offloaded > 0 || epoch.reshaped > 0 || self.arm == Arm::Coarse;
         if counts {
             let arm = self.judge(&epoch, &load, may_offload);
             if arm != self.arm {
@@ -401,7 +391,6 @@ impl Explorer {
         }
         if self.arm == Arm::Model && epoch.reshaped == 0 {
             record.equate(Arm::Coarse);
-            record.equate(Arm::Coarser);
         }
         if !may_offload {
             record.outcomes[Arm::AllOffload as usize].suspend();
@@ -428,7 +417,7 @@ mod tests {
 
     /// Nanoseconds of the model, all inline and all offloaded; coarser splits are not worth it.
     fn arms([model, inline, offload]: [u64; 3]) -> [u64; ARMS.len()] {
-        [model, 2 * model, 3 * model, inline, offload]
+        [model, 2 * model, inline, offload]
     }
 
     impl Clients {
@@ -516,11 +505,9 @@ mod tests {
 
     #[test]
     fn coarser_splits_are_found_where_requests_are_split() {
-        for (each_ns, best) in [
-            ([2000, 1500, 1800, 2500, 2500], Arm::Coarse),
-            ([2000, 1500, 1200, 2500, 2500], Arm::Coarser),
-            ([1000, 1050, 1200, 2500, 2500], Arm::Model),
-        ] {
+        for (each_ns, best) in
+            [([2000, 1500, 2500, 2500], Arm::Coarse), ([1000, 1050, 2500, 2500], Arm::Model)]
+        {
             let mut load = Clients::new(9);
             load.run_with(Op::Read, 1, 20_000, each_ns, |_| false);
             load.begun = [0; ARMS.len()];

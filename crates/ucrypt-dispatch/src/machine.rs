@@ -457,8 +457,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.stats.offloaded += 1;
         let woken = u32::from(target != Target::OffloadAwake);
         self.environment.idle_workers = self.environment.idle_workers.saturating_sub(woken);
-        let others_wait = !self.ready.is_empty();
-        self.policy.on_placed(&Placed { op, bytes, offloaded: true, others_wait });
+        self.policy.on_placed(&Placed { op, bytes, offloaded: true });
     }
 
     /// The chunk was transformed; it took `spent_ns` of some core, if that was measured. After
@@ -529,8 +528,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             self.ready.take_back(bytes, now_ns);
         } else {
             self.stats.inline += 1;
-            let others_wait = !self.ready.is_empty();
-            self.policy.on_placed(&Placed { op, bytes, offloaded, others_wait });
+            self.policy.on_placed(&Placed { op, bytes, offloaded });
         }
         let beside_workers = self.ready.offloaded_bytes() > 0;
         let done = CipherDone { op, bytes, spent_ns, offloaded, beside_workers, wake_latency_ns };

@@ -93,8 +93,6 @@ pub struct Placed {
     pub bytes: u64,
     /// Whether a worker has it.
     pub offloaded: bool,
-    /// Whether others wait to be placed.
-    pub others_wait: bool,
 }
 
 /// A chunk was transformed.

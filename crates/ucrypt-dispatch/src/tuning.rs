@@ -3,8 +3,9 @@
 /// What is decrypted while it still sits in the core's cache, in bytes: half of a usual L2.
 pub(crate) const CACHE_BYTES: f64 = 512.0 * 1024.0;
 
-/// What is shared among cores is split this small, in bytes, so that they finish together.
-pub(crate) const SHARE_BYTES: f64 = 128.0 * 1024.0;
+/// Where everything is offloaded, requests over a backend in memory are split at this length, in bytes, as
+/// dm-crypt splits them: many short chunks are another bet than the cost model's few long ones.
+pub(crate) const SPREAD_BYTES: f64 = 128.0 * 1024.0;
 
 /// Chunks are multiples of this, in bytes: what caches and devices like. And the shortest chunk.
 pub(crate) const PAGE_BYTES: f64 = 4096.0;
@@ -21,10 +22,6 @@ pub(crate) const JOIN_WORTH: f64 = 8.0;
 /// The share of all requests in flight that each awake worker may have waiting before this thread transforms
 /// the next chunk itself.
 pub(crate) const BACKLOG_SHARE: f64 = 2.0 / 3.0;
-
-/// The share of a chunk's way to a worker that is awake and back which is this thread's own time. The
-/// rest is a wait, in which it sees to the others in flight if those are many.
-pub(crate) const ENQUEUE_OWN: f64 = 1.0 / 3.0;
 
 /// What one more operation is assumed to cost, in nanoseconds, thread and device together. Nobody measures it:
 /// the explorer multiplies it. Twice or half of that moves chunk lengths by 1.4.

@@ -12,8 +12,8 @@ use ucrypt_luks::Flag;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Dispatch")]
 pub(crate) struct DispatchArgs {
-    /// How requests are dispatched: adaptive, inline, same-cpu, unbound, merge; the middle two also
-    /// with ,unsorted [default: adaptive]
+    /// How requests are dispatched: adaptive, inline, same-cpu, unbound (these two also with ,unsorted),
+    /// merge, inline-8k-idle, inline-8k-free [default: adaptive]
     #[arg(long, value_name = "POLICY")]
     dispatch: Option<PolicyKind>,
     /// Decrypt reads where they arrive
