@@ -19,7 +19,7 @@ pub(super) const ID_LEN: usize = 20;
 const DESCRIPTORS_MAX: usize = SEGMENTS_MAX as usize + 2;
 /// Of the range of a write-zeroes request: the space may be given back.
 const UNMAP: u32 = 1;
-/// Of an I/O priority as Linux has it (ioprio_set(2)): where the class stands, and the one of who waits until
+/// Of an I/O priority as Linux has it (`ioprio_set(2)`): where the class stands, and the one of who waits until
 /// nobody else needs the disk.
 const CLASS_SHIFT: u32 = 13;
 const CLASS_IDLE: u32 = 3;

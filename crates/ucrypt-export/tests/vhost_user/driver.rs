@@ -190,7 +190,7 @@ impl<'a> Driver<'a> {
         self.submit_with(0, slot, kind, sector, data);
     }
 
-    /// The same with a priority as ioprio_set(2) has it.
+    /// The same with a priority as `ioprio_set(2)` has it.
     pub(crate) fn submit_with(
         &mut self,
         priority: u32,
