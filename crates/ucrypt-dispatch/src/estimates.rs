@@ -111,7 +111,7 @@ pub struct Measured {
     pub wake_cost_ns: Option<f64>,
     /// To give a chunk to a worker that is awake, and to take it back.
     pub enqueue_cost_ns: Option<f64>,
-    /// More to copy a byte that a worker has crypted.
+    /// More to copy a byte that a worker has transformed.
     pub copy_penalty_ns_per_byte: Option<f64>,
 }
 
@@ -162,7 +162,7 @@ impl Estimates {
         self.enqueue_cost.add(ns as f64);
     }
 
-    /// Copying `bytes` that a worker has crypted took `ns` longer than had this thread crypted them.
+    /// Copying `bytes` that a worker has transformed took `ns` longer than had this thread done so.
     pub fn copy_penalty(&mut self, bytes: u64, ns: u64) {
         if bytes > 0 {
             self.copy_penalty.add(ns as f64 / bytes as f64);
@@ -209,7 +209,7 @@ impl Estimates {
         self.enqueue_cost.or(ENQUEUE_COST_NS)
     }
 
-    /// Nanoseconds per byte that whoever copies what a worker has crypted takes longer, because it is
+    /// Nanoseconds per byte that whoever copies what a worker has transformed takes longer, because it is
     /// in another core's cache.
     pub fn copy_penalty_ns_per_byte(&self) -> f64 {
         self.copy_penalty.or(0.0)

@@ -58,7 +58,7 @@ impl Calibration {
         Self { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy }
     }
 
-    /// Tells a queue what it would have estimates by itself.
+    /// Tells a queue what it would measure by itself.
     pub(crate) fn teach(&self, estimates: &mut Estimates) {
         if let Some(ns) = self.cipher {
             estimates.calibrated(BYTES as u64, ns);
@@ -90,7 +90,7 @@ fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, bytes: usize) -> Option<Tr
     trip_ns(workers, waker, &segments, pool.alloc(bytes)?, copy)
 }
 
-/// What a hand-over costs: nanoseconds from handing an empty job to a parked worker until its
+/// What waking a worker costs: nanoseconds from giving an empty job to a parked worker until its
 /// answer is here, the smallest of several; and what this thread takes of that to wake it, the median.
 /// About a millisecond in all.
 fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
@@ -134,8 +134,8 @@ fn trip_ns(
         let job = Job { bufs: vec![buf], ..empty(&inbox, segments)? };
         let started = clock.now_ns();
         workers.offload(job, false).ok()?;
-        let mut crypted = receive(&inbox);
-        buf = crypted.bufs.pop()?;
+        let mut transformed = receive(&inbox);
+        buf = transformed.bufs.pop()?;
         let arrived_ns = clock.now_ns() - started;
         copy(&buf).ok()?;
         let there_ns = clock.now_ns() - started;
@@ -154,7 +154,7 @@ fn trip_ns(
 struct Trip {
     /// More than without a worker, from giving it away until it was copied.
     all: u64,
-    /// To copy what was crypted here.
+    /// To copy what was transformed here.
     copy: u64,
     /// More to copy it because it comes from another core's cache.
     penalty: u64,
@@ -175,8 +175,8 @@ fn median(times: &mut [u64]) -> u64 {
 /// Waits for an answer that must come.
 fn receive(inbox: &Inbox) -> Transformed {
     loop {
-        if let Some(crypted) = inbox.answers.pop() {
-            return crypted;
+        if let Some(transformed) = inbox.answers.pop() {
+            return transformed;
         }
         // With fewer cores than threads, spinning alone would wait for the time slice.
         std::thread::yield_now();
@@ -207,7 +207,7 @@ fn quick() -> Option<Segments> {
 /// The fastest of a few rounds: what disturbs a round only makes it slower.
 fn cipher_ns(segments: &Segments) -> Option<u64> {
     let Some(segment) = segments.iter().position(|segment| segment.cipher.is_some()) else {
-        // Without a cipher a chunk costs nothing to crypt.
+        // Without a cipher a chunk costs nothing to transform.
         return Some(0);
     };
     let clock = Monotonic::new();

@@ -49,7 +49,7 @@ pub struct Experiment {
     pub job: Job,
     /// The policy of every queue.
     pub policy: PolicyKind,
-    /// Whether the queues start with what the engine calibrates: cipher, hand-over, caches.
+    /// Whether the queues start with what the engine calibrates: cipher, wake latency, caches.
     pub calibrated: bool,
     /// How often a core is taken away from its thread.
     pub stalls: Stalls,

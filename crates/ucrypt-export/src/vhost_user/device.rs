@@ -21,7 +21,7 @@ use super::config::{self, QUEUES_MAX, RING_SIZE_MAX, WRITEBACK_AT, feature};
 use super::inflight::Inflight;
 use super::memory::{GuestMap, REGIONS_MAX, Region};
 use super::ring::DeviceState;
-use super::rings::{Environment, RingSlot};
+use super::rings::{RingSlot, Surroundings};
 
 /// The base of a region in a mapping of ours; only asked for by post-copy migration.
 type RegionBase = vhost::VhostUserMemoryRegionBase;
@@ -70,7 +70,7 @@ impl Device {
     }
 
     /// A ring, and what it is to be started with.
-    fn ring(&mut self, index: u32) -> Result<(&mut RingSlot, Environment<'_>)> {
+    fn ring(&mut self, index: u32) -> Result<(&mut RingSlot, Surroundings<'_>)> {
         let surroundings = surroundings(&self.map, self.inflight.as_ref(), self.features);
         let ring = self.rings.get_mut(index as usize).ok_or(Error::InvalidParam)?;
         Ok((ring, surroundings))
@@ -121,8 +121,8 @@ fn surroundings<'a>(
     map: &'a Arc<GuestMap>,
     inflight: Option<&'a Inflight>,
     features: u64,
-) -> Environment<'a> {
-    Environment { map, inflight, event_idx: features & feature::EVENT_IDX != 0 }
+) -> Surroundings<'a> {
+    Surroundings { map, inflight, event_idx: features & feature::EVENT_IDX != 0 }
 }
 
 /// Makes durable what was answered.

@@ -49,7 +49,7 @@ struct Running {
 }
 
 /// What the rings of a connection are started with.
-pub(super) struct Environment<'a> {
+pub(super) struct Surroundings<'a> {
     pub(super) map: &'a Arc<GuestMap>,
     pub(super) inflight: Option<&'a Inflight>,
     pub(super) event_idx: bool,
@@ -72,7 +72,7 @@ impl RingSlot {
     /// Changes what only a ring that stands still can change.
     pub(super) fn change(
         &mut self,
-        surroundings: &Environment<'_>,
+        surroundings: &Surroundings<'_>,
         change: impl FnOnce(&mut Place),
     ) -> io::Result<()> {
         self.pause()?;
@@ -82,7 +82,7 @@ impl RingSlot {
 
     pub(super) fn enable(
         &mut self,
-        surroundings: &Environment<'_>,
+        surroundings: &Surroundings<'_>,
         enabled: bool,
     ) -> io::Result<()> {
         if self.enabled == enabled {
@@ -96,7 +96,7 @@ impl RingSlot {
     /// Where requests are announced from now on; starts the ring.
     pub(super) fn set_kick(
         &mut self,
-        surroundings: &Environment<'_>,
+        surroundings: &Surroundings<'_>,
         kick: Option<File>,
     ) -> io::Result<()> {
         let Some(kick) = kick else {
@@ -161,13 +161,13 @@ impl RingSlot {
     ///
     /// # Errors
     /// It is not in the guest's memory, or the system's.
-    fn start_anew(&mut self, surroundings: &Environment<'_>) -> io::Result<()> {
+    fn start_anew(&mut self, surroundings: &Surroundings<'_>) -> io::Result<()> {
         self.broken = false;
         self.start(surroundings).map_err(io::Error::from)
     }
 
     /// Goes on where the ring was paused, if it can run in this map.
-    pub(super) fn go_on(&mut self, surroundings: &Environment<'_>) -> io::Result<()> {
+    pub(super) fn go_on(&mut self, surroundings: &Surroundings<'_>) -> io::Result<()> {
         if self.broken || self.running.is_some() {
             return Ok(());
         }
@@ -177,9 +177,9 @@ impl RingSlot {
         }
     }
 
-    fn start(&mut self, surroundings: &Environment<'_>) -> Result<(), StartError> {
+    fn start(&mut self, surroundings: &Surroundings<'_>) -> Result<(), StartError> {
         let Some(kick) = self.kick.as_ref().filter(|_| self.enabled) else { return Ok(()) };
-        let Environment { map, inflight, event_idx } = *surroundings;
+        let Surroundings { map, inflight, event_idx } = *surroundings;
         let ring_size = self.place.size;
         let ring = Ring::new(Setup {
             index: self.index,

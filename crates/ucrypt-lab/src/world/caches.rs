@@ -1,4 +1,4 @@
-//! In which core's cache what workers have crypted lies.
+//! In which core's cache what workers have transformed lies.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -26,7 +26,7 @@ pub struct Costs {
     pub answer: u64,
     /// To put a crypt job into the workers' queue, and to take its result from there.
     pub enqueue: u64,
-    /// Picoseconds a byte that copying takes longer when another core has crypted it; the engine
+    /// Picoseconds a byte that copying takes longer when another core has transformed it; the engine
     /// measures it when a volume is opened.
     pub carry_ps_per_byte: u64,
     /// To wake a sleeping thread, for the one that wakes it.

@@ -13,7 +13,7 @@
 //! - What a step of a queue does, others see from its beginning on; it takes the core until its end.
 //! - Whether a queue may sleep, and what wakes it, is the engine's own code: a sleeping queue runs when
 //!   its descriptor is readable, or its disk answers.
-//! - What a worker has crypted lies in its core's cache: to copy it from there takes longer.
+//! - What a worker has transformed lies in its core's cache: to copy it from there takes longer.
 //! - Memory bandwidth, hyperthreads and frequency changes are not modelled.
 
 mod caches;
