@@ -19,97 +19,18 @@
 
 use std::any::Any;
 use std::fmt;
-use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+mod pool;
+mod runs;
+
+pub use pool::Pool;
+use pool::Region;
 
 /// Alignment and granularity of buffers, in bytes.
 pub const PAGE: usize = 4096;
-
-/// A fixed amount of buffer memory. Clones share it.
-#[derive(Clone)]
-pub struct Pool(Arc<Region>);
-
-struct Region {
-    base: NonNull<u8>,
-    len: usize,
-    /// Per page: how many `Buf`s the allocation has that starts there.
-    refs: Box<[AtomicU32]>,
-    runs: Mutex<Runs>,
-}
-
-// SAFETY: `base` is only dereferenced through `Buf`s, whose ranges are disjoint; the rest is Sync.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and every `Buf` holds the region alive, so none is left.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok());
-    }
-}
-
-impl Pool {
-    /// Reserves `bytes` (rounded up to whole pages). Untouched pages cost address space only.
-    pub fn new(bytes: usize) -> io::Result<Self> {
-        let len = bytes.max(PAGE).next_multiple_of(PAGE);
-        let pages = u32::try_from(len / PAGE)
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the pool is too large"))?;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }?;
-        // Plaintext passes through: keep it out of core dumps. Advice only, so not an error.
-        // SAFETY: the range is the mapping just made.
-        let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self(Arc::new(Region {
-            base,
-            len,
-            refs: (0..pages).map(|_| AtomicU32::new(0)).collect(),
-            runs: Mutex::new(Runs::new(pages)),
-        })))
-    }
-
-    /// Takes `len` bytes, page-aligned; `None` when no run of free pages is long enough. The
-    /// content is what the last owner left (zeroes at first).
-    pub fn alloc(&self, len: usize) -> Option<Buf> {
-        let pages = u32::try_from(len.div_ceil(PAGE).max(1)).ok()?;
-        let first = self.0.runs.lock().unwrap_or_else(PoisonError::into_inner).take(pages)?;
-        self.0.refs[first as usize].store(1, Ordering::Relaxed);
-        // SAFETY: page `first` lies in the mapping.
-        let start = unsafe { self.0.base.add(first as usize * PAGE) };
-        Some(Buf { start, len, memory: self.0.clone(), pages, first })
-    }
-
-    /// Where it lies, and its length in bytes.
-    pub(crate) fn span(&self) -> (*mut u8, usize) {
-        (self.0.base.as_ptr(), self.0.len)
-    }
-
-    /// Whether an allocation of `len` bytes can ever succeed.
-    pub fn could_hold(&self, len: usize) -> bool {
-        // Runs are aligned powers of two before their surplus is given back.
-        len.div_ceil(PAGE).next_power_of_two() <= 1 << (self.0.len / PAGE).ilog2()
-    }
-}
-
-impl fmt::Debug for Pool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("len", &self.0.len).finish_non_exhaustive()
-    }
-}
 
 /// Bytes of a [`Pool`], exclusive, or of foreign memory.
 // Five words and no enum: a request's buffer is moved often, and what is moved as words stays in
@@ -171,7 +92,7 @@ impl Buf {
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len, "split beyond the end");
         if let Some(region) = self.region() {
-            region.refs[self.first as usize].fetch_add(1, Ordering::Relaxed);
+            region.share(self.first);
         }
         let rest = Self {
             start: self.behind(at),
@@ -264,13 +185,7 @@ impl Drop for Buf {
             }
             return;
         };
-        let refs = &region.refs[self.first as usize];
-        // Release what this part wrote to whoever takes the pages next (through the lock). Who has
-        // the last part needs no read-modify-write to know: only a part could make another.
-        if refs.load(Ordering::Acquire) == 1 || refs.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut runs = region.runs.lock().unwrap_or_else(PoisonError::into_inner);
-            runs.give_back(self.first, self.pages);
-        }
+        region.let_go(self.first, self.pages);
     }
 }
 
@@ -281,168 +196,9 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// Free runs of pages: a buddy allocator whose surplus pages go back at once, so that an
-/// allocation takes just what it needs. What came back last goes out first, in one piece: that is
-/// what the caches still have, and it saves splitting and merging.
-struct Runs {
-    /// First page and number of pages of runs that came back, the last one last.
-    recent: Vec<(u32, u32)>,
-    /// Heads of the free lists by order (runs of `1 << order` pages).
-    heads: [u32; ORDERS],
-    /// Per page: links of the free list, valid for the first page of a free run.
-    next: Box<[u32]>,
-    prev: Box<[u32]>,
-    /// Per page: order of the free run that starts here, or `TAKEN`.
-    order: Box<[u8]>,
-}
-
-/// Runs that are kept in one piece.
-const RECENT_MAX: usize = 64;
-/// Runs of up to 2^18 pages: 1 GiB.
-const ORDERS: usize = 19;
-const NONE: u32 = u32::MAX;
-const TAKEN: u8 = u8::MAX;
-
-impl Runs {
-    fn new(pages: u32) -> Self {
-        let table = || vec![NONE; pages as usize].into_boxed_slice();
-        let mut runs = Self {
-            recent: Vec::with_capacity(RECENT_MAX),
-            heads: [NONE; ORDERS],
-            next: table(),
-            prev: table(),
-            order: vec![TAKEN; pages as usize].into_boxed_slice(),
-        };
-        runs.give(0, pages);
-        runs
-    }
-
-    fn take(&mut self, pages: u32) -> Option<u32> {
-        if let Some(at) = self.recent.iter().rposition(|&(_, count)| count == pages) {
-            return Some(self.recent.remove(at).0);
-        }
-        self.take_new(pages).or_else(|| {
-            self.merge_recent();
-            self.take_new(pages)
-        })
-    }
-
-    /// Frees a run that was taken.
-    fn give_back(&mut self, first: u32, pages: u32) {
-        if self.recent.len() == RECENT_MAX {
-            // They may be of lengths that nobody asks for any more.
-            self.merge_recent();
-        }
-        self.recent.push((first, pages));
-    }
-
-    fn merge_recent(&mut self) {
-        while let Some((first, pages)) = self.recent.pop() {
-            self.give(first, pages);
-        }
-    }
-
-    fn take_new(&mut self, pages: u32) -> Option<u32> {
-        let wanted = pages.next_power_of_two().trailing_zeros() as usize;
-        let found = (wanted..ORDERS).find(|&order| self.heads[order] != NONE)?;
-        let first = self.heads[found];
-        self.unlink(first, found);
-        self.give(first + pages, (1u32 << found) - pages);
-        Some(first)
-    }
-
-    /// Frees `pages` pages from `first` as runs of aligned powers of two, merged with neighbours.
-    fn give(&mut self, mut first: u32, mut pages: u32) {
-        while pages > 0 {
-            let aligned = if first == 0 { ORDERS - 1 } else { first.trailing_zeros() as usize };
-            let order = aligned.min(pages.ilog2() as usize).min(ORDERS - 1);
-            self.free_run(first, order);
-            first += 1 << order;
-            pages -= 1 << order;
-        }
-    }
-
-    fn free_run(&mut self, mut first: u32, mut order: usize) {
-        while order + 1 < ORDERS {
-            let buddy = first ^ (1 << order);
-            if self.order.get(buddy as usize).copied() != Some(order as u8) {
-                break;
-            }
-            self.unlink(buddy, order);
-            first &= !(1 << order);
-            order += 1;
-        }
-        let head = self.heads[order];
-        if head != NONE {
-            self.prev[head as usize] = first;
-        }
-        self.next[first as usize] = head;
-        self.prev[first as usize] = NONE;
-        self.order[first as usize] = order as u8;
-        self.heads[order] = first;
-    }
-
-    fn unlink(&mut self, first: u32, order: usize) {
-        let (next, prev) = (self.next[first as usize], self.prev[first as usize]);
-        if prev == NONE {
-            self.heads[order] = next;
-        } else {
-            self.next[prev as usize] = next;
-        }
-        if next != NONE {
-            self.prev[next as usize] = prev;
-        }
-        self.order[first as usize] = TAKEN;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A small generator, so that the run is the same each time.
-    fn random(state: &mut u64) -> u64 {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        *state
-    }
-
-    #[test]
-    fn buffers_never_overlap_and_all_memory_comes_back() {
-        let pool = Pool::new(100 * PAGE).unwrap();
-        let mut state = 0x9e37_79b9_7f4a_7c15;
-        let mut held: Vec<(Buf, u8)> = Vec::new();
-        for round in 0..20_000u32 {
-            if random(&mut state).is_multiple_of(2) {
-                let len = (random(&mut state) % (20 * PAGE as u64)) as usize;
-                if let Some(mut buf) = pool.alloc(len) {
-                    assert_eq!(buf.as_ptr() as usize % PAGE, 0);
-                    assert_eq!(buf.len(), len);
-                    buf.fill(round as u8);
-                    held.push((buf, round as u8));
-                }
-            } else if !held.is_empty() {
-                let index = (random(&mut state) % held.len() as u64) as usize;
-                let (buf, fill) = held.swap_remove(index);
-                assert!(buf.iter().all(|&byte| byte == fill), "another buffer wrote here");
-            }
-        }
-        held.clear();
-        assert!(pool.alloc(100 * PAGE).is_none(), "100 pages are no single aligned run");
-        let whole = pool.alloc(64 * PAGE).expect("the largest run is whole again");
-        assert!(pool.alloc(32 * PAGE).is_some(), "and the next");
-        drop(whole);
-    }
-
-    #[test]
-    fn an_allocation_takes_only_the_pages_it_needs() {
-        let pool = Pool::new(16 * PAGE).unwrap();
-        let nine = pool.alloc(9 * PAGE).unwrap();
-        let four = pool.alloc(4 * PAGE).unwrap();
-        assert_eq!((nine.len(), four.len()), (9 * PAGE, 4 * PAGE));
-        assert!(pool.alloc(4 * PAGE).is_none());
-    }
 
     #[test]
     fn parts_of_a_split_buffer_free_it_together_and_join_in_order() {

@@ -20,7 +20,7 @@
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
 //! name), to mappings in [`map`] and the handler of [`Watch`], to the lock of [`keep_resident`], to the
 //! stores of [`copy_streaming`], to the initialiser of [`was_closed_at_start`], to the ring in [`ring`]
-//! and to its use in [`mod@file`], where ioctls of zoned devices are, too.
+//! and to its use in [`mod@file`], where ioctls of zoned devices and locks are, too.
 
 mod at_once;
 pub mod buf;

@@ -33,7 +33,6 @@ use std::ptr::NonNull;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nix::libc;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munlock, munmap};
 
 use crate::file::read_full;

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use io_uring::squeue::{Entry, Entry128, EntryMarker};
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{Builder, IoUring, cqueue, opcode};
-use nix::libc::iovec;
+use libc::iovec;
 
 use crate::Errno;
 

@@ -16,8 +16,6 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering, fence};
 
-use nix::libc;
-
 /// What a mapping is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {

@@ -5,13 +5,12 @@
 //! second ucrypt keep away, while cryptsetup, which locks the whole file by `flock`, can still read
 //! the header of a volume that is open.
 
+#![expect(unsafe_code, reason = "rustix has no locks of open file descriptions")]
+
 use std::fs;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::libc;
 
 use crate::Errno;
 
@@ -34,19 +33,25 @@ fn range(start: i64) -> libc::flock {
 }
 
 fn take(fd: BorrowedFd<'_>, byte: i64) -> Result<(), Errno> {
-    fcntl(fd, FcntlArg::F_OFD_SETLK(&range(byte))).map(drop).map_err(errno)
+    fcntl(fd, libc::F_OFD_SETLK, &mut range(byte))
 }
 
 /// Whether nobody else holds the byte.
 fn is_free(fd: BorrowedFd<'_>, byte: i64) -> Result<bool, Errno> {
     let mut lock = range(byte);
     lock.l_type = libc::F_WRLCK as libc::c_short;
-    fcntl(fd, FcntlArg::F_OFD_GETLK(&mut lock)).map_err(errno)?;
+    fcntl(fd, libc::F_OFD_GETLK, &mut lock)?;
     Ok(lock.l_type == libc::F_UNLCK as libc::c_short)
 }
 
-fn errno(error: nix::errno::Errno) -> Errno {
-    Errno::from_raw_os_error(error as i32)
+/// One of the commands for locks of open file descriptions.
+fn fcntl(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Result<(), Errno> {
+    // SAFETY: these commands read and write the structure only, which is theirs for the call.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut *lock) };
+    match result {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Ok(()),
+    }
 }
 
 /// How long a holder may take to let go. A server that was just killed holds its image until the
@@ -100,7 +105,7 @@ fn attempt(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, Errno> {
 fn release(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut all = range(USED);
     (all.l_type, all.l_len) = (libc::F_UNLCK as libc::c_short, 2 * (UNSHARED - USED));
-    fcntl(fd, FcntlArg::F_OFD_SETLK(&all)).map(drop).map_err(errno)
+    fcntl(fd, libc::F_OFD_SETLK, &mut all)
 }
 
 /// The loop device that is attached to the file, if any.

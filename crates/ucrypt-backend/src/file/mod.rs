@@ -10,6 +10,7 @@ mod open;
 mod ops;
 mod threads;
 mod uring;
+mod zone_order;
 mod zones;
 
 #[cfg(test)]
@@ -169,6 +170,30 @@ impl FileBackend {
     pub fn sync(&self) -> Result<(), Errno> {
         ops::flush(self.files.buffered.as_fd())
     }
+
+    /// A queue that keeps no order.
+    fn plain_queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
+        Ok(match &self.way {
+            Way::Uring => {
+                let flusher = Flusher::new(&self.files);
+                match uring::UringQueue::new(self.files.clone(), flusher, depth) {
+                    Ok(queue) => Box::new(queue),
+                    // The rings of all processes of a user together count against RLIMIT_MEMLOCK, and
+                    // those of others come and go.
+                    Err(error) => {
+                        let instead = || threads::Threads::new(&self.files, &error);
+                        let flusher = Flusher::new(&self.files);
+                        Box::new(self.instead.get_or_init(instead).queue(depth, flusher)?)
+                    }
+                }
+            }
+            Way::AtOnce => {
+                let (files, flusher) = (self.files.clone(), Flusher::shared());
+                Box::new(AtOnce::new(depth, move |io| ops::perform(&files, &flusher, io)))
+            }
+            Way::Threads(threads) => Box::new(threads.queue(depth, Flusher::new(&self.files))?),
+        })
+    }
 }
 
 fn choose_way(files: &Arc<Files>, in_memory: bool) -> Way {
@@ -191,26 +216,10 @@ impl Backend for FileBackend {
     }
 
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
-        Ok(match &self.way {
-            Way::Uring => {
-                let flusher = Flusher::new(&self.files);
-                match uring::UringQueue::new(self.files.clone(), flusher, depth) {
-                    Ok(queue) => Box::new(queue),
-                    // The rings of all processes of a user together count against RLIMIT_MEMLOCK, and
-                    // those of others come and go.
-                    Err(error) => {
-                        let instead = || threads::Threads::new(&self.files, &error);
-                        let flusher = Flusher::new(&self.files);
-                        Box::new(self.instead.get_or_init(instead).queue(depth, flusher)?)
-                    }
-                }
-            }
-            Way::AtOnce => {
-                let (files, flusher) = (self.files.clone(), Flusher::shared());
-                Box::new(AtOnce::new(depth, move |io| ops::perform(&files, &flusher, io)))
-            }
-            Way::Threads(threads) => Box::new(threads.queue(depth, Flusher::new(&self.files))?),
-        })
+        let queue = self.plain_queue(depth)?;
+        let Some(zones) = &self.zones else { return Ok(queue) };
+        let kinds = zone_order::Asked::new(zones.clone(), self.limits.len);
+        Ok(Box::new(zone_order::ZoneOrder::new(queue, kinds)))
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {

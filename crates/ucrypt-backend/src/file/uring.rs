@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use io_uring::{opcode, squeue, types};
-use nix::libc::iovec;
+use libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::{Files, Flusher};

@@ -63,6 +63,7 @@ struct Range {
 }
 
 /// The zones of an open device.
+#[derive(Clone)]
 pub(super) struct DeviceZones {
     files: Arc<Files>,
     limits: ZoneLimits,

@@ -1,0 +1,153 @@
+//! A fixed amount of page-aligned memory, and who has which part of it.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::runs::Runs;
+use super::{Buf, PAGE};
+
+/// A fixed amount of buffer memory. Clones share it.
+#[derive(Clone)]
+pub struct Pool(Arc<Region>);
+
+/// The mapping of a pool.
+pub(super) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    /// Per page: how many `Buf`s the allocation has that starts there.
+    refs: Box<[AtomicU32]>,
+    runs: Mutex<Runs>,
+}
+
+// SAFETY: `base` is only dereferenced through `Buf`s, whose ranges are disjoint; the rest is Sync.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and every `Buf` holds the region alive, so none is left.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+impl Region {
+    /// One more `Buf` has a part of the allocation that starts at page `first`.
+    pub(super) fn share(&self, first: u32) {
+        self.refs[first as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One `Buf` fewer has a part of the allocation of `pages` pages; the last one frees it.
+    pub(super) fn let_go(&self, first: u32, pages: u32) {
+        let refs = &self.refs[first as usize];
+        // Release what this part wrote to whoever takes the pages next (through the lock). Who has
+        // the last part needs no read-modify-write to know: only a part could make another.
+        if refs.load(Ordering::Acquire) == 1 || refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+            runs.give_back(first, pages);
+        }
+    }
+}
+
+impl Pool {
+    /// Reserves `bytes` (rounded up to whole pages). Untouched pages cost address space only.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        let len = bytes.max(PAGE).next_multiple_of(PAGE);
+        let pages = u32::try_from(len / PAGE)
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the pool is too large"))?;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        // Plaintext passes through: keep it out of core dumps. Advice only, so not an error.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self(Arc::new(Region {
+            base,
+            len,
+            refs: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            runs: Mutex::new(Runs::new(pages)),
+        })))
+    }
+
+    /// Takes `len` bytes, page-aligned; `None` when no run of free pages is long enough. The
+    /// content is what the last owner left (zeroes at first).
+    pub fn alloc(&self, len: usize) -> Option<Buf> {
+        let pages = u32::try_from(len.div_ceil(PAGE).max(1)).ok()?;
+        let first = self.0.runs.lock().unwrap_or_else(PoisonError::into_inner).take(pages)?;
+        self.0.refs[first as usize].store(1, Ordering::Relaxed);
+        // SAFETY: page `first` lies in the mapping.
+        let start = unsafe { self.0.base.add(first as usize * PAGE) };
+        Some(Buf { start, len, memory: self.0.clone(), pages, first })
+    }
+
+    /// Where it lies, and its length in bytes.
+    pub(crate) fn span(&self) -> (*mut u8, usize) {
+        (self.0.base.as_ptr(), self.0.len)
+    }
+
+    /// Whether an allocation of `len` bytes can ever succeed.
+    pub fn could_hold(&self, len: usize) -> bool {
+        // Runs are aligned powers of two before their surplus is given back.
+        len.div_ceil(PAGE).next_power_of_two() <= 1 << (self.0.len / PAGE).ilog2()
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("len", &self.0.len).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_never_overlap_and_all_memory_comes_back() {
+        let pool = Pool::new(100 * PAGE).unwrap();
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut held: Vec<(Buf, u8)> = Vec::new();
+        for round in 0..20_000u32 {
+            if random.bool() {
+                let len = random.usize(..20 * PAGE);
+                if let Some(mut buf) = pool.alloc(len) {
+                    assert_eq!(buf.as_ptr() as usize % PAGE, 0);
+                    assert_eq!(buf.len(), len);
+                    buf.fill(round as u8);
+                    held.push((buf, round as u8));
+                }
+            } else if !held.is_empty() {
+                let index = random.usize(..held.len());
+                let (buf, fill) = held.swap_remove(index);
+                assert!(buf.iter().all(|&byte| byte == fill), "another buffer wrote here");
+            }
+        }
+        held.clear();
+        assert!(pool.alloc(100 * PAGE).is_none(), "100 pages are no single aligned run");
+        let whole = pool.alloc(64 * PAGE).expect("the largest run is whole again");
+        assert!(pool.alloc(32 * PAGE).is_some(), "and the next");
+        drop(whole);
+    }
+
+    #[test]
+    fn an_allocation_takes_only_the_pages_it_needs() {
+        let pool = Pool::new(16 * PAGE).unwrap();
+        let nine = pool.alloc(9 * PAGE).unwrap();
+        let four = pool.alloc(4 * PAGE).unwrap();
+        assert_eq!((nine.len(), four.len()), (9 * PAGE, 4 * PAGE));
+        assert!(pool.alloc(4 * PAGE).is_none());
+    }
+}
