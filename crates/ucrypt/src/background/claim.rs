@@ -8,7 +8,6 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -86,21 +85,19 @@ struct Lock {
 }
 
 impl Lock {
-    /// As [`Lock::take`], but waits a moment for the owner, if that is no server which answers:
-    /// the threads of one that was killed do not all end at once.
+    /// As [`Lock::take`], but waits a moment for an owner that does not answer: the threads of a
+    /// killed server do not all end at once.
     fn wait(path: &Path, places: &Places) -> io::Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match Self::take(path) {
-                Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock
-                        && UnixStream::connect(places.socket()).is_err()
-                        && Instant::now() < deadline =>
-                {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                taken => return taken,
+            let taken = Self::take(path);
+            let is_busy =
+                taken.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !is_busy || left.is_zero() || control::is_answered(places, left) {
+                return taken;
             }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

@@ -60,7 +60,8 @@ pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
             "the server of {name} was killed; ucrypt close {name} removes what it left"
         )),
     })?;
-    let answer = exchange(stream, request).map_err(|error| {
+    let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * END_LIMIT };
+    let answer = exchange(stream, request, patience).map_err(|error| {
         Failure::device(format!("the server of {name} does not answer: {error}; its log says more"))
     })?;
     answer.ok_or_else(|| {
@@ -68,10 +69,21 @@ pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
     })
 }
 
+/// Whether a server answers in time. The socket of a killed server takes connections until the last of
+/// its threads has ended.
+pub(super) fn is_answered(places: &Places, patience: Duration) -> bool {
+    let stream = UnixStream::connect(places.socket());
+    let answer = stream.and_then(|stream| exchange(stream, Request::Status, patience));
+    matches!(answer, Ok(Some(_)))
+}
+
 /// `None`: the server has ended without an answer.
-fn exchange(mut stream: UnixStream, request: Request) -> io::Result<Option<Value>> {
-    let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * END_LIMIT };
-    stream.set_read_timeout(Some(patience))?;
+fn exchange(
+    mut stream: UnixStream,
+    request: Request,
+    patience: Duration,
+) -> io::Result<Option<Value>> {
+    stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
     let line = serde_json::to_string(&request)?;
     // A server that does not want to hear it has said why, and hung up.
     match writeln!(stream, "{line}") {
@@ -189,9 +201,12 @@ mod tests {
     fn a_server_that_hangs_up_has_ended() {
         let (client, server) = UnixStream::pair().unwrap();
         drop(server);
-        assert_eq!(exchange(client, Request::Status).unwrap(), None);
+        assert_eq!(exchange(client, Request::Status, STATUS_PATIENCE).unwrap(), None);
         let (client, server) = UnixStream::pair().unwrap();
         reply(server, &json!({ "closed": true }));
-        assert_eq!(exchange(client, Request::Close).unwrap(), Some(json!({ "closed": true })));
+        assert_eq!(
+            exchange(client, Request::Close, STATUS_PATIENCE).unwrap(),
+            Some(json!({ "closed": true }))
+        );
     }
 }

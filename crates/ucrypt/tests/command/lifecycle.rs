@@ -4,10 +4,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
@@ -298,6 +299,30 @@ fn a_deferred_close_ends_with_the_last_user() {
     nothing_is_left(&scratch);
     let mut read = image.ucrypt(&scratch, "read");
     assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"to the end");
+}
+
+/// The last thread of a killed server keeps its lock and its socket for a moment.
+#[test]
+fn a_killed_server_that_has_not_quite_ended_is_waited_for() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // This makes the runtime directory.
+    open(&scratch, &image, "volume", &[]).passes();
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
+    let lock = File::create(scratch.runtime(".volume.lock")).expect("a lock");
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("locked");
+    let socket = UnixListener::bind(scratch.runtime(".volume.sock")).expect("a socket");
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| open(&scratch, &image, "volume", &[]));
+        // It was asked and has not answered: now it ends.
+        let asking = socket.accept().expect("a client");
+        assert!(!opening.is_finished());
+        drop((lock, asking, socket));
+        opening.join().expect("no panic").passes();
+    });
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
 }
 
 #[test]
