@@ -3,7 +3,7 @@
 //! Contract:
 //!
 //! - [`Queue::submit`] accepts or refuses at once; what it accepts ends in exactly one [`Done`].
-//!   A refusal is final except [`Rejected::Busy`], which gives the operation back to be submitted
+//!   A refusal is final except [`Rejected::Busy`], which gives the request back to be submitted
 //!   again after the next [`Done`] (or after a buffer was dropped).
 //! - Offsets and lengths are bytes, at any alignment. What is not aligned to sectors is served by
 //!   read-modify-write, during which nothing else touches those sectors.
@@ -16,14 +16,11 @@
 //!   not acknowledged.
 
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
-use ucrypt_backend::{Buf, Errno, Pool, Ring};
+use ucrypt_backend::{Buf, Errno, Pool};
 use ucrypt_dispatch::{
-    BackendTraits, Configured, Environment, Explored, Limits, Machine, PARTS_MAX, Stats, Urgency,
+    BackendTraits, Configured, Environment, Explored, Limits, Machine, Stats, Urgency,
     ZEROES_UNIT_SECTORS,
 };
 
@@ -34,14 +31,18 @@ use crate::workers::Inbox;
 
 mod chunk_io;
 mod driver;
-mod job;
+mod io;
 mod pieces;
 mod plan;
 mod requests;
 mod sleep;
+mod tables;
+mod time;
 
-use job::{Edge, Job, Slot};
-use sleep::Wakers;
+pub use io::{Done, Io, ReadTo, Rejected, WriteFrom};
+use sleep::{RingOf, Wakers};
+use tables::{Chunk, ClientRequest, MachineRequest};
+use time::Time;
 
 /// Bounds of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,115 +53,29 @@ pub struct QueueConfig {
     pub depth: u32,
 }
 
-/// What a client asks for. Offsets and lengths in bytes of the volume.
-#[derive(Debug)]
-pub enum Op {
-    /// Read and decrypt.
-    Read {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: usize,
-    },
-    /// Encrypt and write.
-    Write {
-        /// First byte.
-        offset: u64,
-        /// Plaintext; encrypted in place.
-        data: Buf,
-        /// Durable before it is answered.
-        fua: bool,
-    },
-    /// Make every answered write durable.
-    Flush,
-    /// The range is no longer needed. Sectors that it covers only in part are left alone.
-    Discard {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
-    /// The range reads as zeroes afterwards.
-    WriteZeroes {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-        /// Durable before it is answered.
-        fua: bool,
-        /// The backend keeps the space allocated.
-        no_unmap: bool,
-    },
-}
-
-/// Why an operation was not accepted.
-#[derive(Debug)]
-pub enum Rejected {
-    /// No room now: submit it again after the next answer.
-    Busy(Op),
-    /// As `Busy`, for what takes no [`Op`]: [`Queue::write_from`], which borrows,
-    /// [`Queue::read_into`] and [`Queue::write_pieces`].
-    BusyBorrowed,
-    /// It reaches beyond the end of the volume.
-    OutOfRange,
-    /// The volume is read-only.
-    ReadOnly,
-    /// The volume does not do this (discards that were not allowed).
-    NotSupported,
-    /// It needs more buffer memory than the queue has in all.
-    TooLarge,
-}
-
-/// How one request ended.
-#[derive(Debug)]
-pub struct Done {
-    /// The tag it was submitted with.
-    pub tag: u64,
-    /// Whether all of it was done.
-    pub result: Result<(), Errno>,
-    /// What was read, just the bytes that were asked for.
-    pub data: Option<Buf>,
-}
-
 /// See the module's contract.
 pub struct Queue {
     volume: Arc<Volume>,
     counters: Arc<Counters>,
-    pool: Pool,
-    /// Memory for the sectors of which jobs write only a part, two for each job: there is always
-    /// enough, so that nothing waits for it that holds memory itself.
-    edge_pool: Pool,
-    /// Memory for encrypted zeroes, apart from what clients' data can use up: as much as the machine
-    /// lets be under way, and taken in its units.
-    zeroes: Pool,
+    memory: Memory,
     machine: Machine<Errno, Configured>,
     /// `None` only while the queue is being dropped.
     backend: Option<Box<dyn ucrypt_backend::Queue>>,
     answers: Vec<ucrypt_backend::Done>,
-    /// By the machine's request: what belongs to it.
-    slots: Vec<Slot>,
-    /// By the machine's chunk: its buffers while they are in no other hands. The lists travel with
-    /// the buffers and come back, so that none is made after start.
-    chunks: Vec<Vec<Buf>>,
-    /// By the machine's chunk: the buffers of the parts that it submits again one by one, after an
-    /// error. Lists without memory otherwise.
-    again: Box<[Vec<Buf>]>,
-    jobs: Vec<Job>,
-    /// By job: the sectors of which it writes only a part. Apart from the job, which is moved about.
-    edges: Vec<[Option<Edge>; 2]>,
-    /// By job: the client's own memory, as long as it is not with the machine's requests. The
-    /// lists are kept.
-    pieces: Vec<Vec<Buf>>,
+    requests: Vec<ClientRequest>,
+    /// Places in `requests` that are free.
     free: Vec<u32>,
-    /// Jobs that wait for their range, first come first served.
+    /// By the machine's request.
+    machine_requests: Vec<MachineRequest>,
+    /// By the machine's chunk.
+    chunks: Vec<Chunk>,
+    /// Requests that wait for their range, first come first served.
     parked: VecDeque<u32>,
     done: VecDeque<Done>,
     /// Where workers put what they have done.
     inbox: Arc<Inbox>,
     /// Chunks that are with a worker.
     offloaded: usize,
-    /// Chunks transformed on this thread, for sampling.
-    inline: u32,
     /// Of the requests that are submitted next.
     urgency: Urgency,
     /// See [`Queue::set_clients_here`].
@@ -177,44 +92,30 @@ pub struct Queue {
     planned: bool,
     /// Something was carried out since.
     carried_out: bool,
-    /// How often something came while nothing was in flight.
-    rounds: u32,
-    /// The clock is looked at, for as long as something is in flight.
-    keeps_time: bool,
-    /// When the clock was last read, in its nanoseconds.
-    now_ns: u64,
+    time: Time,
     /// Rounds since the decisions were last shown.
     unpublished: u32,
-    /// Signalled when a range that a parked job waits for may be free, and by workers while this
-    /// queue sleeps.
-    waker: Arc<OwnedFd>,
-    /// The waker may have been signalled since it was last read.
-    waker_used: bool,
-    /// Somebody else knows the waker, and may signal it late: workers, or a range lock.
-    waker_known: bool,
     wakers: Wakers,
-    /// Who uses [`Queue::ring`]: nobody, or somebody on the backend's ring or on one of the queue's.
     ring: RingOf,
 }
 
-enum RingOf {
-    Nobody,
-    Backend,
-    Queue(Box<Ring>),
+/// The queue's buffers.
+struct Memory {
+    /// For clients' data.
+    data: Pool,
+    /// For the sectors of which requests write only a part, two for each: there is always enough, so
+    /// that nothing waits for it that holds memory itself.
+    edges: Pool,
+    /// For encrypted zeroes, apart from what clients' data can use up: as much as the machine lets be
+    /// under way, and taken in its units.
+    zeroes: Pool,
 }
 
-/// A job needs at most this many machine requests at once: two edges and the middle.
-const REQUESTS_PER_JOB: u32 = 3;
+/// A client's request needs at most this many of the machine's at once: two edges and the middle.
+const MACHINE_REQUESTS_EACH: u32 = 3;
 
 /// Memory that an edge takes at most, in bytes: its sector, and the bytes that go there.
 const EDGE_BYTES: usize = 2 * 4096;
-
-/// Buffers of a chunk for which room is kept: requests that travel together, in pieces. More make
-/// the list grow.
-const CHUNK_BUFS: usize = 4 * PARTS_MAX;
-
-/// Pieces of a client's memory for which each job keeps room; more make its list grow, once.
-const PIECES: usize = 16;
 
 /// Room for the chunks of one 32 MiB request.
 const CHUNKS_MIN: u32 = 32;
@@ -225,7 +126,7 @@ impl Queue {
         config: QueueConfig,
         ring_entries: u32,
         counters: Arc<Counters>,
-    ) -> io::Result<Self> {
+    ) -> std::io::Result<Self> {
         let depth = config.depth.clamp(1, 4096);
         let limits = volume.backend.limits();
         let (transfer_max, borders) = (limits.transfer_max, &volume.starts[1..]);
@@ -241,7 +142,7 @@ impl Queue {
         };
         let mut machine = Machine::new(
             Limits {
-                requests_max: depth * REQUESTS_PER_JOB,
+                requests_max: depth * MACHINE_REQUESTS_EACH,
                 chunks_max: chunks,
                 transfer_sectors_max: u64::from(transfer_max) / 512,
                 zeroes_sectors_max,
@@ -259,26 +160,26 @@ impl Queue {
             (_, Some(_)) => RingOf::Backend,
             (entries, None) => RingOf::Queue(Box::new(sleep::own_ring(entries)?)),
         };
-        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let own_ring = if let RingOf::Queue(ring) = &ring { Some(ring.fd()) } else { None };
-        let wakers = Wakers::new(&waker, backend.fd(), own_ring)?;
-        let pool = Pool::new(config.memory)?;
-        backend.register(&pool);
+        let wakers = Wakers::new(volume.workers.is_some(), backend.fd(), own_ring)?;
+        let zeroes_bytes = zeroes_sectors_max.next_multiple_of(ZEROES_UNIT_SECTORS) as usize * 512;
+        let memory = Memory {
+            data: Pool::new(config.memory)?,
+            edges: Pool::new(depth as usize * 2 * EDGE_BYTES)?,
+            zeroes: Pool::new(zeroes_bytes)?,
+        };
+        backend.register(&memory.data);
         Ok(Self {
-            pool,
-            edge_pool: Pool::new(depth as usize * 2 * EDGE_BYTES)?,
-            zeroes: Pool::new(
-                zeroes_sectors_max.next_multiple_of(ZEROES_UNIT_SECTORS) as usize * 512,
-            )?,
+            memory,
             machine,
             backend: Some(backend),
             answers: Vec::with_capacity(chunks as usize),
-            slots: (0..depth * REQUESTS_PER_JOB).map(|_| Slot::default()).collect(),
-            chunks: (0..chunks).map(|_| Vec::with_capacity(CHUNK_BUFS)).collect(),
-            again: (0..chunks).map(|_| Vec::new()).collect(),
-            inbox: Arc::new(Inbox::new(chunks as usize, waker.clone())),
+            requests: table(depth),
+            free: (0..depth).rev().collect(),
+            machine_requests: table(depth * MACHINE_REQUESTS_EACH),
+            chunks: table(chunks),
+            inbox: Arc::new(Inbox::new(chunks as usize, wakers.own().clone())),
             offloaded: 0,
-            inline: 0,
             urgency: Urgency::Normal,
             clients_here: false,
             reads_in_place: false,
@@ -287,21 +188,12 @@ impl Queue {
             environment: Environment::default(),
             planned: false,
             carried_out: false,
-            rounds: 0,
-            keeps_time: false,
-            now_ns: 0,
+            time: Time::new(volume.clock.clone()),
             unpublished: 0,
-            waker_used: false,
-            waker_known: volume.workers.is_some(),
-            jobs: (0..depth).map(|_| Job::default()).collect(),
-            edges: (0..depth).map(|_| [None, None]).collect(),
-            pieces: (0..depth).map(|_| Vec::with_capacity(PIECES)).collect(),
-            free: (0..depth).rev().collect(),
             parked: VecDeque::with_capacity(depth as usize),
             done: VecDeque::with_capacity(depth as usize),
             volume,
             counters,
-            waker,
             wakers,
             ring,
         })
@@ -314,7 +206,7 @@ impl Queue {
 
     /// Takes `len` bytes of buffer memory; `None` when there is not enough now.
     pub fn alloc(&mut self, len: usize) -> Option<Buf> {
-        self.pool.alloc(len)
+        self.memory.data.alloc(len)
     }
 
     /// How much somebody waits for what is submitted from now on, under the adaptive policy: what is
@@ -335,23 +227,13 @@ impl Queue {
         self.reads_in_place = in_place;
     }
 
-    /// Accepts an operation. Its answer carries `tag`.
-    pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Rejected> {
-        self.plan(tag, op)?;
-        self.start(None);
-        Ok(())
-    }
-
-    /// As a [`Op::Write`] of borrowed data, which is encrypted out of place and never changed.
-    pub fn write_from(
-        &mut self,
-        tag: u64,
-        offset: u64,
-        data: &[u8],
-        fua: bool,
-    ) -> Result<(), Rejected> {
-        let middle = self.plan_write_from(tag, offset, data, fua)?;
-        self.start(Some(middle));
+    /// Accepts a request, or refuses it and leaves its memory alone. Its answer carries `tag`.
+    pub fn submit<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<(), Rejected<'a>> {
+        if self.free.is_empty() {
+            return Err(Rejected::Busy(io));
+        }
+        let borrowed = self.plan(tag, io)?;
+        self.start(borrowed);
         Ok(())
     }
 
@@ -361,21 +243,21 @@ impl Queue {
     pub fn cancel(&mut self, which: impl Fn(u64) -> bool) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
-            let job = &mut self.jobs[index as usize];
-            if !which(job.tag) {
+            let request = &mut self.requests[index as usize];
+            if !which(request.tag) {
                 self.parked.push_back(index);
                 continue;
             }
-            job.error = Some(Errno::CANCELED);
-            if job.mode == Mode::Exclusive {
-                self.volume.locks.give_up(&job.range);
+            request.error = Some(Errno::CANCELED);
+            if request.mode == Mode::Exclusive {
+                self.volume.locks.give_up(&request.range);
             }
-            self.end_job(index);
+            self.end_request(index);
         }
-        for index in 0..self.slots.len() {
-            let Some(request) = self.machine.request_at(index) else { continue };
-            if which(self.jobs[self.slots[index].job as usize].tag) {
-                self.machine.cancel(request, Errno::CANCELED);
+        for (index, part) in self.machine_requests.iter().enumerate() {
+            let Some(id) = self.machine.request_at(index) else { continue };
+            if which(self.requests[part.client as usize].tag) {
+                self.machine.cancel(id, Errno::CANCELED);
             }
         }
     }
@@ -384,7 +266,7 @@ impl Queue {
     ///
     /// # Errors
     /// The backend's queue is broken; nothing more will complete.
-    pub fn poll(&mut self) -> io::Result<()> {
+    pub fn poll(&mut self) -> std::io::Result<()> {
         self.advance(false)
     }
 
@@ -410,8 +292,12 @@ impl Queue {
 
     /// Requests accepted whose answers have not been taken.
     pub fn in_flight(&self) -> usize {
-        self.jobs.len() - self.free.len() + self.done.len()
+        self.requests.len() - self.free.len() + self.done.len()
     }
+}
+
+fn table<T: Default>(len: u32) -> Vec<T> {
+    (0..len).map(|_| T::default()).collect()
 }
 
 impl Drop for Queue {
@@ -420,10 +306,10 @@ impl Drop for Queue {
         // have only memory of ours, and may end after us.
         drop(self.backend.take());
         self.set_awake(false);
-        for job in self.jobs.iter().filter(|job| !job.range.is_empty()) {
-            match (job.locked, job.mode) {
-                (true, mode) => self.volume.locks.unlock(&job.range, mode),
-                (false, Mode::Exclusive) => self.volume.locks.give_up(&job.range),
+        for request in self.requests.iter().filter(|request| !request.range.is_empty()) {
+            match (request.locked, request.mode) {
+                (true, mode) => self.volume.locks.unlock(&request.range, mode),
+                (false, Mode::Exclusive) => self.volume.locks.give_up(&request.range),
                 (false, Mode::Shared) => {}
             }
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::volume_under;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, Pool, memory};
-use ucrypt_engine::{Buf, Op, PolicyKind, Queue, QueueConfig};
+use ucrypt_engine::{Buf, Io, PolicyKind, Queue, QueueConfig};
 
 /// Counts the allocations of the whole process: the tests of this file are one test.
 struct Counting;
@@ -54,15 +54,17 @@ fn requests(queue: &mut Queue, plain: &[u8], pieces: &mut Pieces, in_pieces: boo
     for round in 0..64u64 {
         for (index, len) in [4096, 4096, 65536, 100, 300_000].into_iter().enumerate() {
             let offset = (round * 65536 + index as u64 * 4096) % (LEN - (1 << 20));
-            queue.submit(1, Op::Read { offset, len }).unwrap();
-            queue.write_from(2, offset + (1 << 19), &plain[..len], false).unwrap();
+            queue.submit(1, Io::read(offset, len)).unwrap();
+            queue.submit(2, Io::write_borrowed(offset + (1 << 19), &plain[..len], false)).unwrap();
         }
         for index in 0..if in_pieces { 2 } else { 0 } {
             let offset = (round * 65536 + index * 65536) % (LEN - (1 << 20));
             pieces.list(16);
-            queue.read_into(3, offset, &mut pieces.list).unwrap();
+            queue.submit(3, Io::read_into(offset, &mut pieces.list)).unwrap();
             pieces.list(16);
-            queue.write_pieces(4, offset + (1 << 19), &mut pieces.list, false).unwrap();
+            queue
+                .submit(4, Io::write_scattered(offset + (1 << 19), &mut pieces.list, false))
+                .unwrap();
         }
         while queue.in_flight() > 0 {
             queue.wait().unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::{Random, run, volume, volume_under};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, memory};
-use ucrypt_engine::{Done, Errno, Fixed, Op, PolicyKind, Queue, QueueConfig};
+use ucrypt_engine::{Done, Errno, Fixed, Io, PolicyKind, Queue, QueueConfig};
 
 const MIB: u64 = 1 << 20;
 const MEMORY: usize = 8 << 20;
@@ -56,12 +56,12 @@ impl Clients {
         let (offset, len) = (Self::offset(block), BLOCK as usize - 200);
         let fill = (self.random.below(3) > 0).then(|| self.random.below(255) as u8);
         let op = match fill {
-            None => Op::Read { offset, len },
-            Some(0) => Op::WriteZeroes { offset, len: len as u64, fua: false, no_unmap: true },
+            None => Io::read(offset, len),
+            Some(0) => Io::WriteZeroes { offset, len: len as u64, fua: false, no_unmap: true },
             Some(fill) => {
                 let Some(mut data) = self.queue.alloc(len) else { return };
                 data.fill(fill);
-                Op::Write { offset, data, fua: fill < 16 }
+                Io::write(offset, data, fill < 16)
             }
         };
         if self.queue.submit(tag as u64, op).is_ok() {
@@ -114,7 +114,7 @@ fn whatever_is_cancelled_ends_once_and_leaves_what_a_write_may_leave() {
                 let volume = volume_under(policy, backend.clone(), MIB, BLOCKS as u64 * BLOCK, 512);
                 let mut queue = volume.queue(CONFIG).unwrap();
                 let len = BLOCKS as u64 * BLOCK;
-                let zeroes = Op::WriteZeroes { offset: 0, len, fua: false, no_unmap: false };
+                let zeroes = Io::WriteZeroes { offset: 0, len, fua: false, no_unmap: false };
                 assert_eq!(run(&mut queue, zeroes).result, Ok(()));
                 let mut clients = Clients::new(queue, seed);
                 for _ in 0..800 {
@@ -135,7 +135,7 @@ fn whatever_is_cancelled_ends_once_and_leaves_what_a_write_may_leave() {
                 assert!(queue.alloc(MEMORY).is_some(), "memory is kept");
                 for (index, block) in blocks.iter().enumerate() {
                     let len = BLOCK as usize - 200;
-                    let read = Op::Read { offset: Clients::offset(index), len };
+                    let read = Io::read(Clients::offset(index), len);
                     check(block, &run(&mut queue, read).data.expect("a read has data"));
                 }
                 assert!(done > 20, "{done} requests were done");
@@ -155,7 +155,7 @@ fn a_request_that_waits_for_its_range_ends_at_once_when_it_is_cancelled() {
     let mut queue = volume.queue(CONFIG).unwrap();
     // Both change a part of the same sector.
     for tag in 0..2 {
-        queue.write_from(tag, 100, &[1; 50], false).unwrap();
+        queue.submit(tag, Io::write_borrowed(100, &[1; 50], false)).unwrap();
     }
     queue.cancel(|tag| tag == 1);
     let Done { tag, result, .. } = queue.next_done().expect("it ends at once");
@@ -171,15 +171,15 @@ fn a_write_that_waits_for_its_range_keeps_nobody_out_once_it_is_given_up() {
     let volume = volume(backend, 0, MIB, 4096);
     let mut reader = volume.queue(CONFIG).unwrap();
     let mut others = [volume.queue(CONFIG).unwrap(), volume.queue(CONFIG).unwrap()];
-    reader.submit(0, Op::Read { offset: 0, len: 4096 }).unwrap();
+    reader.submit(0, Io::read(0, 4096)).unwrap();
     for other in &mut others {
-        other.write_from(0, 100, &[1; 50], false).unwrap();
+        other.submit(0, Io::write_borrowed(100, &[1; 50], false)).unwrap();
         assert!(other.next_done().is_none(), "it waits for the reader");
     }
     let [mut cancelled, dropped] = others;
     cancelled.cancel(|_| true);
     drop(dropped);
-    reader.submit(1, Op::Read { offset: 8192, len: 4096 }).unwrap();
+    reader.submit(1, Io::read(8192, 4096)).unwrap();
     for _ in 0..2 {
         reader.wait().unwrap();
         assert_eq!(reader.next_done().unwrap().result, Ok(()));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{Random, aes, run};
 use ucrypt_backend::{Backend, FileBackend, memory};
-use ucrypt_engine::{Fixed, Op, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use ucrypt_testkit::fault::{Access, Reached};
 use ucrypt_testkit::{FaultBackend, Faults};
@@ -63,7 +63,7 @@ fn queue(backend: Arc<dyn Backend>, cipher: Option<SectorCipher>, policy: Policy
 fn write(queue: &mut Queue, offset: u64, bytes: &[u8], fua: bool) {
     let mut data = queue.alloc(bytes.len()).expect("memory");
     data.copy_from_slice(bytes);
-    assert_eq!(run(queue, Op::Write { offset, data, fua }).result, Ok(()));
+    assert_eq!(run(queue, Io::write(offset, data, fua)).result, Ok(()));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn overlapping(queue: &mut Queue, seed: u64) {
             let mut data = queue.alloc(len as usize).expect("memory");
             data.fill_with(|| random.below(256) as u8);
             let fua = random.below(4) == 0;
-            queue.submit(count, Op::Write { offset, data, fua }).expect("room");
+            queue.submit(count, Io::write(offset, data, fua)).expect("room");
             count += 1;
             offset += len + random.below(3) * 512;
         }
@@ -141,7 +141,7 @@ fn overlapping(queue: &mut Queue, seed: u64) {
         write(queue, offset, &bytes, false);
         if round % 16 == 7 {
             let (offset, len) = (random.below(64) << 14, 200 << 10);
-            let op = Op::WriteZeroes { offset, len, fua: false, no_unmap: false };
+            let op = Io::WriteZeroes { offset, len, fua: false, no_unmap: false };
             assert_eq!(run(queue, op).result, Ok(()));
         }
     }

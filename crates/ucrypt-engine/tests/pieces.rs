@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use common::{Random, aes, volume, volume_under};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Buf, Errno, Fixed, PolicyKind, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{Buf, Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults};
 
@@ -96,7 +96,7 @@ fn random_pieces(sector_size: u32, policy: PolicyKind) {
         let volume = volume_under(policy, backend, 0, LEN, sector_size);
         let mut queue = volume.queue(CONFIG).unwrap();
         let mut model = vec![0x11; LEN as usize];
-        queue.write_from(0, 0, &model, false).unwrap();
+        queue.submit(0, Io::write_borrowed(0, &model, false)).unwrap();
         assert_eq!(finish(&mut queue), Ok(()));
         let guest = Guest::new(1 << 20);
         for round in 0..100 {
@@ -113,11 +113,11 @@ fn random_pieces(sector_size: u32, policy: PolicyKind) {
             let mut image: Vec<u8> = (0..guest.0.len()).map(|at| (at * 7 + round) as u8).collect();
             guest.fill(0, &image);
             if random.below(2) == 0 {
-                queue.write_pieces(1, offset, &mut pieces, round % 8 == 0).unwrap();
+                queue.submit(1, Io::write_scattered(offset, &mut pieces, round % 8 == 0)).unwrap();
                 let written = places.iter().map(|&place| image[place]);
                 model[range].iter_mut().zip(written).for_each(|(to, from)| *to = from);
             } else {
-                queue.read_into(1, offset, &mut pieces).unwrap();
+                queue.submit(1, Io::read_into(offset, &mut pieces)).unwrap();
                 places.iter().zip(&model[range]).for_each(|(&place, &byte)| image[place] = byte);
             }
             assert!(pieces.is_empty(), "the list is taken");
@@ -125,7 +125,7 @@ fn random_pieces(sector_size: u32, policy: PolicyKind) {
             assert!(guest.bytes() == image, "round {round}: {offset}+{len} (seed {seed})");
         }
         let mut all = vec![guest.buf(0, LEN as usize)];
-        queue.read_into(1, 0, &mut all).unwrap();
+        queue.submit(1, Io::read_into(0, &mut all)).unwrap();
         assert_eq!(finish(&mut queue), Ok(()));
         assert!(guest.bytes() == model);
     }
@@ -146,9 +146,11 @@ fn neighbours_of_many_pieces_that_are_joined_go_their_own_ways_again() {
                 let mut pieces: Vec<Buf> = (0..128).map(piece).collect();
                 let offset = request as u64 * 65536;
                 if write {
-                    queue.write_pieces(tag as u64, offset, &mut pieces, false).unwrap();
+                    queue
+                        .submit(tag as u64, Io::write_scattered(offset, &mut pieces, false))
+                        .unwrap();
                 } else {
-                    queue.read_into(tag as u64, offset, &mut pieces).unwrap();
+                    queue.submit(tag as u64, Io::read_into(offset, &mut pieces)).unwrap();
                 }
             }
             for _ in 0..16 {
@@ -170,19 +172,22 @@ fn what_is_refused_leaves_the_list_alone() {
     let mut queue = volume.queue(QueueConfig { memory: 65536, depth: 1 }).unwrap();
     let guest = Guest::new(1 << 20);
     let mut pieces = vec![guest.buf(0, 4096), guest.buf(8192, 512)];
-    let beyond = queue.read_into(0, MIB - 4096, &mut pieces);
+    let beyond = queue.submit(0, Io::read_into(MIB - 4096, &mut pieces));
     assert!(matches!(beyond, Err(Rejected::OutOfRange)));
-    let beyond = queue.write_pieces(0, u64::MAX, &mut pieces, false);
+    let beyond = queue.submit(0, Io::write_scattered(u64::MAX, &mut pieces, false));
     assert!(matches!(beyond, Err(Rejected::OutOfRange)));
     let mut large = vec![guest.buf(0, 131_072)];
-    let too_large = queue.write_pieces(0, 0, &mut large, false);
+    let too_large = queue.submit(0, Io::write_scattered(0, &mut large, false));
     assert!(matches!(too_large, Err(Rejected::TooLarge)));
-    queue.read_into(0, 0, &mut large).expect("a direct read needs no memory");
-    assert!(matches!(queue.read_into(0, 0, &mut pieces), Err(Rejected::BusyBorrowed)));
-    assert!(matches!(queue.write_pieces(0, 0, &mut pieces, true), Err(Rejected::BusyBorrowed)));
+    queue.submit(0, Io::read_into(0, &mut large)).expect("a direct read needs no memory");
+    assert!(matches!(queue.submit(0, Io::read_into(0, &mut pieces)), Err(Rejected::Busy(_))));
+    assert!(matches!(
+        queue.submit(0, Io::write_scattered(0, &mut pieces, true)),
+        Err(Rejected::Busy(_))
+    ));
     assert_eq!(pieces.len(), 2);
     assert_eq!(finish(&mut queue), Ok(()));
-    queue.write_pieces(0, 0, &mut pieces, true).expect("now there is room");
+    queue.submit(0, Io::write_scattered(0, &mut pieces, true)).expect("now there is room");
     assert_eq!(finish(&mut queue), Ok(()));
 }
 
@@ -195,14 +200,14 @@ fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
     let volume = volume(Arc::new(backend), 0, 4 * MIB, 512);
     let mut queue = volume.queue(CONFIG).unwrap();
     let plain = vec![0xaa; 2 << 20];
-    queue.write_from(0, 0, &plain, false).unwrap();
+    queue.submit(0, Io::write_borrowed(0, &plain, false)).unwrap();
     queue.wait().unwrap();
     queue.next_done().unwrap();
     let guest = Guest::new(2 << 20);
     guest.fill(0, &vec![7; 2 << 20]);
     // The first half can be read, the second cannot; both are one request.
     let mut pieces = (0..256).map(|index| guest.buf(index * 8192, 4096)).collect();
-    queue.read_into(0, MIB / 2, &mut pieces).unwrap();
+    queue.submit(0, Io::read_into(MIB / 2, &mut pieces)).unwrap();
     queue.wait().unwrap();
     assert_eq!(queue.next_done().unwrap().result, Err(Errno::IO));
     for (page, bytes) in guest.bytes().chunks(4096).enumerate() {
@@ -225,7 +230,7 @@ fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
         let mut queue = volume.queue(CONFIG).unwrap();
         for tag in 0..8 {
             let mut pieces = vec![guest.buf(tag as usize * 131_072, 131_072)];
-            queue.read_into(tag, tag * 131_072, &mut pieces).unwrap();
+            queue.submit(tag, Io::read_into(tag * 131_072, &mut pieces)).unwrap();
         }
         // The backend has them, perhaps the workers; nothing was answered.
         queue.poll().unwrap();
@@ -256,22 +261,22 @@ fn a_client_that_scribbles_in_its_memory_spoils_its_own_data_only() {
             }
         });
         let mut queue = volume.queue(CONFIG).unwrap();
-        queue.write_from(0, 2 * MIB, &vec![0x5a; 1 << 20], false).unwrap();
+        queue.submit(0, Io::write_borrowed(2 * MIB, &vec![0x5a; 1 << 20], false)).unwrap();
         queue.wait().unwrap();
         queue.next_done().unwrap();
         for round in 0..200u64 {
             // Both requests and both pieces of the second name the same bytes.
             let offset = round % 16 * 65536;
             let mut pieces = vec![guest.buf(0, 1 << 19)];
-            queue.write_pieces(0, offset, &mut pieces, false).unwrap();
+            queue.submit(0, Io::write_scattered(offset, &mut pieces, false)).unwrap();
             let mut pieces = vec![guest.buf(0, 1 << 18), guest.buf(4096, 1 << 18)];
-            queue.read_into(1, offset, &mut pieces).unwrap();
+            queue.submit(1, Io::read_into(offset, &mut pieces)).unwrap();
             for _ in 0..2 {
                 assert_eq!(finish(&mut queue), Ok(()));
             }
         }
         stop.store(true, Ordering::Relaxed);
-        let op = ucrypt_engine::Op::Read { offset: 2 * MIB, len: 1 << 20 };
+        let op = Io::read(2 * MIB, 1 << 20);
         let data = common::run(&mut queue, op).data.unwrap();
         assert!(data.iter().all(|&byte| byte == 0x5a), "data of others is whole");
     });

@@ -12,7 +12,7 @@ use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, memory};
-use ucrypt_engine::{Fixed, Op, PolicyKind, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
@@ -86,13 +86,13 @@ fn entries_and_requests_under_load_each_end_once_with_their_own_result() {
                 let offset = block * 65536 + second / 2 * 4096;
                 let fill = [second as u8; 4096];
                 let asked = if sent.is_multiple_of(2) {
-                    queue.write_from(sent, offset, &fill, false)
+                    queue.submit(sent, Io::write_borrowed(offset, &fill, false))
                 } else {
-                    queue.submit(sent, Op::Read { offset: (block + 1) * 65536 % (4 * MIB), len: 9 })
+                    queue.submit(sent, Io::read((block + 1) * 65536 % (4 * MIB), 9))
                 };
                 match asked {
                     Ok(()) => sent += 1,
-                    Err(Rejected::Busy(_) | Rejected::BusyBorrowed) => break,
+                    Err(Rejected::Busy(_)) => break,
                     Err(other) => panic!("{name}: {other:?}"),
                 }
             }
@@ -114,7 +114,7 @@ fn entries_and_requests_under_load_each_end_once_with_their_own_result() {
         assert_eq!((queue.in_flight(), queue.ring().unwrap().under_way()), (0, 0), "{name}");
         for block in 0..8 {
             let offset = block * 4096;
-            queue.submit(0, Op::Read { offset, len: 4096 }).unwrap();
+            queue.submit(0, Io::read(offset, 4096)).unwrap();
             queue.wait().unwrap();
             let data = queue.next_done().unwrap().data.unwrap();
             assert!(data.iter().all(|&byte| u64::from(byte) == 2 * block), "{name}");
@@ -182,7 +182,7 @@ fn a_queue_that_is_dropped_cancels_entries_and_finishes_what_its_backend_has() {
             push(&mut queue, tag, &hour, &event);
         }
         for block in 0..8 {
-            queue.write_from(block, block * 4096, &[9; 4096], false).unwrap();
+            queue.submit(block, Io::write_borrowed(block * 4096, &[9; 4096], false)).unwrap();
         }
         queue.poll().unwrap();
         // Completions that nobody has taken, entries under way, entries never submitted.
@@ -190,7 +190,7 @@ fn a_queue_that_is_dropped_cancels_entries_and_finishes_what_its_backend_has() {
         drop(queue);
         let mut queue = volume.queue(CONFIG).unwrap();
         assert!(queue.ring().is_none(), "{name}: nobody asked for a ring");
-        queue.submit(0, Op::Read { offset: 0, len: 4096 }).unwrap();
+        queue.submit(0, Io::read(0, 4096)).unwrap();
         queue.wait().unwrap();
         let data = queue.next_done().unwrap().data.unwrap();
         assert!(data.iter().all(|&byte| byte == 9), "{name}: a write under way was lost");

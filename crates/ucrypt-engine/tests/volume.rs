@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Random, aes, backends, run, volume, volume_under};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
-    Errno, Fixed, Op, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
+    Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
     VolumeError, VolumeOptions,
 };
 use ucrypt_testkit::fault::{Access, Fate, Rule};
@@ -32,7 +32,7 @@ fn random_requests(sector_size: u32, policy: PolicyKind) {
         let volume = volume_under(policy, backend, MIB, 2 * MIB, sector_size);
         let mut queue = volume.queue(CONFIG).unwrap();
         let mut model = vec![0u8; 2 << 20];
-        let zeroes = Op::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false };
+        let zeroes = Io::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false };
         assert_eq!(run(&mut queue, zeroes).result, Ok(()));
         against_model(&mut queue, &mut model, seed);
     }
@@ -56,24 +56,26 @@ fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
             0 => {
                 let mut data = queue.alloc(len).unwrap();
                 data.fill(fill);
-                let op = Op::Write { offset: offset as u64, data, fua: fill < 16 };
+                let op = Io::write(offset as u64, data, fill < 16);
                 assert_eq!(run(queue, op).result, Ok(()));
                 model[range].fill(fill);
             }
             1 => {
-                queue.write_from(1, offset as u64, &vec![fill; len], false).unwrap();
+                queue
+                    .submit(1, Io::write_borrowed(offset as u64, &vec![fill; len], false))
+                    .unwrap();
                 queue.wait().unwrap();
                 assert_eq!(queue.next_done().unwrap().result, Ok(()));
                 model[range].fill(fill);
             }
             2 if round % 16 == 2 => {
                 let (offset, len) = (offset as u64, len as u64);
-                let op = Op::WriteZeroes { offset, len, fua: false, no_unmap: true };
+                let op = Io::WriteZeroes { offset, len, fua: false, no_unmap: true };
                 assert_eq!(run(queue, op).result, Ok(()));
                 model[range].fill(0);
             }
             _ => {
-                let done = run(queue, Op::Read { offset: offset as u64, len });
+                let done = run(queue, Io::read(offset as u64, len));
                 let data = done.data.expect("a read has data");
                 assert!(data[..] == model[range], "round {round}: {offset}+{len} (seed {seed})");
             }
@@ -100,14 +102,14 @@ fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
                         let slot = random.below(250);
                         let offset = (slot * 4 + thread) * 100;
                         let fill = random.below(256) as u8;
-                        queue.write_from(0, offset, &[fill; 100], false).unwrap();
+                        queue.submit(0, Io::write_borrowed(offset, &[fill; 100], false)).unwrap();
                         queue.wait().unwrap();
                         assert_eq!(queue.next_done().unwrap().result, Ok(()));
                         last[slot as usize] = Some(fill);
                         let other = random.below(250);
                         let Some(fill) = last[other as usize] else { continue };
                         let offset = (other * 4 + thread) * 100;
-                        let data = run(&mut queue, Op::Read { offset, len: 100 }).data.unwrap();
+                        let data = run(&mut queue, Io::read(offset, 100)).data.unwrap();
                         assert!(data.iter().all(|&byte| byte == fill), "{name}: lost a write");
                     }
                 });
@@ -128,7 +130,7 @@ fn many_requests(policy: PolicyKind) {
         let volume = volume_under(policy, backend, 0, 4 * MIB, 512);
         let mut queue = volume.queue(CONFIG).unwrap();
         for block in 0..1024u64 {
-            queue.write_from(0, block * 4096, &[block as u8; 4096], false).unwrap();
+            queue.submit(0, Io::write_borrowed(block * 4096, &[block as u8; 4096], false)).unwrap();
             queue.wait().unwrap();
             assert_eq!(queue.next_done().unwrap().result, Ok(()));
         }
@@ -136,7 +138,7 @@ fn many_requests(policy: PolicyKind) {
         let mut next = 0;
         while answered.contains(&false) {
             while next < 1024 {
-                match queue.submit(next, Op::Read { offset: next * 4096, len: 4096 }) {
+                match queue.submit(next, Io::read(next * 4096, 4096)) {
                     Ok(()) => next += 1,
                     Err(Rejected::Busy(_)) => break,
                     Err(other) => panic!("{name}: {other:?}"),
@@ -168,8 +170,8 @@ fn large_request(policy: PolicyKind) {
         for (index, chunk) in data.chunks_mut(4096).enumerate() {
             chunk.fill(index as u8);
         }
-        assert_eq!(run(&mut queue, Op::Write { offset: 12_345, data, fua: true }).result, Ok(()));
-        let data = run(&mut queue, Op::Read { offset: 12_345, len: 32 << 20 }).data.unwrap();
+        assert_eq!(run(&mut queue, Io::write(12_345, data, true)).result, Ok(()));
+        let data = run(&mut queue, Io::read(12_345, 32 << 20)).data.unwrap();
         assert_eq!(data.len(), 32 << 20);
         for (index, chunk) in data.chunks(4096).enumerate() {
             assert!(chunk.iter().all(|&byte| byte == index as u8), "{name}: block {index}");
@@ -185,7 +187,7 @@ fn what_is_read_ahead_goes_to_workers_and_what_is_polled_for_does_not() {
             let mut queue = volume.queue(CONFIG).unwrap();
             queue.set_urgency(urgency);
             for block in 0..64 {
-                let done = run(&mut queue, Op::Read { offset: block * 16384, len: 16384 });
+                let done = run(&mut queue, Io::read(block * 16384, 16384));
                 assert_eq!(done.data.expect("a read has data").len(), 16384);
             }
             // What is shown may be a few rounds old.
@@ -204,7 +206,7 @@ fn the_backend_sees_ciphertext_and_the_sectors_lie_where_the_segment_says() {
     let backend = Arc::new(memory(MIB).unwrap());
     let volume = volume(backend.clone(), 65536, 131_072, 512);
     let mut queue = volume.queue(CONFIG).unwrap();
-    queue.write_from(0, 1024, &[0x5a; 512], true).unwrap();
+    queue.submit(0, Io::write_borrowed(1024, &[0x5a; 512], true)).unwrap();
     queue.wait().unwrap();
     let mut stored = [0; 512];
     backend.read_exact_at(65536 + 1024, &mut stored).unwrap();
@@ -223,10 +225,10 @@ fn two_segments_are_one_disk() {
     let volume = Volume::new(backend.clone(), segments, VolumeOptions::default()).unwrap();
     let mut queue = Arc::new(volume).queue(CONFIG).unwrap();
     let pattern: Vec<u8> = (0..12288u32).map(|at| (at / 7) as u8).collect();
-    queue.write_from(0, 0, &pattern, false).unwrap();
+    queue.submit(0, Io::write_borrowed(0, &pattern, false)).unwrap();
     queue.wait().unwrap();
     queue.next_done().unwrap();
-    let data = run(&mut queue, Op::Read { offset: 100, len: 12_000 }).data.unwrap();
+    let data = run(&mut queue, Io::read(100, 12_000)).data.unwrap();
     assert!(data[..] == pattern[100..12_100]);
     let mut plain = vec![0; 4096];
     backend.read_exact_at(0, &mut plain).unwrap();
@@ -239,14 +241,14 @@ fn what_the_volume_does_not_allow_is_refused_by_kind() {
     let options = VolumeOptions { read_only: true, ..VolumeOptions::default() };
     let read_only = Arc::new(Volume::raw(backend.clone(), options).unwrap());
     let mut queue = read_only.queue(CONFIG).unwrap();
-    assert!(matches!(queue.write_from(0, 0, &[0], false), Err(Rejected::ReadOnly)));
+    assert!(matches!(queue.submit(0, Io::write_borrowed(0, &[0], false)), Err(Rejected::ReadOnly)));
     let volume = Arc::new(Volume::raw(backend, VolumeOptions::default()).unwrap());
     let mut queue = volume.queue(CONFIG).unwrap();
-    let past = Op::Read { offset: MIB - 1, len: 2 };
+    let past = Io::read(MIB - 1, 2);
     assert!(matches!(queue.submit(0, past), Err(Rejected::OutOfRange)));
-    let overflow = Op::Discard { offset: u64::MAX, len: 2 };
+    let overflow = Io::Discard { offset: u64::MAX, len: 2 };
     assert!(matches!(queue.submit(0, overflow), Err(Rejected::NotSupported)));
-    let overflow = Op::Read { offset: u64::MAX, len: 2 };
+    let overflow = Io::read(u64::MAX, 2);
     assert!(matches!(queue.submit(0, overflow), Err(Rejected::OutOfRange)));
     assert_eq!(queue.in_flight(), 0);
 }
@@ -282,10 +284,10 @@ fn a_failing_backend_fails_its_requests_and_no_others() {
         (MIB + 100, 10, Err(Errno::NOSPC)),
         (3 * MIB, 4096, Ok(())),
     ] {
-        queue.write_from(9, offset, &vec![1; len], false).unwrap();
+        queue.submit(9, Io::write_borrowed(offset, &vec![1; len], false)).unwrap();
         queue.wait().unwrap();
         assert_eq!(queue.next_done().unwrap().result, expected, "write at {offset}");
-        let done = run(&mut queue, Op::Read { offset, len });
+        let done = run(&mut queue, Io::read(offset, len));
         assert_eq!(done.result, expected, "read at {offset}");
         assert_eq!(done.data.is_some(), expected.is_ok(), "no data with an error");
     }
@@ -300,12 +302,12 @@ fn discards_reach_the_backend_only_when_allowed_and_only_whole_sectors() {
     let segment = Segment { len: MIB, backend_offset: 0, cipher: Some(aes(4096)) };
     let volume = Arc::new(Volume::new(backend.clone(), vec![segment], options).unwrap());
     let mut queue = volume.queue(CONFIG).unwrap();
-    queue.write_from(0, 0, &[7; 16384], false).unwrap();
+    queue.submit(0, Io::write_borrowed(0, &[7; 16384], false)).unwrap();
     queue.wait().unwrap();
     queue.next_done().unwrap();
-    assert_eq!(run(&mut queue, Op::Discard { offset: 1, len: 12_000 }).result, Ok(()));
-    assert_eq!(run(&mut queue, Op::Discard { offset: 4097, len: 100 }).result, Ok(()));
-    let data = run(&mut queue, Op::Read { offset: 0, len: 16384 }).data.unwrap();
+    assert_eq!(run(&mut queue, Io::Discard { offset: 1, len: 12_000 }).result, Ok(()));
+    assert_eq!(run(&mut queue, Io::Discard { offset: 4097, len: 100 }).result, Ok(()));
+    let data = run(&mut queue, Io::read(0, 16384)).data.unwrap();
     assert!(data[..4096].iter().all(|&byte| byte == 7));
     assert!(data[8192..].iter().all(|&byte| byte == 7));
     let mut stored = [1; 4096];

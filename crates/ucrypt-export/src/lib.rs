@@ -6,6 +6,7 @@
 //! - [`vhost_user`]: as the disk of a virtual machine, straight from and to the guest's memory;
 //! - [`ublk`]: as a block device of the kernel, where it has ublk.
 
+mod backlog;
 pub mod fuse;
 pub mod loop_device;
 pub mod nbd;
@@ -14,5 +15,6 @@ mod table;
 pub mod ublk;
 mod unix_socket;
 pub mod vhost_user;
+mod waiter;
 
 pub use unix_socket::SocketError;

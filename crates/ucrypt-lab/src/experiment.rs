@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ucrypt_backend::Backend;
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{
-    Calibration, CipherModel, Op, PolicyKind, Queue, QueueConfig, Rejected, Segment, Volume,
+    Calibration, CipherModel, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Volume,
     VolumeOptions,
 };
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
@@ -249,9 +249,9 @@ impl Clients for Asking {
             let Some(request) = self.held.take().or_else(|| self.requests.next()) else { break };
             let (offset, len) = (request.offset, self.job.block_bytes as usize);
             let op = if request.is_read {
-                Some(Op::Read { offset, len })
+                Some(Io::read(offset, len))
             } else {
-                queue.alloc(len).map(|data| Op::Write { offset, data, fua: false })
+                queue.alloc(len).map(|data| Io::write(offset, data, false))
             };
             match op.map(|op| queue.submit(tag, op)) {
                 Some(Ok(())) => {}

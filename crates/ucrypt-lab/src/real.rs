@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ucrypt_backend::model::{ModelBackend, Profile};
 use ucrypt_engine::{
-    CipherModel, Op, PolicyKind, Queue, QueueConfig, Rejected, Segment, Stats, Volume,
+    CipherModel, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Stats, Volume,
     VolumeOptions,
 };
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
@@ -203,10 +203,10 @@ impl Run {
     fn submit(&mut self, tag: u64, Request { is_read, offset }: Request) -> io::Result<()> {
         let len = self.job.block_bytes as usize;
         let op = if is_read {
-            Op::Read { offset, len }
+            Io::read(offset, len)
         } else {
             let data = self.queue.alloc(len).ok_or_else(|| io::Error::other("too few buffers"))?;
-            Op::Write { offset, data, fua: false }
+            Io::write(offset, data, false)
         };
         let refused = |rejected: Rejected| io::Error::other(format!("{rejected:?}"));
         self.queue.submit(tag, op).map_err(refused)

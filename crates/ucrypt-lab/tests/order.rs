@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_engine::{
-    CipherModel, Fixed, Op, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions,
+    CipherModel, Fixed, Io, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions,
 };
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use ucrypt_testkit::fault::Access;
@@ -51,7 +51,7 @@ fn write_all(queue: &mut Queue) {
         }
         let mut data = queue.alloc(BLOCK).expect("room for the depth");
         data.fill(fill(block));
-        queue.submit(block, Op::Write { offset: block * BLOCK as u64, data, fua: false }).unwrap();
+        queue.submit(block, Io::write(block * BLOCK as u64, data, false)).unwrap();
     }
     while queue.in_flight() > 0 {
         queue.wait().unwrap();
@@ -63,7 +63,7 @@ fn write_all(queue: &mut Queue) {
 
 fn check_all(queue: &mut Queue) {
     for block in 0..LEN / BLOCK as u64 {
-        queue.submit(0, Op::Read { offset: block * BLOCK as u64, len: BLOCK }).unwrap();
+        queue.submit(0, Io::read(block * BLOCK as u64, BLOCK)).unwrap();
         queue.wait().unwrap();
         let data = queue.next_done().unwrap().data.expect("a read has data");
         assert!(data.iter().all(|&byte| byte == fill(block)), "block {block}");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ucrypt_backend::{Backend, Buf, Pool};
 use ucrypt_engine::{
-    Calibration, CipherModel, Op, Policies, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
+    Calibration, CipherModel, Io, Policies, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
     VolumeOptions,
 };
 use ucrypt_lab::world::World;
@@ -87,7 +87,7 @@ pub fn check_after_crash(volume: &Arc<Volume>, client: &Client) {
     let len = volume.info().len as usize;
     let config = QueueConfig { memory: 2 * len.next_power_of_two(), depth: 1 };
     let mut queue = volume.queue(config).expect("a queue");
-    queue.submit(0, Op::Read { offset: 0, len }).expect("room for all of it");
+    queue.submit(0, Io::read(0, len)).expect("room for all of it");
     while !queue.has_done() {
         queue.wait().expect("the backend works");
     }
@@ -192,20 +192,24 @@ impl EnginePort {
         self.queue.borrow_mut().alloc(len)
     }
 
-    fn submit_op(&self, tag: Tag, op: Op) -> Result<(), Rejected> {
-        self.queue.borrow_mut().submit(tag, op)
+    fn submit_io(&self, tag: Tag, io: Io<'_>) -> Submitted {
+        match self.queue.borrow_mut().submit(tag, io) {
+            Ok(()) => Submitted::Accepted,
+            Err(Rejected::Busy(_)) => Submitted::Busy,
+            Err(_) => Submitted::Refused,
+        }
     }
 
-    fn write(&mut self, tag: Tag, offset: u64, data: &[u8], fua: bool) -> Result<(), Rejected> {
+    fn write(&mut self, tag: Tag, offset: u64, data: &[u8], fua: bool) -> Submitted {
         match self.random.below(3) {
             0 if let Some(mut buf) = self.alloc(data.len()) => {
                 buf.copy_from_slice(data);
-                self.queue.borrow_mut().submit(tag, Op::Write { offset, data: buf, fua })
+                self.submit_io(tag, Io::write(offset, buf, fua))
             }
             1 if let Some(mut pieces) = self.pieces(data) => {
-                self.queue.borrow_mut().write_pieces(tag, offset, &mut pieces, fua)
+                self.submit_io(tag, Io::write_scattered(offset, &mut pieces, fua))
             }
-            _ => self.queue.borrow_mut().write_from(tag, offset, data, fua),
+            _ => self.submit_io(tag, Io::write_borrowed(offset, data, fua)),
         }
     }
 }
@@ -223,23 +227,19 @@ impl Port for EnginePort {
         };
         self.queue.borrow_mut().set_urgency(urgency);
         let submitted = match kind {
-            Kind::Read => self.submit_op(tag, Op::Read { offset, len: len as usize }),
+            Kind::Read => self.submit_io(tag, Io::read(offset, len as usize)),
             Kind::Write { fua } => self.write(tag, offset, data, fua),
             Kind::WriteZeroes { fua } => {
                 let no_unmap = self.random.percent(50);
-                self.submit_op(tag, Op::WriteZeroes { offset, len, fua, no_unmap })
+                self.submit_io(tag, Io::WriteZeroes { offset, len, fua, no_unmap })
             }
-            Kind::Discard => self.submit_op(tag, Op::Discard { offset, len }),
-            Kind::Flush => self.submit_op(tag, Op::Flush),
+            Kind::Discard => self.submit_io(tag, Io::Discard { offset, len }),
+            Kind::Flush => self.submit_io(tag, Io::Flush),
         };
-        match submitted {
-            Ok(()) => {
-                self.call();
-                Submitted::Accepted
-            }
-            Err(Rejected::Busy(_) | Rejected::BusyBorrowed) => Submitted::Busy,
-            Err(_) => Submitted::Refused,
+        if submitted == Submitted::Accepted {
+            self.call();
         }
+        submitted
     }
 
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()> {

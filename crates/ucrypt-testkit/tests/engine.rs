@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Fixed, Op, Policies, PolicyKind, QueueConfig, Volume};
+use ucrypt_engine::{Fixed, Io, Policies, PolicyKind, QueueConfig, Volume};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind, check_after_crash};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::given::{number, seeds};
@@ -219,8 +219,8 @@ fn what_was_flushed_survives_a_crash_at_any_step() {
 }
 
 /// Submits one operation and waits for its answer.
-fn one(queue: &mut ucrypt_engine::Queue, op: Op) -> ucrypt_engine::Done {
-    queue.submit(7, op).expect("room");
+fn one(queue: &mut ucrypt_engine::Queue, io: Io<'_>) -> ucrypt_engine::Done {
+    queue.submit(7, io).expect("room");
     let until = std::time::Instant::now() + Duration::from_secs(30);
     loop {
         queue.poll().expect("the queue works");
@@ -248,10 +248,10 @@ fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
         };
         let mut queue = kind.over(Arc::new(backend), MIB).queue(LARGE).unwrap();
         let (offset, len) = (512, 8192);
-        let zeroes = Op::WriteZeroes { offset, len, fua: false, no_unmap: false };
+        let zeroes = Io::WriteZeroes { offset, len, fua: false, no_unmap: false };
         assert_eq!(one(&mut queue, zeroes).result, Ok(()), "{error}");
         assert_eq!(faults.met().len(), 1, "the backend was asked");
-        let read = one(&mut queue, Op::Read { offset: 0, len: 16384 }).data.expect("data");
+        let read = one(&mut queue, Io::read(0, 16384)).data.expect("data");
         for (at, &byte) in read.iter().enumerate() {
             let zero = (offset..offset + len).contains(&(at as u64));
             assert_eq!(byte, if zero { 0 } else { 9 }, "{error}: byte {at}");
@@ -281,9 +281,9 @@ fn a_part_of_a_sector_that_cannot_be_read_is_not_written() {
         for fua in [false, true] {
             let mut data = queue.alloc(100).unwrap();
             data.fill(1);
-            let done = one(&mut queue, Op::Write { offset: 10, data, fua });
+            let done = one(&mut queue, Io::write(10, data, fua));
             assert_eq!(done.result, Err(Errno::IO), "{kind:?}");
-            let zeroes = Op::WriteZeroes { offset: 5000, len: 100, fua, no_unmap: fua };
+            let zeroes = Io::WriteZeroes { offset: 5000, len: 100, fua, no_unmap: fua };
             assert_eq!(one(&mut queue, zeroes).result, Err(Errno::IO), "{kind:?}");
         }
         let mut bytes = vec![0; MIB as usize];
@@ -306,21 +306,21 @@ fn durable_writes_are_durable_to_their_first_and_last_byte() {
                 let mut queue = kind.over(backend.clone(), size).queue(LARGE).unwrap();
                 let mut data = queue.alloc(size as usize).unwrap();
                 data.fill(9);
-                one(&mut queue, Op::Write { offset: 0, data, fua: false }).result.unwrap();
-                one(&mut queue, Op::Flush).result.unwrap();
+                one(&mut queue, Io::write(0, data, false)).result.unwrap();
+                one(&mut queue, Io::Flush).result.unwrap();
                 let op = if zeroes {
-                    Op::WriteZeroes { offset, len, fua: true, no_unmap: seed % 2 == 0 }
+                    Io::WriteZeroes { offset, len, fua: true, no_unmap: seed % 2 == 0 }
                 } else {
                     let mut data = queue.alloc(len as usize).unwrap();
                     data.fill(0);
-                    Op::Write { offset, data, fua: true }
+                    Io::write(offset, data, true)
                 };
                 one(&mut queue, op).result.unwrap();
                 faults.crash();
             }
             backend.settle().unwrap();
             let mut queue = kind.over(inner, size).queue(LARGE).unwrap();
-            let read = one(&mut queue, Op::Read { offset: 0, len: size as usize }).data.unwrap();
+            let read = one(&mut queue, Io::read(0, size as usize)).data.unwrap();
             for (at, &byte) in read.iter().enumerate() {
                 let new = (offset..offset + len).contains(&(at as u64));
                 assert_eq!(byte, if new { 0 } else { 9 }, "{kind:?}, seed {seed}: byte {at}");
@@ -339,14 +339,14 @@ fn a_queue_that_goes_while_it_waits_for_a_range_keeps_nobody_out() {
         let volume = kind.over(Arc::new(FaultBackend::new(inner, faults.clone())), 256 << 10);
         let [mut holder, mut goes, mut stays] = [(); 3].map(|()| volume.queue(LARGE).unwrap());
         // Its write has the range, alone, and is not answered.
-        holder.write_from(1, 100, &[1; 100], false).unwrap();
+        holder.submit(1, Io::write_borrowed(100, &[1; 100], false)).unwrap();
         for _ in 0..10 {
             holder.poll().unwrap();
         }
         assert_eq!(faults.met().len(), 1, "{kind:?}: the write has reached the backend");
-        goes.write_from(2, 50, &[2; 100], false).unwrap();
-        goes.submit(3, Op::Read { offset: 0, len: 4096 }).unwrap();
-        stays.submit(4, Op::Read { offset: 0, len: 4096 }).unwrap();
+        goes.submit(2, Io::write_borrowed(50, &[2; 100], false)).unwrap();
+        goes.submit(3, Io::read(0, 4096)).unwrap();
+        stays.submit(4, Io::read(0, 4096)).unwrap();
         for queue in [&mut goes, &mut stays] {
             queue.poll().unwrap();
             assert!(queue.next_done().is_none(), "{kind:?}: the range is taken");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ucrypt_engine::{Op, Queue, QueueConfig, Volume};
+use ucrypt_engine::{Io, Queue, QueueConfig, Volume};
 
 use crate::background::FLUSH_FAILED;
 use crate::failure::Failure;
@@ -197,7 +197,7 @@ impl LastFlush {
         let failed = |error: &dyn std::fmt::Display| {
             Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
         };
-        queue.submit(0, Op::Flush).map_err(|_| failed(&"the queue is full"))?;
+        queue.submit(0, Io::Flush).map_err(|_| failed(&"the queue is full"))?;
         queue.wait().map_err(|error| failed(&error))?;
         match queue.next_done() {
             Some(done) => done.result.map_err(|error| failed(&error)),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ucrypt_engine::{Buf, Done, Op, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{Buf, Done, Io, Queue, QueueConfig, Rejected};
 
 use crate::failure::Failure;
 use crate::size;
@@ -100,7 +100,7 @@ impl Reader {
     fn ask(&mut self) -> Result<(), Failure> {
         while self.next < self.end {
             let len = (self.end - self.next).min(CHUNK as u64) as usize;
-            match self.queue.submit(self.next, Op::Read { offset: self.next, len }) {
+            match self.queue.submit(self.next, Io::read(self.next, len)) {
                 Ok(()) => self.next += len as u64,
                 Err(Rejected::Busy(_)) => return Ok(()),
                 Err(rejected) => return Err(refused(&rejected)),
@@ -191,11 +191,11 @@ impl Writer {
     }
 
     fn put(&mut self, data: Buf) -> Result<(), Failure> {
-        let mut op = Op::Write { offset: self.next, data, fua: false };
+        let mut io = Io::write(self.next, data, false);
         loop {
-            op = match self.queue.submit(self.next, op) {
+            io = match self.queue.submit(self.next, io) {
                 Ok(()) => return self.queue.poll().map_err(broken),
-                Err(Rejected::Busy(op)) => op,
+                Err(Rejected::Busy(io)) => io,
                 Err(rejected) => return Err(refused(&rejected)),
             };
             self.settle()?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use ucrypt_backend::ZeroBackend;
-use ucrypt_engine::{Op, PolicyKind, Queue, QueueConfig};
+use ucrypt_engine::{Io, PolicyKind, Queue, QueueConfig};
 use ucrypt_sector::SectorCipher;
 
 use crate::stand::{cipher, finish, median, name, volume};
@@ -55,7 +55,7 @@ fn reads(queue: &mut Queue, cipher: &SectorCipher, bytes: usize) -> (f64, f64, f
     let mut data = queue.alloc(bytes).expect("memory");
     let mut alone = || cipher.decrypt_in_place(0, black_box(&mut data)).expect("whole sectors");
     let mut engine = || {
-        queue.submit(0, Op::Read { offset: 0, len: bytes }).expect("room");
+        queue.submit(0, Io::read(0, bytes)).expect("room");
         finish(queue);
     };
     compare(&mut alone, &mut engine)
@@ -66,7 +66,7 @@ fn writes(queue: &mut Queue, cipher: &SectorCipher, bytes: usize) -> (f64, f64, 
     data.fill(0x5a);
     let mut alone = || cipher.encrypt(0, black_box(&data), &mut out).expect("whole sectors");
     let mut engine = || {
-        queue.write_from(0, 0, black_box(&data), false).expect("room");
+        queue.submit(0, Io::write_borrowed(0, black_box(&data), false)).expect("room");
         finish(queue);
     };
     compare(&mut alone, &mut engine)

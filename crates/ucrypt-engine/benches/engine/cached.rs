@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucrypt_backend::{Backend, Extent, FileBackend, Limits, OpenOptions, Queue as BackendQueue};
-use ucrypt_engine::{Op, PolicyKind, Queue, QueueConfig};
+use ucrypt_engine::{Io, PolicyKind, Queue, QueueConfig};
 
 use crate::stand::{cipher, finish, median, name, volume};
 
@@ -58,7 +58,7 @@ fn time(queue: &mut Queue, bytes: usize, state: &mut u64) -> f64 {
     while started.elapsed() < SLICE {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let offset = (*state >> 20) % (LEN / bytes as u64) * bytes as u64;
-        queue.submit(0, Op::Read { offset, len: bytes }).expect("room");
+        queue.submit(0, Io::read(offset, bytes)).expect("room");
         finish(queue);
         reads += 1;
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucrypt_backend::memory;
-use ucrypt_engine::{Fixed, Op, PolicyKind, Queue, QueueConfig};
+use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig};
 
 use crate::stand::{cipher, finish, median, name, volume};
 
@@ -29,11 +29,11 @@ fn time(queue: &mut Queue, direction: Direction, bytes: usize) -> f64 {
     while started.elapsed() < SLICE {
         let offset = u64::from(requests) * bytes as u64 % LEN;
         let op = match direction {
-            Direction::Read => Op::Read { offset, len: bytes },
+            Direction::Read => Io::read(offset, bytes),
             Direction::Write => {
                 let mut data = queue.alloc(bytes).expect("memory");
                 data.copy_from_slice(&source);
-                Op::Write { offset, data, fua: false }
+                Io::write(offset, data, false)
             }
         };
         queue.submit(0, op).expect("room");
@@ -48,7 +48,7 @@ fn queue(policy: PolicyKind) -> Queue {
     let mut queue = volume.queue(QueueConfig { memory: 8 << 20, depth: 4 }).expect("a queue");
     let data = vec![7; 1 << 20];
     for block in 0..LEN >> 20 {
-        queue.write_from(0, block << 20, &data, false).expect("room");
+        queue.submit(0, Io::write_borrowed(block << 20, &data, false)).expect("room");
         finish(&mut queue);
     }
     queue

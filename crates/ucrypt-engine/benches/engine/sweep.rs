@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ucrypt_backend::model::ModelBackend;
-use ucrypt_engine::{CipherModel, Done, Op, PolicyKind, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{CipherModel, Done, Io, PolicyKind, Queue, QueueConfig, Rejected};
 
 use crate::stand::{cipher, median, name, volume};
 
@@ -34,7 +34,7 @@ fn read(queue: &mut Queue, offset: u64, bytes: u64) {
     while done < bytes {
         while sent < bytes && sent - done < AHEAD * REQUEST_MAX {
             let len = (bytes - sent).min(REQUEST_MAX) as usize;
-            match queue.submit(len as u64, Op::Read { offset: offset + sent, len }) {
+            match queue.submit(len as u64, Io::read(offset + sent, len)) {
                 Ok(()) => sent += len as u64,
                 Err(Rejected::Busy(_)) => break,
                 Err(other) => panic!("{other:?}"),
@@ -64,7 +64,7 @@ fn reads(queue: &mut Queue, bytes: u64, at: &mut u64) -> f64 {
 fn fill(queue: &mut Queue) {
     let data = vec![0x5a; REQUEST_MAX as usize];
     for offset in (0..WRITTEN).step_by(data.len()) {
-        queue.write_from(0, offset, &data, false).expect("room");
+        queue.submit(0, Io::write_borrowed(offset, &data, false)).expect("room");
         while queue.in_flight() > 0 {
             queue.wait().expect("the model works");
             while let Some(answer) = queue.next_done() {
@@ -84,7 +84,7 @@ fn writes(queue: &mut Queue, state: &mut u64) -> f64 {
         while under_way < JOBS && started.elapsed() < 4 * SLICE {
             *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let offset = (*state >> 20) % (WRITTEN / BYTES) * BYTES;
-            queue.write_from(0, offset, &data, false).expect("room");
+            queue.submit(0, Io::write_borrowed(offset, &data, false)).expect("room");
             under_way += 1;
         }
         queue.wait().expect("the model works");

@@ -1,22 +1,18 @@
 //! Chunk I/O: a chunk's buffers to the cipher, to workers and to the backend, and back.
 
-use ucrypt_backend::{Buf, Done as Answer, Errno, Io};
+use ucrypt_backend::{Buf, Done as Answer, Errno, Io as BackendIo};
 use ucrypt_dispatch::{
     ChunkId, IoKind, Op as MachineOp, Part, RequestId, Target, ZEROES_UNIT_SECTORS,
 };
 
 use super::Queue;
-use super::driver::TIMED_EVERY;
 use super::pieces::Plain;
+use super::tables::Chunk;
 use crate::segments::CipherOp;
 use crate::workers;
 
 /// The plaintext of a request that is being submitted, while it is only borrowed.
 pub(super) type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
-
-/// A transform of at least this many sectors takes long: it is timed always, a shorter one now and then,
-/// and the backend and the workers do not wait for its end.
-pub(super) const LONG_SECTORS: u64 = 32;
 
 /// A chunk was encrypted to where the backend keeps it.
 struct InMapping {
@@ -28,48 +24,47 @@ impl Queue {
     /// Encrypts or decrypts a chunk in its buffers, here or by a worker.
     pub(super) fn transform(&mut self, chunk: ChunkId, target: Target, source: Borrowed<'_>) {
         let op = self.machine.op(chunk).expect("a chunk under way");
-        let mut bufs = std::mem::take(&mut self.chunks[chunk.index()]);
+        let mut bufs = std::mem::take(&mut self.chunks[chunk.index()].bufs);
         match op {
             MachineOp::Read => self.transform_bufs(chunk, target, bufs, CipherOp::Decrypt),
             MachineOp::Write { .. } => match self.cut_write(chunk, &mut bufs) {
                 Ok(()) => self.encrypt(chunk, target, source, bufs),
-                Err(error) => self.machine.cipher_done(chunk, Err(error), None, self.now_ns),
+                Err(error) => self.machine.cipher_done(chunk, Err(error), None, self.time.now_ns()),
             },
             _ if self.take_zeroes(chunk, &mut bufs) => {
                 self.transform_bufs(chunk, target, bufs, CipherOp::Encrypt);
             }
             _ => {
                 bufs.clear();
-                self.chunks[chunk.index()] = bufs;
-                self.machine.cipher_done(chunk, Err(Errno::NOMEM), None, self.now_ns);
+                self.chunks[chunk.index()].bufs = bufs;
+                self.machine.cipher_done(chunk, Err(Errno::NOMEM), None, self.time.now_ns());
             }
         }
     }
 
     /// Decrypts a chunk out of the backend's mapping into its buffers, here or by a worker.
     pub(super) fn decrypt_mapped(&mut self, chunk: ChunkId, target: Target) {
-        let bufs = std::mem::take(&mut self.chunks[chunk.index()]);
+        let bufs = std::mem::take(&mut self.chunks[chunk.index()].bufs);
         self.transform_bufs(chunk, target, bufs, CipherOp::DecryptMapped);
     }
 
     /// Encrypts a write's chunk to where the backend keeps it, which saves the write; into its buffers where
     /// that cannot be.
     pub(super) fn encrypt_mapped(&mut self, chunk: ChunkId, source: Borrowed<'_>) {
-        let mut bufs = std::mem::take(&mut self.chunks[chunk.index()]);
+        let mut bufs = std::mem::take(&mut self.chunks[chunk.index()].bufs);
         if let Err(error) = self.cut_write(chunk, &mut bufs) {
-            return self.machine.cipher_done(chunk, Err(error), None, self.now_ns);
+            return self.machine.cipher_done(chunk, Err(error), None, self.time.now_ns());
         }
         let Some(InMapping { spent_ns }) = self.encrypt_to_mapping(chunk, source, &bufs) else {
             return self.encrypt(chunk, Target::Inline, source, bufs);
         };
         bufs.clear();
-        self.chunks[chunk.index()] = bufs;
-        self.inline = self.inline.wrapping_add(1);
-        self.now_ns += spent_ns.unwrap_or(0);
+        self.chunks[chunk.index()].bufs = bufs;
+        self.time.transformed(spent_ns);
         // Nothing makes memory more durable: that goes for FUA, too.
         let is_durable = matches!(self.machine.op(chunk), Some(MachineOp::Write { fua: true }));
         let failed = self.volume.flush_error().filter(|_| is_durable);
-        self.machine.mapped_done(chunk, failed.map_or(Ok(()), Err), spent_ns, self.now_ns);
+        self.machine.mapped_done(chunk, failed.map_or(Ok(()), Err), spent_ns, self.time.now_ns());
     }
 
     /// Encrypts a write's chunk into its buffers, which may hold its plaintext or not.
@@ -83,10 +78,10 @@ impl Queue {
         match self.gather(chunk, target, source, &mut bufs) {
             Ok(false) => self.transform_bufs(chunk, target, bufs, CipherOp::Encrypt),
             Ok(true) => {
-                self.chunks[chunk.index()] = bufs;
-                self.machine.cipher_done(chunk, Ok(()), None, self.now_ns);
+                self.chunks[chunk.index()].bufs = bufs;
+                self.machine.cipher_done(chunk, Ok(()), None, self.time.now_ns());
             }
-            Err(error) => self.machine.cipher_done(chunk, Err(error), None, self.now_ns),
+            Err(error) => self.machine.cipher_done(chunk, Err(error), None, self.time.now_ns()),
         }
     }
 
@@ -96,7 +91,7 @@ impl Queue {
         let mut left = sectors(self.machine.parts(chunk));
         while left > 0 {
             let unit = left.min(ZEROES_UNIT_SECTORS);
-            let Some(mut buf) = self.zeroes.alloc(unit as usize * 512) else {
+            let Some(mut buf) = self.memory.zeroes.alloc(unit as usize * 512) else {
                 debug_assert!(false, "the machine starts no chunk without memory for it");
                 return false;
             };
@@ -110,7 +105,7 @@ impl Queue {
     /// Collects the buffers of a write's chunk, one for each part.
     fn cut_write(&mut self, chunk: ChunkId, bufs: &mut Vec<Buf>) -> Result<(), Errno> {
         for part in self.machine.parts(chunk) {
-            let whole = self.slots[part.request.index()].cut(part, bufs);
+            let whole = self.machine_requests[part.request.index()].cut(part, bufs);
             debug_assert!(whole, "a write has memory for all its sectors");
             if !whole {
                 return Err(Errno::IO);
@@ -121,10 +116,9 @@ impl Queue {
 
     /// The plaintext of a write's part; `None` if its buffer holds it.
     fn plaintext<'a>(&'a self, part: &Part, source: Borrowed<'a>) -> Option<Plain<'a>> {
-        let slot = &self.slots[part.request.index()];
-        let borrowed = source.filter(|(request, _)| *request == part.request);
-        let pieces = &self.pieces[slot.job as usize];
-        Plain::of(part, slot, borrowed.map(|(_, plain)| plain), &self.jobs, pieces)
+        let request = &self.machine_requests[part.request.index()];
+        let borrowed = source.filter(|(id, _)| *id == part.request).map(|(_, plain)| plain);
+        Plain::of(part, request, borrowed, &self.requests[request.client as usize])
     }
 
     /// Encrypts a write's chunk to where the backend keeps it.
@@ -142,14 +136,13 @@ impl Queue {
         if !segments.is_mapped(segment, sector, bytes) {
             return None;
         }
-        let clock = &self.volume.clock;
-        let started_ns = self.times(bytes as u64 / 512).then(|| clock.now_ns());
+        let started_ns = self.time.start(bytes as u64 / 512);
         for (part, buf) in parts.iter().zip(bufs) {
             let plain = self.plaintext(part, source).unwrap_or(Plain::One(buf));
             let (segment, sector) = self.volume.place(part.sector);
             plain.encrypt_mapped(segments, segment, sector, buf.len())?.ok()?;
         }
-        Some(InMapping { spent_ns: started_ns.map(|started_ns| clock.now_ns() - started_ns) })
+        Some(InMapping { spent_ns: self.time.since(started_ns) })
     }
 
     /// Puts the plaintext of a write's chunk into its buffers, if it is not there. Returns whether they
@@ -179,11 +172,6 @@ impl Queue {
         Ok(encrypted)
     }
 
-    /// Whether the cipher's time for so many sectors on this thread is taken.
-    fn times(&self, sectors: u64) -> bool {
-        sectors >= LONG_SECTORS || self.inline.is_multiple_of(TIMED_EVERY)
-    }
-
     /// Transforms buffers, here or by a worker.
     fn transform_bufs(&mut self, chunk: ChunkId, target: Target, mut bufs: Vec<Buf>, op: CipherOp) {
         let parts = self.machine.parts(chunk);
@@ -192,7 +180,7 @@ impl Queue {
         if let (Some(pool), true) = (&self.volume.workers, target != Target::Inline) {
             let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
             let job = workers::Job { chunk, segments, segment, sector, bufs, op, inbox };
-            let from_ns = self.volume.clock.now_ns();
+            let from_ns = self.time.exact_ns();
             let taken = match target {
                 Target::SameCore => pool.offload_same_core(job),
                 _ => pool.offload(job, target == Target::Offload),
@@ -200,22 +188,20 @@ impl Queue {
             match taken {
                 Ok(()) => {
                     self.offloaded += 1;
-                    self.keeps_time = true;
-                    self.read_clock();
-                    return self.machine.offloaded(chunk, target, from_ns, self.now_ns);
+                    self.time.keep(true);
+                    self.time.read();
+                    return self.machine.offloaded(chunk, target, from_ns, self.time.now_ns());
                 }
                 // Too much waits for the workers already.
                 Err(job) => bufs = job.bufs,
             }
         }
-        self.inline = self.inline.wrapping_add(1);
-        let clock = &self.volume.clock;
-        let started_ns = self.times(count).then(|| clock.now_ns());
+        let started_ns = self.time.start(count);
         let result = self.volume.segments.transform(segment, sector, &mut bufs, op);
-        let spent_ns = started_ns.map(|started_ns| clock.now_ns() - started_ns);
-        self.now_ns += spent_ns.unwrap_or(0);
+        let spent_ns = self.time.since(started_ns);
+        self.time.transformed(spent_ns);
         let result = self.settle(chunk, bufs, result);
-        self.machine.cipher_done(chunk, result, spent_ns, self.now_ns);
+        self.machine.cipher_done(chunk, result, spent_ns, self.time.now_ns());
     }
 
     /// Puts the buffers of a transformed chunk where they go next.
@@ -228,27 +214,27 @@ impl Queue {
         if result.is_ok() && self.machine.op(chunk) == Some(MachineOp::Read) {
             let mut pieces = bufs.drain(..);
             for part in self.machine.parts(chunk) {
-                let slot = &mut self.slots[part.request.index()];
-                let mut offset = (part.sector - slot.first_sector) as usize * 512;
+                let request = &mut self.machine_requests[part.request.index()];
+                let mut offset = (part.sector - request.first_sector) as usize * 512;
                 let end = offset + part.sectors as usize * 512;
                 while offset < end
                     && let Some(piece) = pieces.next()
                 {
                     let len = piece.len();
-                    slot.data.put_back(offset, piece);
+                    request.data.put_back(offset, piece);
                     offset += len;
                 }
             }
         }
         if result.is_err() && self.machine.will_retry(chunk) {
             // Half decrypted: read again, part by part.
-            self.again[chunk.index()].append(&mut bufs);
+            self.chunks[chunk.index()].again.append(&mut bufs);
         }
         if result.is_err() {
             // Half done: it goes nowhere.
             bufs.clear();
         }
-        self.chunks[chunk.index()] = bufs;
+        self.chunks[chunk.index()].bufs = bufs;
         result
     }
 
@@ -258,37 +244,37 @@ impl Queue {
         let (segment, sector) = self.volume.place(parts[0].sector);
         let offset = self.volume.segments[segment].backend_offset + sector * 512;
         let (token, len) = (chunk.token(), sectors(parts) * 512);
-        let bufs = &mut self.chunks[chunk.index()];
+        let Chunk { bufs, again } = &mut self.chunks[chunk.index()];
         if self.machine.retried_after(chunk).is_some() {
-            take_front(&mut self.again[chunk.index()], len as usize, bufs);
+            take_front(again, len as usize, bufs);
         } else if kind == IoKind::Read {
             for part in parts {
-                let whole = self.slots[part.request.index()].cut(part, bufs);
+                let whole = self.machine_requests[part.request.index()].cut(part, bufs);
                 debug_assert!(whole, "a read has memory for all its sectors");
             }
         }
         if kind == IoKind::Read && self.volume.segments.at_hand(offset, len as usize) {
             // There is nothing to wait for, and the cipher does the copying.
-            return self.machine.io_mapped(chunk, self.now_ns);
+            return self.machine.io_mapped(chunk, self.time.now_ns());
         }
         if matches!(kind, IoKind::Flush | IoKind::Write { fua: true })
             && let Some(error) = self.volume.flush_error()
         {
             // A write is written all the same, and fails.
-            self.again[chunk.index()].append(bufs);
-            return self.machine.io_done(chunk, Err(error), self.now_ns);
+            again.append(bufs);
+            return self.machine.io_done(chunk, Err(error), self.time.now_ns());
         }
         // There is room: the machine has no more chunks than the backend's queue.
         let backend = self.backend.as_mut().expect("the queue is alive");
         match kind {
-            IoKind::Flush => backend.submit(Io::Flush { token }),
-            IoKind::Discard => backend.submit(Io::Discard { token, offset, len }),
-            IoKind::Zeroes => backend.submit(Io::WriteZeroes { token, offset, len }),
+            IoKind::Flush => backend.submit(BackendIo::Flush { token }),
+            IoKind::Discard => backend.submit(BackendIo::Discard { token, offset, len }),
+            IoKind::Zeroes => backend.submit(BackendIo::WriteZeroes { token, offset, len }),
             IoKind::Read => {
-                backend.submit(Io::Read { token, offset, bufs: std::mem::take(bufs) });
+                backend.submit(BackendIo::Read { token, offset, bufs: std::mem::take(bufs) });
             }
             IoKind::Write { fua } => {
-                backend.submit(Io::Write { token, offset, bufs: std::mem::take(bufs), fua });
+                backend.submit(BackendIo::Write { token, offset, bufs: std::mem::take(bufs), fua });
             }
         }
     }
@@ -299,16 +285,16 @@ impl Queue {
         let Some(op) = self.machine.op(chunk) else { return };
         let mut bufs = answer.bufs;
         if answer.result.is_err() && self.machine.will_retry(chunk) {
-            self.again[chunk.index()].append(&mut bufs);
+            self.chunks[chunk.index()].again.append(&mut bufs);
         }
         if op != MachineOp::Read || answer.result.is_err() {
             bufs.clear();
         }
         if bufs.capacity() > 0 {
-            self.chunks[chunk.index()] = bufs;
+            self.chunks[chunk.index()].bufs = bufs;
         }
         let result = self.check_durable(chunk, op, answer.result);
-        self.machine.io_done(chunk, result, self.now_ns);
+        self.machine.io_done(chunk, result, self.time.now_ns());
     }
 
     /// Takes the end of a flush into account, or of a write that should be durable: after a flush
@@ -340,7 +326,7 @@ impl Queue {
 
     /// Nobody wants the chunk any more.
     pub(super) fn drop_chunk(&mut self, chunk: ChunkId) {
-        self.chunks[chunk.index()].clear();
+        self.chunks[chunk.index()].bufs.clear();
     }
 }
 

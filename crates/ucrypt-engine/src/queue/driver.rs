@@ -6,12 +6,9 @@ use ucrypt_backend::Errno;
 use ucrypt_dispatch::{ChunkId, Environment, Output, Target};
 
 use super::Queue;
-use super::chunk_io::{Borrowed, LONG_SECTORS, sectors};
+use super::chunk_io::{Borrowed, sectors};
+use super::time::LONG_SECTORS;
 use crate::workers::Transformed;
-
-/// The clock is looked at once in so many rounds where time decides nothing, and so is the time of
-/// short transforms.
-pub(super) const TIMED_EVERY: u32 = 16;
 
 /// Rounds of the loop between two looks that others may have at the queue's decisions.
 const PUBLISH_EVERY: u32 = 64;
@@ -19,27 +16,19 @@ const PUBLISH_EVERY: u32 = 64;
 const PUBLISH_IDLE: u32 = 8;
 
 impl Queue {
-    /// Reads the clock, for all that happens until it is read again: once for each round of the
-    /// loop and after what takes time, not for each step.
-    pub(super) fn read_clock(&mut self) {
-        if self.keeps_time {
-            self.now_ns = self.volume.clock.now_ns();
-        }
-    }
-
     /// Where the backend answers at once and no worker has anything, time decides nothing: for short
-    /// requests it is looked at now and then only, for the estimates. For as long as anything is in
-    /// flight it is looked at or not.
+    /// requests it is kept now and then only. Until nothing is in flight any more, it is kept or not.
     pub(super) fn choose_clock(&mut self, bytes: u64) {
         if !self.synchronous || self.volume.workers.is_none() {
-            self.keeps_time = !self.synchronous;
-            return;
+            return self.time.keep(!self.synchronous);
         }
         if self.machine.in_flight() == 0 {
-            self.rounds = self.rounds.wrapping_add(1);
-            self.keeps_time = self.rounds.is_multiple_of(TIMED_EVERY) || self.machine.needs_time();
+            self.time.sample();
         }
-        self.keeps_time |= bytes >= LONG_SECTORS * 512;
+        if bytes >= LONG_SECTORS * 512 || self.machine.in_flight() == 0 && self.machine.needs_time()
+        {
+            self.time.keep(true);
+        }
     }
 
     /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
@@ -53,7 +42,7 @@ impl Queue {
     fn begin_round(&mut self) -> io::Result<()> {
         self.read_waker()?;
         self.poll_own_ring()?;
-        self.read_clock();
+        self.time.read();
         self.environment = self.look_at_workers();
         Ok(())
     }
@@ -99,15 +88,11 @@ impl Queue {
 
     /// Takes the signals that may have come while the queue slept.
     fn read_waker(&mut self) -> io::Result<()> {
-        if !std::mem::take(&mut self.waker_used) {
-            return Ok(());
+        if self.wakers.may_be_signalled() {
+            self.inbox.awake();
+            self.wakers.take_signals()?;
+            self.retry_parked();
         }
-        self.inbox.awake();
-        match rustix::io::read(&*self.waker, &mut [0; 8]) {
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.retry_parked();
         Ok(())
     }
 
@@ -119,11 +104,11 @@ impl Queue {
         {
             if !any {
                 any = true;
-                self.read_clock();
+                self.time.read();
             }
             self.offloaded -= 1;
             let result = self.settle(chunk, bufs, result);
-            self.machine.cipher_done(chunk, result, Some(spent_ns), self.now_ns);
+            self.machine.cipher_done(chunk, result, Some(spent_ns), self.time.now_ns());
         }
         any
     }
@@ -149,7 +134,7 @@ impl Queue {
         };
         let any = !answers.is_empty();
         if any {
-            self.read_clock();
+            self.time.read();
             for answer in answers.drain(..) {
                 self.answered(answer);
             }
@@ -163,7 +148,7 @@ impl Queue {
         loop {
             if !self.planned {
                 self.planned = true;
-                self.machine.plan(self.now_ns, self.environment);
+                self.machine.plan(self.time.now_ns(), self.environment);
             }
             if let Some(output) = self.machine.next_output() {
                 self.carried_out = true;

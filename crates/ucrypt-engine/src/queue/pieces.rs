@@ -6,89 +6,21 @@
 //! of the queue for its ciphertext; its plaintext is read once, when a chunk of it is encrypted.
 //! The pieces are the queue's until the request has ended.
 
-use ucrypt_backend::{Buf, Errno, total_len};
-use ucrypt_dispatch::{Op as MachineOp, Part};
+use ucrypt_backend::{Buf, Errno};
+use ucrypt_dispatch::Part;
 
-use super::job::{Job, Kind, Role, Slot};
-use super::plan::{Lack, Source, middle};
-use super::{Queue, Rejected};
+use super::Queue;
+use super::tables::{ClientRequest, MachineRequest, Role};
 use crate::segments::Segments;
 
 /// The largest sector in bytes.
 const SECTOR_MAX: usize = 4096;
 
 impl Queue {
-    /// Reads and decrypts into the client's memory: the pieces one after the other hold the bytes
-    /// from `offset`. The answer carries no data. If the request fails, no ciphertext is left in
-    /// foreign memory.
-    ///
-    /// The list is emptied if the request is accepted and left alone if not.
-    pub fn read_into(
-        &mut self,
-        tag: u64,
-        offset: u64,
-        pieces: &mut Vec<Buf>,
-    ) -> Result<(), Rejected> {
-        self.plan_read_into(tag, offset, pieces)?;
-        self.start_with(pieces);
-        Ok(())
-    }
-
-    /// Encrypts and writes the pieces one after the other. Their bytes may be read at any time
-    /// until the answer, and are never changed.
-    ///
-    /// The list is emptied if the request is accepted and left alone if not.
-    pub fn write_pieces(
-        &mut self,
-        tag: u64,
-        offset: u64,
-        pieces: &mut Vec<Buf>,
-        fua: bool,
-    ) -> Result<(), Rejected> {
-        self.check_writable()?;
-        let range = self.check(offset, total_len(pieces) as u64)?;
-        if self.free.is_empty() {
-            return Err(Rejected::BusyBorrowed);
-        }
-        self.plan_write(tag, &range, Source::Pieces(pieces), MachineOp::Write { fua }).map_err(
-            |(lack, _)| match lack {
-                Lack::Now => Rejected::BusyBorrowed,
-                Lack::Ever => Rejected::TooLarge,
-            },
-        )?;
-        self.start_with(pieces);
-        Ok(())
-    }
-
-    fn plan_read_into(&mut self, tag: u64, offset: u64, pieces: &[Buf]) -> Result<(), Rejected> {
-        if self.free.is_empty() {
-            return Err(Rejected::BusyBorrowed);
-        }
-        let len = total_len(pieces);
-        let sector = self.sector_size();
-        let whole = |bytes: u64| bytes.is_multiple_of(sector);
-        if len == 0 || !whole(offset) || pieces.iter().any(|piece| !whole(piece.len() as u64)) {
-            return self.plan_read(tag, offset, len).map_err(|rejected| match rejected {
-                Rejected::Busy(_) => Rejected::BusyBorrowed,
-                other => other,
-            });
-        }
-        let range = self.check(offset, len as u64)?;
-        let middle = middle(MachineOp::Read, &range);
-        self.fill_in(tag, Kind::Read, range, Some(middle));
-        Ok(())
-    }
-
-    fn start_with(&mut self, pieces: &mut Vec<Buf>) {
-        let index = *self.free.last().expect("the plan saw a free job");
-        self.pieces[index as usize].append(pieces);
-        self.start(None);
-    }
-
     /// At the end of a request over the client's memory: copies what was read there if it is not there
     /// yet, and lets that memory go.
-    pub(super) fn deliver(&mut self, job: u32, data: Option<Buf>) {
-        let pieces = &mut self.pieces[job as usize];
+    pub(super) fn deliver(&mut self, index: u32, data: Option<Buf>) {
+        let pieces = &mut self.requests[index as usize].pieces;
         if let Some(data) = data {
             let mut rest = &data[..];
             for piece in pieces.iter_mut() {
@@ -109,25 +41,23 @@ pub(super) enum Plain<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// The plaintext of a part of a chunk; `None` if its buffer holds it. `borrowed` is that of
-    /// its request, `pieces` are those of its job.
+    /// The plaintext of a part of a chunk, which belongs to `request` and by that to `client`; `None` if
+    /// its buffer holds it. `borrowed` is that of `request`.
     pub(super) fn of(
         part: &Part,
-        slot: &Slot,
+        request: &MachineRequest,
         borrowed: Option<&'a [u8]>,
-        jobs: &[Job],
-        pieces: &'a [Buf],
+        client: &'a ClientRequest,
     ) -> Option<Self> {
         if let Some(plain) = borrowed {
-            let first = (part.sector - slot.first_sector) as usize * 512;
+            let first = (part.sector - request.first_sector) as usize * 512;
             return plain.get(first..first + part.sectors as usize * 512).map(Self::One);
         }
         // An edge has its sector in the buffer, with the piece's bytes in it.
-        if pieces.is_empty() || slot.role != Role::Middle {
+        if client.pieces.is_empty() || request.role != Role::Middle {
             return None;
         }
-        let job = &jobs[slot.job as usize];
-        Some(Self::Pieces(pieces, (part.sector * 512 - job.range.start) as usize))
+        Some(Self::Pieces(&client.pieces, (part.sector * 512 - client.range.start) as usize))
     }
 
     /// Copies as much as `to` holds; leaves it alone where there is nothing.

@@ -3,24 +3,16 @@
 
 use std::ops::Range;
 
-use ucrypt_backend::Buf;
+use ucrypt_backend::{Buf, total_len};
 use ucrypt_dispatch::Op as MachineOp;
 
-use super::job::{Edge, Job, Kind, Middle};
 use super::pieces::copy_from;
-use super::{Op, Queue, Rejected};
+use super::tables::{ClientRequest, Edge, Kind, Middle};
+use super::{Io, Queue, ReadTo, Rejected, WriteFrom};
 use crate::range_lock::Mode;
 
-/// A write's data as it arrives.
-pub(super) enum Source<'a> {
-    Owned(Buf),
-    Borrowed(&'a [u8]),
-    Pieces(&'a [Buf]),
-    Zeroes,
-}
-
 /// Buffer memory that is not to be had.
-pub(super) enum Lack {
+enum Lack {
     Now,
     Ever,
 }
@@ -32,12 +24,13 @@ struct Cut {
     tail: Option<Range<u64>>,
 }
 
-/// Cuts a non-empty range at sector borders. A range within one sector is all head.
+/// Cuts a range at sector borders. A range within one sector is all head.
 fn cut(range: &Range<u64>, sector: u64) -> Cut {
     let up = |at: u64| at.next_multiple_of(sector);
     let down = |at: u64| at / sector * sector;
     let head_end = up(range.start).min(range.end);
-    let head = (!range.start.is_multiple_of(sector)).then_some(range.start..head_end);
+    let head = range.start..head_end;
+    let head = (!head.is_empty() && !head.start.is_multiple_of(sector)).then_some(head);
     let start = head.as_ref().map_or(range.start, |head| head.end);
     let tail_start = down(range.end).max(start);
     let tail = (tail_start < range.end).then_some(tail_start..range.end);
@@ -49,95 +42,124 @@ impl Queue {
         u64::from(self.volume.info().sector_size)
     }
 
-    pub(super) fn check(&self, offset: u64, len: u64) -> Result<Range<u64>, Rejected> {
+    fn check(&self, offset: u64, len: u64) -> Result<Range<u64>, Rejected<'static>> {
         let end = offset.checked_add(len).ok_or(Rejected::OutOfRange)?;
         if end > self.volume.info().len { Err(Rejected::OutOfRange) } else { Ok(offset..end) }
     }
 
-    pub(super) fn check_writable(&self) -> Result<(), Rejected> {
+    fn check_writable(&self) -> Result<(), Rejected<'static>> {
         if self.volume.info().read_only { Err(Rejected::ReadOnly) } else { Ok(()) }
     }
 
-    /// The place of the job that starts next.
-    fn next_job(&mut self) -> &mut Job {
-        let index = *self.free.last().expect("the callers saw a free job");
-        &mut self.jobs[index as usize]
+    /// The place of the request that starts next.
+    fn next_request(&mut self) -> &mut ClientRequest {
+        let index = *self.free.last().expect("submit() saw a free place");
+        &mut self.requests[index as usize]
     }
 
-    /// Fills in the job that starts next. It holds nothing of the last one that stood there.
-    pub(super) fn fill_in(
+    /// Fills in the request that starts next. It holds nothing of the last one that stood there.
+    fn fill_in(
         &mut self,
         tag: u64,
         kind: Kind,
         range: Range<u64>,
         middle: Option<Middle>,
-    ) -> &mut Job {
+    ) -> &mut ClientRequest {
         let urgency = self.urgency;
-        let job = self.next_job();
-        debug_assert!(job.buf.is_none() && job.pending == 0 && !job.locked);
-        (job.tag, job.kind, job.middle) = (tag, kind, middle);
-        job.len = range.end - range.start;
-        job.range = range;
-        (job.mode, job.fua, job.urgency) = (Mode::Shared, false, urgency);
-        (job.error, job.head) = (None, 0);
-        job
+        let request = self.next_request();
+        debug_assert!(request.buf.is_none() && request.pending == 0 && !request.locked);
+        (request.tag, request.kind, request.middle) = (tag, kind, middle);
+        request.len = range.end - range.start;
+        request.range = range;
+        (request.mode, request.fua, request.urgency) = (Mode::Shared, false, urgency);
+        (request.error, request.head) = (None, 0);
+        request
     }
 
-    /// Turns an operation into the job that starts next, which then only needs its range.
-    pub(super) fn plan(&mut self, tag: u64, op: Op) -> Result<(), Rejected> {
-        if self.free.is_empty() {
-            return Err(Rejected::Busy(op));
-        }
-        match op {
-            Op::Read { offset, len } => self.plan_read(tag, offset, len),
-            Op::Write { offset, data, fua } => {
+    /// Turns a client's request into the one that starts next, which then only needs its range. Returns
+    /// the plaintext of its middle, if that is borrowed.
+    pub(super) fn plan<'a>(
+        &mut self,
+        tag: u64,
+        io: Io<'a>,
+    ) -> Result<Option<&'a [u8]>, Rejected<'a>> {
+        match io {
+            Io::Read { offset, to } => self.plan_read(tag, offset, to).map(|()| None),
+            Io::Write { offset, from, fua } => {
                 self.check_writable()?;
-                let range = self.check(offset, data.len() as u64)?;
-                self.plan_write(tag, &range, Source::Owned(data), MachineOp::Write { fua }).map_err(
-                    |(lack, source)| match (lack, source) {
-                        (Lack::Now, Source::Owned(data)) => {
-                            Rejected::Busy(Op::Write { offset, data, fua })
-                        }
-                        _ => Rejected::TooLarge,
-                    },
-                )
+                let len = match &from {
+                    WriteFrom::Owned(data) => data.len(),
+                    WriteFrom::Borrowed(data) => data.len(),
+                    WriteFrom::Scattered(pieces) => total_len(pieces),
+                };
+                let range = self.check(offset, len as u64)?;
+                let op = MachineOp::Write { fua };
+                self.plan_write(tag, &range, Some(from), op).map_err(|lack| match lack {
+                    (Lack::Now, Some(from)) => Rejected::Busy(Io::Write { offset, from, fua }),
+                    _ => Rejected::TooLarge,
+                })
             }
-            Op::Flush => {
-                self.fill_in(tag, Kind::Flush, 0..0, Some(flush()));
-                Ok(())
+            Io::Flush => {
+                let middle = Middle { op: MachineOp::Flush, sector: 0, sectors: 0 };
+                self.fill_in(tag, Kind::Flush, 0..0, Some(middle));
+                Ok(None)
             }
-            Op::Discard { offset, len } => self.plan_discard(tag, offset, len),
-            Op::WriteZeroes { offset, len, fua, no_unmap } => {
+            Io::Discard { offset, len } => self.plan_discard(tag, offset, len).map(|()| None),
+            Io::WriteZeroes { offset, len, fua, no_unmap } => {
                 self.check_writable()?;
                 let range = self.check(offset, len)?;
                 let fast = self.volume.info().fast_write_zeroes && !no_unmap && !fua;
                 let op =
                     if fast { MachineOp::BackendZeroes } else { MachineOp::EncryptZeroes { fua } };
-                self.plan_write(tag, &range, Source::Zeroes, op)
-                    .map_err(|_| Rejected::Busy(Op::WriteZeroes { offset, len, fua, no_unmap }))
+                self.plan_write(tag, &range, None, op)
+                    .map_err(|_| Rejected::Busy(Io::WriteZeroes { offset, len, fua, no_unmap }))
             }
         }
     }
 
-    pub(super) fn plan_read(&mut self, tag: u64, offset: u64, len: usize) -> Result<(), Rejected> {
-        let range = self.check(offset, len as u64)?;
-        if range.is_empty() {
-            self.fill_in(tag, Kind::Read, range, None);
-            return Ok(());
-        }
+    /// A read of whole sectors: straight to the client's pieces if each of them is some; otherwise to a
+    /// buffer of the queue, of which the bytes are taken that were asked for.
+    fn plan_read<'a>(
+        &mut self,
+        tag: u64,
+        offset: u64,
+        mut to: ReadTo<'a>,
+    ) -> Result<(), Rejected<'a>> {
         let sector = self.sector_size();
-        let whole = range.start / sector * sector..range.end.next_multiple_of(sector);
-        let bytes = usize::try_from(whole.end - whole.start).map_err(|_| Rejected::TooLarge)?;
-        let Some(buf) = self.pool.alloc(bytes) else {
-            return Err(self.no_memory(bytes, Op::Read { offset, len }));
+        let len = match &to {
+            ReadTo::Allocate(len) => *len,
+            ReadTo::Scattered(pieces) => total_len(pieces),
         };
+        let range = self.check(offset, len as u64)?;
+        let whole = range.start / sector * sector..range.end.next_multiple_of(sector);
+        let is_direct = match &to {
+            ReadTo::Allocate(_) => false,
+            ReadTo::Scattered(pieces) => {
+                let is_whole = |piece: &Buf| (piece.len() as u64).is_multiple_of(sector);
+                range == whole && pieces.iter().all(is_whole)
+            }
+        };
+        let mut buf = None;
+        if !range.is_empty() && !is_direct {
+            let bytes = usize::try_from(whole.end - whole.start).map_err(|_| Rejected::TooLarge)?;
+            buf = self.memory.data.alloc(bytes);
+            if buf.is_none() && self.memory.data.could_hold(bytes) {
+                return Err(Rejected::Busy(Io::Read { offset, to }));
+            } else if buf.is_none() {
+                return Err(Rejected::TooLarge);
+            }
+        }
         let head = (range.start - whole.start) as usize;
-        let job = self.fill_in(tag, Kind::Read, range, Some(middle(MachineOp::Read, &whole)));
-        (job.head, job.buf) = (head, Some(buf));
+        let middle = (!range.is_empty()).then(|| middle(MachineOp::Read, &whole));
+        let request = self.fill_in(tag, Kind::Read, range, middle);
+        (request.head, request.buf) = (head, buf);
+        if let ReadTo::Scattered(pieces) = &mut to {
+            request.pieces.append(pieces);
+        }
         Ok(())
     }
 
-    fn plan_discard(&mut self, tag: u64, offset: u64, len: u64) -> Result<(), Rejected> {
+    fn plan_discard(&mut self, tag: u64, offset: u64, len: u64) -> Result<(), Rejected<'static>> {
         self.check_writable()?;
         if !self.volume.info().discard {
             return Err(Rejected::NotSupported);
@@ -145,107 +167,91 @@ impl Queue {
         let range = self.check(offset, len)?;
         let sector = self.sector_size();
         let whole = range.start.next_multiple_of(sector)..range.end / sector * sector;
-        let job = self.fill_in(tag, Kind::Discard, range, None);
+        let request = self.fill_in(tag, Kind::Discard, range, None);
         if whole.start < whole.end {
-            job.middle = Some(middle(MachineOp::Discard, &whole));
-            job.range = whole;
+            request.middle = Some(middle(MachineOp::Discard, &whole));
+            request.range = whole;
         }
         Ok(())
     }
 
-    /// As [`Queue::plan`] for borrowed data; also tells which part of it the middle is.
-    pub(super) fn plan_write_from<'a>(
-        &mut self,
-        tag: u64,
-        offset: u64,
-        data: &'a [u8],
-        fua: bool,
-    ) -> Result<&'a [u8], Rejected> {
-        self.check_writable()?;
-        let range = self.check(offset, data.len() as u64)?;
-        if self.free.is_empty() {
-            return Err(Rejected::BusyBorrowed);
-        }
-        let middle = cut(&range, self.sector_size()).middle;
-        let part = &data[(middle.start - offset) as usize..(middle.end - offset) as usize];
-        self.plan_write(tag, &range, Source::Borrowed(data), MachineOp::Write { fua }).map_err(
-            |(lack, _)| match lack {
-                Lack::Now => Rejected::BusyBorrowed,
-                Lack::Ever => Rejected::TooLarge,
-            },
-        )?;
-        Ok(part)
-    }
-
-    /// A write of whole sectors, with an edge for each sector of which only a part is written, which
-    /// goes to the place of the job that starts next.
-    /// Gives the source back with an error.
-    pub(super) fn plan_write<'a>(
+    /// A write of whole sectors, with an edge for each sector of which only a part is written. Without
+    /// `from` it writes zeroes. Returns the plaintext of its middle, if that is borrowed.
+    ///
+    /// # Errors
+    /// Gives `from` back: there is no memory.
+    fn plan_write<'a>(
         &mut self,
         tag: u64,
         range: &Range<u64>,
-        source: Source<'a>,
+        from: Option<WriteFrom<'a>>,
         op: MachineOp,
-    ) -> Result<(), (Lack, Source<'a>)> {
-        if range.is_empty() {
-            self.fill_in(tag, Kind::Write, range.clone(), None);
-            return Ok(());
-        }
+    ) -> Result<Option<&'a [u8]>, (Lack, Option<WriteFrom<'a>>)> {
         let cut = cut(range, self.sector_size());
         let has_edges = cut.head.is_some() || cut.tail.is_some();
         let mut edges = [None, None];
-        for (slot, part) in edges.iter_mut().zip([&cut.head, &cut.tail]) {
+        for (edge, part) in edges.iter_mut().zip([&cut.head, &cut.tail]) {
             let Some(part) = part else { continue };
-            match self.edge(part, range.start, &source) {
-                Some(edge) => *slot = Some(edge),
-                None => return Err((Lack::Now, source)),
+            *edge = self.edge(part, range.start, from.as_ref());
+            if edge.is_none() {
+                return Err((Lack::Now, from));
             }
         }
+        let skip = (cut.middle.start - range.start) as usize;
         let bytes = (cut.middle.end - cut.middle.start) as usize;
-        let buf = match source {
-            _ if bytes == 0 => None,
-            Source::Zeroes => None,
-            Source::Owned(mut data) => {
+        let mut buf = None;
+        let is_elsewhere = matches!(from, Some(WriteFrom::Borrowed(_) | WriteFrom::Scattered(_)));
+        if is_elsewhere && bytes > 0 {
+            buf = self.memory.data.alloc(bytes);
+            if buf.is_none() {
+                let lack = if self.memory.data.could_hold(bytes) { Lack::Now } else { Lack::Ever };
+                return Err((lack, from));
+            }
+        }
+        let middle = (bytes > 0).then(|| middle(op, &cut.middle));
+        let request = self.fill_in(tag, Kind::Write, range.clone(), middle);
+        request.fua =
+            matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
+        if has_edges {
+            (request.mode, request.edges) = (Mode::Exclusive, edges);
+        }
+        let mut borrowed = None;
+        match from {
+            None => {}
+            Some(WriteFrom::Owned(_)) if bytes == 0 => {}
+            Some(WriteFrom::Owned(mut data)) => {
                 // Moved, not skipped: direct I/O asks for aligned memory, and what cannot go past the
                 // page cache would collide with what does.
-                let skip = (cut.middle.start - range.start) as usize;
                 if skip > 0 {
                     data.copy_within(skip..skip + bytes, 0);
                 }
                 data.truncate(bytes);
-                Some(data)
+                buf = Some(data);
             }
-            Source::Borrowed(_) | Source::Pieces(_) => match self.pool.alloc(bytes) {
-                Some(buf) => Some(buf),
-                None if self.pool.could_hold(bytes) => return Err((Lack::Now, source)),
-                None => return Err((Lack::Ever, source)),
-            },
-        };
-        let middle = (bytes > 0).then(|| middle(op, &cut.middle));
-        let job = self.fill_in(tag, Kind::Write, range.clone(), middle);
-        job.buf = buf;
-        job.fua =
-            matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
-        if has_edges {
-            job.mode = Mode::Exclusive;
-            let index = *self.free.last().expect("the callers saw a free job") as usize;
-            self.edges[index] = edges;
+            Some(WriteFrom::Borrowed(data)) => borrowed = data.get(skip..skip + bytes),
+            Some(WriteFrom::Scattered(pieces)) => request.pieces.append(pieces),
         }
-        Ok(())
+        request.buf = buf;
+        Ok(borrowed)
     }
 
     /// The edge that writes `part` of one sector; `None` when there is no memory for it now.
-    fn edge(&mut self, part: &Range<u64>, start: u64, source: &Source<'_>) -> Option<Edge> {
+    fn edge(
+        &mut self,
+        part: &Range<u64>,
+        start: u64,
+        from: Option<&WriteFrom<'_>>,
+    ) -> Option<Edge> {
         let sector = self.sector_size();
         let base = part.start / sector * sector;
         let bytes = (part.start - start) as usize..(part.end - start) as usize;
-        let buf = self.edge_pool.alloc(sector as usize)?;
-        let mut patch = self.edge_pool.alloc(bytes.len())?;
-        match source {
-            Source::Owned(data) => patch.copy_from_slice(&data[bytes]),
-            Source::Borrowed(data) => patch.copy_from_slice(&data[bytes]),
-            Source::Pieces(pieces) => copy_from(pieces, bytes.start, &mut patch),
-            Source::Zeroes => patch.fill(0),
+        let buf = self.memory.edges.alloc(sector as usize)?;
+        let mut patch = self.memory.edges.alloc(bytes.len())?;
+        match from {
+            Some(WriteFrom::Owned(data)) => patch.copy_from_slice(&data[bytes]),
+            Some(WriteFrom::Borrowed(data)) => patch.copy_from_slice(&data[bytes]),
+            Some(WriteFrom::Scattered(pieces)) => copy_from(pieces, bytes.start, &mut patch),
+            None => patch.fill(0),
         }
         Some(Edge {
             sector: base / 512,
@@ -255,18 +261,10 @@ impl Queue {
             patch,
         })
     }
-
-    fn no_memory(&self, bytes: usize, op: Op) -> Rejected {
-        if self.pool.could_hold(bytes) { Rejected::Busy(op) } else { Rejected::TooLarge }
-    }
 }
 
-pub(super) fn middle(op: MachineOp, bytes: &Range<u64>) -> Middle {
+fn middle(op: MachineOp, bytes: &Range<u64>) -> Middle {
     Middle { op, sector: bytes.start / 512, sectors: (bytes.end - bytes.start) / 512 }
-}
-
-fn flush() -> Middle {
-    Middle { op: MachineOp::Flush, sector: 0, sectors: 0 }
 }
 
 #[cfg(test)]
@@ -276,7 +274,7 @@ mod tests {
     #[test]
     fn a_range_is_cut_into_whole_sectors_and_at_most_two_parts() {
         for start in 0..40u64 {
-            for end in start + 1..60 {
+            for end in start..60 {
                 let Cut { head, middle, tail } = cut(&(start..end), 8);
                 let pieces = [head.clone(), Some(middle.clone()), tail.clone()];
                 let mut at = start;

@@ -4,23 +4,23 @@
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{Op as MachineOp, Request, RequestId};
 
-use super::job::{Kind, Middle, Role};
+use super::tables::{Kind, Middle, Role};
 use super::{Done, Queue};
 use crate::counters::add;
 use crate::data::Whole;
 use crate::range_lock::Mode;
 
 impl Queue {
-    /// Accepts the job that was planned. `source`: the plaintext of its middle, if that is borrowed.
+    /// Accepts the request that was planned. `source`: the plaintext of its middle, if that is borrowed.
     pub(super) fn start(&mut self, source: Option<&[u8]>) {
         self.set_awake(true);
-        let index = self.free.pop().expect("plan() saw a free job");
-        let job = &self.jobs[index as usize];
+        let index = self.free.pop().expect("submit() saw a free place");
+        let request = &self.requests[index as usize];
         // Only edges ask for their range alone.
-        let needs_range = job.middle.is_some() || job.mode == Mode::Exclusive;
-        self.choose_clock(job.len);
+        let needs_range = request.middle.is_some() || request.mode == Mode::Exclusive;
+        self.choose_clock(request.len);
         if !needs_range {
-            self.end_job(index);
+            self.end_request(index);
         } else if self.lock(index) {
             self.launch(index, source);
         } else {
@@ -29,15 +29,16 @@ impl Queue {
     }
 
     fn lock(&mut self, index: u32) -> bool {
-        let job = &mut self.jobs[index as usize];
-        job.locked = job.range.is_empty() || self.volume.locks.try_lock(&job.range, job.mode);
-        job.locked
+        let request = &mut self.requests[index as usize];
+        request.locked =
+            request.range.is_empty() || self.volume.locks.try_lock(&request.range, request.mode);
+        request.locked
     }
 
-    /// Keeps a job until its range is free; its data can no longer be borrowed then.
+    /// Keeps a request until its range is free; its data can no longer be borrowed then.
     fn park(&mut self, index: u32, source: Option<&[u8]>) {
-        let job = &mut self.jobs[index as usize];
-        if let (Some(source), Some(buf)) = (source, &mut job.buf) {
+        let request = &mut self.requests[index as usize];
+        if let (Some(source), Some(buf)) = (source, &mut request.buf) {
             buf.copy_from_slice(source);
         }
         self.parked.push_back(index);
@@ -45,151 +46,155 @@ impl Queue {
         self.retry_parked();
     }
 
-    /// Starts the parked jobs whose range is free now; for the others the waker will be signalled.
+    /// Starts the parked requests whose range is free now; for the others the waker will be signalled.
     pub(super) fn retry_parked(&mut self) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
-            let job = &mut self.jobs[index as usize];
-            job.locked = self.volume.locks.lock_or_sleep(&job.range, job.mode, &self.waker);
-            if job.locked {
+            let request = &mut self.requests[index as usize];
+            request.locked =
+                self.volume.locks.lock_or_sleep(&request.range, request.mode, self.wakers.own());
+            if request.locked {
                 self.launch(index, None);
             } else {
                 self.parked.push_back(index);
             }
         }
         if !self.parked.is_empty() {
-            (self.waker_used, self.waker_known) = (true, true);
+            self.wakers.is_with_a_lock();
         }
     }
 
-    /// Hands a job that has its range to the machine.
+    /// Hands a request that has its range to the machine.
     fn launch(&mut self, index: u32, source: Option<&[u8]>) {
-        let job = &mut self.jobs[index as usize];
-        let (middle, buf) = (job.middle, job.buf.take());
-        if job.mode == Mode::Exclusive {
+        let request = &mut self.requests[index as usize];
+        let (middle, buf) = (request.middle, request.buf.take());
+        if request.mode == Mode::Exclusive {
             for number in 0..2 {
-                let Some(edge) = &mut self.edges[index as usize][number] else { continue };
+                let edges = &mut self.requests[index as usize].edges;
+                let Some(edge) = &mut edges[number] else { continue };
                 let (sector, sectors) = (edge.sector, edge.sectors);
                 let (read, buf) =
                     (Middle { op: MachineOp::Read, sector, sectors }, edge.buf.take());
-                self.request(index, Role::Edge(number), read, buf);
+                self.ask(index, Role::Edge(number), read, buf);
             }
         }
         if let Some(middle) = middle {
-            let id = self.request(index, Role::Middle, middle, buf);
+            let id = self.ask(index, Role::Middle, middle, buf);
             if let Some(source) = source {
-                self.read_clock();
+                self.time.read();
                 self.environment = self.look_at_workers();
                 self.planned = false;
                 while self.carry_out_next(Some((id, source))) {}
                 // What was not encrypted yet needs a copy: the source goes back to its owner.
-                self.slots[id.index()].data.fill_rest(source);
+                self.machine_requests[id.index()].data.fill_rest(source);
             }
         }
     }
 
-    fn request(&mut self, job: u32, role: Role, what: Middle, buf: Option<Buf>) -> RequestId {
+    /// Asks the machine for a part of the client's request. Without a buffer, a read goes to the
+    /// client's own memory.
+    fn ask(&mut self, client: u32, role: Role, what: Middle, buf: Option<Buf>) -> RequestId {
         let Middle { op, sector, sectors } = what;
-        let asked = &mut self.jobs[job as usize];
-        asked.pending += 1;
-        let request = Request { op, sector, sectors, urgency: asked.urgency };
-        let id = self.machine.request(request);
-        let id = id.expect("the machine has room for three requests of each job");
-        let slot = &mut self.slots[id.index()];
-        (slot.job, slot.role, slot.op, slot.first_sector) = (job, role, op, sector);
+        let request = &mut self.requests[client as usize];
+        request.pending += 1;
+        let asked = Request { op, sector, sectors, urgency: request.urgency };
+        let id = self.machine.request(asked);
+        let id = id.expect("the machine has room for three requests of each client's");
+        let part = &mut self.machine_requests[id.index()];
+        (part.client, part.role, part.op, part.first_sector) = (client, role, op, sector);
         match (op, buf) {
-            (MachineOp::Read, None) => slot.data.set_scattered(&mut self.pieces[job as usize]),
-            (_, buf) => slot.data.set(buf),
+            (MachineOp::Read, None) => part.data.set_scattered(&mut request.pieces),
+            (_, buf) => part.data.set(buf),
         }
         id
     }
 
     /// A machine request has ended.
     pub(super) fn finish(&mut self, id: RequestId, result: Result<(), Errno>) {
-        let slot = &mut self.slots[id.index()];
-        let (index, role, op, sector) = (slot.job, slot.role, slot.op, slot.first_sector);
-        let job = &mut self.jobs[index as usize];
-        job.pending -= 1;
+        let part = &mut self.machine_requests[id.index()];
+        let (index, role, op, sector) = (part.client, part.role, part.op, part.first_sector);
+        let request = &mut self.requests[index as usize];
+        request.pending -= 1;
         match (op, result) {
-            (MachineOp::Read, Ok(())) => match (role, slot.data.join()) {
-                (Role::Middle, Some(whole)) => job.buf = whole.into_buf(),
+            (MachineOp::Read, Ok(())) => match (role, part.data.join()) {
+                (Role::Middle, Some(whole)) => request.buf = whole.into_buf(),
                 (Role::Edge(edge), Some(Whole::One(buf))) => {
                     return self.write_back(index, edge, buf);
                 }
-                _ => job.error = Some(Errno::IO),
+                _ => request.error = Some(Errno::IO),
             },
             (MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
                 // The backend cannot, or not less than a block of its own: write them.
                 let sectors = self.zeroes_left(index, sector);
                 let op = MachineOp::EncryptZeroes { fua: false };
-                self.request(index, role, Middle { op, sector, sectors }, None);
+                self.ask(index, role, Middle { op, sector, sectors }, None);
                 return;
             }
             (_, Ok(())) => {}
-            (_, Err(error)) => job.error = job.error.or(Some(error)),
+            (_, Err(error)) => request.error = request.error.or(Some(error)),
         }
-        slot.data.clear();
-        if job.pending == 0 {
-            self.end_job(index);
+        part.data.clear();
+        if request.pending == 0 {
+            self.end_request(index);
         }
     }
 
     /// The sector of an edge was read: it is changed and written.
     fn write_back(&mut self, index: u32, edge: usize, mut buf: Buf) {
         let role = Role::Edge(edge);
-        let Some(edge) = &self.edges[index as usize][edge] else { return };
+        let Some(edge) = &self.requests[index as usize].edges[edge] else { return };
         buf[edge.at..edge.at + edge.patch.len()].copy_from_slice(&edge.patch);
-        let op = MachineOp::Write { fua: self.jobs[index as usize].fua };
+        let op = MachineOp::Write { fua: self.requests[index as usize].fua };
         let write = Middle { op, sector: edge.sector, sectors: edge.sectors };
-        self.request(index, role, write, Some(buf));
+        self.ask(index, role, write, Some(buf));
     }
 
     /// Whole sectors of a write of zeroes, from its first one.
     fn zeroes_left(&self, index: u32, sector: u64) -> u64 {
-        let job = &self.jobs[index as usize];
+        let request = &self.requests[index as usize];
         let size = u64::from(self.volume.info().sector_size);
-        job.range.end / size * size / 512 - sector
+        request.range.end / size * size / 512 - sector
     }
 
-    pub(super) fn end_job(&mut self, index: u32) {
-        let job = &mut self.jobs[index as usize];
-        if job.mode == Mode::Exclusive {
-            self.edges[index as usize] = [None, None];
+    pub(super) fn end_request(&mut self, index: u32) {
+        let request = &mut self.requests[index as usize];
+        if request.mode == Mode::Exclusive {
+            request.edges = [None, None];
         }
         self.free.push(index);
-        if std::mem::take(&mut job.locked) && !job.range.is_empty() {
-            self.volume.locks.unlock(&job.range, job.mode);
+        if std::mem::take(&mut request.locked) && !request.range.is_empty() {
+            self.volume.locks.unlock(&request.range, request.mode);
         }
-        job.range = 0..0;
-        let (tag, result) = (job.tag, job.error.map_or(Ok(()), Err));
-        let mut data = job.buf.take().filter(|_| result.is_ok());
+        request.range = 0..0;
+        let (tag, result) = (request.tag, request.error.map_or(Ok(()), Err));
+        let mut data = request.buf.take().filter(|_| result.is_ok());
         if let Some(buf) = &mut data {
-            buf.advance(job.head);
-            buf.truncate(job.len as usize);
+            buf.advance(request.head);
+            buf.truncate(request.len as usize);
         }
         self.count(index);
-        if !self.pieces[index as usize].is_empty() {
+        if !self.requests[index as usize].pieces.is_empty() {
             self.deliver(index, data.take());
         }
         self.done.push_back(Done { tag, result, data });
     }
 
-    fn count(&self, job: u32) {
-        let (job, counters) = (&self.jobs[job as usize], &self.counters);
-        match job.error {
+    fn count(&self, index: u32) {
+        let (request, counters) = (&self.requests[index as usize], &self.counters);
+        match request.error {
             None => {}
             // Its client wanted it so.
             Some(Errno::CANCELED) => return,
             Some(error) => return counters.count_error(error),
         }
-        match job.kind {
+        match request.kind {
             Kind::Read => {
                 add(&counters.reads, 1);
-                add(&counters.read_bytes, job.len);
+                add(&counters.read_bytes, request.len);
             }
             Kind::Write => {
                 add(&counters.writes, 1);
-                add(&counters.written_bytes, job.len);
+                add(&counters.written_bytes, request.len);
             }
             Kind::Flush => add(&counters.flushes, 1),
             Kind::Discard => add(&counters.discards, 1),

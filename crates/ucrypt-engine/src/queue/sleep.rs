@@ -11,17 +11,31 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use ucrypt_backend::{Errno, Guest, Ring};
 
-use super::{Queue, RingOf};
+use super::Queue;
+
+/// Who uses [`Queue::ring`]: nobody, or somebody on the backend's ring or on one of the queue's.
+pub(super) enum RingOf {
+    Nobody,
+    Backend,
+    Queue(Box<Ring>),
+}
 
 /// How often a queue looks for an answer of a worker before it sleeps: a few microseconds.
 const SPINS: u32 = 200;
 
 /// The descriptors that end a sleep, joined.
 pub(super) struct Wakers {
-    /// The waker and the backend's descriptor, if there is one.
+    /// Signalled when a range that a parked request waits for may be free, and by workers while this
+    /// queue sleeps.
+    own: Arc<OwnedFd>,
+    /// It may have been signalled since it was last read.
+    may_be_signalled: bool,
+    /// Somebody else knows it, and may signal it late: workers, or a range lock.
+    is_known: bool,
+    /// It and the backend's descriptor, if there is one.
     inner: Joined,
     /// `inner` and the queue's own ring, if there is one.
     all: Option<OwnedFd>,
@@ -33,17 +47,47 @@ enum Joined {
 }
 
 impl Wakers {
+    /// `has_workers`: they will know the waker.
     pub(super) fn new(
-        waker: &Arc<OwnedFd>,
+        has_workers: bool,
         backend: Option<BorrowedFd<'_>>,
         own_ring: Option<BorrowedFd<'_>>,
     ) -> io::Result<Self> {
+        let own = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let inner = match backend {
-            Some(backend) => Joined::Two(join_fds(waker.as_fd(), backend)?),
-            None => Joined::One(waker.clone()),
+            Some(backend) => Joined::Two(join_fds(own.as_fd(), backend)?),
+            None => Joined::One(own.clone()),
         };
         let all = own_ring.map(|ring| join_fds(inner.as_fd(), ring)).transpose()?;
-        Ok(Self { inner, all })
+        Ok(Self { own, may_be_signalled: false, is_known: has_workers, inner, all })
+    }
+
+    /// For those that wake the queue.
+    pub(super) fn own(&self) -> &Arc<OwnedFd> {
+        &self.own
+    }
+
+    /// A range lock knows the waker, and may have signalled it already.
+    pub(super) fn is_with_a_lock(&mut self) {
+        (self.may_be_signalled, self.is_known) = (true, true);
+    }
+
+    /// The queue is about to sleep; who knows the waker may use it from now on.
+    fn arm(&mut self) {
+        self.may_be_signalled |= self.is_known;
+    }
+
+    /// Whether there may be signals to take, until the queue sleeps again.
+    pub(super) fn may_be_signalled(&mut self) -> bool {
+        std::mem::take(&mut self.may_be_signalled)
+    }
+
+    /// Takes the signals that have come.
+    pub(super) fn take_signals(&self) -> io::Result<()> {
+        match rustix::io::read(&*self.own, &mut [0; 8]) {
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -130,7 +174,7 @@ impl Queue {
             RingOf::Nobody => {}
             RingOf::Backend => {
                 let guest = self.backend.as_mut().and_then(|backend| backend.guest());
-                if guest.map_or(Ok(false), |mut guest| guest.watch(self.waker.as_fd()))? {
+                if guest.map_or(Ok(false), |mut guest| guest.watch(self.wakers.own.as_fd()))? {
                     self.take_stored(true)?;
                 }
                 return Ok(());
@@ -155,7 +199,7 @@ impl Queue {
         if !self.done.is_empty() || self.ring().is_some_and(|guest| guest.has_next()) {
             return false;
         }
-        self.waker_used |= self.waker_known;
+        self.wakers.arm();
         if self.offloaded > 0 {
             self.inbox.going_to_sleep();
             if !self.inbox.answers.is_empty() {

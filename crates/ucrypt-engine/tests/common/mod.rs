@@ -6,7 +6,7 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Op, PolicyKind, Queue, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Io, PolicyKind, Queue, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 /// xorshift64: the same run for the same seed.
@@ -58,8 +58,8 @@ pub fn volume_under(
 }
 
 /// Submits one operation and waits for it.
-pub fn run(queue: &mut Queue, op: Op) -> ucrypt_engine::Done {
-    queue.submit(42, op).unwrap();
+pub fn run(queue: &mut Queue, io: Io<'_>) -> ucrypt_engine::Done {
+    queue.submit(42, io).unwrap();
     queue.wait().unwrap();
     let done = queue.next_done().expect("an answer");
     assert_eq!(done.tag, 42);

@@ -10,19 +10,20 @@
 //! until there is a new request or an answer of the backend. It holds at most its queue's memory and
 //! depth: when a request finds no room there, no more are taken until something is done.
 
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, epoll, poll};
-use ucrypt_engine::{Buf, Done, Errno, Op, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 
 use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
 use super::answers::{Answers, Payload};
 use super::device::{Device, FRONT_LEN, Received, arguments};
-use super::file::{Outcome, VolumeFile, refusal};
+use super::file::{Outcome, VolumeFile};
 use super::{DEPTH, REQUEST_MAX};
+use crate::backlog::Submitter;
 use crate::table::Table;
+use crate::waiter::{EventFlags, Waiter, sleep_for_queue};
 
 /// One buffer to receive in, and what the requests under way may hold.
 const QUEUE: QueueConfig = QueueConfig { memory: 32 << 20, depth: DEPTH };
@@ -39,7 +40,7 @@ const ROUND_MAX: usize = 16;
 
 /// A request that the engine has.
 #[derive(Clone, Copy)]
-struct Pending {
+pub(super) struct Pending {
     unique: u64,
     /// The descriptor that it came by.
     device: usize,
@@ -58,8 +59,8 @@ enum Success {
 }
 
 /// What the engine is to do for a request.
-enum Work {
-    Op(Op),
+pub(super) enum Work {
+    Io(Io<'static>),
     /// A write whose data is where it was received.
     FromBuffer {
         offset: u64,
@@ -77,10 +78,10 @@ pub(super) struct Classic {
     under_way: Table<Pending>,
     /// Where requests are received, unless the engine has just taken it over.
     buffer: Option<Buf>,
-    /// A request that found no room in the engine.
-    held: Option<(Pending, Work)>,
-    /// Readable when there is a request or an answer. `None`: the thread waits for requests only.
-    both: Option<OwnedFd>,
+    /// What the engine had no room for. As long as there is any, no more is taken.
+    backlog: VecDeque<(Pending, Work)>,
+    /// Waits for a request or an answer. `None`: the thread waits for requests only.
+    waiter: Option<Waiter>,
     /// Bytes that were asked for in this round.
     round_bytes: usize,
     gone: bool,
@@ -90,7 +91,7 @@ impl Classic {
     pub(super) fn new(file: Arc<VolumeFile>, device: Device) -> io::Result<Self> {
         let mut queue = file.volume.queue(QUEUE)?;
         let mut devices = vec![device];
-        let both = if file.volume.info().synchronous {
+        let waiter = if file.volume.info().synchronous {
             if let Some(quick) = devices[0].separate() {
                 quick.set_nonblocking()?;
                 devices.push(quick);
@@ -98,7 +99,7 @@ impl Classic {
             None
         } else {
             devices[0].set_nonblocking()?;
-            Some(join(&devices[0], &queue)?)
+            Some(waiter(&devices[0], &queue)?)
         };
         Ok(Self {
             buffer: queue.alloc(REQUEST_MAX as usize),
@@ -107,8 +108,8 @@ impl Classic {
             answers: Answers::new(),
             queue,
             under_way: Table::new(DEPTH as usize),
-            held: None,
-            both,
+            backlog: VecDeque::with_capacity(1),
+            waiter,
             round_bytes: 0,
             gone: false,
         })
@@ -133,16 +134,14 @@ impl Classic {
     /// Takes requests until there are none, there is no room, or it is time to answer. Returns
     /// whether there was any. Sleeps for the first if nothing else could happen.
     fn take_requests(&mut self) -> bool {
-        if let Some((pending, work)) = self.held.take() {
-            self.offer(pending, work);
-        }
+        self.submit_waiting();
         let quick = self.devices.len() - 1;
-        let never_blocks = self.both.is_some() || quick > 0;
+        let never_blocks = self.waiter.is_some() || quick > 0;
         let somebody_waits = self.under_way.len() > 0 || !self.answers.is_empty();
         let mut device = if somebody_waits { quick } else { 0 };
         let mut taken = 0;
         self.round_bytes = 0;
-        if self.both.is_none() && !somebody_waits {
+        if self.waiter.is_none() && !somebody_waits {
             // It may: in `receive`.
             let _ = self.queue.may_sleep();
         }
@@ -159,7 +158,7 @@ impl Classic {
 
     fn takes_more(&mut self) -> bool {
         if self.gone
-            || self.held.is_some()
+            || !self.backlog.is_empty()
             || self.under_way.len() == DEPTH as usize
             || self.round_bytes >= ROUND_BYTES
         {
@@ -207,10 +206,10 @@ impl Classic {
             }
             Outcome::Read { offset, len } => {
                 self.round_bytes += len;
-                (Success::Data, Work::Op(Op::Read { offset, len }))
+                (Success::Data, Work::Io(Io::read(offset, len)))
             }
-            Outcome::Do(op) => (Success::Data, Work::Op(op)),
-            Outcome::DoAndRefuse(op) => (Success::Refused, Work::Op(op)),
+            Outcome::Do { io, refuse: false } => (Success::Data, Work::Io(io)),
+            Outcome::Do { io, refuse: true } => (Success::Refused, Work::Io(io)),
             Outcome::Write { offset, len, fua } => {
                 self.round_bytes += len;
                 let buffer = if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
@@ -218,48 +217,13 @@ impl Classic {
                     None => Work::FromBuffer { offset, len, fua },
                     Some(mut data) => {
                         data.truncate(len);
-                        Work::Op(Op::Write { offset, data, fua })
+                        Work::Io(Io::write(offset, data, fua))
                     }
                 };
                 (Success::Written(len as u32), work)
             }
         };
-        self.offer(Pending { unique, device, success }, work);
-    }
-
-    /// Offers the engine a request; keeps it if there is no room now.
-    fn offer(&mut self, pending: Pending, work: Work) {
-        let Some(tag) = self.under_way.insert(pending) else {
-            self.held = Some((pending, work));
-            return;
-        };
-        let submitted = match (work, &self.buffer) {
-            (Work::Op(op), _) => self.queue.submit(tag, op).map_err(|rejected| (rejected, None)),
-            (Work::FromBuffer { offset, len, fua }, Some(buffer)) => {
-                let again = Work::FromBuffer { offset, len, fua };
-                self.queue
-                    .write_from(tag, offset, &buffer[..len], fua)
-                    .map_err(|rejected| (rejected, Some(again)))
-            }
-            (Work::FromBuffer { .. }, None) => Err((Rejected::TooLarge, None)),
-        };
-        let Err((rejected, again)) = submitted else { return };
-        self.under_way.remove(tag);
-        let error = refusal(&rejected);
-        let again = match rejected {
-            Rejected::Busy(op) => Some(Work::Op(op)),
-            _ => again,
-        };
-        match (error, again) {
-            (None, Some(work)) if self.under_way.len() > 0 => {
-                self.held = Some((pending, work));
-            }
-            // With nothing under way, no memory will come free.
-            (error, _) => {
-                let error = error.unwrap_or(Errno::NOMEM);
-                self.answer(pending.device, pending.unique, Err(error));
-            }
-        }
+        self.submit((Pending { unique, device, success }, work));
     }
 
     /// Answers what the engine is done with. Returns whether there was anything.
@@ -291,33 +255,70 @@ impl Classic {
         }
         self.answers.send(&self.devices);
         self.queue = self.file.volume.queue(QUEUE)?;
-        if self.both.is_some() {
-            self.both = Some(join(&self.devices[0], &self.queue)?);
+        if self.waiter.is_some() {
+            self.waiter = Some(waiter(&self.devices[0], &self.queue)?);
         }
         Ok(())
     }
 
     /// Sleeps until there is a request that can be taken, or an answer.
     fn sleep(&mut self) -> io::Result<()> {
-        let Some(both) = &self.both else { return self.queue.wait() };
-        if !self.queue.may_sleep() {
-            return Ok(());
-        }
-        let full =
-            self.held.is_some() || self.buffer.is_none() || self.under_way.len() == DEPTH as usize;
-        let fd = if self.gone || full { self.queue.wait_fd() } else { both.as_fd() };
-        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], None) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+        let is_full = !self.backlog.is_empty()
+            || self.buffer.is_none()
+            || self.under_way.len() == DEPTH as usize;
+        match &self.waiter {
+            None => self.queue.wait(),
+            Some(_) if self.gone || is_full => sleep_for_queue(&mut self.queue),
+            Some(waiter) => waiter.sleep(&mut self.queue, None, |_, _| {}),
         }
     }
 }
 
-/// One descriptor that is readable when either is. A request wakes one thread, not all.
-fn join(device: &Device, queue: &Queue) -> io::Result<OwnedFd> {
-    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let data = epoll::EventData::new_u64(0);
-    epoll::add(&both, device, data, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE)?;
-    epoll::add(&both, queue.wait_fd(), data, epoll::EventFlags::IN)?;
-    Ok(both)
+impl Submitter for Classic {
+    type Request = (Pending, Work);
+
+    fn backlog(&mut self) -> &mut VecDeque<Self::Request> {
+        &mut self.backlog
+    }
+
+    fn offer(&mut self, (pending, work): Self::Request) -> Result<(), Self::Request> {
+        let Some(tag) = self.under_way.insert(pending) else { return Err((pending, work)) };
+        let (result, again) = match (work, &self.buffer) {
+            (Work::Io(io), _) => match self.queue.submit(tag, io) {
+                Err(Rejected::Busy(io)) => (Err(None), Some(Work::Io(io))),
+                result => (result.map_err(|rejected| rejected.errno()), None),
+            },
+            (Work::FromBuffer { offset, len, fua }, Some(buffer)) => {
+                let io = Io::write_borrowed(offset, &buffer[..len], fua);
+                let result = self.queue.submit(tag, io).map_err(|rejected| rejected.errno());
+                (result, Some(Work::FromBuffer { offset, len, fua }))
+            }
+            (Work::FromBuffer { .. }, None) => (Err(Some(Errno::INVAL)), None),
+        };
+        let Err(error) = result else { return Ok(()) };
+        self.under_way.remove(tag);
+        match (error, again) {
+            (None, Some(work)) => return Err((pending, work)),
+            (error, _) => {
+                let error = error.unwrap_or(Errno::NOMEM);
+                self.answer(pending.device, pending.unique, Err(error));
+            }
+        }
+        Ok(())
+    }
+
+    fn awaits_room(&self) -> bool {
+        self.under_way.len() > 0 || !self.answers.is_empty()
+    }
+
+    fn give_up(&mut self, (pending, _): Self::Request) {
+        self.answer(pending.device, pending.unique, Err(Errno::NOMEM));
+    }
+}
+
+/// Waits for a request or an answer. A request wakes one thread, not all.
+fn waiter(device: &Device, queue: &Queue) -> io::Result<Waiter> {
+    let mut waiter = Waiter::new(queue)?;
+    waiter.watch(0, device, EventFlags::IN | EventFlags::EXCLUSIVE)?;
+    Ok(waiter)
 }

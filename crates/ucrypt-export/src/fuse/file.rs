@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::OFlags;
-use ucrypt_engine::{Errno, Op, Rejected, Volume, VolumeInfo};
+use ucrypt_engine::{Errno, Io, Volume, VolumeInfo};
 
 use super::abi::{Attr, Body, Request, Time};
 use super::hidden::{Hole, Holes};
@@ -31,10 +31,9 @@ pub(super) enum Outcome {
     /// The volume has to write the first `len` bytes of the request's data; the answer tells how
     /// many that were.
     Write { offset: u64, len: usize, fua: bool },
-    /// The volume has to do this, and the answer has no body.
-    Do(Op),
-    /// The volume has to do this, and the answer is `EOPNOTSUPP`.
-    DoAndRefuse(Op),
+    /// The volume has to do this. The answer has no body, or, if it is to be refused all the same, is
+    /// `EOPNOTSUPP`.
+    Do { io: Io<'static>, refuse: bool },
 }
 
 /// Who uses the file.
@@ -129,7 +128,7 @@ impl VolumeFile {
             Request::Init { .. } => Outcome::Now(Err(Errno::IO)),
             Request::Read { offset, size } => self.read(offset, size),
             Request::Write { offset, size, flags } => self.write(offset, size, flags, data, zeroes),
-            Request::Fsync => Outcome::Do(Op::Flush),
+            Request::Fsync => Outcome::Do { io: Io::Flush, refuse: false },
             Request::Fallocate { offset, len, mode } => self.fallocate(offset, len, mode),
         }
     }
@@ -240,7 +239,8 @@ impl VolumeFile {
         if len_there == 0 {
             return Outcome::Now(Ok(Body::EMPTY));
         }
-        Outcome::Do(Op::WriteZeroes { offset, len: len_there, fua: false, no_unmap })
+        let io = Io::WriteZeroes { offset, len: len_there, fua: false, no_unmap };
+        Outcome::Do { io, refuse: false }
     }
 
     /// The driver makes a hole.
@@ -248,10 +248,10 @@ impl VolumeFile {
         if !self.info().discard {
             return Outcome::Now(Err(Errno::OPNOTSUPP));
         }
-        let op = Op::Discard { offset, len };
+        let io = Io::Discard { offset, len };
         match holes.meaning() {
-            Hole::Discard => Outcome::Do(op),
-            Hole::DiscardOrNothing => Outcome::DoAndRefuse(op),
+            Hole::Discard => Outcome::Do { io, refuse: false },
+            Hole::DiscardOrNothing => Outcome::Do { io, refuse: true },
             Hole::Unclear => Outcome::Now(Err(Errno::OPNOTSUPP)),
         }
     }
@@ -266,16 +266,4 @@ fn changes(volume: &Volume) -> u64 {
 /// Since the epoch.
 fn now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO)
-}
-
-/// What a refusal of the engine is to a program; `None`: it can be tried again.
-pub(super) fn refusal(rejected: &Rejected) -> Option<Errno> {
-    match rejected {
-        Rejected::ReadOnly => Some(Errno::ROFS),
-        // What a block device says to a write behind its end.
-        Rejected::OutOfRange => Some(Errno::NOSPC),
-        Rejected::NotSupported => Some(Errno::OPNOTSUPP),
-        Rejected::TooLarge => Some(Errno::INVAL),
-        Rejected::Busy(_) | Rejected::BusyBorrowed => None,
-    }
 }

@@ -27,13 +27,14 @@ use std::sync::Arc;
 
 use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
-use ucrypt_engine::{Buf, Done, Errno, Op, Queue, QueueConfig, Rejected};
+use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 
 use super::REQUEST_MAX;
 use super::abi::{self, ANSWER_LEN, Body, Request, ring};
 use super::abort::abort;
 use super::device::Device;
-use super::file::{Outcome, VolumeFile, refusal};
+use super::file::{Outcome, VolumeFile};
+use crate::backlog::Submitter;
 
 /// Bytes of an entry's page; the kernel's structure and the two vectors that name the entry.
 const PAGE_LEN: usize = 4096;
@@ -116,8 +117,8 @@ pub(super) struct Ring {
     live: usize,
     /// Bytes that were asked for in this round of the loop.
     round_bytes: usize,
-    /// Requests that found no room in the engine, by entry, first come first served.
-    held: VecDeque<(usize, Outcome)>,
+    /// What the engine had no room for, by entry.
+    backlog: VecDeque<(usize, Outcome)>,
     /// For handing one payload to the engine; kept so that none is made for each request.
     pieces: Vec<Buf>,
 }
@@ -153,7 +154,7 @@ impl Ring {
             queue,
             live: count,
             round_bytes: 0,
-            held: VecDeque::with_capacity(count),
+            backlog: VecDeque::with_capacity(count),
             pieces: Vec::with_capacity(1),
             entries,
         })
@@ -174,7 +175,7 @@ impl Ring {
     /// Serves until the file is not mounted any more.
     pub(super) fn run(mut self) {
         while self.live > 0 || self.queue.in_flight() > 0 {
-            let mut progress = self.take_completions() | self.offer_held();
+            let mut progress = self.submit_waiting() | self.take_completions();
             let more = self.round_bytes >= ROUND_BYTES;
             // Submits the answers of the last round too, unless `wait` is about to.
             let polled =
@@ -236,78 +237,10 @@ impl Ring {
             Ok(request) => self.file.take(request, payload, || false),
             Err(error) => Outcome::Now(Err(error)),
         };
-        self.offer(index, outcome);
-    }
-
-    /// Does what a request comes to; keeps it if the engine has no room now.
-    fn offer(&mut self, index: usize, outcome: Outcome) {
-        let tag = index as u64;
-        let refused = match outcome {
-            // The entry has to go back anyhow.
-            Outcome::Silent => return self.answer(index, Ok(0)),
-            Outcome::Now(Ok(body)) => {
-                let len = self.entries[index].put(&body);
-                return self.answer(index, Ok(len));
-            }
-            Outcome::Now(Err(error)) => return self.answer(index, Err(error)),
-            Outcome::Read { offset, len } => {
-                self.round_bytes += len;
-                self.entries[index].success = Success::Data(len);
-                self.pieces.push(self.entries[index].payload(len));
-                let read = self.queue.read_into(tag, offset, &mut self.pieces);
-                read.err().map(|rejected| (rejected, Outcome::Read { offset, len }))
-            }
-            Outcome::Write { offset, len, fua } => {
-                self.round_bytes += len;
-                self.entries[index].success = Success::Written(len as u32);
-                self.pieces.push(self.entries[index].payload(len));
-                let written = self.queue.write_pieces(tag, offset, &mut self.pieces, fua);
-                written.err().map(|rejected| (rejected, Outcome::Write { offset, len, fua }))
-            }
-            Outcome::Do(op) => self.submit(index, op, Success::Nothing, Outcome::Do),
-            Outcome::DoAndRefuse(op) => {
-                self.submit(index, op, Success::Refusal, Outcome::DoAndRefuse)
-            }
-        };
-        self.pieces.clear();
-        let Some((rejected, outcome)) = refused else { return };
-        match refusal(&rejected) {
-            Some(error) => self.answer(index, Err(error)),
-            None if self.queue.in_flight() > 0 => self.held.push_back((index, outcome)),
-            // With nothing under way, no memory will come free.
-            None => self.answer(index, Err(Errno::NOMEM)),
+        if let Outcome::Read { len, .. } | Outcome::Write { len, .. } = outcome {
+            self.round_bytes += len;
         }
-    }
-
-    /// Submits what has no data. Returns a refusal, with what is to be tried again if it can be.
-    fn submit(
-        &mut self,
-        index: usize,
-        op: Op,
-        success: Success,
-        again: fn(Op) -> Outcome,
-    ) -> Option<(Rejected, Outcome)> {
-        self.entries[index].success = success;
-        self.queue.submit(index as u64, op).err().map(|rejected| match rejected {
-            Rejected::Busy(op) => (Rejected::BusyBorrowed, again(op)),
-            other => (other, Outcome::Silent),
-        })
-    }
-
-    /// Offers the engine again what it had no room for. Returns whether it took any.
-    fn offer_held(&mut self) -> bool {
-        let before = self.held.len();
-        for _ in 0..before {
-            let Some((index, outcome)) = self.held.pop_front() else { break };
-            let left = self.held.len();
-            self.offer(index, outcome);
-            if self.held.len() > left {
-                // Still no room: it stays the first.
-                self.held.rotate_right(1);
-                break;
-            }
-        }
-        self.held.len() < before
+        self.submit((index, outcome));
     }
 
     /// Answers what the engine is done with. Returns whether there was anything.
@@ -339,6 +272,65 @@ impl Ring {
         ring::put_answer(&mut entry.page, &head, len);
         let commit = entry.commit;
         self.command(index, ring::COMMIT_AND_FETCH, commit);
+    }
+}
+
+impl Submitter for Ring {
+    type Request = (usize, Outcome);
+
+    fn backlog(&mut self) -> &mut VecDeque<Self::Request> {
+        &mut self.backlog
+    }
+
+    fn offer(&mut self, (index, outcome): Self::Request) -> Result<(), Self::Request> {
+        let (entry, tag) = (&mut self.entries[index], index as u64);
+        let (result, again) = match outcome {
+            Outcome::Silent => {
+                // The entry has to go back anyhow.
+                self.answer(index, Ok(0));
+                return Ok(());
+            }
+            Outcome::Now(result) => {
+                let result = result.map(|body| entry.put(&body));
+                self.answer(index, result);
+                return Ok(());
+            }
+            Outcome::Read { offset, len } => {
+                entry.success = Success::Data(len);
+                self.pieces.push(entry.payload(len));
+                let read = self.queue.submit(tag, Io::read_into(offset, &mut self.pieces));
+                (read.map_err(|rejected| rejected.errno()), Outcome::Read { offset, len })
+            }
+            Outcome::Write { offset, len, fua } => {
+                entry.success = Success::Written(len as u32);
+                self.pieces.push(entry.payload(len));
+                let io = Io::write_scattered(offset, &mut self.pieces, fua);
+                let written = self.queue.submit(tag, io).map_err(|rejected| rejected.errno());
+                (written, Outcome::Write { offset, len, fua })
+            }
+            Outcome::Do { io, refuse } => {
+                entry.success = if refuse { Success::Refusal } else { Success::Nothing };
+                match self.queue.submit(tag, io) {
+                    Err(Rejected::Busy(io)) => (Err(None), Outcome::Do { io, refuse }),
+                    result => (result.map_err(|rejected| rejected.errno()), Outcome::Silent),
+                }
+            }
+        };
+        self.pieces.clear();
+        match result {
+            Ok(()) => {}
+            Err(Some(error)) => self.answer(index, Err(error)),
+            Err(None) => return Err((index, again)),
+        }
+        Ok(())
+    }
+
+    fn awaits_room(&self) -> bool {
+        self.queue.in_flight() > 0
+    }
+
+    fn give_up(&mut self, (index, _): Self::Request) {
+        self.answer(index, Err(Errno::NOMEM));
     }
 }
 

@@ -17,14 +17,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use ucrypt_engine::{Buf, Done, Errno, Op, Queue, Rejected, Volume};
+use ucrypt_engine::{Buf, Done, Errno, Io, Queue, Rejected, Volume};
 
 use super::inbox::Inbox;
 use super::outbox::{Outbox, Reply, Sent};
 use super::pending::{Kind, Pending, PendingTable};
 use super::request::{Limits, NO_MEMORY, Refusal};
+use crate::backlog::Submitter;
 use crate::stop::Stop;
+use crate::waiter::{EventFlags, Waiter};
 use intake::{Incoming, Need};
 
 /// How long a client that has disconnected, or a server that stops, waits for replies to be taken.
@@ -50,6 +51,10 @@ pub(super) enum ConnectionError {
 /// Bytes of replies to get ready while the client takes none: enough to go on at once when it
 /// does, and no more, so that they are still in the cache when they leave.
 const READY_MAX: usize = 4 << 20;
+
+/// What a connection watches beside its queue.
+const SOCKET: usize = 0;
+const STOP: usize = 1;
 
 /// What a connection serves.
 pub(super) struct Service {
@@ -82,7 +87,8 @@ pub(super) struct Connection<'a> {
     bulk: bool,
     pending: PendingTable,
     /// What the engine had no room for, in order; all of it is in `pending` too.
-    waiting: VecDeque<(u64, Op)>,
+    waiting: VecDeque<(u64, Io<'static>)>,
+    waiter: Waiter,
     outbox: Outbox<Buf>,
     /// The client does not keep up with the replies.
     socket_full: bool,
@@ -96,10 +102,13 @@ pub(super) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> Self {
+    /// # Errors
+    /// The system has no descriptors left.
+    pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> io::Result<Self> {
         let Service { volume, queue, limits, structured, depth } = service;
         let depth = depth as usize;
-        Self {
+        let waiter = Waiter::new(&queue)?;
+        Ok(Self {
             socket: socket.as_fd(),
             stop,
             volume,
@@ -115,13 +124,14 @@ impl<'a> Connection<'a> {
             bulk: false,
             pending: PendingTable::new(depth),
             waiting: VecDeque::with_capacity(depth),
+            waiter,
             outbox: Outbox::new(depth),
             socket_full: false,
             input_open: true,
             output_open: true,
             failure: None,
             give_up: None,
-        }
+        })
     }
 
     /// Serves until the input has ended and everything that was taken is done.
@@ -130,7 +140,7 @@ impl<'a> Connection<'a> {
             if self.stop.is_set() {
                 self.close_input();
             }
-            let mut progress = self.resubmit();
+            let mut progress = self.submit_waiting();
             progress |= self.take_requests();
             self.queue.poll().map_err(ConnectionError::Queue)?;
             progress |= self.collect();
@@ -157,53 +167,11 @@ impl<'a> Connection<'a> {
             || self.socket_full && self.outbox.bytes() >= READY_MAX
     }
 
-    fn start(&mut self, pending: Pending, op: Op) {
+    fn start(&mut self, pending: Pending, io: Io<'static>) {
         match self.pending.insert(pending) {
-            Some(tag) => self.submit(tag, op),
+            Some(tag) => self.submit((tag, io)),
             None => self.reply(Reply::error(self.structured, pending.cookie, NO_MEMORY)),
         }
-    }
-
-    /// Hands an operation to the engine, behind those that wait.
-    fn submit(&mut self, tag: u64, op: Op) {
-        if !self.waiting.is_empty() {
-            self.waiting.push_back((tag, op));
-        } else if let Some(op) = self.offer(tag, op) {
-            self.waiting.push_front((tag, op));
-        }
-    }
-
-    /// Offers the engine again what it had no room for.
-    fn resubmit(&mut self) -> bool {
-        let mut progress = false;
-        while let Some((tag, op)) = self.waiting.pop_front() {
-            let Some(op) = self.offer(tag, op) else {
-                progress = true;
-                continue;
-            };
-            if self.queue.in_flight() > 0 || !self.outbox.is_empty() {
-                self.waiting.push_front((tag, op));
-                break;
-            }
-            // With nothing under way and nothing to send, no memory will come free.
-            drop(op);
-            self.finish(tag, Err(Errno::NOMEM), None);
-            progress = true;
-        }
-        progress
-    }
-
-    /// Offers the engine an operation; gives it back if there is no room now.
-    fn offer(&mut self, tag: u64, op: Op) -> Option<Op> {
-        let errno = match self.queue.submit(tag, op) {
-            Ok(()) => return None,
-            Err(Rejected::Busy(op)) => return Some(op),
-            Err(Rejected::ReadOnly) => Errno::PERM,
-            Err(Rejected::OutOfRange | Rejected::NotSupported) => Errno::INVAL,
-            Err(Rejected::TooLarge | Rejected::BusyBorrowed) => Errno::NOMEM,
-        };
-        self.finish(tag, Err(errno), None);
-        None
     }
 
     /// Takes what the engine is done with.
@@ -229,7 +197,7 @@ impl<'a> Connection<'a> {
             }
             (Ok(()), Kind::Plain, _) => Reply::success(cookie),
             (Ok(()), Kind::TrimThenFlush, _) => {
-                return self.start(Pending { cookie, kind: Kind::Plain }, Op::Flush);
+                return self.start(Pending { cookie, kind: Kind::Plain }, Io::Flush);
             }
         };
         self.reply(reply);
@@ -290,34 +258,19 @@ impl<'a> Connection<'a> {
             self.close_output();
             return Ok(());
         }
-        let mut events = PollFlags::empty();
-        events.set(PollFlags::IN, self.input_open && self.need == Need::Input);
-        events.set(PollFlags::OUT, !self.outbox.is_empty());
-        if !self.queue.may_sleep() {
-            return Ok(());
-        }
-        let mut fds = Vec::with_capacity(3);
-        // Without a wish the socket stays out: a hang-up would be reported over and over. So would
-        // the order to stop, once it is followed.
-        if !events.is_empty() {
-            fds.push(PollFd::from_borrowed_fd(self.socket, events));
-        }
-        if self.queue.in_flight() > 0 {
-            fds.push(PollFd::from_borrowed_fd(self.queue.wait_fd(), PollFlags::IN));
-        }
-        if self.input_open {
-            fds.push(PollFd::new(self.stop, PollFlags::IN));
-        }
-        let timeout = left.map(|left| Timespec {
-            tv_sec: left.as_secs().cast_signed(),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        });
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(ConnectionError::Socket(error.into())),
-        }
-        // The first is the socket whenever it was polled for input. A hang-up is read as well.
-        self.try_input = events.contains(PollFlags::IN) && fds[0].revents() != PollFlags::OUT;
+        let mut events = EventFlags::empty();
+        events.set(EventFlags::IN, self.input_open && self.need == Need::Input);
+        events.set(EventFlags::OUT, !self.outbox.is_empty());
+        self.waiter.watch(SOCKET, self.socket, events)?;
+        // For ever readable once it is given.
+        let stop = if self.input_open { EventFlags::IN } else { EventFlags::empty() };
+        self.waiter.watch(STOP, self.stop, stop)?;
+        let try_input = &mut self.try_input;
+        *try_input = false;
+        self.waiter.sleep(&mut self.queue, left, |number, flags| {
+            // A hang-up is read as well.
+            *try_input |= number == SOCKET && flags != EventFlags::OUT;
+        })?;
         Ok(())
     }
 
@@ -328,5 +281,33 @@ impl<'a> Connection<'a> {
         }
         let give_up = *self.give_up.get_or_insert_with(|| Instant::now() + LINGER);
         Some(give_up.saturating_duration_since(Instant::now()))
+    }
+}
+
+impl Submitter for Connection<'_> {
+    type Request = (u64, Io<'static>);
+
+    fn backlog(&mut self) -> &mut VecDeque<Self::Request> {
+        &mut self.waiting
+    }
+
+    fn offer(&mut self, (tag, io): Self::Request) -> Result<(), Self::Request> {
+        match self.queue.submit(tag, io) {
+            Ok(()) => {}
+            Err(Rejected::Busy(io)) => return Err((tag, io)),
+            Err(rejected) => {
+                let error = rejected.errno().unwrap_or(Errno::NOMEM);
+                self.finish(tag, Err(error), None);
+            }
+        }
+        Ok(())
+    }
+
+    fn awaits_room(&self) -> bool {
+        self.queue.in_flight() > 0 || !self.outbox.is_empty()
+    }
+
+    fn give_up(&mut self, (tag, _): Self::Request) {
+        self.finish(tag, Err(Errno::NOMEM), None);
     }
 }

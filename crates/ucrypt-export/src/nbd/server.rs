@@ -341,7 +341,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
         structured: negotiated.structured,
         depth: QUEUE.depth,
     };
-    Connection::new(socket, stop, service).run()
+    Connection::new(socket, stop, service).map_err(ConnectionError::Queue)?.run()
 }
 
 /// Why a client is not served, if so.

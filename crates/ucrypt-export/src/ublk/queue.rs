@@ -1,8 +1,8 @@
 //! One queue of a device: the loop of a thread between the kernel's requests and the engine.
 //!
 //! - A tag is in one of three hands: the kernel's (a command is under way), the engine's (a request
-//!   is), or it stands in `waiting`, because the engine had no room. `waiting` is served first come
-//!   first served, after every answer. Appends to zones may also stand in line there, see `zones`.
+//!   is), or it stands in `waiting`, because the engine had no room. Appends
+//!   to zones may also stand in line there, see `zones`.
 //! - A request ends in exactly one commit, which is also the tag's next fetch.
 //! - The loop ends when the kernel has given every tag back, which it does when the device is
 //!   stopped or deleted; or when the engine's queue or the ring breaks. Its descriptors are then
@@ -16,13 +16,14 @@ use std::io;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use ucrypt_engine::{Buf, Done, Op, Queue, Rejected, VolumeZones};
+use ucrypt_engine::{Buf, Done, Io, Queue, VolumeZones};
 
 use super::abi::Descriptor;
 use super::commands::{self, Commands};
 use super::data::Data;
 use super::descriptors::Descriptors;
 use super::zones::Zones;
+use crate::backlog::Submitter;
 
 /// Which queue of a device, and its bounds.
 #[derive(Debug, Clone, Copy)]
@@ -100,58 +101,18 @@ impl Server {
         while self.live > 0 {
             while let Some(fetched) = commands::next(&mut self.engine) {
                 match fetched.result {
-                    Ok(()) => self.request(fetched.tag),
+                    Ok(()) => self.submit(fetched.tag),
                     // The device is stopped, or gone.
                     Err(_) => self.live -= 1,
                 }
             }
             while let Some(done) = self.engine.next_done() {
                 self.answer(&done);
-                self.retry();
             }
+            self.submit_waiting();
             self.engine.wait()?;
         }
         Ok(())
-    }
-
-    /// The kernel has a request.
-    fn request(&mut self, tag: u16) {
-        if self.waiting.is_empty() {
-            self.start(tag);
-        } else {
-            self.waiting.push_back(tag);
-        }
-    }
-
-    /// Starts what waits, as far as there is room.
-    fn retry(&mut self) {
-        while let Some(tag) = self.waiting.pop_front() {
-            if !self.start(tag) {
-                // `start` put it at the end: it is the first.
-                self.waiting.rotate_right(1);
-                return;
-            }
-        }
-    }
-
-    /// Hands a request to the engine, or ends it. Returns false if it waits instead, or one that could
-    /// be started because this one was refused.
-    fn start(&mut self, tag: u16) -> bool {
-        let mut next = Some(tag);
-        while let Some(tag) = next {
-            match self.submit(tag) {
-                Ok(()) => return true,
-                Err(NotStarted::Later) => {
-                    self.waiting.push_back(tag);
-                    return false;
-                }
-                Err(NotStarted::Ended(result)) => {
-                    next = self.next_append(tag);
-                    self.commit(tag, result);
-                }
-            }
-        }
-        true
     }
 
     /// The append that may be started because that of the tag, which is not committed yet, has ended.
@@ -162,21 +123,21 @@ impl Server {
         is_append.then(|| zones.next(request.start_sector.saturating_mul(512))).flatten()
     }
 
-    fn submit(&mut self, tag: u16) -> Result<(), NotStarted> {
+    fn start(&mut self, tag: u16) -> Result<(), NotStarted> {
         let request = self.descriptors.read(tag).ok_or(refused(Errno::INVAL))?;
         // A flush has a range that means nothing; beyond all volumes, others are refused for it.
         let offset = request.start_sector.saturating_mul(512);
         let len = u64::from(request.sectors) * 512;
-        let op = match request.op() {
-            Descriptor::READ => Op::Read { offset, len: self.data_len(len)? },
+        let io = match request.op() {
+            Descriptor::READ => Io::read(offset, self.data_len(len)?),
             Descriptor::WRITE => {
                 let data = self.take_data(tag, len)?;
-                Op::Write { offset, data, fua: request.is_fua() }
+                Io::write(offset, data, request.is_fua())
             }
             Descriptor::ZONE_APPEND => return self.append(tag, request),
-            Descriptor::FLUSH => Op::Flush,
-            Descriptor::DISCARD => Op::Discard { offset, len },
-            Descriptor::WRITE_ZEROES => Op::WriteZeroes {
+            Descriptor::FLUSH => Io::Flush,
+            Descriptor::DISCARD => Io::Discard { offset, len },
+            Descriptor::WRITE_ZEROES => Io::WriteZeroes {
                 offset,
                 len,
                 fua: request.is_fua(),
@@ -184,7 +145,7 @@ impl Server {
             },
             _ => return Err(NotStarted::Ended(self.manage_zones(tag, request))),
         };
-        self.hand_over(tag, op)
+        self.hand_over(tag, io)
     }
 
     /// A write at a place that is ours to choose.
@@ -196,7 +157,7 @@ impl Server {
         // It was parked, or goes there.
         let Some(offset) = placed else { return Ok(()) };
         let data = self.take_data(tag, len)?;
-        self.hand_over(tag, Op::Write { offset, data, fua: request.is_fua() })?;
+        self.hand_over(tag, Io::write(offset, data, request.is_fua()))?;
         if let Some(zones) = &mut self.zones {
             zones.appending(tag, offset);
         }
@@ -222,14 +183,10 @@ impl Server {
         Ok(data)
     }
 
-    fn hand_over(&mut self, tag: u16, op: Op) -> Result<(), NotStarted> {
-        self.engine.submit(u64::from(tag), op).map_err(|rejected| match rejected {
-            Rejected::Busy(_) | Rejected::BusyBorrowed => NotStarted::Later,
-            Rejected::OutOfRange => refused(Errno::NOSPC),
-            Rejected::ReadOnly => refused(Errno::ROFS),
-            Rejected::NotSupported => refused(Errno::OPNOTSUPP),
-            Rejected::TooLarge => refused(Errno::INVAL),
-        })
+    fn hand_over(&mut self, tag: u16, io: Io<'_>) -> Result<(), NotStarted> {
+        self.engine
+            .submit(u64::from(tag), io)
+            .map_err(|rejected| rejected.errno().map_or(NotStarted::Later, refused))
     }
 
     /// The length of a request's data, if it is one that was agreed on.
@@ -263,7 +220,7 @@ impl Server {
             None => self.commit(tag, result),
         }
         if let Some(next) = next {
-            self.start(next);
+            self.submit(next);
         }
     }
 
@@ -285,6 +242,40 @@ impl Server {
             _ => Some(0),
         });
         bytes.and_then(|bytes| i32::try_from(bytes).ok()).unwrap_or(0)
+    }
+}
+
+impl Submitter for Server {
+    type Request = u16;
+
+    fn backlog(&mut self) -> &mut VecDeque<u16> {
+        &mut self.waiting
+    }
+
+    /// What has to wait may also be an append that can be started because this request was refused.
+    fn offer(&mut self, tag: u16) -> Result<(), u16> {
+        let mut next = Some(tag);
+        while let Some(tag) = next {
+            match self.start(tag) {
+                Ok(()) => return Ok(()),
+                Err(NotStarted::Later) => return Err(tag),
+                Err(NotStarted::Ended(result)) => {
+                    next = self.next_append(tag);
+                    self.commit(tag, result);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn awaits_room(&self) -> bool {
+        self.engine.in_flight() > 0
+    }
+
+    fn give_up(&mut self, tag: u16) {
+        let next = self.next_append(tag);
+        self.commit(tag, Err(Errno::NOMEM));
+        self.waiting.extend(next);
     }
 }
 

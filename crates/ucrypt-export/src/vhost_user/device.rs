@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ucrypt_engine::{Op, QueueConfig, Volume, VolumeInfo};
+use ucrypt_engine::{Io, QueueConfig, Volume, VolumeInfo};
 use vhost::vhost_user::GpuBackend;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -129,7 +129,7 @@ fn surroundings<'a>(
 fn flush(volume: &Arc<Volume>) -> io::Result<()> {
     let mut queue = volume.queue(QueueConfig { memory: 4096, depth: 1 })?;
     let refused = || io::Error::other("the volume takes no flush");
-    queue.submit(0, Op::Flush).map_err(|_| refused())?;
+    queue.submit(0, Io::Flush).map_err(|_| refused())?;
     queue.wait()?;
     Ok(queue.next_done().ok_or_else(refused)?.result?)
 }

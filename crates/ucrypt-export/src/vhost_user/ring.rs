@@ -9,17 +9,17 @@
 //! and when a request is in memory that was just removed, which is left in the ring until there is
 //! another map.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use ucrypt_engine::{Buf, Op, Queue, QueueConfig, Rejected, Urgency, Volume};
+use ucrypt_engine::{Buf, Io, Queue, QueueConfig, Rejected, Urgency, Volume};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Report;
@@ -30,7 +30,9 @@ use super::memory::{Gone, GuestMap};
 use super::request::{Command, ID_LEN, Parser, Request, Status};
 use super::shared::Shared;
 use super::split::{Broken, NotThere, Place, SplitRing};
+use crate::backlog::Submitter;
 use crate::stop::Stop;
+use crate::waiter::{EventFlags, Waiter};
 
 /// Buffer memory of a ring in bytes: room for the ciphertext of two of the largest writes. Pages
 /// are used when they are first touched.
@@ -127,16 +129,13 @@ impl From<StartError> for io::Error {
     }
 }
 
-/// What the thread sleeps on.
-enum Waker {
-    Change,
-    Engine,
-    Kick,
-}
+/// What the thread watches beside its queue.
+const CHANGE: usize = 0;
+const KICK: usize = 1;
 
 /// Where the answer of a request goes that the engine has.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+pub(super) struct Pending {
     status_at: Option<GuestAddress>,
     written: u32,
 }
@@ -146,8 +145,7 @@ pub(super) struct Ring {
     index: usize,
     virtqueue: SplitRing,
     kick: File,
-    /// Of the kick, the engine, and changes, by [`Waker`].
-    wakers: OwnedFd,
+    waiter: Waiter,
     track: Option<Track>,
     shared: Arc<Shared>,
     device: Arc<DeviceState>,
@@ -157,8 +155,8 @@ pub(super) struct Ring {
     /// By first descriptor.
     pending: Vec<Option<Pending>>,
     under_way: usize,
-    /// What the engine had no room for.
-    waiting: Option<(u16, Request)>,
+    /// What the engine had no room for: at most one, because no more is taken then.
+    waiting: VecDeque<(u16, Request)>,
     /// The data of the request that is being submitted, or waits.
     pieces: Vec<Buf>,
     /// Requests that another server has left, to be done before others; the first one last.
@@ -188,21 +186,21 @@ impl Ring {
         let config = QueueConfig { memory: MEMORY, depth: u32::from(place.size) };
         let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
-        let wakers = wakers(&shared, &queue, &kick).map_err(io::Error::from)?;
+        let waiter = waiter(&shared, &queue, &kick)?;
         Ok(Self {
             index,
             queue,
             pending: vec![None; usize::from(place.size)],
             under_way: 0,
             parser: Parser::new(),
-            waiting: None,
+            waiting: VecDeque::with_capacity(1),
             pieces: Vec::with_capacity(SEGMENTS_MAX as usize),
             left_over,
             ends: None,
             unheard: 0,
             virtqueue,
             kick,
-            wakers,
+            waiter,
             track,
             shared,
             device,
@@ -223,7 +221,7 @@ impl Ring {
             progress |= self.finish();
             self.check_memory();
             self.call();
-            self.shared.set_under_way(self.under_way + usize::from(self.waiting.is_some()));
+            self.shared.set_under_way(self.under_way + self.waiting.len());
             if self.is_ending() && self.under_way == 0 && self.has_no_work() {
                 break;
             }
@@ -243,33 +241,30 @@ impl Ring {
 
     /// Whether nothing that was taken waits to be submitted.
     fn has_no_work(&self) -> bool {
-        self.waiting.is_none() && (self.left_over.is_empty() || self.ends.is_some())
+        self.waiting.is_empty() && (self.left_over.is_empty() || self.ends.is_some())
     }
 
     /// Takes requests while the engine has room. Returns whether there was any.
     fn take(&mut self) -> bool {
-        let mut any = false;
-        loop {
-            if let Some((head, request)) = self.waiting.take() {
-                if !self.submit(head, request) {
-                    return any;
-                }
-                any = true;
-            }
+        let mut any = self.submit_waiting();
+        while self.waiting.is_empty() {
             match self.next_head() {
                 Ok(Some((head, is_left_over))) => {
-                    if let Err(Gone) = self.parse(head) {
+                    let Ok(request) = self.parse(head) else {
                         self.park(head, is_left_over);
-                        return any;
-                    }
+                        break;
+                    };
+                    self.submit((head, request));
                 }
-                Ok(None) => return any,
+                Ok(None) => break,
                 Err(broken) => {
                     self.fail(&broken);
-                    return any;
+                    break;
                 }
             }
+            any = true;
         }
+        any
     }
 
     /// The next request to be carried out, if there is one, and whether another server has left it.
@@ -289,15 +284,14 @@ impl Ring {
         Ok(next)
     }
 
-    /// Reads a request, which waits then.
-    fn parse(&mut self, head: u16) -> Result<(), Gone> {
+    /// Reads a request.
+    fn parse(&mut self, head: u16) -> Result<Request, Gone> {
         let chain = self.virtqueue.chain(&self.map, head);
         let request = self.parser.parse(&self.map, chain, &mut self.pieces)?;
         if let Some(track) = &mut self.track {
             track.taken(head);
         }
-        self.waiting = Some((head, request));
-        Ok(())
+        Ok(request)
     }
 
     /// Leaves a request in the ring until there is another map of the memory.
@@ -308,65 +302,6 @@ impl Ring {
             self.virtqueue.put_back();
         }
         self.ends = Some(Why::Parked);
-    }
-
-    /// Hands a request to the engine, or answers it. Returns whether there was room; if not, it
-    /// waits.
-    fn submit(&mut self, head: u16, request: Request) -> bool {
-        let Request { command, status_at, written, urgency } = request;
-        let is_polled = self.unheard >= POLLED_AFTER && urgency == Urgency::Normal;
-        self.queue.set_urgency(if is_polled { Urgency::Urgent } else { urgency });
-        let pending = Pending { status_at, written };
-        let result = match command {
-            Ok(Command::Id) => {
-                let mut id = &self.device.serial[..];
-                for piece in &mut self.pieces {
-                    let (part, rest) = id.split_at(piece.len().min(id.len()));
-                    piece[..part.len()].copy_from_slice(part);
-                    id = rest;
-                }
-                self.pieces.clear();
-                return self.answer(head, pending, Status::Ok);
-            }
-            Ok(command) => self.carry_out(head, command),
-            Err(status) => return self.answer(head, pending, status),
-        };
-        match result {
-            Ok(()) => {
-                self.pending[usize::from(head)] = Some(pending);
-                self.under_way += 1;
-                true
-            }
-            Err(Rejected::Busy(_) | Rejected::BusyBorrowed) if self.under_way > 0 => {
-                self.waiting = Some((head, request));
-                false
-            }
-            Err(rejected) => {
-                self.pieces.clear();
-                let status = match rejected {
-                    Rejected::NotSupported => Status::Unsupported,
-                    _ => Status::IoErr,
-                };
-                self.answer(head, pending, status)
-            }
-        }
-    }
-
-    fn carry_out(&mut self, head: u16, command: Command) -> Result<(), Rejected> {
-        let tag = u64::from(head);
-        let fua = !self.device.writeback.load(Ordering::Relaxed);
-        let (queue, pieces) = (&mut self.queue, &mut self.pieces);
-        match command {
-            Command::Read { offset } => queue.read_into(tag, offset, pieces),
-            Command::Write { offset } => queue.write_pieces(tag, offset, pieces, fua),
-            Command::Flush => queue.submit(tag, Op::Flush),
-            Command::Discard { offset, len } => queue.submit(tag, Op::Discard { offset, len }),
-            Command::WriteZeroes { offset, len, unmap } => {
-                queue.submit(tag, Op::WriteZeroes { offset, len, fua, no_unmap: !unmap })
-            }
-            // Answered without the engine.
-            Command::Id => Err(Rejected::NotSupported),
-        }
     }
 
     /// Answers what the engine has finished. Returns whether there was any.
@@ -400,8 +335,8 @@ impl Ring {
         is_cut_off
     }
 
-    /// Puts an answer into the ring. Always returns true: the request is done.
-    fn answer(&mut self, head: u16, pending: Pending, status: Status) -> bool {
+    /// Puts an answer into the ring.
+    fn answer(&mut self, head: u16, pending: Pending, status: Status) {
         self.unheard = self.unheard.saturating_add(1);
         let mut written = 0;
         if let Some(at) = pending.status_at
@@ -418,7 +353,6 @@ impl Ring {
         if let Some(track) = &self.track {
             track.ended(head, self.virtqueue.next_used());
         }
-        true
     }
 
     /// Calls the guest if it wants to hear of the answers.
@@ -435,7 +369,7 @@ impl Ring {
 
     /// Waits for a kick, an answer of the engine, or a change.
     fn sleep(&mut self) -> io::Result<()> {
-        let takes_more = !self.is_ending() && self.waiting.is_none();
+        let takes_more = !self.is_ending() && self.waiting.is_empty();
         if takes_more {
             match self.virtqueue.ask_for_kick(&self.map) {
                 Ok(false) => {}
@@ -446,23 +380,11 @@ impl Ring {
                 }
             }
         }
-        if !self.queue.may_sleep() {
-            return Ok(());
-        }
-        let mut events = [MaybeUninit::uninit(); 3];
-        let woken = match epoll::wait(&self.wakers, &mut events, None) {
-            Ok((woken, _)) => woken,
-            Err(Errno::INTR) => &mut [],
-            Err(error) => return Err(error.into()),
-        };
-        for event in woken {
-            let by = event.data.u64();
-            if by == Waker::Change as u64 {
-                self.shared.clear_wake();
-            } else if by == Waker::Kick as u64 {
-                event::clear(self.kick.as_fd());
-            }
-        }
+        let Self { waiter, queue, shared, kick, .. } = self;
+        waiter.sleep(queue, None, |number, _| match number {
+            CHANGE => shared.clear_wake(),
+            _ => event::clear(kick.as_fd()),
+        })?;
         if takes_more && let Err(broken) = self.virtqueue.need_no_kick(&self.map) {
             self.fail(&broken);
         }
@@ -483,14 +405,76 @@ impl Ring {
     }
 }
 
-/// What a ring sleeps on. The kick is seen each time it is given, also if its counter is never read: a
-/// front end that fills it changes nothing, and one that reads it takes its own kicks away.
-fn wakers(shared: &Shared, queue: &Queue, kick: &File) -> Result<OwnedFd, Errno> {
-    let wakers = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let data = |by: Waker| epoll::EventData::new_u64(by as u64);
-    epoll::add(&wakers, shared, data(Waker::Change), epoll::EventFlags::IN)?;
-    epoll::add(&wakers, queue.wait_fd(), data(Waker::Engine), epoll::EventFlags::IN)?;
-    let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    epoll::add(&wakers, kick, data(Waker::Kick), edges)?;
-    Ok(wakers)
+impl Submitter for Ring {
+    type Request = (u16, Request);
+
+    fn backlog(&mut self) -> &mut VecDeque<Self::Request> {
+        &mut self.waiting
+    }
+
+    /// The data of the request is in `pieces`.
+    fn offer(&mut self, (head, request): Self::Request) -> Result<(), Self::Request> {
+        let Request { command, status_at, written, urgency } = request;
+        let is_polled = self.unheard >= POLLED_AFTER && urgency == Urgency::Normal;
+        self.queue.set_urgency(if is_polled { Urgency::Urgent } else { urgency });
+        let fua = !self.device.writeback.load(Ordering::Relaxed);
+        let pieces = &mut self.pieces;
+        let io = match command {
+            Ok(Command::Read { offset }) => Ok(Io::read_into(offset, pieces)),
+            Ok(Command::Write { offset }) => Ok(Io::write_scattered(offset, pieces, fua)),
+            Ok(Command::Flush) => Ok(Io::Flush),
+            Ok(Command::Discard { offset, len }) => Ok(Io::Discard { offset, len }),
+            Ok(Command::WriteZeroes { offset, len, unmap }) => {
+                Ok(Io::WriteZeroes { offset, len, fua, no_unmap: !unmap })
+            }
+            Ok(Command::Id) => {
+                put_id(&self.device.serial, pieces);
+                Err(Status::Ok)
+            }
+            Err(status) => Err(status),
+        };
+        let pending = Pending { status_at, written };
+        let ended = match io.map(|io| self.queue.submit(u64::from(head), io)) {
+            Ok(Ok(())) => {
+                self.pending[usize::from(head)] = Some(pending);
+                self.under_way += 1;
+                return Ok(());
+            }
+            Ok(Err(Rejected::Busy(_))) => return Err((head, request)),
+            Ok(Err(Rejected::NotSupported)) => Status::Unsupported,
+            Ok(Err(_)) => Status::IoErr,
+            Err(status) => status,
+        };
+        self.pieces.clear();
+        self.answer(head, pending, ended);
+        Ok(())
+    }
+
+    fn awaits_room(&self) -> bool {
+        self.under_way > 0
+    }
+
+    fn give_up(&mut self, (head, request): Self::Request) {
+        self.pieces.clear();
+        let Request { status_at, written, .. } = request;
+        self.answer(head, Pending { status_at, written }, Status::IoErr);
+    }
+}
+
+/// Puts the device's name where the guest wants it, as much of it as has room.
+fn put_id(mut id: &[u8], pieces: &mut [Buf]) {
+    for piece in pieces {
+        let (part, rest) = id.split_at(piece.len().min(id.len()));
+        piece[..part.len()].copy_from_slice(part);
+        id = rest;
+    }
+}
+
+/// Waits for a change, the engine, or a kick, which is seen each time it is given, also if its counter is
+/// never read: a front end that fills it changes nothing, and one that reads it takes its own kicks away.
+fn waiter(shared: &Shared, queue: &Queue, kick: &File) -> io::Result<Waiter> {
+    let mut waiter = Waiter::new(queue)?;
+    waiter.watch(CHANGE, shared, EventFlags::IN)?;
+    waiter.watch(KICK, kick, EventFlags::IN | EventFlags::ET)?;
+    Ok(waiter)
 }

@@ -13,7 +13,7 @@ use rustix::fs::statvfs;
 use serde_json::json;
 use tempfile::TempDir;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions};
-use ucrypt_engine::{Op, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Buf, Io, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_export::fuse::{FuseExport, FuseOptions};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_luks::luks2;
@@ -209,17 +209,15 @@ fn fill(volume: &Arc<Volume>, stop: &Receiver<i32>) -> Result<(), Failure> {
             return Err(interrupted());
         }
         let len = (volume.info().len - offset).min(data.len() as u64);
-        one(&mut queue, |queue| queue.write_from(0, offset, &data[..len as usize], false))?;
+        one(&mut queue, Io::write_borrowed(offset, &data[..len as usize], false))?;
         offset += len;
     }
     Ok(())
 }
 
-fn one(
-    queue: &mut ucrypt_engine::Queue,
-    submit: impl FnOnce(&mut ucrypt_engine::Queue) -> Result<(), ucrypt_engine::Rejected>,
-) -> Result<Option<ucrypt_engine::Buf>, Failure> {
-    submit(queue).map_err(|rejected| Failure::device(format!("refused: {rejected:?}")))?;
+fn one(queue: &mut Queue, io: Io<'_>) -> Result<Option<Buf>, Failure> {
+    let refused = |rejected| Failure::device(format!("refused: {rejected:?}"));
+    queue.submit(0, io).map_err(refused)?;
     queue.wait().map_err(Failure::device)?;
     let done = queue.next_done().ok_or_else(|| Failure::device("no answer"))?;
     done.result.map_err(Failure::device)?;
@@ -231,8 +229,8 @@ fn check(volume: &Arc<Volume>, image: &FileBackend) -> Result<(), Failure> {
     let text = b"This sentence must not be found on the disk. ".repeat(1000);
     let mut queue = volume.queue(QUEUE).map_err(Failure::memory)?;
     let offset = 12_345;
-    one(&mut queue, |queue| queue.write_from(0, offset, &text, true))?;
-    let data = one(&mut queue, |queue| queue.submit(0, Op::Read { offset, len: text.len() }))?;
+    one(&mut queue, Io::write_borrowed(offset, &text, true))?;
+    let data = one(&mut queue, Io::read(offset, text.len()))?;
     if data.as_deref() != Some(&text[..]) {
         return Err(Failure::device("the volume did not give back what was written"));
     }

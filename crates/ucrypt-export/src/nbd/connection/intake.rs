@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::net::RecvFlags;
-use ucrypt_engine::{Buf, Op};
+use ucrypt_engine::{Buf, Io};
 
 use super::{Connection, ConnectionError};
 use crate::nbd::extents::join_extents;
@@ -151,27 +151,27 @@ impl Connection<'_> {
             return self.reply(self.nothing(command, request.cookie));
         }
         let (offset, len) = (request.offset, u64::from(request.length));
-        let (kind, op) = match command {
+        let (kind, io) = match command {
             Command::Disconnect => return self.close_input(),
             Command::BlockStatus { one } => return self.block_status(request, one),
             Command::Write { fua } => {
                 self.incoming = Incoming::WantsBuffer { request, fua };
                 return;
             }
-            Command::Flush => (Kind::Plain, Op::Flush),
+            Command::Flush => (Kind::Plain, Io::Flush),
             Command::Read => {
                 self.round_bytes += len as usize;
-                (Kind::Read { offset }, Op::Read { offset, len: len as usize })
+                (Kind::Read { offset }, Io::read(offset, len as usize))
             }
             Command::Trim { fua } => {
                 let kind = if fua { Kind::TrimThenFlush } else { Kind::Plain };
-                (kind, Op::Discard { offset, len })
+                (kind, Io::Discard { offset, len })
             }
             Command::WriteZeroes { fua, no_hole } => {
-                (Kind::Plain, Op::WriteZeroes { offset, len, fua, no_unmap: no_hole })
+                (Kind::Plain, Io::WriteZeroes { offset, len, fua, no_unmap: no_hole })
             }
         };
-        self.start(Pending { cookie: request.cookie, kind }, op);
+        self.start(Pending { cookie: request.cookie, kind }, io);
     }
 
     /// The reply to a command on no bytes: nothing is done, with success.
@@ -188,7 +188,7 @@ impl Connection<'_> {
         if let Incoming::Data { request, fua, buffer: data, .. } = incoming {
             self.round_bytes += data.len();
             let pending = Pending { cookie: request.cookie, kind: Kind::Plain };
-            self.start(pending, Op::Write { offset: request.offset, data, fua });
+            self.start(pending, Io::write(request.offset, data, fua));
         }
     }
 

@@ -121,7 +121,9 @@ impl<'a> Ring<'a> {
                 rest = behind;
             }
         }
-        self.driver.submit(slot, kind, first, &runs);
+        // What somebody waits for, and what may wait until the disk is idle.
+        let priority = if self.random.percent(25) { 3 << 13 } else { self.random.below(4) as u32 };
+        self.driver.submit_with(priority, slot, kind, first, &runs);
         self.slots[usize::from(slot)] = Some(Pending { tag, operation, runs });
     }
 

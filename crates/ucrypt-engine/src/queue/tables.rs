@@ -1,17 +1,17 @@
-//! What a queue remembers about a client's request and about the machine requests it became.
+//! What a queue remembers about a client's request, about the machine's requests that it became, and
+//! about their chunks.
 
 use std::ops::Range;
 
 use ucrypt_backend::{Buf, Errno};
-use ucrypt_dispatch::{Op as MachineOp, Part, Urgency};
+use ucrypt_dispatch::{Op as MachineOp, PARTS_MAX, Part, Urgency};
 
 use crate::data::Data;
 use crate::range_lock::Mode;
 
-/// A client's request, from acceptance to answer. Its place in the table is filled in where it stands,
-/// because so many words are not moved for nothing.
+/// A client's request, from acceptance to answer.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct ClientRequest {
     pub(super) tag: u64,
     pub(super) kind: Kind,
     /// Bytes of the volume that it touches, and how it holds them.
@@ -22,6 +22,10 @@ pub(super) struct Job {
     pub(super) middle: Option<Middle>,
     /// Memory for the middle until it is started; what was read once it has ended.
     pub(super) buf: Option<Buf>,
+    /// The sectors of which it writes only a part.
+    pub(super) edges: [Option<Edge>; 2],
+    /// The client's own memory, as long as it is not with a machine's request. The list is kept.
+    pub(super) pieces: Vec<Buf>,
     pub(super) fua: bool,
     pub(super) urgency: Urgency,
     /// Machine requests that have not finished.
@@ -33,7 +37,10 @@ pub(super) struct Job {
     pub(super) len: u64,
 }
 
-impl Default for Job {
+/// Pieces of a client's memory for which each request keeps room; more make its list grow, once.
+const PIECES: usize = 16;
+
+impl Default for ClientRequest {
     fn default() -> Self {
         Self {
             tag: 0,
@@ -43,6 +50,8 @@ impl Default for Job {
             locked: false,
             middle: None,
             buf: None,
+            edges: [None, None],
+            pieces: Vec::with_capacity(PIECES),
             fua: false,
             urgency: Urgency::Normal,
             pending: 0,
@@ -88,21 +97,22 @@ pub(super) struct Edge {
 pub(super) enum Role {
     #[default]
     Middle,
-    /// Which of the job's two edges.
+    /// Which of the client request's two edges.
     Edge(usize),
 }
 
 /// What belongs to a machine request.
 #[derive(Debug)]
-pub(super) struct Slot {
-    pub(super) job: u32,
+pub(super) struct MachineRequest {
+    /// The client's request that it is a part of.
+    pub(super) client: u32,
     pub(super) role: Role,
     pub(super) op: MachineOp,
     pub(super) first_sector: u64,
     pub(super) data: Data,
 }
 
-impl Slot {
+impl MachineRequest {
     /// Moves a part's bytes out of the request's data. Returns whether all of them were there.
     #[must_use]
     pub(super) fn cut(&mut self, part: &Part, chunk: &mut Vec<Buf>) -> bool {
@@ -111,14 +121,35 @@ impl Slot {
     }
 }
 
-impl Default for Slot {
+impl Default for MachineRequest {
     fn default() -> Self {
         Self {
-            job: 0,
+            client: 0,
             role: Role::Middle,
             op: MachineOp::Flush,
             first_sector: 0,
             data: Data::default(),
         }
+    }
+}
+
+/// The buffers of a chunk. The lists travel with the buffers and come back, so that none is made after
+/// start.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    /// While they are in no other hands.
+    pub(super) bufs: Vec<Buf>,
+    /// Those of the parts that are submitted again one by one, after an error. A list without memory
+    /// otherwise.
+    pub(super) again: Vec<Buf>,
+}
+
+/// Buffers of a chunk for which room is kept: requests that travel together, in pieces. More make
+/// the list grow.
+const CHUNK_BUFS: usize = 4 * PARTS_MAX;
+
+impl Default for Chunk {
+    fn default() -> Self {
+        Self { bufs: Vec::with_capacity(CHUNK_BUFS), again: Vec::new() }
     }
 }
