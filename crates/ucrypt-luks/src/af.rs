@@ -1,8 +1,8 @@
 //! The anti-forensic splitter of LUKS (on-disk format 1.2.3, section 2.4).
 //!
-//! A key is blown up to `stripes` times its size so that losing any part of it on the medium
-//! (to remapped sectors, to a partial wipe) loses the key. Splitting fills all stripes but the
-//! last with random bytes, merging diffuses the running XOR after each of them.
+//! Splitting expands a key to `stripes` times its size, so that losing any part of it on the
+//! medium (to remapped sectors, to a partial wipe) loses the key. All stripes but the last are
+//! random. Splitting and merging both diffuse the running XOR after each of these.
 
 use zeroize::Zeroizing;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::medium::{Random, fill_random, zeroed};
 
-/// Blows `key` up to `stripes` times its length.
+/// Expands `key` to `stripes` times its length.
 pub(crate) fn split(
     key: &[u8],
     stripes: u32,
@@ -28,8 +28,8 @@ pub(crate) fn split(
     Ok(split)
 }
 
-/// Recovers the key of `key_len` bytes from its stripes. `split` must be a whole, non-zero number
-/// of stripes long.
+/// Recovers the key of `key_len` bytes from its stripes. `split` must hold a whole number of
+/// stripes, at least one.
 pub(crate) fn merge(split: &[u8], key_len: usize, hash: Hash) -> Result<Zeroizing<Vec<u8>>> {
     let whole = key_len > 0 && !split.is_empty() && split.len().is_multiple_of(key_len);
     if !whole {
@@ -57,8 +57,8 @@ fn run(stripes: &[u8], key_len: usize, hash: Hash) -> Zeroizing<Vec<u8>> {
     state
 }
 
-/// Hashes each digest-sized block of `src` together with its number; the last block and its
-/// digest are cut off where `src` ends.
+/// Hashes the number and the bytes of each digest-sized block of `src` into `dst`. The last block
+/// may be shorter; its digest is truncated to the same length.
 fn diffuse(src: &[u8], dst: &mut [u8], hash: Hash) {
     let size = hash.size();
     for (number, (src, dst)) in (0_u32..).zip(src.chunks(size).zip(dst.chunks_mut(size))) {

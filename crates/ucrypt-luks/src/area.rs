@@ -1,5 +1,5 @@
-//! The area of a keyslot: the volume key, split into stripes and encrypted under the key that the
-//! passphrase gives. LUKS1 and LUKS2 share it.
+//! A keyslot area: the volume key, split into stripes and encrypted under a key derived from the
+//! passphrase. LUKS1 and LUKS2 share this module.
 
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use zeroize::Zeroizing;
@@ -11,15 +11,15 @@ use crate::kdf::KEY_LEN_MAX;
 use crate::medium::{Random, ReadAt, read_bytes, zeroed};
 use crate::volume::SECTOR_BYTES;
 
-/// The number of stripes that every known implementation uses and cryptsetup requires.
+/// The number of stripes. Every known implementation uses it, and cryptsetup requires it.
 pub(crate) const STRIPES: u32 = 4000;
 
-/// Bytes that `stripes` of a key of `key_len` bytes take on the medium: whole sectors.
+/// Bytes that `stripes` stripes of `key_len` bytes take on the medium, in whole sectors.
 pub(crate) fn material_len(key_len: u32, stripes: u32) -> u64 {
     (u64::from(key_len) * u64::from(stripes)).next_multiple_of(SECTOR_BYTES)
 }
 
-/// How a volume key lies in its area.
+/// How a keyslot area stores a volume key.
 pub(crate) struct Area<'a> {
     /// First byte in the header image.
     pub(crate) offset: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Area<'a> {
 }
 
 impl Area<'_> {
-    /// Reads, decrypts and merges: gives what would be the volume key if `area_key` is right.
+    /// Reads, decrypts and merges the area. Returns the volume key only if `area_key` is right.
     pub(crate) fn open(&self, image: &dyn ReadAt, area_key: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
         let cipher = self.keyed(area_key)?;
         let limit = material_len(KEY_LEN_MAX as u32, STRIPES);
@@ -46,7 +46,7 @@ impl Area<'_> {
         af::merge(&area[..split], self.key_len as usize, self.hash)
     }
 
-    /// Splits and encrypts `volume_key`: gives the bytes of the area, still to be written at
+    /// Splits and encrypts `volume_key`. Returns the bytes of the area, for the caller to write at
     /// [`offset`](Self::offset).
     pub(crate) fn seal(
         &self,
@@ -73,7 +73,7 @@ impl Area<'_> {
     }
 }
 
-/// Parses the cipher of a segment or a keyslot area; `what` names it.
+/// Parses the cipher of a segment or a keyslot area, which errors call `what`.
 pub(crate) fn parse_cipher(what: &str, spec: &str) -> Result<CipherSpec> {
     spec.parse().map_err(|problem: ucrypt_sector::SpecError| Error::Cipher {
         place: format!("{what} with \"{spec}\""),
@@ -81,7 +81,7 @@ pub(crate) fn parse_cipher(what: &str, spec: &str) -> Result<CipherSpec> {
     })
 }
 
-/// A buffer for a key of `len` bytes, if `cipher` takes such keys.
+/// A zeroed buffer for a key of `len` bytes, if `cipher` takes keys of this length.
 pub(crate) fn key_buffer(cipher: &CipherSpec, len: u32) -> Result<Vec<u8>> {
     if cipher.is_null() || cipher.key_sizes().contains(len as usize) {
         return zeroed(u64::from(len));

@@ -1,22 +1,22 @@
-//! What trying one keyslot after another adds up to.
+//! Collects the outcomes of trying one keyslot after another.
 //!
-//! One keyslot that cannot be tried (an unknown hash, a cipher that is not there) must not keep
-//! the others from opening, and must not be forgotten if none of them does.
+//! A keyslot that cannot be tried (an unknown hash, an unsupported cipher) must not keep the others
+//! from opening. If no keyslot opens, the error must mention it.
 
 use crate::error::{Error, Result};
 
 /// The outcome so far.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    /// Whether the passphrase was really tried on some keyslot.
+    /// Whether at least one keyslot refused the passphrase.
     refused: bool,
     /// The first keyslot that could not be tried.
     skipped: Option<(u32, Error)>,
 }
 
 impl Attempts {
-    /// Takes note of one attempt: hands on the key if it opened, and the errors that no other
-    /// keyslot would cure.
+    /// Records one attempt. Returns the key if the keyslot opened, and fails on an error that
+    /// would affect every other keyslot too.
     pub(crate) fn note<K>(&mut self, number: u32, outcome: Result<Option<K>>) -> Result<Option<K>> {
         match outcome {
             Ok(Some(key)) => return Ok(Some(key)),
@@ -36,7 +36,7 @@ impl Attempts {
         Ok(None)
     }
 
-    /// The error to give when no keyslot opened.
+    /// The error to return when no keyslot opened.
     pub(crate) fn failed(self) -> Error {
         match (self.refused, self.skipped) {
             (false, None) => Error::NoKeyslot,

@@ -1,4 +1,4 @@
-//! What both versions need to show a header as cryptsetup's `luksDump` does.
+//! Shared parts of showing a header of either version as cryptsetup's `luksDump` does.
 
 use std::fmt::Write;
 
@@ -42,7 +42,7 @@ macro_rules! line {
 }
 pub(crate) use line;
 
-/// The bytes as one hex number, for JSON.
+/// The bytes as one JSON string of hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> Json {
     let mut out = String::with_capacity(2 * bytes.len());
     for byte in bytes {
@@ -52,7 +52,7 @@ pub(crate) fn hex(bytes: &[u8]) -> Json {
 }
 
 impl Header {
-    /// The text of `luksDump`; `path` is what LUKS1's first line calls the image.
+    /// The text of `luksDump`; the first line for LUKS1 names the image as `path`.
     pub fn dump(&self, path: &str) -> String {
         match self {
             Self::Luks1(header) => header.dump(path),
@@ -60,7 +60,7 @@ impl Header {
         }
     }
 
-    /// All that [`dump`](Self::dump) says, for programs: sizes and offsets are in bytes, salts and
+    /// The content of [`dump`](Self::dump) for programs: sizes and offsets in bytes, salts and
     /// digests in hex.
     pub fn dump_json(&self) -> Json {
         match self {
@@ -69,7 +69,7 @@ impl Header {
         }
     }
 
-    /// The text of `luksDump --dump-volume-key`; `path` is what its first line calls the image.
+    /// The text of `luksDump --dump-volume-key`; its first line names the image as `path`.
     pub fn dump_volume_key(&self, path: &str, unlocked: &Unlocked) -> Result<Zeroizing<String>> {
         let (name, mode) = match self {
             Self::Luks1(header) => (header.cipher_name.clone(), header.cipher_mode.clone()),
@@ -79,7 +79,7 @@ impl Header {
             }
         };
         let key = &unlocked.volume_key;
-        // No growing, which would leave parts of the key behind in freed memory.
+        // Allocated in full: a growing string would leave parts of the key in freed memory.
         let mut out = Zeroizing::new(String::with_capacity(512 + path.len() + 5 * key.len()));
         line!(&mut *out, "LUKS header information for {path}");
         line!(&mut *out, "Cipher name:   \t{name}");

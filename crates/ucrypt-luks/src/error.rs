@@ -1,7 +1,7 @@
-//! One error type for the crate: what is wrong, where, and what to do about it, in one line.
+//! The crate's error type. Each message is one line: what is wrong, where, and what to do about it.
 //!
-//! The variants are cut along what a caller does next: ask again for the passphrase, free memory,
-//! look for another image, correct the options. The text inside is for people.
+//! Each variant stands for a different next step of the caller: ask for the passphrase again, free
+//! memory, look for another image, correct the options. The text inside is for people.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::signature::Signature;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no LUKS magic at any place where a header may begin.
+    /// No LUKS magic at any offset where a header may begin.
     #[error(
         "no LUKS header: neither byte 0 nor the place of a LUKS2 copy holds one{}",
         .found.map_or_else(String::new, |found| format!("; there is {found}"))
@@ -23,8 +23,8 @@ pub enum Error {
         found: Option<Signature>,
     },
 
-    /// One header copy cannot be used, and somebody else has left a mark on the image: whose the
-    /// image is cannot be told.
+    /// One header copy cannot be used and the image bears a foreign signature, so the image may no
+    /// longer be a LUKS volume.
     #[error(
         "ambiguous signatures: {damage}, and there is {found}; if the image is to be a LUKS volume \
          again, run \"cryptsetup repair\" on it"
@@ -32,11 +32,11 @@ pub enum Error {
     Ambiguous {
         /// What is wrong with the copy.
         damage: String,
-        /// The mark of somebody else.
+        /// The foreign signature.
         found: Signature,
     },
 
-    /// The newer one of two header copies is whole and cannot be used. The other one is out of
+    /// The newer of the two header copies is whole but cannot be used. The other copy is out of
     /// date: keyslots and segments may have changed since.
     #[error(
         "the {copy} LUKS2 header copy is the newer one (sequence id {sequence_id}, the other one \
@@ -47,52 +47,52 @@ pub enum Error {
         copy: &'static str,
         /// Its sequence id.
         sequence_id: u64,
-        /// The sequence id of the other one.
+        /// The sequence id of the other copy.
         older: u64,
         /// Why it cannot be used.
         problem: Box<Error>,
     },
 
-    /// The magic is right, the version is neither 1 nor 2.
+    /// The magic is right, but the version is neither 1 nor 2.
     #[error("LUKS version {0} is not known, only 1 and 2 are: a newer program made this header")]
     UnknownVersion(u16),
 
-    /// Something that must be inside the image lies behind its end. All numbers are bytes.
+    /// A structure reaches beyond the end of the image. All numbers are in bytes.
     #[error("the image is truncated: {what} needs bytes {offset} to {end}, it ends at {image_len}")]
     Truncated {
         /// The structure that is cut off.
         what: String,
         /// Its first byte.
         offset: u64,
-        /// The byte behind its last one.
+        /// The byte after its last one.
         end: u64,
         /// The length of the image.
         image_len: u64,
     },
 
-    /// The medium failed.
+    /// The medium failed to read.
     #[error("cannot read {length} bytes at byte {offset}: {source}")]
     Read {
         /// First byte of the read.
         offset: u64,
         /// Its length in bytes.
         length: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The medium did not take what was written. What was there before may be gone.
+    /// The medium failed to write. The previous content may be lost.
     #[error("cannot write {length} bytes at byte {offset}: {source}")]
     Write {
         /// First byte of the write.
         offset: u64,
         /// Its length in bytes.
         length: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A signature is there again after it was wiped.
+    /// A foreign signature is on the image although it was wiped.
     #[error("{0} does not go away: does somebody else write to the image?")]
     NotWiped(Signature),
 
@@ -105,7 +105,7 @@ pub enum Error {
         problem: String,
     },
 
-    /// The header is sound and asks for something this program does not have.
+    /// The header is valid but needs something that this program does not support.
     #[error("{what} \"{name}\" is not supported")]
     Unsupported {
         /// The kind of thing: "keyslot type", "hash", "requirement" …
@@ -119,27 +119,27 @@ pub enum Error {
     Cipher {
         /// Which cipher, with its specification.
         place: String,
-        /// What the cipher crate objects to.
+        /// The objection of the cipher crate.
         problem: String,
     },
 
-    /// The costs of a key derivation are outside of the accepted range.
+    /// A cost of a key derivation is outside the accepted range.
     #[error("{kdf} {parameter} of {value} is outside of {range}")]
     KdfCost {
         /// Name of the function.
         kdf: &'static str,
-        /// Which of its parameters.
+        /// The parameter.
         parameter: &'static str,
         /// Its value.
         value: u64,
-        /// What is accepted.
+        /// The accepted range.
         range: &'static str,
     },
 
-    /// Memory for a key derivation or a keyslot area cannot be had.
+    /// A buffer, such as the memory of a key derivation or a keyslot area, cannot be allocated.
     #[error("out of memory: {bytes} bytes are needed; free some, or use a keyslot that costs less")]
     OutOfMemory {
-        /// How much was asked for.
+        /// The size of the allocation.
         bytes: u64,
     },
 
@@ -148,11 +148,11 @@ pub enum Error {
     Threads {
         /// How many were needed.
         lanes: usize,
-        /// What the system said.
+        /// The system's error.
         problem: String,
     },
 
-    /// No keyslot that was tried opened.
+    /// The passphrase opened none of the keyslots that were tried.
     #[error(
         "no keyslot is available with this passphrase{}",
         .skipped.as_ref().map_or_else(String::new, |why| format!(" (not tried: {why})"))
@@ -166,11 +166,11 @@ pub enum Error {
     #[error("the volume key does not match the volume")]
     WrongVolumeKey,
 
-    /// The keyslot that was asked for holds no key.
+    /// The requested keyslot holds no key, or no key of this volume.
     #[error("keyslot {0} is not active")]
     InactiveKeyslot(u32),
 
-    /// There is no keyslot that may be tried.
+    /// There is no keyslot to try.
     #[error("the header has no active keyslot: only the volume key or a header backup can help")]
     NoKeyslot,
 
@@ -185,7 +185,7 @@ pub enum Error {
         image_len: u64,
     },
 
-    /// What was asked of this crate cannot be done: the options contradict a rule.
+    /// The request cannot be carried out: its options break a rule.
     #[error("{0}")]
     Request(String),
 

@@ -26,9 +26,9 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The text of a fixed field: whatever bytes a program has put there, in any encoding or none.
+/// The text of a fixed-width field: any bytes, in any encoding or none.
 ///
-/// Displayed, bytes that are no UTF-8 and control characters stand as `\xe4`.
+/// `Display` escapes control characters and bytes that are not UTF-8, as in `\xe4`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct FieldText(Vec<u8>);
 
@@ -38,7 +38,7 @@ impl FieldText {
         &self.0
     }
 
-    /// Whether there is no byte.
+    /// Whether the text has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -75,14 +75,14 @@ impl fmt::Debug for FieldText {
     }
 }
 
-/// The text of a field that is filled up with zero bytes. The last byte is never part of it.
+/// The text of a zero-padded field. The last byte is never part of the text.
 pub(crate) fn text(field: &[u8]) -> FieldText {
     let field = field.split_last().map_or(field, |(_, field)| field);
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     FieldText(field[..end].to_vec())
 }
 
-/// As [`text`], of a field that holds a name: of a cipher, of a hash.
+/// As [`text`], for the name of a cipher or a hash: printable UTF-8 only.
 pub(crate) fn name(place: &str, field: &[u8]) -> Result<String> {
     match String::from_utf8(text(field).0) {
         Ok(name) if !name.chars().any(char::is_control) => Ok(name),
@@ -90,7 +90,7 @@ pub(crate) fn name(place: &str, field: &[u8]) -> Result<String> {
     }
 }
 
-/// Appends `text` as a field of `N` bytes, filled up with zeros; at most `N - 1` bytes are kept.
+/// Appends `text` as a zero-padded field of `N` bytes; keeps at most `N - 1` bytes of the text.
 pub(crate) fn put_text<const N: usize>(out: &mut Vec<u8>, text: &[u8]) {
     let end = out.len() + N;
     out.extend(text.iter().take(N - 1));

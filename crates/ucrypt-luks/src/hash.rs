@@ -1,8 +1,8 @@
 //! The hashes that LUKS headers and cryptsetup's options name, behind one enum.
 //!
-//! Each is used in three ways: plainly (checksums, anti-forensic diffusion, plain mode), as an
-//! HMAC inside PBKDF2 (keyslots, digests), and by its name. The names are those of cryptsetup's
-//! crypto backends; a header may spell them in any case.
+//! Each hash is used directly (checksums, anti-forensic diffusion, plain mode), as the HMAC inside
+//! PBKDF2 (keyslots, digests), and by its name. The names are those of cryptsetup's crypto
+//! backends; headers may spell them in upper or lower case.
 
 use blake2::digest::consts::{U16, U20, U28, U32, U48};
 use blake2::{Blake2b, Blake2b512, Blake2s, Blake2s256};
@@ -19,7 +19,7 @@ use zeroize::Zeroize;
 
 use crate::error::{Error, Result};
 
-/// Declares the enum, its names and the dispatch to the implementations, from one table, so that
+/// Declares the enum, its names and the dispatch to the implementations from one table, so that
 /// they cannot drift apart.
 macro_rules! hashes {
     ($($variant:ident $name:literal $hmac:ident<$digest:ty>),+ $(,)?) => {
@@ -31,7 +31,7 @@ macro_rules! hashes {
         }
 
         impl Hash {
-            /// Every hash there is.
+            /// Every supported hash.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
             /// The name as headers and options spell it.
@@ -48,7 +48,7 @@ macro_rules! hashes {
                 }
             }
 
-            /// Writes the digest of the concatenated `parts` to the start of `out`, cut off where
+            /// Writes the digest of the concatenated `parts` to the start of `out`, truncated if
             /// `out` is shorter than the digest.
             pub fn digest_into(self, parts: &[&[u8]], out: &mut [u8]) {
                 match self {
@@ -58,7 +58,7 @@ macro_rules! hashes {
 
             /// PBKDF2 with HMAC of this hash (RFC 8018), filling `out`.
             pub fn pbkdf2(self, password: &[u8], salt: &[u8], iterations: u32, out: &mut [u8]) {
-                // `pbkdf2` fails only for a key length that HMAC does not take; HMAC takes all.
+                // `pbkdf2` fails only for a key length that HMAC refuses, and HMAC accepts all.
                 let _: std::result::Result<(), digest::InvalidLength> = match self {
                     $(Self::$variant => pbkdf2::pbkdf2::<$hmac<$digest>>(
                         password, salt, iterations, out,
@@ -69,7 +69,7 @@ macro_rules! hashes {
     };
 }
 
-// The block-wise `Hmac` is the faster one. SHA-3 and BLAKE2 have no such form.
+// The block-wise `Hmac` is faster. SHA-3 and BLAKE2 do not support it.
 hashes! {
     Sha1 "sha1" Hmac<Sha1>,
     Sha224 "sha224" Hmac<Sha224>,
@@ -96,7 +96,7 @@ hashes! {
 }
 
 impl Hash {
-    /// Finds a hash by its name, in any case.
+    /// Finds a hash by its name, ignoring case.
     pub fn from_name(name: &str) -> Result<Self> {
         Self::ALL
             .iter()
@@ -134,8 +134,8 @@ mod tests {
         assert_eq!(hex(bytes), Json::from(expected.replace(' ', "").as_str()));
     }
 
-    /// The hashes that Debian's cryptsetup does not have; the others are compared with it on whole
-    /// headers. BLAKE2: Python's `hashlib.blake2b(b"abc", digest_size=20).hexdigest()` and alike;
+    /// The hashes that Debian's cryptsetup lacks; the others are compared with it on whole headers.
+    /// BLAKE2: Python's `hashlib.blake2b(b"abc", digest_size=20).hexdigest()` and so on;
     /// SM3: draft-sca-cfrg-sm3-02, appendix A.1.
     #[test]
     fn digests_of_abc_are_the_published_ones() {

@@ -16,8 +16,8 @@ pub enum Header {
 }
 
 impl Header {
-    /// Reads the header of `image` (the detached one, if it is). The damage of one LUKS2 copy is
-    /// no error: it comes along, and `image` is left as it is.
+    /// Reads the header of `image`, the header image if the header is detached. If one LUKS2 copy
+    /// cannot be used, the damage is returned beside the header; `image` is not changed.
     pub fn read(image: &dyn ReadAt) -> Result<(Self, Option<luks2::Damage>)> {
         let foreign = || Ok(Error::NotLuks { found: signature::find_foreign(image)? });
         if image.len() < 8 {
@@ -31,7 +31,7 @@ impl Header {
         if !magic && image.len() < luks2::HEADER_SIZES[0] {
             return Err(foreign()?);
         }
-        // Where the first bytes cannot be read, there may be a second copy.
+        // Even if the first bytes cannot be read, there may be a secondary copy.
         match luks2::Header::read(image) {
             Ok((header, damage)) => Ok((Self::Luks2(Box::new(header)), damage)),
             Err(Error::NotLuks { .. }) => Err(foreign()?),
@@ -63,8 +63,8 @@ impl Header {
         }
     }
 
-    /// Tries `passphrase` on `keyslot`, or on all keyslots in their order. `image` is the one that
-    /// the header was read from.
+    /// Tries `passphrase` on `keyslot`, or on all keyslots in their order. `image` must be the one
+    /// that the header was read from.
     pub fn unlock(
         &self,
         image: &dyn ReadAt,
@@ -77,7 +77,7 @@ impl Header {
         }
     }
 
-    /// Takes the volume key itself, and checks it against the header.
+    /// Unlocks with the volume key itself, which is checked against the header.
     pub fn unlock_with_volume_key(&self, key: &[u8]) -> Result<Unlocked> {
         match self {
             Self::Luks1(header) => header.unlock_with_volume_key(key),

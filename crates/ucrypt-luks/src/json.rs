@@ -1,8 +1,8 @@
-//! A JSON value that keeps what a LUKS2 header says: the order of members and members that are
-//! not known here survive a rewrite. Dumps use it too, for the order.
+//! A JSON value that preserves the metadata of a LUKS2 header: the order of members and unknown
+//! members survive a rewrite. Dumps use it too, for the order.
 //!
-//! Parsing is strict where a header could be read in two ways: a key that occurs twice is an
-//! error. The depth is bounded; the size is bounded by the JSON area.
+//! Parsing is strict where a header would be ambiguous: a duplicate key is an error. The nesting
+//! depth is bounded here; the JSON area bounds the size.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
@@ -11,7 +11,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::Number;
 
-/// The depth that json-c, and with it cryptsetup, reads.
+/// The nesting depth that json-c, and so cryptsetup, reads.
 const DEPTH_MAX: usize = 32;
 
 /// A JSON value whose objects keep the order of their members.
@@ -27,7 +27,7 @@ pub enum Json {
 }
 
 impl Json {
-    /// Parses a text that holds one value and nothing else.
+    /// Parses a text that must hold exactly one value.
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
         let mut deserializer = serde_json::Deserializer::from_slice(text);
         let value = ValueSeed { depth_left: DEPTH_MAX }.deserialize(&mut deserializer)?;
@@ -35,7 +35,7 @@ impl Json {
         Ok(value)
     }
 
-    /// The member of an object.
+    /// The member `key`, if this is an object that has it.
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
             Self::Object(members) => {
@@ -45,7 +45,7 @@ impl Json {
         }
     }
 
-    /// An object of these members.
+    /// An object with these members.
     pub(crate) fn object<const N: usize>(members: [(&str, Self); N]) -> Self {
         Self::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
     }
@@ -55,13 +55,13 @@ impl Json {
         Self::Array(items.iter().map(|item| Self::from(*item)).collect())
     }
 
-    /// The text in as few bytes as possible, as it is stored in a header.
+    /// The text without white space, as a header stores it.
     pub fn to_compact(&self) -> String {
-        // Writing a tree of strings and numbers to memory cannot fail.
+        // Serializing strings and numbers to memory cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The text in lines, laid out as cryptsetup's `--dump-json-metadata` does.
+    /// The text in lines, in the layout of cryptsetup's `--dump-json-metadata`.
     pub fn to_pretty(&self) -> String {
         let mut out = String::new();
         self.pretty(&mut out, 0);
@@ -145,7 +145,7 @@ impl Serialize for Json {
     }
 }
 
-/// Deserializes one value with at most `depth_left` levels.
+/// Deserializes one value with at most `depth_left` levels of nesting.
 #[derive(Clone, Copy)]
 struct ValueSeed {
     depth_left: usize,

@@ -1,9 +1,8 @@
 //! Key derivation: PBKDF2, Argon2i and Argon2id with bounded costs.
 //!
 //! A header is hostile input and names the costs itself, so they are checked before any memory is
-//! taken. The upper bounds are cryptsetup's: 4 GiB and 4 lanes. Its lower bounds hold only when a
-//! keyslot is made ([`crate::pbkdf`]); a weak keyslot that exists already is opened, as cryptsetup
-//! does.
+//! allocated. The upper bounds are cryptsetup's: 4 GiB and 4 lanes. cryptsetup's lower bounds apply
+//! only to new keyslots ([`crate::pbkdf`]); an existing weak keyslot still opens, as in cryptsetup.
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
@@ -12,16 +11,16 @@ use zeroize::Zeroize;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 
-/// Most memory that Argon2 may take, in KiB.
+/// Largest memory cost of Argon2, in KiB.
 pub const ARGON2_MEMORY_MAX_KIB: u32 = 4 * 1024 * 1024;
 
-/// Most lanes (threads) that Argon2 may use.
+/// Largest number of Argon2 lanes (threads).
 pub const ARGON2_LANES_MAX: u32 = 4;
 
-/// Longest key that is ever derived or stored, in bytes: 8192 bits, as in cryptsetup.
+/// Longest key that is derived or stored, in bytes: 8192 bits, as in cryptsetup.
 pub const KEY_LEN_MAX: usize = 1024;
 
-/// Which of the two Argon2 variants that LUKS2 knows.
+/// The two Argon2 variants of LUKS2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Argon2Variant {
     /// Data-independent addressing.
@@ -51,7 +50,7 @@ pub enum Kdf {
         /// Number of lanes, computed in parallel.
         lanes: u32,
     },
-    /// A type that is not known, with its name.
+    /// An unknown type, with its name.
     Unknown(String),
 }
 
@@ -66,7 +65,7 @@ impl Kdf {
         }
     }
 
-    /// Refuses unknown functions and hashes, and costs that no honest header has.
+    /// Refuses unknown functions, unknown hashes, and costs outside the accepted ranges.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Pbkdf2 { hash, iterations } => {
@@ -89,7 +88,7 @@ impl Kdf {
 
     /// Derives a key of `out.len()` bytes (1 to [`KEY_LEN_MAX`]).
     ///
-    /// The lanes of Argon2 run in parallel on threads that live as long as this call.
+    /// The lanes of Argon2 run in parallel on threads that end with this call.
     pub fn derive(&self, passphrase: &[u8], salt: &[u8], out: &mut [u8]) -> Result<()> {
         self.check()?;
         if out.is_empty() || out.len() > KEY_LEN_MAX {
@@ -124,8 +123,8 @@ fn bounded(
     if good { Ok(()) } else { Err(Error::KdfCost { kdf, parameter, value, range }) }
 }
 
-/// Runs Argon2 on memory of our own, so that a refusal by the system is an error and not an abort,
-/// and so that the memory is wiped: the key follows from its last column.
+/// Runs Argon2 on memory allocated here, so that a failed allocation is an error and not an abort,
+/// and so that the memory can be wiped: its last column determines the key.
 fn argon2(
     algorithm: Algorithm,
     params: Params,

@@ -2,11 +2,11 @@
 //!
 //! The crate is pure. It opens no file, reads no clock and draws no random number: an image comes
 //! in through [`ReadAt`], changes leave as a list of [`Write`]s, time and randomness are
-//! arguments. Its only threads are the lanes of Argon2, and they end with the call.
+//! arguments. The only threads it starts run the lanes of Argon2, and they end with the call.
 //!
-//! A header is hostile input. Every length is checked against the format's bounds and against the
-//! image before memory is taken or a byte is read; nothing here panics on what it reads. What is
-//! sound but not known (a keyslot type, a requirement) is kept, shown, and refused by its name.
+//! A header is hostile input. The crate checks every length against the format's bounds and
+//! against the image before it allocates memory or reads a byte, and no header makes it panic.
+//! Valid but unknown items (a keyslot type, a requirement) are kept, shown, and refused by name.
 //!
 //! ```
 //! use ucrypt_luks::{Error, Header};
@@ -28,7 +28,7 @@
 //! ```
 //!
 //! Sources: LUKS1 On-Disk Format Specification 1.2.3, LUKS2 On-Disk Format Specification 1.1.3,
-//! and the behaviour of cryptsetup 2.6 to 2.8 where they leave something open.
+//! and the behaviour of cryptsetup 2.6 to 2.8 where these leave a question open.
 #![forbid(unsafe_code)]
 
 mod af;

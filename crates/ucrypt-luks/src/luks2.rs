@@ -1,4 +1,4 @@
-//! LUKS2: two copies of a binary header with JSON metadata, and an area of keyslots.
+//! LUKS2: two copies of a binary header with JSON metadata, and a keyslots area.
 
 mod binary;
 mod copies;

@@ -1,8 +1,8 @@
-//! The seams to the outside: how header bytes come in and how changes go out.
+//! The crate's interface to the outside: how header bytes come in and how changes go out.
 //!
-//! The crate does no I/O. What it reads comes through [`ReadAt`], what it wants written leaves as
-//! a list of [`Write`]s in the order in which they have to reach the medium, and randomness and
-//! time are arguments. That is what makes the crate testable on plain byte arrays.
+//! The crate does no I/O. It reads through [`ReadAt`], returns changes as a list of [`Write`]s in
+//! the order in which they have to reach the medium, and takes randomness and time as arguments.
+//! This makes the crate testable on plain byte arrays.
 
 use std::io;
 use std::time::Duration;
@@ -14,10 +14,10 @@ pub trait ReadAt {
     /// Length of the image in bytes.
     fn len(&self) -> u64;
 
-    /// Fills `buf` from byte `offset` on. Callers ask only for ranges inside [`len`](Self::len).
+    /// Fills `buf` from byte `offset` on. Callers request only ranges inside [`len`](Self::len).
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Whether there is no byte at all.
+    /// Whether the image has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -59,16 +59,16 @@ impl<T: ReadAt + ?Sized> ReadAt for &T {
     }
 }
 
-/// An image that can be written to as well.
+/// An image that can also be written.
 pub trait Medium: ReadAt {
-    /// Writes all of `bytes` from byte `offset` on. Nothing need be durable yet.
+    /// Writes all of `bytes` from byte `offset` on. The write need not be durable yet.
     fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes what was written durable.
+    /// Makes all earlier writes durable.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Carries out writes in their order, each durable before the next begins.
+/// Carries out `writes` in order, each durable before the next begins.
 pub fn write_durably(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
     for Write { offset, bytes } in writes {
         let written = medium.write_all_at(*offset, bytes).and_then(|()| medium.sync());
@@ -79,14 +79,13 @@ pub fn write_durably(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
 
 /// Bytes to be written to the image that holds the header.
 ///
-/// A list of writes is carried out in its order, each on the medium (`fdatasync`) before the next
-/// begins ([`write_durably`]): then an interruption never leaves a header that looks whole and is
-/// not.
+/// A list of writes must be carried out in order, each durable (`fdatasync`) before the next begins
+/// ([`write_durably`]). An interruption then never leaves a header that looks whole but is not.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Write {
     /// First byte in the image.
     pub offset: u64,
-    /// What is written there.
+    /// The bytes to write.
     pub bytes: Vec<u8>,
 }
 
@@ -97,7 +96,7 @@ impl std::fmt::Debug for Write {
     }
 }
 
-/// A source of random bytes of cryptographic quality; it fills the whole buffer or fails.
+/// A source of cryptographic-quality random bytes; it fills the whole buffer or fails.
 pub type Random<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<()>;
 
 /// A clock: time since some fixed moment, never running backwards.
@@ -108,8 +107,8 @@ pub(crate) fn fill_random(random: Random<'_>, buf: &mut [u8]) -> Result<()> {
     random(buf).map_err(Error::Random)
 }
 
-/// Reads `length` bytes of `what`. The memory is taken only after the range is known to lie
-/// inside the image and `length` not to exceed `limit`.
+/// Reads `length` bytes, which errors call `what`. Allocates only after checking that the range
+/// lies inside the image and that `length` does not exceed `limit`.
 pub(crate) fn read_bytes(
     image: &dyn ReadAt,
     what: &str,
@@ -139,7 +138,7 @@ pub(crate) fn read_bytes(
     Ok(buf)
 }
 
-/// A buffer of `length` zero bytes, or the error that there is no memory for it.
+/// A buffer of `length` zero bytes, or [`Error::OutOfMemory`].
 pub(crate) fn zeroed(length: u64) -> Result<Vec<u8>> {
     let failed = Error::OutOfMemory { bytes: length };
     let Ok(length) = usize::try_from(length) else { return Err(failed) };

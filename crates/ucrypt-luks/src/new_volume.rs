@@ -1,4 +1,4 @@
-//! What LUKS1 and LUKS2 need alike when a volume is made.
+//! Shared parts of making a LUKS1 or LUKS2 volume.
 
 use ucrypt_sector::CipherSpec;
 use zeroize::Zeroizing;
@@ -12,20 +12,21 @@ use crate::pbkdf::{Machine, Pbkdf};
 use crate::signature::{self, Signature};
 use crate::uuid;
 
-/// Where data begins if nothing else is asked for is a multiple of this, in bytes.
+/// Alignment of the default data offset, in bytes.
 pub(crate) const DATA_ALIGNMENT: u64 = 1 << 20;
 
-/// What a data offset that is asked for must be a multiple of, in bytes.
+/// Alignment that a requested data offset must have, in bytes.
 pub(crate) const OFFSET_ALIGNMENT: u64 = 4096;
 
-/// Most bytes in front of the data that are wiped beyond the header's own areas.
+/// The wipe in front of the data ends at this byte at the latest, unless the header's own areas
+/// reach further.
 const WIPE_MAX: u64 = 16 << 20;
 
-/// The parameters of a new volume, of either version of LUKS.
+/// The parameters of a new LUKS1 or LUKS2 volume.
 pub struct NewVolume {
     /// Cipher, mode and IV.
     pub cipher: CipherSpec,
-    /// The volume key, of a length that the cipher takes.
+    /// The volume key. The cipher must take its length.
     pub volume_key: Zeroizing<Vec<u8>>,
     /// Hash of the anti-forensic splitter.
     pub hash: Hash,
@@ -33,34 +34,35 @@ pub struct NewVolume {
     pub pbkdf: Pbkdf,
     /// Number of the first keyslot.
     pub keyslot: u32,
-    /// UUID; random if there is none.
+    /// UUID; `None` makes a random one.
     pub uuid: Option<String>,
-    /// First byte of the data, a multiple of 4096; where the header ends if there is none.
+    /// First byte of the data, a multiple of 4096; `None` takes the end of the header, rounded up
+    /// to 1 MiB.
     pub data_offset: Option<u64>,
-    /// Whether the header lies in an image of its own. The data then begins at byte 0 of theirs,
-    /// unless `data_offset` says otherwise.
+    /// Whether the header lies in an image of its own. The data then begins at byte 0 of the data
+    /// image, unless `data_offset` says otherwise.
     pub detached: bool,
 }
 
 /// Puts a new header over whatever `medium` holds: wipes the signatures that were found on it
-/// ([`signature::find`]), carries out the writes of a format, and looks whether the image is nobody
-/// else's now.
+/// ([`signature::find`]), carries out the writes of a format, and checks that no foreign signature
+/// is left.
 ///
-/// The headers of an old volume go first and the new ones come last. Whenever it is interrupted,
-/// what is left is the old volume with all its keyslots, the new one, or no volume at all.
+/// The headers of an old volume are wiped first and the new headers are written last. An
+/// interruption leaves the old volume with all its keyslots, the new volume, or no volume at all.
 pub fn overwrite(medium: &dyn Medium, found: &[Signature], writes: &[Write]) -> Result<()> {
     write_durably(medium, &signature::wipe(found))?;
     write_durably(medium, writes)?;
     signature::find_foreign(medium)?.map_or(Ok(()), |left| Err(Error::NotWiped(left)))
 }
 
-/// What making a volume needs from outside.
+/// What the caller supplies to make a volume.
 pub struct Tools<'a> {
     /// Random bytes, for salts, stripes and the UUID.
     pub random: Random<'a>,
     /// A clock, to measure the key derivation.
     pub clock: Clock<'a>,
-    /// What the machine can do.
+    /// The machine's CPUs and memory.
     pub machine: Machine,
 }
 
@@ -96,8 +98,8 @@ impl NewVolume {
             let problem = format!("{cipher} names no mode; write it out, as in {cipher}-cbc-plain");
             return Err(Error::request(problem));
         }
-        // Old volumes with such a key open; a new one would be of no use where the kernel is in
-        // FIPS mode.
+        // Old volumes with a weak key still open. A new one could not be used with a kernel in FIPS
+        // mode.
         if let Some(rule) = self.cipher.weak_key_rule(&self.volume_key) {
             return Err(Error::request(format!("the volume key is weak: {rule}")));
         }
@@ -125,15 +127,15 @@ impl NewVolume {
     }
 }
 
-/// The region that a new header takes: everything that was there before is wiped, keyslot areas
-/// with random bytes so that nobody sees which of them are used.
+/// The region that a new header takes. All of it is overwritten, the keyslot areas with random
+/// bytes, so that nobody sees which of them are used.
 pub(crate) struct Region {
     bytes: Vec<u8>,
 }
 
 impl Region {
     /// A region for header areas that end at `areas_end` and data that begins at `data_offset`
-    /// (0 if the data is elsewhere).
+    /// (0 if the data is in another image).
     pub(crate) fn new(areas_end: u64, data_offset: u64) -> Result<Self> {
         Ok(Self { bytes: zeroed(areas_end.max(data_offset.min(WIPE_MAX)))? })
     }
@@ -143,13 +145,13 @@ impl Region {
         fill_random(random, &mut self.bytes[offset as usize..][..length as usize])
     }
 
-    /// Puts the material of a keyslot.
+    /// Places the key material of a keyslot.
     pub(crate) fn put(&mut self, offset: u64, material: &[u8]) {
         self.bytes[offset as usize..][..material.len()].copy_from_slice(material);
     }
 
-    /// The writes of a format: the old header is made invalid, then the region without a header
-    /// is written, and last the `headers` that make it valid.
+    /// The writes of a format: the first invalidates the old header, the second writes the region
+    /// without a header, and the `headers` that make the volume valid come last.
     pub(crate) fn into_writes(self, headers: impl IntoIterator<Item = Write>) -> Vec<Write> {
         let wipe = Write { offset: 0, bytes: vec![0; 4096] };
         let region = Write { offset: 0, bytes: self.bytes };

@@ -1,4 +1,4 @@
-//! What a new keyslot shall cost: forced numbers, or as much as this machine does in a given time.
+//! The key derivation costs of a new keyslot: forced, or calibrated to take a given time here.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use crate::hash::Hash;
 use crate::kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, Kdf};
 use crate::medium::Clock;
 
-/// Fewest iterations that PBKDF2 is made with (NIST SP 800-132; cryptsetup's limit).
+/// Fewest iterations of a new PBKDF2 (NIST SP 800-132; cryptsetup's limit).
 pub const PBKDF2_ITERATIONS_MIN: u32 = 1000;
 
-/// Fewest passes that Argon2 is made with (cryptsetup's limit).
+/// Fewest passes of a new Argon2 (cryptsetup's limit).
 pub const ARGON2_TIME_MIN: u32 = 4;
 
-/// Least memory that Argon2 is made with, in KiB (cryptsetup's limit).
+/// Least memory of a new Argon2, in KiB (cryptsetup's limit).
 pub const ARGON2_MEMORY_MIN_KIB: u32 = 32;
 
-/// Time that checking the digest of a volume key may take.
+/// Target time for computing the digest of a volume key.
 const DIGEST_TIME: Duration = Duration::from_millis(125);
 
-/// A run that is shorter says too little about the speed.
+/// A shorter run is too short to measure the speed.
 const SAMPLE_TIME_MIN: Duration = Duration::from_millis(250);
 
 /// A key derivation function for a new keyslot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PbkdfKind {
-    /// PBKDF2, all that LUKS1 knows.
+    /// PBKDF2, the only one that LUKS1 has.
     Pbkdf2,
     /// Argon2i.
     Argon2i,
@@ -52,32 +52,32 @@ impl PbkdfKind {
 pub struct Pbkdf {
     /// The function.
     pub kind: PbkdfKind,
-    /// The hash of PBKDF2, and of the digest of the volume key.
+    /// The hash of PBKDF2 and of the volume key's digest.
     pub hash: Hash,
-    /// How much it costs.
+    /// Its cost.
     pub cost: Cost,
-    /// Most memory for Argon2 in KiB; with a forced cost, the memory.
+    /// The limit of Argon2's memory in KiB; with a forced cost, the memory itself.
     pub memory_kib: u32,
-    /// Most lanes for Argon2; with a forced cost, the lanes.
+    /// The limit of Argon2's lanes; with a forced cost, the number of lanes itself.
     pub lanes: u32,
 }
 
-/// How much a key derivation costs.
+/// The cost of a key derivation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// As much as this machine does in this time.
+    /// As much as this machine computes in this time.
     Time(Duration),
     /// This many iterations (PBKDF2) or passes (Argon2), without a measurement.
     Iterations(u32),
 }
 
-/// What this machine has. Ignored where the cost is forced.
+/// The machine's resources. Ignored if the cost is forced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
-    /// Number of CPUs that are online.
+    /// Number of online CPUs.
     pub cpus: u32,
-    /// Memory that Argon2 may take in KiB; cryptsetup gives half of the memory, and without swap
-    /// half of what is free.
+    /// Memory that Argon2 may take, in KiB. cryptsetup allows half of the memory, or without swap
+    /// half of the free memory.
     pub memory_kib: u32,
 }
 
@@ -93,8 +93,8 @@ impl Pbkdf {
         }
     }
 
-    /// The function and its costs for a key of `key_len` bytes, measured with `clock` if they are
-    /// not forced.
+    /// The function and its costs for a key of `key_len` bytes. Costs that are not forced are
+    /// measured with `clock`.
     pub fn resolve(&self, key_len: usize, machine: Machine, clock: Clock<'_>) -> Result<Kdf> {
         self.check()?;
         let variant = match self.kind {
@@ -168,7 +168,7 @@ fn pbkdf2(hash: Hash, iterations: u32) -> Kdf {
     Kdf::Pbkdf2 { hash: hash.name().to_owned(), iterations }
 }
 
-/// How long `kdf` takes for a key of `key_len` bytes; never zero.
+/// The time that `kdf` takes for a key of `key_len` bytes; never zero.
 fn measure(kdf: &Kdf, key_len: usize, clock: Clock<'_>) -> Result<Duration> {
     let mut key = Zeroizing::new(vec![0; key_len]);
     let begin = clock();
@@ -176,7 +176,7 @@ fn measure(kdf: &Kdf, key_len: usize, clock: Clock<'_>) -> Result<Duration> {
     Ok(clock().saturating_sub(begin).max(Duration::from_nanos(1)))
 }
 
-/// `amount` that took `elapsed`, scaled to `target`.
+/// Scales `amount`, which took `elapsed`, to `target`.
 fn scale(amount: u64, elapsed: Duration, target: Duration) -> u64 {
     let scaled = u128::from(amount) * target.as_nanos() / elapsed.as_nanos().max(1);
     u64::try_from(scaled).unwrap_or(u64::MAX)
@@ -196,8 +196,8 @@ fn calibrate_pbkdf2(hash: Hash, key_len: usize, target: Duration, clock: Clock<'
     }
 }
 
-/// Finds the memory, and if that reaches its limit the passes, that take `target`. Memory comes
-/// first because it is what makes guessing expensive.
+/// Finds the memory that takes `target`, and raises the passes only once the memory is at its
+/// limit. Memory comes first because it makes guessing expensive.
 fn calibrate_argon2(
     make: impl Fn(u32, u32) -> Kdf,
     key_len: usize,
@@ -209,14 +209,14 @@ fn calibrate_argon2(
     let memory_min = ARGON2_MEMORY_MIN_KIB.max(8 * lanes);
     let memory_max = memory_max_kib.max(memory_min);
     let (mut time, mut memory) = (ARGON2_TIME_MIN, memory_min);
-    // Cost grows as passes × memory, once the memory is large enough to say something.
+    // The time grows as passes × memory, once the memory is large enough to measure.
     for _ in 0..16 {
         let elapsed = measure(&make(time, memory), key_len, clock)?;
         let (low, high) = (target * 95 / 100, target * 110 / 100);
         if (low..=high).contains(&elapsed) {
             break;
         }
-        // A short run may be far off: do not believe in more than 16 times of it.
+        // A short run may be far off: scale it by 16 at most.
         let work = u64::from(time) * u64::from(memory);
         let trusted = if elapsed < SAMPLE_TIME_MIN { work.saturating_mul(16) } else { u64::MAX };
         let wanted = scale(work, elapsed, target).min(trusted);
@@ -238,7 +238,7 @@ mod tests {
 
     const MACHINE: Machine = Machine { cpus: 2, memory_kib: 4096 };
 
-    /// A clock on which every look at it costs `step`.
+    /// A clock that advances by `step` at every reading.
     fn ticking(step: Duration) -> impl FnMut() -> Duration {
         let mut now = Duration::ZERO;
         move || {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn memory_grows_to_its_limit_before_the_passes_grow() {
-        // 1 ms for whatever is run: the measurement never reaches the target.
+        // Every run takes 1 ms: the measurement never reaches the target.
         let mut clock = ticking(Duration::from_millis(1));
         let pbkdf =
             Pbkdf { cost: Cost::Time(Duration::from_millis(2)), ..Pbkdf::new(PbkdfKind::Argon2id) };

@@ -1,5 +1,5 @@
-//! Plain dm-crypt: no header, everything is said by whoever opens it (cryptsetup(8), `open --type
-//! plain`). The key is the hash of a passphrase, or bytes of a key file as they are.
+//! Plain dm-crypt: there is no header, and the caller supplies every parameter (cryptsetup(8),
+//! `open --type plain`). The key is the hash of a passphrase or the raw bytes of a key file.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use crate::hash::Hash;
 use crate::kdf::KEY_LEN_MAX;
 use crate::volume::{Format, SECTOR_BYTES, Segment, Unlocked};
 
-/// cryptsetup's defaults for plain volumes since 2.7: cipher, hash, length of the key in bytes.
+/// cryptsetup's defaults for plain volumes since 2.7: cipher, hash, key length in bytes.
 pub const DEFAULTS: (&str, &str, u32) = ("aes-xts-plain64", "sha256", 32);
 
-/// The defaults before 2.7, for volumes that were made with them.
+/// The defaults before 2.7, for volumes made with them.
 pub const DEFAULTS_BEFORE_2_7: (&str, &str, u32) = ("aes-cbc-essiv:sha256", "ripemd160", 32);
 
-/// Where and how a plain volume lies in its image. All places are in 512-byte sectors.
+/// The place and the cipher of a plain volume. `offset`, `skip` and `size` count 512-byte sectors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plain {
     /// Cipher, mode and IV.
@@ -26,7 +26,7 @@ pub struct Plain {
     pub offset: u64,
     /// Added to the sector number that makes the IV (`--skip`).
     pub skip: u64,
-    /// Number of sectors (`--size`); `None` to the end of the image.
+    /// Number of sectors (`--size`); `None` reaches to the end of the image.
     pub size: Option<u64>,
     /// Bytes that are encrypted as one unit.
     pub sector_size: u32,
@@ -35,7 +35,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// The volume under `key`.
+    /// The volume as `key` opens it.
     pub fn unlock(&self, key: &[u8]) -> Result<Unlocked> {
         let segment = Segment {
             offset: in_bytes("offset", self.offset)?,
@@ -65,20 +65,20 @@ impl Plain {
     }
 }
 
-/// A number of sectors in bytes.
+/// Converts a number of 512-byte sectors to bytes.
 pub(crate) fn in_bytes(what: &str, sectors: u64) -> Result<u64> {
     sectors.checked_mul(SECTOR_BYTES).ok_or_else(|| {
         Error::request(format!("the {what} of {sectors} sectors is above 2^64 bytes"))
     })
 }
 
-/// The key of `key_len` bytes that a passphrase gives. `hash` is what `--hash` takes: the name of
-/// a hash or `plain`, with `:LENGTH` behind it if only so many bytes of the key shall come from
-/// the passphrase, the rest being zeros. `plain` alone takes a short passphrase and fills up with
-/// zeros; `plain:LENGTH` has to have as many bytes.
+/// Derives the key of `key_len` bytes from a passphrase. `hash` has the form of `--hash`: the name
+/// of a hash or `plain`. With the suffix `:LENGTH`, only the first `LENGTH` bytes of the key come
+/// from the passphrase and the rest are zeros. `plain` alone pads a short passphrase with zeros;
+/// `plain:LENGTH` requires at least `LENGTH` bytes of passphrase.
 ///
-/// A key longer than the digest is made of further digests, in front of whose passphrase stands an
-/// `A`, then two, and so on: the way of hashalot.
+/// A key longer than the digest continues with further digests, of the passphrase prefixed with
+/// `A`, then `AA`, and so on, as in hashalot.
 pub fn key_from_passphrase(
     passphrase: &[u8],
     hash: &str,
@@ -136,7 +136,7 @@ mod tests {
     }
 
     /// Expected values: `python3 -c 'import hashlib as h; print(h.new("ripemd160",
-    /// b"secret").hexdigest() + h.new("ripemd160", b"Asecret").hexdigest())'`, and alike.
+    /// b"secret").hexdigest() + h.new("ripemd160", b"Asecret").hexdigest())'`, and so on.
     #[test]
     fn a_key_longer_than_the_digest_takes_further_digests_with_a_prefix() {
         let key = key_from_passphrase(b"secret", "ripemd160", 32).unwrap();

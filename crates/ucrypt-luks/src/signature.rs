@@ -1,10 +1,10 @@
-//! What an image holds that is not ours: the magic numbers of file systems, RAID members, volume
-//! managers and partition tables, at both ends of the image, under the names that `blkid` gives
-//! them.
+//! Signatures on an image: the magic numbers of LUKS, file systems, RAID members, volume managers
+//! and partition tables, at both ends of the image, under the names that `blkid` gives them.
 //!
-//! They are looked for before a header is repaired (where somebody else has left a mark, nothing
-//! is written) and before an image is formatted (what is left of them would be found again, and
-//! the volume taken for theirs). What cannot be read is an error: nothing is known about it.
+//! The search runs before a header is repaired, because nothing may be written to an image with a
+//! foreign signature. It also runs before an image is formatted, because a leftover signature would
+//! make other tools misidentify the volume. A range that cannot be read is an error: it may hold a
+//! signature.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ use crate::luks1;
 use crate::luks2::HEADER_SIZES;
 use crate::medium::{ReadAt, Write, read_bytes};
 
-/// Bytes at the start of an image, and at its end, that are read at once: most signatures are there.
+/// Bytes read at once at each end of an image; most signatures are there.
 const WINDOW: u64 = 80 << 10;
 
 /// The name of both versions of LUKS.
 const LUKS: &str = "crypto_LUKS";
 
-/// The name of the partition table of a PC, and of its successor.
+/// The names of the two partition tables of a PC: MBR and GPT.
 const DOS: &str = "dos";
 const GPT: &str = "gpt";
 
@@ -29,7 +29,7 @@ const MD_BIG: [u8; 4] = 0xa92b_4efc_u32.to_be_bytes();
 
 const BCACHEFS: [u8; 16] = *b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef";
 
-/// Offset in bytes, magic, name. The more telling ones first.
+/// Offset in bytes, magic, name. The more specific ones come first.
 const AT_THE_START: &[(u64, &[u8], &str)] = &[
     (0, b"QFI\xfb", "qcow2"),
     (0, b"VDI_", "vdi"),
@@ -117,7 +117,7 @@ const AT_THE_START: &[(u64, &[u8], &str)] = &[
     (0x20_0000, b"\x5e\xf1\xab\x2f", "VMFS"),
 ];
 
-/// Distance from the end in whole sectors of 512 bytes, offset in that sector, magic, name.
+/// Distance from the end in whole 512-byte sectors, offset in that sector, magic, name.
 const AT_THE_END: &[(u64, u64, &[u8], &str)] = &[
     (1, 0, b"\xde\x11\xde\x11", "ddf_raid_member"),
     (1, 0, b"\x11\xde\x11\xde", "ddf_raid_member"),
@@ -137,7 +137,7 @@ const AT_THE_END: &[(u64, u64, &[u8], &str)] = &[
     (8, 0, b"EFI PART", GPT),
 ];
 
-/// Where Promise's RAID puts its mark, in sectors before the end.
+/// Where a Promise RAID signature may lie, in sectors before the end.
 const PROMISE_SECTORS: [u64; 13] = [16, 63, 255, 256, 399, 591, 675, 735, 911, 951, 974, 991, 3087];
 
 /// A signature that was found.
@@ -147,17 +147,17 @@ pub struct Signature {
     pub name: &'static str,
     /// Its first byte.
     pub offset: u64,
-    /// How many bytes make it; nobody finds it again once they are zero.
+    /// Its length in bytes. Once these bytes are zero, the signature is no longer found.
     pub length: u64,
 }
 
 impl Signature {
-    /// Whether it is one of LUKS.
+    /// Whether it is a LUKS signature.
     pub fn is_luks(&self) -> bool {
         self.name == LUKS
     }
 
-    /// What it is the signature of, in the word that cryptsetup uses.
+    /// What the signature belongs to, in cryptsetup's words: a partition table or a superblock.
     pub fn kind(&self) -> &'static str {
         if [DOS, GPT, "sgi", "bsd"].contains(&self.name) { "partition" } else { "superblock" }
     }
@@ -169,7 +169,7 @@ impl fmt::Display for Signature {
     }
 }
 
-/// Every known signature of `image`, those of LUKS included, in the order of the list above.
+/// Every known signature of `image`, including those of LUKS, in the order of the search.
 pub fn find(image: &dyn ReadAt) -> Result<Vec<Signature>> {
     let ends = Ends::read(image)?;
     let mut found = Vec::new();
@@ -191,7 +191,7 @@ pub fn find(image: &dyn ReadAt) -> Result<Vec<Signature>> {
         let name = "promise_fasttrack_raid_member";
         ends.look(ends.sector(sectors), b"Promise Technology, Inc.", name, &mut found)?;
     }
-    // Version 0.90 lies 64 to 128 KiB before the end, version 1.0 8 to 12 KiB.
+    // MD version 0.90 lies 64 to 128 KiB before the end, version 1.0 8 to 12 KiB.
     let old = (ends.len & !0xffff).checked_sub(0x1_0000);
     ends.look(old, &MD_LITTLE, MD, &mut found)?;
     ends.look(old, &MD_BIG, MD, &mut found)?;
@@ -201,13 +201,13 @@ pub fn find(image: &dyn ReadAt) -> Result<Vec<Signature>> {
     Ok(found)
 }
 
-/// The first signature that is not one of LUKS.
+/// The first signature that is not a LUKS signature.
 pub fn find_foreign(image: &dyn ReadAt) -> Result<Option<Signature>> {
     Ok(find(image)?.into_iter().find(|signature| !signature.is_luks()))
 }
 
-/// The writes that make signatures unknown. The ones at the end go first, the first header of LUKS
-/// goes last: an interruption leaves a volume that is whole, or none.
+/// The writes that erase `signatures`, from the end of the image to its start. The primary LUKS
+/// header goes last, so an interruption leaves a whole volume or none.
 pub fn wipe(signatures: &[Signature]) -> Vec<Write> {
     let mut places: Vec<(u64, u64)> =
         signatures.iter().map(|signature| (signature.offset, signature.length)).collect();
@@ -235,12 +235,13 @@ impl<'a> Ends<'a> {
         Ok(Self { image, len, start: part(0)?, end: part(end_offset)?, end_offset })
     }
 
-    /// First byte of the whole sector `sectors` before the end; 0 is where the end is.
+    /// First byte of the whole sector that lies `sectors` sectors before the end; 0 gives the end
+    /// of the last whole sector.
     fn sector(&self, sectors: u64) -> Option<u64> {
         (self.len / 512).checked_sub(sectors).map(|sector| sector * 512)
     }
 
-    /// The bytes of a place, `None` where the image has none.
+    /// The `length` bytes at `offset`; `None` if the image does not reach that far.
     fn bytes(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {
         if offset.checked_add(length as u64).is_none_or(|end| end > self.len) {
             return Ok(None);
@@ -255,7 +256,7 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// Notes the signature if the magic is there.
+    /// Records the signature if `magic` is at `offset`.
     fn look(
         &self,
         offset: Option<u64>,
@@ -271,7 +272,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// The partition table of a PC: two bytes, and four entries that are on or off.
+/// The MBR partition table: a two-byte magic, and four entries that are each active or not.
 fn dos_table(ends: &Ends<'_>) -> Result<Option<Signature>> {
     let Some(sector) = ends.bytes(0, 512)? else { return Ok(None) };
     let entries_sound = [446, 462, 478, 494].iter().all(|at| matches!(sector[*at], 0 | 0x80));
@@ -279,7 +280,7 @@ fn dos_table(ends: &Ends<'_>) -> Result<Option<Signature>> {
     Ok(table.then_some(Signature { name: DOS, offset: 510, length: 2 }))
 }
 
-/// Signatures at the end that are too short to be believed without their checksum or size.
+/// Signatures that are too short to be trusted without their checksum or the device's size.
 fn checked_at_the_end(ends: &Ends<'_>, found: &mut Vec<Signature>) -> Result<()> {
     let last = ends.sector(1);
     if let Some(offset) = last
@@ -296,13 +297,13 @@ fn checked_at_the_end(ends: &Ends<'_>, found: &mut Vec<Signature>) -> Result<()>
         if sector.starts_with(b"JM") && sum(128) <= 1 {
             found.push(Signature { name: "jmicron_raid_member", offset, length: 2 });
         }
-        // The sum and the checksum behind it make zero.
+        // The words up to and including the checksum sum to zero.
         if sector[0x60..0x64] == [0, 0, 0, 0x2f] && sector[0x116] < 8 && sum(0x140) == 0 {
             let offset = offset + 0x60;
             found.push(Signature { name: "silicon_medley_raid_member", offset, length: 4 });
         }
     }
-    // NILFS2 names the length of the device in both of its superblocks.
+    // NILFS2 stores the length of the device in both of its superblocks.
     for offset in [Some(0x400), ends.sector(8)].into_iter().flatten() {
         let Some(block) = ends.bytes(offset, 40)? else { continue };
         if block[6..8] == *b"\x34\x34" && block[32..] == ends.len.to_le_bytes() {
@@ -312,12 +313,12 @@ fn checked_at_the_end(ends: &Ends<'_>, found: &mut Vec<Signature>) -> Result<()>
     Ok(())
 }
 
-/// The four labels of ZFS, two at each end, known by the uberblocks in their second half.
+/// The four labels of ZFS, two at each end, identified by the uberblocks in their second half.
 fn zfs_labels(image: &dyn ReadAt, found: &mut Vec<Signature>) -> Result<()> {
     const LABEL: u64 = 256 << 10;
     const MAGIC: u64 = 0x00ba_b10c;
     let whole = image.len() / LABEL;
-    // ZFS takes no device below 64 MiB.
+    // ZFS uses no device smaller than 64 MiB.
     if image.len() < 64 << 20 {
         return Ok(());
     }
@@ -366,12 +367,12 @@ mod tests {
         }
     }
 
-    /// Lengths that are multiples of a MiB, of a page, of a sector, and of nothing.
+    /// Lengths aligned to a MiB, to a page, to a sector, and to none of these.
     fn lengths(about: u64) -> [u64; 4] {
         [about, about + 4096, about - 512, about + 77]
     }
 
-    /// Puts the magic there, and looks whether it is found, and no longer after it is wiped.
+    /// Checks that the magic at `offset` is found, and that it is no longer found once wiped.
     fn comes_and_goes(len: u64, offset: u64, magic: &[u8], name: &str) {
         let mut image = Sparse { len, offset, bytes: magic.to_vec() };
         let found = find(&image).unwrap();

@@ -1,4 +1,4 @@
-//! A dm-crypt table line, as `dmsetup` takes and shows it (Linux,
+//! A dm-crypt table line, as `dmsetup` reads and shows it (Linux,
 //! `Documentation/admin-guide/device-mapper/dm-crypt.rst`):
 //!
 //! ```text
@@ -24,7 +24,7 @@ pub struct Table {
     pub unlocked: Unlocked,
 }
 
-/// Options that change how sectors are cut.
+/// The optional parameters of a table line.
 struct Options {
     sector_size: u32,
     iv_large_sectors: bool,
@@ -76,7 +76,7 @@ impl Table {
     }
 }
 
-/// Words between spaces; a backslash takes the next character as it is.
+/// Splits at white space; a backslash takes the next character literally.
 fn split(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -85,7 +85,7 @@ fn split(line: &str) -> Vec<String> {
         match char {
             '\\' => word.get_or_insert_default().extend(chars.next()),
             space if space.is_whitespace() => words.extend(word.take()),
-            // The key must not be left behind in freed memory when its word grows.
+            // Allocated in full: a growing word would leave parts of the key in freed memory.
             other => word.get_or_insert_with(|| String::with_capacity(line.len())).push(other),
         }
     }
@@ -100,10 +100,10 @@ fn number(what: &str, text: &str) -> Result<u64> {
         .ok_or_else(|| Error::request(format!("the {what} \"{text}\" is not a number of sectors")))
 }
 
-/// The key in hex; `-` is no key at all.
+/// Parses a key in hex; `-` stands for an empty key.
 fn parse_key(text: &str) -> Result<Zeroizing<Vec<u8>>> {
     if text.starts_with(':') {
-        // Not the whole reference: nobody knows what it gives away.
+        // Do not repeat the reference in the error: it may be confidential.
         return Err(Error::unsupported("key", "in the kernel's keyring"));
     }
     let text = if text == "-" { "" } else { text };

@@ -1,4 +1,4 @@
-//! What an unlock hands to the layers above: the volume key, and where which cipher applies.
+//! The result of an unlock: the volume key, and the segments with their ciphers.
 
 use std::collections::BTreeSet;
 
@@ -32,27 +32,27 @@ impl Format {
     }
 }
 
-/// An activation flag: of a table line, or stored in a LUKS2 header.
+/// An activation flag, from a table line or a LUKS2 header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Flag {
     /// Discards are passed down.
     AllowDiscards,
-    /// Encryption stays on the CPU that submits.
+    /// Encryption runs on the CPU that submits the request.
     SameCpuCrypt,
-    /// Writes leave without being sorted.
+    /// Encrypted writes are submitted directly, without being sorted.
     SubmitFromCryptCpus,
-    /// Integrity without a journal.
+    /// Integrity protection without a journal.
     NoJournal,
-    /// Reads are decrypted where they end.
+    /// Reads are decrypted where they complete.
     NoReadWorkqueue,
-    /// Writes are encrypted where they arrive.
+    /// Writes are encrypted where they are submitted.
     NoWriteWorkqueue,
-    /// Work queues of high priority.
+    /// Work queues run at high priority.
     HighPriority,
 }
 
 impl Flag {
-    /// All flags with the name in LUKS2 headers and the one in table lines, where it has one.
+    /// All flags, each with its name in LUKS2 headers and, if it has one, in table lines.
     const NAMES: [(Self, &'static str, Option<&'static str>); 7] = [
         (Self::AllowDiscards, "allow-discards", Some("allow_discards")),
         (Self::SameCpuCrypt, "same-cpu-crypt", Some("same_cpu_crypt")),
@@ -74,13 +74,13 @@ impl Flag {
     }
 }
 
-/// A run of bytes of the data image that is encrypted in one way. The segments of a volume follow
-/// one another in the volume, in their order.
+/// A byte range of the data image that is encrypted in one way. The volume is the concatenation of
+/// its segments in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// First byte in the data image; a multiple of 512.
     pub offset: u64,
-    /// Length in bytes; `None` reaches to the end of the image. A multiple of `sector_size`.
+    /// Length in bytes, a multiple of `sector_size`; `None` reaches to the end of the image.
     pub length: Option<u64>,
     /// Added to the sector number that makes the IV, in 512-byte sectors.
     pub iv_tweak: u64,
@@ -113,7 +113,7 @@ impl Segment {
 
 /// An unlocked volume.
 pub struct Unlocked {
-    /// What kind of header (or none) described it.
+    /// The format that described the volume.
     pub format: Format,
     /// The key of all segments, wiped on drop.
     pub volume_key: Zeroizing<Vec<u8>>,
@@ -121,7 +121,7 @@ pub struct Unlocked {
     pub segments: Vec<Segment>,
     /// Flags that the header or the table line asks for.
     pub flags: BTreeSet<Flag>,
-    /// The keyslot that opened, where one was used.
+    /// The keyslot that opened, if one was used.
     pub keyslot: Option<u32>,
     /// The UUID of the header.
     pub uuid: Option<String>,
@@ -143,16 +143,16 @@ impl std::fmt::Debug for Unlocked {
 }
 
 impl Unlocked {
-    /// Lengths of the segments in bytes inside a data image of `image_len` bytes, in their order.
+    /// Lengths of the segments in bytes, in order, inside a data image of `image_len` bytes.
     ///
-    /// A segment without a length takes the rest of the image, cut down to whole sectors. A
-    /// segment that ends behind the image, or that would be empty, is refused.
+    /// A segment without a length takes the rest of the image, rounded down to whole sectors. A
+    /// segment that is empty or ends beyond the image is refused.
     pub fn segment_lengths(&self, image_len: u64) -> Result<Vec<u64>> {
         self.segments.iter().map(|segment| segment_length(segment, image_len)).collect()
     }
 
-    /// Length of the volume in bytes inside a data image of `image_len` bytes; errors as of
-    /// [`segment_lengths`](Self::segment_lengths).
+    /// Length of the volume in bytes inside a data image of `image_len` bytes. Fails as
+    /// [`segment_lengths`](Self::segment_lengths) does.
     pub fn volume_len(&self, image_len: u64) -> Result<u64> {
         self.segment_lengths(image_len)?
             .into_iter()

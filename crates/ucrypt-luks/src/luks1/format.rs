@@ -13,11 +13,11 @@ use crate::new_volume::{DATA_ALIGNMENT, NewVolume, Region, Tools};
 use crate::pbkdf::PbkdfKind;
 use crate::volume::SECTOR_BYTES;
 
-/// What keyslot areas are aligned to, in bytes.
+/// Alignment of keyslot areas, in bytes.
 const AREA_ALIGNMENT: u64 = 4096;
 
-/// Makes a header with one keyslot that `passphrase` opens: the header, and the writes that put it
-/// on the image.
+/// Makes a header with one keyslot that `passphrase` opens. Returns the header and the writes that
+/// put it on the image.
 pub fn format(
     volume: &NewVolume,
     passphrase: &[u8],
@@ -43,12 +43,12 @@ pub fn format(
     region.put(keyslot.material_start(), &material);
     header.keyslots[volume.keyslot as usize] = keyslot;
     let bytes = header.to_bytes();
-    // What was made has to be readable.
+    // The new header has to parse.
     Header::parse(&bytes)?;
     Ok((header, region.into_writes([Write { offset: 0, bytes }])))
 }
 
-/// A header without a keyslot, with the digest of the volume key.
+/// A header with the digest of the volume key and no active keyslot.
 fn empty_header(volume: &NewVolume, tools: &mut Tools<'_>) -> Result<Header> {
     let (name, mode) = (volume.cipher.cipher_name(), volume.cipher.cipher_mode());
     if name.len() >= NAME_BYTES || mode.len() >= NAME_BYTES {
@@ -78,7 +78,7 @@ fn empty_header(volume: &NewVolume, tools: &mut Tools<'_>) -> Result<Header> {
     Ok(header)
 }
 
-/// Eight keyslots without a key, one behind the other.
+/// Eight inactive keyslots, one after the other.
 fn free_keyslots(key_len: u32) -> [Keyslot; KEYSLOTS] {
     let step = material_len(key_len, STRIPES).next_multiple_of(AREA_ALIGNMENT);
     let first = (HEADER_BYTES as u64).next_multiple_of(AREA_ALIGNMENT);
@@ -105,7 +105,7 @@ fn payload_offset(volume: &NewVolume, areas_end: u64) -> Result<u32> {
     u32::try_from(bytes / SECTOR_BYTES).map_err(|_| too_far())
 }
 
-/// The keyslot that `passphrase` opens, and its material.
+/// The keyslot that `passphrase` opens, and its key material.
 fn fill_keyslot(
     header: &Header,
     volume: &NewVolume,

@@ -78,7 +78,7 @@ impl Keyslot {
 }
 
 impl Header {
-    /// Reads and checks the header at the start of `image`, and that its keyslot areas are inside.
+    /// Reads and checks the header at the start of `image`. The keyslot areas must lie inside it.
     pub fn read(image: &dyn ReadAt) -> Result<Self> {
         let bytes = read_bytes(image, "the LUKS1 header", 0, HEADER_BYTES as u64, 4096)?;
         let header = Self::parse(&bytes)?;
@@ -142,7 +142,7 @@ impl Header {
         out
     }
 
-    /// The byte behind the last keyslot area.
+    /// The byte after the last keyslot area.
     pub fn areas_end(&self) -> u64 {
         let length = material_len(self.key_bytes, STRIPES);
         let ends = self.keyslots.iter().map(|keyslot| keyslot.material_start() + length);
@@ -154,7 +154,8 @@ impl Header {
         u64::from(self.payload_offset) * SECTOR_BYTES
     }
 
-    /// The rules that keep keyslots apart from the header, the data and one another.
+    /// Checks the key length and the hash, and that no key material overlaps the header, the data
+    /// or other key material.
     fn check(&self) -> Result<()> {
         let key_bytes = self.key_bytes;
         if key_bytes == 0 || key_bytes as usize > KEY_LEN_MAX {
@@ -194,7 +195,7 @@ fn parse_keyslots(fields: &mut Fields<'_>) -> Result<[Keyslot; KEYSLOTS]> {
     let mut keyslots = [Keyslot::default(); KEYSLOTS];
     for keyslot in &mut keyslots {
         *keyslot = Keyslot {
-            // A third state is a damaged keyslot; the others may still open.
+            // Any third state is a damaged keyslot, taken as inactive; the others may still open.
             active: u32::from_be_bytes(fields.take()?) == ACTIVE,
             iterations: u32::from_be_bytes(fields.take()?),
             salt: fields.take()?,

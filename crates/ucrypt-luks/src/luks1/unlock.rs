@@ -16,7 +16,7 @@ use crate::medium::ReadAt;
 use crate::volume::{Format, Segment, Unlocked};
 
 impl Header {
-    /// Tries `passphrase` on `keyslot`, or on every active one in their order.
+    /// Tries `passphrase` on `keyslot`, or on all active keyslots in order.
     pub fn unlock(
         &self,
         image: &dyn ReadAt,
@@ -34,7 +34,7 @@ impl Header {
         Err(attempts.failed())
     }
 
-    /// Takes the volume key itself, and checks it against the digest.
+    /// Unlocks with the volume key itself, which is checked against the digest.
     pub fn unlock_with_volume_key(&self, key: &[u8]) -> Result<Unlocked> {
         if key.len() != self.key_bytes as usize || !self.matches_digest(key)? {
             return Err(Error::WrongVolumeKey);
@@ -62,7 +62,7 @@ impl Header {
         }
     }
 
-    /// The volume key, `None` if the passphrase is not that of this keyslot.
+    /// The volume key, or `None` if the passphrase does not open this keyslot.
     fn open_keyslot(
         &self,
         image: &dyn ReadAt,
@@ -71,7 +71,7 @@ impl Header {
         cipher: &CipherSpec,
     ) -> Result<Option<Zeroizing<Vec<u8>>>> {
         let keyslot = &self.keyslots[number as usize];
-        // Nothing is secret under the null cipher: a passphrase would only pretend it were.
+        // The null cipher keeps nothing secret, and a passphrase would suggest that it does.
         if cipher.is_null() && !passphrase.is_empty() {
             return Ok(None);
         }

@@ -1,5 +1,5 @@
-//! The binary part of a LUKS2 header copy: its first 4096 bytes, of which 512 are used, all
-//! numbers big-endian (LUKS2 on-disk format 1.1, section 2.1).
+//! The binary part of a LUKS2 header copy: its first 4096 bytes, of which 512 are used. All numbers
+//! are big-endian (LUKS2 on-disk format 1.1, section 2.1).
 
 use subtle::ConstantTimeEq;
 
@@ -11,12 +11,12 @@ use crate::hash::Hash;
 /// Length of the binary part in bytes.
 pub(crate) const BINARY_BYTES: usize = 4096;
 
-/// The sizes that a header copy may have, binary part and JSON area together. The second copy
-/// begins where the first ends, so these are also the places where it may lie.
+/// The sizes that a header copy may have, binary part and JSON area together. The secondary copy
+/// begins where the primary ends, so these are also its possible offsets.
 pub const HEADER_SIZES: [u64; 9] =
     [0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000, 0x10_0000, 0x20_0000, 0x40_0000];
 
-/// Length of the label and of the subsystem field; the last byte stays zero.
+/// Length of the label field and of the subsystem field; the last byte stays zero.
 pub(crate) const LABEL_BYTES: usize = 48;
 const ALGORITHM_BYTES: usize = 32;
 const ALGORITHM_OFFSET: usize = 72;
@@ -32,11 +32,11 @@ const CHECKSUM_BYTES: usize = 64;
 pub struct Binary {
     /// Length of one copy in bytes: one of [`HEADER_SIZES`].
     pub header_size: u64,
-    /// Grows with every change; the copy with the higher one is the valid one.
+    /// Grows with every change. The copy with the higher sequence id is the valid one.
     pub sequence_id: u64,
     /// The label.
     pub label: FieldText,
-    /// Name of the checksum's hash.
+    /// Name of the hash that makes the checksum.
     pub checksum: String,
     /// The UUID in its text form.
     pub uuid: FieldText,
@@ -45,7 +45,7 @@ pub struct Binary {
 }
 
 impl Binary {
-    /// Parses the binary part of `copy`. Neither the checksum nor the place is checked yet.
+    /// Parses the binary part of `copy`. Does not check the checksum or the offset.
     pub(crate) fn parse(bytes: &[u8], copy: Copy) -> Result<Self> {
         let mut fields = Fields::new("LUKS2 binary header", bytes);
         if fields.take::<6>()? != copy.magic() {
@@ -70,7 +70,7 @@ impl Binary {
     }
 
     /// The bytes of a whole copy: the binary part with its checksum, and the JSON area.
-    /// `json` must be shorter than the area.
+    /// `json` must be shorter than the JSON area.
     pub(crate) fn to_bytes(
         &self,
         copy: Copy,
@@ -101,8 +101,8 @@ impl Binary {
     }
 }
 
-/// Makes the bytes of a whole copy those of `copy`: its magic, its place, a salt of its own and the
-/// checksum. Everything else stays as it is, whatever it is.
+/// Turns the bytes of either whole copy into those of `copy`: sets the magic, the offset, the salt
+/// and the checksum, and leaves all other bytes unchanged.
 pub(crate) fn become_copy(bytes: &mut [u8], copy: Copy, salt: &[u8; SALT_BYTES]) -> Result<()> {
     let place = copy.offset(bytes.len() as u64);
     bytes[..6].copy_from_slice(&copy.magic());
@@ -114,13 +114,13 @@ pub(crate) fn become_copy(bytes: &mut [u8], copy: Copy, salt: &[u8; SALT_BYTES])
     Ok(())
 }
 
-/// Whether the stored checksum of a whole copy is right.
+/// Whether the stored checksum of a whole copy is correct.
 pub(crate) fn has_right_checksum(bytes: &[u8]) -> Result<bool> {
     let expected = checksum_of(bytes)?;
     Ok(bytes[CHECKSUM_OFFSET..][..expected.len()].ct_eq(&expected).into())
 }
 
-/// Refuses a whole copy that was made for another place than byte `offset`.
+/// Refuses a whole copy that was made for an offset other than `offset`.
 pub(crate) fn check_place(bytes: &[u8], copy: Copy, offset: u64) -> Result<()> {
     let mut fields = Fields::new("LUKS2 binary header", &bytes[PLACE_OFFSET..]);
     let stored = u64::from_be_bytes(fields.take()?);
@@ -131,7 +131,7 @@ pub(crate) fn check_place(bytes: &[u8], copy: Copy, offset: u64) -> Result<()> {
     Err(Error::damaged(format!("{copy} LUKS2 header"), problem))
 }
 
-/// The checksum over a whole copy, in which the checksum field counts as zeros.
+/// The checksum over a whole copy, with the checksum field taken as zeros.
 fn checksum_of(bytes: &[u8]) -> Result<Vec<u8>> {
     let algorithm = name("checksum algorithm", &bytes[ALGORITHM_OFFSET..][..ALGORITHM_BYTES])?;
     let hash = Hash::from_name(&algorithm)?;

@@ -1,13 +1,13 @@
-//! The two copies of a LUKS2 header: which one is valid, and how to make the other one so again.
+//! The two copies of a LUKS2 header: choosing the valid copy and repairing the other one.
 //!
-//! A change is written to one copy and then to the other, so at any moment at least one of them is
-//! whole. Reading takes the whole one with the higher sequence id. Nothing is repaired here: the
-//! caller learns what is wrong ([`Damage`]) and may carry out [`Header::repair`], which writes over
-//! nothing but a copy that is LUKS2's without any doubt and was cut off or damaged: its magic and
-//! version are there, its checksum is wrong, and nobody else has left a mark on the image.
+//! A change is written to one copy and then to the other, so at least one of them is whole at any
+//! moment. Reading takes the whole copy with the higher sequence id. Reading repairs nothing: it
+//! reports what is wrong ([`Damage`]), and the caller may carry out [`Header::repair`]. A repair
+//! overwrites only a copy that is certainly a torn or damaged LUKS2 copy: its magic and version are
+//! right, its checksum is wrong, and the image bears no foreign signature.
 //!
-//! A whole copy that is newer and cannot be used (a rule that only this program has, a rule of the
-//! future) is no reason to go back to the older one: the header is refused.
+//! If the newer copy is whole but cannot be used (it breaks a rule that only this program has, or
+//! follows one of the future), the header is refused: the older copy is no substitute.
 
 use std::fmt;
 
@@ -24,9 +24,9 @@ use crate::signature;
 /// One of the two copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copy {
-    /// The one at byte 0.
+    /// The copy at byte 0.
     Primary,
-    /// The one behind it.
+    /// The copy that follows the primary.
     Secondary,
 }
 
@@ -45,7 +45,7 @@ impl Copy {
         }
     }
 
-    /// Where this copy lies if each is `header_size` bytes long.
+    /// The offset of this copy if each copy is `header_size` bytes long.
     pub(crate) fn offset(self, header_size: u64) -> u64 {
         match self {
             Self::Primary => 0,
@@ -60,7 +60,7 @@ impl fmt::Display for Copy {
     }
 }
 
-/// The copy that cannot be used while the other one can.
+/// The unusable copy of a header whose other copy can be used.
 #[derive(Debug)]
 pub struct Damage {
     /// Which copy.
@@ -86,15 +86,15 @@ impl fmt::Display for Damage {
 /// Why nothing is written over a copy that cannot be used.
 #[derive(Debug)]
 pub enum Kept {
-    /// Nothing says that what is there is LUKS2's.
+    /// Nothing indicates that the bytes there belong to LUKS2.
     NoMagic,
     /// It could not be read.
     Unread,
-    /// Its version, size or checksum is none that is known here.
+    /// Its version, size or checksum algorithm is unknown.
     Unknown,
-    /// Its checksum is right: it is what somebody has written.
+    /// Its checksum is right: the copy is as some program wrote it.
     Whole,
-    /// It is not known whether somebody else has left a mark on the image.
+    /// The search for foreign signatures failed.
     Unprobed(Error),
 }
 
@@ -117,9 +117,9 @@ impl fmt::Display for Kept {
 pub struct Header {
     /// The binary part.
     pub binary: Binary,
-    /// The JSON metadata, understood.
+    /// The parsed JSON metadata.
     pub metadata: Metadata,
-    /// The JSON metadata as it is stored, with everything that is not known here.
+    /// The JSON metadata as stored, including unknown members.
     pub json: Json,
     bytes: Bytes,
 }
@@ -140,31 +140,31 @@ struct Unusable {
     state: State,
 }
 
-/// What is at the place of a copy.
+/// The result of reading one copy.
 type Candidate = std::result::Result<Header, Unusable>;
 
-/// How much of a copy is there.
+/// The state of an unusable copy.
 enum State {
-    /// Its magic is missing, or its place is not in the image.
+    /// Its magic is missing, or it lies outside the image.
     Absent,
     /// It could not be read.
     Unread,
-    /// It is of a kind that is not known.
+    /// Its version, size or checksum algorithm is unknown.
     Unknown,
     /// Its checksum is wrong.
     Torn,
-    /// Its checksum is right, and it breaks a rule.
+    /// Its checksum is right, but it breaks a rule.
     Whole { sequence_id: u64 },
 }
 
 impl State {
     fn with(self, problem: Error) -> Unusable {
-        // Whatever could not be read is not known.
+        // A read error says nothing about the copy.
         let state = if matches!(problem, Error::Read { .. }) { Self::Unread } else { self };
         Unusable { problem, state }
     }
 
-    /// Why a copy of this state must stay as it is.
+    /// Why a copy in this state must stay as it is.
     fn kept(&self) -> Option<Kept> {
         match self {
             Self::Absent => Some(Kept::NoMagic),
@@ -177,13 +177,13 @@ impl State {
 }
 
 impl Header {
-    /// Reads both copies, checks them, and gives the valid one, together with the damage of the
-    /// other one if there is any.
+    /// Reads and checks both copies. Returns the valid one, together with the damage of the other
+    /// copy if there is any.
     pub fn read(image: &dyn ReadAt) -> Result<(Self, Option<Damage>)> {
         let primary = Self::read_copy(image, Copy::Primary, 0);
         let secondary = match &primary {
             Ok(header) => Self::read_copy(image, Copy::Secondary, header.binary.header_size),
-            // Whatever lies behind it: what begins like this is of another version.
+            // A LUKS magic with another version: do not look for a secondary copy.
             Err(Unusable { problem: Error::UnknownVersion(version), .. }) => {
                 return Err(Error::UnknownVersion(*version));
             }
@@ -203,8 +203,8 @@ impl Header {
         Ok((header, damage))
     }
 
-    /// The write that makes the damaged copy a valid one of this header again. Refused if the copy
-    /// has to stay as it is.
+    /// The write that turns the damaged copy into a valid copy of this header. Refused if the copy
+    /// must stay as it is.
     pub fn repair(&self, damage: &Damage, random: Random<'_>) -> Result<Write> {
         if let Some(kept) = &damage.kept {
             return Err(Error::request(format!("the copy is not written again: {kept}")));
@@ -212,7 +212,7 @@ impl Header {
         self.write_of(damage.copy, random)
     }
 
-    /// The write of one copy.
+    /// The write that stores `copy` of this header.
     pub(crate) fn write_of(&self, copy: Copy, random: Random<'_>) -> Result<Write> {
         let mut salt = [0; 64];
         fill_random(random, &mut salt)?;
@@ -257,7 +257,7 @@ impl Header {
         Ok(Self { binary, metadata, json, bytes: Bytes(bytes) })
     }
 
-    /// Looks at every place where a second copy may lie.
+    /// Searches every offset at which a secondary copy may lie.
     fn find_secondary(image: &dyn ReadAt) -> Candidate {
         let mut first = State::Absent.with(Error::NotLuks { found: None });
         for offset in HEADER_SIZES {
@@ -274,7 +274,7 @@ impl Header {
         Err(first)
     }
 
-    /// Refuses an image that ends inside the keyslot areas.
+    /// Refuses an image that ends before the keyslots area does.
     fn check_size(&self, image: &dyn ReadAt) -> Result<()> {
         let offset = 2 * self.binary.header_size;
         let end = offset + self.metadata.config.keyslots_size;
@@ -305,13 +305,14 @@ fn choose(primary: Candidate, secondary: Candidate) -> Result<(Header, Option<Da
         }
         (Ok(header), Err(unusable)) => beside(header, Copy::Secondary, unusable),
         (Err(unusable), Ok(header)) => beside(header, Copy::Primary, unusable),
-        // No magic at byte 0, but the remains of a second copy: they tell more.
+        // There is no magic at byte 0; the problem of the secondary copy says more.
         (Err(Unusable { problem: Error::NotLuks { .. }, .. }), Err(Unusable { problem, .. }))
         | (Err(Unusable { problem, .. }), Err(_)) => Err(problem),
     }
 }
 
-/// The valid header, beside a copy that is not, unless that is the newer one.
+/// The valid header with the damage of the unusable copy. Refused if the unusable copy is whole and
+/// newer.
 fn beside(header: Header, copy: Copy, unusable: Unusable) -> Result<(Header, Option<Damage>)> {
     let Unusable { problem, state } = unusable;
     let older = header.binary.sequence_id;
@@ -324,7 +325,7 @@ fn beside(header: Header, copy: Copy, unusable: Unusable) -> Result<(Header, Opt
     Ok((header, Some(Damage { copy, problem, kept: state.kept() })))
 }
 
-/// Parses a JSON area: an object at its first byte, filled up with zero bytes behind it.
+/// Parses a JSON area: an object that begins at the first byte, then zero bytes to the end.
 fn parse_json_area(area: &[u8]) -> Result<Json> {
     let broken = |problem: &str| Error::damaged("JSON area", problem);
     if area.first() != Some(&b'{') {

@@ -10,7 +10,7 @@ use crate::fields::FieldText;
 use crate::json::Json;
 use crate::kdf::Kdf;
 
-/// What hex dumps of keyslots and digests are indented with.
+/// Indentation of hex dumps in keyslots and digests.
 const INDENT: &str = "\t            ";
 
 impl Priority {
@@ -24,7 +24,7 @@ impl Priority {
 }
 
 impl Metadata {
-    /// The digests that a keyslot belongs to, in their order.
+    /// The digests that a keyslot belongs to, in order.
     pub(crate) fn digests_of_keyslot(&self, keyslot: u32) -> Vec<u32> {
         let belongs = |(_, digest): &(&u32, &Digest)| digest.keyslots.contains(&keyslot);
         self.digests.iter().filter(belongs).map(|(number, _)| *number).collect()
@@ -75,7 +75,7 @@ impl Header {
     }
 }
 
-/// Words, each followed by a space.
+/// Joins words, each followed by a space.
 fn words(words: &[String]) -> String {
     words.iter().flat_map(|word| [word.as_str(), " "]).collect()
 }

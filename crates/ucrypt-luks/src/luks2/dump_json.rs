@@ -1,5 +1,5 @@
-//! A LUKS2 header as JSON for programs: what `luksDump` shows, with plain numbers instead of the
-//! strings that the header itself uses, and without the key material.
+//! A LUKS2 header as JSON for programs: the content of `luksDump`, with plain numbers instead of
+//! the strings that the header itself uses, and without key material.
 
 use std::collections::BTreeMap;
 

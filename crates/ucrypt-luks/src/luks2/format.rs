@@ -16,16 +16,16 @@ use crate::kdf::Kdf;
 use crate::medium::{Write, fill_random};
 use crate::new_volume::{DATA_ALIGNMENT, NewVolume, Region, Tools};
 
-/// Header and keyslots area together, if nothing else is asked for, in bytes.
+/// Default size of both header copies and the keyslots area together, in bytes.
 const DEFAULT_SIZE: u64 = 16 << 20;
 
-/// Cipher and key length of a keyslot area if the volume's own cannot protect it.
+/// Cipher and key length of a keyslot area if the volume has the null cipher.
 const FALLBACK_AREA_CIPHER: &str = "aes-xts-plain64";
 const FALLBACK_AREA_KEY_LEN: u32 = 64;
 
 const SALT_BYTES: usize = 32;
 
-/// The parameters of a new volume that only LUKS2 has.
+/// The LUKS2-only parameters of a new volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Label, at most 47 bytes.
@@ -34,14 +34,14 @@ pub struct Options {
     pub subsystem: String,
     /// Bytes that are encrypted as one unit: 512, 1024, 2048 or 4096.
     pub sector_size: u32,
-    /// Length of one header copy in bytes: one of [`HEADER_SIZES`]; 16 KiB if there is none.
+    /// Length of one header copy in bytes: one of [`HEADER_SIZES`]; `None` means 16 KiB.
     pub metadata_size: Option<u64>,
     /// Length of the keyslots area in bytes, a multiple of 4096.
     pub keyslots_size: Option<u64>,
 }
 
-/// Makes a header with one keyslot that `passphrase` opens: the header, and the writes that put it
-/// on the image.
+/// Makes a header with one keyslot that `passphrase` opens. Returns the header and the writes that
+/// put it on the image.
 pub fn format(
     volume: &NewVolume,
     options: &Options,
@@ -72,7 +72,7 @@ pub fn format(
     ]);
     // What was made has to be readable.
     let header = Header::new(&binary, &json)?;
-    // The primary copy comes last: until then a reader falls back to the second one.
+    // The primary copy is written last; until then, readers fall back to the secondary copy.
     let copies = [
         header.write_of(Copy::Secondary, tools.random)?,
         header.write_of(Copy::Primary, tools.random)?,
@@ -80,12 +80,12 @@ pub fn format(
     Ok((header, region.into_writes(copies)))
 }
 
-/// Where everything lies, in bytes.
+/// Offsets and lengths in bytes.
 struct Layout {
     header_size: u64,
     keyslots_size: u64,
     data_offset: u64,
-    /// The data offset if the data lies behind the header in the same image.
+    /// The data offset if the data follows the header in the same image, otherwise 0.
     wiped_data_offset: u64,
     /// Length of the first keyslot's area.
     area_size: u64,
@@ -95,7 +95,7 @@ impl Layout {
     fn new(volume: &NewVolume, options: &Options) -> Result<Self> {
         let header_size = options.metadata_size.unwrap_or(HEADER_SIZES[0]);
         let both = 2 * header_size;
-        // The format wants room for the header in front of any data that does not begin at 0.
+        // The format requires room for the header in front of data that does not begin at 0.
         let behind = volume.data_offset.filter(|offset| *offset != 0 || !volume.detached);
         let keyslots_size = match (options.keyslots_size, behind) {
             (Some(size), _) => size,
@@ -161,7 +161,7 @@ fn check_options(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A string, because JSON numbers are not safe above 2^53.
+/// A decimal string, because JSON numbers are not safe above 2^53.
 fn decimal(number: u64) -> Json {
     Json::String(number.to_string())
 }
@@ -199,7 +199,7 @@ fn digest(volume: &NewVolume, tools: &mut Tools<'_>) -> Result<Json> {
     ]))
 }
 
-/// The keyslot that `passphrase` opens, and its material.
+/// The keyslot that `passphrase` opens, and its key material.
 fn new_keyslot(
     volume: &NewVolume,
     layout: &Layout,
@@ -246,7 +246,7 @@ fn new_keyslot(
     Ok((keyslot, material))
 }
 
-/// Keyslots are encrypted as the volume is, unless that is no encryption.
+/// Keyslot areas use the cipher of the volume, unless that is the null cipher.
 fn area_cipher(volume: &NewVolume) -> Result<(CipherSpec, u32)> {
     if volume.cipher.is_null() {
         let cipher = parse_cipher("keyslot area", FALLBACK_AREA_CIPHER)?;

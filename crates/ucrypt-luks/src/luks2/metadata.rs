@@ -1,7 +1,7 @@
 //! The JSON metadata of a LUKS2 header as types (on-disk format 1.1, chapter 3).
 //!
-//! What is not known here (a keyslot type of a newer program, say) is kept with its name: it can
-//! be shown and written back, and is refused by that name when it would have to be used.
+//! An unknown type, such as a keyslot type of a newer program, is kept with its name: it can be
+//! shown and written back, and is refused by name when it would have to be used.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::json::Json;
 use crate::kdf::Kdf;
 
-/// All metadata of a header. The maps go by the number that the header gives as a string.
+/// All metadata of a header. The keys of the maps are the numbers that the header gives as strings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Metadata {
     /// Keyslots, numbered 0 to 31.
@@ -34,13 +34,13 @@ impl Metadata {
         Ok(metadata)
     }
 
-    /// The number and the digest that a segment is assigned to.
+    /// The digest that a segment is assigned to, with its number.
     pub fn digest_of_segment(&self, segment: u32) -> Option<(u32, &Digest)> {
         let mut digests = self.digests.iter();
         digests.find(|(_, digest)| digest.segments.contains(&segment)).map(|(id, d)| (*id, d))
     }
 
-    /// First byte of the data: the smallest offset of a segment. 0 if the header is detached.
+    /// First byte of the data, the smallest offset of a segment; 0 if the header is detached.
     pub fn data_offset(&self) -> u64 {
         self.segments.values().map(|segment| segment.offset).min().unwrap_or(0)
     }
@@ -49,17 +49,17 @@ impl Metadata {
 /// A keyslot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Keyslot {
-    /// What it is.
+    /// Its type.
     pub kind: KeyslotKind,
     /// Length of the key that it holds, in bytes.
     pub key_size: u32,
-    /// In which order it is tried.
+    /// Its place in the order of attempts.
     pub priority: Priority,
     /// Its place in the header image.
     pub area: Area,
 }
 
-/// The type of a keyslot, with what belongs to it.
+/// The type of a keyslot, with its parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KeyslotKind {
     /// `luks2`: opened with a passphrase.
@@ -111,10 +111,10 @@ pub struct Area {
     pub size: u64,
 }
 
-/// In which order keyslots are tried.
+/// The order in which keyslots are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
-    /// 0: only if it is asked for by number.
+    /// 0: only if requested by number.
     Ignore,
     /// 1: after the preferred ones.
     Normal,
@@ -122,14 +122,14 @@ pub enum Priority {
     Prefer,
 }
 
-/// A token: it says how a program may get a passphrase. Kept, and shown, not used.
+/// A token, which says how a program may get a passphrase. It is kept and shown, but not used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     /// Its type.
     pub kind: String,
     /// The keyslots that it opens.
     pub keyslots: Vec<u32>,
-    /// Everything that it says.
+    /// The whole token.
     pub json: Json,
 }
 
@@ -138,22 +138,22 @@ pub struct Token {
 pub struct Segment {
     /// First byte in the data image.
     pub offset: u64,
-    /// Length in bytes, `None` to the end of the image.
+    /// Length in bytes; `None` reaches to the end of the image.
     pub size: Option<u64>,
     /// Flags of the segment.
     pub flags: Vec<String>,
-    /// What it is.
+    /// Its type.
     pub kind: SegmentKind,
 }
 
 impl Segment {
-    /// Whether it is kept for a reencryption, and is no part of the volume.
+    /// Whether this is a backup for a reencryption and no part of the volume.
     pub fn is_backup(&self) -> bool {
         self.flags.iter().any(|flag| flag.starts_with("backup-"))
     }
 }
 
-/// The type of a segment, with what belongs to it.
+/// The type of a segment, with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SegmentKind {
     /// `crypt`: encrypted.
@@ -164,7 +164,7 @@ pub enum SegmentKind {
         encryption: String,
         /// Bytes that are encrypted as one unit.
         sector_size: u32,
-        /// The type of the integrity protection, where there is one.
+        /// The type of the integrity protection, if there is one.
         integrity: Option<String>,
     },
     /// Any other type, with its name.
@@ -181,18 +181,18 @@ impl SegmentKind {
     }
 }
 
-/// What ties keyslots and segments together: how to tell the right volume key.
+/// A digest: verifies a volume key, and ties keyslots to the segments that the key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
     /// The keyslots that hold the key.
     pub keyslots: Vec<u32>,
-    /// The segments that are encrypted with it.
+    /// The segments that the key encrypts.
     pub segments: Vec<u32>,
-    /// What it is.
+    /// Its type.
     pub kind: DigestKind,
 }
 
-/// The type of a digest, with what belongs to it.
+/// The type of a digest, with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DigestKind {
     /// `pbkdf2`.
@@ -229,10 +229,10 @@ pub struct Pbkdf2Digest {
 pub struct Config {
     /// Length of the JSON area of one copy in bytes.
     pub json_size: u64,
-    /// Length of the keyslots area in bytes; it begins behind the second copy.
+    /// Length of the keyslots area in bytes; it begins after the secondary copy.
     pub keyslots_size: u64,
-    /// Names of the flags for activation.
+    /// Names of the activation flags.
     pub flags: Vec<String>,
-    /// Names of what a program must understand to use this volume.
+    /// Names of the features that a program must support to use this volume.
     pub requirements: Vec<String>,
 }

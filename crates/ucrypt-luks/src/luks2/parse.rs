@@ -1,5 +1,5 @@
-//! From JSON to the types of [`super::metadata`]: the mandatory members and the form of each value
-//! (on-disk format 1.1, chapter 3). Every error names the path of the member.
+//! Parses JSON into the types of [`super::metadata`]. Checks the mandatory members and the form of
+//! each value (on-disk format 1.1, chapter 3). Every error names the path of the member.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::json::Json;
 use crate::kdf::{Argon2Variant, Kdf};
 
-/// Objects of one kind that a header may have: cryptsetup's limits.
+/// Largest number of objects of each kind in a header: cryptsetup's limits.
 pub(crate) const KEYSLOTS_MAX: u32 = 32;
 const TOKENS_MAX: u32 = 32;
 const SEGMENTS_MAX: u32 = 32;
@@ -23,7 +23,7 @@ const DIGESTS_MAX: u32 = 8;
 /// Longest salt or digest in bytes.
 const BINARY_MAX: usize = 512;
 
-/// A value and the path that leads to it.
+/// A value and its path.
 pub(crate) struct Node<'a> {
     path: String,
     value: &'a Json,
@@ -225,7 +225,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// A text that names something.
+    /// A non-empty text.
     fn name(&self) -> Result<&'a str> {
         match self.text()? {
             "" => Err(self.broken("it is empty")),
@@ -275,7 +275,7 @@ impl<'a> Node<'a> {
         self.binary()
     }
 
-    /// An array of numbers of other objects, each a string, each below `limit`.
+    /// An array of references to other objects: numbers below `limit`, each as a string.
     fn references(&self, limit: u32) -> Result<Vec<u32>> {
         let mut numbers = Vec::new();
         for name in self.texts()? {
@@ -289,13 +289,13 @@ impl<'a> Node<'a> {
     }
 }
 
-/// The number of an object, in the one way to write it: "5" and not "05".
+/// The number of an object in its only valid spelling: "5" and not "05".
 fn parse_number(text: &str, limit: u32) -> Option<u32> {
     let number: u32 = text.parse().ok()?;
     (number < limit && number.to_string() == text).then_some(number)
 }
 
-/// Decimal digits, and nothing else (no sign), that make a 64-bit number.
+/// A 64-bit number from decimal digits alone, without a sign.
 fn parse_decimal(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

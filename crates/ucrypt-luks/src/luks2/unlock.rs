@@ -1,4 +1,4 @@
-//! Unlocking LUKS2: from a passphrase to the volume key and the segments that it opens.
+//! Unlocking LUKS2: from a passphrase to the volume key and its segments.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::medium::ReadAt;
 use crate::volume::{Flag, Format, Segment, Unlocked};
 
 impl Header {
-    /// Tries `passphrase` on `keyslot`, or on every one of the volume by priority and number.
+    /// Tries `passphrase` on `keyslot`, or on the keyslots of the volume by priority and number.
     pub fn unlock(
         &self,
         image: &dyn ReadAt,
@@ -37,10 +37,9 @@ impl Header {
         Err(attempts.failed())
     }
 
-    /// Takes the volume key itself, and checks its length and its digest.
+    /// Unlocks with the volume key itself, whose length and digest are checked.
     ///
-    /// The length matters: PBKDF2 gives the same digest to a key and to the same key with zero
-    /// bytes behind it.
+    /// The length matters: PBKDF2 gives a key the same digest with and without trailing zero bytes.
     pub fn unlock_with_volume_key(&self, key: &[u8]) -> Result<Unlocked> {
         let segments = self.usable_segments()?;
         let digest = self.volume_digest()?;
@@ -53,7 +52,7 @@ impl Header {
         self.unlocked(Zeroizing::new(key.to_vec()), segments, None)
     }
 
-    /// The data segments, if everything that they ask for is there.
+    /// The data segments, if everything that they require is supported.
     pub fn usable_segments(&self) -> Result<Vec<Segment>> {
         let metadata = &self.metadata;
         if let Some(requirement) = metadata.config.requirements.first() {
@@ -87,7 +86,7 @@ impl Header {
         Ok(segments)
     }
 
-    /// The digest of all segments.
+    /// The one digest of all segments.
     fn volume_digest(&self) -> Result<&Digest> {
         let metadata = &self.metadata;
         let mut digests = metadata.segments.keys().map(|id| metadata.digest_of_segment(*id));
@@ -102,7 +101,7 @@ impl Header {
         }
     }
 
-    /// The keyslots to try, in their order.
+    /// The keyslots to try, in order.
     fn candidates(&self, digest: &Digest, keyslot: Option<u32>) -> Result<Vec<u32>> {
         if let Some(number) = keyslot {
             let belongs = digest.keyslots.contains(&number);
@@ -114,7 +113,7 @@ impl Header {
             .collect())
     }
 
-    /// The volume key, `None` if the passphrase is not that of this keyslot.
+    /// The volume key, or `None` if the passphrase does not open this keyslot.
     fn open_keyslot(
         &self,
         image: &dyn ReadAt,
@@ -162,7 +161,7 @@ fn of_priority(metadata: &Metadata, digest: &Digest, priority: Priority) -> Vec<
     numbers
 }
 
-/// What the keyslot holds under this passphrase: the volume key, or noise if it is wrong.
+/// Opens a keyslot with `passphrase`. Returns the volume key, or noise if the passphrase is wrong.
 fn try_keyslot(
     image: &dyn ReadAt,
     number: u32,
@@ -184,7 +183,7 @@ fn try_keyslot(
     }
     let cipher = parse_cipher(&format!("area of keyslot {number}"), encryption)?;
     if cipher.is_null() {
-        // Anybody could put a key of their own there: the passphrase would be asked for show.
+        // Anybody could store a key of their own there; the passphrase would protect nothing.
         return Err(Error::unsupported("keyslot cipher", encryption));
     }
     let area = Area {
@@ -194,7 +193,7 @@ fn try_keyslot(
         hash: Hash::from_name(&af.hash)?,
         cipher: &cipher,
     };
-    // The length of the key is checked against the cipher before the costly derivation.
+    // Checks the key length against the cipher before the costly derivation.
     let mut area_key = Zeroizing::new(area::key_buffer(&cipher, *area_key_size)?);
     kdf.derive(passphrase, salt, &mut area_key)?;
     area.open(image, &area_key)
@@ -206,8 +205,8 @@ fn matches_digest(digest: &Digest, key: &[u8]) -> Result<bool> {
         DigestKind::Other(name) => return Err(Error::unsupported("digest type", name)),
     };
     let kdf = Kdf::Pbkdf2 { hash: hash.clone(), iterations: *iterations };
-    // cryptsetup once wrote 20 bytes whatever the hash, and writes the hash's length now. A shorter
-    // digest would let wrong keys pass.
+    // Older versions of cryptsetup wrote 20 bytes for every hash; newer ones write the hash's
+    // length. A shorter digest would let wrong keys pass.
     if stored.len() != 20 && stored.len() != Hash::from_name(hash)?.size() {
         return Err(Error::damaged("JSON/digests", format!("one is {} bytes long", stored.len())));
     }

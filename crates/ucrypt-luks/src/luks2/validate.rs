@@ -1,5 +1,5 @@
-//! The rules of LUKS2 metadata that concern more than one value: sizes that have to agree, areas
-//! that must not meet, references that must lead somewhere (on-disk format 1.1, chapter 3).
+//! The rules of LUKS2 metadata that concern more than one value: sizes must agree, areas must not
+//! overlap, references must resolve (on-disk format 1.1, chapter 3).
 
 use super::binary::{BINARY_BYTES, HEADER_SIZES};
 use super::metadata::{Keyslot, KeyslotKind, Metadata, Segment, SegmentKind};
@@ -11,7 +11,7 @@ use crate::volume::SECTOR_BYTES;
 /// Largest keyslots area in bytes.
 pub(crate) const KEYSLOTS_SIZE_MAX: u64 = 128 << 20;
 
-/// What the keyslots area and everything in it is aligned to, in bytes.
+/// Alignment of the keyslots area and everything in it, in bytes.
 pub(crate) const AREA_ALIGNMENT: u64 = 4096;
 
 /// Checks metadata that was found in a copy of `header_size` bytes.
@@ -26,7 +26,8 @@ pub(crate) fn check(metadata: &Metadata, header_size: u64) -> Result<()> {
     check_bindings(metadata)
 }
 
-/// A key that is checked by no digest, or by two, may be taken for one that it is not.
+/// Each `luks2` keyslot must have exactly one digest. With none or two, a key could be mistaken for
+/// another one.
 fn check_bindings(metadata: &Metadata) -> Result<()> {
     for (number, keyslot) in &metadata.keyslots {
         let digests = metadata.digests_of_keyslot(*number).len();
@@ -118,8 +119,8 @@ fn check_segments(metadata: &Metadata) -> Result<()> {
     check_order(metadata)
 }
 
-/// Segments are numbered without a gap, those of the volume in front of the backups. In the volume
-/// only the last one may reach to the end of the image, and no byte belongs to two of them.
+/// Segment numbers must have no gaps, and the volume's segments must come before the backups. Only
+/// the last segment of the volume may reach to the end of the image, and none may overlap.
 fn check_order(metadata: &Metadata) -> Result<()> {
     let mut volume: Vec<(u64, u64, u32)> = Vec::new();
     let mut endless = false;
@@ -173,7 +174,8 @@ fn check_keyslot(number: u32, keyslot: &Keyslot) -> Result<()> {
     Ok(())
 }
 
-/// Areas lie behind both header copies, inside the keyslots area, and apart from one another.
+/// Keyslot areas must lie inside the keyslots area, which follows both header copies, and must not
+/// overlap.
 fn check_areas(metadata: &Metadata, header_size: u64) -> Result<()> {
     let begin = 2 * header_size;
     let end = begin + metadata.config.keyslots_size;
