@@ -1,7 +1,7 @@
-//! AES: the cipher that nearly every volume uses, so the one whose modes have kernels of their own.
+//! AES: nearly every volume uses it, so it is the cipher whose modes have kernels of their own.
 //!
-//! A [`Kernel`] is a way to run a cipher on a processor. All of them give the same bytes; for AES,
-//! the portable one is the `aes` crate and the others live in [`x86`].
+//! A [`Kernel`] is a way to run a cipher on a processor. All kernels give the same bytes. For AES,
+//! the portable kernel is the `aes` crate and the others are in [`x86`].
 
 #[cfg(target_arch = "x86_64")]
 mod schedule;
@@ -32,9 +32,9 @@ pub enum Kernel {
     VaesAvx2,
     /// 128-bit vectors, with AES-NI (x86-64).
     AesNi,
-    /// The crates `aes`, `serpent` and `camellia`. AES is constant-time everywhere, with the
-    /// acceleration that the crate brings itself; Camellia and Twofish have tables, and take times
-    /// that depend on the data.
+    /// The crates `aes`, `serpent` and `camellia`, and this crate's table-based Twofish. AES is
+    /// constant-time everywhere and uses the acceleration of its crate. Camellia and Twofish use
+    /// tables, so their time depends on the data.
     Portable,
 }
 
@@ -42,12 +42,12 @@ impl Kernel {
     /// Every kernel, the fastest first.
     pub const ALL: &[Self] = &[Self::VaesAvx512, Self::VaesAvx2, Self::AesNi, Self::Portable];
 
-    /// The fastest kernel that this processor runs.
+    /// The fastest kernel that this processor supports.
     pub fn best() -> Self {
         Self::ALL.iter().copied().find(|kernel| kernel.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this processor runs the kernel.
+    /// Whether this processor supports the kernel.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self == Self::Portable || Features::detect(self).is_some();
@@ -60,7 +60,7 @@ impl Kernel {
     pub const fn is_for(self, cipher: Cipher) -> bool {
         match cipher {
             Cipher::Aes | Cipher::Serpent | Cipher::Camellia => !matches!(self, Self::Portable),
-            // Nothing shorter looks up a byte among 256.
+            // Shorter vectors have no lookup of a byte among 256.
             Cipher::Twofish => matches!(self, Self::VaesAvx512),
             _ => false,
         }
@@ -76,7 +76,7 @@ impl Kernel {
         }
     }
 
-    /// AES-XTS under the data key and the tweak key; `None` if AES takes no key of their length.
+    /// AES-XTS under the data key and the tweak key; `None` if AES takes no key of such a length.
     pub(crate) fn xts(self, data: &[u8], tweak: &[u8]) -> Option<Box<dyn SectorMode>> {
         #[cfg(target_arch = "x86_64")]
         if let Some(features) = Features::detect(self) {
@@ -94,7 +94,7 @@ impl Kernel {
         Some(Box::new(Cbc(portable_aes(key)?)))
     }
 
-    /// Bare AES; `None` if it takes no key of that length.
+    /// AES without a mode; `None` if it takes no key of that length.
     pub(crate) fn block_cipher(self, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
         #[cfg(target_arch = "x86_64")]
         if let Some(features) = Features::detect(self) {

@@ -1,7 +1,7 @@
-//! Block ciphers behind one small trait, and the choice of one by name and key.
+//! Block ciphers behind one small trait, and their construction from a name and a key.
 //!
-//! A call handles many blocks, so that the dynamic dispatch is paid once per sector or batch and
-//! every mode is written once.
+//! A call handles many blocks, so dynamic dispatch costs once per sector or batch, and each mode is
+//! written once for all ciphers.
 
 use cipher::{
     Array, BlockCipherDecrypt, BlockCipherEncrypt, BlockSizeUser, KeyInit, typenum::Unsigned,
@@ -20,10 +20,10 @@ pub(crate) trait BlockCipher: Send + Sync {
     /// Length of a block in bytes: 8 or 16.
     fn block_len(&self) -> usize;
 
-    /// Encrypts every block of `data`, a whole number of blocks, on its own.
+    /// Encrypts each block of `data` independently. `data` is a whole number of blocks.
     fn encrypt_blocks(&self, data: &mut [u8]);
 
-    /// Decrypts every block of `data`, a whole number of blocks, on its own.
+    /// Decrypts each block of `data` independently. `data` is a whole number of blocks.
     fn decrypt_blocks(&self, data: &mut [u8]);
 }
 
@@ -46,7 +46,7 @@ where
     }
 }
 
-/// The cipher under `key`; `None` if it does not take a key of that length.
+/// The cipher keyed with `key`; `None` if the cipher does not take a key of that length.
 pub(crate) fn block_cipher(
     cipher: Cipher,
     kernel: Kernel,
@@ -82,7 +82,7 @@ pub(crate) fn block_cipher(
     }
 }
 
-/// AES by the `aes` crate.
+/// AES from the `aes` crate.
 pub(crate) fn portable_aes(key: &[u8]) -> Option<Box<dyn BlockCipher>> {
     match key.len() {
         16 => keyed::<aes::Aes128>(key),
@@ -91,7 +91,7 @@ pub(crate) fn portable_aes(key: &[u8]) -> Option<Box<dyn BlockCipher>> {
     }
 }
 
-/// Serpent takes keys of any length up to 32 bytes and defines the short ones by their padding.
+/// Pads a Serpent key. Serpent takes keys up to 32 bytes and defines short ones by their padding.
 fn padded(key: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
     let mut padded = Zeroizing::new([0; 32]);
     padded.get_mut(..key.len())?.copy_from_slice(key);

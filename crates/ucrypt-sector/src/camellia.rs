@@ -1,10 +1,10 @@
 //! Camellia on many blocks at a time, with vectors of x86-64.
 //!
 //! RFC 3713. The blocks are sliced into bytes: one vector holds the first byte of every block, one
-//! the second, and so on. The S-boxes are made of the inversion that AES instructions do (see
-//! [`sbox`]), so that nothing depends on a table and the time depends on nothing but the length.
-//! A block alone takes as long as many, which is the price of that: see CBC encryption.
-//! Where there are no such instructions the `camellia` crate does it, one block at a time.
+//! the second, and so on. The S-boxes use the inversion of the AES instructions (see [`sbox`]), so
+//! there is no lookup in memory and the time depends only on the length. The price is that a single
+//! block takes as long as many: see CBC encryption. On processors without these instructions, the
+//! `camellia` crate encrypts one block at a time.
 
 #![allow(unsafe_code, reason = "vector instructions and unchecked pointers are the point of it")]
 #![allow(clippy::inline_always, reason = "the drivers must merge with the enabling function")]
@@ -19,13 +19,13 @@ use crate::{
 use sbox::Substitute;
 use schedule::Schedule;
 
-/// A subkey, each of its bytes repeated to a word.
+/// A subkey, with each byte repeated to fill a word.
 type Subkey = [u32; 8];
 
-/// A half of each block, by byte.
+/// One half of each block, one vector per byte.
 type Half<V> = [V; 8];
 
-/// The most bytes that are worked on in one step.
+/// The most bytes in one step.
 const STEP_MAX: usize = 16 * 64;
 
 /// A keyed Camellia.
@@ -62,14 +62,14 @@ kernel!(fn crypt_all(keys: &Schedule, data: &mut [u8]): all::<Zmm>, all::<Ymm>, 
 kernel!(fn feistel_once(half: u64, key: &Subkey, other: &mut u64):
     once::<Zmm>, once::<Ymm>, once::<Xmm>);
 
-/// Crypts every block of `data`.
+/// Transforms every block of `data`.
 ///
 /// # Safety
 ///
 /// The processor must have `V`'s instructions.
 #[inline(always)]
 unsafe fn all<V: Substitute>(keys: &Schedule, data: &mut [u8]) {
-    // SAFETY: the caller promises the instructions, and each step gets the bytes that it works on.
+    // SAFETY: the caller promises the instructions, and each step gets the bytes that it needs.
     unsafe {
         let mut steps = data.chunks_exact_mut(16 * V::BYTES);
         for blocks in &mut steps {
@@ -85,7 +85,7 @@ unsafe fn all<V: Substitute>(keys: &Schedule, data: &mut [u8]) {
     }
 }
 
-/// One Feistel round on one block: `other` takes in what the round makes of `half`.
+/// One Feistel round on one block: XORs the round function of `half` into `other`.
 ///
 /// # Safety
 ///
@@ -110,7 +110,7 @@ unsafe fn once<V: Substitute>(half: u64, key: &Subkey, other: &mut u64) {
     }
 }
 
-/// Crypts 16 vectors of blocks.
+/// Transforms 16 vectors of blocks.
 #[inline(always)]
 unsafe fn step<V: Substitute>(keys: &Schedule, blocks: *mut u8) {
     // SAFETY: the caller promises the instructions and the blocks.
@@ -150,11 +150,11 @@ unsafe fn step<V: Substitute>(keys: &Schedule, blocks: *mut u8) {
     }
 }
 
-/// From vectors of blocks to vectors of bytes, or back: byte `j` of vector `i` changes places with
-/// byte `i` of vector `j`, in each block of 16.
+/// Converts vectors of blocks to vectors of bytes, or back: swaps byte `j` of vector `i` with byte
+/// `i` of vector `j`, in each block of 16 bytes.
 ///
-/// Interleaving rotates the eight bits of a byte's place, the number of the vector and that of the
-/// byte, by one; after four times they have changed sides.
+/// A byte's position has eight bits: four for the vector and four for the byte. Each interleaving
+/// rotates them by one, so four of them swap the two numbers.
 #[inline(always)]
 fn transpose<V: Bytes>(x: &mut [V; 16]) {
     for _ in 0..4 {
@@ -174,7 +174,7 @@ unsafe fn add<V: Words>(half: &mut Half<V>, key: &Subkey) {
     }
 }
 
-/// A Feistel round: `to` takes in the function F of `from` (section 2.4.1).
+/// A Feistel round: XORs the function F of `from` into `to` (section 2.4.1).
 #[inline(always)]
 unsafe fn feistel<V: Substitute>(from: &Half<V>, to: &mut Half<V>, key: &Subkey) {
     let mut x = *from;
@@ -188,7 +188,7 @@ unsafe fn feistel<V: Substitute>(from: &Half<V>, to: &mut Half<V>, key: &Subkey)
     x[5] = x[5].substitute::<3>();
     x[6] = x[6].substitute::<4>();
     x[7] = x[7].substitute::<1>();
-    // The permutation P in four steps, which leaves the halves exchanged.
+    // The permutation P in four steps, which leave the halves swapped.
     add_bytes(&mut x, [0, 1, 2, 3], [5, 6, 7, 4]);
     add_bytes(&mut x, [4, 5, 6, 7], [2, 3, 0, 1]);
     add_bytes(&mut x, [0, 1, 2, 3], [7, 4, 5, 6]);
@@ -198,7 +198,7 @@ unsafe fn feistel<V: Substitute>(from: &Half<V>, to: &mut Half<V>, key: &Subkey)
     }
 }
 
-/// Adds bytes of a half to four others.
+/// Adds four bytes of a half to four others.
 #[inline(always)]
 fn add_bytes<V: Words>(x: &mut Half<V>, to: [usize; 4], from: [usize; 4]) {
     x[to[0]] = x[to[0]] ^ x[from[0]];
@@ -219,7 +219,7 @@ unsafe fn fl<V: Words>(x: &mut Half<V>, key: &Subkey) {
     }
 }
 
-/// The opposite of [`fl`].
+/// The inverse of [`fl`].
 #[inline(always)]
 unsafe fn inverse_fl<V: Words>(x: &mut Half<V>, key: &Subkey) {
     // SAFETY: the caller promises the instructions.
@@ -231,8 +231,8 @@ unsafe fn inverse_fl<V: Words>(x: &mut Half<V>, key: &Subkey) {
     }
 }
 
-/// The second half of `x` takes in the first one, where the subkey has a 1, rotated by one bit to
-/// the left.
+/// XORs the first half of `x`, masked with the subkey and rotated to the left by one bit, into the
+/// second half.
 #[inline(always)]
 unsafe fn take_rotated<V: Words>(x: &mut Half<V>, key: &Subkey) {
     // SAFETY: the caller promises the instructions.

@@ -1,17 +1,17 @@
-//! What can go wrong, one enum per family of calls.
+//! The errors, one enum per family of calls.
 
 use crate::{IvMode, Kernel, KeySizes};
 
-/// A cipher specification that is not known, or that combines parts which do not go together.
+/// A cipher specification that is unknown or combines incompatible parts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// A name that is not in the list of its kind.
+    /// An unknown name.
     #[error("unknown {kind} `{name}`: known are {known}")]
     Unknown {
         /// `cipher`, `mode`, `IV` or `hash`.
         kind: &'static str,
-        /// What was given.
+        /// The given text.
         name: String,
         /// The names that are accepted in its place.
         known: String,
@@ -19,15 +19,15 @@ pub enum SpecError {
     /// The text does not have the form of a specification.
     #[error("`{spec}` is no cipher specification: {reason}; give one like aes-xts-plain64")]
     Form {
-        /// What was given.
+        /// The given text.
         spec: String,
-        /// Which part of the form is violated.
+        /// The rule that the text breaks.
         reason: &'static str,
     },
-    /// Each part is known, but they do not go together.
+    /// Each part is known, but they cannot be combined.
     #[error("`{spec}` does not work: {rule}")]
     Combination {
-        /// What was given.
+        /// The given text.
         spec: String,
         /// The rule that forbids it, and what would be accepted.
         rule: String,
@@ -43,23 +43,23 @@ pub enum KeyError {
     Length {
         /// The specification.
         spec: String,
-        /// Length of the key that was given, in bytes.
+        /// Length of the given key, in bytes.
         len: usize,
         /// The lengths that are accepted.
         accepted: KeySizes,
     },
-    /// A sector size that dm-crypt does not have.
+    /// A sector size that dm-crypt does not support.
     #[error("a sector size of {sector_size} bytes is not possible: use 512, 1024, 2048 or 4096")]
     SectorSize {
-        /// What was given, in bytes.
+        /// The given sector size in bytes.
         sector_size: u32,
     },
-    /// A sector size that the IV does not have.
+    /// A sector size that the IV does not support.
     #[error("{iv} is defined for 512-byte sectors, not for {sector_size}")]
     SectorSizeOfIv {
         /// The IV: `lmk` or `tcw`.
         iv: IvMode,
-        /// What was given, in bytes.
+        /// The given sector size in bytes.
         sector_size: u32,
     },
     /// An IV offset inside an encryption sector.
@@ -68,20 +68,20 @@ pub enum KeyError {
          of {}", sector_size / 512
     )]
     IvOffset {
-        /// What was given, in 512-byte sectors.
+        /// The given offset in 512-byte sectors.
         iv_offset: u64,
         /// The sector size in bytes.
         sector_size: u32,
     },
-    /// A kernel for instructions that this processor does not have.
+    /// A kernel whose instructions this processor lacks.
     #[error("this processor does not run the kernel {kernel}: use {}", Kernel::best())]
     Kernel {
-        /// What was asked for.
+        /// The requested kernel.
         kernel: Kernel,
     },
 }
 
-/// A run of sectors that is none.
+/// An invalid run of sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {

@@ -5,7 +5,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::Hash;
 
-/// The implementation of each hash, from one table.
+/// Declares the implementation of each hash, from one table.
 macro_rules! hashes {
     ($($Hash:ident = $Digest:ty $([..$cut:literal])?,)+) => {
         impl Hash {
@@ -57,7 +57,7 @@ hashes! {
     Whirlpool384 = whirlpool::Whirlpool[..48],
 }
 
-/// The digest is a key: the array that it came in is wiped.
+/// Hashes `key`. The digest is a key too, so its temporary copy is wiped.
 fn digest<D: Digest>(key: &[u8]) -> Zeroizing<Vec<u8>> {
     let mut digest = D::digest(key);
     let kept = Zeroizing::new(digest.to_vec());
@@ -69,7 +69,7 @@ fn digest<D: Digest>(key: &[u8]) -> Zeroizing<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// The test vector of an empty input in ISO/IEC 10118-3, cut as the kernel cuts it
+    /// The test vector for an empty input in ISO/IEC 10118-3, truncated as in the kernel
     /// (`crypto/testmgr.h`: `wp256_tv_template`, `wp384_tv_template`).
     #[test]
     fn whirlpool_is_cut_to_its_shorter_forms() {

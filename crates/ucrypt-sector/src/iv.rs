@@ -1,8 +1,8 @@
 //! The IV of a sector, made from its number.
 //!
-//! A generator fills the IVs of many sectors at once, so that those that need a cipher encrypt
-//! them together. The IVs of loop-AES, TrueCrypt and `BitLocker` change the data as well: these
-//! are modes around a mode, and take the bare number as their IV.
+//! A generator fills the IVs of many sectors at once, so that a generator with a cipher encrypts
+//! them together. The IVs of loop-AES, TrueCrypt and `BitLocker` also change the data. They are
+//! modes that wrap another mode and take the plain sector number as their IV.
 
 mod elephant;
 mod lmk;
@@ -19,10 +19,10 @@ pub(crate) use elephant::Elephant;
 pub(crate) use lmk::Lmk;
 pub(crate) use tcw::Tcw;
 
-/// Bytes of key that whiten a sector under `tcw`.
+/// Bytes of the key that whiten a sector under `tcw`.
 pub(crate) const TCW_WHITENING: usize = tcw::WHITENING;
 
-/// Makes IVs. Numbers wrap at 2^64, as the kernel's do.
+/// Makes IVs. Numbers wrap at 2^64, as in the kernel.
 pub(crate) enum IvGenerator {
     Null,
     Plain,
@@ -37,8 +37,8 @@ pub(crate) enum IvGenerator {
 }
 
 impl IvGenerator {
-    /// Fills `ivs`, which holds IVs of `len` bytes one after the other: the first belongs to
-    /// number `first`, each further one to a number higher by `step`.
+    /// Fills `ivs`, which holds successive IVs of `len` bytes. The first has the number `first`;
+    /// each further number is higher by `step`.
     #[inline]
     pub(crate) fn fill(&self, first: u64, step: u64, ivs: &mut [u8], len: usize) {
         match len {
@@ -99,10 +99,10 @@ fn number_of(iv: &[u8]) -> u64 {
     iv.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The encrypted byte offset of `BitLocker`: a block of zeros under the data's cipher and mode,
-/// where the IV is the little-endian number times the sector size.
+/// The encrypted byte offset of `BitLocker`: a block of zeros, encrypted under the data's cipher
+/// and mode with the number times the sector size, little-endian, as the IV.
 pub(crate) struct Eboiv {
-    /// Takes sectors of one block.
+    /// Must take sectors of one block.
     pub(crate) mode: Box<dyn SectorMode>,
     pub(crate) sector_size: u32,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The key lengths that a cipher specification takes, in bytes, ascending.
 ///
-/// Shown as text it reads `32, 48 or 64`, or `4 to 56` where it would be long.
+/// Displays as `32, 48 or 64`, or as `4 to 56` if the list would be long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySizes(Vec<usize>);
 
@@ -25,7 +25,7 @@ impl KeySizes {
         self.0.iter().copied()
     }
 
-    /// Each length through `f`: twice for XTS, plus a tweak key for LRW, …
+    /// Applies `f` to each length: doubled for XTS, plus a tweak key for LRW, …
     pub(crate) fn map(&self, f: impl Fn(usize) -> usize) -> Self {
         Self::new(self.iter().map(f).collect())
     }

@@ -1,4 +1,4 @@
-//! From a specification and a key to a mode and an IV generator.
+//! Turns a specification and a key into modes and IV generators.
 
 use zeroize::Zeroizing;
 
@@ -9,17 +9,17 @@ use crate::{
     mode::{Adiantum, Cbc, Ctr, Ecb, Hctr2, Identity, Lrw, Pcbc, SectorMode, Xts},
 };
 
-/// What one key of a specification becomes.
+/// The mode and the IV generator of one key.
 pub(crate) struct Keyed {
     pub(crate) mode: Box<dyn SectorMode>,
     pub(crate) iv: IvGenerator,
 }
 
-/// A volume key in two: the keys of the mode, one or several that take turns, and what the IV
-/// takes. `None` if it is too short.
+/// Splits a volume key into the keys of the mode (one, or several used in turn) and the part that
+/// the IV takes. `None` if the volume key is too short.
 pub(crate) fn cut<'a>(spec: &CipherSpec, key: &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
     let count = spec.key_count();
-    // As dm-crypt's `crypt_ctr_ivmode`: what the IV takes comes last.
+    // As in dm-crypt's `crypt_ctr_ivmode`, the part for the IV comes last.
     let extra_len = match spec.iv() {
         IvMode::Lmk if !key.len().is_multiple_of(count) => key.len() / (count + 1),
         IvMode::Tcw => spec.iv_len() + TCW_WHITENING,
@@ -29,8 +29,8 @@ pub(crate) fn cut<'a>(spec: &CipherSpec, key: &'a [u8]) -> Option<(&'a [u8], &'a
     key.split_at_checked(key.len().checked_sub(extra_len)?)
 }
 
-/// The keys that a volume key is cut into: one for every sector, or one for every so many sectors
-/// in turn. `None` if a part has a length that is not accepted.
+/// The keys in a volume key: one for all sectors, or several that the sectors use in turn. `None`
+/// if a part has a length that is not accepted.
 pub(crate) fn keys(
     spec: &CipherSpec,
     kernel: Kernel,
@@ -53,7 +53,7 @@ pub(crate) fn keys(
         .collect()
 }
 
-/// One key, and what it is for.
+/// One key with its specification and kernel.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     spec: &'a CipherSpec,
@@ -64,7 +64,7 @@ struct Part<'a> {
 impl Part<'_> {
     fn with_iv(self, first: Self, extra: &[u8], sector_size: u32) -> Option<Keyed> {
         let eboiv = || {
-            // One block at a time, which only the portable modes do.
+            // Eboiv encrypts one block at a time, which only the portable modes can.
             let mode = Self { kernel: Kernel::Portable, ..first }.mode()?;
             Some(Eboiv { mode, sector_size })
         };
@@ -79,7 +79,7 @@ impl Part<'_> {
             IvMode::Eboiv => IvGenerator::Eboiv(eboiv()?),
             IvMode::Lmk => {
                 let seed = extra.first_chunk().map(|seed| Zeroizing::new(*seed));
-                // A seed that is there but too short is not accepted.
+                // A seed that is present but too short is refused.
                 if seed.is_none() && !extra.is_empty() {
                     return None;
                 }
@@ -128,7 +128,7 @@ impl Part<'_> {
     }
 }
 
-/// A mode that makes its IV itself, from the bare number.
+/// Wraps a mode that makes its IV itself, from the plain sector number.
 fn around(mode: Box<dyn SectorMode>) -> Keyed {
     Keyed { mode, iv: IvGenerator::Plain64 }
 }

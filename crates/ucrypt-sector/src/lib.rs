@@ -2,7 +2,7 @@
 //! sector size, applied to many sectors per call.
 //!
 //! The crate is pure: it opens no file, starts no thread, reads no clock and draws no random
-//! number, so that it can be fuzzed, proved and simulated. Everything that varies is an argument.
+//! number, so that it can be fuzzed, proved and simulated. All inputs are arguments.
 //!
 //! ```
 //! use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
@@ -18,7 +18,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Where a rule is not obvious it follows the kernel: `drivers/md/dm-crypt.c` and
+//! Rules that are not obvious follow the kernel: `drivers/md/dm-crypt.c` and
 //! `Documentation/admin-guide/device-mapper/dm-crypt.rst`.
 
 mod aes;

@@ -1,7 +1,7 @@
-//! The modes: what joins the blocks of a sector.
+//! The modes of operation over the blocks of a sector.
 //!
-//! Each mode is written once, over any block cipher; its buffers are the size of a sector and live
-//! on the stack.
+//! Each mode is written once, for any block cipher. Its buffers are on the stack and as large as a
+//! sector.
 
 mod adiantum;
 mod cbc;
@@ -29,17 +29,17 @@ pub(crate) const SECTOR_MAX: usize = 4096;
 /// The largest block in bytes.
 pub(crate) const BLOCK_MAX: usize = 16;
 
-/// The tweak of the wide-block modes in bytes.
+/// The tweak length of the wide-block modes in bytes.
 pub(crate) const WIDE_TWEAK: usize = 32;
 
-/// The most sectors that one call of a mode is given.
+/// The most sectors in one call of a mode.
 pub(crate) const SECTORS_MAX: usize = 64;
 
 /// A keyed mode that handles several whole sectors per call.
 ///
-/// `ivs` holds one IV of [`iv_len`](SectorMode::iv_len) bytes per sector and may be overwritten;
-/// `data` holds 1 to [`SECTORS_MAX`] sectors of `sector_size` bytes each, source and destination
-/// being the same memory or not overlapping.
+/// `ivs` holds one IV of [`iv_len`](SectorMode::iv_len) bytes per sector and may be overwritten.
+/// `data` holds 1 to [`SECTORS_MAX`] sectors of `sector_size` bytes each. Its source and
+/// destination are the same memory or do not overlap.
 pub(crate) trait SectorMode: Send + Sync {
     /// Length of a sector's IV in bytes; 0 if the mode takes none.
     fn iv_len(&self) -> usize;
@@ -53,7 +53,7 @@ pub(crate) trait SectorMode: Send + Sync {
         false
     }
 
-    /// Only for a mode that [`streams`](SectorMode::streams); from one place to another.
+    /// Bypasses the caches if the mode [`streams`](SectorMode::streams). `data` is never in place.
     fn encrypt_streaming(&self, ivs: &mut [u8], data: InOutBuf<'_, '_, u8>, sector_size: usize) {
         self.encrypt(ivs, data, sector_size);
     }
@@ -61,7 +61,7 @@ pub(crate) trait SectorMode: Send + Sync {
 
 /// Applies `crypt` to the sectors between two XORs with a mask that `fill` makes from their IVs.
 ///
-/// Small sectors go together, because some ciphers are fast on many blocks only.
+/// Small sectors are processed together, because some ciphers are fast only on many blocks.
 fn whitened(
     ivs: &[u8],
     data: InOutBuf<'_, '_, u8>,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{KeySizes, SpecError};
 
-/// An enum whose members have a name in specifications, in one table.
+/// Declares an enum and the names of its members in specifications, from one table.
 macro_rules! named {
     (
         $(#[$doc:meta])* $Enum:ident, $kind:literal;
@@ -67,16 +67,16 @@ named! {
     Aria = "aria",
     /// SM4 (GB/T 32907).
     Sm4 = "sm4",
-    /// The pair of ciphers of Adiantum: `XChaCha12` and AES-256.
+    /// The cipher pair of Adiantum: `XChaCha12` and AES-256.
     XChaCha12Aes = "xchacha12,aes",
-    /// The pair of ciphers of Adiantum: `XChaCha20` and AES-256.
+    /// The cipher pair of Adiantum: `XChaCha20` and AES-256.
     XChaCha20Aes = "xchacha20,aes",
-    /// No encryption: bytes go through unchanged.
+    /// No encryption: bytes stay unchanged.
     Null = "cipher_null" | "null",
 }
 
 named! {
-    /// How blocks are joined to a sector.
+    /// A mode of operation over the blocks of a sector.
     Mode, "mode";
     /// XEX with two keys (IEEE 1619), without ciphertext stealing: sectors are whole blocks.
     Xts = "xts",
@@ -86,13 +86,13 @@ named! {
     Ecb = "ecb",
     /// Counter mode.
     Ctr = "ctr",
-    /// The tweakable mode before XTS, by Liskov, Rivest and Wagner.
+    /// The predecessor of XTS, by Liskov, Rivest and Wagner.
     Lrw = "lrw",
     /// Propagating cipher block chaining.
     Pcbc = "pcbc",
-    /// A wide block of a stream cipher, a hash and one AES block.
+    /// A wide-block mode from a stream cipher, a hash and one AES block.
     Adiantum = "adiantum",
-    /// A wide block of AES in counter mode and a hash.
+    /// A wide-block mode from a block cipher in counter mode and a hash.
     Hctr2 = "hctr2",
 }
 
@@ -149,7 +149,7 @@ named! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IvMode {
-    /// Zero for every sector (`null`), or no IV at all where the mode takes none (`ecb`).
+    /// Zero for every sector (`null`), or no IV if the mode takes none (`ecb`).
     Null,
     /// The low 32 bits of the number, little-endian: repeats after 2 TiB of 512-byte sectors.
     Plain,
@@ -159,13 +159,13 @@ pub enum IvMode {
     Plain64Be,
     /// The number of the first cipher block, counted from 1, big-endian.
     Benbi,
-    /// `plain64`, encrypted with the hash of the key.
+    /// `plain64`, encrypted under the hash of the key.
     Essiv(Hash),
     /// The encrypted byte offset of `BitLocker`.
     Eboiv,
-    /// `eboiv` with the diffuser of `BitLocker`; the second half of the key is the diffuser's.
+    /// `eboiv` with the diffuser of `BitLocker`, which takes the second half of the key.
     Elephant,
-    /// loop-AES with several keys: version 2, or with one key more version 3. 512-byte sectors.
+    /// loop-AES with several keys: version 2, or version 3 with one more key. 512-byte sectors.
     Lmk,
     /// TrueCrypt before version 4.1, with whitening. 512-byte sectors.
     Tcw,
@@ -182,7 +182,7 @@ impl IvMode {
             None => (text, None),
         };
         Ok(match (name, option) {
-            // dm-crypt takes and ignores options that an IV has no use for.
+            // dm-crypt ignores options that the IV does not use.
             ("null", _) => Self::Null,
             ("plain", _) => Self::Plain,
             ("plain64", _) => Self::Plain64,
@@ -222,7 +222,7 @@ impl fmt::Display for IvMode {
 }
 
 impl Cipher {
-    /// Lengths of the bare cipher's key, in bytes.
+    /// Key lengths of the cipher itself, without mode and IV, in bytes.
     pub(crate) fn key_sizes(self) -> KeySizes {
         KeySizes::new(match self {
             Self::Aes | Self::Twofish | Self::Camellia | Self::Aria => vec![16, 24, 32],
@@ -233,7 +233,7 @@ impl Cipher {
             Self::Des3Ede => vec![24],
             Self::Sm4 => vec![16],
             Self::XChaCha12Aes | Self::XChaCha20Aes => vec![32],
-            // The kernel's takes none; LUKS headers carry one all the same, of any length.
+            // The kernel's null cipher takes no key, but LUKS headers carry one of any length.
             Self::Null => (0..=512).collect(),
         })
     }

@@ -1,8 +1,8 @@
-//! The options of a dm-crypt table line that change what a sector's bytes become.
+//! The options of a dm-crypt table line that affect the ciphertext of a sector.
 
 use crate::KeyError;
 
-/// How a segment is cut into encryption sectors and how these are numbered for the IV.
+/// How a segment is divided into encryption sectors, and how the IV numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SectorOptions {
     /// Bytes that are encrypted as one unit: 512, 1024, 2048 or 4096 (`sector_size`).
@@ -10,22 +10,22 @@ pub struct SectorOptions {
     /// Added to the sector number before the IV is made, in 512-byte sectors; a multiple of the
     /// sector size (`iv_offset`).
     pub iv_offset: u64,
-    /// The IV counts sectors of `sector_size` instead of 512 bytes (`iv_large_sectors`).
+    /// Whether the IV counts sectors of `sector_size` instead of 512 bytes (`iv_large_sectors`).
     pub iv_large_sectors: bool,
 }
 
-/// One 512-byte sector, the unit of every sector number.
+/// Bytes of a 512-byte sector, the unit of every sector number.
 pub(crate) const SECTOR: u32 = 512;
 
 impl Default for SectorOptions {
-    /// 512-byte sectors, numbered from zero: what LUKS1 and LUKS keyslot areas use.
+    /// 512-byte sectors, numbered from zero, as in LUKS1 and in LUKS keyslot areas.
     fn default() -> Self {
         Self { sector_size: SECTOR, iv_offset: 0, iv_large_sectors: false }
     }
 }
 
 impl SectorOptions {
-    /// Refuses what dm-crypt refuses.
+    /// Refuses the options that dm-crypt refuses.
     pub(crate) fn check(&self) -> Result<(), KeyError> {
         if !matches!(self.sector_size, 512 | 1024 | 2048 | 4096) {
             return Err(KeyError::SectorSize { sector_size: self.sector_size });

@@ -1,4 +1,4 @@
-//! A keyed cipher for the sectors of one segment: the façade that everything above calls.
+//! A keyed cipher for the sectors of one segment: the interface for the layers above.
 
 use std::fmt;
 
@@ -12,11 +12,12 @@ use crate::{
 
 /// Encrypts and decrypts runs of sectors under one key.
 ///
-/// Cheap to share between threads; no call allocates. The key schedules are wiped on drop.
+/// Cheap to share between threads. Encryption and decryption do not allocate. The key schedules are
+/// wiped on drop.
 pub struct SectorCipher {
     spec: CipherSpec,
     options: SectorOptions,
-    /// One, or a power of two of them that take turns.
+    /// One key, or a power of two of them that the sectors use in turn.
     keys: Vec<Keyed>,
 }
 
@@ -28,14 +29,14 @@ enum Direction {
 }
 
 impl SectorCipher {
-    /// Sets the key. `key` is the volume key as dm-crypt takes it: for XTS the data key and then
-    /// the tweak key. `cipher_null` takes any key and ignores it.
+    /// Sets the key. `key` is the volume key in dm-crypt's format: for XTS, the data key followed
+    /// by the tweak key. `cipher_null` takes any key and ignores it.
     pub fn new(spec: &CipherSpec, key: &[u8], options: SectorOptions) -> Result<Self, KeyError> {
         Self::with_kernel(spec, key, options, Kernel::best())
     }
 
-    /// As [`new`](Self::new), but with the kernel that is named instead of the fastest: for tests
-    /// and measurements.
+    /// As [`new`](Self::new), but with a given kernel instead of the fastest one, for tests and
+    /// measurements.
     pub fn with_kernel(
         spec: &CipherSpec,
         key: &[u8],
@@ -69,8 +70,8 @@ impl SectorCipher {
 
     /// Encrypts the run of sectors in `data`.
     ///
-    /// `sector` is the number of the first one, in 512-byte units from the start of the segment,
-    /// and a multiple of the sector size; `data` is a whole number of sectors.
+    /// `sector` is the number of the first sector, in 512-byte units from the start of the segment.
+    /// It must be a multiple of the sector size. `data` must be a whole number of sectors.
     pub fn encrypt_in_place(&self, sector: u64, data: &mut [u8]) -> Result<(), RunError> {
         self.crypt(Direction::Encrypt, sector, data.into())
     }
@@ -81,23 +82,23 @@ impl SectorCipher {
         self.crypt(Direction::Decrypt, sector, data.into())
     }
 
-    /// Encrypts the run of sectors in `src` to `dst`, which is as long; the rules are those of
-    /// [`encrypt_in_place`](Self::encrypt_in_place).
+    /// Encrypts the run of sectors in `src` into `dst`, which must have the same length; the rules
+    /// are those of [`encrypt_in_place`](Self::encrypt_in_place).
     pub fn encrypt(&self, sector: u64, src: &[u8], dst: &mut [u8]) -> Result<(), RunError> {
         self.crypt(Direction::Encrypt, sector, pair(src, dst)?)
     }
 
-    /// Whether [`encrypt_streaming`](Self::encrypt_streaming) goes past the caches and to its end
-    /// only: each block of the output is written once and does not depend on the one before, and no
-    /// plaintext ever lies there. So a run may go straight to where it is kept, even if somebody looks
-    /// or the process ends meanwhile.
+    /// Whether [`encrypt_streaming`](Self::encrypt_streaming) bypasses the caches and writes only
+    /// ciphertext to the output: each block is written once, does not depend on the one before, and
+    /// the output never holds plaintext. A run may then be encrypted directly into its final place,
+    /// even if others read it meanwhile or the process ends.
     pub fn streams(&self) -> bool {
         self.keys.iter().all(|key| key.mode.streams())
     }
 
-    /// As [`encrypt`](Self::encrypt), for an output that is not read soon: as fast for memory that is
-    /// in no cache as for memory that is, if the cipher [`streams`](Self::streams) and `dst` is aligned
-    /// to 64 bytes.
+    /// As [`encrypt`](Self::encrypt), for an output that is not read soon. If the cipher
+    /// [`streams`](Self::streams) and `dst` is aligned to 64 bytes, memory outside the caches is as
+    /// fast as cached memory.
     pub fn encrypt_streaming(
         &self,
         sector: u64,
@@ -107,8 +108,8 @@ impl SectorCipher {
         self.crypt(Direction::EncryptStreaming, sector, pair(src, dst)?)
     }
 
-    /// Decrypts the run of sectors in `src` to `dst`, which is as long; the rules are those of
-    /// [`encrypt_in_place`](Self::encrypt_in_place).
+    /// Decrypts the run of sectors in `src` into `dst`, which must have the same length; the rules
+    /// are those of [`encrypt_in_place`](Self::encrypt_in_place).
     pub fn decrypt(&self, sector: u64, src: &[u8], dst: &mut [u8]) -> Result<(), RunError> {
         self.crypt(Direction::Decrypt, sector, pair(src, dst)?)
     }
@@ -120,7 +121,7 @@ impl SectorCipher {
         data: InOutBuf<'_, '_, u8>,
     ) -> Result<(), RunError> {
         let sector_size = self.options.sector_size;
-        // Masks and shifts here and below: a sector size is a power of two.
+        // Masks and shifts work here and below because a sector size is a power of two.
         if data.len() & (sector_size as usize - 1) != 0 {
             return Err(RunError::NotWholeSectors { len: data.len(), sector_size });
         }
@@ -135,7 +136,7 @@ impl SectorCipher {
         Ok(())
     }
 
-    /// Sector by sector, each under the key whose turn it is.
+    /// Handles each sector under the key whose turn it is.
     fn crypt_by_turns(&self, direction: Direction, mut sector: u64, mut run: InOutBuf<'_, '_, u8>) {
         while !run.is_empty() {
             let (data, rest) = run.split_at(self.options.sector_size as usize);
@@ -154,7 +155,7 @@ impl SectorCipher {
         sector: u64,
         data: InOutBuf<'_, '_, u8>,
     ) {
-        // Small requests do not pay for clearing the room of large ones.
+        // Small requests use a small IV buffer, so that they need not clear a large one.
         if data.len() <= 4 * self.options.sector_size as usize {
             self.crypt_batches::<{ 4 * BLOCK_MAX }>(key, direction, sector, data);
         } else {
@@ -162,15 +163,15 @@ impl SectorCipher {
         }
     }
 
-    /// The IV number of the encryption sector that starts at `sector`, and the distance to the
-    /// next one's.
+    /// The IV number of the encryption sector that starts at `sector`, and the step to the next
+    /// IV number.
     fn iv_numbers(&self, sector: u64) -> (u64, u64) {
         let number = sector.wrapping_add(self.options.iv_offset);
         let step = self.options.step();
         if self.options.iv_large_sectors { (number >> step.ilog2(), 1) } else { (number, step) }
     }
 
-    /// Hands the run to the mode in batches whose IVs fit into `IV_BYTES`.
+    /// Passes the run to the mode in batches whose IVs fit into `IV_BYTES`.
     fn crypt_batches<const IV_BYTES: usize>(
         &self,
         key: &Keyed,

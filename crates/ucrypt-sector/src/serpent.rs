@@ -1,10 +1,10 @@
 //! Serpent on many blocks at a time, with vectors of x86-64.
 //!
 //! Anderson, Biham, Knudsen: "Serpent: a proposal for the advanced encryption standard" (1998).
-//! Serpent is made to be bitsliced: the S-boxes work on the four words of a block, as circuits.
-//! Here each word comes from as many blocks as a vector has words. There are no tables, so that the
-//! time depends on nothing but the length. Where there are no such vectors the `serpent` crate does
-//! it, one block at a time.
+//! Serpent is designed to be bitsliced: the S-boxes are circuits on the four words of a block. Here
+//! a vector holds the same word of as many blocks as it has words. There are no tables, so the time
+//! depends only on the length. On processors without these vectors, the `serpent` crate encrypts
+//! one block at a time.
 
 #![allow(unsafe_code, reason = "vector instructions and unchecked pointers are the point of it")]
 #![allow(clippy::inline_always, reason = "the drivers must merge with the enabling function")]
@@ -22,11 +22,11 @@ use crate::{
 use inverse_sbox::invert;
 use sbox::substitute;
 
-/// Sets of four vectors that are worked on side by side in the long run: the rounds of one alone
-/// are a chain of instructions that each wait for the one before.
+/// Sets of four vectors that are processed side by side in long runs. The rounds of a single set
+/// are a chain of instructions that each wait for the previous one.
 const SIDE_BY_SIDE: usize = 4;
 
-/// As above, for what is left.
+/// As above, for the rest of a run.
 const REST: usize = 2;
 
 /// The most bytes that [`REST`] sets hold.
@@ -41,13 +41,13 @@ pub(crate) struct Serpent {
     #[zeroize(skip)]
     features: Features,
     keys: Keys,
-    /// For a block alone, where vectors are of no use.
+    /// For a single block, for which vectors are useless.
     #[zeroize(skip)]
     single: serpent::Serpent,
 }
 
 impl Serpent {
-    /// `key` is padded already.
+    /// `key` must be padded.
     pub(crate) fn new(features: Features, key: &[u8; 32]) -> Option<Box<Self>> {
         let mut words = [0; 8 + 132];
         for (word, bytes) in words.iter_mut().zip(key.as_chunks().0) {
@@ -105,7 +105,7 @@ kernel!(fn encrypt_all(keys: &Keys, data: &mut [u8]):
 kernel!(fn decrypt_all(keys: &Keys, data: &mut [u8]):
     all::<Zmm, Decrypt>, all::<Ymm, Decrypt>, all::<Xmm, Decrypt>);
 
-/// A direction, as a type.
+/// A direction as a type.
 trait Direction {
     /// All rounds on `G` sets of words.
     ///
@@ -168,7 +168,7 @@ impl Direction for Decrypt {
     }
 }
 
-/// A round of encryption but the last one.
+/// Any round of encryption except the last.
 #[inline(always)]
 unsafe fn encrypt_round<const BOX: usize, V: Words, const G: usize>(
     sets: &mut [[V; 4]; G],
@@ -183,7 +183,7 @@ unsafe fn encrypt_round<const BOX: usize, V: Words, const G: usize>(
     }
 }
 
-/// A round of decryption but the first one.
+/// Any round of decryption except the first.
 #[inline(always)]
 unsafe fn decrypt_round<const BOX: usize, V: Words, const G: usize>(
     sets: &mut [[V; 4]; G],
@@ -198,7 +198,7 @@ unsafe fn decrypt_round<const BOX: usize, V: Words, const G: usize>(
     }
 }
 
-/// Makes every set go through one round before any goes through the next.
+/// Keeps the compiler from starting the next round of a set before all sets finish this one.
 #[inline(always)]
 unsafe fn fence<V: Words, const G: usize>(sets: &mut [[V; 4]; G]) {
     for vectors in sets.as_flattened_mut().as_chunks_mut().0 {
@@ -207,14 +207,14 @@ unsafe fn fence<V: Words, const G: usize>(sets: &mut [[V; 4]; G]) {
     }
 }
 
-/// Crypts every block of `data`.
+/// Transforms every block of `data`.
 ///
 /// # Safety
 ///
 /// The processor must have `V`'s instructions.
 #[inline(always)]
 unsafe fn all<V: Words, D: Direction>(keys: &Keys, data: &mut [u8]) {
-    // SAFETY: the caller promises the instructions, and each step gets the bytes that it works on.
+    // SAFETY: the caller promises the instructions, and each step gets the bytes that it needs.
     unsafe {
         let mut steps = data.chunks_exact_mut(SIDE_BY_SIDE * 4 * V::BYTES);
         for blocks in &mut steps {
@@ -234,7 +234,7 @@ unsafe fn all<V: Words, D: Direction>(keys: &Keys, data: &mut [u8]) {
     }
 }
 
-/// Crypts `G` sets of four vectors of blocks.
+/// Transforms `G` sets of four vectors of blocks.
 #[inline(always)]
 unsafe fn step<V: Words, D: Direction, const G: usize>(keys: &Keys, blocks: *mut u8) {
     // SAFETY: the caller promises the instructions and the blocks.
@@ -276,7 +276,7 @@ fn mix<V: Words>([a, b, c, d]: [V; 4]) -> [V; 4] {
     [a, b, c, d]
 }
 
-/// The opposite of [`mix`].
+/// The inverse of [`mix`].
 #[inline(always)]
 fn unmix<V: Words>([a, b, c, d]: [V; 4]) -> [V; 4] {
     let c = c.rotate::<10, 22>() ^ d ^ b.shift::<7>();

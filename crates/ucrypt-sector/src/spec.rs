@@ -1,8 +1,8 @@
 //! The cipher specification of a dm-crypt table line or a LUKS header, parsed and checked.
 //!
-//! Three notations lead here: dm-crypt's own `cipher[:keycount]-mode-iv[:options]`, the kernel
-//! crypto API's `capi:mode(cipher)-iv[:options]`, and the pair of strings that LUKS1 stores. A
-//! specification that parses can be used: combinations that do not go together are refused here.
+//! There are three notations: dm-crypt's own `cipher[:keycount]-mode-iv[:options]`, the kernel
+//! crypto API's `capi:mode(cipher)-iv[:options]`, and the pair of strings that LUKS1 stores. Every
+//! specification that parses is usable: the parser refuses invalid combinations.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -16,7 +16,8 @@ use crate::{
 /// A parsed cipher specification such as `aes-xts-plain64`, `aes-cbc-essiv:sha256`,
 /// `cipher_null-ecb` or `capi:xts(aes)-plain64`.
 ///
-/// Two are equal if they were written alike; [`Display`](fmt::Display) writes what was parsed.
+/// Two specifications are equal if their text is equal. [`Display`](fmt::Display) writes the text
+/// that was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CipherSpec {
     text: String,
@@ -26,11 +27,11 @@ pub struct CipherSpec {
     iv: IvMode,
 }
 
-/// The most keys that may take turns. loop-AES has 64.
+/// Largest key count. loop-AES has 64 keys.
 const KEYS_MAX: usize = 64;
 
 impl CipherSpec {
-    /// From the two strings of a LUKS1 header: `aes` and `xts-plain64`.
+    /// Parses the two strings of a LUKS1 header: `aes` and `xts-plain64`.
     pub fn from_parts(cipher_name: &str, cipher_mode: &str) -> Result<Self, SpecError> {
         if cipher_mode.is_empty() {
             return cipher_name.parse();
@@ -44,7 +45,7 @@ impl CipherSpec {
     }
 
     /// The second of the two strings that a LUKS1 header stores: `xts-plain64`. Empty if the
-    /// specification names a cipher only.
+    /// specification names only a cipher.
     pub fn cipher_mode(&self) -> &str {
         self.text.split_once('-').map_or("", |(_, mode)| mode)
     }
@@ -54,7 +55,7 @@ impl CipherSpec {
         self.cipher
     }
 
-    /// How blocks are joined to a sector.
+    /// The mode of operation over the blocks of a sector.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -64,18 +65,17 @@ impl CipherSpec {
         self.iv
     }
 
-    /// Whether this is `cipher_null`: no encryption at all. The key is ignored, whatever its
-    /// length.
+    /// Whether this is `cipher_null`: no encryption. The key is ignored, whatever its length.
     pub fn is_null(&self) -> bool {
         self.cipher == Cipher::Null
     }
 
-    /// How many keys take turns from sector to sector: 1, or a higher power of two (`aes:64-…`).
+    /// How many keys the sectors use in turn: 1, or a higher power of two (`aes:64-…`).
     pub fn key_count(&self) -> usize {
         self.key_count
     }
 
-    /// The lengths a key may have, in bytes. XTS takes two keys of the cipher, one after the
+    /// The key lengths that are accepted, in bytes. XTS takes two cipher keys, one after the
     /// other: `aes-xts-*` with 32 bytes is AES-128.
     pub fn key_sizes(&self) -> KeySizes {
         let count = self.key_count;
@@ -85,14 +85,14 @@ impl CipherSpec {
             _ => self.cipher.key_sizes(),
         };
         match self.iv {
-            // Version 3 adds a key, and is told by a length that the keys do not divide.
+            // Version 3 adds a key. A length that is no multiple of the key count identifies it.
             IvMode::Lmk => {
                 let seeded = one.iter().filter(|len| *len >= 16).map(|len| (count + 1) * len);
                 let seeded = seeded.filter(|len| !len.is_multiple_of(count));
                 KeySizes::new(one.iter().map(|len| count * len).chain(seeded).collect())
             }
             IvMode::Tcw => one.map(|len| count * len + self.iv_len() + TCW_WHITENING),
-            // The diffuser has a key of AES of the same length.
+            // The diffuser takes an AES key of the same length.
             IvMode::Elephant => {
                 let aes = Cipher::Aes.key_sizes();
                 let halves = one.iter().map(|len| count * len).filter(|len| aes.contains(*len));
@@ -102,14 +102,14 @@ impl CipherSpec {
         }
     }
 
-    /// The rule by which the kernel refuses `key` where weak keys are forbidden (FIPS mode).
-    /// Elsewhere it encrypts all the same, so that old volumes open. A new key should break none.
+    /// The rule by which the kernel refuses `key` if weak keys are forbidden (FIPS mode).
+    /// Otherwise the kernel accepts it, so that old volumes open. A new key should break no rule.
     pub fn weak_key_rule(&self, key: &[u8]) -> Option<&'static str> {
         let (keys, _) = cut(self, key)?;
         keys.chunks_exact((keys.len() / self.key_count).max(1)).find_map(|key| self.weakness(key))
     }
 
-    /// As [`weak_key_rule`](Self::weak_key_rule), of one of the keys that take turns.
+    /// As [`weak_key_rule`](Self::weak_key_rule), for one of several keys.
     fn weakness(&self, key: &[u8]) -> Option<&'static str> {
         if self.mode == Mode::Xts {
             let (data, tweak) = key.split_at(key.len() / 2);
@@ -123,7 +123,7 @@ impl CipherSpec {
         }
     }
 
-    /// Length of a sector's IV in bytes; 0 where there is none.
+    /// Length of a sector's IV in bytes; 0 if there is none.
     pub(crate) fn iv_len(&self) -> usize {
         match self.mode {
             Mode::Ecb => 0,
@@ -133,7 +133,7 @@ impl CipherSpec {
         }
     }
 
-    /// What the kernel calls the block size of cipher and mode together, in bytes.
+    /// The kernel's block size of the cipher and mode together, in bytes.
     pub(crate) fn block_len(&self) -> usize {
         if self.mode == Mode::Ctr { 1 } else { self.cipher.block_len() }
     }
@@ -145,7 +145,7 @@ impl CipherSpec {
         }
     }
 
-    /// Why the parts do not go together, and what would.
+    /// Why the parts cannot be combined, and what would be accepted.
     fn broken_rule(&self) -> Option<String> {
         let Self { cipher, mode, iv, .. } = *self;
         let of_adiantum = matches!(cipher, Cipher::XChaCha12Aes | Cipher::XChaCha20Aes);
@@ -207,7 +207,7 @@ impl FromStr for CipherSpec {
         let cipher = Cipher::parse(parts.cipher)?;
         let mode = Mode::parse(parts.mode)?;
         let iv = match parts.iv {
-            // ECB has no IV, whatever is named, save that the kernel refuses this one.
+            // ECB ignores the IV that is named, except that the kernel refuses essiv.
             Some(iv) if mode == Mode::Ecb && iv.split(':').next() == Some("essiv") => {
                 let rule = "essiv encrypts an IV, and ecb has none; use cbc".to_owned();
                 return Err(SpecError::Combination { spec: text.to_owned(), rule });
@@ -219,7 +219,7 @@ impl FromStr for CipherSpec {
         let key_count = match parts.key_count {
             Some(count) => parse_key_count(count)
                 .ok_or_else(|| form(text, "the key count has to be a power of two up to 64"))?,
-            // The kernel's notation has no key count, and loop-AES always 64 keys.
+            // The capi notation has no key count, and loop-AES always has 64 keys.
             None if iv == IvMode::Lmk && parts.is_capi => KEYS_MAX,
             None => 1,
         };
@@ -249,7 +249,7 @@ impl<'a> Parts<'a> {
             None => (first, None),
         };
         let (mode, iv) = match (parts.next(), parts.next()) {
-            // The original format of dm-crypt named the cipher only, and meant CBC.
+            // The original format of dm-crypt named only the cipher and meant CBC.
             (None | Some("plain"), None) if Cipher::parse(cipher) != Ok(Cipher::Null) => {
                 ("cbc", Some("plain"))
             }
@@ -259,7 +259,7 @@ impl<'a> Parts<'a> {
         Ok(Self { cipher, key_count, mode, iv: iv.map(Cow::Borrowed), is_capi: false })
     }
 
-    /// `mode(cipher)-iv[:options]`, where the prefix `capi:` is taken off already.
+    /// `mode(cipher)-iv[:options]`, with the prefix `capi:` already removed.
     fn from_capi(text: &'a str, rest: &'a str) -> Result<Self, SpecError> {
         let wanted = "capi: wants mode(cipher)-iv, such as capi:xts(aes)-plain64";
         let (algorithm, iv) = match rest.rsplit_once(")-") {
@@ -367,11 +367,11 @@ mod tests {
         let key = |parts: [u8; 4]| parts.map(|byte| [byte; 32]).concat();
         assert_eq!(xts.weak_key_rule(&key([1, 2, 1, 2])), None);
         assert!(xts.weak_key_rule(&key([1, 2, 3, 3])).is_some());
-        // What the IV takes is no part of an XTS key.
+        // The part of the key that the IV takes does not belong to the XTS key.
         let elephant = parse("aes-xts-elephant");
         assert_eq!(elephant.weak_key_rule(&[[1; 16], [2; 16], [1; 16], [2; 16]].concat()), None);
         assert!(elephant.weak_key_rule(&[[1; 16], [1; 16], [2; 16], [3; 16]].concat()).is_some());
-        // Lengths that no key has are no reason to panic.
+        // Invalid key lengths must not panic.
         for len in [0, 1, 65] {
             assert_eq!(elephant.weak_key_rule(&vec![0; len]), None);
         }

@@ -1,11 +1,10 @@
 //! Twofish (Schneier, Kelsey, Whiting, Wagner, Hall, Ferguson: "Twofish: a 128-bit block cipher",
-//! 1998): the key schedule, and the cipher by tables.
+//! 1998): the key schedule, and a table-based cipher.
 //!
-//! The `twofish` crate computes its S-boxes anew for every byte, from tables as well. Here each
-//! S-box is a table that the key fills, with the MDS matrix multiplied in, as in every other
-//! implementation that is meant to be fast: the time that a block takes depends on what of them is
-//! in the cache, and so on key and data. Where the processor has the instructions, [`vector`] does
-//! without.
+//! The `twofish` crate computes its S-boxes anew for every byte, also from tables. Here each S-box
+//! is a table made from the key and multiplied by the MDS matrix, as in every other fast
+//! implementation. The time of a block depends on which parts of the tables are cached, and so on
+//! key and data. If the processor has the instructions, [`vector`] avoids lookups in memory.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod vector;
@@ -14,16 +13,16 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::block::BlockCipher;
 
-/// Blocks that are worked on side by side: one alone waits for its table lookups.
+/// Blocks that are processed side by side: a single one would wait for its table lookups.
 const LANES: usize = 2;
 
 const ROUNDS: usize = 16;
 
-/// What the key becomes.
+/// The key schedule.
 #[derive(Zeroize, ZeroizeOnDrop)]
 #[repr(C, align(64))]
 pub(crate) struct Schedule {
-    /// By the byte of a word.
+    /// Indexed by the byte's position in a word.
     sboxes: [[u8; 256]; 4],
     /// Four words of whitening at each end, then two per round.
     subkeys: [u32; 8 + 2 * ROUNDS],
@@ -61,7 +60,7 @@ impl Schedule {
         Some(schedule)
     }
 
-    /// Two subkeys for each round.
+    /// The two subkeys of each round.
     fn of_rounds(&self) -> &[[u32; 2]] {
         self.subkeys[8..].as_chunks().0
     }
@@ -70,7 +69,8 @@ impl Schedule {
 /// A keyed Twofish.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub(crate) struct Twofish {
-    /// By the byte of a word: its S-box, and its column of the MDS matrix.
+    /// Indexed by the byte's position in a word: its S-box, multiplied by its column of the MDS
+    /// matrix.
     tables: [[u32; 256]; 4],
     schedule: Box<Schedule>,
 }
@@ -92,7 +92,7 @@ impl Twofish {
         self.tables[0][a] ^ self.tables[1][b] ^ self.tables[2][c] ^ self.tables[3][d]
     }
 
-    /// What the round with these two subkeys adds to the other half.
+    /// The round function F, whose result is XORed into the other half.
     fn f(&self, left: u32, right: u32, subkeys: [u32; 2]) -> (u32, u32) {
         let (a, b) = (self.g(left), self.g(right.rotate_left(8)));
         let sum = a.wrapping_add(b);
@@ -178,9 +178,9 @@ fn h(word: [u8; 4], list: &[[u8; 4]]) -> u32 {
     result
 }
 
-/// One byte through the permutations and the key bytes of its column.
+/// Substitutes one byte with the permutations and the key bytes of its column.
 fn substitute(byte: u8, column: usize, list: &[[u8; 4]]) -> u8 {
-    // Which permutation comes before the key word of this index, by column; and which is last.
+    // The permutation before the key word of each index, by column, and the last permutation.
     const BEFORE: [[usize; 4]; 4] = [[0, 0, 1, 1], [0, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 1]];
     const LAST: [usize; 4] = [1, 0, 1, 0];
     let mut y = byte;
@@ -190,7 +190,7 @@ fn substitute(byte: u8, column: usize, list: &[[u8; 4]]) -> u8 {
     Q[LAST[column]][usize::from(y)]
 }
 
-/// The fixed permutations `q0` and `q1`, by byte.
+/// The fixed permutations `q0` and `q1`, indexed by byte.
 static Q: [[u8; 256]; 2] = [
     permutation([
         0x817d_6f32_0b59_eca4,
@@ -206,7 +206,7 @@ static Q: [[u8; 256]; 2] = [
     ]),
 ];
 
-/// Builds a permutation of bytes from four of nibbles, each written as its hexadecimal digits.
+/// Builds a byte permutation from four nibble permutations, each given as hexadecimal digits.
 const fn permutation(nibbles: [u64; 4]) -> [u8; 256] {
     const fn look_up(digits: u64, nibble: usize) -> usize {
         (digits >> (60 - 4 * nibble) & 15) as usize
@@ -226,7 +226,7 @@ const fn permutation(nibbles: [u64; 4]) -> [u8; 256] {
     table
 }
 
-/// What x^8 is in the field of the MDS matrix: x^6 + x^5 + x^3 + 1.
+/// The value of x^8 in the field of the MDS matrix: x^6 + x^5 + x^3 + 1.
 const MDS_REDUCTION: u8 = 0x69;
 
 /// The columns of the MDS matrix, times each byte.
@@ -253,7 +253,7 @@ static MDS: [[u32; 256]; 4] = {
     tables
 };
 
-/// Eight bytes of key become one word of the S-boxes, by a Reed-Solomon code.
+/// Turns eight bytes of the key into one word for the S-boxes, with a Reed-Solomon code.
 fn reed_solomon(key: [u8; 8]) -> [u8; 4] {
     const ROWS: [[u8; 8]; 4] = [
         [0x01, 0xa4, 0x55, 0x87, 0x5a, 0x58, 0xdb, 0x9e],

@@ -1,8 +1,8 @@
-//! The modes against published vectors, below the façade: the vectors have lengths and IVs that
-//! no sector has.
+//! Tests the modes against published vectors, below the public interface: the vectors have lengths
+//! and IVs that no sector has.
 //!
-//! Each file names its source. The kernel has those of Adiantum from google/adiantum, and the first
-//! of `xts(aes)` from IEEE 1619.
+//! Each file names its source. The kernel took the vectors of Adiantum from google/adiantum, and
+//! the first of `xts(aes)` from IEEE 1619.
 
 use cipher::InOutBuf;
 
@@ -48,7 +48,7 @@ fn parse(file: &str) -> Vec<Vector> {
         .collect()
 }
 
-/// Takes each vector as a sector of its length, in both directions, by every kernel that can.
+/// Checks each vector as one sector, in both directions, with every kernel that takes its length.
 fn check(spec: &str, file: &str) {
     let spec: CipherSpec = spec.parse().expect("a specification");
     let vectors = parse(file);

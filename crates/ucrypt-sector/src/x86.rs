@@ -1,9 +1,9 @@
 //! Vectors of x86-64: their three widths, and the proof that a processor has them.
 //!
-//! All `unsafe` of this crate is here and in the kernels that build on it: `aes/x86`,
-//! `serpent`, `camellia` and `twofish/vector`. It rests on two promises that safe types make: [`Features`] exists only for a kernel
-//! whose instructions the processor has, and pointers come from buffers of a length that was
-//! checked.
+//! All `unsafe` code of this crate is here and in the kernels that build on it: `aes/x86`,
+//! `serpent`, `camellia` and `twofish/vector`. It relies on two promises of safe types:
+//! [`Features`] exists only for a kernel whose instructions the processor has, and pointers come
+//! from buffers whose length was checked.
 
 #![allow(unsafe_code, reason = "vector instructions are the point of it")]
 #![allow(clippy::wildcard_imports, reason = "the names of instructions are unmistakable")]
@@ -28,15 +28,15 @@ pub(crate) use xmm::Xmm;
 pub(crate) use ymm::Ymm;
 pub(crate) use zmm::Zmm;
 
-/// A kernel whose instructions this processor has: the proof is that it exists.
+/// A kernel whose instructions this processor has. A value of this type is the proof.
 #[derive(Clone, Copy)]
 pub(crate) struct Features {
     width: Width,
-    /// Whether carry-less products keep no AES unit from its work, as shifts do.
+    /// Whether carry-less products leave the AES units free, which shifts do not.
     products_are_free: bool,
 }
 
-/// How long a vector is: 512, 256 or 128 bits.
+/// The width of a vector: 512, 256 or 128 bits.
 #[derive(Clone, Copy)]
 pub(crate) enum Width {
     Zmm,
@@ -45,7 +45,7 @@ pub(crate) enum Width {
 }
 
 impl Features {
-    /// `None` if `kernel` is none of x86-64, or the processor does not run it.
+    /// `None` if `kernel` is not for x86-64, or if the processor does not support it.
     pub(crate) fn detect(kernel: Kernel) -> Option<Self> {
         let aes_ni = is_x86_feature_detected!("aes")
             && is_x86_feature_detected!("pclmulqdq")
@@ -68,32 +68,32 @@ impl Features {
         Some(Self { width, products_are_free: is_of_intel() })
     }
 
-    /// The vectors that it works on.
+    /// The width of the kernel's vectors.
     #[inline]
     pub(crate) fn width(self) -> Width {
         self.width
     }
 
-    /// The same on another maker's processor.
+    /// The same features, as on another vendor's processor.
     #[cfg(test)]
     pub(crate) fn with_free_products(self, products_are_free: bool) -> Self {
         Self { products_are_free, ..self }
     }
 
-    /// Whether carry-less products keep no AES unit from its work, as shifts do.
+    /// Whether carry-less products leave the AES units free, which shifts do not.
     #[inline]
     pub(crate) fn products_are_free(self) -> bool {
         self.products_are_free
     }
 }
 
-/// Intel's cores multiply on another port than the one that has the AES unit and the shifts.
+/// Intel's cores multiply on a different port than the one with the AES unit and the shifts.
 fn is_of_intel() -> bool {
     let vendor = __cpuid(0);
     [vendor.ebx, vendor.edx, vendor.ecx] == [*b"Genu", *b"ineI", *b"ntel"].map(u32::from_le_bytes)
 }
 
-/// One function per width, each with its instructions enabled, and a safe one that chooses.
+/// Declares one function per width, with its instructions enabled, and a safe one that selects.
 macro_rules! kernel {
     (fn $name:ident($($arg:ident: $Arg:ty),*): $zmm:path, $ymm:path, $xmm:path) => {
         fn $name(features: Features, $($arg: $Arg),*) {
@@ -112,8 +112,8 @@ macro_rules! kernel {
                 // SAFETY: as above.
                 unsafe { $xmm($($arg),*) }
             }
-            // SAFETY: `features` is the proof that the processor has the instructions; what the
-            // drivers ask of runs and IVs has been checked by `Run`.
+            // SAFETY: `features` is the proof that the processor has the instructions; `Run` has
+            // checked what the drivers require of runs and IVs.
             unsafe {
                 match features.width() {
                     Width::Zmm => zmm($($arg),*),

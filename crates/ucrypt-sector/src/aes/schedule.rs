@@ -1,15 +1,15 @@
 //! The AES key schedule (FIPS 197), in the layout that the kernels read.
 //!
-//! Written over the single rounds of the `aes` crate, which are constant-time on every processor:
-//! no table lookup depends on the key.
+//! It uses the single rounds of the `aes` crate, which are constant-time on every processor: no
+//! table lookup depends on the key.
 
 use aes::{Block, hazmat};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// The most round keys: those of AES-256.
+/// Largest number of round keys: that of AES-256.
 const KEYS_MAX: usize = 15;
 
-/// One round key, repeated to the width of the widest vector so that no kernel has to broadcast.
+/// One round key, repeated to the widest vector so that no kernel has to broadcast it.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct RoundKey(pub(crate) [[u8; 16]; 4]);
@@ -23,7 +23,7 @@ pub(super) struct Schedule {
 impl Schedule {
     /// For encryption; `None` if AES takes no key of that length.
     ///
-    /// On the heap from the start, because moving it would leave copies behind.
+    /// Built on the heap, because a move would leave copies of the keys behind.
     pub(super) fn encryption(key: &[u8]) -> Option<Box<Self>> {
         if !matches!(key.len(), 16 | 24 | 32) {
             return None;
@@ -107,8 +107,8 @@ impl Drop for Schedule {
 
 impl ZeroizeOnDrop for Schedule {}
 
-/// The S-box on each byte. With four equal columns `ShiftRows` changes nothing, so that a round
-/// without `MixColumns` is the S-box alone.
+/// The S-box on each byte. With four equal columns `ShiftRows` changes nothing, so a round without
+/// `MixColumns` is just the S-box.
 fn sub_word(word: [u8; 4]) -> [u8; 4] {
     let mut block = Block::from_fn(|index| word[index % 4]);
     hazmat::cipher_round(&mut block, &Block::default());

@@ -1,7 +1,8 @@
 //! AES kernels for x86-64.
 //!
-//! The `unsafe` of this file and those below it rests on two promises: [`Features`] exists only for
-//! a kernel whose instructions the processor has, and a [`Run`] comes from buffers of its length.
+//! The `unsafe` code in this file and its submodules relies on two promises: [`Features`] exists
+//! only for a kernel whose instructions the processor has, and a [`Run`] comes from buffers of its
+//! length.
 
 #![allow(unsafe_code, reason = "vector instructions and unchecked pointers are the point of it")]
 #![allow(clippy::wildcard_imports, reason = "the names of instructions are unmistakable")]
@@ -25,7 +26,7 @@ use crate::{
     x86::{Decrypt, Encrypt, Features, Width, Xmm, Ymm, Zmm, kernel},
 };
 
-/// Bytes to work on, from one place to another or in place.
+/// The bytes of one call, in place or from a source to a destination.
 ///
 /// `src` is valid for reads and `dst` for writes of `len` bytes; they are equal or do not overlap.
 #[derive(Clone, Copy)]
@@ -37,7 +38,7 @@ struct Run {
 }
 
 impl Run {
-    /// `data` has to outlive the run.
+    /// `data` must outlive the run.
     fn new(data: &mut InOutBuf<'_, '_, u8>, sector_size: usize) -> Self {
         let len = data.len();
         let (src, dst) = data.reborrow().into_raw();
@@ -48,8 +49,8 @@ impl Run {
     ///
     /// # Panics
     ///
-    /// If they are not as many, or if the sectors are no multiple of the largest group: the
-    /// drivers rely on both.
+    /// If there is not exactly one IV per sector, if there is none, or if the sector size is not a
+    /// multiple of the largest group: the drivers rely on all of this.
     fn checked_ivs(self, ivs: &[u8]) -> &[[u8; 16]] {
         let (ivs, rest) = ivs.as_chunks::<16>();
         assert!(rest.is_empty() && self.sector_size > 0 && self.sector_size.is_multiple_of(512));
@@ -148,7 +149,7 @@ pub(super) struct Xts {
 }
 
 impl Xts {
-    /// `None` if AES takes no keys of their lengths.
+    /// `None` if AES takes no keys of these lengths.
     pub(super) fn new(features: Features, data: &[u8], tweak: &[u8]) -> Option<Self> {
         Some(Self { data: Ecb::new(features, data)?, tweak: Schedule::encryption(tweak)? })
     }
@@ -191,8 +192,8 @@ impl SectorMode for Xts {
         let encrypt =
             if features.products_are_free() { xts_stream_by_products } else { xts_stream };
         encrypt(features, &self.data.encryption, run.checked_ivs(ivs), run);
-        // Before anybody is told that it is there.
-        // SAFETY: every x86-64 processor has it.
+        // Orders the streaming stores before anybody learns that the data is there.
+        // SAFETY: every x86-64 processor has this instruction.
         unsafe { _mm_sfence() };
     }
 
@@ -211,8 +212,7 @@ mod tests {
     use super::*;
     use crate::Kernel;
 
-    /// Which way is taken depends on the processor's maker, so that the tests of whole kernels see
-    /// one only.
+    /// The way depends on the processor's vendor, so tests of whole kernels cover only one of them.
     #[test]
     fn xts_is_the_same_whatever_the_tweaks_are_made_by() {
         let (keys, ivs): ([u8; 64], [u8; 5 * 16]) =
@@ -230,7 +230,7 @@ mod tests {
                     portable.encrypt(&mut ivs.to_vec(), (&mut expected[..]).into(), sector_size);
                     xts.encrypt(&mut ivs.to_vec(), (&mut sealed[..]).into(), sector_size);
                     assert!(sealed == expected, "{sectors} x {sector_size}, {by_products}");
-                    // Aligned to a cache line or not: both ways.
+                    // Both ways: aligned to a cache line and not.
                     let mut room = vec![0; plain.len() + 65];
                     for start in [room.as_ptr().align_offset(64), 1] {
                         let streamed = &mut room[start..start + plain.len()];

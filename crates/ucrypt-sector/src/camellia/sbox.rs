@@ -1,9 +1,9 @@
-//! The S-boxes of Camellia by the inversion of AES.
+//! The S-boxes of Camellia, computed with the inversion of AES.
 //!
-//! Both are an inversion in GF(2^8) between two affine maps; the fields are represented in
-//! different ways, which is one more linear map. So `s1(x) = AFTER · (BEFORE · x + BEFORE_ADD)⁻¹ +
-//! AFTER_ADD` in the field of AES. The matrices come from solving that equation for the table of
-//! RFC 3713; there are eight solutions, one for each automorphism of the field.
+//! The S-boxes of both ciphers are an inversion in GF(2^8) between two affine maps. They represent
+//! the field differently, which adds a linear map. In the field of AES,
+//! `s1(x) = AFTER · (BEFORE · x + BEFORE_ADD)⁻¹ + AFTER_ADD`. The matrices solve this equation for
+//! the table of RFC 3713; there are eight solutions, one for each automorphism of the field.
 //!
 //! The other S-boxes rotate the output of `s1` (`s2` to the left, `s3` to the right) or its input
 //! (`s4`, to the left).
@@ -36,7 +36,7 @@ const fn before(number: usize) -> Matrix {
     Matrix::from_le_bytes(rows)
 }
 
-/// The matrix after it, and what is added.
+/// The matrix after the inversion, and the constant that is added.
 const fn after(number: usize) -> (Matrix, u8) {
     match number {
         2 => (AFTER.rotate_right(8), AFTER_ADD.rotate_left(1)),
@@ -51,7 +51,7 @@ pub(super) trait Substitute: Bytes {
     fn substitute<const NUMBER: usize>(self) -> Self;
 }
 
-/// By the instructions of GFNI.
+/// With GFNI instructions.
 impl Substitute for Zmm {
     #[inline(always)]
     fn substitute<const NUMBER: usize>(self) -> Self {
@@ -87,30 +87,30 @@ impl Substitute for Xmm {
     }
 }
 
-/// By the last round of AES, with the affine maps as tables.
+/// With the last round of AES, and the affine maps as tables.
 #[inline(always)]
 fn by_aes<V: Bytes, const NUMBER: usize>(x: V) -> V {
     let before = const { &Tables::before(NUMBER) };
     let after = const { &Tables::after_aes(NUMBER) };
-    // SAFETY: a vector exists only where its instructions do; the pointer is a block's.
+    // SAFETY: a vector exists only where its instructions do; the pointer is to a block.
     unsafe {
         let x = before.look_up(x).encrypt_last(V::splat(0));
         after.look_up(V::broadcast(UNDO_SHIFT_ROWS.as_ptr()).look_up(x))
     }
 }
 
-/// Where each byte is after `ShiftRows`.
+/// The position of each byte after `ShiftRows`.
 const UNDO_SHIFT_ROWS: [u8; 16] = [0, 13, 10, 7, 4, 1, 14, 11, 8, 5, 2, 15, 12, 9, 6, 3];
 
-/// An affine map: what the low half and what the high half of a byte add to the result. The tables
-/// are registers, so that looking up takes the same time everywhere.
+/// An affine map as two tables: the contributions of the low half and the high half of a byte. The
+/// tables are in registers, so every lookup takes the same time.
 struct Tables {
     low: [u8; 16],
     high: [u8; 16],
 }
 
 impl Tables {
-    /// What comes before the inversion in the S-box `number`.
+    /// The map before the inversion in the S-box `number`.
     const fn before(number: usize) -> Self {
         let mut tables = Self { low: [0; 16], high: [0; 16] };
         let mut half = 0;
@@ -122,8 +122,8 @@ impl Tables {
         tables
     }
 
-    /// What comes after it, and before that the opposite of what AES does there (FIPS 197,
-    /// section 5.3.2).
+    /// The map after the inversion, which first undoes the affine map of AES (FIPS 197, section
+    /// 5.3.2).
     const fn after_aes(number: usize) -> Self {
         const fn linear(x: u8) -> u8 {
             x.rotate_left(1) ^ x.rotate_left(3) ^ x.rotate_left(6)
@@ -141,7 +141,7 @@ impl Tables {
 
     #[inline(always)]
     fn look_up<V: Bytes>(&self, x: V) -> V {
-        // SAFETY: a vector exists only where its instructions do; the pointers are a block's.
+        // SAFETY: a vector exists only where its instructions do; the pointers are to blocks.
         unsafe {
             let mask = V::splat(0x0f0f_0f0f);
             let low = (x & mask).look_up(V::broadcast(self.low.as_ptr()));

@@ -9,10 +9,10 @@ use crate::x86::Features;
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub(super) struct Schedule {
     first: [Subkey; 2],
-    /// Six rounds each, with two subkeys of FL before them.
+    /// For each six rounds: two subkeys of FL, then the six of the rounds.
     rounds: [[Subkey; 8]; 4],
     last: [Subkey; 2],
-    /// How many times six rounds there are: 3 or 4.
+    /// Number of groups of six rounds: 3 or 4.
     len: usize,
 }
 
@@ -26,8 +26,8 @@ const SIGMA: [u64; 6] = [
     0xb056_88c2_b3e6_c1fd,
 ];
 
-/// Which of `KL`, `KR`, `KA` and `KB` a pair of subkeys comes from, and by how many bits it is
-/// rotated to the left.
+/// The source of a pair of subkeys, one of `KL`, `KR`, `KA` and `KB`, and its rotation to the left
+/// in bits.
 type Source = (usize, u32);
 
 const KL: usize = 0;
@@ -35,12 +35,12 @@ const KR: usize = 1;
 const KA: usize = 2;
 const KB: usize = 3;
 
-/// Before the first rounds, and after the last ones.
+/// Before the first rounds and after the last rounds.
 const WHITENING_128: [Source; 2] = [(KL, 0), (KA, 111)];
 const WHITENING_256: [Source; 2] = [(KL, 0), (KB, 111)];
 
-/// By six rounds: those of FL (unused at the start), and those of two rounds each. The pair of
-/// rounds 9 and 10 of short keys is made of two sources.
+/// For each six rounds: the pair of FL (unused at the start), then one pair for every two rounds.
+/// With short keys, the pair of rounds 9 and 10 comes from two sources.
 const ROUNDS_128: [[Source; 4]; 3] = [
     [(KL, 0), (KA, 0), (KL, 15), (KA, 15)],
     [(KA, 30), (KL, 45), (KA, 45), (KA, 60)],
@@ -56,7 +56,7 @@ const ROUNDS_256: [[Source; 4]; 4] = [
 impl Schedule {
     /// For encryption; `None` if Camellia takes no key of that length.
     ///
-    /// On the heap from the start, because moving it would leave copies behind.
+    /// Built on the heap, because a move would leave copies of the keys behind.
     pub(super) fn encryption(features: Features, key: &[u8]) -> Option<Box<Self>> {
         let (left, right) = key.split_at_checked(16)?;
         let mut keys = [0; 4];
@@ -101,7 +101,7 @@ impl Schedule {
         Some(schedule)
     }
 
-    /// For decryption: the same in reverse.
+    /// For decryption: the same subkeys in reverse.
     pub(super) fn decryption(&self) -> Box<Self> {
         let mut schedule = Box::new(Self::ZERO);
         schedule.first = self.last;
@@ -137,7 +137,7 @@ fn join(high: u64, low: u64) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
 
-/// Each byte repeated to a word.
+/// Repeats each byte to fill a word.
 fn spread(subkey: u64) -> Subkey {
     subkey.to_be_bytes().map(|byte| u32::from(byte) * 0x0101_0101)
 }

@@ -1,8 +1,8 @@
 //! The diffuser of `BitLocker` in Windows Vista and 7 (`elephant`), around CBC with `eboiv`.
 //!
 //! Niels Ferguson: "AES-CBC + Elephant diffuser: a disk encryption algorithm for Windows Vista"
-//! (Microsoft, 2006). Before encryption a sector key is added by XOR, and two
-//! diffusers stir the sector, as a ring of little-endian words.
+//! (Microsoft, 2006). Before encryption, the sector is XORed with a sector key, and two diffusers
+//! mix it as a ring of little-endian words.
 
 use cipher::InOutBuf;
 use zeroize::{Zeroize, Zeroizing};
@@ -21,7 +21,7 @@ pub(crate) struct Elephant {
 }
 
 impl Elephant {
-    /// XORs the key of the sector `number` into it.
+    /// XORs the key of sector `number` into `sector`.
     fn add_sector_key(&self, number: u64, sector: &mut [u8]) {
         let offset = number.wrapping_mul(u64::from(self.iv.sector_size));
         let mut key = Zeroizing::new([0; 32]);
@@ -73,12 +73,12 @@ impl SectorMode for Elephant {
     }
 }
 
-/// A diffuser: word `i` takes in the words at two distances, the farther one rotated.
+/// A diffuser: mixes into word `i` the words at two distances, the farther one rotated.
 struct Diffuser {
     cycles: usize,
     near: isize,
     far: isize,
-    /// By `i` modulo 4.
+    /// Indexed by `i` modulo 4.
     rotations: [u32; 4],
 }
 
@@ -86,9 +86,9 @@ const A: Diffuser = Diffuser { cycles: 5, near: -2, far: -5, rotations: [9, 0, 1
 const B: Diffuser = Diffuser { cycles: 3, near: 2, far: 5, rotations: [0, 10, 0, 25] };
 
 impl Diffuser {
-    /// What word `i` takes in.
+    /// The value that is mixed into word `i`.
     fn mixed(&self, words: &[u32], i: usize) -> u32 {
-        // A sector is a power of two.
+        // The length of a sector is a power of two.
         let at = |distance| words[i.wrapping_add_signed(distance) & (words.len() - 1)];
         at(self.near) ^ at(self.far).rotate_left(self.rotations[i % 4])
     }
@@ -112,7 +112,7 @@ impl Diffuser {
     }
 }
 
-/// Changes a sector as little-endian words.
+/// Applies `change` to a sector as little-endian words.
 fn as_words(sector: &mut [u8], change: impl FnOnce(&mut [u32])) {
     let mut words = [0; SECTOR_MAX / 4];
     let (bytes, _) = sector.as_chunks_mut::<4>();

@@ -1,8 +1,8 @@
-//! The IV of loop-AES (`lmk`): a hash of the sector's plaintext without its first block, of its
-//! number, and in version 3 of a seed.
+//! The IV of loop-AES (`lmk`): a hash of the sector's plaintext without its first block, of the
+//! sector number, and in version 3 of a seed.
 //!
-//! A sector that is read cannot know it beforehand. It is decrypted under zero; then only its first
-//! block is wrong, and the IV is added by XOR afterwards.
+//! The IV is not known before the sector is decrypted. Decryption therefore uses a zero IV, which
+//! garbles only the first block, and then corrects this block by XOR with the IV.
 
 use cipher::InOutBuf;
 use zeroize::Zeroizing;
@@ -10,13 +10,13 @@ use zeroize::Zeroizing;
 use super::number_of;
 use crate::mode::{SECTORS_MAX, SectorMode, xor};
 
-/// The first state of MD5 (RFC 1321, section 3.3).
+/// The initial state of MD5 (RFC 1321, section 3.3).
 const MD5_START: [u32; 4] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476];
 
-/// The one sector size of loop-AES.
+/// The only sector size of loop-AES.
 const SECTOR: usize = 512;
 
-/// A mode, and the seed of version 3.
+/// A mode, and the seed if this is version 3.
 pub(crate) struct Lmk {
     pub(crate) inner: Box<dyn SectorMode>,
     pub(crate) seed: Option<Zeroizing<[u8; 16]>>,
@@ -30,8 +30,8 @@ impl Lmk {
             block[..16].copy_from_slice(&**seed);
             md5::block_api::compress(&mut state, &[*block]);
         }
-        // The number has 56 bits; the rest are the constants of loop-AES. They take the room of the
-        // first block, and MD5 is left without its padding.
+        // The 56-bit number and the constants of loop-AES take as much room as the omitted first
+        // block. MD5 is not padded.
         let mut message = [0; SECTOR];
         message[..SECTOR - 16].copy_from_slice(&plaintext[16..]);
         let number = number & ((1 << 56) - 1) | 1 << 63;

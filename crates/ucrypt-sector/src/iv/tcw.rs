@@ -1,5 +1,5 @@
-//! The IV and whitening of TrueCrypt before version 4.1 (`tcw`): both from key material and the
-//! sector's number.
+//! The IV and whitening of TrueCrypt before version 4.1 (`tcw`), both made from key material and
+//! the sector number.
 
 use cipher::InOutBuf;
 use zeroize::Zeroizing;
@@ -7,10 +7,10 @@ use zeroize::Zeroizing;
 use super::number_of;
 use crate::mode::{SECTORS_MAX, SectorMode, xor};
 
-/// Bytes of key that whiten a sector.
+/// Bytes of the key that whiten a sector.
 pub(super) const WHITENING: usize = 16;
 
-/// A mode, and the key material beside its key.
+/// A mode, and the key material in addition to its key.
 pub(crate) struct Tcw {
     pub(crate) inner: Box<dyn SectorMode>,
     /// As long as the IV.
@@ -19,7 +19,7 @@ pub(crate) struct Tcw {
 }
 
 impl Tcw {
-    /// Eight bytes to be added by XOR to every eight of a sector's ciphertext.
+    /// The eight bytes that are XORed into every eight bytes of a sector's ciphertext.
     fn whitening(&self, number: u64) -> [u8; 8] {
         let number = number.to_le_bytes();
         let mut mixed = Zeroizing::new(*self.whitening);
@@ -83,8 +83,8 @@ impl SectorMode for Tcw {
     }
 }
 
-/// The CRC-32 of four little-endian bytes from zero, without the customary inversions and without a
-/// table, since the bytes are secret.
+/// The CRC-32 of four little-endian bytes, with initial value zero and without the customary
+/// inversions. There is no table, because the bytes are secret.
 fn crc32(mut word: u32) -> u32 {
     for _ in 0..32 {
         word = (word >> 1) ^ ((word & 1).wrapping_neg() & 0xedb8_8320);

@@ -1,9 +1,9 @@
 //! Adiantum, a wide-block mode for processors without AES instructions.
 //!
 //! Crowley, Biggers: "Adiantum: length-preserving encryption for entry-level processors" (ePrint
-//! 2018/720), with the 32-byte tweak of the kernel's `adiantum`. A sector is a bulk, which `XChaCha`
-//! encrypts, and a last block, which AES-256 encrypts; a hash of either one is mixed into the
-//! other.
+//! 2018/720), with the 32-byte tweak of the kernel's `adiantum`. `XChaCha` encrypts the bulk of a
+//! sector and AES-256 its last block. A hash of the tweak and the bulk is added to the last block
+//! before AES and subtracted at the end; the result of AES is the nonce of `XChaCha`.
 
 use cipher::{InOutBuf, KeyIvInit, StreamCipher};
 use poly1305::{
@@ -15,13 +15,13 @@ use zeroize::Zeroizing;
 use super::{SectorMode, WIDE_TWEAK};
 use crate::{Cipher, Kernel, block::BlockCipher};
 
-/// Bytes that one NH hash takes.
+/// Longest message of one NH hash, in bytes.
 const NH_MESSAGE: usize = 1024;
 
-/// Words of the NH key: a message's, and 4 for each of the 3 further passes.
+/// Words of the NH key: those of a message, and 4 for each of the 3 further passes.
 const NH_KEY_WORDS: usize = NH_MESSAGE / 4 + 12;
 
-/// Bytes of key material: block cipher, two Poly1305 keys, NH.
+/// Bytes of derived key material: block cipher, two Poly1305 keys, NH.
 const DERIVED: usize = 32 + 16 + 16 + 4 * NH_KEY_WORDS;
 
 pub(crate) struct Adiantum {
@@ -40,7 +40,7 @@ enum Stream {
 }
 
 impl Adiantum {
-    /// `None` if the key is not 32 bytes long, or if the cipher is none for Adiantum.
+    /// `None` if the key is not 32 bytes long, or if the cipher is not a pair for Adiantum.
     pub(crate) fn new(cipher: Cipher, kernel: Kernel, key: &[u8]) -> Option<Self> {
         let stream = match cipher {
             Cipher::XChaCha12Aes => Stream::XChaCha12,
@@ -119,7 +119,7 @@ impl Adiantum {
         tag(hash)
     }
 
-    /// NH in four passes, each with the key moved on by 4 words.
+    /// NH in four passes, each with the key shifted by 4 more words.
     fn nh(&self, message: &[u8]) -> [u64; 4] {
         let mut sums = [0u64; 4];
         for (index, unit) in message.as_chunks::<16>().0.iter().enumerate() {
@@ -161,7 +161,7 @@ impl Stream {
     }
 }
 
-/// Poly1305 as a plain polynomial hash: nothing is added at its end.
+/// Poly1305 as a plain polynomial hash: nothing is added at the end.
 fn poly1305_without_nonce(key: &[u8]) -> Poly1305 {
     let mut whole = Zeroizing::new([0; 32]);
     whole[..16].copy_from_slice(key);

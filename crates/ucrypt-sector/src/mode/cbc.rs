@@ -1,7 +1,7 @@
 //! Cipher block chaining over one sector (NIST SP 800-38A).
 //!
-//! A chain is serial when it is encrypted, but the chains of different sectors do not depend on
-//! each other: block `n` of all sectors of a call is encrypted together.
+//! Encryption is serial within a chain, but the chains of different sectors are independent: block
+//! `n` of all sectors of a call is encrypted together.
 
 use cipher::InOutBuf;
 
@@ -44,7 +44,7 @@ impl SectorMode for Cbc {
     }
 }
 
-/// Encrypts sectors of blocks of `B` bytes. `ivs` becomes the last block of each chain.
+/// Encrypts sectors with blocks of `B` bytes. Leaves the last block of each chain in `ivs`.
 fn encrypt<const B: usize>(
     cipher: &dyn BlockCipher,
     ivs: &mut [u8],

@@ -24,9 +24,9 @@ impl Ctr {
     }
 }
 
-/// Fills `stream` with the counters from `iv` on, which is as long as a block.
+/// Fills `stream` with successive counters that start at `iv`, which is one block long.
 fn count_from(iv: &[u8], stream: &mut [u8]) {
-    // A shorter counter is the low end of a longer one, cut off where it overflows.
+    // A shorter counter is the low end of a longer one, whose overflow is cut off.
     let mut wide = [0; 16];
     wide[16 - iv.len()..].copy_from_slice(iv);
     let mut counter = u128::from_be_bytes(wide);

@@ -1,11 +1,11 @@
-//! Modes without an IV: ECB, and no encryption at all.
+//! Modes without an IV: ECB and no encryption.
 
 use cipher::InOutBuf;
 
 use super::SectorMode;
 use crate::block::BlockCipher;
 
-/// Each block on its own.
+/// ECB: each block is independent.
 pub(crate) struct Ecb(pub(crate) Box<dyn BlockCipher>);
 
 impl SectorMode for Ecb {
@@ -22,7 +22,7 @@ impl SectorMode for Ecb {
     }
 }
 
-/// `cipher_null`: bytes go through unchanged.
+/// `cipher_null`: bytes stay unchanged.
 pub(crate) struct Identity;
 
 impl SectorMode for Identity {

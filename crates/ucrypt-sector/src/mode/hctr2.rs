@@ -1,8 +1,8 @@
 //! HCTR2, a wide-block mode: every bit of a sector depends on every other.
 //!
 //! Crowley, Huckleberry, Biggers: "Length-preserving encryption with HCTR2" (ePrint 2021/1441),
-//! with the 32-byte tweak of the kernel's `hctr2`. Sectors are whole blocks, so that the case of a
-//! partial last block does not arise.
+//! with the 32-byte tweak of the kernel's `hctr2`. Sectors are whole blocks, so there is never a
+//! partial last block.
 
 use cipher::InOutBuf;
 use polyval::{Polyval, universal_hash::UniversalHash};
@@ -11,10 +11,10 @@ use zeroize::Zeroizing;
 use super::{SECTOR_MAX, SectorMode, WIDE_TWEAK, xor};
 use crate::block::BlockCipher;
 
-/// A keyed cipher with 16-byte blocks, and what is derived from its key.
+/// A keyed cipher with 16-byte blocks, and the values derived from its key.
 pub(crate) struct Hctr2 {
     cipher: Box<dyn BlockCipher>,
-    /// Keyed, and fed with the block that tells the length of the tweak.
+    /// Keyed, and already fed with the block that encodes the tweak length.
     hash: Polyval,
     stream_mask: Zeroizing<[u8; 16]>,
 }
@@ -27,13 +27,14 @@ impl Hctr2 {
         stream_mask[0] = 1;
         cipher.encrypt_blocks(&mut *stream_mask);
         let mut hash = Polyval::new((&*hash_key).into());
-        // Twice the length in bits, plus 2 where the message is whole blocks.
+        // Twice the length in bits, plus 2 for a message of whole blocks.
         let tweak_len = (2 * 8 * WIDE_TWEAK + 2) as u128;
         hash.update(&[tweak_len.to_le_bytes().into()]);
         Self { cipher, hash, stream_mask }
     }
 
-    /// Between the two hashes, `first` goes through `block`, the cipher in one direction.
+    /// Transforms each sector. `block` is the block cipher in one direction, applied to the first
+    /// block between the two hashes.
     fn crypt(
         &self,
         ivs: &[u8],
@@ -56,7 +57,7 @@ impl Hctr2 {
         }
     }
 
-    /// XCTR: the counter is added by XOR, little-endian, and starts with one.
+    /// XCTR: XORs the IV with a little-endian counter that starts at one.
     fn stream(&self, iv: [u8; 16], data: &mut [u8]) {
         let mut stream = [0; SECTOR_MAX];
         let stream = &mut stream[..data.len()];

@@ -1,9 +1,9 @@
-//! LRW, "tweakable block ciphers" by Liskov, Rivest and Wagner, as in the draft IEEE 1619 that XTS
+//! LRW, "tweakable block ciphers" by Liskov, Rivest and Wagner, as in the IEEE 1619 draft that XTS
 //! replaced and in the kernel's `lrw`.
 //!
 //! The tweak of block `i` is the tweak key times `IV + i` in GF(2^128), where the last byte holds
-//! the lowest coefficients. From one block to the next, a counter changes a run of bits at its low
-//! end, so the products of such runs are all that is kept.
+//! the lowest coefficients. An increment of the counter changes a run of bits at its low end, so
+//! the products of all such runs are precomputed.
 
 use cipher::InOutBuf;
 use zeroize::Zeroizing;
@@ -15,7 +15,7 @@ use crate::block::BlockCipher;
 pub(crate) struct Lrw {
     data: Box<dyn BlockCipher>,
     tweak_key: Zeroizing<u128>,
-    /// At `n`, the tweak key times x^n + … + x + 1: what changes when `n` ones are carried over.
+    /// At `n`, the tweak key times x^n + … + x + 1: the change if the counter ends in `n` ones.
     increments: Zeroizing<[u128; 128]>,
 }
 
@@ -38,8 +38,7 @@ impl Lrw {
         let mut tweak = multiply(*self.tweak_key, counter);
         for block in mask.as_chunks_mut::<16>().0 {
             *block = tweak.to_be_bytes();
-            // The counter is public, so that it may choose the increment. Where it wraps to zero
-            // all bits change.
+            // The counter is public, so it may be an index. When it wraps to zero, all bits change.
             tweak ^= self.increments[(counter.trailing_ones() as usize).min(127)];
             counter = counter.wrapping_add(1);
         }

@@ -1,5 +1,5 @@
-//! Propagating cipher block chaining, as the kernel's `pcbc`: each block is chained to the XOR of
-//! plaintext and ciphertext of the one before.
+//! Propagating cipher block chaining, as in the kernel's `pcbc`: each block is chained to the XOR
+//! of the previous block's plaintext and ciphertext.
 
 use cipher::InOutBuf;
 

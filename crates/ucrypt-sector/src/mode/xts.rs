@@ -1,7 +1,7 @@
 //! XTS (IEEE 1619) over whole blocks.
 //!
-//! The tweaks of all sectors of a call are encrypted together; within a sector they are multiplied
-//! out first, so that the cipher sees the whole sector at once.
+//! The tweaks of all sectors of a call are encrypted together. The tweaks of all blocks of a sector
+//! are computed first, so that the cipher gets the whole sector at once.
 
 use cipher::InOutBuf;
 
@@ -30,8 +30,8 @@ impl SectorMode for Xts {
     }
 }
 
-/// The tweaks of successive blocks: each is the one before times x in GF(2^128), where the first
-/// byte holds the lowest coefficients.
+/// Fills `mask` with the tweaks of successive blocks: each is the previous one times x in
+/// GF(2^128), where the first byte holds the lowest coefficients.
 fn multiply_out(tweak: [u8; 16], mask: &mut [u8]) {
     let mut tweak = u128::from_le_bytes(tweak);
     for block in mask.as_chunks_mut::<16>().0 {

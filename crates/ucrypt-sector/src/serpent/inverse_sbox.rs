@@ -1,4 +1,4 @@
-//! The inverse S-boxes of Serpent as circuits; source and tests are those of [`super::sbox`].
+//! The inverse S-boxes of Serpent as circuits, with the source and the tests of [`super::sbox`].
 
 #![allow(clippy::many_single_char_names, reason = "inputs `a` to `d`, outputs `w` to `z`")]
 #![allow(clippy::inline_always, reason = "they must merge with the function that enables vectors")]

@@ -1,8 +1,8 @@
-//! The S-boxes of Serpent as circuits, which take one bit of each place of the words at a time.
+//! The S-boxes of Serpent as circuits. Each bit position of the four words is one input.
 //!
-//! The sequences of operations are those of Dag Arne Osvik: "Speeding up Serpent" (third AES
-//! candidate conference, 2000), with a name for every intermediate result. The tables that they
-//! have to meet are in the tests.
+//! The sequences of operations are from Dag Arne Osvik: "Speeding up Serpent" (third AES candidate
+//! conference, 2000), with a name for every intermediate result. The tests check them against the
+//! tables.
 
 #![allow(clippy::many_single_char_names, reason = "inputs `a` to `d`, outputs `w` to `z`")]
 #![allow(clippy::inline_always, reason = "they must merge with the function that enables vectors")]
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn every_circuit_computes_its_table_and_the_inverse_undoes_it() {
-        // Bit `n` of the words is the number `n`.
+        // The bits at position `n` of the four words form the number `n`.
         let numbers = [0xaaaa, 0xcccc, 0xf0f0, 0xff00];
         assert_eq!(check::<0>(numbers), numbers);
         assert_eq!(check::<1>(numbers), numbers);
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(check::<7>(numbers), numbers);
     }
 
-    /// Compares an S-box with its table, and gives back what its inverse makes of the result.
+    /// Compares an S-box with its table, and returns the result of its inverse on the output.
     fn check<const BOX: usize>(numbers: [u32; 4]) -> [u32; 4] {
         let out = substitute::<BOX, u32>(numbers);
         for (input, expected) in TABLES[BOX].iter().enumerate() {

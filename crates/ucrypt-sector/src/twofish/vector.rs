@@ -1,12 +1,12 @@
 //! Twofish on 64 blocks at a time, with AVX-512.
 //!
-//! An S-box that depends on the key has no circuit, but its 256 bytes fit into four registers, where
-//! `VPERMI2B` looks up 64 bytes at once: there is no access to memory whose place or time depends on
-//! key or data. Multiplications of the MDS matrix are GFNI's affine transformations.
+//! A key-dependent S-box has no circuit, but its 256 bytes fit into four registers, in which
+//! `VPERMI2B` looks up 64 bytes at once. No memory access has an address or a time that depends on
+//! key or data. The multiplications by the MDS matrix are GFNI's affine transformations.
 //!
 //! Sums and rotations work on words, S-boxes and the matrix on bytes. The words of four vectors are
-//! sorted into one vector for each byte of a word on the way in, and back on the way out.
-//! A block alone takes as long as 64, which is the price of that: see CBC encryption.
+//! sorted into one vector for each byte of a word, and sorted back afterwards. The price is that a
+//! single block takes as long as 64: see CBC encryption.
 
 #![allow(unsafe_code, reason = "vector instructions and unchecked pointers are the point of it")]
 #![allow(clippy::wildcard_imports, reason = "the names of instructions are unmistakable")]
@@ -23,7 +23,7 @@ use crate::{
 /// Vectors that hold the same word of all blocks.
 const SETS: usize = 4;
 
-/// Bytes of all blocks.
+/// Bytes of all blocks of a step.
 const STEP: usize = SETS * 4 * 64;
 
 /// The same word of all blocks.
@@ -40,7 +40,7 @@ pub(crate) struct Twofish {
 }
 
 impl Twofish {
-    /// `None` if the key is not 16, 24 or 32 bytes long, or if the vectors are not the longest.
+    /// `None` if the key is not 16, 24 or 32 bytes long, or if the vectors are not 512 bits wide.
     pub(crate) fn new(features: Features, key: &[u8]) -> Option<Self> {
         match features.width() {
             Width::Zmm => Some(Self { _features: features, schedule: Schedule::new(key)? }),
@@ -78,7 +78,7 @@ impl BlockCipher for Twofish {
     }
 }
 
-/// Crypts every block.
+/// Transforms every block.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
 fn crypt<const DECRYPT: bool>(schedule: &Schedule, blocks: &mut [u8; STEP]) {
     let (input, output) = schedule.subkeys[..8].split_at(4);
@@ -89,11 +89,11 @@ fn crypt<const DECRYPT: bool>(schedule: &Schedule, blocks: &mut [u8; STEP]) {
         feistel::<DECRYPT>(schedule, round, &left, &mut right);
         feistel::<DECRYPT>(schedule, round ^ 1, &right, &mut left);
     }
-    // The halves have not changed places after the last round.
+    // The halves are not swapped after the last round.
     store(&[right, left], after, blocks);
 }
 
-/// The words of the blocks, in an order that [`store`] undoes, and whitened.
+/// The whitened words of the blocks, in an order that [`store`] undoes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
 fn load(blocks: &[u8; STEP], whitening: &[u32]) -> [Half; 2] {
@@ -112,7 +112,7 @@ fn load(blocks: &[u8; STEP], whitening: &[u32]) -> [Half; 2] {
     halves
 }
 
-/// The opposite of [`load`].
+/// The inverse of [`load`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
 fn store(halves: &[Half; 2], whitening: &[u32], blocks: &mut [u8; STEP]) {
@@ -130,7 +130,7 @@ fn store(halves: &[Half; 2], whitening: &[u32], blocks: &mut [u8; STEP]) {
     }
 }
 
-/// A round: `to` takes in the function `F` of `from`.
+/// A round: mixes the function `F` of `from` into `to`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
 fn feistel<const DECRYPT: bool>(schedule: &Schedule, round: usize, from: &Half, to: &mut Half) {
@@ -154,13 +154,13 @@ fn feistel<const DECRYPT: bool>(schedule: &Schedule, round: usize, from: &Half, 
     }
 }
 
-/// The function `g` of the paper, of a word that is rotated to the left by `ROTATED` bytes before.
+/// The function `g` of the paper, on a word that is first rotated to the left by `ROTATED` bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
 fn g<const ROTATED: usize>(schedule: &Schedule, word: &Word) -> Word {
     /// The first bytes of the four words of a block, then the second ones, and so on.
     const SORT: [i8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
-    // SAFETY: as many bytes as are loaded.
+    // SAFETY: the array is as long as the load.
     let sort = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(SORT.as_ptr().cast()) });
     let mut sorted = [Zmm(sort); SETS];
     for (sorted, vector) in sorted.iter_mut().zip(word) {
@@ -183,7 +183,7 @@ fn g<const ROTATED: usize>(schedule: &Schedule, word: &Word) -> Word {
     ]
 }
 
-/// Each byte through an S-box.
+/// Substitutes each byte with an S-box.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
 fn substitute(sbox: &[u8; 256], byte: __m512i) -> __m512i {
@@ -223,7 +223,7 @@ fn xor4(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
     _mm512_xor_si512(_mm512_ternarylogic_epi64::<0x96>(a, b, c), d)
 }
 
-/// The product with `factor` in the field of the MDS matrix.
+/// The matrix of the multiplication by `factor` in the field of the MDS matrix.
 const fn multiplication(factor: u8) -> i64 {
     let mut columns = [0; 8];
     let mut bit = 0;

@@ -1,4 +1,4 @@
-//! Vectors as bytes: what byte-sliced ciphers need.
+//! Vectors of bytes, for byte-sliced ciphers.
 
 use std::arch::x86_64::*;
 
@@ -6,11 +6,11 @@ use super::{Words, Xmm, Ymm, Zmm};
 
 /// A vector of bytes, in blocks of 16.
 pub(crate) trait Bytes: Words {
-    /// In place of each byte of `self`, which is below 16, that byte of the same block of `table`.
+    /// Replaces each byte of `self`, which is below 16, by that byte of the same block of `table`.
     fn look_up(self, table: Self) -> Self;
 
-    /// The bytes of each block of `self` and `other` in turn: of the first halves, and of the
-    /// second halves.
+    /// Interleaves the bytes of each block of `self` and `other`: first those of the first halves,
+    /// then those of the second halves.
     fn interleave(self, other: Self) -> (Self, Self);
 }
 

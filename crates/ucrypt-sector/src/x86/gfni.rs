@@ -1,7 +1,7 @@
-//! Matrices of bits.
+//! Bit matrices.
 
-/// The linear map that makes `columns[i]` of bit `i`, as the GFNI instructions take it: row `i` is
-/// byte `7 - i`.
+/// The linear map that turns bit `i` into `columns[i]`, as the GFNI instructions take it: row `i`
+/// is byte `7 - i`.
 pub(crate) const fn matrix(columns: [u8; 8]) -> i64 {
     let mut matrix = 0u64;
     let mut place = 0;

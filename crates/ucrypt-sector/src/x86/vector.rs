@@ -1,13 +1,13 @@
-//! What a kernel needs of a vector register, and its three widths.
+//! The operations on a vector register that the kernels need, for all three widths.
 //!
-//! The drivers are written once over [`Vector`], or over what [`super::words`] and [`super::bytes`]
-//! add to it. Everything here is inlined into functions that enable the instructions.
+//! The drivers are written once over [`Vector`], or over the extensions in [`super::words`] and
+//! [`super::bytes`]. Everything here is inlined into functions that enable the instructions.
 
 use crate::aes::RoundKey;
 
 /// Vectors that go through the rounds together.
 ///
-/// AES instructions take four cycles and up to two start per cycle, so that eight keep a core busy.
+/// AES instructions take four cycles and up to two start per cycle, so eight keep a core busy.
 pub(crate) const GROUP: usize = 8;
 
 /// A vector register that holds [`LANES`](Self::LANES) AES blocks.
@@ -32,8 +32,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
 
-    /// Past the caches, to an address that is a multiple of [`BYTES`](Self::BYTES). Others see it in
-    /// order only after a fence.
+    /// Stores past the caches, to an address that is a multiple of [`BYTES`](Self::BYTES). Others
+    /// see the store in order only after a fence.
     unsafe fn stream(self, to: *mut u8);
 
     /// One block, repeated in every lane.
@@ -42,10 +42,10 @@ pub(crate) trait Vector: Copy {
     /// Blocks from anywhere, one per lane.
     unsafe fn gather(from: impl Fn(usize) -> *const u8) -> Self;
 
-    /// The opposite of [`gather`](Self::gather); where lanes share a place, they are equal.
+    /// The inverse of [`gather`](Self::gather). Lanes with the same address hold equal blocks.
     unsafe fn scatter(self, to: impl Fn(usize) -> *mut u8);
 
-    /// Every block moves up one lane, the last one falls out and `first`'s comes in.
+    /// Moves every block up one lane, drops the last one and shifts in the block of `first`.
     unsafe fn shift_in(self, first: Self) -> Self;
 
     unsafe fn xor(self, other: Self) -> Self;
@@ -58,21 +58,21 @@ pub(crate) trait Vector: Copy {
     /// The XTS tweaks of vector `index` of a group, from the tweak of its first block, by shifts.
     unsafe fn tweaks(first: *const u8, index: usize) -> Self;
 
-    /// For each block of vector `index` of a group, x to the power of its place in the group.
+    /// For each block of vector `index` of a group, x to the power of its index in the group.
     unsafe fn powers(index: usize) -> Self;
 
-    /// The reduction of XTS in both halves of every block.
+    /// The reduction polynomial of XTS in both halves of every block.
     unsafe fn polynomial() -> Self;
 
-    /// The carry-less product of half of each block with the low half of `other`'s: of the low one
-    /// if `HALF` is 0, of the high one if it is 1.
+    /// The carry-less product of one half of each block with the low half of `other`'s block: the
+    /// low half if `HALF` is 0, the high half if it is 1.
     unsafe fn product<const HALF: i32>(self, other: Self) -> Self;
 
-    /// The low half of each block moves up, and zero takes its place.
+    /// Moves the low half of each block up and puts zero in its place.
     unsafe fn half_up(self) -> Self;
 
-    /// Emits no instruction, but keeps the compiler from working through the vectors one by one:
-    /// it would save registers, and leave the AES units idle.
+    /// Emits no instruction, but keeps the compiler from processing the vectors one by one, which
+    /// would save registers but leave the AES units idle.
     unsafe fn fence(group: &mut [Self; GROUP]);
 
     /// `self ^ a ^ b`
@@ -89,7 +89,7 @@ pub(crate) trait Vector: Copy {
         unsafe {
             let (first, power) = (Self::broadcast(first), Self::powers(index));
             let (low, high) = (first.product::<0>(power), first.product::<1>(power));
-            // What left the block is the high product's upper half.
+            // The bits that left the block are the upper half of the high product.
             low.xor3(high.half_up(), high.product::<1>(Self::polynomial()))
         }
     }
@@ -101,18 +101,18 @@ pub(crate) trait Vector: Copy {
     }
 }
 
-/// What the tweaks of a group are made with: lane `l` of vector `v` is for block `v * LANES + l`.
+/// Constants that make the tweaks of a group: lane `l` of vector `v` is for block `v * LANES + l`.
 #[repr(C, align(64))]
 pub(crate) struct Counts<const QWORDS: usize>(pub(crate) [[u64; QWORDS]; GROUP]);
 
 impl<const QWORDS: usize> Counts<QWORDS> {
-    /// By how much the first tweak is shifted up.
+    /// The left shift of the first tweak.
     pub(crate) const UP: Self = Self::new(false);
 
-    /// By how much the bits that leave a half on the way up have to be shifted down.
+    /// The right shift of the bits that the left shift moves out of a half.
     pub(crate) const DOWN: Self = Self::new(true);
 
-    /// x to the power by which the first tweak is shifted up.
+    /// x to the power of the left shift of the first tweak.
     pub(crate) const POWERS: Self = {
         let Self(mut powers) = Self::UP;
         let mut index = 0;
@@ -139,7 +139,7 @@ impl<const QWORDS: usize> Counts<QWORDS> {
 /// x^128 = x^7 + x^2 + x + 1, the reduction of XTS.
 pub(crate) const POLYNOMIAL: i64 = 0x87;
 
-/// Encryption or decryption, as a type: the drivers are the same for both.
+/// Encryption or decryption as a type: both share the drivers.
 pub(crate) trait Direction {
     /// One round on one vector.
     unsafe fn round<V: Vector>(x: V, key: V) -> V;

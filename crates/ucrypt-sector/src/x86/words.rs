@@ -1,4 +1,4 @@
-//! Vectors as 32-bit words: what bitsliced ciphers need.
+//! Vectors of 32-bit words, for bitsliced ciphers.
 
 use std::{
     arch::x86_64::*,
@@ -9,19 +9,19 @@ use super::{Vector, Xmm, Ymm, Zmm};
 
 /// A vector of 32-bit words.
 ///
-/// Only [`Vector::load`] and [`splat`](Self::splat) ask for a promise: a value exists only where
-/// its instructions do, so that what takes one is safe.
+/// Only [`Vector::load`] and [`splat`](Self::splat) need a promise. A value exists only if the
+/// processor has its instructions, so functions that take a value are safe.
 pub(crate) trait Words:
     Vector + BitXor<Output = Self> + BitAnd<Output = Self> + BitOr<Output = Self> + Not<Output = Self>
 {
-    /// One word in every place.
+    /// One word, repeated everywhere.
     ///
     /// # Safety
     ///
     /// The processor must have the instructions that the implementing type names.
     unsafe fn splat(word: u32) -> Self;
 
-    /// Each word rotated to the left by `LEFT` bits; `RIGHT` is 32 less `LEFT`.
+    /// Each word rotated to the left by `LEFT` bits; `RIGHT` must be `32 - LEFT`.
     fn rotate<const LEFT: i32, const RIGHT: i32>(self) -> Self;
 
     /// Each word shifted to the left by `LEFT` bits.
@@ -30,8 +30,8 @@ pub(crate) trait Words:
     /// Each word shifted to the right by `RIGHT` bits.
     fn shift_right<const RIGHT: i32>(self) -> Self;
 
-    /// Word `i` of each block in vector `i`, or the way back, for as many blocks as four vectors
-    /// hold. The order of the blocks is of no use, but comes back.
+    /// Collects word `i` of each block in vector `i`, or undoes this, for the blocks in four
+    /// vectors. The order of the blocks between the two is unspecified.
     fn transpose(x: [Self; 4]) -> [Self; 4];
 }
 

@@ -8,12 +8,12 @@ static UP: Counts<2> = Counts::UP;
 static DOWN: Counts<2> = Counts::DOWN;
 static POWERS: Counts<2> = Counts::POWERS;
 
-/// AES-NI and PCLMULQDQ, without AVX: small servers have processors like that.
+/// AES-NI and PCLMULQDQ without AVX, as on the processors of small servers.
 #[derive(Clone, Copy)]
 pub(crate) struct Xmm(pub(crate) __m128i);
 
-// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where one is
-// needed.
+// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where
+// it is needed.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Xmm {
     const LANES: usize = 1;
@@ -85,8 +85,8 @@ impl Vector for Xmm {
             let swapped = _mm_shuffle_epi32::<0x4e>(first);
             let up = _mm_sll_epi64(first, _mm_loadu_si128(UP.0[index].as_ptr().cast()));
             let down = _mm_loadu_si128(DOWN.0[index].as_ptr().cast());
-            // What left the low half comes into the high one; what left the block is reduced, its
-            // lowest term being in the right place already.
+            // The bits that left the low half go into the high half. The bits that left the block
+            // are reduced; their lowest term is already in the right place.
             let carry = _mm_srl_epi64(swapped, down);
             let polynomial = _mm_set1_epi64x(POLYNOMIAL - 1);
             let reduced = _mm_clmulepi64_si128::<0>(carry, polynomial);

@@ -12,8 +12,8 @@ static POWERS: Counts<4> = Counts::POWERS;
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm(pub(crate) __m256i);
 
-// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where one is
-// needed.
+// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where
+// it is needed.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Ymm {
     const LANES: usize = 2;
@@ -86,8 +86,8 @@ impl Vector for Ymm {
             let count = _mm256_loadu_si256(UP.0[index].as_ptr().cast());
             let up = _mm256_sllv_epi64(first, count);
             let count = _mm256_loadu_si256(DOWN.0[index].as_ptr().cast());
-            // What left the low half comes into the high one; what left the block is reduced, its
-            // lowest term being in the right place already.
+            // The bits that left the low half go into the high half. The bits that left the block
+            // are reduced; their lowest term is already in the right place.
             let carry = _mm256_srlv_epi64(swapped, count);
             let polynomial = _mm256_set1_epi64x(POLYNOMIAL - 1);
             let reduced = _mm256_clmulepi64_epi128::<0>(carry, polynomial);

@@ -12,8 +12,8 @@ static POWERS: Counts<8> = Counts::POWERS;
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm(pub(crate) __m512i);
 
-// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where one is
-// needed.
+// SAFETY throughout: the caller promises the instructions, the pointers, and their alignment where
+// it is needed.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the one reason above holds for all")]
 impl Vector for Zmm {
     const LANES: usize = 4;
@@ -101,8 +101,8 @@ impl Vector for Zmm {
             let swapped = _mm512_shuffle_epi32::<0x4e>(first);
             let up = _mm512_sllv_epi64(first, _mm512_loadu_epi64(UP.0[index].as_ptr().cast()));
             let down = _mm512_loadu_epi64(DOWN.0[index].as_ptr().cast());
-            // What left the low half comes into the high one; what left the block is reduced, its
-            // lowest term being in the right place already.
+            // The bits that left the low half go into the high half. The bits that left the block
+            // are reduced; their lowest term is already in the right place.
             let carry = _mm512_srlv_epi64(swapped, down);
             let polynomial = _mm512_set1_epi64(POLYNOMIAL - 1);
             let reduced = _mm512_clmulepi64_epi128::<0>(carry, polynomial);

@@ -19,7 +19,7 @@ pub(super) unsafe fn decrypt<V: Vector, const G: usize>(
     let groups = run.len / V::GROUP_BYTES;
     // SAFETY: the caller promises the instructions; each step covers groups of the run.
     unsafe {
-        // The last ciphertext block before this step, which may be overwritten already.
+        // The last ciphertext block before this step; in memory it may be overwritten already.
         let mut before = V::broadcast(ivs[0].as_ptr());
         let mut done = 0;
         while done < groups {
@@ -44,8 +44,8 @@ pub(super) unsafe fn decrypt<V: Vector, const G: usize>(
     }
 }
 
-/// Decrypts `G` groups. Each is preceded by an IV or, where `iv` gives none, by ciphertext; the
-/// first one's is then in every lane of `before`.
+/// Decrypts `G` groups. Each is chained to an IV or, if `iv` returns none, to the preceding
+/// ciphertext block, which for the first group is in every lane of `before`.
 #[inline(always)]
 unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
     keys: &Schedule,
@@ -54,7 +54,7 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
     src: *const u8,
     dst: *mut u8,
 ) {
-    // SAFETY: the caller promises the instructions and `G` groups behind each pointer.
+    // SAFETY: the caller promises the instructions and `G` groups at each pointer.
     unsafe {
         let at = |g: usize, i: usize| g * V::GROUP_BYTES + i * V::BYTES;
         let key = V::key(keys.first());
@@ -69,8 +69,8 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
                 round::<V, Decrypt>(group, key);
             }
         }
-        // From the last to the first, because in place each store destroys what the vector after
-        // it is chained to.
+        // From the last to the first: in place, each store overwrites the ciphertext to which the
+        // next vector is chained.
         let key = V::key(keys.last());
         for g in (0..G).rev() {
             for i in (1..GROUP).rev() {
@@ -88,8 +88,8 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
     }
 }
 
-/// Encrypts a run of sectors under their IVs: a chain is serial, so as many sectors as fill the
-/// AES units go side by side, one per lane.
+/// Encrypts a run of sectors under their IVs. A chain is serial, so as many sectors as fill the AES
+/// units are encrypted side by side, one per lane.
 ///
 /// # Safety
 ///
@@ -118,15 +118,14 @@ pub(super) unsafe fn encrypt<V: Vector>(keys: &Schedule, ivs: &[[u8; 16]], run: 
     }
 }
 
-/// Blocks of a sector that are worked on before the next sector's turn: a cache line.
+/// Blocks of a sector that are encrypted before the next sector's turn: a cache line.
 ///
-/// Large sectors all compete for the same few places of the cache, so that a line that is left half
-/// done would be gone at the next visit. Small sectors or few of them do not, and block by block
-/// needs fewer registers.
+/// Large sectors all compete for the same few places in the cache, and would evict a line that is
+/// only half done. Small or few sectors do not, and one block at a time needs fewer registers.
 const LINE: usize = 4;
 
-/// Encrypts up to `N` vectors of sectors, `B` blocks of each in turn. Lanes that are left over
-/// repeat the last sector.
+/// Encrypts up to `N` vectors of sectors, `B` blocks of each in turn. Unused lanes repeat the last
+/// sector.
 #[inline(always)]
 unsafe fn side_by_side<V: Vector, const N: usize, const B: usize>(
     keys: &Schedule,
@@ -163,7 +162,7 @@ unsafe fn side_by_side<V: Vector, const N: usize, const B: usize>(
     }
 }
 
-/// Encrypts one block of each sector, to which the block before is chained.
+/// Encrypts one block of each sector, chained to the previous block.
 #[inline(always)]
 unsafe fn link<V: Vector, const N: usize>(keys: &Schedule, before: &[V; N], x: &mut [V; N]) {
     // SAFETY: the caller promises the instructions.

@@ -3,7 +3,7 @@
 use super::{Run, Schedule};
 use crate::x86::{Direction, GROUP, Vector, Xmm, round};
 
-/// Crypts every block of a run on its own; the sector size plays no part.
+/// Transforms each block of a run independently; the sector size has no effect.
 ///
 /// # Safety
 ///
@@ -11,8 +11,8 @@ use crate::x86::{Direction, GROUP, Vector, Xmm, round};
 #[inline(always)]
 pub(super) unsafe fn ecb<V: Vector, D: Direction>(keys: &Schedule, run: Run) {
     let (mut src, mut dst, mut left) = (run.src, run.dst, run.len);
-    // SAFETY: the caller promises the instructions; each step covers bytes of the run that are
-    // left.
+    // SAFETY: the caller promises the instructions; each step covers only remaining bytes of the
+    // run.
     unsafe {
         while left >= V::GROUP_BYTES {
             let key = V::key(keys.first());
@@ -43,10 +43,10 @@ pub(super) unsafe fn ecb<V: Vector, D: Direction>(keys: &Schedule, run: Run) {
     }
 }
 
-/// Crypts one vector. Successive ones overlap in the processor.
+/// Transforms one vector. Successive vectors overlap in the processor.
 #[inline(always)]
 unsafe fn one<V: Vector, D: Direction>(keys: &Schedule, src: *const u8, dst: *mut u8) {
-    // SAFETY: the caller promises the instructions and a vector behind each pointer.
+    // SAFETY: the caller promises the instructions and a vector at each pointer.
     unsafe {
         let mut x = V::load(src).xor(V::key(keys.first()));
         for key in keys.middle() {

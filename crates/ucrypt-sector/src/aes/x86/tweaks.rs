@@ -1,8 +1,8 @@
 //! The tweaks of XTS, one after the other, in general-purpose registers.
 //!
-//! The AES instructions leave those registers and their units idle, while every vector instruction
-//! may keep an AES unit from its work. A group's tweaks come from two chains, one for each half of
-//! the group, because a chain alone may take longer than the AES rounds.
+//! The AES instructions leave these registers and their units idle, while every vector instruction
+//! may occupy an AES unit. A group's tweaks come from two chains, one for each half of the group,
+//! because a single chain may take longer than the AES rounds.
 
 use std::arch::{asm, x86_64::_addcarry_u64};
 
@@ -16,10 +16,10 @@ struct Tweak {
 }
 
 impl Tweak {
-    /// Emits no instruction, but keeps the compiler from making vectors of several tweaks.
+    /// Emits no instruction, but keeps the compiler from vectorizing several tweaks.
     #[inline(always)]
     fn new(mut low: u64, mut high: u64) -> Self {
-        // SAFETY: there is nothing to execute.
+        // SAFETY: the template is only a comment; nothing is executed.
         unsafe {
             asm!(
                 "/* {} {} */", inout(reg) low, inout(reg) high,
@@ -39,7 +39,7 @@ impl Tweak {
     #[inline(always)]
     fn doubled(self) -> Self {
         let reduction = (self.high.cast_signed() >> 63 & POLYNOMIAL).cast_unsigned();
-        // What a shift of 128 bits is compiled to is slow on some processors.
+        // The compiler's code for a 128-bit shift is slow on some processors.
         let (mut low, mut high) = (0, 0);
         let carry = _addcarry_u64(0, self.low, self.low, &mut low);
         _addcarry_u64(carry, self.high, self.high, &mut high);
@@ -56,7 +56,7 @@ impl Tweak {
     }
 }
 
-/// Where the halves of a sector's next group begin.
+/// The first tweaks of both halves of a sector's next group.
 #[derive(Clone, Copy)]
 pub(super) struct Chains {
     halves: [Tweak; 2],
@@ -65,27 +65,27 @@ pub(super) struct Chains {
 }
 
 impl Chains {
-    /// At a sector's first group, from the tweak of its first block.
+    /// Starts at a sector's first group, from the tweak of its first block.
     #[inline(always)]
     pub(super) fn new(first: &[u8; 16], group_blocks: usize) -> Self {
         let (first, blocks) = (Tweak::load(first), group_blocks / 2);
         Self { halves: [first, first.times(blocks)], blocks }
     }
 
-    /// The tweak of the group's first block, as long as none was made.
+    /// The tweak of the group's first block, if no tweak of the group was made yet.
     #[inline(always)]
     pub(super) fn first(&self) -> [u64; 2] {
         [self.halves[0].low, self.halves[0].high]
     }
 
-    /// Over half a group: to the next group when all tweaks of one have been made, because each
+    /// Skips half a group. Once all tweaks of a group are made, this leads to the next group: each
     /// chain has gone through its own half and skips the other one.
     #[inline(always)]
     pub(super) fn skip_half(&mut self) {
         self.halves = self.halves.map(|tweak| tweak.times(self.blocks));
     }
 
-    /// Makes a tweak of each half, and goes on to the next ones.
+    /// Makes one tweak of each half and advances both chains.
     #[inline(always)]
     pub(super) fn make(&mut self) -> [[u64; 2]; 2] {
         let halves = self.halves;

@@ -1,9 +1,8 @@
 //! AES-XTS over a run of sectors.
 //!
-//! The run is worked through in groups of eight vectors. While the rounds of one group go through
-//! the AES units, the tweaks of the next one are made by other units ([`Making`]) and stored, for
-//! vectors to load them. A sector border is only a tweak that is loaded instead of multiplied, so
-//! that nothing waits for it.
+//! The run is processed in groups of eight vectors. While one group goes through the AES units,
+//! other units make the tweaks of the next group ([`Making`]) and store them, for vectors to load.
+//! At a sector border the tweak is loaded instead of multiplied, so nothing waits there.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::mem::MaybeUninit;
@@ -11,27 +10,26 @@ use std::mem::MaybeUninit;
 use super::{Run, Schedule, tweaks::Chains};
 use crate::x86::{Direction, GROUP, Vector, round};
 
-/// How the tweaks of the groups after the first one are made, which is where the AES units are not.
+/// How the tweaks of all groups but the first are made, off the AES units.
 pub(super) trait Making {
-    /// Whether vectors make them.
+    /// Whether vector instructions make them.
     const BY_VECTORS: bool;
 
     /// The tweaks of vector `index` of a group, from the tweak of its first block.
     ///
     /// # Safety
     ///
-    /// The processor must have `V`'s instructions; a block must be behind `first`.
+    /// The processor must have `V`'s instructions; `first` must point to a block.
     unsafe fn tweaks<V: Vector>(first: *const u8, index: usize) -> V;
 }
 
-/// In general-purpose registers: best where vectors of any kind keep the AES units from work.
+/// In general-purpose registers: best if vector instructions of any kind occupy the AES units.
 pub(super) struct InRegisters;
 
-/// By shifts of vectors: best where there are more blocks in a group than those registers keep up
-/// with.
+/// By vector shifts: best if general-purpose registers cannot keep up with the blocks of a group.
 pub(super) struct ByShifts;
 
-/// By products of vectors: best where they are free.
+/// By vector products: best if they do not occupy the AES units.
 pub(super) struct ByProducts;
 
 impl Making for InRegisters {
@@ -64,21 +62,21 @@ impl Making for ByProducts {
     }
 }
 
-/// How what was crypted is stored.
+/// How the output is stored.
 pub(super) trait Storing {
-    /// Whether addresses must be multiples of a vector.
+    /// Whether addresses must be aligned to a vector.
     const ALIGNED: bool;
 
     /// # Safety
     ///
-    /// That of [`Vector::store`] or [`Vector::stream`].
+    /// As for [`Vector::store`] or [`Vector::stream`].
     unsafe fn store<V: Vector>(x: V, to: *mut u8);
 }
 
-/// Into the cache, anywhere.
+/// Through the cache, to any address.
 pub(super) struct Cached;
 
-/// Past the caches: what goes to memory that nobody reads soon need not be fetched from there first.
+/// Past the caches: memory that is not read soon need not be fetched before it is written.
 pub(super) struct Streamed;
 
 impl Storing for Cached {
@@ -101,32 +99,33 @@ impl Storing for Streamed {
     }
 }
 
-/// Bytes of a cache line, to which every vector is aligned that the line is.
+/// Bytes of a cache line. An address aligned to a line is aligned to every vector.
 pub(super) const LINE: usize = 64;
 
-/// How far ahead of the cipher the data of a long run is asked for, in bytes. Processors do that by
-/// themselves, but not across a page, so that each page of what is in no cache would begin with a wait.
-/// It goes beyond the run's end, where the next one begins.
+/// Prefetch distance for a long run, in bytes. Processors prefetch by themselves, but not across
+/// pages, so each page of uncached data would begin with a wait. The prefetch passes the end of the
+/// run, where the next run begins.
 const AHEAD: usize = 4096;
 
-/// The same within a run that is no longer than that: behind it is nothing that anybody wants.
+/// Prefetch distance for a run of at most [`AHEAD`] bytes. It stays within the run, because the
+/// data after the run is not needed.
 const AHEAD_SHORT: usize = 2048;
 
-/// What the tweaks of successive groups are made from.
+/// The source of the tweaks of successive groups.
 struct Groups<'a> {
     /// Encrypted IVs of the sectors after this one.
     sectors: std::slice::Iter<'a, [u8; 16]>,
-    /// At the next group of this sector.
+    /// The chains at the next group of this sector.
     next: Chains,
-    /// Groups of this sector that are left, the one before the next among them.
+    /// Groups left in this sector, including the one before the next.
     left: usize,
     per_sector: usize,
     group_blocks: usize,
 }
 
 impl<'a> Groups<'a> {
-    /// `tweaks` holds the encrypted IV of each sector and is not empty. The first group is left
-    /// out.
+    /// `tweaks` holds the encrypted IV of each sector and is not empty. The first group is
+    /// skipped.
     #[inline(always)]
     fn new(tweaks: &'a [[u8; 16]], sector_size: usize, group_blocks: usize) -> Self {
         let per_sector = sector_size / (16 * group_blocks);
@@ -136,7 +135,7 @@ impl<'a> Groups<'a> {
         Self { sectors: tweaks[1..].iter(), next, left: per_sector, per_sector, group_blocks }
     }
 
-    /// The chains at the next group. After the last sector they go on in it.
+    /// The chains at the next group. After the end of the last sector they simply continue.
     #[inline(always)]
     fn advance(&mut self) -> &mut Chains {
         self.left -= 1;
@@ -149,7 +148,7 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// Crypts a run of sectors under their encrypted IVs.
+/// Transforms a run of sectors under their encrypted IVs.
 ///
 /// # Safety
 ///
@@ -176,10 +175,11 @@ pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making, S: Storing>(
         _ if left > AHEAD_SHORT => AHEAD_SHORT,
         _ => 0,
     };
-    // SAFETY: the caller promises the instructions; a step covers a group of the run, of which so
-    // many are there.
+    // SAFETY: the caller promises the instructions; each step covers one group, and there are as
+    // many steps as groups in the run.
     unsafe {
-        // These are waited for. Vectors are faster then, and can be loaded at once.
+        // The first group has to wait for its tweaks. Vectors are faster then, and can be loaded at
+        // once.
         for index in 0..GROUP {
             (*now)[index] = M::tweaks(tweaks[0].as_ptr(), index);
         }
@@ -193,11 +193,11 @@ pub(super) unsafe fn xts<V: Vector, D: Direction, M: Making, S: Storing>(
     }
 }
 
-/// Crypts a group under the tweaks `now`, makes those of the `next` one if there is one, and asks for
-/// what is `ahead` bytes behind the group's.
+/// Transforms a group under the tweaks `now`, makes the tweaks of the `next` group if there is one,
+/// and prefetches the data `ahead` bytes after the group's.
 ///
-/// The tweaks are behind pointers to be read twice: kept in registers in between they would be
-/// spilled, to another place.
+/// The tweaks are read twice through a pointer. The compiler would otherwise keep them in registers
+/// and spill them to another place.
 #[inline(always)]
 unsafe fn step<V: Vector, D: Direction, M: Making, S: Storing>(
     keys: &Schedule,
@@ -207,18 +207,18 @@ unsafe fn step<V: Vector, D: Direction, M: Making, S: Storing>(
     dst: *mut u8,
     ahead: usize,
 ) {
-    // SAFETY: the caller promises the instructions, a group behind each pointer, and what `S` needs.
+    // SAFETY: the caller promises the instructions, a group at each pointer, and what `S` needs.
     unsafe {
         let key = V::key(keys.first());
         let mut x = [key; GROUP];
         for i in 0..GROUP {
             x[i] = V::load(src.add(i * V::BYTES)).xor3((*now)[i], key);
             if (i * V::BYTES).is_multiple_of(LINE) {
-                // A hint, which may name any address.
+                // Only a hint: any address is allowed.
                 _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * V::BYTES + ahead).cast());
             }
         }
-        // There are nine middle rounds at least; the tweaks are made in four or eight.
+        // There are at least nine middle rounds; the tweaks are made in four or eight of them.
         let half = V::GROUP_BLOCKS / 2;
         let in_round = V::LANES.div_ceil(2);
         let rounds = if M::BY_VECTORS { GROUP } else { half / in_round };
