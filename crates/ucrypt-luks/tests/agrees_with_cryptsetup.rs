@@ -1,5 +1,5 @@
-//! Headers with seeded damage: what cryptsetup takes and opens, this crate takes and opens, and what
-//! it refuses, this crate refuses, but for the differences that are listed here with their reason.
+//! Headers with seeded damage: this crate accepts, opens and refuses the same headers as
+//! cryptsetup, except for the differences that are listed here with their reasons.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{
 };
 use ucrypt_luks::Header;
 
-/// Where the verdicts may differ: words of this crate's error, and why.
+/// Where the verdicts may differ: words of this crate's error, and the reason.
 const DIFFERENCES: &[(&str, &str)] = &[
     ("occurs twice", "a key that occurs twice can be read in two ways"),
     ("JSON area: ", "json-c takes more than JSON: comments, single quotes, text that is no UTF-8"),
@@ -27,16 +27,16 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ("data segment with", "the same, with a key of a size that the cipher does not have"),
     ("is not printable text", "names of ciphers that cannot be names"),
     ("it holds control characters", "names that would change the terminal"),
-    // Here cryptsetup refuses the whole header.
+    // In these cases, cryptsetup refuses the whole header.
     ("anti-forensic splitter \"", "a keyslot that is not understood leaves the others alone"),
     ("keyslot area type \"", "a keyslot that is not understood leaves the others alone"),
 ];
 
-/// Whether headers are taken, and whether the passphrase opens them.
+/// Whether a header is accepted, and whether the passphrase opens it.
 #[derive(Debug, PartialEq, Eq)]
 struct Verdict {
     taken: bool,
-    /// `None` where trying would take too long.
+    /// `None` if the attempt would take too long.
     opened: Option<bool>,
 }
 
@@ -56,7 +56,7 @@ fn ours(image: &[u8]) -> (Verdict, String) {
 
 fn theirs(scratch: &Scratch, image: &[u8], try_open: bool) -> Verdict {
     let path = scratch.image();
-    // Each time anew: cryptsetup repairs what it finds.
+    // Written before each command, because cryptsetup repairs what it finds.
     fs::write(&path, image).unwrap();
     let taken = cryptsetup(&["luksDump", text(&path)], b"").status.success();
     fs::write(&path, image).unwrap();
@@ -86,7 +86,7 @@ impl Tally {
         if agree {
             return;
         }
-        // A digest that cryptsetup cannot compute lets every passphrase pass.
+        // If cryptsetup cannot compute the digest, it accepts every passphrase.
         let takes_all = theirs.opened == Some(true) && {
             let path = scratch.image();
             let open = ["open", "--test-passphrase", "--key-file", "-", text(&path)];
@@ -124,7 +124,7 @@ fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
     for seed in 0..60 {
         let mut image = sound.clone();
         for copy in image[..0x8000].chunks_mut(0x4000) {
-            // The same in both, whose magic and place are not the same.
+            // The same damage in both copies, outside their magic and offset, which differ.
             flip(&mut copy[6..256], &mut Stream(seed));
             seal(copy);
         }
@@ -148,7 +148,7 @@ fn luks2_copies_of_which_one_is_damaged() {
                 seal(copy);
             }
             _ => {
-                // Older or newer, and whole.
+                // Older or newer than the other copy, and whole.
                 copy[23] = stream.below(3) as u8;
                 seal(copy);
             }

@@ -1,8 +1,8 @@
-//! Headers are written so that a crash at any moment leaves a volume that is whole, or none: never
-//! a header whose keyslots are gone, never two damaged copies.
+//! Headers are written so that a crash at any moment leaves a whole volume or none: never a header
+//! whose keyslots are gone, never two damaged copies.
 //!
-//! A medium notes what is written to it and when it is flushed. A crash is everything up to one of
-//! the flushes, and any part of what was written behind it: any of its sectors, in any combination.
+//! A medium records its writes and flushes. A crash keeps everything up to one of the flushes, and
+//! any combination of sectors from the writes after it.
 
 mod common;
 
@@ -20,7 +20,7 @@ use ucrypt_luks::{
 const NEW_PASSPHRASE: &[u8] = b"the new one";
 const SECTOR: usize = 512;
 
-/// A write: where, and what.
+/// A write: its offset and its bytes.
 type Piece = (usize, Vec<u8>);
 
 enum Event {
@@ -28,7 +28,7 @@ enum Event {
     Flush,
 }
 
-/// An image in memory that notes what happens to it.
+/// An image in memory that records its writes and flushes.
 struct Recorder {
     before: Vec<u8>,
     now: RefCell<Vec<u8>>,
@@ -41,8 +41,8 @@ impl Recorder {
         Self { before, now, events: RefCell::default() }
     }
 
-    /// Calls `check` with every image that a crash may leave; of writes with many sectors, with a
-    /// choice that `seed` makes. Gives how many images there were.
+    /// Calls `check` with every image that a crash may leave, or for many pending sectors with a
+    /// selection that depends on `seed`. Returns the number of images.
     fn crashes(&self, seed: u64, mut check: impl FnMut(&Vec<u8>)) -> usize {
         let mut count = 0;
         let mut durable = self.before.clone();
@@ -75,7 +75,7 @@ fn put<'a>(image: &mut [u8], pieces: impl Iterator<Item = &'a Piece>) {
     }
 }
 
-/// The parts of a write that go to the medium as one: sectors of the medium.
+/// Splits a write at the medium's sectors, each of which is written as a unit.
 fn into_sectors((at, bytes): Piece) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut done = 0;
@@ -87,8 +87,8 @@ fn into_sectors((at, bytes): Piece) -> Vec<Piece> {
     pieces
 }
 
-/// Which of `count` sectors survive: every combination of few; of many, none, all, beginnings, ends,
-/// all but one, one alone, and random ones.
+/// Which of `count` sectors survive. For few sectors, every combination. For many: none, all,
+/// beginnings, ends, all but one, only one, and random combinations.
 fn choices(count: usize, stream: &mut Stream) -> Vec<Vec<bool>> {
     if count <= 8 {
         let all = 0..1_usize << count;
@@ -150,7 +150,7 @@ fn new_header(luks1: bool, metadata_size: Option<u64>) -> (Header, Vec<Write>) {
     })
 }
 
-/// An old volume of LUKS2 whose copies are 64 KiB long.
+/// An old LUKS2 volume whose header copies are 64 KiB long.
 fn large_luks2() -> Vec<u8> {
     let volume = NewVolume {
         data_offset: Some(512 << 10),
@@ -163,7 +163,7 @@ fn large_luks2() -> Vec<u8> {
     image
 }
 
-/// Old volumes: of either version, with both copies or one, and of somebody else.
+/// Old images: LUKS volumes of either version, with both copies or one, and a foreign one.
 fn old_images() -> Vec<(&'static str, Vec<u8>)> {
     let mut torn = small_luks2();
     torn[5000] ^= 1;
@@ -188,8 +188,8 @@ fn old_images() -> Vec<(&'static str, Vec<u8>)> {
     images
 }
 
-/// What is left is the old volume with its key, the new one, which is nobody else's, or none.
-/// Gives the problem otherwise.
+/// Checks that the image holds the old volume with its key, the new one without a foreign
+/// signature, or none. Otherwise returns the problem.
 fn problem(image: &[u8], new: &Header) -> Option<String> {
     let Ok((header, _)) = Header::read(&image) else { return None };
     let is_new = header.uuid() == new.uuid();
@@ -223,8 +223,8 @@ fn a_crash_while_formatting_leaves_a_volume_that_opens_or_none() {
     }
 }
 
-/// The test above has teeth: the same writes over headers that were not wiped first leave, at some
-/// moment, a header without its keyslots.
+/// Shows that the test above can fail: if the old headers are not wiped first, the same writes at
+/// some moment leave a header without its keyslots.
 #[test]
 fn old_headers_that_are_not_wiped_first_are_found_without_their_keyslots() {
     let before = old_images().swap_remove(1).1;
@@ -255,7 +255,7 @@ fn a_crash_while_a_copy_is_repaired_leaves_the_other_one() {
     }
 }
 
-/// A medium on which no write beyond a number of them succeeds.
+/// A medium on which only a given number of writes succeed.
 struct Failing(Recorder, RefCell<usize>);
 
 impl ReadAt for Failing {

@@ -1,4 +1,4 @@
-//! What this crate makes, cryptsetup opens, and finds the same volume key in it.
+//! cryptsetup opens the volumes that this crate makes, and finds the same volume key in them.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn luks2_image(volume: &NewVolume, options: &luks2::Options) -> Vec<u8> {
     image
 }
 
-/// cryptsetup opens it, dumps it, finds the same key; and so do we.
+/// Checks that cryptsetup and this crate open the image, dump it and find the same key.
 fn judge(image: &[u8], volume: &NewVolume) -> String {
     let scratch = Scratch::with(image);
     let path = scratch.image();
@@ -168,7 +168,7 @@ fn a_detached_header_may_say_where_the_data_begins() {
         let (header, _) = Header::read(&image).unwrap();
         assert_eq!(header.data_offset(), 4 << 20);
     }
-    // Neither version has a way to say that data begins inside the header's own length.
+    // Neither version can express that the data begins within the length of the header.
     let luks1 = with_tools(7, |tools| luks1::format(&detached(4096), PASSPHRASE, tools));
     assert!(matches!(luks1, Err(Error::Request(_))), "{luks1:?}");
     let luks2 = luks2_writes(&detached(4096), &luks2_options());

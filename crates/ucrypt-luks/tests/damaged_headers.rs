@@ -1,5 +1,5 @@
-//! One damaged LUKS2 copy is survived and can be repaired; everything else is refused, with what
-//! is wrong and where.
+//! A header with one damaged LUKS2 copy still opens, and the copy can be repaired. All other damage
+//! is refused, with the problem and its place.
 
 mod common;
 
@@ -27,7 +27,8 @@ fn open_problem(image: &[u8]) -> String {
     header.unlock(&image, PASSPHRASE, None).unwrap_err().to_string()
 }
 
-/// Damages a small image, which still opens: gives it with its header and what is wrong.
+/// Damages a small image and checks that it still opens. Returns the image, its header and the
+/// damage.
 fn opens(copy: Copy, words: &str, damage: impl FnOnce(&mut Vec<u8>)) -> Damaged {
     let mut image = small_luks2();
     damage(&mut image);
@@ -44,7 +45,7 @@ fn opens(copy: Copy, words: &str, damage: impl FnOnce(&mut Vec<u8>)) -> Damaged 
 
 type Damaged = (Vec<u8>, luks2::Header, luks2::Damage);
 
-/// The damaged copy is written again, and cryptsetup finds nothing left to do.
+/// Checks that the damaged copy is repaired, and that cryptsetup finds nothing left to repair.
 fn is_repaired((mut image, header, damage): Damaged) {
     assert!(damage.kept().is_none(), "{damage}: {:?}", damage.kept());
     let repair = with_tools(20, |tools| header.repair(&damage, tools.random)).unwrap();
@@ -58,7 +59,7 @@ fn is_repaired((mut image, header, damage): Damaged) {
     assert!(scratch.bytes() == image, "cryptsetup found something to repair");
 }
 
-/// The copy stays as it is, for the reason in `words`.
+/// Checks that the copy is not repaired, for the reason in `words`.
 fn is_kept((_, header, damage): Damaged, words: &str) {
     let kept = damage.kept().unwrap_or_else(|| panic!("{damage} would be written over"));
     assert!(kept.to_string().contains(words), "{kept}");
@@ -66,7 +67,7 @@ fn is_kept((_, header, damage): Damaged, words: &str) {
     assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
 }
 
-/// Makes the copy that begins at byte `from` newer, with a right checksum.
+/// Makes the copy that begins at byte `from` newer, with a correct checksum.
 fn renew(image: &mut [u8], from: usize) {
     let copy = &mut image[from..from + COPY_BYTES];
     copy[23] += 1;
@@ -182,7 +183,7 @@ fn labels_and_uuids_of_any_bytes_are_read_and_not_rolled_back() {
 #[test]
 fn a_repair_copies_the_other_copy_byte_by_byte() {
     let mut image = small_luks2();
-    // A number that no type holds, in a form that no program would choose, and padding in use.
+    // A number too large for any type, unusual formatting, and non-zero padding.
     edit_json(
         &mut image,
         r#""tokens":{}"#,
@@ -198,7 +199,7 @@ fn a_repair_copies_the_other_copy_byte_by_byte() {
     let Header::Luks2(header) = header else { panic!("not LUKS2") };
     let write = with_tools(21, |tools| header.repair(&damage.unwrap(), tools.random)).unwrap();
     apply(&mut image, &[write]);
-    // Salt and checksum are the copy's own.
+    // The repaired copy has its own salt and checksum.
     let mut expected = sound.clone();
     expected[104..168].copy_from_slice(&image[104..168]);
     seal(&mut expected[..COPY_BYTES]);
@@ -206,7 +207,7 @@ fn a_repair_copies_the_other_copy_byte_by_byte() {
     assert!(image[104..168] != sound[COPY_BYTES + 104..COPY_BYTES + 168], "the same salt");
 }
 
-/// Puts `bytes` at an offset, from the end if it is negative.
+/// Puts `bytes` at `offset`, which counts from the end if it is negative.
 fn put(image: &mut [u8], offset: isize, bytes: &[u8]) {
     let from = if offset < 0 { image.len() } else { 0 };
     let at = from.wrapping_add_signed(offset);
@@ -224,7 +225,7 @@ fn beside_a_signature_of_somebody_else_a_damaged_header_is_refused() {
         (-0x2000, md, "linux_raid_member"),
         (-512, b"EFI PART", "gpt"),
     ] {
-        // The magic of LUKS is still there, or it was written over as well.
+        // The LUKS magic is still there, or it was overwritten as well.
         for whole_magic in [true, false] {
             let mut image = small_luks2();
             image[5000] ^= 1;
@@ -238,7 +239,7 @@ fn beside_a_signature_of_somebody_else_a_damaged_header_is_refused() {
             assert!(text.contains(name) && text.contains("ambiguous signatures"), "{text}");
         }
     }
-    // A volume with two sound copies owns its image, whatever its ciphertext looks like.
+    // With two valid copies, a signature in the ciphertext does not matter.
     let mut image = small_luks2();
     put(&mut image, -0x2000, md);
     assert!(read(&image).unwrap().1.is_none());
@@ -279,7 +280,7 @@ fn what_cannot_be_read_is_not_written_over() {
         let Header::Luks2(header) = header else { panic!("not LUKS2") };
         is_kept((Vec::new(), *header, damage), "");
     }
-    // A copy that is damaged indeed, on an image whose end may hold a signature of somebody else.
+    // A damaged copy, on an image whose unreadable end may hold a foreign signature.
     let mut image = small_luks2();
     image[5000] ^= 1;
     let end = ReadAt::len(&image);
@@ -287,7 +288,7 @@ fn what_cannot_be_read_is_not_written_over() {
     let (header, damage) = Header::read(&image).unwrap();
     let Header::Luks2(header) = header else { panic!("not LUKS2") };
     is_kept((Vec::new(), *header, damage.unwrap()), "foreign signatures cannot be ruled out");
-    // Where there is no other copy, the error itself is told, not that there is no header.
+    // If there is no other copy, the read error is reported, not a missing header.
     for image in [small_luks1(), vec![0; 1 << 20]] {
         let error = Header::read(&BadSectors(image, 0..512)).unwrap_err();
         assert!(matches!(error, Error::Read { .. }), "{error}");
@@ -328,7 +329,7 @@ fn a_truncated_image_is_refused() {
         let error = read(&luks2[..length]).unwrap_err();
         assert!(matches!(error, Error::Truncated { .. }), "{length}: {error}");
     }
-    // The header is whole, the data is not there.
+    // The header is whole, but the data is missing.
     let (header, _) = read(&luks2).unwrap();
     let unlocked = header.unlock(&luks2, PASSPHRASE, None).unwrap();
     assert!(matches!(unlocked.volume_len(512 << 10), Err(Error::LargerThanImage { .. })));
@@ -521,7 +522,7 @@ fn priorities_and_unknown_keyslots_do_not_keep_others_from_opening() {
     assert_eq!(header.unlock(&image, PASSPHRASE, Some(0)).unwrap().keyslot, Some(0));
     assert!(matches!(header.unlock(&image, PASSPHRASE, Some(1)), Err(Error::InactiveKeyslot(1))));
 
-    // Keyslot 1 is of an unknown type, preferred, and lies behind keyslot 0.
+    // Keyslot 1 has an unknown type and is preferred; its area follows that of keyslot 0.
     let mut image = small_luks2();
     let unknown = r#"},"1":{"type":"future","key_size":64,"priority":2,"area":{"type":"raw","offset":"290816","size":"4096"}}},"tokens""#;
     edit_json(&mut image, r#"}},"tokens""#, unknown);
@@ -591,7 +592,7 @@ fn no_byte_of_the_image_belongs_to_two_segments() {
         let judge = common::cryptsetup(&["luksDump", text(&scratch.image())], b"");
         assert!(!judge.status.success(), "cryptsetup takes {segments:?}");
     }
-    // Side by side, in any order, with a hole, up to the largest size there is.
+    // Adjacent segments, any order, a hole, the largest possible size.
     for segments in [
         &[(at, "4096", ""), (at + 4096, "dynamic", "")][..],
         &[(at + 8192, "4096", ""), (at, "4096", "")],

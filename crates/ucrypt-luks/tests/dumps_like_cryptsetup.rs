@@ -1,4 +1,4 @@
-//! `luksDump` of this crate and of cryptsetup, byte for byte, on the same images.
+//! Compares `luksDump` of this crate and of cryptsetup, byte for byte, on the same images.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Valid headers with seeded damage: whatever comes of it, it is an answer. No panic, no read
-//! beyond the image, no buffer larger than the format allows, no change to what was not asked for.
+//! Valid headers with seeded damage always give a result: no panic, no read beyond the image, no
+//! buffer larger than the format allows.
 
 mod common;
 
@@ -11,10 +11,10 @@ use common::{
 };
 use ucrypt_luks::{Header, ReadAt};
 
-/// The largest header copy of LUKS2, in bytes: nothing larger is ever read at once.
+/// The largest header copy of LUKS2, in bytes. No single read is larger.
 const READ_MAX: usize = 4 << 20;
 
-/// An image that watches how it is read.
+/// An image that checks its reads.
 struct Watched<'a> {
     bytes: &'a [u8],
     reads: Cell<usize>,
@@ -42,7 +42,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Does with the image whatever a command would do.
+    /// Does everything with the image that a command would do.
     fn try_image(&mut self, bytes: &[u8]) {
         let image = Watched { bytes, reads: Cell::new(0) };
         let Ok((header, damage)) = Header::read(&image) else {

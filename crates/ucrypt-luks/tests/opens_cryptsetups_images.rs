@@ -1,4 +1,4 @@
-//! What cryptsetup makes, this crate opens: the volume keys and segments are the same.
+//! This crate opens the images that cryptsetup makes, and finds the same volume keys and segments.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::{
 };
 use ucrypt_luks::{Error, Format, Header};
 
-/// Formats with cryptsetup and compares what both make of it.
+/// Formats with cryptsetup and compares the results of both programs.
 fn check(args: &[&str], format: Format, cipher: &str, sector_size: u32) {
     let scratch = Scratch::formatted(args);
     let image = scratch.bytes();
@@ -117,8 +117,8 @@ fn a_luks1_image_that_qemu_made() {
     }
 }
 
-/// Makes a LUKS1 image of 1 MiB. qemu-img measures its key derivation and gives up where the clock
-/// of CPU time is too coarse for it; that says nothing about the image, so it is asked again.
+/// Makes a LUKS1 image of 1 MiB. qemu-img measures its key derivation and gives up if the CPU time
+/// clock is too coarse. That says nothing about the image, so qemu-img runs again.
 fn qemu_img_create(path: &str, options: &str) {
     let secret = format!("secret,id=s,data={}", str::from_utf8(PASSPHRASE).unwrap());
     let mut problem = String::new();

@@ -1,5 +1,5 @@
-//! What was on an image before: named as `wipefs` names it, and gone after a format, in the eyes of
-//! `wipefs` too.
+//! Earlier signatures on an image are named as `wipefs` names them. After a format, neither this
+//! crate nor `wipefs` finds them.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::Command;
 use common::{PASSPHRASE, Scratch, cheap_pbkdf2, luks2_options, new_volume, text, with_tools};
 use ucrypt_luks::{Header, Medium, NewVolume, ReadAt, luks1, luks2, overwrite, signature};
 
-/// ZFS wants 64 MiB.
+/// ZFS needs at least 64 MiB.
 const LEN: u64 = 80 << 20;
 
 struct Image(File);
@@ -52,7 +52,7 @@ fn tool(program: &str, package: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The types that `wipefs` sees.
+/// The types that `wipefs` finds.
 fn seen_by_wipefs(path: &Path) -> Vec<String> {
     let list = tool("wipefs", "util-linux", &["--no-act", "--parsable", text(path)]);
     let lines = list.lines().filter(|line| !line.starts_with('#'));
@@ -62,10 +62,10 @@ fn seen_by_wipefs(path: &Path) -> Vec<String> {
     types
 }
 
-/// Formats the image with a header of either version; nothing but that is on it afterwards.
+/// Formats the image with a header of either version, and checks that no other signature is left.
 fn format(path: &Path, luks1: bool) {
     let image = Image::open(path);
-    // Little is zeroed in front of the data: what is found has to go by itself.
+    // Little is zeroed in front of the data, so signatures must be wiped individually.
     let volume = NewVolume {
         data_offset: Some(2 << 20),
         ..new_volume("aes-xts-plain64", 64, cheap_pbkdf2())
@@ -85,8 +85,8 @@ fn format(path: &Path, luks1: bool) {
     assert!(header.unlock(&image, PASSPHRASE, None).is_ok());
 }
 
-/// Of what `make` puts on an image, `wipefs` and this crate see the same, and a format leaves
-/// nothing.
+/// Checks that `wipefs` and this crate both find the signature that `make` puts on an image, and
+/// that a format removes it.
 fn is_named_and_wiped(name: &str, make: impl Fn(&Path)) {
     for luks1 in [false, true] {
         let scratch = Scratch::new(LEN);
@@ -104,7 +104,7 @@ fn put(path: &Path, offset: u64, bytes: &[u8]) {
     Image::open(path).0.write_all_at(bytes, offset).unwrap();
 }
 
-/// A superblock of md, version 1, for byte `offset`.
+/// An md superblock of version 1 for byte `offset`.
 fn md1(offset: u64) -> Vec<u8> {
     let mut block = vec![0; 256];
     block[..8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");

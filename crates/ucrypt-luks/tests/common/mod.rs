@@ -1,4 +1,4 @@
-//! Images for the tests: made by cryptsetup, the outside judge, or by this crate.
+//! Images for the tests, made by cryptsetup, the independent reference, or by this crate.
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
 use std::fs;
@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 
 pub(crate) const PASSPHRASE: &[u8] = b"correct horse battery staple";
 
-/// Costs that make a keyslot in milliseconds.
+/// Costs with which a keyslot takes milliseconds to make.
 pub(crate) const CHEAP_PBKDF2: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
 pub(crate) const CHEAP_ARGON2ID: &[&str] =
     &["--pbkdf", "argon2id", "--pbkdf-memory", "32", "--pbkdf-force-iterations", "4"];
@@ -34,12 +34,12 @@ pub(crate) fn cryptsetup(args: &[&str], stdin: &[u8]) -> Output {
     let mut child = child.unwrap_or_else(|error| {
         panic!("cryptsetup cannot be run ({error}): apt-get install cryptsetup-bin")
     });
-    // A child that ends without reading closes the pipe: its exit status tells the story.
+    // A child that exits without reading closes the pipe; its exit status is what counts.
     let _ = child.stdin.take().unwrap().write_all(stdin);
     child.wait_with_output().unwrap()
 }
 
-/// Runs cryptsetup, which has to succeed, and gives its standard output.
+/// Runs cryptsetup, which must succeed, and returns its standard output.
 pub(crate) fn cryptsetup_ok(args: &[&str], stdin: &[u8]) -> String {
     let output = cryptsetup(args, stdin);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -92,7 +92,7 @@ impl Scratch {
         fs::read(self.image()).unwrap()
     }
 
-    /// What cryptsetup says the volume key is.
+    /// The volume key that cryptsetup finds.
     pub(crate) fn volume_key(&self) -> Vec<u8> {
         let key = self.path("volume-key");
         let image = self.image();
@@ -203,8 +203,8 @@ pub(crate) fn json_text(image: &[u8]) -> Vec<u8> {
     area.iter().copied().take_while(|byte| *byte != 0).collect()
 }
 
-/// Puts `json` into both 16 KiB copies of a LUKS2 image, with correct checksums. It need not be
-/// valid, and is cut off where the area ends.
+/// Puts `json` into both 16 KiB copies of a LUKS2 image, with correct checksums. `json` need not be
+/// valid and is truncated to the JSON area.
 pub(crate) fn put_json(image: &mut [u8], json: &[u8]) {
     let length = json.len().min(0x3000);
     for copy in image[..0x8000].chunks_mut(0x4000) {
@@ -214,7 +214,7 @@ pub(crate) fn put_json(image: &mut [u8], json: &[u8]) {
     }
 }
 
-/// Makes the sha256 checksum of a LUKS2 header copy right.
+/// Sets the correct sha256 checksum of a LUKS2 header copy.
 pub(crate) fn seal(copy: &mut [u8]) {
     copy[448..512].fill(0);
     let checksum = Hash::Sha256.digest(&[copy]);
@@ -264,8 +264,7 @@ fn is_cheap(kdf: &Kdf) -> bool {
     }
 }
 
-/// Whether trying all keyslots takes no time worth speaking of: a mutation may ask for hours, which
-/// is within its rights.
+/// Whether an attempt on all keyslots is quick. A mutation may validly ask for hours.
 pub(crate) fn is_quick(header: &Header) -> bool {
     match header {
         Header::Luks1(header) => {
@@ -300,7 +299,7 @@ pub(crate) fn flip(bytes: &mut [u8], stream: &mut Stream) {
     }
 }
 
-/// Changes JSON text in a way that often leaves it JSON: digits, words and pieces of it.
+/// Changes digits, words or pieces of a JSON text, so that it often stays valid JSON.
 pub(crate) fn edit(json: &mut Vec<u8>, stream: &mut Stream) {
     const WORDS: &[&str] = &[
         "0",
