@@ -1,9 +1,9 @@
-//! Byte for byte what the dm-crypt of a real kernel does, in both directions, and what it refuses.
+//! Compares this crate, byte for byte and in both directions, with the dm-crypt of a real kernel,
+//! and also what both refuse.
 //!
-//! The files in `dm_crypt/` say how they are to be read; `guest/dm_crypt_vectors.py` of the
-//! repository makes them. Nothing is skipped in silence: where this crate differs from the kernel,
-//! the specification stands in one of the lists below with the reason, and a list that no longer
-//! tells the truth fails the test.
+//! The files in `dm_crypt/` describe their own format; `guest/dm_crypt_vectors.py` in the
+//! repository generates them. Nothing is skipped silently: each difference from the kernel is in
+//! one of the lists below with its reason, and an outdated list fails the test.
 
 use std::{
     collections::BTreeSet,
@@ -15,41 +15,41 @@ use std::{
 use sha2::{Digest, Sha256};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
-/// What the kernel takes and this crate does not: specification, length of the key in bytes.
+/// What the kernel accepts and this crate refuses: specification, key length in bytes.
 const NOT_TAKEN: &[(&str, usize)] = &[
-    // More keys than loop-AES has, the only user of several.
+    // More keys than loop-AES has, which is the only user of several keys.
     ("aes:128-cbc-plain64", 2048),
-    // The kernel ignores the byte that is left over.
+    // The kernel ignores the remaining byte.
     ("aes:2-cbc-plain64", 49),
-    // No key at all, and no encryption.
+    // No key and no encryption.
     ("serpent-cbc-plain64", 0),
     ("cipher_null-cbc-plain64", 0),
-    // Accidents of the crypto API's freedom to combine, which no program sets up.
+    // Combinations that the crypto API happens to allow, but that no program uses.
     ("capi:cts(cbc(aes))-plain64", 32),
     ("capi:essiv(cbc(aes),sha256)-plain64be", 32),
     ("xchacha12,serpent-adiantum-plain64", 32),
     ("xchacha20,twofish-adiantum-plain64", 32),
 ];
 
-/// What this crate takes and does otherwise than the kernel.
+/// What this crate accepts but handles differently than the kernel.
 const OTHERWISE: &[(&str, usize)] = &[
-    // The kernel reads the bare name as cbc(cipher_null) with the IV plain: a chain of XORs. Every
-    // other program that writes it means no encryption.
+    // The kernel reads the bare name as cbc(cipher_null) with the IV plain, a chain of XORs. All
+    // other programs use it for no encryption.
     ("cipher_null", 0),
 ];
 
-/// What the kernel refuses and this crate takes.
+/// What the kernel refuses and this crate accepts.
 const MORE_THAN_THE_KERNEL: &[(&str, usize)] = &[
-    // Other programs' name of it.
+    // The name that other programs use.
     ("null-ecb", 0),
-    // LUKS headers with the null cipher carry a key all the same.
+    // LUKS headers with the null cipher carry a key.
     ("cipher_null-ecb", 32),
 ];
 
 /// Bytes of every run.
 const RUN: usize = 8192;
 
-/// A specification and key, with the runs that the kernel made of the plaintext.
+/// A specification and a key length, with the kernel's runs.
 struct Section {
     spec: String,
     key_len: usize,
@@ -57,18 +57,18 @@ struct Section {
 }
 
 struct Run {
-    /// As in the file, for messages.
+    /// The line of the file, for messages.
     line: String,
     options: SectorOptions,
     /// The first half of the SHA-256 of the ciphertext.
     digest: String,
     /// The start of the ciphertext.
     head: Option<String>,
-    /// dm-crypt read back what it had written.
+    /// Whether dm-crypt read back what it had written.
     readable: bool,
 }
 
-/// `512 0` or `4096L 8`: sector size, `iv_large_sectors`, `iv_offset`.
+/// Parses `512 0` or `4096L 8`: sector size, `iv_large_sectors` (`L`), `iv_offset`.
 fn options(sector_size: &str, iv_offset: &str) -> SectorOptions {
     SectorOptions {
         sector_size: sector_size.trim_end_matches('L').parse().expect("a sector size"),
@@ -107,7 +107,7 @@ fn sections(text: &str) -> Vec<Section> {
     sections
 }
 
-/// The vector files, without the one of what is refused.
+/// The vector files, except for `refused.txt`.
 fn vector_files() -> Vec<PathBuf> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/dm_crypt");
     let files = fs::read_dir(folder).expect("the folder of the vectors");
@@ -128,7 +128,7 @@ fn stream(label: &str, len: usize) -> Vec<u8> {
     blocks.take(len).collect()
 }
 
-/// What is wrong with a run under `cipher`, if anything.
+/// Checks a run under `cipher`.
 fn check(run: &Run, cipher: &SectorCipher, plaintext: &[u8]) -> Result<(), String> {
     let mut data = plaintext.to_vec();
     cipher.encrypt_in_place(0, &mut data).map_err(|error| error.to_string())?;
@@ -140,14 +140,14 @@ fn check(run: &Run, cipher: &SectorCipher, plaintext: &[u8]) -> Result<(), Strin
         });
     }
     cipher.decrypt_in_place(0, &mut data).map_err(|error| error.to_string())?;
-    // What dm-crypt itself does not get back has no right answer.
+    // If dm-crypt itself does not read the plaintext back, there is no right answer.
     if data != plaintext && run.readable {
         return Err("decryption".to_owned());
     }
     Ok(())
 }
 
-/// What a file's vectors show.
+/// The outcome of a file's vectors.
 #[derive(Default)]
 struct Outcome {
     met: usize,
@@ -162,7 +162,7 @@ impl Outcome {
         let key = stream("key", *key_len);
         for run in runs {
             let Some(cipher) = cipher(spec, &key, run.options) else {
-                // What dm-crypt itself does not read back, nobody can have stored.
+                // Nobody can have stored data that dm-crypt itself does not read back.
                 if run.readable {
                     self.refused.insert((spec.clone(), *key_len));
                 }
@@ -225,7 +225,7 @@ fn every_run_of_the_kernel_is_met_in_both_directions() {
     assert!(all.met > 9000, "only {} runs", all.met);
 }
 
-/// Specification, key length and an example of the layouts, for each line of `refused.txt`.
+/// Specification, key length and one example of the options, for each line of `refused.txt`.
 fn refusals() -> Vec<(String, usize, SectorOptions)> {
     let text = include_str!("dm_crypt/refused.txt");
     let lines = text.lines().filter(|line| !line.starts_with('#'));

@@ -1,4 +1,4 @@
-//! No kernel touches a byte before or behind its buffers: pages without any access lie there.
+//! No kernel touches a byte before or after its buffers: inaccessible pages surround them.
 
 #![cfg(target_os = "linux")]
 #![expect(unsafe_code, reason = "mappings and their protection")]
@@ -8,7 +8,7 @@ use ucrypt_sector::{CipherSpec, Kernel, SectorCipher, SectorOptions};
 
 const PAGE: usize = 4096;
 
-/// Pages that may be used, between two that may not.
+/// Accessible pages between two guard pages.
 struct Guarded {
     start: *mut u8,
     pages: usize,
@@ -18,7 +18,7 @@ impl Guarded {
     fn new(pages: usize) -> Self {
         let len = (pages + 2) * PAGE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping, whose first and last page nobody refers to.
+        // SAFETY: a fresh mapping; there are no references to its first and last page.
         unsafe {
             let start = mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::PRIVATE)
                 .expect("a mapping");
@@ -28,19 +28,19 @@ impl Guarded {
         }
     }
 
-    /// `len` bytes at the very start, or at the very end.
+    /// `len` bytes at the very start or the very end of the accessible pages.
     fn at(&mut self, end: bool, len: usize) -> &mut [u8] {
         let room = self.pages * PAGE;
         assert!(len <= room);
         let offset = PAGE + if end { room - len } else { 0 };
-        // SAFETY: the bytes lie between the guards, and `self` is borrowed as long.
+        // SAFETY: the bytes lie between the guard pages, and `self` is borrowed as long.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }
     }
 }
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping, and no borrow of it is left.
+        // SAFETY: this is the whole mapping, and no borrow of it is left.
         unsafe { munmap(self.start.cast(), (self.pages + 2) * PAGE).expect("unmapped") }
     }
 }

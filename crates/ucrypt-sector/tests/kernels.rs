@@ -1,4 +1,4 @@
-//! Every kernel against the portable one, and against the borders of its buffers.
+//! Compares every kernel with the portable one, and checks that none writes beyond its buffers.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 use ucrypt_sector::{CipherSpec, Kernel, KeyError, SectorCipher, SectorOptions};
@@ -7,7 +7,7 @@ fn kernels() -> impl Iterator<Item = Kernel> {
     Kernel::ALL.iter().copied().filter(|kernel| kernel.is_available())
 }
 
-/// Source and destination with room before and behind, which has to stay as it is.
+/// A source or destination, surrounded by bytes that must stay unchanged.
 fn surrounded(content: &[u8], before: usize) -> Vec<u8> {
     [&vec![0xa5; before][..], content, &[0x5a; 64]].concat()
 }

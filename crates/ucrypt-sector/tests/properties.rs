@@ -1,4 +1,4 @@
-//! What holds for every cipher, mode, IV, sector size and run.
+//! Properties of every cipher, mode, IV, sector size and run.
 
 use proptest::prelude::*;
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
@@ -35,11 +35,11 @@ const SPECS: &[&str] = &[
     "cipher_null-ecb",
 ];
 
-/// Defined for 512-byte sectors.
+/// Specifications that are defined only for 512-byte sectors.
 const SPECS_512: &[&str] =
     &["aes:64-cbc-lmk", "serpent:2-cbc-lmk", "aes-cbc-tcw", "blowfish-cbc-tcw", "serpent-xts-tcw"];
 
-/// A keyed cipher with its options, and the number of sectors of a run.
+/// A keyed cipher with its options, and the number of sectors in a run.
 fn arb_cipher() -> impl Strategy<Value = (SectorCipher, SectorOptions, usize)> {
     let options = (0..4u32, 0..1u64 << 40, any::<bool>()).prop_map(|(shift, offset, large)| {
         let sector_size = 512 << shift;
@@ -93,7 +93,7 @@ proptest! {
         cipher.encrypt_in_place(start, &mut in_place).unwrap();
         prop_assert_eq!(&run, &in_place);
 
-        // Wherever in a cache line it begins.
+        // At any alignment to a cache line.
         let mut streamed = vec![0; src.len() + 64];
         let streamed = &mut streamed[seed as usize % 64..][..src.len()];
         cipher.encrypt_streaming(start, &src, streamed).unwrap();

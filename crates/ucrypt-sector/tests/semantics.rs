@@ -1,4 +1,4 @@
-//! dm-crypt's rules for sector numbers, IVs and buffers, seen from outside.
+//! dm-crypt's rules for sector numbers, IVs and buffers, through the public interface.
 
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use ucrypt_sector::{CipherSpec, KeyError, RunError, SectorCipher, SectorOptions};
@@ -9,7 +9,7 @@ fn cipher(spec: &str, options: SectorOptions) -> SectorCipher {
     SectorCipher::new(&spec, &key, options).unwrap()
 }
 
-/// What CBC makes of a zero sector with `iv`: its first block is the encryption of the IV.
+/// The first block of a zero sector under CBC with `iv`: the encryption of the IV.
 fn first_block(iv: [u8; 16]) -> [u8; 16] {
     let key: Vec<u8> = (0..32).collect();
     let mut block = Array::from(iv);
@@ -21,7 +21,7 @@ fn number_le(number: u64) -> [u8; 16] {
     u128::from(number).to_le_bytes()
 }
 
-/// The IV numbers of four successive sectors that start at `sector`.
+/// Checks the IV numbers of four successive sectors that start at `sector`.
 fn assert_iv_numbers(options: SectorOptions, sector: u64, numbers: [u64; 4]) {
     let size = options.sector_size as usize;
     let mut run = vec![0; 4 * size];
