@@ -1,4 +1,4 @@
-//! How fast sectors are, beside what others do and what the core could do at best.
+//! Measures the speed of sector encryption against other libraries and the limits of the core.
 //!
 //! ```text
 //! make bench-ciphers
@@ -6,13 +6,13 @@
 //! ```
 //!
 //! One thread, pinned to a CPU, works on 64 KiB that stay in the cache, as they do between a read
-//! and its client. Criterion measures each row for a fraction of a second; all rows are measured
-//! one after the other, and that several times over, so that those which are compared meet the same
-//! clock and a burst of other work spoils one pass at most. The table has the median of the passes'
-//! medians. Nothing that was measured earlier is read.
+//! and its client. Criterion measures each row for a fraction of a second. A pass measures all rows
+//! one after the other, and there are several passes. Compared rows thus run at the same clock, and
+//! a burst of other work spoils at most one pass. The table has the median of the passes' medians.
+//! Results of earlier runs are not read.
 //!
-//! At the end the whole runs once more in a process whose libraries are told that the processor has
-//! AES-NI only (`OPENSSL_ia32cap`, which both read when they start).
+//! At the end, the benchmark runs a second time in a process whose libraries are told that the
+//! processor has only AES-NI (`OPENSSL_ia32cap`, which both read at startup).
 
 use std::{
     env, fs,
@@ -29,10 +29,10 @@ use ucrypt_sector_bench::{Direction, Work, limit, rows};
 const PASSES: usize = 3;
 const RUN: usize = 64 * 1024;
 
-/// What the libraries read to learn what the processor has; `:0` is AES-NI, and no AVX2 or later.
+/// Tells the libraries the processor's features; `:0` means AES-NI, but no AVX2 or later.
 const CAPABILITIES: (&str, &str) = ("OPENSSL_ia32cap", ":0");
 
-/// What is measured in this process: everything, or what AES-NI is compared in.
+/// The work that this process measures: everything, or the comparisons with AES-NI.
 fn work(restricted: bool) -> Vec<Work> {
     let mut work = Vec::new();
     let mut add = |spec, sector_size, len| {
@@ -60,7 +60,7 @@ struct Group {
     rows: Vec<Measured>,
 }
 
-/// A row with the nanoseconds per call that each pass found.
+/// A row with the median nanoseconds per call of each pass.
 struct Measured {
     name: String,
     medians: Vec<f64>,
@@ -79,7 +79,7 @@ impl Measured {
     }
 }
 
-/// Measures every row once; Criterion leaves what it finds under `results`.
+/// Measures every row once. Criterion leaves its results under `results`.
 fn pass(groups: &mut [Group], kernel: Kernel, results: &Path) {
     let mut criterion = Criterion::default()
         .sample_size(20)
@@ -96,7 +96,7 @@ fn pass(groups: &mut [Group], kernel: Kernel, results: &Path) {
         for mut row in rows::all(*work, kernel) {
             group.bench_function(&row.name, |bencher| bencher.iter(|| (row.run)()));
             let file = results.join(&title).join(&row.name).join("new/estimates.json");
-            // It is not there if a filter left the row out.
+            // The file is missing if a filter excluded the row.
             let Ok(file) = fs::read(file) else { continue };
             let estimates: serde_json::Value = serde_json::from_slice(&file).expect("JSON");
             let median = estimates["median"]["point_estimate"].as_f64().expect("a median");
@@ -126,7 +126,7 @@ fn print_table(groups: &[Group], kernel: Kernel) {
     }
 }
 
-/// Binds this process to the last CPU that it may use: the first ones take more interrupts.
+/// Pins this process to the last CPU that it may use: the first CPUs take more interrupts.
 fn pin() {
     let allowed = sched_getaffinity(None).expect("the CPUs that may be used");
     let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).expect("a CPU");

@@ -1,7 +1,7 @@
-//! Buffers as a server has them.
+//! Page-aligned buffers, as a server uses them.
 
-/// Bytes at the start of a page, of pages that were touched: a cache line or a page fault that is
-/// one row's and not the other's is no difference between ciphers.
+/// Bytes that begin at a page, in pages that were already touched. Otherwise alignment or page
+/// faults would differ between rows and look like differences between ciphers.
 pub(crate) struct Buffer {
     bytes: Vec<u8>,
     start: usize,

@@ -1,11 +1,11 @@
-//! AWS-LC and OpenSSL, which share an interface: EVP, with the key set once and an IV per sector.
+//! AWS-LC and OpenSSL through their common interface EVP. The key is set once, an IV per sector.
 
 #![expect(unsafe_code, reason = "they are C")]
 
-/// A library with EVP.
+/// Declares a module for a library with EVP.
 macro_rules! library {
     ($module:ident, $sys:ident, $name:literal) => {
-        /// The library of this name, through EVP.
+        /// One library through EVP.
         pub(crate) mod $module {
             use std::{
                 ffi::CStr,
@@ -20,9 +20,9 @@ macro_rules! library {
 
             use crate::{Direction, Row, Work};
 
-            /// As the library tells it.
+            /// The version text of the library.
             pub(crate) fn version() -> String {
-                // SAFETY: the library has a text with an end for this number.
+                // SAFETY: for this number, the library returns a text that ends with a zero byte.
                 let text = unsafe { CStr::from_ptr(OpenSSL_version(OPENSSL_VERSION)) };
                 text.to_string_lossy().into_owned()
             }
@@ -33,8 +33,8 @@ macro_rules! library {
                 fn new(is_xts: bool, direction: Direction) -> Self {
                     let key = Work::key(if is_xts { 64 } else { 32 });
                     let encrypt = (direction == Direction::Encrypt).into();
-                    // SAFETY: the context is a fresh one, key and IV are as long as the cipher
-                    // takes them.
+                    // SAFETY: the context is new; key and IV have the lengths that the cipher
+                    // requires.
                     unsafe {
                         let context = Self(EVP_CIPHER_CTX_new());
                         assert!(!context.0.is_null());
@@ -59,8 +59,8 @@ macro_rules! library {
                     let iv = u128::from(number).to_le_bytes();
                     let src_len = i32::try_from(src.len()).expect("a sector's length");
                     let mut dst_len = 0;
-                    // SAFETY: source and destination have the length that is given, without
-                    // padding no more is written; -1 keeps the direction.
+                    // SAFETY: source and destination have the given length, and without padding
+                    // the library writes no more than that; -1 keeps the direction.
                     let done = unsafe {
                         EVP_CipherInit_ex(self.0, null(), null_mut(), null(), iv.as_ptr(), -1)
                             & EVP_CipherUpdate(
@@ -77,7 +77,7 @@ macro_rules! library {
 
             impl Drop for Context {
                 fn drop(&mut self) {
-                    // SAFETY: it came from `EVP_CIPHER_CTX_new`.
+                    // SAFETY: the context came from `EVP_CIPHER_CTX_new`.
                     unsafe { EVP_CIPHER_CTX_free(self.0) }
                 }
             }

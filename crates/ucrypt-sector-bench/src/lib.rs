@@ -1,7 +1,7 @@
-//! What sectors are measured against: AWS-LC, OpenSSL, the RustCrypto crates, and what the core
-//! could do at best.
+//! The references for the sector benchmark: AWS-LC, OpenSSL, the RustCrypto crates, and the limits
+//! of the core.
 //!
-//! Everything is behind the feature `peers`, so that a build of the workspace pays for none of it.
+//! Everything is behind the feature `peers`, so that a build of the workspace does not compile it.
 //! The benchmark is `benches/sectors.rs`; `docs/ciphers.md` has its figures.
 
 #![cfg(feature = "peers")]
@@ -15,7 +15,7 @@ mod rust_crypto;
 
 pub use row::{Direction, Row, Work};
 
-/// The libraries that take part, for the head of a table.
+/// The versions of the compared libraries, for the head of a table.
 pub fn versions() -> String {
     format!("{}; {}", evp::aws_lc::version(), evp::openssl::version())
 }

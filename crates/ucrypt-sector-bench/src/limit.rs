@@ -1,4 +1,4 @@
-//! The round limit: how fast the AES units are when nothing else is asked of the core.
+//! The round limit: the speed of the AES units when the core does nothing else.
 //!
 //! AES-256 rounds on independent registers, with no load, no store and no tweak.
 
@@ -6,10 +6,11 @@
 
 use ucrypt_sector::Kernel;
 
-/// The name of the row.
+/// The name of the row in the table.
 pub const NAME: &str = "limit, AES-256 rounds";
 
-/// Rounds for so many blocks, with the instructions of `kernel`; `None` where it has none of them.
+/// A function that runs the rounds of a number of blocks, with the AES instructions of `kernel`;
+/// `None` if the kernel has none or is not available.
 pub fn rounds(kernel: Kernel) -> Option<fn(usize) -> u64> {
     #[cfg(target_arch = "x86_64")]
     if kernel.is_available() {
@@ -27,7 +28,7 @@ pub fn rounds(kernel: Kernel) -> Option<fn(usize) -> u64> {
     None
 }
 
-/// One width of registers.
+/// Declares the rounds for one register width.
 #[cfg(target_arch = "x86_64")]
 macro_rules! rounds {
     ($name:ident, $features:literal, $lanes:literal, $count:literal,

@@ -1,4 +1,4 @@
-//! What is measured in one group, and one line of it.
+//! The work of one group of the benchmark, and one row of it.
 
 use std::{fmt, hint::black_box};
 
@@ -19,21 +19,21 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What every row of a group does, each in its own way.
+/// The work that every row of a group does in its own way.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// The specification, with the longest key it takes.
+    /// The specification, used with its longest key.
     pub spec: &'static str,
-    /// Bytes that are encrypted as one.
+    /// Bytes that are encrypted as one unit.
     pub sector_size: usize,
-    /// Bytes of a call: one sector, or a run of them.
+    /// Bytes per call: one sector or a run of sectors.
     pub len: usize,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
 }
 
 impl Work {
-    /// The key: no two parts of it are alike.
+    /// A key without two equal parts.
     pub(crate) fn key(len: usize) -> Vec<u8> {
         (0..len as u8).collect()
     }
@@ -48,9 +48,9 @@ impl fmt::Display for Work {
 
 /// One way to do the work of a group.
 pub struct Row {
-    /// Who does it.
+    /// The name of the implementation.
     pub name: String,
-    /// Does all of it once.
+    /// Does the whole work once.
     pub run: Box<dyn FnMut()>,
 }
 
@@ -59,7 +59,7 @@ impl Row {
         Self { name: name.into(), run: Box::new(run) }
     }
 
-    /// From one buffer of `len` bytes to another.
+    /// A row that works from one buffer of `len` bytes to another.
     pub(crate) fn copying(
         name: impl Into<String>,
         len: usize,
@@ -69,7 +69,7 @@ impl Row {
         Self::new(name, move || crypt(black_box(src.get()), black_box(dst.get_mut())))
     }
 
-    /// As [`copying`](Self::copying), sector by sector, for who has no runs.
+    /// As [`copying`](Self::copying), sector by sector, for implementations without runs.
     pub(crate) fn by_sector(
         name: impl Into<String>,
         work: Work,

@@ -1,4 +1,4 @@
-//! Who takes part in a group.
+//! The rows of a group.
 
 use ucrypt_sector::{CipherSpec, Kernel, SectorCipher, SectorOptions};
 
@@ -9,7 +9,7 @@ use crate::{
     limit, rust_crypto,
 };
 
-/// Everybody who can do `work`; ours by `kernel`, which the others are held against.
+/// The rows of all implementations that support `work`. The rows of ucrypt run with `kernel`.
 pub fn all(work: Work, kernel: Kernel) -> Vec<Row> {
     let mut rows = Vec::new();
     let is_aes = work.spec.starts_with("aes-");
@@ -22,14 +22,14 @@ pub fn all(work: Work, kernel: Kernel) -> Vec<Row> {
     }
     rows.extend(aws_lc::row(work));
     rows.extend(openssl::row(work));
-    // The crates choose their instructions themselves, and cannot be held back.
+    // The crates select their instructions themselves and cannot be restricted.
     if kernel == Kernel::best() {
         rows.extend(rust_crypto::row(work));
     }
     rows
 }
 
-/// What no cipher can exceed.
+/// The limits that no cipher can exceed.
 fn limits(work: Work, kernel: Kernel) -> Vec<Row> {
     if work.len == work.sector_size {
         return Vec::new();

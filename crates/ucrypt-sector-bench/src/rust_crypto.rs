@@ -1,4 +1,4 @@
-//! The RustCrypto crates, in the plainest XTS that gives them all blocks of a sector at once.
+//! The RustCrypto crates, in the simplest XTS that passes them all blocks of a sector at once.
 
 use cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit, consts::U16};
 
@@ -53,7 +53,7 @@ where
     })
 }
 
-/// `None` if there is nothing to compare with.
+/// `None` if no crate is compared for this specification.
 pub(crate) fn row(work: Work) -> Option<Row> {
     Some(match work.spec {
         "aes-xts-plain64" => xts::<aes::Aes256>("crate aes", work),
