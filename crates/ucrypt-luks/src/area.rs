@@ -34,7 +34,8 @@ pub(crate) struct Area<'a> {
 }
 
 impl Area<'_> {
-    /// Reads, decrypts and merges the area. Returns the volume key only if `area_key` is right.
+    /// Reads, decrypts and merges the area. The result is the volume key if `area_key` is right,
+    /// and noise otherwise.
     pub(crate) fn open(&self, image: &dyn ReadAt, area_key: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
         let cipher = self.keyed(area_key)?;
         let limit = material_len(KEY_LEN_MAX as u32, STRIPES);
