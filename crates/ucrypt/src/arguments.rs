@@ -1,5 +1,6 @@
-//! The command line, with what cryptsetup's users are used to made into what this command has, and
-//! without secrets: everybody on the machine can read the command line of every process.
+//! Preprocesses the command line. Translates cryptsetup's old names and order of options, and
+//! removes a table line, which contains a key: every user of the machine can read the command line
+//! of every process.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -10,12 +11,13 @@ use std::process::Command;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 
-/// Bytes of a table line at most: what a pipe takes before it is read.
+/// Longest table line in bytes: the capacity of a pipe, because the line is written before anyone
+/// reads it.
 const TABLE_MAX: usize = 64 << 10;
 
 use crate::failure::Failure;
 
-/// Old names that stand for an action and an option.
+/// Old names, each of which stands for an action with an option.
 const OLD_NAMES: [(&str, [&str; 3]); 2] =
     [("luksOpen", ["open", "--type", "luks"]), ("plainOpen", ["open", "--type", "plain"])];
 
@@ -51,13 +53,14 @@ const NOT_YET: [&str; 28] = [
     "reload",
 ];
 
-/// The arguments of this process without its name.
+/// The arguments of this process without the program name, rewritten by [`expand`].
 pub(crate) fn arguments() -> Vec<OsString> {
     expand(std::env::args_os().skip(1))
 }
 
-/// Starts this program anew, in this process, if a table line is on its command line: there is a key in
-/// it. It is in a pipe then. Returns only if it was not, or could not be.
+/// Hides a table line on the command line, which contains a key: writes the line into a pipe and
+/// executes this program again, in the same process. Returns `Ok` if there is no table line, and an
+/// error if the restart failed.
 pub(crate) fn hide_table() -> io::Result<()> {
     let mut words: Vec<OsString> = std::env::args_os().collect();
     let Some((place, line)) = table(&words) else { return Ok(()) };
@@ -67,7 +70,7 @@ pub(crate) fn hide_table() -> io::Result<()> {
     let (read, mut written) = io::pipe()?;
     written.write_all(line.as_bytes())?;
     drop(written);
-    // It has to outlive the start.
+    // The descriptor must survive the `exec`.
     fcntl_setfd(&read, FdFlags::empty())?;
     let file = format!("--table-file=/proc/self/fd/{}", read.as_raw_fd());
     words.splice(place, [file.into()]);
@@ -76,7 +79,7 @@ pub(crate) fn hide_table() -> io::Result<()> {
     Err(again.exec())
 }
 
-/// Where a table line is on the command line, and which.
+/// The position of a table line in the command line, and the line itself.
 fn table(words: &[OsString]) -> Option<(std::ops::Range<usize>, OsString)> {
     let options = words.iter().take_while(|word| *word != "--");
     for (at, word) in options.enumerate().skip(1) {
@@ -90,7 +93,7 @@ fn table(words: &[OsString]) -> Option<(std::ops::Range<usize>, OsString)> {
     None
 }
 
-/// Names an action that cryptsetup has, and this command has not.
+/// Refuses an action that cryptsetup has and this command lacks, by name.
 pub(crate) fn check(arguments: &[OsString]) -> Result<(), Failure> {
     let Some(action) = arguments.first() else { return Ok(()) };
     match NOT_YET.iter().find(|known| action == **known) {
@@ -121,7 +124,7 @@ const FLAGS: [&str; 9] = [
     "--verify-passphrase",
 ];
 
-/// Whether a word is an option with all that belongs to it.
+/// Whether a word is a complete option: a flag, or an option that includes its value.
 fn is_whole_option(word: &OsString) -> bool {
     let Some(word) = word.to_str() else { return false };
     let has_value = match word.strip_prefix("--") {
@@ -133,7 +136,7 @@ fn is_whole_option(word: &OsString) -> bool {
 
 fn expand(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = arguments.collect();
-    // The action first, with what stood in front of it behind it.
+    // Move the action to the front, followed by the options that stood before it.
     let action = words.iter().position(|word| !is_whole_option(word)).unwrap_or(0);
     if words.get(action).is_some_and(|word| !word.as_encoded_bytes().starts_with(b"-")) {
         words[..=action].rotate_right(1);
@@ -142,7 +145,7 @@ fn expand(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     if let Some((_, new)) = old {
         words.splice(..1, new.iter().map(OsString::from));
     }
-    // `-h` names a hash where an action has one, and a hash has a name: at the end it asks for help.
+    // Some actions have `-h HASH`. At the end of the line `-h` has no value, so it asks for help.
     let ends_options = words.iter().any(|word| word == "--");
     if let Some(last) = words.last_mut().filter(|last| *last == "-h" && !ends_options) {
         *last = "--help".into();

@@ -1,8 +1,8 @@
-//! What this system has, and lets this user have, of what a volume can be served as. Asked before
-//! anybody is asked for a passphrase.
+//! Which exports this system supports and permits to this user. Actions check this before they ask
+//! for a passphrase.
 //!
-//! It is found out by trying, not by the user's number: root in a container or in a user namespace may
-//! have less than a user on a desktop.
+//! The checks try to use each resource instead of looking at the user ID: root in a container or in
+//! a user namespace may have fewer rights than a user on a desktop.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -17,50 +17,50 @@ const FUSE: &str = "/dev/fuse";
 const LOOP: &str = "/dev/loop-control";
 const UBLK: &str = "/dev/ublk-control";
 
-/// What a volume can be served as, the most like a disk first.
+/// The exports, most like a disk first.
 const WAYS: [(&str, Check); 4] =
     [("ublk", has_ublk), ("loop", has_loop), ("fuse", has_fuse), ("nbd", || Ok(()))];
 
 type Check = fn() -> Result<(), Lacking>;
 
-/// Why something cannot be had: the code of the failure, and what to do about it.
+/// Why an export is unavailable: the exit code, and the cause with its remedy.
 struct Lacking {
     code: u8,
     cause: String,
 }
 
-/// A file of a user.
+/// Checks whether a FUSE file can be served.
 pub(crate) fn fuse() -> Result<(), Failure> {
     has_fuse().map_err(|lacking| lacking.failure("fuse"))
 }
 
-/// A loop device.
+/// Checks whether a loop device can be served.
 pub(crate) fn loop_device() -> Result<(), Failure> {
     has_loop().map_err(|lacking| lacking.failure("loop"))
 }
 
-/// A ublk device.
+/// Checks whether a ublk device can be served.
 pub(crate) fn ublk() -> Result<(), Failure> {
     has_ublk().map_err(|lacking| lacking.failure("ublk"))
 }
 
-/// The best that needs no root.
+/// The best export that needs no root.
 pub(crate) fn without_root() -> &'static str {
     if has_fuse().is_ok() { "fuse" } else { "nbd" }
 }
 
 impl Lacking {
-    /// There is none.
+    /// The system lacks the resource.
     fn missing(cause: &str) -> Self {
         Self { code: 4, cause: cause.into() }
     }
 
-    /// It is not for this user.
+    /// This user may not use the resource.
     fn denied(cause: impl Into<String>) -> Self {
         Self { code: 2, cause: cause.into() }
     }
 
-    /// With the best that there is instead.
+    /// The failure to serve as `wanted`. Its message suggests the next export that is available.
     fn failure(self, wanted: &str) -> Failure {
         let after = WAYS.iter().skip_while(|(name, _)| *name != wanted).skip(1);
         let next = after.into_iter().find(|(_, check)| check().is_ok());
@@ -69,7 +69,7 @@ impl Lacking {
     }
 }
 
-/// `/dev/fuse`, and either the right to mount or the helper that has it.
+/// Checks for `/dev/fuse`, and for either the right to mount or the helper that has it.
 fn has_fuse() -> Result<(), Lacking> {
     openable(FUSE).map_err(|error| match error {
         Errno::ACCESS | Errno::PERM => {
@@ -86,7 +86,7 @@ fn has_fuse() -> Result<(), Lacking> {
     ))
 }
 
-/// The driver, and the right to mount a file for it.
+/// Checks for the loop driver, and for the right to mount the file that it uses.
 fn has_loop() -> Result<(), Lacking> {
     openable(LOOP).map_err(|error| match error {
         Errno::ACCESS | Errno::PERM => {
@@ -129,8 +129,9 @@ fn may_mount() -> bool {
     fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 
-/// Whether `fusermount3` can act as root here, and has more rights then: it belongs to a root that this
-/// user namespace knows, is setuid, and this process may start what has more rights than it has.
+/// Whether `fusermount3` can act as root here and gains rights by that: it is setuid, its owner is
+/// a root that this user namespace knows, and this process may start programs with more rights than
+/// its own.
 fn has_helper() -> bool {
     if rustix::process::geteuid().is_root() {
         return false;

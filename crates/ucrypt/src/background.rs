@@ -1,8 +1,8 @@
-//! `open`, `close` and `status`: volumes whose server runs in the background.
+//! `open`, `close`, `status`, `list` and `resize`: volumes whose server runs in the background.
 //!
-//! `open` unlocks in the foreground, where passphrases are asked for and errors are read. Then it
-//! starts the server as a process of its own, hands it the volume key through a pipe, and waits
-//! until the device can be used. The server is found again by its control socket.
+//! `open` unlocks in the foreground, where it can ask for a passphrase and the user sees errors. It
+//! then starts the server as a separate process, passes it the volume key through a pipe, and waits
+//! until the device is usable. The other actions reach the server by its control socket.
 
 use std::fs::File;
 use std::fs::OpenOptions;
@@ -41,13 +41,13 @@ use life::Life;
 use resilience::Resilience;
 use served::Served;
 
-/// The hidden action that is the server.
+/// The hidden action that runs the server.
 pub(crate) const SERVER_ACTION: &str = "serve-in-background";
 
-/// What the server says on standard output once the device can be used; the path follows.
+/// The line that the server prints on standard output once the device is usable; the path follows.
 const READY: &str = "ready ";
 
-/// Longest secret, in bytes: a table line, which has a key and the path of a device in it.
+/// Longest secret in bytes: a table line, which contains a key and a device path.
 const SECRET_MAX: usize = 64 << 10;
 
 /// Arguments of `open`.
@@ -138,7 +138,8 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     }
     let places = args.places()?;
     places.prepare()?;
-    // Before anybody is asked for a passphrase. The server takes the name for good.
+    // Check before asking for a passphrase. The claim is only a test: the server takes the name for
+    // good.
     args.served().check()?;
     drop(Claim::take(&places, args.served().is_device())?);
     if let Some(log) = &args.log {
@@ -158,7 +159,7 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
 }
 
 impl OpenArgs {
-    /// The image, unless another backend takes its place.
+    /// The image; `None` if `--backend` replaces it.
     fn image(&self) -> Option<&Path> {
         (!self.volume.has_backend()).then_some(self.first.as_path())
     }
@@ -178,7 +179,7 @@ impl OpenArgs {
         Places::of(name)
     }
 
-    /// Refuses what has no effect on the way that the volume is served.
+    /// Refuses options that have no effect on the chosen export.
     fn check_served(&self) -> Result<(), Failure> {
         let only = |given: bool, option, served: Served, name| {
             if given && self.served() != served {
@@ -200,7 +201,7 @@ impl OpenArgs {
 /// Starts the server with the arguments of this process, and waits until it is ready.
 fn start_server(key: &Secret) -> Result<String, Failure> {
     let failed = |error| Failure::device(format!("cannot start the server: {error}"));
-    // Not its path: the program may have been replaced while it asked for the passphrase.
+    // Not the path of the program: the file may have been replaced during the passphrase prompt.
     let mut child = Command::new("/proc/self/exe")
         .arg0(std::env::args_os().next().unwrap_or_else(|| "ucrypt".into()))
         .arg(SERVER_ACTION)
@@ -222,15 +223,16 @@ fn start_server(key: &Secret) -> Result<String, Failure> {
         return Ok(path.into());
     }
     let status = child.wait().map_err(failed)?;
-    // The server has said why on standard error, which is ours too.
+    // The server has printed the cause on standard error, which it shares with this process.
     let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
     Err(Failure { code: code.unwrap_or(4), message: String::new() })
 }
 
-/// The server process: everything that can fail is done before it says that it is ready.
+/// Runs the server process. It reports that it is ready only once the volume is served, so that
+/// `open` can report earlier failures.
 pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::device(format!("cannot start: {error}"));
-    // Fails only for a process that leads a session already, which is as good.
+    // Fails only for the leader of a process group, which a child of `open` is not.
     let _ = rustix::process::setsid();
     let mut resilience = Resilience::guard();
     secrecy::keep_files_private();
@@ -238,7 +240,7 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let signals = signals()?;
     let places = args.places()?;
     let claim = Claim::take(&places, args.served().is_device())?;
-    // What fails from here on leaves nothing but its message.
+    // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| places.clean_up();
     let log = args.log.clone().unwrap_or_else(|| log::To::File(places.log())).open()?;
     let opened = args.volume.open(args.image(), KeySource::Known(key));
@@ -251,12 +253,12 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let (exports, link, device) = started.inspect_err(failed_later)?;
     let asked = control::start(&places).inspect_err(failed_later)?;
     resilience.lock_memory();
-    // If nobody listens any more, the volume is open all the same, and `list` shows it.
+    // If `open` has gone, the volume is still open, and `list` shows it.
     announce(format_args!("{READY}{device}")).inspect_err(failed_later)?;
     detach(&log).map_err(failed)?;
     let life = Life { places, claim, opened, exports, link, device, last_flush, resilience };
     let served = life.run(&asked, &signals);
-    // Here, where the log is still waited for.
+    // Report the failure before `finish`, which waits for the log.
     let served = served.map_err(|failure| {
         say_line(&failure);
         Failure { message: String::new(), ..failure }
@@ -265,7 +267,8 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     served
 }
 
-/// What `open` hands over: read without a buffer, of which nobody would wipe a copy.
+/// Reads the secret that `open` passes on. Reads without a buffer, because nobody would wipe its
+/// copy.
 fn secret() -> io::Result<Secret> {
     let mut stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut secret = Zeroizing::new(Vec::with_capacity(SECRET_MAX));
@@ -283,7 +286,7 @@ fn secret() -> io::Result<Secret> {
     }
 }
 
-/// Lets go of the terminal and of the directory that `open` was called in.
+/// Detaches from the terminal and from the directory in which `open` was called.
 fn detach(log: &log::Log) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
@@ -296,7 +299,7 @@ fn detach(log: &log::Log) -> io::Result<()> {
 pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
     let mut ended = Ok(());
     for name in &args.names {
-        // All that can be closed are closed; the first that cannot decides how this ends.
+        // Close every volume that can be closed. The first failure is the result.
         match (close_one(name, args.deferred), &ended) {
             (Err(failure), Err(_)) => say_line(failure),
             (closed @ Err(_), Ok(())) => ended = closed,
@@ -318,18 +321,18 @@ fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {
     said(&control::ask(&places, request)?)
 }
 
-/// Whether there is anything of a server, be it alive or not.
+/// Whether a server of this name, alive or killed, has left files or a link.
 fn has_remains(places: &Places) -> bool {
     places.are_in_use() || claim::is_link_stale(places.name())
 }
 
-/// Removes what a killed server left. Returns whether there was one.
+/// Removes what a killed server left. Returns whether the name was free to claim.
 fn clean_up_after_killed(places: &Places) -> bool {
-    // Only a server that is alive keeps its name.
+    // A live server holds its claim.
     Claim::take(places, false).is_ok()
 }
 
-/// What the server answered to something that it was to do.
+/// Turns the server's answer to a request into a result.
 fn said(answer: &Value) -> Result<(), Failure> {
     match answer.get("error").and_then(Value::as_str) {
         None => Ok(()),

@@ -1,8 +1,8 @@
-//! `benchmark`: what this machine makes of ciphers and key derivations, in memory only.
+//! `benchmark`: the speed of ciphers and key derivations on this machine, in memory only.
 //!
-//! The actions and options are cryptsetup's. A cipher is measured in both directions, on one CPU
-//! and on all of them, next to `memcpy`, which no cipher can beat. Everything is checked before
-//! anything is measured; results are shown as they come.
+//! The action and its options are cryptsetup's. Each cipher is measured in both directions, on one
+//! CPU and on all of them, next to `memcpy`, which no cipher can beat. All arguments are checked
+//! before the first measurement. Results are shown as they come.
 
 mod ciphers;
 mod cores;
@@ -66,7 +66,7 @@ pub(crate) struct BenchmarkArgs {
 }
 
 impl BenchmarkArgs {
-    /// Whether only what is named is measured.
+    /// Whether the user named a cipher.
     fn names_cipher(&self) -> bool {
         !self.cipher.is_empty()
     }

@@ -1,17 +1,17 @@
-//! An option that has no effect is an error.
+//! Refuses options that have no effect.
 //!
-//! Somebody who gives one expects something of it, and the worst that can come of it is silent: a
-//! volume under another key than was meant. So for every option of the actions that open a volume
-//! it is written down here what it has an effect on, and everything else is refused before anybody
-//! is asked for a passphrase. What is cryptsetup's to accept without effect is told as cryptsetup
-//! tells it, in `volume/plain.rs`.
+//! A user who gives an option expects something of it. If the option were ignored, the worst result
+//! would be silent: a volume under another key than intended. This module therefore lists, for
+//! every option of the actions that open a volume, where the option has an effect. Any other use is
+//! refused before a passphrase is asked for. Options that cryptsetup accepts without effect get
+//! cryptsetup's warning, in `volume/plain.rs`.
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use crate::failure::Failure;
 
-/// What is opened.
+/// What the action opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     /// A volume with a LUKS header.
@@ -20,18 +20,18 @@ enum Target {
     Plain,
     /// A plain volume, described by a table line.
     Table,
-    /// An image as it is.
+    /// An image without encryption.
     Raw,
-    /// Something else than an image, under a key of its own.
+    /// A backend without an image, under a key of its own.
     Scratch,
 }
 
-/// What is done with it.
+/// What the action does with the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     Serve,
     Transfer,
-    /// Nothing; only the passphrase is tried.
+    /// Only try the passphrase.
     Test,
 }
 
@@ -42,9 +42,9 @@ const WITH_KEY: &[Target] = &[Luks, Plain];
 const IMAGES: &[Target] = &[Luks, Plain, Table, Raw];
 const ENCRYPTED: &[Target] = &[Luks, Plain, Table, Scratch];
 
-/// An option, what it has an effect on, and how it is used there.
+/// An option, with the targets and the uses for which it has an effect.
 struct Effect {
-    /// Of the argument, in clap.
+    /// ID of the argument in clap.
     id: &'static str,
     on: &'static [Target],
     uses: &'static [Use],
@@ -58,7 +58,7 @@ const ANY: &[Use] = &[Use::Serve, Use::Transfer, Use::Test];
 const DATA: &[Use] = &[Use::Serve, Use::Transfer];
 const SERVE: &[Use] = &[Use::Serve];
 
-/// The options of a volume, whatever is done with it.
+/// The options of the actions that open a volume.
 const EFFECTS: &[Effect] = &[
     effect("kind", WITH_KEY, ANY),
     effect("key_file", WITH_KEY, ANY),
@@ -68,7 +68,7 @@ const EFFECTS: &[Effect] = &[
     effect("tries", WITH_KEY, ANY),
     effect("key_slot", &[Luks], ANY),
     effect("volume_key_file", WITH_KEY, ANY),
-    // Where nothing is written anyway it says so.
+    // Allowed also for uses that never write.
     effect("readonly", ALL, ANY),
     effect("header", &[Luks], ANY),
     effect("allow_discards", ALL, SERVE),
@@ -101,11 +101,11 @@ const EFFECTS: &[Effect] = &[
     effect("test_passphrase", &[Luks], &[Use::Test]),
 ];
 
-/// What makes a passphrase of no use.
+/// Options for a passphrase, which has no use beside `--volume-key-file`.
 const NOT_WITH_VOLUME_KEY: &[&str] =
     &["key_file", "keyfile_size", "keyfile_offset", "timeout", "tries", "key_slot", "hash"];
 
-/// Refuses what was given to an action and has no effect there.
+/// Refuses options on the command line that have no effect on the action.
 pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
     let uses = match action {
         "open" if given.get_flag("test_passphrase") => Use::Test,
@@ -159,7 +159,7 @@ fn target(given: &ArgMatches, is_given: impl Fn(&str) -> bool) -> Result<Target,
     Ok(target)
 }
 
-/// An option as it is written.
+/// An option as written on the command line.
 fn option(action: &str, id: &str) -> String {
     let long = match (id, action) {
         ("kind", _) => "type",
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::Cli;
 
-    /// Arguments that an action has beside the options of a volume.
+    /// Arguments of the actions that are no options of a volume.
     const OWN: &[&str] = &[
         "help",
         "verbose",

@@ -1,5 +1,5 @@
-//! The end of a server: signals that ask for it, users that are waited for, the last flush, and the time
-//! that all of it may take. And what goes wrong before.
+//! Ends a server: termination signals, the wait for users, the last flush, and the time limits.
+//! Also reports failed requests before the end.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -16,21 +16,21 @@ use crate::stdio::say_line;
 use crate::users;
 use crate::volume::Opened;
 
-/// How long a signal that asks for an end waits for who uses the volume. Less than the time after which
-/// those who send it kill: Docker's 10 s, systemd's 90 s.
+/// How long to wait for users after a termination signal. Shorter than the time after which senders
+/// of signals kill: 10 s for Docker, 90 s for systemd.
 const USERS_PATIENCE: Duration = Duration::from_secs(6);
 
-/// How long the end may take when nobody uses the volume any more: the last flush of an image on a slow
-/// disk takes minutes.
+/// How long the end may take once nobody uses the volume: the last flush to a slow disk takes
+/// minutes.
 pub(crate) const END_LIMIT: Duration = Duration::from_secs(600);
 
-/// The same after a signal.
+/// The same limit after a signal.
 pub(crate) const SIGNAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often it is said that requests fail.
+/// How often failed requests are reported.
 const TROUBLE_EVERY: Duration = Duration::from_secs(60);
 
-/// The end that a signal asked for: not before the users have gone, if they go soon.
+/// An end requested by a signal, which gives the users a short time to go.
 pub(crate) struct Ending {
     signal: i32,
     until: Instant,
@@ -38,13 +38,13 @@ pub(crate) struct Ending {
     users: Vec<String>,
 }
 
-/// How far it is.
+/// The progress of an [`Ending`].
 pub(crate) enum Step {
-    /// It is in use, and goes on for a while.
+    /// The volume is in use; wait longer.
     Wait,
-    /// Nobody uses it, and nobody can any more.
+    /// Nobody uses the volume, and nobody can start to.
     Unused,
-    /// It was waited for its users long enough. What is to be said of them.
+    /// The wait is over and the volume is still in use. Holds the failure to report.
     InUse(Failure),
 }
 
@@ -53,9 +53,10 @@ impl Ending {
         Self { signal, until: Instant::now() + USERS_PATIENCE, waited: false, users: Vec::new() }
     }
 
-    /// Looks whether it can end now. What is `detached` ends by itself.
+    /// Checks whether the volume can end now. A `detached` volume ends by itself.
     pub(crate) fn step(&mut self, exports: &mut Exports, name: &str, detached: bool) -> Step {
-        // What clients are connected to ends with a reply to all that was accepted.
+        // Ask only the kernel's exports. The others can end at any time: they reply to all accepted
+        // requests first.
         let unused =
             if detached { exports.have_kernels_ended() } else { exports.try_stop_kernels() };
         if unused {
@@ -78,7 +79,7 @@ impl Ending {
         Step::Wait
     }
 
-    /// What its users have lost.
+    /// The failure that tells what the users have lost.
     pub(crate) fn left(&self, name: &str) -> Failure {
         Failure::busy(format!(
             "{} ended {name} while it was in use{}: what its users had not synced is lost",
@@ -97,13 +98,14 @@ fn name_of(signal: i32) -> &'static str {
     }
 }
 
-/// Ends the process if its end takes too long, whatever it waits for. Dropping it is the end in time.
+/// Exits the process if its end takes too long, whatever it waits for. Drop it once the end is
+/// complete.
 pub(crate) struct Watchdog {
     _ended: mpsc::Sender<()>,
 }
 
 impl Watchdog {
-    /// `last_words` are told what to say.
+    /// `last_words` gets the failure to report.
     pub(crate) fn start(
         limit: Duration,
         last_words: impl FnOnce(&Failure) + Send + 'static,
@@ -127,7 +129,7 @@ impl Watchdog {
     }
 }
 
-/// Says that requests fail: once, and then now and again.
+/// Reports failed requests: the first at once, later ones at intervals.
 #[derive(Default)]
 pub(crate) struct Troubles {
     told: u64,
@@ -157,7 +159,7 @@ impl Troubles {
     }
 }
 
-/// Delivers the signals that ask for an end. Call before any thread is started.
+/// Delivers termination signals. Call before any thread is started.
 pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
     let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
@@ -173,13 +175,13 @@ pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
     Ok(receive)
 }
 
-/// Makes everything durable that was acknowledged.
+/// Makes all acknowledged writes durable.
 pub(crate) fn flush(volume: &Arc<Volume>) -> Result<(), Failure> {
     LastFlush::prepare(volume)?.run()
 }
 
-/// The flush at the end. What it needs is there from the start: memory and descriptors may have been
-/// used up when it comes.
+/// The flush at the end. Allocates what it needs at the start, because memory and descriptors may
+/// be used up at the end.
 pub(crate) struct LastFlush(Option<Queue>);
 
 impl LastFlush {

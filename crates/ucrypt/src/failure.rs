@@ -38,12 +38,12 @@ impl Failure {
         Self { code: 5, message: message.to_string() }
     }
 
-    /// The same, with what it is about in front of it.
+    /// Puts the subject in front of the message.
     pub(crate) fn about(self, what: impl fmt::Display) -> Self {
         Self { message: format!("{what}: {}", self.message), ..self }
     }
 
-    /// Nobody reads the result any more. The command ends as other programs do then: quietly, by
+    /// The reader of the result has gone. The command ends as other programs do then: silently, by
     /// SIGPIPE.
     pub(crate) fn nobody_reads() -> Self {
         Self { code: SIGPIPE_CODE, message: String::new() }

@@ -1,6 +1,5 @@
-//! The actions on LUKS headers, as cryptsetup has them: `luksFormat`, `luksDump`, `isLuks`,
-//! `luksUUID`. What a header is and how it is made is `ucrypt-luks`'; here are the options, the
-//! prompts and the images.
+//! The actions on LUKS headers, as in cryptsetup: `luksFormat`, `luksDump`, `isLuks`, `luksUUID`.
+//! `ucrypt-luks` reads and makes headers; this module has the options, the prompts and the images.
 
 mod confirm;
 mod format;

@@ -5,10 +5,11 @@ use std::thread;
 
 use ucrypt_luks::Machine;
 
-/// What Argon2 may take where the system does not say what it has, in KiB: cryptsetup's default.
+/// Memory for Argon2 in KiB if the system does not report its memory: cryptsetup's default.
 const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
 
-/// Less free memory than this is no reason to make a weaker keyslot, in KiB.
+/// Half of the available memory limits Argon2 only above this, in KiB: a shortage of memory is no
+/// reason to make a weaker keyslot.
 const FREE_MIN_KIB: u64 = 64 * 1024;
 
 /// The CPUs that are online and the memory that Argon2 may take.
@@ -19,8 +20,8 @@ pub(crate) fn machine() -> Machine {
     Machine { cpus, memory_kib }
 }
 
-/// Half of the memory; without swap also not more than half of what is available, because whoever
-/// takes the last of it is killed.
+/// Half of the total memory. Without swap, also at most half of the available memory, because a
+/// process that takes the last of it is killed.
 fn usable_kib(meminfo: &str) -> u64 {
     let Some(total) = field(meminfo, "MemTotal:") else { return MEMORY_UNKNOWN_KIB };
     let half = total / 2;

@@ -1,10 +1,10 @@
-//! The command: cryptsetup's verbs, and volumes served as disks.
+//! The `ucrypt` command: cryptsetup's actions, and volumes served as disks.
 //!
-//! Every action is a module with its arguments and a `run`. Messages go to standard error, results
-//! to standard output; exit codes are cryptsetup's (see `failure`).
+//! Each action has its arguments and its entry function in a module. Messages go to standard error,
+//! results to standard output. Exit codes are cryptsetup's (see `failure`).
 
 #![forbid(unsafe_code)]
-// They panic when nobody listens; `stdio` does not.
+// The print macros panic if writing fails; `stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
@@ -113,17 +113,17 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     let sound = matches.subcommand().map_or(Ok(()), |(name, given)| effects::check(name, given));
-    // What `open` leaves behind is not what was called.
+    // Only the action that the user called reports how it ended, not the server that `open` starts.
     let is_server = matches.subcommand_name() == Some(background::SERVER_ACTION);
     let verbose = (cli.verbose || cli.debug) && !is_server;
     exit(sound.and_then(|()| run(cli.action)), verbose)
 }
 
-/// Shows what the command line asks for instead of an action: help and version are answers,
-/// everything else is a wrong parameter.
+/// Handles a command line that runs no action. Prints help or version to standard output. Any other
+/// parse error is a wrong parameter and goes to standard error.
 fn usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() {
-        // Without standard error there is nobody to be told.
+        // If standard error is closed, nobody can be told.
         let _ = error.print();
         return ExitCode::from(1);
     }
@@ -132,7 +132,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     exit(stdio::print(&if ansi { text.ansi().to_string() } else { text.to_string() }), false)
 }
 
-/// Says why an action failed, and if asked, how it ended.
+/// Reports why an action failed and, with `verbose`, how it ended. Returns the exit code.
 fn exit(ended: Result<(), Failure>, verbose: bool) -> ExitCode {
     let Err(failure) = ended else {
         if verbose {

@@ -2,12 +2,12 @@
 //!
 //! - `--key-file F`: all bytes of F, newlines included, from `--keyfile-offset` on, or
 //!   `--keyfile-size` of them;
-//! - `--key-file -`: as much of standard input;
-//! - no key file: standard input up to the first newline, or its end, cut in the same way;
-//! - standard input is a terminal, with `--key-file -` or without: a prompt;
+//! - `--key-file -`: the same bytes of standard input;
+//! - no key file: standard input up to the first newline or its end, cut in the same way;
+//! - standard input is a terminal, with or without `--key-file -`: a prompt;
 //! - standard input is data for the volume: a prompt on the controlling terminal.
 //!
-//! What is read goes into memory that is wiped, and into no buffer on the way.
+//! Everything is read into memory that is wiped; no other buffer holds it on the way.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -41,12 +41,12 @@ pub(crate) struct KeyArgs {
     /// Wait this long for a passphrase at a terminal; 0 for ever
     #[arg(short = 't', long, value_name = "SECONDS", default_value_t = 0)]
     pub(crate) timeout: u64,
-    /// Standard input is data, in which no passphrase is looked for
+    /// Standard input is data for the volume and supplies no passphrase
     #[arg(skip)]
     pub(crate) stdin_is_data: bool,
 }
 
-/// A place where a passphrase is found.
+/// Where a passphrase is read from.
 #[derive(Debug)]
 pub(crate) enum Source<'a> {
     /// A person types it.
@@ -59,7 +59,7 @@ pub(crate) enum Source<'a> {
 }
 
 impl KeyArgs {
-    /// Where the passphrase comes from. Nothing is read yet.
+    /// Finds out where the passphrase comes from. Reads nothing yet.
     pub(crate) fn source(&self) -> Result<Source<'_>, Failure> {
         let file = self.key_file.as_deref();
         let named = file.filter(|file| file.as_os_str() != "-");
@@ -86,7 +86,7 @@ impl KeyArgs {
         Ok(if file.is_some() { Source::Stdin(stdin) } else { Source::Line(stdin) })
     }
 
-    /// As [`KeyArgs::source`] while standard input is for the volume.
+    /// As [`KeyArgs::source`] if standard input is data for the volume.
     fn source_beside_data(&self) -> Result<Source<'_>, Failure> {
         if self.key_file.is_some() {
             return Err(Failure::wrong(
@@ -101,7 +101,7 @@ impl KeyArgs {
         })
     }
 
-    /// Reads the passphrase; `prompt` without the colon.
+    /// Reads the passphrase. `prompt` has no colon.
     pub(crate) fn read(&self, prompt: &str) -> Result<Secret, Failure> {
         self.read_from(self.source()?, prompt, self.keyfile_size)
     }
@@ -125,7 +125,7 @@ impl KeyArgs {
         }
     }
 
-    /// As [`KeyArgs::read`]; a person is asked twice.
+    /// As [`KeyArgs::read`], but asks a person twice.
     pub(crate) fn read_verified(&self, prompt: &str) -> Result<Secret, Failure> {
         let first = self.read(prompt)?;
         if self.is_interactive() && *self.read("Verify passphrase")? != *first {
@@ -140,7 +140,7 @@ impl KeyArgs {
     }
 }
 
-/// Reads a table line, which has a key in it; `-` is standard input.
+/// Reads a table line, which contains a key; `-` is standard input.
 pub(crate) fn read_table_line(path: &Path) -> Result<Secret, Failure> {
     let line = Part { offset: 0, size: None, line: true };
     if path.as_os_str() != "-" {
@@ -158,9 +158,9 @@ pub(crate) fn read_volume_key(path: &Path, size: Option<u64>) -> Result<Secret, 
 #[derive(Debug, Clone, Copy)]
 struct Part {
     offset: u64,
-    /// So many, and no fewer; up to the end if `None` or 0.
+    /// Exactly this many bytes; up to the end if `None` or 0.
     size: Option<u64>,
-    /// A newline ends it too.
+    /// Whether a newline also ends the passphrase.
     line: bool,
 }
 
@@ -196,7 +196,7 @@ impl Part {
         Ok(key)
     }
 
-    /// Reads from where the source is now. Returns also whether a newline ended it.
+    /// Reads from the current position. Also returns whether a newline ended the input.
     fn read(self, source: &mut impl Read, name: &str) -> Result<(Secret, bool), Failure> {
         let size = self.size.filter(|size| *size > 0);
         let too_long = || {
@@ -261,8 +261,8 @@ fn read_all(source: &mut impl Read, limit: u64) -> io::Result<(Secret, bool)> {
     Ok((key, false))
 }
 
-/// Reads to the first newline or the end, but at most `limit` bytes. What is behind the newline is
-/// left to others, so this reads byte by byte.
+/// Reads to the first newline or the end, but at most `limit` bytes. Reads byte by byte, because
+/// the data after the newline is for other readers.
 fn read_line(source: &mut impl Read, limit: u64) -> io::Result<(Secret, bool)> {
     let mut line = Zeroizing::new(Vec::new());
     let mut byte = Zeroizing::new([0]);

@@ -1,8 +1,8 @@
-//! Where open volumes are found again: one directory per user.
+//! The runtime directory of a user, in which actions find the open volumes.
 //!
-//! `NAME` is the served file, `.NAME.sock` the control socket of its server, `.NAME.nbd` the socket of
-//! NBD clients, `.NAME.lock` what it locks as long as it lives, `.NAME.log` what it had to say. No name
-//! begins with a dot and each suffix has one meaning, so no two names share a place.
+//! `NAME` is the served file, `.NAME.sock` the control socket of its server, `.NAME.nbd` the socket
+//! for NBD clients, `.NAME.lock` the file that the server locks while it lives, `.NAME.log` its
+//! log. No name begins with a dot and each suffix has one meaning, so no two names share a path.
 
 use std::fs;
 use std::io;
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use crate::failure::Failure;
 use crate::{secrecy, user};
 
-/// The longest name: the control socket's path must fit into a socket address.
+/// Longest name in bytes: the control socket's path must fit into a socket address.
 const NAME_MAX: usize = 64;
 
-/// Bytes of the longest path of a Unix socket (unix(7)), its end included.
+/// Longest path of a Unix socket in bytes (unix(7)), including its terminator.
 const SOCKET_PATH_MAX: usize = 108;
 
-/// The places that belong to one name.
+/// The paths that belong to one name.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
     dir: PathBuf,
@@ -26,7 +26,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// The places of `name`; nothing is made yet.
+    /// The paths of `name`. Creates nothing.
     pub(crate) fn of(name: &str) -> Result<Self, Failure> {
         let fits = !name.is_empty()
             && name.len() <= NAME_MAX
@@ -41,8 +41,8 @@ impl Places {
         Ok(Self { dir: directory(), name: name.into() })
     }
 
-    /// The places of a volume that should be open, by its name or by the path of its device or
-    /// file, as `open` printed it.
+    /// The paths of a volume that should be open. `name` is its name, or the path of its device or
+    /// file as `open` printed it.
     pub(crate) fn of_open(name: &str) -> Result<Self, Failure> {
         let path = Path::new(name);
         let known = [Path::new("/dev/ucrypt"), &directory()].map(|dir| path.strip_prefix(dir).ok());
@@ -50,7 +50,7 @@ impl Places {
         Self::of(short.unwrap_or(name))
     }
 
-    /// The places of all volumes that are open, or were when their server was killed; by name.
+    /// The paths of all volumes that are open or whose server was killed, sorted by name.
     pub(crate) fn all() -> Result<Vec<Self>, Failure> {
         let dir = directory();
         let entries = match fs::read_dir(&dir) {
@@ -69,7 +69,7 @@ impl Places {
         Ok(names.into_iter().map(|name| Self { dir: dir.clone(), name }).collect())
     }
 
-    /// Makes the directory, for this user only.
+    /// Creates the directory, for this user only.
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
         let failed = |error| {
             Failure::denied(format!(
@@ -77,7 +77,7 @@ impl Places {
                 self.dir.display()
             ))
         };
-        // Under any umask, to the end: what a server makes is its user's.
+        // Under any umask and until the process ends, new files belong to this user alone.
         secrecy::keep_files_private();
         if self.socket().as_os_str().len() >= SOCKET_PATH_MAX {
             return Err(Failure::wrong(format!(
@@ -104,17 +104,17 @@ impl Places {
         Ok(())
     }
 
-    /// Whether a server is here, or one that was killed has left something.
+    /// Whether a server is running, or a killed server has left something.
     pub(crate) fn are_in_use(&self) -> bool {
         let places = [self.socket(), self.file(), self.nbd(), self.lock()];
-        // A file whose server was killed cannot be looked at, and is there.
+        // The file of a killed server exists, but its metadata cannot be read.
         places.iter().any(|path| {
             fs::symlink_metadata(path)
                 .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
         })
     }
 
-    /// The directory of all of them.
+    /// The directory of all these paths.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -138,25 +138,25 @@ impl Places {
         self.dir.join(format!(".{}.nbd", self.name))
     }
 
-    /// Locked by the server as long as it lives.
+    /// The file that the server locks while it lives.
     pub(crate) fn lock(&self) -> PathBuf {
         self.dir.join(format!(".{}.lock", self.name))
     }
 
-    /// Removes what a server has in these places, but for the lock.
+    /// Removes the server's files except its lock.
     pub(crate) fn clean_up(&self) {
-        // Of the served file only what a killed server left: a live one removes its own.
+        // Only a killed server leaves its served file; a live one removes its own.
         ucrypt_export::fuse::remove_stale(&self.file());
-        // A log is kept until the next server of this name, if there is anything in it.
+        // Keep a log that is not empty; the next server of this name appends to it.
         let said = fs::metadata(self.log()).is_ok_and(|log| log.len() > 0);
         let log = Some(self.log()).filter(|_| !said);
         for path in [self.nbd(), self.socket()].into_iter().chain(log) {
-            // What is not there needs no removing.
+            // A missing file is no error.
             let _ = fs::remove_file(path);
         }
     }
 
-    /// What the server had to say.
+    /// The log of the server.
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join(format!(".{}.log", self.name))
     }
@@ -168,9 +168,9 @@ fn directory() -> PathBuf {
     base.map_or_else(fallback, |base| base.join("ucrypt"))
 }
 
-/// The directory where no session manager named one.
+/// The directory if no session manager named one.
 fn fallback() -> PathBuf {
-    // Root of a user namespace has a /run of its own in a container, and else none.
+    // In a container, root of a user namespace has its own /run; elsewhere it has none.
     let is_own = |dir: &str| {
         let owner = fs::symlink_metadata(dir).map(|dir| dir.uid());
         owner.is_ok_and(|owner| owner == rustix::process::geteuid().as_raw())

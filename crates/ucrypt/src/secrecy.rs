@@ -1,23 +1,24 @@
-//! What keeps secrets inside the process.
+//! Keeps secrets inside the process.
 
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
 /// Keeps this process out of core dumps and debuggers.
 pub(crate) fn guard_process() {
-    // Neither can fail for a process that asks it of itself; without them it runs as well.
+    // Neither call can fail for the process itself, and the program runs without them as well.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
 }
 
-/// Keeps what is in memory out of swap from now on, where the system allows it without a limit, into
-/// which the rest of the program would run.
+/// Keeps memory out of swap from now on. Does nothing under a limit on locked memory, which the
+/// rest of the program would hit.
 pub(crate) fn lock_memory() {
-    // A failure leaves things as they are everywhere else.
+    // Without the lock, memory can be swapped like that of any other process.
     let _ = ucrypt_backend::lock_on_fault();
 }
 
-/// Lets nobody else have what this process makes from now on, whatever it was started with.
+/// Makes files that this process creates from now on private to its user, whatever umask it
+/// inherited.
 pub(crate) fn keep_files_private() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }

@@ -1,4 +1,4 @@
-//! `serve`: a volume in the foreground, on as many exports as are asked for.
+//! `serve`: serves a volume in the foreground on one or more exports.
 
 use std::num::ParseIntError;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::stdio::{announce, say_line};
 use crate::users;
 use crate::volume::{KeySource, Opened, VolumeArgs};
 
-/// How often it is checked whether an export was ended from outside.
+/// How often to check whether an export was ended from outside.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// Arguments of `serve`.
@@ -133,7 +133,8 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Starts what is asked for; what was started ends again if one of them fails.
+    /// Starts the FUSE, NBD and vhost-user exports that `args` names. If one fails, those already
+    /// started end.
     pub(crate) fn start(opened: &Opened, args: &ExportArgs) -> Result<Self, Failure> {
         let volume = &opened.volume;
         let mut exports = Self {
@@ -164,14 +165,14 @@ impl Exports {
         Ok(exports)
     }
 
-    /// Whether every export that there was has been ended from outside.
+    /// Whether every export has been ended from outside.
     pub(crate) fn have_ended(&self) -> bool {
         self.nbd.iter().all(Server::has_ended)
             && self.vhost_user.is_empty()
             && self.have_kernels_ended()
     }
 
-    /// What the volume is served as, for `status`.
+    /// The export of the volume, for `status`.
     pub(crate) fn facts(&self) -> Value {
         let by = |kind: &str, transport: Transport| json!({ "kind": kind, "transport": transport.to_string() });
         if let Some(export) = self.fuse.first() {
@@ -193,7 +194,7 @@ impl Exports {
         }
     }
 
-    /// Tells the kernel that the volume was resized. Over NBD, new connections see it.
+    /// Tells the kernel that the volume was resized. New NBD connections see the new size.
     pub(crate) fn take_size(&self) -> Result<(), Failure> {
         let failed = |error| Failure::device(format!("the file does not take the size: {error}"));
         self.fuse.iter().try_for_each(FuseExport::take_size).map_err(failed)?;
@@ -201,33 +202,33 @@ impl Exports {
         Ok(())
     }
 
-    /// Whether nobody uses them any more: no program has a served file or device open, nothing is mounted
-    /// and no NBD client connected. Those that are unused take no new users from then on.
+    /// Stops the exports that nobody uses: no file system or other device is on top, no program has
+    /// a served file or loop device open, and no NBD client is connected. A stopped export takes no
+    /// new users. Returns whether all are stopped.
     pub(crate) fn try_stop(&mut self) -> bool {
         let connected = self.nbd.iter().filter(|server| !server.try_stop()).count();
         self.try_stop_kernels() && connected == 0
     }
 
-    /// As [`Exports::try_stop`], of those that the kernel has: what their users have written may still
-    /// be in its memory, of a mounted file system or a mapped file. What NBD clients and guests have
-    /// not sent, they know not to be written.
+    /// As [`Exports::try_stop`], for the kernel's exports (FUSE, loop, ublk) only. The kernel may
+    /// still hold data that their users have written, to a mounted file system or a mapped file.
+    /// NBD clients and guests know that data they have not sent is not written.
     pub(crate) fn try_stop_kernels(&mut self) -> bool {
-        // Each of them, so that none gets new users while another has its last.
+        // Try every export, so that none gets new users while another still has its last.
         let files = self.fuse.iter_mut().map(FuseExport::try_stop);
         let devices = self.loop_device.iter_mut().map(LoopExport::try_stop);
         let devices = devices.chain(self.ublk.iter_mut().map(UblkExport::try_stop));
         files.chain(devices).filter(|stopped| !stopped).count() == 0
     }
 
-    /// Whether those that the kernel has were ended from outside.
+    /// Whether the kernel's exports were ended from outside.
     pub(crate) fn have_kernels_ended(&self) -> bool {
         self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
             && self.ublk.iter().all(UblkExport::has_ended)
     }
 
-    /// Takes the names away: who has a served file or device open or is connected goes on, nobody else
-    /// gets at it.
+    /// Detaches the exports: present users go on, and an export ends with its last user.
     pub(crate) fn detach(&self) {
         self.fuse.iter().for_each(FuseExport::detach);
         self.loop_device.iter().for_each(LoopExport::detach);
@@ -235,7 +236,7 @@ impl Exports {
         self.nbd.iter().for_each(Server::detach);
     }
 
-    /// Who uses them, as far as that can be seen.
+    /// The users of the exports, as far as they can be seen.
     pub(crate) fn users(&self) -> Vec<String> {
         let files = self.fuse.iter().map(FuseExport::path);
         let devices = self.loop_device.iter().map(LoopExport::path);
@@ -250,8 +251,8 @@ impl Exports {
         users
     }
 
-    /// Ends all of them. Accepted requests are finished first. Fails if one could not be used any
-    /// more before.
+    /// Stops all exports; they finish accepted requests first. Fails if a served file had become
+    /// unusable before.
     pub(crate) fn stop(self) -> Result<(), Failure> {
         self.nbd.into_iter().for_each(Server::shutdown);
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
@@ -268,10 +269,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             "name at least one export: --nbd ADDRESS, --vhost-user PATH, --fuse FILE or --ublk",
         ));
     }
-    // Before anybody is asked for a passphrase.
+    // Check before asking for a passphrase.
     args.exports.check()?;
     let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
-    // Not before: until there is something to end, a signal ends the process.
+    // Not earlier: until there is something to end, a signal ends the process.
     let stop = signals()?;
     let last_flush = LastFlush::prepare(&opened.volume)?;
     let mut exports = Exports::start(&opened, &args.exports)?;
@@ -304,7 +305,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 impl ExportArgs {
-    /// Refuses what this system does not have, or not for this user.
+    /// Refuses exports that this system lacks or does not permit to this user.
     fn check(&self) -> Result<(), Failure> {
         if !self.fuse.is_empty() {
             available::fuse()?;
@@ -316,9 +317,9 @@ impl ExportArgs {
     }
 }
 
-/// Says, on one line each, where the volume can be reached.
+/// Prints where the volume can be reached, one line for each export.
 fn announce_all(exports: &Exports, json: bool) {
-    // The exports serve on, whether or not that can be told.
+    // The exports go on, whether or not this can be printed.
     let say = |line: String| announce(line).unwrap_or_else(say_line);
     let line = |kind: &str, key: &str, place: &str| {
         if json {

@@ -1,8 +1,8 @@
 //! Standard input, output and error, without buffers and without panics.
 //!
-//! Everything that this command reads or says goes through here. Rust's own streams panic when a
-//! message cannot be printed, take a closed stream for an empty one, and keep what was read in a
-//! buffer that nobody wipes, passphrases included.
+//! All input and output of this command on these streams goes through this module. Rust's print
+//! macros panic if a write fails, and its streams treat a closed stream as an empty one and keep
+//! input, passphrases included, in a buffer that nobody wipes.
 
 use std::fmt::Display;
 use std::io::{self, Read, Write};
@@ -45,7 +45,7 @@ impl Stdout {
         Ok(Self(()))
     }
 
-    /// Writes all of it. If nobody reads it any more, the failure is that of SIGPIPE.
+    /// Writes all bytes. If the reader has gone, fails with [`Failure::nobody_reads`].
     pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.write_all(bytes).map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => Failure::nobody_reads(),
@@ -65,7 +65,8 @@ impl Write for Stdout {
     }
 }
 
-/// Carries a transfer out, whatever signals come; if somebody made the stream non-blocking, waits.
+/// Carries out a transfer. Retries after a signal, and waits if somebody made the stream
+/// non-blocking.
 fn whole(
     stream: BorrowedFd<'_>,
     ready: PollFlags,
@@ -83,7 +84,7 @@ fn whole(
     }
 }
 
-/// Prints a result on standard output, as it is.
+/// Prints a result on standard output, unchanged.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     Stdout::get()?.put(text.as_bytes())
 }
@@ -93,7 +94,7 @@ pub(crate) fn print_line(line: impl Display) -> Result<(), Failure> {
     print(&format!("{line}\n"))
 }
 
-/// Prints where something can be found that stays, whether or not anybody reads it.
+/// Prints where a volume can be found. Succeeds also if nobody reads it, because the volume stays.
 pub(crate) fn announce(line: impl Display) -> Result<(), Failure> {
     if was_closed_at_start(1) {
         return Ok(());
@@ -104,7 +105,7 @@ pub(crate) fn announce(line: impl Display) -> Result<(), Failure> {
     }
 }
 
-/// Says something on standard error, as it is. If that is gone, there is nobody to be told.
+/// Writes text to standard error, unchanged. Ignores errors: there is nobody else to tell.
 pub(crate) fn say(text: &str) {
     let mut rest = text.as_bytes();
     let stream = rustix::stdio::stderr();
@@ -116,7 +117,7 @@ pub(crate) fn say(text: &str) {
     }
 }
 
-/// Says one line on standard error, after the name of the command.
+/// Writes one line to standard error, after the name of the command.
 pub(crate) fn say_line(line: impl Display) {
     say(&format!("ucrypt: {line}\n"));
 }

@@ -1,8 +1,8 @@
-//! What is asked of a person: passphrases, which nobody else may see, and consent.
+//! Prompts at a terminal: for passphrases, which nobody else may see, and for consent.
 //!
-//! While a passphrase is typed the terminal echoes nothing, and hands each key over as it is
-//! typed. The editing is done here, by the keys that the terminal is set to, because whatever ends
-//! or stops the program must give the echo back first.
+//! While a passphrase is typed, the terminal echoes nothing and delivers each key at once. This
+//! module edits the line itself, with the keys that the terminal is set to: a key that ends or
+//! stops the program must restore the echo first.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ const TYPED_MAX: usize = 512;
 pub(crate) enum Terminal {
     /// The one that controls this process.
     Controlling(File),
-    /// Standard input, where the process has none; asks on standard error.
+    /// Standard input, if the process has no controlling terminal. Prompts go to standard error.
     StandardInput,
 }
 
@@ -43,7 +43,8 @@ enum Without {
 }
 
 impl Terminal {
-    /// The terminal at which there is somebody, if standard input is one.
+    /// The terminal to ask at, if standard input is a terminal: the controlling one if there is
+    /// one.
     pub(crate) fn of_stdin() -> Option<Self> {
         let is_terminal = stdio::Stdin::get().is_some() && isatty(rustix::stdio::stdin());
         is_terminal.then(|| Self::controlling().unwrap_or(Self::StandardInput))
@@ -64,13 +65,14 @@ impl Terminal {
 
     fn show(&self, text: &str) {
         match self {
-            // A terminal that takes nothing gives nothing either, which is told.
+            // Ignore errors: a terminal that cannot be written to cannot be read either, which is
+            // reported.
             Self::Controlling(file) => drop(io::Write::write_all(&mut &*file, text.as_bytes())),
             Self::StandardInput => stdio::say(text),
         }
     }
 
-    /// Asks for a passphrase; `prompt` without the colon. It has to be complete within `limit`.
+    /// Asks for a passphrase, which has to be complete within `limit`. `prompt` has no colon.
     pub(crate) fn ask(&self, prompt: &str, limit: Option<Duration>) -> Result<Secret, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         self.type_passphrase(prompt, deadline).map_err(|without| match without {
@@ -89,7 +91,7 @@ impl Terminal {
     fn type_passphrase(&self, prompt: &str, deadline: Option<Instant>) -> Result<Secret, Without> {
         loop {
             let (mut line, ended) = {
-                // Quiet before the prompt: who answers at once must not see it echoed.
+                // Turn the echo off before the prompt, so that an immediate answer is not echoed.
                 let quiet = Quiet::new(self.fd()).map_err(Without::Failed)?;
                 self.show(&format!("{prompt}: "));
                 let mut line = Line::new(Keys::of(&quiet.before));
@@ -105,8 +107,8 @@ impl Terminal {
                 End::Quit => Signal::QUIT,
                 End::Suspend => Signal::TSTP,
             };
-            // As the terminal would have done it: to every process of the job. Who is brought back
-            // to the foreground is asked again.
+            // Signal every process of the job, as the terminal would have done. After a stop, ask
+            // again once the job is back in the foreground.
             kill_current_process_group(signal).map_err(|error| Without::Failed(error.into()))?;
             if signal == Signal::QUIT {
                 return Err(Without::Interrupted);
@@ -146,12 +148,12 @@ impl Terminal {
         }
     }
 
-    /// Shows a warning, and asks for consent: whether the answer is a `YES`.
+    /// Shows a warning and asks for consent. Returns whether the answer is `YES`.
     pub(crate) fn agrees(&self, warning: &str) -> io::Result<bool> {
         self.show(&format!(
             "\nWARNING!\n========\n{warning}\n\nAre you sure? (Type 'yes' in capital letters): "
         ));
-        // A terminal hands over one line at a time. What does not fit is no YES.
+        // A terminal delivers one line at a time. A line that does not fit is no YES.
         let mut answer = [0; 64];
         loop {
             match rustix::io::read(self.fd(), &mut answer) {
@@ -175,7 +177,7 @@ enum End {
     TooLong,
 }
 
-/// The keys with a meaning, as this terminal is set; 0 for those that are off.
+/// The special keys of this terminal; 0 for those that are off.
 #[derive(Debug, Clone, Copy)]
 struct Keys {
     interrupt: u8,
@@ -208,7 +210,7 @@ impl Keys {
 struct Line {
     keys: Keys,
     typed: Secret,
-    /// The next key means itself.
+    /// Whether the next key is taken literally.
     literal: bool,
 }
 
@@ -234,7 +236,7 @@ impl Line {
             key if key == keys.erase_line => self.typed.clear(),
             key if key == keys.erase_word => self.erase_word(),
             key if key == keys.literal => self.literal = true,
-            // Whichever of the two the terminal is set to, the key sends the other often enough.
+            // Accept both: the key often sends the one that the terminal is not set to.
             8 | 127 => self.erase(),
             key if key == keys.erase => self.erase(),
             key => return self.add(key),
@@ -250,7 +252,7 @@ impl Line {
         None
     }
 
-    /// Takes the last character back: all bytes of it, if it is one of UTF-8.
+    /// Removes the last character: all its bytes if they are UTF-8, or else one byte.
     fn erase(&mut self) {
         let len = self.typed.len();
         let is_whole = |bytes: &usize| std::str::from_utf8(&self.typed[len - bytes..]).is_ok();
@@ -265,7 +267,7 @@ impl Line {
     }
 }
 
-/// The terminal without echo, until dropped.
+/// Turns the terminal's echo off until dropped.
 struct Quiet<'a> {
     terminal: BorrowedFd<'a>,
     before: Termios,
@@ -295,7 +297,7 @@ impl Drop for Quiet<'_> {
 mod tests {
     use super::*;
 
-    /// As Linux sets a new terminal.
+    /// Linux's settings of a new terminal.
     const KEYS: Keys = Keys {
         interrupt: 3,
         quit: 28,

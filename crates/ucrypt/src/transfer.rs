@@ -1,4 +1,4 @@
-//! `read` and `write`: a volume's bytes to standard output, and standard input into a volume.
+//! `read` copies a volume to standard output; `write` copies standard input into a volume.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Read};
@@ -16,7 +16,7 @@ use crate::volume::{KeySource, VolumeArgs};
 /// Bytes of one request.
 const CHUNK: usize = 1 << 20;
 
-/// Requests under way.
+/// Requests in flight.
 const DEPTH: u32 = 8;
 
 const QUEUE: QueueConfig = QueueConfig { memory: (DEPTH as usize + 2) * CHUNK * 2, depth: DEPTH };
@@ -67,13 +67,13 @@ pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
         .run(&mut output, &progress)
 }
 
-/// Several reads under way; their data leaves in order.
+/// Keeps several reads in flight, and writes their data in order.
 struct Reader {
     queue: Queue,
-    /// Next byte to ask for.
+    /// Offset of the next read.
     next: u64,
     end: u64,
-    /// Data that came before its turn, by offset.
+    /// Data of reads that completed early, by offset.
     waiting: BTreeMap<u64, Buf>,
     written: u64,
 }
@@ -96,7 +96,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Submits reads while there is room.
+    /// Submits reads while the queue has room.
     fn ask(&mut self) -> Result<(), Failure> {
         while self.next < self.end {
             let len = (self.end - self.next).min(CHUNK as u64) as usize;
@@ -125,7 +125,8 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let mut writer = Writer { queue, next: args.offset, size };
     let written = writer.run(&mut input, &progress);
     drop(progress);
-    // Whatever ended it: what is said to be written has to stay. What failed first is told.
+    // Flush however the write ended: data reported as written must persist. The first failure is
+    // reported.
     let flushed = crate::ending::flush(&opened.volume);
     let end = written?;
     flushed?;
@@ -150,7 +151,7 @@ enum End {
 
 struct Writer {
     queue: Queue,
-    /// Where the next bytes go.
+    /// Offset of the next write.
     next: u64,
     size: u64,
 }
@@ -202,7 +203,7 @@ impl Writer {
         }
     }
 
-    /// Waits for an answer and takes what there is.
+    /// Waits for a completion and takes all that are there.
     fn settle(&mut self) -> Result<(), Failure> {
         self.queue.wait().map_err(broken)?;
         while let Some(Done { tag: offset, result, .. }) = self.queue.next_done() {
@@ -233,11 +234,11 @@ fn fill(input: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// A bar on a terminal, for what takes longer than a second.
+/// A progress bar on a terminal, for transfers that take longer than a second.
 struct Progress(ProgressBar);
 
 impl Progress {
-    /// `length` 0: not known.
+    /// `length` is 0 if unknown.
     fn new(length: u64) -> Self {
         if !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());

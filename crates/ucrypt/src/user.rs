@@ -1,22 +1,22 @@
-//! Who runs this process, seen from outside of user namespaces.
+//! The user of this process, as seen outside of user namespaces.
 
 use std::fs;
 
 /// The line of `uid_map` in the initial user namespace.
 const INITIAL: [u32; 3] = [0, 0, u32::MAX];
 
-/// Whether this is root of the machine, and not of a user namespace only.
+/// Whether this process runs as root of the machine, not only of a user namespace.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root() && is_initial(&map())
 }
 
-/// The number of the user outside of the user namespace that this process is in, if any.
+/// The user ID outside of the user namespace that this process is in, if any.
 pub(crate) fn number() -> u32 {
     outside(&map(), rustix::process::geteuid().as_raw())
 }
 
 fn map() -> String {
-    // Without user namespaces there is none.
+    // A kernel without user namespaces has no such file.
     fs::read_to_string("/proc/self/uid_map").unwrap_or_default()
 }
 
@@ -25,7 +25,8 @@ fn is_initial(map: &str) -> bool {
     lines.next().is_none_or(|line| line == INITIAL) && lines.next().is_none()
 }
 
-/// What `inside` is outside.
+/// Translates a user ID from inside a namespace to outside. An ID that is not mapped stays the
+/// same.
 fn outside(map: &str, inside: u32) -> u32 {
     let found = ranges(map).find_map(|[first, outside, count]| {
         let index = inside.checked_sub(first).filter(|index| *index < count)?;

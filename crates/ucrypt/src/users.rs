@@ -1,14 +1,14 @@
-//! Who uses a served file or device, as far as this process can see.
+//! Finds who uses a served file or device, as far as this process can see.
 
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// More are not named.
+/// How many users a message names.
 const NAMED_MAX: usize = 4;
 
-/// Device managers look at every device that changes, and go by themselves.
+/// Device managers, which open every device that changes and close it again by themselves.
 const PASSING: [&str; 4] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid"];
 
 /// The programs that have one of these files or devices open, the places where one is mounted, and the
@@ -27,7 +27,7 @@ pub(crate) fn of(places: &[&Path]) -> Vec<String> {
             continue;
         }
         let dir = process.path();
-        // The processes of a namespace have the same mounts.
+        // All processes in a mount namespace see the same mounts.
         if fs::read_link(dir.join("ns/mnt")).is_ok_and(|it| namespaces.insert(it)) {
             let mounts = fs::read_to_string(dir.join("mountinfo")).unwrap_or_default();
             users.extend(watched.iter().flat_map(|it| it.mounted(&mounts)));
@@ -35,7 +35,7 @@ pub(crate) fn of(places: &[&Path]) -> Vec<String> {
         let command = fs::read_to_string(dir.join("comm")).unwrap_or_default();
         let command = command.trim_end();
         let descriptors = fs::read_dir(dir.join("fd")).into_iter().flatten().filter_map(Result::ok);
-        // Only the names: to look at the files themselves may take for ever.
+        // Read only the names: a look at the files themselves may block for ever.
         let mut targets = descriptors.filter_map(|fd| fs::read_link(fd.path()).ok());
         if !PASSING.contains(&command)
             && targets.any(|target| watched.iter().any(|it| it.name == target.to_string_lossy()))
@@ -61,16 +61,16 @@ pub(crate) fn by(users: &[String]) -> String {
 
 /// A file or device that may be in use.
 struct Watched {
-    /// As the kernel writes it.
+    /// The path, as the kernel writes it.
     name: String,
-    /// Of a device.
+    /// Major and minor number, if it is a device.
     number: Option<String>,
 }
 
 impl Watched {
     fn new(place: &Path) -> Option<Self> {
         let name = place.to_str()?.to_owned();
-        // Nothing but a device is looked at: a served file may not answer any more.
+        // Look only at devices: a served file may no longer answer.
         let found =
             place.starts_with("/dev").then(|| fs::symlink_metadata(place)).transpose().ok()?;
         let number = found.filter(|found| found.file_type().is_block_device()).map(|found| {
@@ -80,12 +80,12 @@ impl Watched {
         Some(Self { name, number })
     }
 
-    /// Where `mounts`, a table `mountinfo`, has it.
+    /// The places where `mounts`, a `mountinfo` table, shows it mounted.
     fn mounted(&self, mounts: &str) -> Vec<String> {
         let Some(number) = &self.number else { return Vec::new() };
         let is_it = |line: &&str| {
             let is_device = line.split(' ').nth(2) == Some(number);
-            // File systems on several devices have a number of their own.
+            // A file system on several devices has a number of its own, so compare the source too.
             let source = line.split_once(" - ").and_then(|(_, end)| end.split(' ').nth(1));
             is_device || source == Some(&self.name)
         };
@@ -93,7 +93,7 @@ impl Watched {
         mounts.lines().filter(is_it).filter_map(place).collect()
     }
 
-    /// Swap, and devices that are made of it.
+    /// Swap on it, and devices on top of it.
     fn on_top(&self) -> Vec<String> {
         if self.number.is_none() {
             return Vec::new();
@@ -104,7 +104,7 @@ impl Watched {
         let holders = fs::read_dir(Path::new("/sys/block").join(name).join("holders"));
         let holders = holders.into_iter().flatten().filter_map(Result::ok);
         let holders = holders.map(|holder| format!("/dev/{}", holder.file_name().display()));
-        // Of these, the driver keeps no such list.
+        // The kernel keeps no list of holders for loop devices.
         let loops = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
         let loops = loops.filter_map(|device| {
             let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;

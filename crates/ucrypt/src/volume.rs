@@ -1,4 +1,5 @@
-//! From a command line to a volume: open the image, read the header, unlock, join the layers.
+//! Turns a command line into a volume: opens the image, reads the header, unlocks, joins the
+//! layers.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -67,10 +68,10 @@ pub(crate) struct VolumeArgs {
     /// Accepted; keys are never put into the kernel's keyring
     #[arg(long)]
     disable_keyring: bool,
-    /// Nothing is written: the image may be in use, and may be one that cannot be written to
+    /// Nothing is written, so the image may be in use or not writable
     #[arg(skip)]
     looks: bool,
-    /// Nothing but the header is read, which needs no lock
+    /// Only the header is read, which needs no lock
     #[arg(skip)]
     unlocked: bool,
     #[command(flatten)]
@@ -122,11 +123,11 @@ impl FromStr for Scratch {
 pub(crate) enum KeySource {
     /// From the arguments: prompt, key file, volume key file.
     Arguments,
-    /// It is known already: the volume key, or the table line that has it.
+    /// Known already: the volume key, or the table line that contains it.
     Known(Secret),
 }
 
-/// What a volume is, for people and scripts.
+/// Properties of a volume, for people and scripts.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Facts {
     /// luks1, luks2, plain or raw.
@@ -151,8 +152,8 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// By what a virtual machine tells this disk from others: the first 20 digits of the UUID, or
-    /// what there is of [`Facts::identity`].
+    /// The serial number of the disk in a virtual machine: the first 20 hex digits of the UUID, or
+    /// [`Facts::identity`] if there is no UUID.
     pub(crate) fn serial(&self) -> String {
         match &self.uuid {
             Some(uuid) => uuid.chars().filter(char::is_ascii_hexdigit).take(20).collect(),
@@ -160,15 +161,15 @@ impl Facts {
         }
     }
 
-    /// A number that differs between volumes, and is the same each time that one is opened: of
-    /// where it lies and how it is encrypted. The key has no part in it.
+    /// A number that differs between volumes and is the same each time a volume is opened: a hash
+    /// of the image's path, the cipher, the layout and the UUID. The key has no part in it.
     pub(crate) fn identity(&self) -> u64 {
         let image =
             std::fs::canonicalize(&self.image).unwrap_or_else(|_| self.image.clone().into());
         let layout = format!("{} {} {} {}", self.cipher, self.sector_size, self.offset, self.size);
         let uuid = self.uuid.as_deref().unwrap_or_default();
         let parts = [image.as_os_str().as_encoded_bytes(), layout.as_bytes(), uuid.as_bytes()];
-        // FNV-1a, which stays the same from one version to the next.
+        // FNV-1a, whose result is the same in all versions.
         let bytes = parts.iter().flat_map(|part| part.iter().chain(&[0]));
         bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -181,13 +182,13 @@ impl Facts {
 pub(crate) struct Opened {
     pub(crate) volume: Arc<Volume>,
     pub(crate) facts: Facts,
-    /// The length that the header or the user gives it, in bytes; without one it ends where its
-    /// image does.
+    /// The length in bytes that the header or the user gives. Without one, the volume ends where
+    /// its image does.
     pub(crate) fixed_len: Option<u64>,
 }
 
 impl VolumeArgs {
-    /// For an action that reads data from standard input: no passphrase is looked for in it.
+    /// For an action that reads data from standard input, which then supplies no passphrase.
     pub(crate) fn with_data_on_stdin(mut self) -> Self {
         self.key.stdin_is_data = true;
         self
@@ -199,8 +200,8 @@ impl VolumeArgs {
         self
     }
 
-    /// Opens the image and unlocks it. Opened to be written to, a damaged header copy is repaired:
-    /// last, when nothing else can go wrong.
+    /// Opens the image and unlocks it. If the image is writable, repairs a damaged header copy:
+    /// last, when nothing else can fail.
     pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
         secrecy::lock_memory();
         match (image, &self.backend) {
@@ -211,7 +212,7 @@ impl VolumeArgs {
             (None, Some(scratch)) => self.open_scratch(scratch),
             (Some(image), None) => {
                 let file = self.open_image(image)?;
-                // Where it is, whatever directory it is asked from later.
+                // An absolute path, which is right in any directory.
                 let image = image.canonicalize().unwrap_or_else(|_| image.into());
                 let name = image.display().to_string();
                 if self.is_raw() {
@@ -232,11 +233,11 @@ impl VolumeArgs {
         }
     }
 
-    /// Unlocks as [`VolumeArgs::open`] does, and returns the volume key alone; of a table, its
-    /// line.
+    /// Unlocks as [`VolumeArgs::open`] does, and returns only the volume key, or the line of a
+    /// table.
     pub(crate) fn volume_key(&self, image: Option<&Path>) -> Result<Secret, Failure> {
         let Some(image) = image else {
-            // What has no image gets a key of its own.
+            // A volume without an image gets a random key when it is opened.
             return Ok(Secret::default());
         };
         if self.is_raw() {
@@ -251,13 +252,13 @@ impl VolumeArgs {
         }
         let unlocked = self.unlock(&file, image, KeySource::Arguments)?;
         unlocked.check_data(&image.display().to_string())?;
-        // Too large a volume must fail here, where somebody reads the message.
+        // Refuse a volume that does not fit here, where the user sees the message.
         unlocked.volume.volume_len(file.limits().len)?;
         Ok(unlocked.volume.volume_key)
     }
 
-    /// Whether the passphrase or key opens the volume. Keeps nobody from using the image meanwhile. The
-    /// data need not be there: a header backup can be tried, and the file of a detached header.
+    /// Tests whether the passphrase or key opens the volume, without locking the image. The data
+    /// may be missing: the test accepts a header backup and the file of a detached header.
     pub(crate) fn test(self, image: Option<&Path>) -> Result<(), Failure> {
         let looking = Self { unlocked: true, ..self.for_looking() };
         let Some(image) = image.filter(|_| !looking.is_raw()) else {
@@ -268,12 +269,12 @@ impl VolumeArgs {
         looking.unlock(&file, image, KeySource::Arguments)?.tell_of_damage(None)
     }
 
-    /// Whether something else than an image is opened.
+    /// Whether `--backend` replaces the image.
     pub(crate) fn has_backend(&self) -> bool {
         self.backend.is_some()
     }
 
-    /// No encryption at all: the base line of measurements.
+    /// Whether there is no encryption at all: the baseline of measurements.
     fn is_raw(&self) -> bool {
         self.plain.cipher.as_deref() == Some("none")
     }
@@ -315,7 +316,7 @@ impl VolumeArgs {
             let volume = self.plain.unlock(&asked, key)?;
             return Ok(UnlockedImage { volume, header: None, damage: None, detached: None });
         }
-        // The image itself may be named as the header: then it is as if none were named.
+        // Naming the image itself as the header is the same as naming none.
         let elsewhere = self.header.as_deref().filter(|header| !is_same(header, path));
         let detached = elsewhere.map(|header| self.open_header(header)).transpose()?;
         let medium = detached.as_ref().unwrap_or(image);
@@ -372,9 +373,9 @@ impl VolumeArgs {
         }
     }
 
-    /// A volume without a header lies over everything: says what is there already, and asks whether
-    /// it is meant if anything may be written. As in cryptsetup, data that starts further back was
-    /// put there on purpose.
+    /// Warns of a header or other signature on the image, because a plain volume lies over
+    /// everything. Asks for consent if the volume may be written to. As in cryptsetup, does nothing
+    /// if the data starts further back: the user chose that on purpose.
     fn warn_of_signature(&self, image: &FileBackend, name: &str) -> Result<(), Failure> {
         if self.batch_mode || !self.plain.starts_at_zero() {
             return Ok(());
@@ -397,7 +398,7 @@ impl VolumeArgs {
         }
     }
 
-    /// A volume in memory or of zeroes, under a random key.
+    /// A volume without an image, under a random key.
     fn open_scratch(&self, scratch: &Scratch) -> Result<Opened, Failure> {
         let (backend, name): (Arc<dyn Backend>, _) = match *scratch {
             Scratch::Memory(len) => {
@@ -447,14 +448,14 @@ impl VolumeArgs {
     }
 }
 
-/// An unlocked volume, and what its header is like.
+/// An unlocked volume and its header.
 struct UnlockedImage {
     volume: Unlocked,
     /// The header, if it has one.
     header: Option<Header>,
-    /// The header copy that cannot be used.
+    /// The header copy that is damaged, if any.
     damage: Option<Damage>,
-    /// Where the header is, if not on the image.
+    /// The file of a detached header.
     detached: Option<FileBackend>,
 }
 
@@ -471,8 +472,8 @@ impl UnlockedImage {
         Ok(())
     }
 
-    /// Says what is wrong with a header copy, and repairs it if there is an image to write to, and
-    /// nothing can be lost by it.
+    /// Reports a damaged header copy. Repairs it if there is an image to write to and the repair
+    /// can lose nothing.
     fn tell_of_damage(&self, image: Option<&FileBackend>) -> Result<(), Failure> {
         let (Some(Header::Luks2(header)), Some(damage)) = (&self.header, &self.damage) else {
             return Ok(());
@@ -539,7 +540,7 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
 fn is_same(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| {
         let found = std::fs::metadata(path).ok()?;
-        // Of a device: wherever its node is.
+        // A device is the same wherever its node is.
         let device = found.rdev();
         Some(if device > 0 { (0, device) } else { (found.dev(), found.ino()) })
     };

@@ -1,9 +1,9 @@
-//! A name belongs to one server.
+//! Claims a name for one server.
 //!
-//! A server holds the lock on a file as long as it lives, however it ends: who gets the lock finds
-//! only what a killed server left. There is a lock in the runtime directory, and one more beside
-//! the links of devices, which all runtime directories share. The files are removed under the
-//! lock; who then gets the lock of a removed file takes a new one.
+//! A server holds a file lock as long as it lives, however it ends. Whoever gets the lock finds
+//! only what a killed server left. One lock is in the runtime directory. Another is beside the
+//! links of devices, which all runtime directories share. A lock file is removed under its lock; a
+//! process that then gets the lock of the removed file takes a new one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,7 +22,7 @@ use crate::runtime::Places;
 /// How long a server may take to start to answer, or to end after it was killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The names that this process has alone. Dropping it gives them up.
+/// The names that only this process holds. Drop it to release them.
 #[derive(Debug)]
 pub(super) struct Claim {
     _name: Lock,
@@ -30,8 +30,8 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Takes the name, and its link if it is for a `device`, and removes what a killed server left
-    /// of either.
+    /// Claims the name, and its link if it is for a `device`. Removes what a killed server left of
+    /// either.
     pub(super) fn take(places: &Places, device: bool) -> Result<Self, Failure> {
         let name = places.name();
         let busy = || {
@@ -63,7 +63,7 @@ impl Claim {
                     link = Some(lock).filter(|_| device);
                 }
                 Err(error) if device => return Err(failed(&path, error)),
-                // Somebody else's device of the same name.
+                // The link belongs to another user's device of the same name.
                 Err(_) => {}
             }
         }
@@ -85,8 +85,8 @@ struct Lock {
 }
 
 impl Lock {
-    /// As [`Lock::take`], but waits a moment for an owner that does not answer: the threads of a
-    /// killed server do not all end at once.
+    /// As [`Lock::take`], but waits up to [`PATIENCE`] for a holder that does not answer: the
+    /// threads of a killed server do not all end at once.
     fn wait(path: &Path, places: &Places) -> io::Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -101,7 +101,7 @@ impl Lock {
         }
     }
 
-    /// Whether nobody has it. What the file says stays there.
+    /// Whether nobody holds the lock. Keeps the content of the file.
     fn is_free(path: &Path) -> bool {
         match File::open(path) {
             Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
@@ -109,7 +109,7 @@ impl Lock {
         }
     }
 
-    /// Never waits: `EWOULDBLOCK` if somebody has it.
+    /// Takes the lock. Never waits: fails with `EWOULDBLOCK` if another process holds it.
     fn take(path: &Path) -> io::Result<Self> {
         loop {
             let file = OpenOptions::new()
@@ -128,7 +128,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing it would unlock it too; a file that cannot be removed does no harm.
+        // Closing the file would unlock it too. A file that cannot be removed does no harm.
         let _ = fs::remove_file(&self.path);
         let _ = flock(&self.file, FlockOperation::Unlock);
     }

@@ -1,6 +1,6 @@
-//! The control socket: one line of JSON asks, one line of JSON answers.
+//! The control socket: a request is one line of JSON, and so is its answer.
 //!
-//! Who gets an answer is decided twice: by the socket's mode, and by the user at the other end.
+//! Two checks decide who may ask: the mode of the socket, and the user at the other end.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,29 +23,29 @@ const REQUEST_MAX: u64 = 4096;
 /// How long a client may take to send its request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a server may take to say how it is.
+/// How long a server may take to answer a status request.
 const STATUS_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Clients that may wait for the one before them.
+/// Length of the queue of clients that wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// The state of a volume that is open for everybody.
+/// The state of a volume that is open and not about to be closed.
 pub(super) const OPEN: &str = "open";
 
-/// What can be asked of a server.
+/// A request to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Request {
     Status,
     Close,
     CloseDeferred,
-    /// To a length in bytes; without one, to the length that `open` would give it now.
+    /// Resize to a length in bytes, or without one to the length that `open` would choose now.
     Resize {
         bytes: Option<u64>,
     },
 }
 
-/// Asks the server of a name.
+/// Sends a request to the server of a name, and returns the answer.
 pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
     let name = places.name();
     let stream = UnixStream::connect(places.socket()).map_err(|error| match error.kind() {
@@ -77,7 +77,7 @@ pub(super) fn is_answered(places: &Places, patience: Duration) -> bool {
     matches!(answer, Ok(Some(_)))
 }
 
-/// `None`: the server has ended without an answer.
+/// Exchanges a request for an answer. Returns `None` if the server ended without an answer.
 fn exchange(
     mut stream: UnixStream,
     request: Request,
@@ -85,7 +85,7 @@ fn exchange(
 ) -> io::Result<Option<Value>> {
     stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
     let line = serde_json::to_string(&request)?;
-    // A server that does not want to hear it has said why, and hung up.
+    // A server that refuses this client has sent its reason and hung up.
     match writeln!(stream, "{line}") {
         Err(error) if !has_hung_up(&error) => return Err(error),
         _ => {}
@@ -103,7 +103,7 @@ fn has_hung_up(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Listens: what is asked comes out of the channel, with where to answer.
+/// Listens on the control socket. The channel delivers each request with the stream for its answer.
 pub(super) fn start(places: &Places) -> Result<Receiver<(Request, UnixStream)>, Failure> {
     let failed = |error| {
         let socket = places.socket();
@@ -118,7 +118,7 @@ pub(super) fn start(places: &Places) -> Result<Receiver<(Request, UnixStream)>, 
     Ok(asked)
 }
 
-/// For this user only, from its first moment on.
+/// Creates a socket for this user only, from its first moment on.
 fn private_socket(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -131,7 +131,7 @@ fn private_socket(path: &Path) -> io::Result<UnixListener> {
 fn accept(listener: &UnixListener, asked: &Sender<(Request, UnixStream)>) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
-            // The descriptors are used up; some come free.
+            // The descriptors are used up; wait until some are free.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -147,13 +147,13 @@ fn accept(listener: &UnixListener, asked: &Sender<(Request, UnixStream)>) {
     }
 }
 
-/// Whether the user at the other end is this one, or root.
+/// Whether the peer runs as this user or as root.
 fn may_ask(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid();
     sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
 }
 
-/// Reads one request; anything else than a request is dropped.
+/// Reads one request. Drops anything else.
 fn receive(stream: &UnixStream) -> Option<Request> {
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     stream.set_write_timeout(Some(PATIENCE)).ok()?;
@@ -167,7 +167,7 @@ pub(super) fn reply(mut stream: UnixStream, answer: &Value) {
     let _ = writeln!(stream, "{answer}");
 }
 
-/// The answer to something that was `done`, or was not.
+/// The answer to a request: `done`, or the failure.
 pub(super) fn answer(result: &Result<(), Failure>, done: &str) -> Value {
     match result {
         Ok(()) => json!({ done: true }),

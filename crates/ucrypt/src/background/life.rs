@@ -1,5 +1,5 @@
-//! An open volume, from its opening to its end: what is asked of it is answered, who uses it is waited
-//! for, and the end takes no longer than it may.
+//! Runs an open volume until its end: answers requests, waits for users, and limits the time of the
+//! end.
 
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -22,11 +22,11 @@ use crate::stdio::say_line;
 use crate::users;
 use crate::volume::Opened;
 
-/// How often signals and exports that ended from outside are looked for.
+/// How often to check for signals and for exports that ended from outside.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
-/// How long `close` waits for a user that cannot be seen: the kernel lets go of a device some time after
-/// its last user has gone, and device managers look at it when something changes.
+/// How long `close` waits for users that cannot be seen: the kernel releases a device some time
+/// after its last user has gone, and device managers open it when something changes.
 const UNSEEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Everything that an open volume has.
@@ -35,23 +35,23 @@ pub(super) struct Life {
     pub(super) claim: Claim,
     pub(super) opened: Opened,
     pub(super) exports: Exports,
-    /// Of a device.
+    /// The link of a device.
     pub(super) link: Option<Link>,
-    /// By what users get at it.
+    /// The path or URI by which users reach the volume.
     pub(super) device: String,
     pub(super) last_flush: LastFlush,
     pub(super) resilience: Resilience,
 }
 
-/// Why it ends.
+/// Why the volume ends.
 enum End {
-    /// Somebody has asked for it, and waits for the answer.
+    /// A client asked for it, and waits for the answer.
     Closed(UnixStream),
     /// The last user has gone, or the exports were ended from outside.
     Unused,
-    /// A signal came, and nobody uses it any more.
+    /// A signal came, and nobody uses the volume any more.
     Signal,
-    /// A signal came, and who used it did not go.
+    /// A signal came, and the users did not go.
     InUse(Failure),
 }
 
@@ -69,7 +69,7 @@ impl Life {
     fn serve(&mut self, asked: &Receiver<(Request, UnixStream)>, signals: &Receiver<i32>) -> End {
         let name = self.places.name().to_owned();
         let mut deferred = false;
-        // Who has asked for the end, and until when users that cannot be seen are waited for.
+        // The client that asked for the end, and the deadline for users that cannot be seen.
         let mut closing: Option<(UnixStream, Instant)> = None;
         let mut ending: Option<Ending> = None;
         let mut troubles = Troubles::default();
@@ -133,13 +133,13 @@ impl Life {
         }
     }
 
-    /// Whether nobody uses it; then nobody can any more. Whose name is gone has ended with its last
-    /// user, and is not to be ended before.
+    /// Whether nobody uses the volume; if so, nobody can start to. A volume whose name is gone ends
+    /// by itself with its last user and must not be stopped before.
     fn is_unused(&mut self, deferred: bool) -> bool {
         if deferred { self.exports.have_ended() } else { self.exports.try_stop() }
     }
 
-    /// Finishes what was accepted, flushes and leaves nothing behind.
+    /// Finishes accepted requests, flushes, and leaves nothing behind.
     fn end(self, end: End) -> Result<(), Failure> {
         let Self { places, claim, opened, exports, link, last_flush, .. } = self;
         let (limit, waiting) = match &end {
@@ -147,7 +147,7 @@ impl Life {
             End::Unused => (END_LIMIT, None),
             End::Signal | End::InUse(_) => (SIGNAL_LIMIT, None),
         };
-        // What it leaves is removed as that of a killed server.
+        // After an exit by the watchdog, the remains are removed like those of a killed server.
         let watchdog = Watchdog::start(limit, move |failure| {
             say_line(failure);
             if let Some(stream) = waiting {
@@ -156,7 +156,7 @@ impl Life {
         });
         let stopped = exports.stop();
         let flushed = last_flush.run().and(stopped);
-        // The image and the name are free before anyone is told so.
+        // Release the image and the name before telling anyone.
         drop(opened);
         drop(link);
         places.clean_up();
@@ -188,7 +188,7 @@ impl Life {
         self.exports.take_size()
     }
 
-    /// Everything that can be said about the open volume.
+    /// The status of the open volume.
     fn status(&self, state: &str) -> Value {
         let totals = self.opened.volume.totals();
         json!({
@@ -228,7 +228,7 @@ fn in_use(name: &str, users: &[String], deferred: bool) -> Failure {
     Failure::busy(format!("{name} is in use{by}; {remedy}"))
 }
 
-/// What one queue has decided, and from what.
+/// The decisions of one queue, and the measurements behind them.
 fn queue(decisions: &Decisions) -> Value {
     let (stats, explored, measured) = (decisions.stats, decisions.explored, decisions.measured);
     json!({

@@ -1,4 +1,4 @@
-//! `/dev/ucrypt/NAME`: a link to the node of an open volume's device, whatever number it has.
+//! `/dev/ucrypt/NAME`: a link to the device node of an open volume, whatever its number.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 
 const DIR: &str = "/dev/ucrypt";
 
-/// A link that this process made. It goes with it.
+/// A link that this process made. Dropping it removes the link.
 #[derive(Debug)]
 pub(super) struct Link {
     path: PathBuf,
@@ -20,8 +20,9 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Links the name, which this process has locked, to a device. `sequence`: the kernel's number of what is
-    /// attached to it, if it has one; it is kept in the lock's file, for whoever finds that stale.
+    /// Links the name, which this process has locked, to a device. `sequence` is the kernel's
+    /// number of the disk that is attached to it, if it has one. The lock file keeps it for whoever
+    /// finds the link stale.
     pub(super) fn make(name: &str, device: &Path, sequence: Option<u64>) -> Result<Self, Failure> {
         let path = path(name);
         let lock = lock_path(name);
@@ -42,7 +43,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Somebody may have put another there.
+        // Keep a link that somebody else has put there.
         if fs::read_link(&self.path).is_ok_and(|device| device == self.device) {
             let _ = fs::remove_file(&self.path);
         }
@@ -54,17 +55,17 @@ fn path(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 
-/// Where the name is locked.
+/// The lock file of a name.
 pub(super) fn lock_path(name: &str) -> PathBuf {
     Path::new(DIR).join(format!(".{name}.lock"))
 }
 
-/// By what `losetup` and a later server know the device of a name.
+/// The label by which `losetup` and a later server recognize the device of a name.
 pub(super) fn label(name: &str) -> String {
     format!("ucrypt {name}")
 }
 
-/// Makes the directory: for all to read, whatever the umask, and for its owner only to change.
+/// Creates the directory: readable by all whatever the umask, and writable by its owner only.
 pub(super) fn prepare() -> io::Result<()> {
     const MODE: u32 = 0o755;
     match DirBuilder::new().mode(MODE).create(DIR) {
@@ -73,7 +74,7 @@ pub(super) fn prepare() -> io::Result<()> {
         Err(_) => {}
     }
     let found = fs::symlink_metadata(DIR)?;
-    // Its links are followed by who trusts their owner.
+    // Users who follow its links trust its owner.
     let ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
     if !ours {
         return Err(Errno::ACCESS.into());

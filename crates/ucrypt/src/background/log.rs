@@ -1,4 +1,5 @@
-//! Where the server's standard error goes once nobody reads it: a file, or the system's log.
+//! The log that takes the server's standard error once nobody reads it: a file, or the system's
+//! log.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -13,10 +14,10 @@ use crate::failure::Failure;
 /// The system's log takes datagrams here (RFC 3164, as syslog(3) sends them).
 const SYSLOG: &str = "/dev/log";
 
-/// `LOG_DAEMON | LOG_ERR`: the server says nothing else.
+/// `LOG_DAEMON | LOG_ERR`: the server logs nothing else.
 const PRIORITY: u32 = 3 << 3 | 3;
 
-/// What the user asked for.
+/// The log that the user chose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum To {
     Syslog,
@@ -36,7 +37,7 @@ impl FromStr for To {
 }
 
 impl To {
-    /// Opens it.
+    /// Opens the log.
     pub(super) fn open(&self) -> Result<Log, Failure> {
         let opened = match self {
             Self::File(path) => open_file(path).map(|written| Log { written, sender: None }),
@@ -57,23 +58,23 @@ impl To {
 
 /// An open log.
 pub(super) struct Log {
-    /// What is written here arrives there.
+    /// The end to write to.
     written: OwnedFd,
     sender: Option<JoinHandle<()>>,
 }
 
 impl Log {
-    /// From now on, standard error goes there.
+    /// Redirects standard error to the log.
     pub(super) fn take_stderr(&self) -> io::Result<()> {
         Ok(rustix::stdio::dup2_stderr(&self.written)?)
     }
 
-    /// Waits until all of it has arrived. Nothing that is said afterwards does.
+    /// Waits until all messages have arrived. Later messages are lost.
     pub(super) fn finish(self) -> io::Result<()> {
         rustix::stdio::dup2_stderr(File::options().write(true).open("/dev/null")?)?;
         drop(self.written);
         if let Some(sender) = self.sender {
-            // One that panicked sends nothing any more.
+            // A sender that panicked sends nothing more.
             let _ = sender.join();
         }
         Ok(())
@@ -84,17 +85,17 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
     Ok(OpenOptions::new().create(true).append(true).open(path)?.into())
 }
 
-/// A pipe whose lines are sent to the system's log, by a thread of their own.
+/// Opens a pipe whose lines a thread of its own sends to the system's log.
 fn open_syslog() -> io::Result<Log> {
     let socket = UnixDatagram::unbound()?;
     socket.connect(SYSLOG)?;
-    // One that takes nothing must not hold up who has something to say: its lines are lost.
+    // A log that takes nothing must not block the server: its lines are lost.
     socket.set_nonblocking(true)?;
     let (lines, written) = io::pipe()?;
     let send = move || {
         let tag = format!("<{PRIORITY}>ucrypt[{}]: ", std::process::id());
         for line in BufReader::new(lines).lines().map_while(Result::ok) {
-            // A log that has gone takes no more; there is nobody else to tell.
+            // A log that has gone takes nothing more; there is nobody else to tell.
             let _ = socket.send(format!("{tag}{line}").as_bytes());
         }
     };

@@ -1,14 +1,15 @@
-//! A mount namespace for the server, with nothing in it but what it needs.
+//! A mount namespace for the server that contains only what it needs.
 //!
-//! In the namespace of its user, the server could come to wait for itself: by looking for a file on
-//! a file system that is on its own device. A mere copy of that namespace would not do: it would
-//! keep every file system mounted that its user unmounts. So it gets a root of its own, in which
-//! the few places that it goes on to use are found where they were.
+//! In the namespace of its user, the server could end up waiting for itself: by looking up a file
+//! on a file system that is on its own device. A copy of that namespace would not do, because it
+//! would keep every file system mounted that the user unmounts. The server therefore gets a root of
+//! its own, in which the few directories that it still uses are at their old paths.
 //!
-//! Nothing that is mounted below those places comes along, but single nodes of devices, as containers
-//! have them below /dev.
+//! Mounts below those directories are left out, except single device nodes below /dev, as
+//! containers have them.
 //!
-//! The image was opened before: it stays busy for who unmounts the file system that it is on.
+//! The image was opened before, so the file system that holds it stays busy for whoever unmounts
+//! it.
 
 use std::fs;
 use std::io;
@@ -24,20 +25,20 @@ use rustix::mount::{
 use rustix::process::{chdir, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// What a server needs of the system.
+/// The system directories that a server needs.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-/// Where the new root is put before it becomes the root: any directory.
+/// Where the new root is mounted before it becomes the root: any directory.
 const STEP: &str = "/proc";
 
-/// Moves this thread, and those it will start, to a namespace where only this directory is and
-/// what the system has. If that fails, everything is as before.
+/// Moves this thread, and those it will start, to a namespace that contains only the directory
+/// `own` and the system directories. On failure, everything is as before.
 pub(super) fn enter(own: &Path) -> io::Result<()> {
     let before = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     #[expect(deprecated, reason = "unsafe only where descriptor tables are unshared")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
     enter_root(own).inspect_err(|_| {
-        // It is where we come from.
+        // Return to the old namespace.
         let _ = move_into_link_name_space(before.as_fd(), Some(LinkNameSpaceType::Mount));
     })
 }
@@ -45,7 +46,7 @@ pub(super) fn enter(own: &Path) -> io::Result<()> {
 fn enter_root(own: &Path) -> io::Result<()> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private)?;
-    // Without what is mounted below: it would stay busy for who unmounts it.
+    // Leave out mounts below: they would stay busy for whoever unmounts them.
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mounted = mounted();
     let mut places: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
@@ -55,7 +56,7 @@ fn enter_root(own: &Path) -> io::Result<()> {
     let trees: Vec<(&Path, OwnedFd)> = trees.collect::<io::Result<_>>()?;
     let root = tmpfs()?;
     let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    // From here, the step shows the new root.
+    // From here on, `STEP` shows the new root.
     move_mount(&root, "", CWD, STEP, whole)?;
     for (path, tree) in &trees {
         let place: PathBuf =
@@ -72,13 +73,14 @@ fn enter_root(own: &Path) -> io::Result<()> {
     Ok(chdir("/")?)
 }
 
-/// The places where something is mounted.
+/// The paths where something is mounted.
 fn mounted() -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect()
 }
 
-/// Whether it is a single node of a device below /dev. A file system that does not answer is not asked.
+/// Whether the path is a single device node below /dev. Does not query a file system that does not
+/// answer.
 fn is_node(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     path.starts_with("/dev")
@@ -88,8 +90,8 @@ fn is_node(path: &Path) -> bool {
         })
 }
 
-/// What has to be there for the directory `own` to be: itself, or what is mounted in a place of the
-/// system and has it.
+/// The path to clone so that the directory `own` exists: `own` itself, or the mount that contains
+/// it if it lies in a system directory.
 fn place_of<'a>(own: &'a Path, mounted: &'a [PathBuf]) -> &'a Path {
     if !SYSTEM.iter().any(|dir| own.starts_with(dir)) {
         return own;

@@ -1,13 +1,13 @@
-//! What keeps a server alive that a file system stands on.
+//! Keeps a server alive that a file system depends on.
 //!
 //! Under memory pressure the kernel writes dirty pages to our device to get memory. A server that
-//! waits for memory then waits for itself. So it allocates nothing on that way; what it has stays
-//! in memory; what the kernel allocates for it is not taken from writers to our device
-//! (`PR_SET_IO_FLUSHER`); and it is the last process to be killed for want of memory.
+//! waits for memory then waits for itself. The server therefore allocates nothing on that path, its
+//! memory stays resident, the kernel does not reclaim memory for it from writers to our device
+//! (`PR_SET_IO_FLUSHER`), and it is the last process to be killed when memory runs out.
 //!
-//! What is refused is noted, and shown by `status`: locked memory needs `CAP_IPC_LOCK` or no limit, a
-//! mount namespace `CAP_SYS_ADMIN`, the others `CAP_SYS_RESOURCE`. All of it is tried, because nothing
-//! else tells what a process may.
+//! What is refused is noted, and `status` shows it. Locked memory needs `CAP_IPC_LOCK` or no limit,
+//! a mount namespace `CAP_SYS_ADMIN`, the others `CAP_SYS_RESOURCE`. Every step is tried, because
+//! nothing else tells what a process may do.
 
 use std::fs;
 
@@ -22,14 +22,14 @@ use crate::runtime::Places;
 /// Size of the stacks of the server's threads, in bytes. They are locked too.
 pub(super) const THREAD_STACK: &str = "262144";
 
-/// What could not be had.
+/// The protections that failed.
 #[derive(Debug, Default)]
 pub(super) struct Resilience {
     notes: Vec<String>,
 }
 
 impl Resilience {
-    /// For this thread and all that it will start. Call before any is started.
+    /// Protects this thread and all that it will start. Call before any is started.
     pub(super) fn guard() -> Self {
         let mut guarded = Self::default();
         if let Err(error) = configure_io_flusher_behavior(true) {
@@ -43,17 +43,17 @@ impl Resilience {
         guarded
     }
 
-    /// Leaves the mounts of the user, with what they lead to, but for the server's places.
+    /// Leaves the mounts of the user, except the server's directory.
     pub(super) fn leave_mounts(&mut self, places: &Places) {
         if let Err(error) = mounts::enter(places.dir()) {
             self.note("it has no mount namespace of its own", "CAP_SYS_ADMIN", errno(&error));
         }
     }
 
-    /// Locks everything that is in memory, and all that will be, so that nothing of it is ever
-    /// waited for; not the image, if that is mapped. Call when everything is there.
+    /// Locks all present and future memory, so that the server never waits for a page. A mapped
+    /// image is not locked. Call once everything is set up.
     pub(super) fn lock_memory(&mut self) {
-        // Under a limit, locking what comes would make later allocations fail.
+        // Under a limit, locking future memory would make later allocations fail.
         if !may_lock_all() {
             let limit = getrlimit(Resource::Memlock).current.unwrap_or(0) >> 10;
             self.notes.push(format!(
@@ -67,18 +67,18 @@ impl Resilience {
         }
     }
 
-    /// What could not be had, and the right that is missing if it was refused.
+    /// Notes a protection that failed, and the missing right if it was refused.
     fn note(&mut self, what: &str, right: &str, error: Errno) {
         let refused = matches!(error, Errno::PERM | Errno::ACCESS);
         let remedy = if refused { format!("; it needs {right}") } else { String::new() };
         self.notes.push(format!("{what} ({error}{remedy})"));
     }
 
-    /// What it has in memory, how much of it is locked, and what could not be had.
+    /// The memory in use, how much of it is locked, and which protections failed.
     pub(super) fn status(&self) -> Value {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let memory = field(&status, "VmRSS:");
-        // Locked address space that is reserved only takes no memory.
+        // Locked address space that is only reserved takes no memory.
         let locked = field(&status, "VmLck:").min(memory);
         json!({
             "pid": std::process::id(),

@@ -1,4 +1,4 @@
-//! What an open volume is served as.
+//! The export of an open volume.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::serve::{ExportArgs, Exports};
 use crate::user;
 use crate::volume::Opened;
 
-/// The ways.
+/// How an open volume can be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Served {
     /// A ublk device, linked as /dev/ucrypt/NAME; as root, where the kernel has ublk
@@ -30,7 +30,7 @@ pub(super) enum Served {
 }
 
 impl Default for Served {
-    /// What is most like a disk among what this user may have.
+    /// The export most like a disk that this user may have.
     fn default() -> Self {
         match user::is_root() {
             true if available::ublk().is_ok() => Self::Ublk,
@@ -41,12 +41,12 @@ impl Default for Served {
 }
 
 impl Served {
-    /// Whether it is a device of the kernel, with a link.
+    /// Whether it is a kernel device, which gets a link.
     pub(super) fn is_device(self) -> bool {
         matches!(self, Self::Ublk | Self::Loop)
     }
 
-    /// Refuses what this system does not have, or not for this user.
+    /// Refuses an export that this system lacks or does not permit to this user.
     pub(super) fn check(self) -> Result<(), Failure> {
         match self {
             Self::Ublk => available::ublk(),
@@ -56,12 +56,12 @@ impl Served {
         }
     }
 
-    /// Whether the server needs nothing of its user's mounts: it mounts nothing there.
+    /// Whether the server can leave its user's mounts, because it mounts nothing there.
     pub(super) fn may_leave_mounts(self) -> bool {
         self != Self::Fuse
     }
 
-    /// Starts serving. Returns also what a user gets at it by: a path or a URI.
+    /// Starts serving. Also returns the link, and the path or URI by which users reach the volume.
     pub(super) fn start(
         self,
         opened: &Opened,

@@ -1,4 +1,4 @@
-//! What is said about open volumes; the status is laid out as cryptsetup's.
+//! The output of `list` and `status`; `status` is laid out like cryptsetup's.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ pub(super) const DEFERRED: &str = "deferred";
 pub(super) const ENDING: &str = "ending";
 pub(super) const CLOSING: &str = "closing";
 
-/// What a flush that failed means.
+/// The meaning of a failed flush.
 pub(crate) const FLUSH_FAILED: &str = "acknowledged writes may be lost, and no flush succeeds any more: \
     look after the disk under the image, then close the volume and open it anew";
 
@@ -117,17 +117,17 @@ pub(super) fn status(status: &Value) -> String {
 
 const NOT_MEASURED: &str = "not measured yet";
 
-/// Why chunks went where they did.
+/// Why chunks ran inline or on workers.
 struct Why<'a> {
     policy: &'a str,
-    /// Chunks, those among them that workers had, and those that the explorer kept from workers.
+    /// All chunks, those offloaded to workers, and those that the explorer kept inline.
     chunks: u64,
     offloaded: u64,
     explored_inline: u64,
     /// Workers that a queue might use.
     workers: f64,
     wake_cost_ns: Option<f64>,
-    /// Cipher of a mean chunk.
+    /// Cipher time of a mean chunk.
     cipher_ns: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Which ciphers are measured: a set that has every cipher once, or those that are named.
+//! Chooses the ciphers to measure: those named, or a set that contains every cipher.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use super::measure::speeds;
 use super::report::{CipherRow, Report};
 use crate::failure::Failure;
 
-/// The longest sector in bytes: a buffer is a whole number of them.
+/// Largest sector in bytes; a buffer is a multiple of it.
 pub(super) const SECTOR_MAX: u64 = 4096;
 
-/// The longest buffer in bytes, of which every CPU gets two.
+/// Largest buffer in bytes; every CPU gets two.
 pub(super) const BUFFER_MAX: u64 = 64 << 20;
 
-/// Measured unless --sector-size says otherwise.
+/// Sector sizes to measure without `--sector-size`.
 const SECTOR_SIZES: [u32; 2] = [512, 4096];
 
-/// What is measured if nothing is named, with the key in bits: what volumes use, and after it
-/// every other cipher and mode for disks.
+/// Specifications to measure if none is named, with the key length in bits: first those that
+/// volumes use, then every other cipher and mode for disks.
 const DEFAULT_SET: &[(&str, usize)] = &[
     ("aes-xts-plain64", 256),
     ("aes-xts-plain64", 512),
@@ -46,7 +46,7 @@ const DEFAULT_SET: &[(&str, usize)] = &[
 /// Ciphers with their keys, ready to run.
 pub(super) struct Ciphers(Vec<Keyed>);
 
-/// A specification under a key, once for each sector size.
+/// A specification with a key, ready for each sector size.
 struct Keyed {
     spec: CipherSpec,
     key_bits: usize,
@@ -55,12 +55,12 @@ struct Keyed {
 }
 
 impl Ciphers {
-    /// Measures nothing.
+    /// The empty set.
     pub(super) fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// Sets the keys, and so refuses what cannot be measured.
+    /// Sets the keys, which refuses what cannot be measured.
     pub(super) fn new(args: &BenchmarkArgs) -> Result<Self, Failure> {
         let named = args.cipher.iter().map(|text| (text.as_str(), args.key_size));
         let default = DEFAULT_SET.iter().map(|(text, bits)| (*text, Some(*bits)));
@@ -133,7 +133,7 @@ impl Keyed {
             let options = SectorOptions { sector_size, ..SectorOptions::default() };
             match SectorCipher::with_kernel(&spec, &key, options, kernel) {
                 Ok(cipher) => by_sector_size.push(Arc::new(cipher)),
-                // An IV for 512-byte sectors only is wrong only where others were asked for.
+                // An IV for 512-byte sectors only is an error only if another size was asked for.
                 Err(KeyError::SectorSizeOfIv { .. }) if args.sector_size.is_none() => {}
                 Err(error) => return Err(Failure::wrong(error)),
             }
@@ -143,7 +143,7 @@ impl Keyed {
     }
 }
 
-/// Reads a specification; without an IV, as cryptsetup's benchmark takes it, it gets `plain64`.
+/// Parses a specification. A missing IV, which cryptsetup's benchmark allows, becomes `plain64`.
 fn parse(text: &str) -> Result<CipherSpec, SpecError> {
     let error = match text.parse() {
         Err(error @ SpecError::Form { .. }) => error,
@@ -155,14 +155,14 @@ fn parse(text: &str) -> Result<CipherSpec, SpecError> {
     }
 }
 
-/// What `luksFormat` takes, or the longest key where the cipher does not have that.
+/// The default of `luksFormat`, or the longest key if the cipher does not take that.
 fn default_key_bits(spec: &CipherSpec) -> usize {
     let bits = if spec.mode() == Mode::Xts { 512 } else { 256 };
     let sizes = spec.key_sizes();
     if sizes.contains(bits / 8) { bits } else { 8 * sizes.iter().next_back().unwrap_or(0) }
 }
 
-/// What runs where `kernel` is asked for.
+/// The kernel that runs `cipher` if `kernel` is asked for.
 fn kernel_name(cipher: Cipher, kernel: Kernel) -> &'static str {
     match cipher {
         Cipher::Null => "none",

@@ -1,8 +1,8 @@
-//! The CPUs that are measured, with a thread pinned to each and buffers of its own.
+//! Runs jobs on the CPUs: one pinned thread for each, with its own buffers.
 //!
-//! The threads are pinned, not the process: Argon2's threads must be free to use every CPU. A job
-//! for several of them starts on all at the same moment, and each counts only its own time, so
-//! that a late one does not count as a slow one.
+//! The threads are pinned, not the process, because Argon2's threads must be free to use every CPU.
+//! A job for several threads starts on all at the same moment. Each thread counts only its own
+//! time, so that a late one does not count as a slow one.
 
 use std::hint::black_box;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -19,7 +19,7 @@ use crate::failure::Failure;
 /// One call on a source and a destination of one length.
 pub(super) type Job = Arc<dyn Fn(&[u8], &mut [u8]) -> Result<(), RunError> + Send + Sync>;
 
-/// Calls between two looks at the clock take at least this long, so that the looks cost nothing.
+/// Calls between two reads of the clock take at least this long, so that the reads cost nothing.
 const LOOK: Duration = Duration::from_micros(20);
 
 /// The threads, at least one.
@@ -29,7 +29,7 @@ pub(super) struct Cores {
     first_cpu: Option<usize>,
 }
 
-/// What a thread is told to do.
+/// A job for a thread.
 struct Order {
     job: Job,
     time: Duration,
@@ -51,7 +51,7 @@ impl Cores {
             let (ready, is_pinned) = mpsc::channel();
             let work = move || {
                 let pinned = cpu.is_some_and(pin);
-                // Who started this thread waits for the answer; if not, nobody wants it.
+                // The starter waits for the answer; if it has gone, nobody needs it.
                 let _ = ready.send(pinned);
                 serve(src, dst, &orders);
             };
@@ -78,7 +78,7 @@ impl Cores {
         self.first_cpu
     }
 
-    /// Bytes per second of `job` on the first CPU, called again and again for `time`.
+    /// Bytes per second of `job` on the first CPU, called repeatedly for `time`.
     pub(super) fn on_one(&self, job: &Job, time: Duration) -> Result<f64, Failure> {
         run(&self.workers[..1], job, time)
     }
@@ -121,10 +121,10 @@ fn buffer(len: usize) -> Result<Buf, Failure> {
     pool.alloc(len).ok_or_else(|| memory(format!("cannot take {len} bytes of memory")))
 }
 
-/// The life of a thread: orders, until nobody can give one any more.
+/// The loop of a thread: carries out orders until nobody can send one any more.
 fn serve(mut src: Buf, mut dst: Buf, orders: &Receiver<Order>) {
-    // Written here, not by the starter: pages come from the memory next to the CPU that touches
-    // them first, and pages that were never written are all the same one.
+    // Write the buffers here, not in the starter: pages come from the memory next to the CPU that
+    // touches them first, and pages never written are all the same one.
     src.fill(0x5a);
     dst.fill(0xa5);
     for Order { job, time, start, answer } in orders {
@@ -132,7 +132,7 @@ fn serve(mut src: Buf, mut dst: Buf, orders: &Receiver<Order>) {
         let warm = job(&src, &mut dst);
         start.wait();
         let speed = warm.and_then(|()| speed(&job, &src, &mut dst, time));
-        // Whoever gave the order has it in hand still, or has failed and said so.
+        // The sender of the order still waits, or has failed and said so.
         let _ = answer.send(speed);
     }
 }

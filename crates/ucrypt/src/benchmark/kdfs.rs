@@ -1,5 +1,5 @@
-//! Key derivations: how many iterations of PBKDF2 a second has, and which costs Argon2 is given
-//! for a keyslot that opens in the time that was asked for.
+//! Measures key derivations: iterations of PBKDF2 per second, and the costs of Argon2 for a keyslot
+//! that opens in the requested time.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::report::Report;
 use crate::failure::Failure;
 use crate::machine::machine;
 
-/// Measured unless --hash names another: cryptsetup's set.
+/// Hashes to measure without `--hash`: cryptsetup's set.
 const HASHES: &[Hash] = &[Hash::Sha1, Hash::Sha256, Hash::Sha512, Hash::Ripemd160, Hash::Whirlpool];
 
 /// Length of the key unless --key-size says otherwise.
@@ -26,12 +26,12 @@ pub(super) struct Kdfs {
 }
 
 impl Kdfs {
-    /// Measures nothing.
+    /// The empty set.
     pub(super) fn none() -> Self {
         Self { wanted: Vec::new(), key_bits: KEY_BITS, target: Duration::ZERO }
     }
 
-    /// Refuses what cannot be measured.
+    /// Collects the key derivations to measure. Refuses what cannot be measured.
     pub(super) fn new(args: &BenchmarkArgs) -> Result<Self, Failure> {
         let target = Duration::from_millis(args.iter_time);
         let with = |kind, hash| Pbkdf {
@@ -64,7 +64,7 @@ impl Kdfs {
         Ok(Self { wanted, key_bits, target })
     }
 
-    /// Measures one after the other; `time` is for each PBKDF2.
+    /// Measures one after the other. `time` applies to each PBKDF2.
     pub(super) fn measure(&self, time: Duration, report: &mut Report) -> Result<(), Failure> {
         for pbkdf in &self.wanted {
             match pbkdf.kind {
@@ -119,7 +119,7 @@ fn pbkdf2(hash: Hash, key_len: usize, time: Duration) -> Result<f64, Failure> {
     Ok(median(speeds))
 }
 
-/// How long that many iterations take; never zero.
+/// The time of this many iterations; never zero.
 fn run(hash: Hash, key_len: usize, iterations: u32) -> Result<Duration, Failure> {
     let kdf = Kdf::Pbkdf2 { hash: hash.name().to_owned(), iterations };
     let mut key = Zeroizing::new(vec![0; key_len]);

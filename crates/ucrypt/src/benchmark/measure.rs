@@ -1,8 +1,8 @@
-//! From jobs to figures: medians of short slices, taken in turn.
+//! Turns jobs into figures: medians of short slices, taken in turn.
 //!
-//! On a busy machine other work spoils the slices that it meets. A slice is shorter than what a
-//! scheduler gives a thread at a time, so that most slices meet nothing, and the median is one of
-//! these. All jobs of a row take turns, so that a burst meets each of them a little.
+//! On a busy machine, other work spoils the slices that it meets. A slice is shorter than the time
+//! that a scheduler gives a thread at once, so that most slices meet nothing and the median is one
+//! of these. All jobs of a row take turns, so that a burst affects each of them a little.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use super::cores::{Cores, Job};
 use crate::failure::Failure;
 
-/// The fewest slices that have a median worth the name.
+/// Fewest slices for a meaningful median.
 pub(super) const SLICES_MIN: u32 = 5;
 
 /// The longest slice; a call that takes longer is a slice by itself.
 const SLICE_MAX: Duration = Duration::from_millis(1);
 
-/// What a job reaches, in bytes per second.
+/// The speed of a job, in bytes per second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speed {
     /// On one CPU.
@@ -25,13 +25,12 @@ pub(super) struct Speed {
     pub(super) all_cores: f64,
 }
 
-/// How long a slice of a figure is that takes `time`.
+/// The length of one slice of a figure that takes `time`.
 pub(super) fn slice(time: Duration) -> Duration {
     (time / SLICES_MIN).min(SLICE_MAX)
 }
 
-/// The speed of each job, where each of the two figures takes `time`, and longer only if a few
-/// calls do.
+/// The speed of each job. Each of its two figures takes `time`, or longer if a few calls do.
 pub(super) fn speeds(cores: &Cores, jobs: &[Job], time: Duration) -> Result<Vec<Speed>, Failure> {
     let slice = slice(time);
     let total = time * 2 * jobs.len() as u32;
@@ -61,7 +60,7 @@ pub(super) fn memcpy(cores: &Cores, time: Duration) -> Result<Speed, Failure> {
     Ok(speeds(cores, &[job], time)?[0])
 }
 
-/// The middle one, the higher of two.
+/// The median; of two middle values, the higher.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -1,13 +1,13 @@
-//! What is told of the processor beside the figures.
+//! Facts about the processor, shown beside the figures.
 
 use std::fs;
 
-/// What the processor says of itself.
+/// What the system says about the processor.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Processor {
-    /// The name of the model; `None` where the system does not tell.
+    /// Name of the model; `None` if the system does not tell.
     pub(super) model: Option<String>,
-    /// Frequency of the time stamp counter in MHz; `None` where there is none of a fixed frequency.
+    /// Frequency of the time stamp counter in MHz; `None` if it has no constant frequency.
     pub(super) tsc_mhz: Option<f64>,
 }
 
@@ -24,9 +24,9 @@ impl Processor {
             })?;
             line.split_once(':').map(|(_, value)| value.trim())
         };
-        // Reading the counter itself takes `unsafe`. Its frequency is in BogoMIPS: the kernel's
-        // delay loop counts it on x86, two of these "instructions" for one tick, where it has a
-        // constant frequency. `cpu MHz` is no substitute: it is what the core runs at just now.
+        // Reading the counter itself takes `unsafe`. BogoMIPS gives its frequency where that is
+        // constant: on x86, the kernel's delay loop counts two "instructions" for each tick. `cpu
+        // MHz` is no substitute: it is the present frequency of the core.
         let constant = field("flags")
             .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "constant_tsc"));
         let bogomips: Option<f64> = field("bogomips").and_then(|value| value.parse().ok());

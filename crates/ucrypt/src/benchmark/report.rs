@@ -1,6 +1,6 @@
-//! How results are shown: lines as they come, or JSON at the end.
+//! Shows results: lines as they come, or JSON at the end.
 //!
-//! With `--json` the lines go to standard error, on a terminal only, and tell how far things are.
+//! With `--json`, the lines go to standard error as a sign of progress, on a terminal only.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use super::table::{Table, cpus_text, digits};
 use crate::failure::Failure;
 use crate::stdio::{print_line, say};
 
-/// What was asked for, as far as it shapes every figure.
+/// The arguments that affect every figure.
 pub(super) struct Settings {
     /// Bytes that a call encrypts.
     pub(super) buffer_bytes: u64,
     /// Time for each figure.
     pub(super) time: Duration,
-    /// What runs the ciphers that have kernels.
+    /// The kernel for the ciphers that have kernels.
     pub(super) kernel: Kernel,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct CipherRow {
     pub(super) decrypt: Speed,
 }
 
-/// Takes the results.
+/// Collects and shows the results.
 pub(super) struct Report {
     json: bool,
     processor: Processor,
@@ -65,7 +65,7 @@ impl Report {
         }
     }
 
-    /// The speed of PBKDF2 with `hash`, as cryptsetup tells it.
+    /// Reports the speed of PBKDF2 with `hash`, in cryptsetup's words.
     pub(super) fn pbkdf2(
         &mut self,
         hash: &str,
@@ -83,7 +83,7 @@ impl Report {
         ))
     }
 
-    /// The costs at which Argon2 takes `target`, as cryptsetup tells them.
+    /// Reports the costs at which Argon2 takes `target`, in cryptsetup's words.
     pub(super) fn argon2(
         &mut self,
         kdf: &Kdf,
@@ -108,7 +108,7 @@ impl Report {
         ))
     }
 
-    /// The conditions of the figures that follow, and the head of their table.
+    /// Prints the conditions of the figures that follow, and the head of their table.
     pub(super) fn begin_ciphers(&mut self, cores: &Cores) -> Result<(), Failure> {
         let count = cores.count();
         self.cpus = json!({ "count": count, "one_core": cores.first_cpu() });
@@ -137,7 +137,7 @@ impl Report {
         lines.iter().try_for_each(|line| self.line(line))
     }
 
-    /// The speed of copying, which has but one direction.
+    /// Reports the speed of copying, which has only one direction.
     pub(super) fn memcpy(&mut self, speed: Speed) -> Result<(), Failure> {
         self.memcpy = self.json(speed);
         let [gb, cycles, all] = self.cells(speed);
@@ -147,7 +147,7 @@ impl Report {
         self.row([name, none(), none(), none()], one, all)
     }
 
-    /// The speed of a cipher.
+    /// Reports the speed of a cipher.
     pub(super) fn cipher(&mut self, row: &CipherRow) -> Result<(), Failure> {
         self.ciphers.push(json!({
             "cipher": row.cipher,
@@ -167,7 +167,7 @@ impl Report {
         )
     }
 
-    /// The JSON, if that was asked for.
+    /// Prints the JSON, if it was asked for.
     pub(super) fn end(self) -> Result<(), Failure> {
         if !self.json {
             return Ok(());
@@ -187,7 +187,7 @@ impl Report {
         print_line(format_args!("{document:#}"))
     }
 
-    /// A line of the table: labels, figures of one CPU, figures of all.
+    /// Prints a line of the table: labels, figures of one CPU, figures of all.
     fn row(&self, labels: [String; 4], one: [String; 4], all: [String; 2]) -> Result<(), Failure> {
         let [name, key, sector, kernel] = labels;
         let [encrypt, encrypt_cycles, decrypt, decrypt_cycles] = one;

@@ -7,10 +7,10 @@ use std::ops::Range;
 /// cycles; encryption and decryption on all.
 pub(super) type Cells = [String; 10];
 
-/// Places of the cycles in [`Cells`].
+/// Indices of the cycles in [`Cells`].
 const CYCLES: [usize; 2] = [5, 7];
 
-/// Places of names in [`Cells`], which start at the left.
+/// Indices of the names in [`Cells`], which are left-aligned.
 const NAMES: [usize; 2] = [0, 3];
 
 /// The columns of the table.
@@ -72,7 +72,7 @@ pub(super) fn cpus_text(count: usize) -> String {
     format!("{count} CPU{}", if count == 1 { "" } else { "s" })
 }
 
-/// Three digits, and not more than three behind the point.
+/// Formats a number with three digits, at most three of them after the point.
 pub(super) fn digits(value: f64) -> String {
     let places = match value {
         100.0.. => 0,

@@ -1,4 +1,4 @@
-//! A load on a disk: requests of one size, a fixed number of them under way.
+//! A load on a disk: requests of one size, at a fixed queue depth.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ pub(super) enum Kind {
     Write,
 }
 
-/// What is asked of the disk.
+/// A load.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) kind: Kind,
     pub(super) random: bool,
     /// Bytes of a request.
     pub(super) block: usize,
-    /// Requests under way.
+    /// Queue depth.
     pub(super) depth: u32,
 }
 
@@ -26,7 +26,7 @@ const fn job(kind: Kind, random: bool, block: usize, depth: u32) -> Job {
     Job { kind, random, block, depth }
 }
 
-/// Small and large, alone and many.
+/// Small and large requests, alone and many at once.
 pub(super) const JOBS: [Job; 6] = [
     job(Kind::Read, true, 4096, 1),
     job(Kind::Read, true, 4096, 32),
@@ -48,7 +48,7 @@ impl Job {
         format!("{block} {random}{kind} qd{}", self.depth)
     }
 
-    /// Runs for `time` and returns the speed in MB/s (10^6 bytes); `None` if it was to `stop`.
+    /// Runs for `time` and returns the speed in MB/s (10^6 bytes); `None` if `stop` ended it.
     pub(super) fn run(
         &self,
         disk: &dyn Backend,
@@ -69,7 +69,7 @@ impl Job {
                 && started.elapsed() < time
                 && let Some(buf) = free.pop()
             {
-                // xorshift64 for the place: the same places in each run.
+                // xorshift64 gives the offset: the same sequence in each run.
                 state ^= state << 13;
                 state ^= state >> 7;
                 state ^= state << 17;
@@ -82,7 +82,7 @@ impl Job {
                 });
             }
             if queue.room() == self.depth as usize {
-                // Nothing is under way that could be waited for.
+                // Nothing is in flight to wait for.
                 continue;
             }
             queue.wait(&mut done)?;

@@ -1,5 +1,5 @@
-//! `demo`: the main job on a scratch file. Makes an encrypted volume, serves it, checks it and
-//! measures it against the same file without encryption through the same export.
+//! `demo`: makes an encrypted volume in a scratch file, serves it and checks it. Measures it
+//! against an unencrypted file through the same export.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         match measure(export, &raw, &encrypted, scratch.path(), args, &stop) {
             Ok(measured) => rows.extend(measured),
             Err(Outcome::Interrupted) => return Err(interrupted()),
-            // Containers often lack FUSE: the other export still shows what there is to see.
+            // Containers often lack FUSE: go on with the other export.
             Err(Outcome::Failed(failure)) => say(&format!("{}: {failure}", export.name())),
         }
     }
@@ -99,13 +99,12 @@ fn interrupted() -> Failure {
     Failure::wrong("interrupted")
 }
 
-/// Whether somebody asked for the end. What takes longer than a moment looks for it.
+/// Whether a signal asked for the end. Steps that take longer than a moment check this.
 fn is_asked(stop: &Receiver<i32>) -> bool {
     stop.try_recv().is_ok()
 }
 
-/// A directory for the scratch files: in memory if there is room, so that the disk is not what is
-/// measured.
+/// A directory for the scratch files: in memory if there is room, so that the disk is not measured.
 fn scratch_dir(wanted: Option<&Path>, len: u64) -> Result<TempDir, Failure> {
     let memory = Path::new("/dev/shm");
     let room = |dir: &Path| statvfs(dir).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
@@ -125,8 +124,8 @@ fn scratch_dir(wanted: Option<&Path>, len: u64) -> Result<TempDir, Failure> {
 
 type Volumes = (Arc<Volume>, Arc<Volume>, Arc<FileBackend>);
 
-/// The same file twice: one as it is, one as a LUKS2 volume. Both are filled, so that holes do not
-/// flatter anybody.
+/// Two volumes of the same length: a raw file, and a LUKS2 volume. Both are filled, so that holes
+/// flatter neither.
 fn volumes(dir: &Path, len: u64, stop: &Receiver<i32>) -> Result<Volumes, Failure> {
     let raw = Arc::new(image(&dir.join("raw.img"), len)?);
     let encrypted = Arc::new(image(&dir.join("luks.img"), len + (16 << 20))?);
@@ -162,7 +161,7 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
     let pbkdf = Pbkdf {
         kind: PbkdfKind::Argon2id,
         hash: Hash::from_name("sha256")?,
-        // A throw-away key needs no more than what cryptsetup takes at least.
+        // A throw-away key needs no more than cryptsetup's minimum.
         cost: Cost::Iterations(ucrypt_luks::ARGON2_TIME_MIN),
         memory_kib: 65536,
         lanes: 2,
@@ -198,7 +197,7 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
 
 const QUEUE: QueueConfig = QueueConfig { memory: 8 << 20, depth: 4 };
 
-/// Writes something everywhere.
+/// Fills the volume with random bytes.
 fn fill(volume: &Arc<Volume>, stop: &Receiver<i32>) -> Result<(), Failure> {
     let mut queue = volume.queue(QUEUE).map_err(Failure::memory)?;
     let mut data = vec![0; 1 << 20];
@@ -272,7 +271,7 @@ fn serve(kind: ExportKind, volume: &Arc<Volume>, at: &Path) -> Result<Served, Fa
     match kind {
         ExportKind::Fuse => {
             let export = FuseExport::start(volume, at, FuseOptions::default())?;
-            // Its image is locked already, and it is ours alone.
+            // The image is locked already, and only this process uses the file.
             let options = OpenOptions { direct: true, unlocked: true, ..OpenOptions::default() };
             let client = Box::new(FileBackend::open(export.path(), options)?);
             Ok(Served { client, _export: Running::Fuse { _export: export } })

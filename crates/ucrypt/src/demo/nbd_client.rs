@@ -1,7 +1,4 @@
-//! A small NBD client: just what the demo asks of a server, as a disk.
-//!
-//! Source: the NBD protocol, <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>,
-//! fixed newstyle negotiation and simple replies.
+//! A small NBD client, as a backend: only what the demo asks of a server.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -68,7 +65,7 @@ impl Backend for NbdClient {
     }
 }
 
-/// Chooses the default export with the shortest negotiation there is.
+/// Chooses the default export by the shortest negotiation.
 fn negotiate(socket: &mut UnixStream) -> io::Result<()> {
     use protocol::{GREETING_MAGIC, OPTION_MAGIC, client_flag, option};
     let mut greeting = [0; 18];
@@ -84,11 +81,11 @@ fn negotiate(socket: &mut UnixStream) -> io::Result<()> {
     hello.extend_from_slice(&option::EXPORT_NAME.to_be_bytes());
     hello.extend_from_slice(&0u32.to_be_bytes());
     socket.write_all(&hello)?;
-    // Size and transmission flags: known already.
+    // Skip the size and the transmission flags, which are known already.
     socket.read_exact(&mut [0; 10])
 }
 
-/// One connection; replies are read when somebody waits for them.
+/// One connection. Replies are read when somebody waits for them.
 struct Connection {
     socket: UnixStream,
     depth: usize,
@@ -151,7 +148,7 @@ impl Queue for Connection {
         | Io::Flush { token }
         | Io::Discard { token, .. }
         | Io::WriteZeroes { token, .. }) = io;
-        // A broken connection shows when the reply is waited for.
+        // A broken connection shows up in `wait`.
         let _ = self.send(&io);
         self.waiting.insert(token, io);
     }

@@ -1,9 +1,10 @@
-//! "Are you sure?", as cryptsetup asks it: only a person at a terminal, and never in batch mode.
+//! "Are you sure?", as in cryptsetup: asks only a person at a terminal, and never in batch mode.
 
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 
-/// Shows `warning` and goes on only if the answer is a `YES`.
+/// Shows `warning` and fails unless the answer is `YES`. Without a terminal, or in batch mode,
+/// succeeds without asking.
 pub(crate) fn confirm(warning: &str, batch_mode: bool) -> Result<(), Failure> {
     match Terminal::of_stdin() {
         Some(terminal) if !batch_mode => confirm_at(&terminal, warning),

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     if args.format() == Format::Luks1 {
         args.check_luks1()?;
     }
-    // What can be said without touching anything is said first.
+    // Report wrong and ignored options before touching anything.
     let mut volume = describe(args)?;
     for option in args.ignored()? {
         say(&format!("WARNING: The {option} option is being ignored.\n"));
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     new_file.flatten().map_or(Ok(()), NewFile::keep)
 }
 
-/// The new volume as the options describe it, still without its key.
+/// The new volume that the options describe, still without its key.
 fn describe(args: &FormatArgs) -> Result<NewVolume, Failure> {
     Ok(NewVolume {
         cipher: args.cipher()?.0,
@@ -77,7 +77,8 @@ fn new_header_file<'a>(path: &'a Path, args: &FormatArgs) -> Result<Option<NewFi
     NewFile::create(path)
 }
 
-/// Says what is lost, in cryptsetup's words. Several magic numbers may belong to one thing.
+/// Warns of what will be lost, in cryptsetup's words. Names a signature with several magic numbers
+/// once.
 fn warn_of(found: &[Signature], path: &Path) {
     let mut said = Vec::new();
     for signature in found {
@@ -90,7 +91,7 @@ fn warn_of(found: &[Signature], path: &Path) {
     }
 }
 
-/// A format that failed on its way.
+/// The failure of a format that may have overwritten something.
 fn unfinished(error: ucrypt_luks::Error, path: &Path) -> Failure {
     let is_whole = matches!(error, ucrypt_luks::Error::NotWiped(_));
     let failure = Failure::from(error);
@@ -111,7 +112,7 @@ fn read_passphrase(args: &FormatArgs) -> Result<Secret, Failure> {
     if args.verifies() { key.read_verified(&prompt) } else { key.read(&prompt) }
 }
 
-/// The key of the volume, from a file or drawn anew.
+/// The volume key: read from a file, or newly drawn.
 fn volume_key(args: &FormatArgs) -> Result<Secret, Failure> {
     let (_, len) = args.cipher()?;
     let Some(path) = &args.volume_key_file else {
@@ -172,8 +173,8 @@ fn make(
     Ok((Header::Luks2(Box::new(header)), writes))
 }
 
-/// Large sectors cost less, where the medium has them and the length allows them: a file has any,
-/// a device those of its physical blocks.
+/// The default sector size: larger sectors cost less. A file takes 4096, a device its physical
+/// block size, if the data length is a multiple of it; else 512.
 fn best_sector_size(image: &Path, data_len: u64) -> u32 {
     let physical = std::fs::File::open(image).ok().and_then(|file| {
         if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
@@ -187,7 +188,7 @@ fn best_sector_size(image: &Path, data_len: u64) -> u32 {
     }
 }
 
-/// Refuses an image that the header does not fit into, and tells if nothing is left for data.
+/// Refuses an image that the header does not fit into, and warns if no room is left for data.
 fn check_room(
     made: &Header,
     writes: &[Write],
@@ -199,7 +200,7 @@ fn check_room(
     let needed = writes.iter().map(|write| write.offset + write.bytes.len() as u64).max();
     let data_offset = if detached { 0 } else { made.data_offset() };
     let needed = needed.unwrap_or(0).max(data_offset);
-    // A file for a header grows as it is written to.
+    // A header file grows as it is written.
     let may_grow = detached && path.is_file();
     let len = medium.limits().len;
     let path = path.display();

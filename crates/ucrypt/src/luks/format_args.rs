@@ -11,10 +11,10 @@ use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
 use crate::size;
 
-/// Length of the volume key in bits if nothing else is said; XTS takes two keys.
+/// Default length of the volume key in bits; XTS takes two keys.
 const KEY_BITS: u32 = 256;
 
-/// Most memory and threads for Argon2 if nothing else is said, as in cryptsetup.
+/// Default limits of Argon2's memory and threads, as in cryptsetup.
 const ARGON2_MEMORY_KIB: u32 = 1024 * 1024;
 const ARGON2_LANES: u32 = 4;
 
@@ -142,7 +142,7 @@ impl FormatArgs {
 
     /// The cipher, and the length of its key in bytes.
     pub(super) fn cipher(&self) -> Result<(CipherSpec, u32), Failure> {
-        // A name alone stands for what cryptsetup takes it for; a header names the mode as well.
+        // A bare name stands for what cryptsetup takes it for; a header names the mode as well.
         let spec = match self.cipher.as_str() {
             "null" | "cipher_null" => "cipher_null-ecb".to_owned(),
             name if !name.contains(['-', ':']) => format!("{name}-cbc-plain"),
@@ -177,7 +177,7 @@ impl FormatArgs {
         Ok(Pbkdf { kind, hash: self.hash()?, cost, memory_kib, lanes })
     }
 
-    /// What is given and has no effect, but is cryptsetup's to accept.
+    /// The options given that have no effect, but that cryptsetup accepts.
     pub(super) fn ignored(&self) -> Result<Vec<&'static str>, Failure> {
         let is_pbkdf2 = self.pbkdf()?.kind == PbkdfKind::Pbkdf2;
         let known = [
@@ -197,7 +197,7 @@ impl FormatArgs {
         self.offset.map(bytes).transpose()
     }
 
-    /// Refuses what LUKS1 headers have no place for.
+    /// Refuses options that a LUKS1 header has no field for.
     pub(super) fn check_luks1(&self) -> Result<(), Failure> {
         let luks2 = &self.luks2;
         let given = [

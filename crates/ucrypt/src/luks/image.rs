@@ -36,25 +36,25 @@ impl Medium for HeaderImage<'_> {
     }
 }
 
-/// Opens an image to look at its header, in use or not.
+/// Opens an image to read its header, even if the image is in use.
 pub(super) fn open_to_look(path: &Path) -> Result<FileBackend, Failure> {
     let options = OpenOptions { read_only: true, unlocked: true, ..OpenOptions::default() };
     Ok(FileBackend::open(path, options)?)
 }
 
-/// Opens an image that is going to be overwritten: nobody else may have it.
+/// Opens an image to overwrite it: nobody else may be using it.
 pub(super) fn open_to_format(path: &Path) -> Result<FileBackend, Failure> {
     Ok(FileBackend::open(path, OpenOptions::default())?)
 }
 
-/// A file for a detached header, which was not there before. Unless it is kept, it goes away again.
+/// A new file for a detached header. Dropping it removes the file unless it was kept.
 pub(super) struct NewFile<'a> {
     path: &'a Path,
     kept: bool,
 }
 
 impl<'a> NewFile<'a> {
-    /// Makes it, if there is no such file.
+    /// Creates the file. Returns `None` if it exists.
     pub(super) fn create(path: &'a Path) -> Result<Option<Self>, Failure> {
         let made = CreateOptions::new().write(true).create_new(true).mode(0o600).open(path);
         match made {
@@ -66,7 +66,7 @@ impl<'a> NewFile<'a> {
         }
     }
 
-    /// Keeps it, and makes its name durable.
+    /// Keeps the file, and makes its name durable.
     pub(super) fn keep(mut self) -> Result<(), Failure> {
         self.kept = true;
         let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -80,14 +80,14 @@ impl<'a> NewFile<'a> {
 impl Drop for NewFile<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            // It is empty or half written: if it stays, nothing is lost.
+            // The file is empty or half written: it does no harm if it stays.
             let _ = std::fs::remove_file(self.path);
         }
     }
 }
 
-/// Takes the room of `writes` in a file before anything is written: a full disk is told while
-/// everything is still as it was.
+/// Reserves the space of `writes` in a file before anything is written, so that a full disk is
+/// reported while everything is still as it was.
 pub(super) fn reserve(path: &Path, writes: &[Write]) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         Failure::device(format!("no room for the header in {}: {error}", path.display()))
@@ -99,7 +99,7 @@ pub(super) fn reserve(path: &Path, writes: &[Write]) -> Result<(), Failure> {
     for write in writes {
         let length = write.bytes.len() as u64;
         match fallocate(&file, FallocateFlags::KEEP_SIZE, write.offset, length) {
-            // Where room cannot be taken beforehand, the write itself has to find it.
+            // Where space cannot be reserved, the write itself has to find it.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             Err(error) => return Err(failed(error.into())),
         }
@@ -107,7 +107,7 @@ pub(super) fn reserve(path: &Path, writes: &[Write]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the header; a damaged LUKS2 copy is told and left as it is.
+/// Reads the header. Reports a damaged LUKS2 copy and leaves it as it is.
 pub(super) fn read_header(image: &FileBackend, path: &Path) -> Result<Header, Failure> {
     let (header, damage) = Header::read(&HeaderImage(image))
         .map_err(|error| Failure::from(error).about(path.display()))?;

@@ -1,4 +1,4 @@
-//! `luksDump`, `isLuks`, `luksUUID`: what a header says.
+//! `luksDump`, `isLuks`, `luksUUID`: the content of a header.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::passphrase::KeyArgs;
 use crate::secrecy;
 use crate::stdio::print;
 
-/// What is said before a volume key leaves the header.
+/// The warning before a volume key leaves the header.
 const KEY_WARNING: &str = "The volume key gives access to the encrypted data without a passphrase.\n\
                            Whatever it is written to should itself be encrypted and kept safe.";
 

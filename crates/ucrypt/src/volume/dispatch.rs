@@ -1,7 +1,7 @@
 //! How requests are dispatched: `--dispatch`, and dm-crypt's flags for it.
 //!
-//! A flag says what its user wants, wherever it stands: on the command line, in a table line or in
-//! a LUKS2 header. `--dispatch` overrides them all.
+//! A flag counts wherever it stands: on the command line, in a table line or in a LUKS2 header.
+//! `--dispatch` overrides all flags.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub(crate) struct DispatchArgs {
 }
 
 impl DispatchArgs {
-    /// The policies that the options ask for, and the flags of the volume.
+    /// The policies that these options and the flags of the volume ask for.
     pub(super) fn policies(&self, volume: &BTreeSet<Flag>) -> Policies {
         if let Some(policy) = self.dispatch {
             return policy.into();
@@ -60,7 +60,7 @@ impl DispatchArgs {
     }
 }
 
-/// dm-crypt's flags as policies; what no flag speaks of is adaptive.
+/// Translates dm-crypt's flags into policies. What no flag sets is adaptive.
 fn from_flags(flags: &BTreeSet<Flag>) -> Policies {
     let has = |flag| flags.contains(&flag);
     let sorted = !has(Flag::SubmitFromCryptCpus);

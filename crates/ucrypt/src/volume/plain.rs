@@ -1,8 +1,8 @@
-//! Volumes without a header: what cryptsetup's plain options and a dm-crypt table line say.
+//! Volumes without a header, described by cryptsetup's plain options or a dm-crypt table line.
 //!
 //! The key of a plain volume is made as cryptsetup makes it (cryptsetup(8), "Passphrase processing
-//! for PLAIN mode"). A passphrase that is typed or comes through standard input is hashed, also
-//! with `--key-file -`; the bytes of a key file are the key.
+//! for PLAIN mode"). A passphrase that is typed or comes from standard input is hashed, also with
+//! `--key-file -`. The bytes of a key file are the key.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl PlainArgs {
         self.table.is_some() || self.table_file.is_some()
     }
 
-    /// The table line, which has the key in it. It can be read once.
+    /// The table line, which contains the key. It can be read only once.
     pub(super) fn table_line(&self) -> Result<Secret, Failure> {
         let file = self.table_file.as_deref();
         match (&self.table, file) {
@@ -77,7 +77,7 @@ impl PlainArgs {
         Ok(Table::parse(line.trim_end())?.unlocked)
     }
 
-    /// A volume under a random key that ends with the process.
+    /// A volume under a random key, which is lost when the process ends.
     pub(super) fn throwaway(&self) -> Result<Unlocked, Failure> {
         let cipher = self.cipher.as_deref().unwrap_or(SCRATCH_CIPHER);
         let cipher: CipherSpec = cipher.parse().map_err(Failure::wrong)?;
@@ -126,13 +126,13 @@ impl PlainArgs {
         };
         let key = match key {
             KeySource::Known(key) => key,
-            // Before anybody is asked for a passphrase.
+            // `key_bytes` checks the key size before a passphrase is asked for.
             KeySource::Arguments => self.key(asked, self.key_bytes(&volume.cipher)?)?,
         };
         Ok(volume.unlock(&key)?)
     }
 
-    /// The length of the volume key in bytes, which the cipher has to take.
+    /// The length of the volume key in bytes. Fails if the cipher does not take it.
     fn key_bytes(&self, cipher: &CipherSpec) -> Result<u32, Failure> {
         // 0 is the default, as in cryptsetup.
         let bits = self.key_size.filter(|bits| *bits > 0).unwrap_or(plain::DEFAULTS.2 * 8);
@@ -147,7 +147,7 @@ impl PlainArgs {
         Ok(bits / 8)
     }
 
-    /// The volume key of so many bytes.
+    /// Reads or derives a volume key of `bytes` bytes.
     fn key(&self, asked: &Asked<'_>, bytes: u32) -> Result<Secret, Failure> {
         let exactly = Some(u64::from(bytes));
         if let Some(path) = asked.volume_key_file {
@@ -161,7 +161,7 @@ impl PlainArgs {
         if is_file && self.hash.is_some() {
             asked.warn("The --hash parameter is being ignored: a key file is the key.");
         }
-        // What is no passphrase is the key itself.
+        // Input that is no passphrase is the key itself.
         if is_file || has_key_file && hash == "plain" {
             if args.keyfile_size.is_some() {
                 asked.warn("The --keyfile-size option is being ignored: the key has --key-size.");
@@ -179,12 +179,12 @@ pub(super) struct Asked<'a> {
     pub(super) image: &'a str,
     pub(super) passphrase: &'a KeyArgs,
     pub(super) volume_key_file: Option<&'a Path>,
-    /// Nothing is asked and nothing warned of.
+    /// Suppresses warnings.
     pub(super) batch_mode: bool,
 }
 
 impl Asked<'_> {
-    /// Tells what cryptsetup tells, too, and goes on with.
+    /// Prints a warning that cryptsetup prints too, and goes on.
     fn warn(&self, warning: &str) {
         if !self.batch_mode {
             say(&format!("WARNING: {warning}\n"));
