@@ -1,5 +1,5 @@
-//! `benchmark` as a process: what it measures, how it tells it, what it refuses. Figures are only
-//! looked at for being there; none is judged.
+//! `benchmark` as a process: what it measures, how it reports, what it refuses. The tests check
+//! that figures are present and judge none.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use ucrypt_sector::{Cipher, CipherSpec, Hash, Kernel, Mode};
 
-/// The least time and the smallest buffer: this crate is tested without optimisation.
+/// The shortest time and the smallest buffer: this crate is tested without optimisation.
 const QUICK: &[&str] = &["benchmark", "--time", "1", "--buffer-size", "4096"];
 const CHEAP_ARGON2: &[&str] = &["--pbkdf-memory", "64", "--iter-time", "1"];
 

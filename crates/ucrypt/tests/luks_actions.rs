@@ -22,7 +22,7 @@ fn run(program: &str, args: &[&str], stdin: &[u8]) -> Output {
     let mut child = child.unwrap_or_else(|error| {
         panic!("{program} cannot be run ({error}): apt-get install cryptsetup-bin bsdutils")
     });
-    // A child that ends without reading closes the pipe: its exit code tells the story.
+    // A child that ends without reading closes the pipe; its exit code tells why.
     let _ = child.stdin.take().unwrap().write_all(stdin);
     child.wait_with_output().unwrap()
 }
@@ -201,10 +201,10 @@ fn key_files_offsets_and_volume_keys_are_read_as_cryptsetup_reads_them() {
     let dumped = good(&ucrypt(&[&args, &given[..2], &part].concat(), b""));
     assert!(dumped.ends_with(&format!("Key stored to file {}.\n", copy.display())), "{dumped}");
     assert_eq!(fs::read(&copy).unwrap(), key);
-    // The key is not written over something that is there.
+    // The key does not overwrite an existing file.
     assert_eq!(code(&ucrypt(&[&args, &given[..2], &part].concat(), b"")), 1);
 
-    // The new key file as cryptsetup's second argument, whole.
+    // The new key file as the second argument, as in cryptsetup: the whole file is the passphrase.
     good(&ucrypt(&[&["luksFormat"], CHEAP, &[text(&image), text(&key_file)]].concat(), b""));
     let args = ["open", "--test-passphrase", "--key-file", text(&key_file), text(&image)];
     good(&run("cryptsetup", &args, b""));
@@ -286,7 +286,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
     assert_eq!(code(&ucrypt(&["isLuks", text(&small)], b"")), 1);
 }
 
-/// A superblock of md, version 1.0, as it lies 8 KiB before the end.
+/// A superblock of md, version 1.0, which lies 8 KiB before the end.
 fn md_superblock(offset: u64) -> Vec<u8> {
     let mut block = vec![0; 256];
     block[..8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");
@@ -295,7 +295,7 @@ fn md_superblock(offset: u64) -> Vec<u8> {
     block
 }
 
-/// What a program says when it formats an image on which `bytes` lie at `offset`.
+/// The messages of a program that formats an image on which `bytes` lie at `offset`.
 fn warnings(program: &str, offset: u64, bytes: &[u8]) -> Vec<String> {
     let scratch = Scratch::new();
     let image = scratch.image();
@@ -350,7 +350,7 @@ fn an_old_header_is_named_and_nothing_of_it_is_left() {
     good(&output);
     let words = "already contains a 'crypto_LUKS' superblock signature";
     assert!(stderr(&output).contains(words), "{}", stderr(&output));
-    // The second copy lay in what is data now.
+    // The old second copy lay in the present data area.
     let image = fs::read(scratch.image()).unwrap();
     assert!(!image.windows(6).any(|window| window == b"SKUL\xba\xbe"));
 }
@@ -434,7 +434,7 @@ impl Terminal {
         self.child.stdin.as_mut().unwrap().write_all(answer.as_bytes()).unwrap();
     }
 
-    /// The exit code, and what came behind the last answer.
+    /// The exit code, and the output after the last answer.
     fn end(mut self) -> (i32, String) {
         self.child.stdout.as_mut().unwrap().read_to_string(&mut self.seen).unwrap();
         (self.child.wait().unwrap().code().unwrap(), self.seen)
@@ -472,7 +472,7 @@ fn a_person_is_asked_for_consent_and_twice_for_the_passphrase() {
     assert!(!said.contains("secret"), "the passphrase was echoed: {said}");
     good(&run("cryptsetup", &["open", "--test-passphrase", text(&path)], b"secret"));
 
-    // In batch mode nothing but the passphrase is asked for.
+    // Batch mode asks only for the passphrase.
     let mut terminal = Terminal::start(&[&args[..], &["-q"]].concat());
     terminal.expect("Enter passphrase for ", "other\n");
     assert_eq!(terminal.end().0, 0);

@@ -1,9 +1,9 @@
 //! Memory for direct I/O.
 
-/// What every device and file system of a test is content with, in bytes.
+/// An alignment that every device and file system of a test accepts, in bytes.
 const ALIGNMENT: usize = 4096;
 
-/// Bytes that start at a page.
+/// Bytes that begin at a page boundary.
 #[derive(Debug)]
 pub(crate) struct Aligned {
     memory: Vec<u8>,

@@ -11,10 +11,10 @@ use crate::server::{On, Server};
 /// Where the second copy of cryptsetup's default LUKS2 header starts, in bytes.
 const SECONDARY: u64 = 0x4000;
 
-/// In the JSON area of a header copy, far from its binary header.
+/// An offset in the JSON area of a header copy, far from its binary header.
 const IN_JSON: u64 = 5000;
 
-/// Turns bytes of the image round, so that they are wrong whatever they were.
+/// Inverts bytes of the image, so that they are wrong whatever their value.
 fn damage(image: &Image, offset: u64, len: usize) {
     let file = File::options().read(true).write(true).open(&image.path).expect("the image");
     let mut bytes = vec![0; len];
@@ -30,14 +30,14 @@ fn test_passphrase(scratch: &Scratch, image: &Image, options: &[&str]) -> Ran {
     run(command.args(options).args(image.with_key()), b"")
 }
 
-/// cryptsetup writes a damaged copy again as soon as it sees one: it has to find none.
+/// cryptsetup repairs a damaged copy as soon as it sees one, so it must find none.
 fn cryptsetup_finds_nothing_to_repair(image: &Image) -> bool {
     let before = image.bytes();
     run(cryptsetup().arg("luksDump").arg(&image.path), b"").passes();
     image.bytes() == before
 }
 
-/// Every place of a copy that can be damaged: its magic, its checksum, its JSON.
+/// The parts of a copy to damage: its magic, its checksum, its JSON.
 const PLACES: [u64; 3] = [0, 0x1c0 + 3, IN_JSON];
 
 #[test]
@@ -69,7 +69,7 @@ fn one_damaged_copy_is_read_over_and_readonly_changes_nothing() {
     }
 }
 
-/// Opens the volume to be written to, and writes nothing. Gives what was said about the header.
+/// Opens the volume for writing, and writes nothing. Returns the messages about the header.
 fn open_for_writing(scratch: &Scratch, image: &Image) -> Ran {
     run(&mut image.ucrypt(scratch, "write"), b"")
 }
@@ -77,7 +77,7 @@ fn open_for_writing(scratch: &Scratch, image: &Image) -> Ran {
 #[test]
 fn one_damaged_copy_is_written_again_by_who_writes_and_cryptsetup_agrees() {
     for copy in [0, SECONDARY] {
-        // The magic has to be there: what has none may be somebody else's.
+        // The magic must be intact: a copy without one may be another program's data.
         for place in &PLACES[1..] {
             let scratch = Scratch::new();
             let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
@@ -85,7 +85,7 @@ fn one_damaged_copy_is_written_again_by_who_writes_and_cryptsetup_agrees() {
             damage(&image, copy + place, 6);
             let ran = open_for_writing(&scratch, &image).exits(0);
             assert!(ran.stderr.contains("it was written again"), "{:?}", ran.stderr);
-            // Again: nothing is left to say.
+            // The second time there is nothing to report.
             let ran = open_for_writing(&scratch, &image).exits(0);
             assert_eq!(ran.stderr, "");
             let repaired = image.bytes();
@@ -95,7 +95,7 @@ fn one_damaged_copy_is_written_again_by_who_writes_and_cryptsetup_agrees() {
             let mut open = cryptsetup();
             open.args(["open", "--test-passphrase", "--key-file", "-"]).arg(&image.path);
             run(&mut open, PASSPHRASE).passes();
-            // The copy that was sound may go now.
+            // Now the copy that was sound can be damaged.
             damage(&image, SECONDARY - copy + place, 6);
             test_passphrase(&scratch, &image, &["--readonly"]).exits(0);
         }
@@ -116,7 +116,7 @@ fn an_action_that_only_reads_repairs_nothing() {
         for action in ["luksDump", "isLuks", "luksUUID"] {
             run(scratch.ucrypt(&[action]).arg(&image.path), b"").exits(0);
         }
-        // A passphrase that is wrong opens nothing, whatever it was meant for.
+        // A wrong passphrase repairs nothing, even for a write.
         let mut write = scratch.ucrypt(&["write"]);
         let wrong = scratch.file("wrong", b"another passphrase");
         run(write.args(image.arguments()).arg("--key-file").arg(wrong), b"").exits(2);
@@ -137,7 +137,7 @@ fn a_copy_without_its_magic_is_not_written_over() {
     }
 }
 
-/// A superblock of md, version 1, that lies at byte `offset`.
+/// A superblock of md, version 1, at byte `offset`.
 fn md_superblock(offset: u64) -> Vec<u8> {
     let mut block = vec![0; 256];
     block[..8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");
@@ -148,7 +148,7 @@ fn md_superblock(offset: u64) -> Vec<u8> {
 
 #[test]
 fn a_foreign_owner_over_the_primary_copy_is_not_overwritten() {
-    // What damages the header is the superblock of somebody else, and cryptsetup refuses it too.
+    // The header is damaged by another program's superblock, and cryptsetup refuses it too.
     for (offset, superblock) in [
         (0, b"bluestore block device\n".to_vec()),
         (0x1000, md_superblock(0x1000)),
@@ -218,7 +218,7 @@ fn damaged_luks1_headers_are_refused_with_the_reason_and_nothing_is_written() {
         damage(&image, offset, len);
         let before = image.bytes();
         run(&mut image.ucrypt(&scratch, "write"), b"data").refuses(1);
-        // Data that is not there is no hindrance to a test, as in cryptsetup.
+        // Missing data does not prevent a test, as in cryptsetup.
         if offset != 104 {
             test_passphrase(&scratch, &image, &[]).refuses(1);
         }

@@ -1,4 +1,4 @@
-//! Images that are cut off, foreign or nonsense.
+//! Images that are truncated, foreign or nonsense.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -22,8 +22,8 @@ fn test_passphrase(scratch: &Scratch, path: &Path) -> Ran {
     run(scratch.ucrypt(&["open", "--test-passphrase", "--key-file"]).args([&key, path]), b"")
 }
 
-/// The header is there, the data is not: the passphrase can be tried, as with cryptsetup (header
-/// backups are such images), and nothing can be opened.
+/// The header exists and the data does not: the passphrase can be tested, as with cryptsetup
+/// (header backups are such images), but nothing can be opened.
 #[track_caller]
 fn has_a_header_only(scratch: &Scratch, path: &Path) -> String {
     let before = fs::read(path).expect("the image is read");
@@ -62,7 +62,8 @@ fn truncated(image: &Image, len: u64) {
 #[test]
 fn truncated_images_are_refused_wherever_they_end() {
     for kind in [LUKS1, LUKS2] {
-        // Nothing, in the first header, in the second, in the keyslots, before the data.
+        // The lengths: nothing; in the first header, in the second, in the keyslots; before the
+        // data.
         for len in
             [0, 5, 300, 4096, 5000, 0x4000, 0x5000, 0x8800, 100_000, kind.data_offset() - 512]
         {
@@ -97,7 +98,7 @@ fn a_volume_larger_than_its_image_is_refused() {
     let mut python = judge("python3", "python3");
     let size = (DATA + 4096).to_string();
     run(python.args(["-c", edit]).arg(&image.path).arg(&size), b"").passes();
-    // cryptsetup reads the header that was made so as a sound one.
+    // cryptsetup accepts the edited header as sound.
     let dump = run(cryptsetup().arg("luksDump").arg(&image.path), b"").text();
     assert!(dump.contains(&format!("length: {size} [bytes]")), "{dump}");
     let message = has_a_header_only(&scratch, &image.path);
@@ -112,7 +113,7 @@ fn a_last_part_of_a_sector_is_left_out() {
     truncated(&image, LUKS2.data_offset() + DATA - 1);
     let before = image.bytes();
     let ran = run(&mut image.ucrypt(&scratch, "read"), b"");
-    // Refusing is as good as leaving out what cannot be decrypted; inventing bytes is not.
+    // The command may refuse, or leave out what it cannot decrypt. It must not invent bytes.
     if ran.stderr.is_empty() {
         assert!(ran.passes() == whole[..DATA as usize - 4096]);
     } else {

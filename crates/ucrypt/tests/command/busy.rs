@@ -1,4 +1,4 @@
-//! Images that somebody else has open.
+//! Images that another process has open.
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -111,7 +111,7 @@ impl QemuNbd {
         ));
         let child = qemu.stdin(Stdio::null()).spawn().expect("qemu-nbd starts");
         let mut started = Self(child);
-        // It tells nobody when it is ready; who it has greeted can be sure.
+        // It does not report when it is ready; a greeting shows it.
         while NbdClient::connect(&socket).is_err() {
             assert!(started.0.try_wait().expect("waited").is_none(), "qemu-nbd has ended");
             std::thread::sleep(Duration::from_millis(5));
@@ -122,7 +122,7 @@ impl QemuNbd {
 
 impl Drop for QemuNbd {
     fn drop(&mut self) {
-        // `timeout` hands the signal on, and ends with its program.
+        // `timeout` forwards the signal, and ends with its program.
         let pid = rustix::process::Pid::from_child(&self.0);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.0.wait();

@@ -1,11 +1,11 @@
-//! What cryptsetup made, the command opens, reads and writes.
+//! The command opens, reads and writes volumes that cryptsetup made.
 
 use crate::image::{DATA, Image, KINDS, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{cryptsetup, run};
 use crate::random::Random;
 use crate::scratch::Scratch;
 
-/// Reading and writing, both judged by a decryption that shares nothing with ours.
+/// Reads and writes, both judged by a decryption that shares no code with ours.
 pub(crate) fn data_agrees_with_python(scratch: &Scratch, image: &Image) {
     let read = run(&mut image.ucrypt(scratch, "read"), b"").passes();
     assert!(read.len() as u64 == DATA && read == image.decrypted_by_python(scratch), "{image:?}");
@@ -87,7 +87,7 @@ fn more_keyslots_open_by_number_and_by_trying() {
         open(None).passes();
         open(Some("5")).passes();
         open(Some("0")).refuses(2);
-        // cryptsetup too takes a keyslot that is not there for a wrong passphrase or parameter.
+        // cryptsetup also reports a missing keyslot as a wrong passphrase or parameter.
         let absent = open(Some("3")).stderr;
         assert!(absent.contains('3'), "{absent}");
     }

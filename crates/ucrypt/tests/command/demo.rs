@@ -1,4 +1,4 @@
-//! `ucrypt demo`: tells the truth in JSON too, and leaves nothing behind.
+//! `ucrypt demo`: its JSON is right too, and it leaves nothing behind.
 
 use std::fs;
 

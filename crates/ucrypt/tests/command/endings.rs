@@ -1,5 +1,5 @@
-//! The end of a server whose volume is in use, or whose image does not answer: users are waited for, but
-//! not for ever, and what is lost is said.
+//! The end of a server whose volume is in use, or whose image does not answer. The server waits for
+//! users, but not for ever, and reports what is lost.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ use crate::server::{On, Server};
 
 const LEN: u64 = 64 << 20;
 
-/// How long anything may take that is waited for.
+/// Time limit of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn open(scratch: &Scratch, image: &Image, options: &[&str]) -> Ran {
@@ -46,7 +46,7 @@ fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A file that is waited for until it says something.
+/// Waits until a file contains this text.
 #[track_caller]
 fn await_said(log: &PathBuf, text: &str) {
     await_that(&format!("'{text}' in {}", log.display()), || {
@@ -54,8 +54,8 @@ fn await_said(log: &PathBuf, text: &str) {
     });
 }
 
-/// A shell that has the device mounted until its standard input is closed, and then writes a file and
-/// unmounts it.
+/// A shell that keeps the device mounted until its standard input is closed, and then writes a file
+/// and unmounts it.
 fn mounted(scratch: &Scratch) -> Child {
     let text = "mount $1 m; echo on >on; read -r _ || :; cp data m/file; umount m";
     let mut shell = script(scratch, text, &[scratch.device()]);
@@ -104,7 +104,7 @@ fn sigterm_says_what_is_lost_by_who_does_not_go_and_status_is_clear() {
     let mut shell = mounted(&scratch);
     let server = server(&scratch);
     kill_process(server, Signal::TERM).expect("a signal");
-    // At any time: it is on its way out, ends, or has ended.
+    // Ask at every stage: while it waits for users, while it ends, and after its end.
     let mut asked = 0;
     await_that("the end of the server", || {
         let ran = run(scratch.ucrypt(&["status"]).arg(scratch.unique()), b"");
@@ -117,7 +117,7 @@ fn sigterm_says_what_is_lost_by_who_does_not_go_and_status_is_clear() {
     assert!(said.contains("mounted at") && said.contains("not synced is lost"), "{said}");
     let ran = run(scratch.ucrypt(&["status"]).arg(scratch.unique()), b"").exits(4);
     assert!(String::from_utf8_lossy(&ran.stdout).contains("is inactive"));
-    // What is left is a mount that fails.
+    // The remaining mount fails.
     drop(shell.stdin.take());
     let _ = shell.wait();
 }
@@ -135,7 +135,7 @@ fn a_second_signal_ends_a_server_that_waits_and_it_fails() {
     assert!(said.contains("SIGINT ended the volume"), "{said}");
 }
 
-/// Stops a process, all threads of it: until they have seen the signal they go on.
+/// Stops all threads of a process. They go on until they have seen the signal.
 fn stop(process: Pid) {
     kill_process(process, Signal::STOP).expect("a signal");
     await_that("all threads to stop", || {
@@ -143,7 +143,7 @@ fn stop(process: Pid) {
             fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).expect("tasks");
         tasks.flatten().all(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            // Behind the name, which may hold anything.
+            // The state follows the name, which may contain anything.
             stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
         })
     });
@@ -163,7 +163,7 @@ fn a_server_whose_image_does_not_answer_ends_and_says_so() {
     let writer = std::thread::spawn(move || client.write(8192, &[2; 4096]));
     above.signal(Signal::TERM);
     above.await_said("did not answer");
-    // It ends; the kernel lets it go once there is nobody any more whom it could wait for.
+    // The process exits, but the kernel releases it only once nothing is left for it to wait for.
     kill_process(holder, Signal::KILL).expect("killed");
     above.exits(4);
     assert!(writer.join().expect("it ends").is_err(), "nothing was acknowledged");
@@ -183,13 +183,13 @@ fn close_names_who_uses_a_device() {
     close(&scratch).passes();
 }
 
-/// The kernel and device managers let go of a device some time after its last user.
+/// The kernel and device managers release a device some time after its last user.
 #[test]
 fn close_waits_for_who_only_looks_at_a_device() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     open(&scratch, &image, &["--as", "loop"]).passes();
-    // By this name it looks, as udev does.
+    // Under this name it counts as a device manager, as udev does.
     let looks = scratch.path("blkid");
     fs::copy("/bin/cat", &looks).expect("copied");
     let mut look = judge("sh", "dash");

@@ -1,4 +1,4 @@
-//! A backend that is full: the client gets the error, the server lives on.
+//! A full backend: the client gets the error, and the server lives on.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -41,7 +41,7 @@ fn over_fuse_a_write_gets_the_error_and_reads_go_on() {
     let error = file.write_all_at(&more, 4 << 20).expect_err("there is no room");
     assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     assert!(server.read(0, 1 << 20) == kept, "what was there is there");
-    // What is there already can be written again.
+    // Allocated data can be overwritten.
     file.write_all_at(&more[..1 << 20], 0).expect("no new room is needed");
     file.sync_all().expect("flushed");
     assert!(server.read(0, 1 << 20) == more[..1 << 20]);
@@ -92,8 +92,8 @@ impl Drop for Lossy {
     }
 }
 
-/// A2 of the audit: the flush of one connection was told of lost data, that of the other was not, and
-/// neither was afterwards.
+/// A2 of the audit: one connection's flush reported lost data, the other's did not, and no later
+/// flush did.
 #[test]
 fn after_a_flush_that_failed_every_client_is_told_and_so_is_who_ends_the_server() {
     let scratch = Scratch::new();

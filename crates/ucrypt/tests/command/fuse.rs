@@ -22,7 +22,7 @@ const LEN: u64 = 32 << 20;
 /// mkfs.xfs makes no smaller file systems.
 const XFS_LEN: u64 = 300 << 20;
 
-/// Both ways of the requests; the first falls back to the second where the kernel lacks it.
+/// Both transports; the first falls back to the second if the kernel lacks it.
 const TRANSPORTS: [&str; 2] = ["--fuse-transport=io_uring", "--fuse-transport=classic"];
 
 fn serve(scratch: &Scratch, image: &Image, options: &[&str]) -> Server {
@@ -162,7 +162,7 @@ fn opening_it_for_truncation_is_refused_and_its_size_stays_known() {
         server.open().write_all_at(b"content", 0).expect("written");
         let error = File::create(server.file()).expect_err("opened with O_TRUNC");
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
-        // Nobody has looked at the file since. What is appended goes to its end, which is there.
+        // Nobody has queried the file's size since. An append still goes to the end.
         let mut file = File::options().append(true).open(server.file()).expect("opened");
         let error = file.write(b"appended").expect_err("behind the end");
         assert_eq!(error.kind(), ErrorKind::StorageFull);
@@ -172,8 +172,8 @@ fn opening_it_for_truncation_is_refused_and_its_size_stays_known() {
     }
 }
 
-/// What programs do with a sparse image that is to be copied to the volume. None may say that it did
-/// while the holes still hold what was there before.
+/// How programs copy a sparse image to the volume. None may report success while the holes still
+/// have the old content.
 #[test]
 fn a_copy_that_succeeds_leaves_no_old_content_in_holes() {
     let scratch = Scratch::new();
@@ -250,7 +250,7 @@ fn space_cannot_be_reserved_and_holes_are_data() {
     server.terminate();
 }
 
-/// Programs that copy what is new (rsync, make, backups) go by the time of the last change.
+/// Programs that copy changed files (rsync, make, backups) rely on the time of the last change.
 #[test]
 fn its_time_tells_of_every_change_also_over_other_exports() {
     let scratch = Scratch::new();
@@ -300,7 +300,7 @@ fn the_servers_end_leaves_the_users_own_file_alone() {
     assert_eq!(fs::read(&path).expect("read"), b"precious");
 }
 
-/// What somebody else mounted at the same path meanwhile is theirs.
+/// A mount that another server made at the same path meanwhile must stay.
 #[test]
 fn the_servers_end_leaves_another_mount_at_its_path_alone() {
     let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
@@ -335,7 +335,7 @@ fn what_a_killed_server_leaves_is_no_file_that_could_be_taken_for_the_volume() {
     run(judge("umount", "mount").arg(&path), b"").passes();
     let error = File::options().write(true).open(&path).expect_err("opened");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NXIO));
-    // The next one takes its place, and goes away again.
+    // The next server replaces the place-holder, and removes it at its end.
     serve(&scratch, &image, &[]).terminate();
     assert!(path.symlink_metadata().is_err());
 }
@@ -347,7 +347,7 @@ fn an_aborted_connection_is_an_error_and_leaves_no_mount() {
         let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
         let server = serve(&scratch, &image, &[transport]);
         let (file, path) = (server.open(), server.file().to_owned());
-        // A connection has the number of its file system.
+        // A FUSE connection has the number of its file system.
         let number = fs::metadata(&path).expect("metadata").dev();
         let text = "mount -t fusectl none /sys/fs/fuse/connections || :
             echo 1 > /sys/fs/fuse/connections/$1/abort";
@@ -382,7 +382,7 @@ except OSError as error:
     }
 }
 
-/// A new open sees what other exports wrote, also where the kernel reads by its page cache.
+/// A new open sees what other exports wrote, also if the kernel reads through its page cache.
 #[test]
 fn what_another_export_wrote_is_seen_by_programs_that_open_the_file() {
     let scratch = Scratch::new();
@@ -441,7 +441,7 @@ fn a_volume_in_use_stays_in_use_after_a_deferred_close() {
     assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"still here");
 }
 
-/// A mount namespace that was made meanwhile has the file under the same name.
+/// A mount namespace that was created meanwhile has the file under the same name.
 #[test]
 fn a_volume_that_is_open_in_another_mount_namespace_is_in_use() {
     let scratch = Scratch::new();
@@ -459,7 +459,7 @@ fn a_volume_that_is_open_in_another_mount_namespace_is_in_use() {
     let mut input = shell.stdin.take().expect("its input");
     input.write_all(b"\n").expect("told");
     scratch.await_file("off");
-    // Nobody has it open; the name that the other namespace still has for it counts for nothing.
+    // Nobody has the file open. The name in the other namespace does not count.
     close(&scratch, &[]).passes();
     drop(input);
     assert!(shell.wait().expect("waited").success());
@@ -559,7 +559,7 @@ fn a_file_with_content_is_never_hidden_by_a_mount() {
     assert!(scratch.mounts().is_empty());
 }
 
-/// Serves, looks at the transport that it says it uses, and moves data.
+/// Serves, checks the transport that the server reports, and moves data.
 fn transport_in_use(wanted: &str) -> String {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, 4 << 20);

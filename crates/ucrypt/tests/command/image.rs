@@ -1,4 +1,4 @@
-//! LUKS images of every kind that is tested, and their decryption by others.
+//! LUKS images of every kind under test, and their decryption by independent programs.
 
 use std::ffi::OsString;
 use std::fs;
@@ -96,7 +96,7 @@ impl Kind {
     }
 }
 
-/// An image and what opens it.
+/// An image and its key.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) kind: Kind,
@@ -173,11 +173,11 @@ impl Image {
         command
     }
 
-    /// The plaintext as Python's `cryptography` package sees it, with the volume key that
-    /// cryptsetup gives away.
+    /// The plaintext as Python's `cryptography` package decrypts it, with the volume key from
+    /// cryptsetup.
     pub(crate) fn decrypted_by_python(&self, scratch: &Scratch) -> Vec<u8> {
         let volume_key = scratch.path("volume-key");
-        // cryptsetup writes it to a new file only.
+        // cryptsetup writes the key to a new file only.
         let _ = fs::remove_file(&volume_key);
         let mut dump = cryptsetup();
         dump.args(["luksDump", "--dump-volume-key", "--batch-mode", "--key-file"]);
@@ -188,9 +188,9 @@ impl Image {
     }
 }
 
-/// The plaintext as Python's `cryptography` package sees it: from a byte of the image on, in
-/// encryption sectors of this many bytes; and for the IV, the number of the first 512-byte sector
-/// and, if it counts others, their bytes.
+/// The plaintext as Python's `cryptography` package decrypts it. `numbers` are: the first byte in
+/// the image; the bytes of an encryption sector; and for the IV, the number of the first 512-byte
+/// sector and, if the IV counts other sectors, their bytes.
 pub(crate) fn decrypt(image: &Path, key: &Path, cipher: &str, numbers: &[u64]) -> Vec<u8> {
     let script = include_str!("scripts/decrypt.py");
     let mut python = python(script, "cryptography", "python3-cryptography");

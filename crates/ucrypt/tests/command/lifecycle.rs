@@ -35,10 +35,10 @@ fn status(scratch: &Scratch, name: &str) -> Value {
     serde_json::from_slice(&text).expect("JSON")
 }
 
-/// Nothing is left of any open volume.
+/// Asserts that nothing is left of any open volume.
 #[track_caller]
 fn nothing_is_left(scratch: &Scratch) {
-    // A server answers before it ends, which it then does.
+    // A server answers shortly before it ends.
     scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
     assert!(scratch.mounts().is_empty(), "a mount is left");
     let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
@@ -64,8 +64,8 @@ fn a_volume_is_opened_used_and_closed() {
     }
 }
 
-/// As root the server locks its memory, of which a mapped image is a part. Others lock nothing, and
-/// see only that opening leaves holes alone.
+/// As root, the server locks its memory, which includes a mapped image. Other users lock nothing,
+/// so the test then only checks that opening leaves holes alone.
 #[test]
 fn a_sparse_image_in_memory_stays_sparse() {
     let scratch = Scratch::new();
@@ -383,7 +383,7 @@ fn what_a_server_has_to_say_at_its_end_reaches_the_systems_log() {
     let log = UnixDatagram::bind(scratch.path("log")).expect("a log");
     log.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     scratch.sparse("image", DATA);
-    // The image is served by another server, which is killed: the last flush fails.
+    // Another server serves the image and is killed, so the last flush fails.
     let text = format!(
         "{OWN_DEV}
         nodes fuse
@@ -411,7 +411,7 @@ fn what_a_server_has_to_say_at_its_end_reaches_the_systems_log() {
     nothing_is_left(&scratch);
 }
 
-/// An upgrade replaces the program while it asks for a passphrase.
+/// An upgrade may replace the program while it asks for a passphrase.
 #[test]
 fn a_program_that_is_gone_by_now_starts_its_server_nevertheless() {
     let scratch = Scratch::new();

@@ -1,12 +1,11 @@
 //! A write load that knows what was acknowledged.
 //!
-//! Several writers, each with a connection or an open file of its own and a part of the volume of
-//! its own, write runs of blocks and flush now and then, until their disk fails because its server
-//! has gone. Every block tells which write it is of. Afterwards the volume has to hold, for each
-//! block, the last write that was acknowledged: it is the server that dies, not the machine, and a
-//! write is acknowledged only once the backend has it. A fortiori, everything before the last
-//! acknowledged flush is there. Of the one request that a writer had under way, any sector may or
-//! may not have arrived.
+//! Several writers, each with its own connection or open file and its own part of the volume, write
+//! runs of blocks and flush now and then, until their disk fails because its server has gone. Every
+//! block names the write it belongs to. Afterwards the volume must hold, for each block, the last
+//! acknowledged write: the server dies, not the machine, and a write is acknowledged only once the
+//! backend has it. This covers everything before the last acknowledged flush. Of the one request
+//! that a writer had in flight, each sector may or may not have arrived.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +20,7 @@ use crate::random::Random;
 
 /// Bytes of a block.
 const BLOCK: usize = 4096;
-/// What arrives entirely or not at all: the smallest encryption sector.
+/// The unit that arrives entirely or not at all: the smallest encryption sector.
 const SECTOR: usize = 512;
 /// Blocks of one writer's part of the volume.
 const BLOCKS: u64 = 512;
@@ -29,7 +28,7 @@ const BLOCKS: u64 = 512;
 const RUN_MAX: u64 = 24;
 /// A writer flushes after one write in this many.
 const FLUSH_EVERY: u64 = 12;
-/// How long a load may take to get on, or to notice that its disk has gone.
+/// How long a load may take to make progress, or to notice that its disk has gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes that `writers` writers use.
@@ -60,7 +59,7 @@ impl Disk {
     }
 }
 
-/// What one writer knows when its disk has gone.
+/// The record of one writer whose disk has gone.
 #[derive(Debug)]
 struct Record {
     /// First block of its part of the volume.
@@ -69,7 +68,7 @@ struct Record {
     acknowledged: Vec<u64>,
     /// The same, at the last acknowledged flush.
     flushed: Vec<u64>,
-    /// The write that was under way: its blocks, counted from `first`, and its number.
+    /// The write in flight: its blocks, counted from `first`, and its number.
     under_way: Option<(Range<u64>, u64)>,
 }
 
@@ -81,7 +80,7 @@ pub(crate) struct Load {
     acknowledged: Receiver<Acknowledged>,
 }
 
-/// What a disk said yes to.
+/// An acknowledged request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledged {
     Write,
@@ -113,7 +112,7 @@ impl Load {
 
     /// Waits for the writers, whose disks have gone, and checks what is on the volume now.
     pub(crate) fn check(self, volume: &[u8]) {
-        // The channel ends with the last writer.
+        // The channel closes with the last writer.
         loop {
             match self.acknowledged.recv_timeout(PATIENCE) {
                 Ok(_) => {}
@@ -152,7 +151,7 @@ fn write_until_it_fails(
         }
         record.under_way = None;
         record.acknowledged[blocks.start as usize..blocks.end as usize].fill(number);
-        // The test may have heard enough.
+        // The test may no longer listen.
         let _ = tell.send(Acknowledged::Write);
         if random.below(FLUSH_EVERY) == 0 {
             if disk.flush().is_err() {

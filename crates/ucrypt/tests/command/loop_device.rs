@@ -1,4 +1,4 @@
-//! `open --as loop`: a disk of the kernel, judged by the kernel's file systems and their checkers.
+//! `open --as loop`: a kernel disk, judged by the kernel's file systems and their checkers.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -17,7 +17,7 @@ use crate::random::Random;
 use crate::scratch::Scratch;
 
 const LEN: u64 = 64 << 20;
-/// No smaller file systems are made by mkfs.xfs and mkfs.btrfs.
+/// mkfs.xfs and mkfs.btrfs make no smaller file systems.
 const LARGE: u64 = 320 << 20;
 
 /// Opens under the test's own name.
@@ -30,29 +30,29 @@ fn close(scratch: &Scratch, options: &[&str]) -> Ran {
     run(scratch.ucrypt(&["close"]).args(options).arg(scratch.unique()), b"")
 }
 
-/// The device behind the link.
+/// The device that the link names.
 fn node(scratch: &Scratch) -> String {
     let link = fs::read_link(scratch.device()).expect("a link");
     link.to_str().expect("ASCII").to_owned()
 }
 
-/// What the kernel says about a device.
+/// An attribute of a device in sysfs.
 fn queue(node: &str, attribute: &str) -> String {
     let name = node.strip_prefix("/dev/").expect("a device");
     let path = format!("/sys/block/{name}/{attribute}");
     fs::read_to_string(&path).expect(&path).trim().to_owned()
 }
 
-/// A device while a certain file is attached to it.
+/// A device with a certain file attached to it.
 #[derive(Debug, PartialEq, Eq)]
 struct Attached {
     name: String,
-    /// The kernel counts what is attached to any disk.
+    /// The kernel's sequence number, which counts attachments to any disk.
     sequence: String,
 }
 
 impl Attached {
-    /// What the link leads to now.
+    /// The device that the link names now.
     fn now(scratch: &Scratch) -> Self {
         let node = node(scratch);
         Self { sequence: queue(&node, "diskseq"), name: node.replace("/dev/", "") }
@@ -146,13 +146,13 @@ fn the_kernel_looks_for_partitions_on_request() {
     let image = Image::by_cryptsetup(&scratch, LUKS2_512, DATA);
     for (options, expected) in [(&[][..], "0"), (&["--partscan"], "1")] {
         open(&scratch, &image, options).passes();
-        // What it finds depends on the tables that it was built for.
+        // Its result depends on the partition tables that the kernel supports.
         assert_eq!(queue(&node(&scratch), "loop/partscan"), expected);
         close(&scratch, &[]).passes();
     }
 }
 
-/// Bytes that the image takes.
+/// Bytes allocated for the image.
 fn allocated(image: &Image) -> u64 {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(&image.path).expect("metadata").blocks() * 512
@@ -163,7 +163,7 @@ fn fstrim_gives_space_back_where_it_is_allowed_and_zeroes_are_zeroes() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
     open(&scratch, &image, &["--allow-discards"]).passes();
-    // The block device's own ways to zero must still zero; also those that may unmap.
+    // The block device's own ways to zero must still zero, including those that may unmap.
     let text = "
         mkfs.ext4 -q $1; mount $1 m
         head -c 30M /dev/urandom > m/large; head -c 1M /dev/urandom > m/small; sync
@@ -196,13 +196,13 @@ fn fstrim_gives_space_back_where_it_is_allowed_and_zeroes_are_zeroes() {
     nothing_is_left(&scratch);
 }
 
-/// The device is there before the server has told zeroes from discards: who writes to it at once finds
-/// it again.
+/// The device exists before the server can tell zeroes from discards. A program that writes to it
+/// at once must find its data again.
 #[test]
 fn what_is_written_while_a_device_appears_is_there_afterwards() {
     const OFFSET: usize = 1 << 20;
     let scratch = Scratch::new();
-    // A length that tells the device from everybody else's, whose content is not ours to change.
+    // A unique length identifies the device: the content of other devices must not change.
     let name =
         scratch.unique().bytes().fold(0, |sum: u64, byte| sum * 31 % 99_991 + u64::from(byte));
     let len = (2 << 20) + name * 512;
@@ -232,12 +232,12 @@ fn what_is_written_while_a_device_appears_is_there_afterwards() {
     nothing_is_left(&scratch);
 }
 
-/// Finding out what the driver does changes nothing on the volume, however often it is opened.
+/// The server's probe of the driver changes nothing on the volume, however often it is opened.
 #[test]
 fn opening_with_discards_allowed_changes_nothing() {
     let scratch = Scratch::new();
     for kind in [LUKS2, LUKS2_512] {
-        // So short that the same range is looked at each time; and the usual.
+        // One so short that every probe uses the same range, and the usual one.
         for len in [8192, DATA] {
             let image = Image::by_cryptsetup(&scratch, kind, len);
             let before = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
@@ -253,7 +253,7 @@ fn opening_with_discards_allowed_changes_nothing() {
     nothing_is_left(&scratch);
 }
 
-/// `losetup --sector-size` has the driver take its limits anew.
+/// `losetup --sector-size` makes the driver read its limits again.
 #[test]
 fn zeroes_are_zeroes_after_the_block_size_was_changed() {
     let scratch = Scratch::new();
@@ -283,7 +283,7 @@ fn zeroes_are_zeroes_after_the_block_size_was_changed() {
     nothing_is_left(&scratch);
 }
 
-/// The node of the loop device of this length.
+/// The node of the loop device with this length.
 fn of_length(len: u64) -> Option<PathBuf> {
     let list = fs::read_dir("/sys/block").expect("/sys").filter_map(Result::ok);
     let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
@@ -296,7 +296,7 @@ fn of_length(len: u64) -> Option<PathBuf> {
         .map(|device| Path::new("/dev").join(device.file_name().expect("a name")))
 }
 
-/// A shell with the device mounted, until its standard input is closed.
+/// A shell that keeps the device mounted until its standard input is closed.
 fn mounted(scratch: &Scratch) -> Child {
     let mut shell =
         script(scratch, "mount $1 m; echo on > on; read -r _ || :", &[scratch.device()]);
@@ -350,7 +350,7 @@ fn what_is_missing_is_named_and_what_works_instead() {
         ("ublk", "fuse loop-control", "ublk-control", "--as loop"),
         ("loop", "fuse", "loop-control", "--as fuse"),
         ("loop", "loop-control", "/dev/fuse", "--as nbd"),
-        // The device that is free has no node; or the driver has none.
+        // The free device has no node; or the driver has no free device.
         ("loop", "fuse loop-control", "cannot attach", "--as fuse"),
         ("loop", "fuse null:loop-control", "no free loop device", "--as fuse"),
         ("fuse", "loop-control", "/dev/fuse", "--as nbd"),
@@ -375,7 +375,7 @@ fn a_device_in_use_is_not_closed_until_it_is_free() {
     let shell = mounted(&scratch);
     close(&scratch, &[]).refuses(5);
     end(shell);
-    // It was refused for good: it is not detached by its last user going.
+    // The refusal is final: the device is not detached when its last user goes.
     let file = File::open(scratch.device()).expect("opened");
     close(&scratch, &[]).refuses(5);
     file.read_exact_at(&mut [0; 4096], 0).expect("read");
@@ -426,7 +426,7 @@ fn a_killed_server_leaves_errors_and_the_next_open_cleans_up() {
     assert!(message.contains("not open"), "{message}");
 }
 
-/// Numbers of devices are used again. A dead server's device cannot be asked whose it is.
+/// Device numbers are reused, and a dead server's device cannot tell its owner.
 #[test]
 fn the_remains_of_a_killed_server_take_no_device_away_that_is_anothers_by_now() {
     let scratch = Scratch::new();
@@ -434,7 +434,7 @@ fn the_remains_of_a_killed_server_take_no_device_away_that_is_anothers_by_now() 
     open(&scratch, &image, &[]).passes();
     let attached = Attached::now(&scratch);
     scratch.kill_background_server();
-    // As another server leaves them whose device had the number before.
+    // The remains of another server whose device had this number before.
     let other = format!("{}-other", scratch.unique());
     let link = Path::new("/dev/ucrypt").join(&other);
     let lock = Path::new("/dev/ucrypt").join(format!(".{other}.lock"));
@@ -462,7 +462,7 @@ fn a_mount_that_lost_its_server_is_detached_when_it_is_unmounted() {
     assert!(Attached::now(&scratch) != old && old.is_there(), "the old device is in use");
     run(judge("e2fsck", "e2fsprogs").arg("-fy").arg(scratch.device()), b"");
     end(shell);
-    // The kernel takes a mount namespace down when it has time.
+    // The kernel takes some time to remove a mount namespace.
     let deadline = Instant::now() + Duration::from_secs(30);
     while old.is_there() {
         assert!(Instant::now() < deadline, "{old:?} is left");
@@ -480,7 +480,8 @@ fn what_was_flushed_survives_a_killed_server() {
         let image = Image::by_cryptsetup(&scratch, kind, volume_len(WRITERS));
         for (round, writes) in (0..).zip([40, 170]) {
             open(&scratch, &image, &[]).passes();
-            // Each write is acknowledged when it is flushed: the device has a cache of its own.
+            // A write counts as acknowledged once it is flushed, because the device has a cache of
+            // its own.
             let disk = || {
                 let mut options = File::options();
                 options.read(true).write(true).custom_flags(OFlags::DSYNC.bits().cast_signed());
@@ -518,7 +519,7 @@ fn a_device_is_resized_and_its_file_system_with_it() {
         "mkfs.ext4 -q $1; mount $1 m; head -c 5M /dev/urandom > m/file; sha256sum < m/file > sum";
     run(&mut script(&scratch, text, &[scratch.device()]), b"").passes();
 
-    // All of the image, which has grown.
+    // Resize to the whole image, which has grown.
     let grown = image.kind.data_offset() + 2 * LEN;
     File::options().write(true).open(&image.path).and_then(|it| it.set_len(grown)).expect("grown");
     resize(&[]).passes();

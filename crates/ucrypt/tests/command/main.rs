@@ -1,8 +1,8 @@
-//! The command from outside: real processes, real images, judged by the programs of others.
+//! Tests the command from outside: real processes and real images, judged by third-party programs.
 //!
-//! Every test has a directory and a runtime directory of its own ([`scratch`]); whatever it
-//! starts, mounts or attaches ends with it, also when it fails. A judge that is missing fails the
-//! test with the command that installs it. Tests of devices and mounts need root, and fail without.
+//! Every test has its own directory and runtime directory ([`scratch`]). Whatever it starts, mounts
+//! or attaches ends with it, even if it fails. A missing judge fails the test and names the command
+//! that installs it. Tests of devices and mounts need root, and fail without.
 
 #![forbid(unsafe_code)]
 

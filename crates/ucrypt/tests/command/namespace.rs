@@ -1,5 +1,5 @@
-//! Scripts that mount: in a mount namespace of their own, which takes every mount away with it,
-//! however the script ends.
+//! Runs scripts that mount in a mount namespace of their own, which removes every mount however the
+//! script ends.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -18,8 +18,8 @@ pub(crate) fn script<S: AsRef<OsStr>>(scratch: &Scratch, text: &str, arguments: 
     command
 }
 
-/// For the beginning of a script: its `/dev` is its own, of single nodes as in a container. `nodes
-/// NAME...` adds some; `OTHER:NAME` is `OTHER` under that name.
+/// Put this at the beginning of a script: it gives the script its own `/dev` of single nodes, as in
+/// a container. `nodes NAME...` adds some; `OTHER:NAME` is `OTHER` under that name.
 pub(crate) const OWN_DEV: &str = "
     mkdir nodes; mount --rbind /dev nodes; mount -t tmpfs none /dev
     nodes() {

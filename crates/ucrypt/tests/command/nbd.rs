@@ -98,7 +98,7 @@ fn nbdsh_writes_what_ucrypt_reads() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
     let server = serve(&scratch, &image, &[]);
-    // Its interpreter is Debian's; the module comes with the same package.
+    // Use Debian's interpreter; the module is in the same package.
     let mut nbdsh = judge("nbdsh", "python3-libnbd");
     nbdsh.args(["-u", &server.uri(), "-c", "h.pwrite(b'from nbdsh', 4091)", "-c", "h.flush()"]);
     run(&mut nbdsh, b"").passes();

@@ -1,7 +1,5 @@
-//! The least of an NBD client: one request at a time, no options. It exists so that a load knows
-//! exactly what was acknowledged before the server died.
-//!
-//! Source: the NBD protocol, <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
+//! A minimal NBD client: one request at a time, no options. It lets a load know exactly what was
+//! acknowledged before the server died.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,7 @@
-//! `kill -9` of an NBD server under the random client of the test kit, which goes on with the next
-//! server and holds it to everything that was acknowledged before.
+//! `kill -9` of an NBD server under the test kit's random client. The client goes on with the next
+//! server and checks it for everything that was acknowledged before.
 //!
-//! `UCRYPT_KILLS=N` is how often each server is killed, `UCRYPT_SEED=N` repeats a run.
+//! `UCRYPT_KILLS=N` sets how often each server is killed, `UCRYPT_SEED=N` repeats a run.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ fn connect(server: &Server) -> Vec<Box<dyn Port>> {
     (0..CONNECTIONS).map(port).collect()
 }
 
-/// A write that was answered is there, whether it was flushed or not: the kernel outlives the server.
-/// Of one that was not answered, each sector is old or new.
+/// An acknowledged write is there, flushed or not, because the kernel outlives the server. Of a
+/// write without a reply, each sector is old or new.
 fn everything_acknowledged_survives(kind: Kind, options: &[&str]) {
     let seed = number("UCRYPT_SEED", kind.sector.into());
     println!("UCRYPT_SEED={seed}");
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, kind, LEN);
-    // From now on every byte is known.
+    // Now every byte is known.
     run(&mut image.ucrypt(&scratch, "write"), &vec![0; LEN as usize]).passes();
     let shape = Shape { mix: [25, 50, 12, 3, 10], ..Shape::everything(LEN) };
     let plan = Plan {

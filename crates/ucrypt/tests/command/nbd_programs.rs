@@ -1,8 +1,7 @@
-//! NBD programs that no one here wrote, which keep many requests of all kinds under way. Each is ended
-//! when it hangs.
+//! Third-party NBD programs, which keep many requests of all kinds in flight. A program that hangs
+//! is ended.
 //!
-//! The images are files on a disk, with the options that a user has who gives none: in memory some of
-//! this went well by luck.
+//! The images are files on a disk, with default options: in memory, some of this went well by luck.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -55,7 +54,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path")
 }
 
-/// In and out again.
+/// Copies in and out again.
 #[track_caller]
 fn nbdcopy(scratch: &Scratch, server: &Server, source: &Path, options: &[&str]) {
     let copy = scratch.path("copy");
@@ -65,8 +64,8 @@ fn nbdcopy(scratch: &Scratch, server: &Server, source: &Path, options: &[&str]) 
     assert_same(source, &copy);
 }
 
-/// Holes become writes of zeroes, of which more are under way than there is memory for: the queue once
-/// stood still for ever; most often with one connection to a new image.
+/// Holes become writes of zeroes. More of them are in flight than memory has room for, so the queue
+/// once hung, most often with one connection to a new image.
 #[test]
 fn nbdcopy_of_a_sparse_image_ends() {
     for kind in KINDS {
@@ -74,7 +73,7 @@ fn nbdcopy_of_a_sparse_image_ends() {
         let (_, server) = serve(&scratch, kind, LEN, &[]);
         let source_1 = source(&scratch, "sparse-1", LEN, [1, 7]);
         nbdcopy(&scratch, &server, &source_1, &["--connections=1", "--requests=256"]);
-        // With the defaults, zeroes go where there was data.
+        // With the defaults; zeroes go where there was data.
         nbdcopy(&scratch, &server, &source(&scratch, "sparse-2", LEN, [2, 6]), &[]);
         server.terminate();
     }
@@ -119,14 +118,14 @@ fn qemu_io(server: &Server, commands: &[String]) {
     let mut qemu_io = judge("qemu-io", "qemu-utils");
     qemu_io.args(["-f", "raw"]).args(commands.iter().flat_map(|command| ["-c", command]));
     let said = run(qemu_io.arg(server.uri()), b"").text();
-    // Of a request that was not waited for, the exit code says nothing.
+    // The exit code does not cover requests that were not waited for.
     assert!(!said.contains("failed"), "{said}");
 }
 
-/// A piece of the disk: its bytes, and what all of them are to be.
+/// A piece of the disk: its position, its length, and the value of all its bytes.
 struct Piece(u64, u64, u8);
 
-/// The disk in pieces that are aligned to nothing.
+/// The whole disk in unaligned pieces.
 fn pieces(random: &mut Random, len: u64) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = 0;
@@ -160,7 +159,8 @@ fn qemu_io_finds_its_patterns_after_writes_zeroes_and_discards_at_once() {
                         *byte = 0;
                     }
                     _ => {
-                        // Beside writes to its neighbours. It leaves anything.
+                        // At the same time as writes to its neighbours. A discard may leave
+                        // anything.
                         write.push(format!("discard -q {at} {len}"));
                         again.push(format!("aio_write -q -P {byte} {at} {len}"));
                     }

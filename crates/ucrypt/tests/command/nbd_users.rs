@@ -1,4 +1,5 @@
-//! Who uses an open volume over NBD: `close` sees them, and other users of the machine stay outside.
+//! Users of an open volume over NBD: `close` sees them, and other users of the machine are kept
+//! out.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -16,7 +17,7 @@ fn open(scratch: &Scratch, image: &Image, name: &str, served: &str) -> Ran {
     run(image.ucrypt(scratch, "open").args([name, "--as", served]), b"")
 }
 
-/// Opens over NBD; returns where clients connect.
+/// Opens over NBD. Returns the socket for clients.
 fn open_nbd(scratch: &Scratch, image: &Image) -> PathBuf {
     let uri = open(scratch, image, "volume", "nbd").text();
     uri.trim().split_once("socket=").expect("a socket").1.into()
@@ -38,7 +39,7 @@ fn close_says_in_use_while_an_nbd_client_is_connected() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let socket = open_nbd(&scratch, &image);
     let mut client = NbdClient::connect(&socket).expect("connected");
-    // Who says nothing is no user.
+    // A client that sends nothing is no user.
     let _silent = UnixStream::connect(&socket).expect("connected");
     let message = close(&scratch, &["volume"]).refuses(5);
     assert!(message.contains("an NBD client"), "{message}");
@@ -99,7 +100,7 @@ fn size_as_nobody(uri: &str) -> Ran {
     run(&mut nobody, b"")
 }
 
-/// A server on TCP, until it is dropped, and its URI.
+/// A server on TCP, killed when dropped, and its URI.
 struct Tcp(std::process::Child, String);
 
 impl Tcp {

@@ -1,6 +1,6 @@
-//! The command as other users run it: root in a container, root of a user namespace, users without a
-//! session, under small limits and any umask. Each opens a volume, writes to it, closes it and finds
-//! what was written; what they cannot have is named before a passphrase is asked for.
+//! The command under other users: root in a container, root of a user namespace, users without a
+//! session, small limits, any umask. Each opens a volume, writes to it, closes it and finds the
+//! data. What a user may not have is reported before a passphrase is asked for.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
@@ -16,18 +16,18 @@ use crate::nbd_client::NbdClient;
 use crate::process::{judge, limited, run};
 use crate::scratch::{Scratch, UCRYPT};
 
-/// What Docker leaves root in a container, from its documentation ("Runtime privilege and Linux
-/// capabilities").
+/// The capabilities that Docker leaves to root in a container, from its documentation ("Runtime
+/// privilege and Linux capabilities").
 const DOCKER: &str = "--bounding-set=-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,\
     +setgid,+setuid,+setfcap,+setpcap,+net_bind_service,+sys_chroot,+kill,+audit_write";
 
 /// Clients that write at once.
 const CLIENTS: usize = 4;
 
-/// How somebody runs the command.
+/// A user and how they run the command.
 struct Somebody<'a> {
     scratch: &'a Scratch,
-    /// What comes before the command.
+    /// The program, with its arguments, that runs the command.
     prefix: Vec<OsString>,
     runtime: Option<PathBuf>,
     ucrypt: PathBuf,
@@ -59,7 +59,7 @@ impl<'a> Somebody<'a> {
         command
     }
 
-    /// Opens over NBD, writes on several connections, looks at the status, and closes. Returns the
+    /// Opens over NBD, writes on several connections, reads the status, and closes. Returns the
     /// status.
     #[track_caller]
     fn opens_writes_and_closes(&self, image: &Image) -> Value {
@@ -93,7 +93,7 @@ impl<'a> Somebody<'a> {
         serde_json::from_slice(&status).expect("JSON")
     }
 
-    /// The volume as a file: opened, written and closed.
+    /// Opens the volume as a file, writes to it and closes it.
     #[track_caller]
     fn opens_a_file(&self, image: &Image) {
         use std::os::unix::fs::FileExt;
@@ -127,7 +127,7 @@ fn root_with_dockers_capabilities_and_limits() {
     let status = root.opens_writes_and_closes(&image);
     locks_nothing_and_says_so(&status);
     assert!(notes(&status).contains("CAP_SYS_ADMIN"), "{}", notes(&status));
-    // Without a file and without a device, which need CAP_SYS_ADMIN.
+    // No file and no device: both need CAP_SYS_ADMIN.
     for served in ["fuse", "loop"] {
         let mut open = root.command("open");
         open.arg(&image.path).args(["--key-file", "/no/such/key", "volume", "--as", served]);
@@ -159,12 +159,12 @@ fn root_of_a_user_namespace() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let root = Somebody::new(&scratch, &["unshare", "--map-root-user"]);
     locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
-    // It is no root of this machine: a file is what it would have, if it could mount one.
+    // This is not root of the machine: its default is a file, which it cannot mount.
     let mut open = root.command("open");
     open.arg(&image.path).args(["--key-file", "/no/such/key", "volume"]);
     let message = run(&mut open, b"").refuses(2);
     assert!(message.contains("mount a file") && message.contains("--as nbd"), "{message}");
-    // With a mount namespace it can.
+    // With a mount namespace of its own it can.
     let root = Somebody::new(&scratch, &["unshare", "--map-root-user", "--mount"]);
     locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
 }
@@ -173,7 +173,7 @@ fn root_of_a_user_namespace() {
 fn a_user_without_a_session() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    // Nobody else has this number, and so nobody else its places.
+    // Nobody else has this user ID, so nobody else has its runtime directory.
     let number = 1_000_000_000 + std::process::id();
     let places = PathBuf::from(format!("/tmp/ucrypt-{number}"));
     assert!(!places.exists(), "another test has this user");
@@ -200,7 +200,7 @@ fn under_a_memlock_limit_of_64_kib() {
     let root = Somebody::shell(&scratch, "ulimit -l 64");
     root.opens_writes_and_closes(&image);
     root.opens_a_file(&image);
-    // The limit counts for who has no right to pass it.
+    // The limit applies only to a process without CAP_IPC_LOCK.
     let limit = "ulimit -l 64; exec setpriv --bounding-set=-ipc_lock \"$@\"";
     let root = Somebody::new(&scratch, &["sh", "-euc", limit, "sh"]);
     locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
@@ -216,7 +216,7 @@ fn under_a_limit_of_256_files() {
     root.opens_a_file(&image);
 }
 
-/// All the clients that are let in, and more.
+/// As many clients as the server accepts, and more.
 #[test]
 fn a_server_that_has_no_descriptors_left_still_flushes_and_closes() {
     let scratch = Scratch::new();
@@ -226,7 +226,7 @@ fn a_server_that_has_no_descriptors_left_still_flushes_and_closes() {
     let uri = run(open.args(image.with_key()).args(["volume", "--as", "nbd"]), b"").text();
     let socket = PathBuf::from(uri.trim().split_once("socket=").expect("a socket").1);
     let mut first = NbdClient::connect(&socket).expect("connected");
-    // Who is not served any more is not greeted, or cut off.
+    // A client that is not served gets no greeting, or is cut off.
     let silent: Vec<_> =
         (0..100).map(|_| std::os::unix::net::UnixStream::connect(&socket)).collect();
     first.write(0, b"to the end").expect("written");

@@ -1,4 +1,4 @@
-//! Passphrases that come by a pipe: none, long ones, parts of them; cryptsetup is the judge.
+//! Passphrases from a pipe: none, long ones, parts of them. cryptsetup is the judge.
 
 use std::fs;
 use std::io::Write;
@@ -30,7 +30,7 @@ fn an_input_without_a_passphrase_is_not_an_empty_passphrase() {
         assert!(image.bytes() == before, "{key:?} has formatted");
     }
 
-    // A volume whose passphrase is empty: by a line that is empty, as cryptsetup takes it.
+    // A volume with an empty passphrase: cryptsetup takes it from an empty line.
     let mut format = scratch.ucrypt(&format_line(LUKS2));
     run(format.arg(&image.path), b"\n").exits(0);
     let mut open = cryptsetup();
@@ -133,7 +133,7 @@ fn what_writes_nothing_works_on_an_image_that_is_in_use_and_on_a_read_only_one()
         assert_eq!(options[0] == "read", ran.stderr.contains("in use"), "{}", ran.stderr);
         assert!(ran.exits(0).stdout == if options[0] == "read" { &plain[..] } else { b"" });
     }
-    // Whoever serves it to others still has to have it alone.
+    // Serving the image still needs it exclusively.
     let socket = format!("unix:{}", scratch.path("socket").display());
     let mut serve = image.ucrypt(&scratch, "serve");
     run(serve.args(["--readonly", "--nbd", &socket]), b"").refuses(5);
@@ -141,7 +141,7 @@ fn what_writes_nothing_works_on_an_image_that_is_in_use_and_on_a_read_only_one()
 
     assert!(image.bytes() == before);
 
-    // Root may write to every file, but to none of a file system that is mounted read-only.
+    // Root may write to every file, but not to files on a file system that is mounted read-only.
     let mount_point = scratch.path("read-only");
     fs::create_dir(&mount_point).expect("a directory");
     let mount = |options: &str| {
@@ -171,7 +171,7 @@ fn who_tries_a_passphrase_keeps_nobody_from_using_the_image() {
         command.arg(&image.path).arg("--key-file").arg(&fifo);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut waits = command.spawn().expect("it starts");
-        // Then the image is open, and the key is not read yet.
+        // Once the pipe has a reader, the image is open and the key not yet read.
         let mut key = await_reader(&fifo);
         run(&mut image.ucrypt(&scratch, "write"), b"data").exits(code);
         key.write_all(PASSPHRASE).expect("the passphrase is read");

@@ -57,7 +57,7 @@ fn a_hashed_passphrase_decrypts_as_cryptsetup_documents_it() {
         let mut read = ucrypt(&scratch, "read", &image, &options);
         let plain = run(&mut read, b"a passphrase\nnot this").passes();
         assert!(plain == decrypt(&image, &key, cipher, &[0, 512]), "{options:?}");
-        // There is nothing to recognize a wrong passphrase by.
+        // Nothing shows that a passphrase is wrong.
         let mut read = ucrypt(&scratch, "read", &image, &options);
         assert!(run(&mut read, b"another").passes() != plain);
     }
@@ -69,7 +69,7 @@ fn offset_skip_size_and_sector_size_are_honoured() {
     let image = image(&scratch);
     let key = scratch.file("key", &Random(72).bytes(64));
     let key_file = key.to_str().expect("a path");
-    // `read` has an offset of its own, so it calls the image's by another name.
+    // `read` has its own `--offset`, so the image's offset has another name.
     for (sector, large, unit) in [("512", None, 512), ("4096", None, 512), ("4096", Some(()), 4096)]
     {
         let mut options = vec!["--type", "plain", "--cipher", "aes-xts-plain64"];
@@ -83,7 +83,7 @@ fn offset_skip_size_and_sector_size_are_honoured() {
     }
 }
 
-/// A table line over all of the image but its first 8 sectors.
+/// A table line for all of the image except its first 8 sectors.
 fn table(key: &[u8], cipher: &str, iv_offset: u64, image: &Path, flags: &str) -> String {
     let sectors = LEN as u64 / 512 - 8;
     format!("0 {sectors} crypt {cipher} {} {iv_offset} {} 8{flags}", hex(key), image.display())

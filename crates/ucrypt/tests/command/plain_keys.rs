@@ -1,4 +1,5 @@
-//! The key of a plain volume: cryptsetup's own vectors, and that no option is without effect.
+//! The key of a plain volume, checked with cryptsetup's own vectors. Also checks that no option is
+//! without effect.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +10,7 @@ use crate::scratch::Scratch;
 
 const LEN: usize = 64 << 10;
 
-/// The key file of the vectors, 80 bytes: a line, then bytes of all kinds.
+/// The key file of the vectors: 80 bytes, first a line, then bytes of all kinds.
 const KEY_FILE: &[u8] = b"0123456789abcdef\n\x01\x00\x03\xff\xff\r\xff\xff\n\r \
 2352j3rkjhadcfasc823rqaw7e1 3dq sdq3d 2dkjqw3h2=====";
 
@@ -30,8 +31,8 @@ const A_33_B_44: &[u8] =
 const ZEROES: &[u8] = &[0; 256];
 const DIGITS: &[u8] = b"0123456789abcdef";
 
-/// Hash, bits of the key, passphrase, `--keyfile-size`, `--keyfile-offset`, and the key that
-/// dm-crypt gets; without a key it fails.
+/// Hash, key length in bits, passphrase, `--keyfile-size`, `--keyfile-offset`, and the key that
+/// dm-crypt gets; an empty key means failure.
 type Vector = (&'static str, u32, By, Option<u32>, Option<u32>, &'static str);
 
 /// `tests/password-hash-test` of cryptsetup (commit ff364347), in its order. [`ZEROES`] stand for
@@ -95,7 +96,7 @@ const VECTORS: &[Vector] = &[
     ("stribog512", 256, Line(DIGITS), None, None, "ab1284a64c2325c0ad52494e696df9aa9b92e701605a9a1258b58be08e8240ea"),
 ];
 
-/// What the image is under a key that a table line names.
+/// The plaintext of the image under a key that a table line names.
 fn under_key(scratch: &Scratch, image: &Path, cipher: &str, key: &str) -> Vec<u8> {
     let line = format!("0 {} crypt {cipher} {key} 0 {} 0", LEN / 512, image.display());
     run(scratch.ucrypt(&["read", "--table", &line]).arg(image), b"").passes()
@@ -137,7 +138,7 @@ fn the_key_is_the_one_that_cryptsetups_own_vectors_give() {
     }
 }
 
-/// Options that say how something is done, and not what.
+/// Options that change how the action works, not its result.
 const MANNERS: &[&str] = &[
     "help",
     "verbose",
@@ -159,13 +160,13 @@ const MANNERS: &[&str] = &[
 
 const TABLE: &str = "0 128 crypt aes-xts-plain64 ffffffffffffffffffffffffffffffff00000000000000000000000000000000 0 x 0";
 
-/// A value for every option of `read`, other than what a volume has without it.
+/// A value for every option of `read` that differs from the volume's value without it.
 fn value(scratch: &Scratch, option: &str) -> Vec<String> {
     let file = |name: &str, content: &[u8]| vec![scratch.file(name, content).display().to_string()];
     let text = |value: &str| vec![value.to_owned()];
     match option {
         "allow-discards" => Vec::new(),
-        // It needs another option beside it to have an effect.
+        // Has an effect only beside another option.
         "iv-large-sectors" => ["--sector-size", "4096"].map(str::to_owned).to_vec(),
         "offset" | "key-size" => text("512"),
         "length" => text("1024"),
@@ -216,7 +217,7 @@ fn an_option_changes_what_is_read_or_is_refused_or_warned_of() {
     ] {
         let read = |options: &[String]| -> Ran {
             let mut read = scratch.ucrypt(&["read"]);
-            // What comes first is replaced, where an option is given already.
+            // Replace an option that is given already.
             run(read.args(given).args(options).arg(&image), passphrase)
         };
         let without = read(&[]).passes();
@@ -268,7 +269,7 @@ fn what_has_no_effect_is_refused_by_name_before_a_passphrase_is_read() {
         (&["luksFormat", "-q", "--use-random", "--volume-key-file", "x"], "--volume-key-file"),
     ] {
         let mut command = scratch.ucrypt(line);
-        // No passphrase comes: what reads one says so instead.
+        // Standard input is empty: a command that read a passphrase would report that instead.
         let ran = run(command.arg(&image), b"").exits(1);
         assert!(ran.stderr.contains(words), "{line:?}: {}", ran.stderr);
         assert!(!ran.stderr.contains("nothing to read"), "{line:?}: {}", ran.stderr);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 /// Seconds after which a program counts as hanging and is killed.
 const LIMIT_S: &str = "150";
 
-/// What a program that has ended leaves.
+/// The result of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ran {
     line: String,
@@ -18,13 +18,13 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// It succeeded: its standard output.
+    /// Asserts success. Returns standard output.
     #[track_caller]
     pub(crate) fn passes(self) -> Vec<u8> {
         self.exits(0).stdout
     }
 
-    /// It succeeded: its standard output, which is text.
+    /// Asserts success. Returns standard output, which must be text.
     #[track_caller]
     pub(crate) fn text(self) -> String {
         String::from_utf8(self.passes()).expect("standard output is text")
@@ -40,7 +40,7 @@ impl Ran {
         self.code == Some(0)
     }
 
-    /// It ended with this exit code.
+    /// Asserts this exit code.
     #[track_caller]
     pub(crate) fn exits(self, code: i32) -> Self {
         let stdout = String::from_utf8_lossy(&self.stdout[..self.stdout.len().min(4000)]);
@@ -54,8 +54,8 @@ impl Ran {
         self
     }
 
-    /// The command refused: this exit code, nothing on standard output, and a message of one line,
-    /// which is returned.
+    /// Asserts that the command refused: this exit code, nothing on standard output, and a message
+    /// of one line, which is returned.
     #[track_caller]
     pub(crate) fn refuses(self, code: i32) -> String {
         let ran = self.exits(code);
@@ -79,7 +79,7 @@ pub(crate) fn run(command: &mut Command, input: &[u8]) -> Ran {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{line}: {error}"));
     let mut stdin = child.stdin.take().expect("a pipe");
     let output = std::thread::scope(|scope| {
-        // A program that does not read its input closes the pipe: no failure.
+        // A program that does not read its input closes the pipe, which is no failure.
         scope.spawn(move || stdin.write_all(input));
         child.wait_with_output().expect("output")
     });
@@ -98,9 +98,9 @@ pub(crate) fn limited(program: impl Into<OsString>) -> Command {
     command
 }
 
-/// A program of others, from a Debian package.
+/// A third-party program from a Debian package.
 pub(crate) fn judge(program: &str, package: &str) -> Command {
-    // nbdsh starts the first python3 of the path; Debian's is the one that has its module.
+    // nbdsh starts the first python3 in the path; only Debian's has its module.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = vec![PathBuf::from("/usr/bin")];
     places.extend(std::env::split_paths(&path));

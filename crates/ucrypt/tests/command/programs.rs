@@ -1,5 +1,5 @@
-//! Programs that no one here wrote, on the FUSE file and on the loop device: they verify what they wrote,
-//! fill a file system up, or lose their server.
+//! Third-party programs on the FUSE file and on the loop device: they verify what they wrote, fill
+//! a file system up, or lose their server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::random::Random;
 use crate::scratch::Scratch;
 
 const LEN: u64 = 64 << 20;
-/// No smaller file systems are made by mkfs.xfs and mkfs.btrfs.
+/// mkfs.xfs and mkfs.btrfs make no smaller file systems.
 const LARGE: u64 = 320 << 20;
 
 const SERVED: [&str; 2] = ["fuse", "loop"];
 
-/// Opens under the test's own name. Returns the path of what is served.
+/// Opens under the test's own name. Returns the path of the file or device.
 fn open(scratch: &Scratch, image: &Image, served: &str, options: &[&str]) -> String {
     let mut open = image.ucrypt(scratch, "open");
     open.arg(scratch.unique()).args(["--as", served]).args(options);
@@ -33,7 +33,7 @@ fn close(scratch: &Scratch) {
     run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
 }
 
-/// fio on a disk of [`LEN`] bytes, which it does not make or grow.
+/// fio on a disk of [`LEN`] bytes, which it must not create or grow.
 fn fio(scratch: &Scratch, path: &str, job: &[&str]) -> Command {
     let mut fio = judge("fio", "fio");
     fio.args(["--name=job", "--allow_file_create=0", "--ioengine=libaio", "--direct=1"]);
@@ -59,7 +59,7 @@ fn fio_verifies_at_every_depth() {
     }
 }
 
-/// Every program that copies sparsely says so if it can't, and has copied if it says nothing.
+/// A program that copies sparsely either reports that it can't or has copied everything.
 #[test]
 fn sparse_copies_to_a_loop_device_are_those_of_any_disk() {
     let scratch = Scratch::new();
@@ -87,7 +87,8 @@ fn sparse_copies_to_a_loop_device_are_those_of_any_disk() {
     close(&scratch);
 }
 
-/// The image is sparse and its file system has room: only the file system on the volume is full.
+/// Only the file system on the volume is full: the image is sparse, and its own file system has
+/// room.
 #[test]
 fn a_full_file_system_keeps_what_it_took_and_passes_its_check() {
     for (kind, len, make, check) in [
@@ -120,7 +121,7 @@ fn a_full_file_system_keeps_what_it_took_and_passes_its_check() {
     }
 }
 
-/// What is served, as fio names it.
+/// The served disk, as an option of fio.
 struct Disk(String);
 
 impl Disk {
@@ -133,14 +134,14 @@ impl Disk {
         let engine = if self.0.starts_with("--uri") { "nbd" } else { "libaio" };
         let mut fio = judge("fio", "fio");
         fio.args(["--name=job", "--allow_file_create=0", "--direct=1"]);
-        // What only an engine knows comes behind it.
+        // Options that only one engine knows must follow `--ioengine`.
         fio.args([&format!("--ioengine={engine}"), &self.0]).args(job);
         fio.current_dir(scratch.path(""));
         fio
     }
 }
 
-/// One after the other, each flushed.
+/// One write after the other, each flushed.
 const WRITES: [&str; 7] = [
     "--rw=randwrite",
     "--bs=4k",
@@ -151,7 +152,7 @@ const WRITES: [&str; 7] = [
     "--number_ios=200000",
 ];
 
-/// fio until its disk goes, killed with everything of its own when dropped.
+/// fio, which runs until its disk goes. Dropping it kills fio and its children.
 struct Load(Child);
 
 impl Load {
@@ -163,7 +164,7 @@ impl Load {
         Self(quiet.spawn().expect("fio starts"))
     }
 
-    /// It notices that its disk has gone.
+    /// fio notices that its disk has gone.
     fn fails(&mut self) {
         assert!(!self.0.wait().expect("waited").success(), "fio does not notice");
     }
@@ -171,7 +172,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // `timeout` hands the signal on.
+        // `timeout` forwards the signal.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let _ = self.0.wait();
     }
@@ -183,7 +184,7 @@ fn status(scratch: &Scratch) -> serde_json::Value {
     serde_json::from_slice(&text).expect("JSON")
 }
 
-/// Kills the server of the test's volume once it has written so many bytes.
+/// Kills the server of the test's volume once it has written this many bytes.
 fn kill_after(scratch: &Scratch, bytes: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let server = loop {
@@ -213,7 +214,7 @@ fn fio_finds_what_it_had_flushed_when_the_server_is_killed() {
             load.fails();
             drop(load);
             let disk = Disk::open(&scratch, &image, served);
-            // fio saved how far it came.
+            // fio saved its progress.
             assert!(has_state(&scratch), "fio saved no state");
             let job = ["--verify_only", "--verify=crc32c", "--verify_fatal=1"];
             let job = [&WRITES[..], &job, &["--verify_state_load=1"]].concat();
@@ -224,7 +225,7 @@ fn fio_finds_what_it_had_flushed_when_the_server_is_killed() {
     }
 }
 
-/// Where fio saves how far it came.
+/// The file in which fio saves its progress.
 fn states(scratch: &Scratch) -> impl Iterator<Item = PathBuf> {
     let files = fs::read_dir(scratch.path("")).expect("a directory").filter_map(Result::ok);
     let names = files.map(|file| file.path());

@@ -1,4 +1,4 @@
-//! Data that travels between the command, QEMU and nbdkit, over every export.
+//! Moves data between the command, QEMU and nbdkit, over every export.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
-/// Bytes of data; a mebibyte and a sector more than a multiple of the largest request.
+/// Bytes of data: a mebibyte and a sector more than a multiple of the largest request.
 const LEN: u64 = (33 << 20) + 512;
 
 const XTS: &str = "cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64";
@@ -30,7 +30,7 @@ fn by_qemu(scratch: &Scratch, options: &str) -> (PathBuf, Vec<u8>, PathBuf) {
     let image = scratch.path("image");
     let mut convert = qemu_img(&key, "convert");
     convert.args(["-f", "raw", "-O", "luks", "-o"]);
-    // QEMU measures the hash, and gives up on one that its CPU does in less than a clock tick.
+    // QEMU benchmarks the hash, and gives up if its CPU needs less than a clock tick.
     convert.arg(format!("key-secret=key,iter-time=10,hash-alg=sha512,{options}"));
     run(convert.args([&source, &image]), b"").passes();
     (image, plain, key)

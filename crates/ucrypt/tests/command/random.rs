@@ -1,5 +1,5 @@
-//! Reproducible bytes: splitmix64 (Steele, Lea, Flood 2014), small and good enough to tell every
-//! block of a volume from every other.
+//! Reproducible bytes from splitmix64 (Steele, Lea, Flood 2014): small, and good enough to tell
+//! every block of a volume from every other.
 
 #[derive(Debug, Clone)]
 pub(crate) struct Random(pub(crate) u64);

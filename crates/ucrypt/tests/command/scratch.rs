@@ -1,4 +1,4 @@
-//! The directory of a test, and everything that has to end with it.
+//! The directory of a test, and everything that must end with it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,7 +17,7 @@ pub(crate) const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 /// How long a background server may take to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A directory of one test. When it goes, so do the processes that name it on their command line,
+/// A directory of one test. Dropping it also ends the processes that name it on their command line,
 /// the mounts below it and the loop devices over its files.
 #[derive(Debug)]
 pub(crate) struct Scratch {
@@ -49,17 +49,17 @@ impl Scratch {
         path
     }
 
-    /// Where the command keeps its open volumes.
+    /// A path in the command's runtime directory.
     pub(crate) fn runtime(&self, name: &str) -> PathBuf {
         self.path("run/ucrypt").join(name)
     }
 
-    /// A name that no other test has: that of a device is seen by all of them.
+    /// A name that no other test has, because all tests see the name of a device.
     pub(crate) fn unique(&self) -> String {
         self.dir.path().file_name().and_then(OsStr::to_str).expect("a name").to_lowercase()
     }
 
-    /// Where the device of [`Scratch::unique`] is found.
+    /// The path of the device of [`Scratch::unique`].
     pub(crate) fn device(&self) -> PathBuf {
         Path::new("/dev/ucrypt").join(self.unique())
     }
@@ -69,7 +69,7 @@ impl Scratch {
         self.prepare(limited(UCRYPT), arguments)
     }
 
-    /// As [`Scratch::ucrypt`], as a child without a limit in time.
+    /// As [`Scratch::ucrypt`], but a child without a time limit.
     pub(crate) fn ucrypt_child<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         self.prepare(Command::new(UCRYPT), arguments)
     }
@@ -79,7 +79,7 @@ impl Scratch {
         command
     }
 
-    /// The processes that name this directory on their command line: background servers too.
+    /// The processes that name this directory on their command line, including background servers.
     pub(crate) fn processes(&self) -> Vec<Pid> {
         let wanted = self.dir.path().as_os_str().as_encoded_bytes();
         let names_it = |pid: i32| {
@@ -134,7 +134,7 @@ impl Scratch {
             let _ = Command::new("losetup").arg("--detach").arg(device).status();
         }
         for left in [self.unique(), format!(".{}.lock", self.unique())] {
-            // Only a test that failed leaves them.
+            // Only a failed test leaves mounts.
             let _ = fs::remove_file(Path::new("/dev/ucrypt").join(left));
         }
         for entry in fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok) {
@@ -150,7 +150,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         for process in self.processes() {
-            // It may end by itself meanwhile.
+            // The process may end by itself meanwhile.
             let _ = kill_process(process, Signal::KILL);
         }
         self.detach_loop_devices();
@@ -160,7 +160,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Whether any thread of a process is more than a corpse.
+/// Whether any thread of a process still lives.
 fn is_running(process: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
     let state = |stat: String| stat.rsplit_once(") ")?.1.chars().next();

@@ -1,4 +1,4 @@
-//! What is left of secrets in the memory of a server.
+//! No secrets are left in the memory of a server.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -12,10 +12,10 @@ use crate::process::{cryptsetup, run};
 use crate::scratch::Scratch;
 use crate::server::await_that;
 
-/// Larger mappings are buffers for data.
+/// Mappings larger than this, in bytes, are data buffers and are not searched.
 const MAPPING_MAX: u64 = 256 << 20;
 
-/// Where in the memory of a process these bytes stand.
+/// Where a process has these bytes in its memory.
 fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
     let pid = process.as_raw_nonzero();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings");
@@ -30,7 +30,7 @@ fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
             continue;
         }
         let mut bytes = vec![0; len as usize];
-        // What was unmapped meanwhile holds nothing any more.
+        // Skip what was unmapped meanwhile.
         if memory.read_exact_at(&mut bytes, start).is_ok() {
             read += bytes.len();
             let at = bytes.windows(secret.len()).position(|window| window == secret);
@@ -52,7 +52,7 @@ fn volume_key(scratch: &Scratch, image: &Image) -> Vec<u8> {
 
 #[track_caller]
 fn assert_clean(process: Pid, key: &[u8]) {
-    // A needle that is there: the search finds what there is.
+    // Check that the search finds bytes that exist.
     let line = fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero())).expect("read");
     let name = line.split(|byte| *byte == 0).nth(2).expect("an argument").to_vec();
     assert!(!found_in(process, &name).is_empty());
@@ -91,7 +91,7 @@ fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_that_read_them_itsel
             let mut child =
                 serve.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
             let mut stdin = child.stdin.take().expect("a pipe");
-            // One that takes a key file does not read it.
+            // With a key file, the server does not read standard input.
             let _ = std::io::Write::write_all(&mut stdin, PASSPHRASE);
             drop(stdin);
             await_that("the server listens", || Path::new(&socket).exists());

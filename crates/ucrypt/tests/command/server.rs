@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::scratch::Scratch;
 
-/// How long a server may take to start, and to notice that it is to end.
+/// How long a server may take to start, and to notice a request to end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server in the foreground; killed when dropped.
@@ -25,7 +25,7 @@ pub(crate) struct Server {
     file: PathBuf,
 }
 
-/// What a volume is served as.
+/// The exports of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum On {
     Nbd,
@@ -108,7 +108,7 @@ impl Server {
         data
     }
 
-    /// What it had to say on standard error.
+    /// The server's messages on standard error.
     pub(crate) fn stderr(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -117,15 +117,15 @@ impl Server {
         self.child.try_wait().expect("waited").is_none()
     }
 
-    /// Ends it as an administrator does. It has to succeed.
+    /// Ends it as an administrator does. It must succeed.
     #[track_caller]
     pub(crate) fn terminate(mut self) {
         let status = self.end(Signal::TERM);
         assert!(status.success(), "after SIGTERM: {status}: {}", self.stderr());
     }
 
-    /// Ends it as an administrator does while somebody uses what it serves, who does not go. It says
-    /// so, and fails.
+    /// Ends it as an administrator does, while a user of the volume does not go. The server reports
+    /// that and fails.
     #[track_caller]
     pub(crate) fn terminate_in_use(mut self) -> String {
         let status = self.end(Signal::TERM);
@@ -140,7 +140,7 @@ impl Server {
         kill_process(Pid::from_child(&self.child), signal).expect("a signal");
     }
 
-    /// Waits until it has said this on standard error.
+    /// Waits for this text on standard error.
     #[track_caller]
     pub(crate) fn await_said(&self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
@@ -154,13 +154,14 @@ impl Server {
         Pid::from_child(&self.child)
     }
 
-    /// It ends by itself, with success.
+    /// Asserts that it ends by itself, with success.
     #[track_caller]
     pub(crate) fn ends(self) {
         self.exits(0);
     }
 
-    /// It ends by itself, with this exit code and a message of one line, which is returned.
+    /// Asserts that it ends by itself, with this exit code and a message of one line, which is
+    /// returned.
     #[track_caller]
     pub(crate) fn fails(self, code: i32) -> String {
         let said = self.exits(code);
@@ -169,7 +170,7 @@ impl Server {
         line.into()
     }
 
-    /// Waits for its end, which it comes to with this exit code.
+    /// Waits for its end, and asserts this exit code.
     #[track_caller]
     pub(crate) fn exits(mut self, code: i32) -> String {
         let deadline = Instant::now() + PATIENCE;
@@ -201,7 +202,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits until a program has ended, and says how.
+/// Waits until a program has ended, and returns how.
 #[track_caller]
 pub(crate) fn await_end(child: &mut Child) -> ExitStatus {
     let mut ended = None;
@@ -212,12 +213,12 @@ pub(crate) fn await_end(child: &mut Child) -> ExitStatus {
     ended.expect("it has ended")
 }
 
-/// Waits until somebody has opened a pipe to read, and returns its other end.
+/// Waits until a process has opened a pipe for reading, and returns the other end.
 #[track_caller]
 pub(crate) fn await_reader(fifo: &Path) -> File {
     let mut pipe = None;
     await_that("somebody reads the pipe", || {
-        // Without a reader it fails.
+        // Opening fails without a reader.
         let mut options = File::options();
         let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         pipe = options.write(true).custom_flags(nonblocking).open(fifo).ok();
@@ -226,7 +227,7 @@ pub(crate) fn await_reader(fifo: &Path) -> File {
     pipe.expect("it is open")
 }
 
-/// Waits until something is so, which it has to be before long.
+/// Waits until a condition holds; fails after [`PATIENCE`].
 #[track_caller]
 pub(crate) fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

@@ -1,5 +1,5 @@
-//! Where a volume key must not be found: on a command line, and in the memory of a server that has set
-//! up its ciphers. And who may give orders to a server.
+//! A volume key must not be on a command line, nor in the memory of a server that has set up its
+//! ciphers. Only some users may give orders to a server.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -59,7 +59,7 @@ fn the_key_of_a_table_line_is_on_no_servers_command_line() {
     server.terminate();
 }
 
-/// Whether the bytes are anywhere in what a process can write to.
+/// Whether the bytes are anywhere in the writable memory of a process.
 fn is_in_memory(pid: Pid, wanted: &[u8]) -> bool {
     let pid = pid.as_raw_nonzero();
     let memory = File::open(format!("/proc/{pid}/mem")).expect("the memory, as root");
@@ -115,7 +115,7 @@ fn with_umask_0_nobody_else_gives_orders_to_a_server_or_gets_at_its_volume() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     fs::copy(UCRYPT, scratch.path("ucrypt")).expect("copied");
     for dir in ["", "run", "run/ucrypt"] {
-        // As a directory that was made by hand may be.
+        // With the mode of a directory made by hand.
         fs::create_dir_all(scratch.path(dir)).expect("a directory");
         fs::set_permissions(scratch.path(dir), PermissionsExt::from_mode(0o755)).expect("set");
     }
@@ -125,8 +125,8 @@ fn with_umask_0_nobody_else_gives_orders_to_a_server_or_gets_at_its_volume() {
         open.args(["-euc", "umask 0; exec \"$@\"", "sh", UCRYPT, "open"]).args(image.with_key());
         open.args([&name, "--as", served]).env("XDG_RUNTIME_DIR", scratch.path("run"));
         let path = run(&mut open, b"").text();
-        // The mode of the directory is one barrier; that of each thing in it and the user at the other
-        // end are others.
+        // The directory's mode is one barrier. The mode of each file in it and the check of the
+        // peer's user are others.
         fs::set_permissions(scratch.runtime(""), PermissionsExt::from_mode(0o755)).expect("set");
         for entry in fs::read_dir(scratch.runtime("")).expect("a directory") {
             let entry = entry.expect("an entry");

@@ -1,4 +1,4 @@
-//! Standard streams that are closed, full, or read by nobody any more.
+//! Standard streams that are closed, full, or without a reader.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -14,7 +14,7 @@ use crate::process::{Ran, judge, run};
 use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{On, PATIENCE, Server, await_end, await_reader, await_that};
 
-/// The command by a shell, which redirects something.
+/// The command, run by a shell that redirects something.
 fn redirected(scratch: &Scratch, redirection: &str, line: &[&str]) -> Ran {
     let mut shell = judge("sh", "dash");
     shell.arg("-c").arg(format!("exec \"$0\" \"$@\" {redirection}")).arg(UCRYPT).args(line);
@@ -22,7 +22,7 @@ fn redirected(scratch: &Scratch, redirection: &str, line: &[&str]) -> Ran {
     run(&mut shell, b"some input\n")
 }
 
-/// Runs the command with this standard output. Returns how it ended and what it said.
+/// Runs the command with this standard output. Returns how it ended and its messages.
 fn into(mut command: Command, stdout: Stdio) -> (ExitStatus, String) {
     let child = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
     let output = child.and_then(std::process::Child::wait_with_output).expect("it runs");
@@ -71,7 +71,7 @@ fn nobody_reads_a_result_and_the_command_ends_quietly() {
     for line in printing(&image) {
         let (ended, said) = into(scratch.ucrypt(&line), unread());
         let said: String = said.lines().filter(|line| !line.contains("in use")).collect();
-        // As `cat` would end; `timeout`, by which it is started, ends as its program does.
+        // It ends as `cat` would. `timeout`, which starts it, ends as its program does.
         assert_eq!((ended.signal(), said.as_str()), (Some(Signal::PIPE.as_raw()), ""), "{line:?}");
     }
     run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
@@ -130,10 +130,10 @@ fn a_closed_standard_output_is_not_taken_for_one_that_takes_everything() {
     let message = redirected(&scratch, ">&-", &read).refuses(1);
     assert!(message.contains("standard output is closed"), "{message}");
     redirected(&scratch, ">&-", &["luksUUID", &path]).refuses(1);
-    // Who wants the bytes thrown away gets that.
+    // A user who wants the bytes thrown away gets that.
     redirected(&scratch, ">/dev/null", &read).exits(0);
     redirected(&scratch, ">/dev/null 2>&-", &read).exits(0);
-    // What is done besides printing is done.
+    // An action does its work even if it cannot print.
     let open = ["open", "--as", "fuse", "--key-file", &key, &path, "volume"];
     redirected(&scratch, ">&-", &open).exits(0);
     run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
@@ -163,7 +163,7 @@ fn a_write_that_does_not_fit_says_what_is_there_only_after_a_flush() {
     std::fs::create_dir(&small).expect("a directory");
     let mut mount = judge("mount", "mount");
     run(mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&small), b"").passes();
-    // Writes to a loop device end in the page cache; that there is no room is seen by the flush.
+    // Writes to a loop device end in the page cache; only the flush finds that there is no room.
     let backing = scratch.sparse("small/image", 4 << 20);
     let mut losetup = judge("losetup", "mount");
     let device = run(losetup.args(["--find", "--show"]).arg(&backing), b"").text();
@@ -216,10 +216,10 @@ fn serve_can_be_ended_while_it_waits_for_a_passphrase() {
     serve.arg(format!("unix:{}", scratch.path("socket").display()));
     serve.arg(&image.path).arg("--key-file").arg(&fifo).stdin(Stdio::null());
     let mut serve = serve.spawn().expect("it starts");
-    // Now it waits for what comes.
+    // Now it waits for the key.
     let _held = await_reader(&fifo);
     let pid = Pid::from_child(&serve);
-    // Not SIGINT: shells have what they run in the background ignore it, these tests perhaps.
+    // Not SIGINT: shells make background processes ignore it, perhaps these tests too.
     kill_process(pid, Signal::TERM).expect("a signal");
     assert!(!await_end(&mut serve).success());
 }

@@ -1,4 +1,4 @@
-//! What is asked on a terminal.
+//! Prompts at a terminal.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::scratch::{Scratch, UCRYPT};
 fn write_asks_at_the_terminal_and_takes_all_of_its_input_for_data() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    // Its first line would be no passphrase.
+    // The first line of this file is not the passphrase.
     let data = [b"no passphrase\n".to_vec(), Random(7).bytes(300_000)].concat();
     let input = scratch.file("input", &data);
     let passphrase = std::str::from_utf8(PASSPHRASE).expect("text");
@@ -43,7 +43,7 @@ fn write_does_not_look_for_a_passphrase_in_its_data() {
     assert!(fs::read(&image.path).expect("read") == before);
 }
 
-/// What a terminal shows while these keys are typed at prompts of `open --test-passphrase`.
+/// The terminal's output while these keys are typed at prompts of `open --test-passphrase`.
 fn typed(image: &Image, keys: &[&[u8]]) -> String {
     typed_at(&["open", "--test-passphrase"], image, keys)
 }
@@ -72,7 +72,7 @@ fn what_was_typed_is_corrected_by_characters() {
 fn keys_that_stop_or_end_a_program_do_so_at_a_prompt_and_leave_the_echo_on() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    // Stopped, brought back, and asked again.
+    // It is stopped, brought back, and asks again.
     let shown = typed(&image, &[b"wrong\x1a", &[PASSPHRASE, b"\n"].concat()]);
     assert!(shown.contains("stopped by 20 echo True"), "{shown}");
     assert!(shown.matches("Enter passphrase for").count() == 2, "{shown}");
@@ -81,7 +81,7 @@ fn keys_that_stop_or_end_a_program_do_so_at_a_prompt_and_leave_the_echo_on() {
     assert!(shown.contains("ended with -3 echo True"), "{shown}");
     let shown = typed(&image, &[b"wrong\x03"]);
     assert!(shown.contains("ended with 1 echo True") && shown.contains("interrupted"), "{shown}");
-    // The end of the input is no passphrase: none is tried.
+    // The end of the input is no passphrase, so none is tried.
     let shown = typed(&image, &[b"\x04"]);
     assert!(shown.contains("ended with 1 echo True"), "{shown}");
     assert!(shown.contains("input has ended") && !shown.contains("keyslot"), "{shown}");

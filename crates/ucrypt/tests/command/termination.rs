@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT: a server ends when it is asked to, and what it acknowledged stays.
+//! SIGTERM and SIGINT: a server ends when asked to, and everything it acknowledged stays.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What the command made, cryptsetup opens, shows and decrypts.
+//! cryptsetup opens, shows and decrypts volumes that the command made.
 
 use std::fs;
 

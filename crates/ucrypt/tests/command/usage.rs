@@ -1,4 +1,4 @@
-//! How the command is called: by name or path, with cryptsetup's options, and what it says of
+//! How to call the command: by name or path, with cryptsetup's options. Also its messages about
 //! what it does not have.
 
 use crate::image::{DATA, Image, LUKS2};
@@ -88,7 +88,7 @@ fn open_volumes_are_named_by_the_path_that_open_printed_and_several_are_closed_a
     }
     let one = scratch.runtime("one").display().to_string();
     run(&mut scratch.ucrypt(&["close", &one, "two"]), b"").passes();
-    // What can be closed is closed, and the rest is told.
+    // Close what can be closed, and report the rest.
     let message = run(&mut scratch.ucrypt(&["close", "two", "three"]), b"").refuses(4);
     assert!(message.contains("two is not open"), "{message}");
     run(&mut scratch.ucrypt(&["status", "three"]), b"").exits(4);
@@ -121,7 +121,7 @@ fn a_plain_volume_over_something_else_is_warned_of() {
         run(read.args(options).arg(&image.path), b"passphrase").exits(0).stderr
     };
     assert!(read(&[]).contains("contains a luks2 header"));
-    // As cryptsetup: not in batch mode, and not if the data starts further back.
+    // No warning in batch mode, nor if the data starts further back, as in cryptsetup.
     assert_eq!(read(&["-q"]), "");
     assert_eq!(read(&["--data-offset", "8"]), "");
 }

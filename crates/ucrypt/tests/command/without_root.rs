@@ -1,4 +1,4 @@
-//! What users get who are not root: a file, mounted by the setuid helper of others.
+//! Users without root get a file, which the setuid helper mounts.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -9,16 +9,17 @@ use crate::process::{judge, limited, run};
 use crate::random::Random;
 use crate::scratch::{Scratch, UCRYPT};
 
-/// The user of nothing in particular, whose number is the same on every Linux.
+/// The user `nobody`, whose ID is the same on every Linux.
 const NOBODY: u32 = 65534;
 
-/// A directory of that user: an image, some data, and a copy of the command that they may run.
+/// A directory of that user with an image, some data, and a copy of the command that the user may
+/// run.
 fn scratch_of_nobody() -> (Scratch, Image) {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     scratch.file("data", &Random(71).bytes(300_000));
-    // By another process: a descriptor of ours that is open for writing may be inherited by what
-    // another test starts meanwhile, and then the copy is busy.
+    // Copy in another process: a child that another test starts meanwhile could inherit our
+    // descriptor that is open for writing, and then the copy would be busy.
     run(judge("cp", "coreutils").arg(UCRYPT).arg(scratch.path("ucrypt")), b"").passes();
     for entry in fs::read_dir(scratch.path("")).expect("a directory") {
         let path = entry.expect("an entry").path();
@@ -36,7 +37,7 @@ fn with_runtime(scratch: &Scratch, mut command: Command) -> Command {
 
 #[test]
 fn a_user_opens_and_serves_a_file_through_the_helper() {
-    // It mounts for others; without it nothing here can work.
+    // The helper that mounts for users; without it this test cannot work.
     judge("fusermount3", "fuse3");
     let (scratch, image) = scratch_of_nobody();
     let mut script = with_runtime(&scratch, limited("unshare"));
@@ -53,7 +54,7 @@ fn a_user_is_refused_a_loop_device_and_told_the_next_best() {
     open.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(scratch.path("ucrypt"));
     open.arg("open").args(image.with_key()).args(["--as", "loop", "volume"]);
     let message = run(&mut open, b"").refuses(2);
-    // What is best for them depends on who may use /dev/fuse here.
+    // The best alternative depends on who may use /dev/fuse here.
     let open = fs::metadata("/dev/fuse").is_ok_and(|it| it.permissions().mode() & 0o006 == 0o006);
     let next = if open { "--as fuse" } else { "--as nbd" };
     assert!(message.contains(next), "{message}");

@@ -1,11 +1,11 @@
-//! The random client on a disk of the guest: it runs there, started by a scenario.
+//! The random client on a disk of the guest. A scenario starts it there.
 
 use std::path::Path;
 
 use ucrypt_testkit::disk::transfers_at_once;
 use ucrypt_testkit::{Plan, Shape, Whole};
 
-/// Bytes from the disk's beginning that are used.
+/// Bytes used, from the beginning of the disk.
 const LEN: u64 = 16 << 20;
 const TRANSFER_MAX: u64 = 1 << 20;
 

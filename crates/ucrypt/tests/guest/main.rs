@@ -1,7 +1,7 @@
-//! The command in a real kernel with ublk, dm-crypt, nbd and zoned devices: `guest/run.py` boots
-//! one, once for all tests of this file, and runs the scenarios of `scenarios/` in it.
+//! The command in a real kernel with ublk, dm-crypt, nbd and zoned devices. `guest/run.py` boots
+//! the kernel once for all tests of this file, and runs the scenarios of `scenarios/` in it.
 //!
-//! Each test is the verdict on one scenario; a scenario that failed shows its log.
+//! Each test is the verdict on one scenario. If the scenario failed, the test shows its log.
 
 #![forbid(unsafe_code)]
 
@@ -51,14 +51,14 @@ const MODULES: [&str; 15] = [
     "null_blk gb=1 zoned=1 zone_size=4 memory_backed=1",
 ];
 
-/// What came out of the guest.
+/// The output of the guest.
 struct Guest {
     out: TempDir,
     run: Output,
 }
 
 impl Guest {
-    /// The one of all tests.
+    /// The one guest of all tests.
     fn get() -> &'static Self {
         static GUEST: OnceLock<Guest> = OnceLock::new();
         GUEST.get_or_init(Self::boot)
@@ -72,7 +72,7 @@ impl Guest {
         for program in PROGRAMS {
             command.args(["--program", program]);
         }
-        // Itself: some of its tests are run there.
+        // This test binary itself: some of its tests run in the guest.
         command.arg("--program").arg(std::env::current_exe().expect("a path"));
         for module in MODULES {
             command.args(["--module", module]);

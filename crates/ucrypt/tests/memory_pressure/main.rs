@@ -1,8 +1,8 @@
-//! A file system on a device of ours, in a machine with little memory: writers fill the page cache
-//! again and again, so that the kernel needs our server to get memory back. A server that waited
-//! for memory would stand still with it, and the guest would not end in time.
+//! A file system on a device of ours, in a machine with little memory. Writers fill the page cache
+//! again and again, so that the kernel needs our server to reclaim memory. A server that waited for
+//! memory would hang with the kernel, and the guest would not end in time.
 //!
-//! `UCRYPT_SOAK_S` is for how many seconds the writers go on.
+//! `UCRYPT_SOAK_S` sets for how many seconds the writers go on.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ const MEMORY_MIB: &str = "256";
 /// Length of the image: more than the guest could keep in memory.
 const IMAGE_LEN: u64 = 640 << 20;
 
-/// Seconds of writing, if nothing else is asked for.
+/// Seconds of writing by default.
 const WRITING_S: u64 = 10;
 
 /// Seconds for everything else, on a machine that is busy with other tests.
@@ -35,7 +35,7 @@ fn passes(command: &mut Command) -> String {
     said.into_owned()
 }
 
-/// The command without what only a debugger needs: the guest has it in memory.
+/// The command without debug information: the guest keeps it in memory.
 fn stripped(to: &Path) {
     passes(Command::new("strip").args(["--strip-debug", "-o"]).arg(to).arg(UCRYPT));
 }

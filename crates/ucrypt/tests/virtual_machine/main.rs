@@ -1,6 +1,6 @@
-//! A virtual machine whose disks are ucrypt's exports, in a real kernel: what its fio writes is
-//! verified there while the servers are killed, ended and started again, and is in the volumes
-//! afterwards.
+//! A virtual machine with a real kernel whose disks are ucrypt's exports. Its fio verifies what it
+//! writes while the servers are killed, ended and started again. Afterwards the volumes must hold
+//! the data.
 
 #![forbid(unsafe_code)]
 
@@ -41,7 +41,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // run.py ends QEMU on the order to end; it may be over already.
+        // run.py ends QEMU on this signal; it may have ended already.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let _ = self.0.wait();
     }
@@ -87,7 +87,7 @@ impl Disk {
         assert_eq!(status.success(), signal == Signal::TERM, "{status}");
     }
 
-    /// What the virtual machine knows it by, over vhost-user: the UUID, as far as it fits.
+    /// The disk's serial number over vhost-user: as much of the UUID as fits.
     fn serial(&self) -> String {
         let output = Command::new(UCRYPT).arg("luksUUID").arg(&self.image).output();
         let uuid = String::from_utf8(output.expect("ucrypt runs").stdout).expect("text");
@@ -96,7 +96,7 @@ impl Disk {
         digits[..20].into()
     }
 
-    /// The digest of what is in the volume, as `sha256sum` prints it.
+    /// The digest of the volume's content, as `sha256sum` prints it.
     fn digest(&self) -> String {
         let script = r#""$@" | sha256sum"#;
         let mut command = Command::new("sh");

@@ -1,4 +1,4 @@
-//! Does what a generator says on a real file or disk, and holds it to the model.
+//! Carries out a generator's operations on a real file or disk, and compares it with the model.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -18,17 +18,17 @@ use crate::aligned::Aligned;
 use crate::process::{judge, run};
 use crate::random::Random;
 
-/// What is served.
+/// The kind of export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// A regular file.
     File,
-    /// A block device; whether it takes discards.
+    /// A block device, and whether it takes discards.
     Device { discards: bool },
 }
 
 impl Target {
-    /// `sector`: bytes of the device's logical block.
+    /// `sector` is the device's logical block size in bytes.
     pub(crate) fn abilities(self, sector: u64, mapping: bool) -> Abilities {
         match self {
             Self::File => Abilities {
@@ -43,8 +43,8 @@ impl Target {
             Self::Device { discards } => Abilities {
                 direct_unit: sector,
                 zero_unit: sector,
-                // Of a page that it has cached, the kernel zeroes the part that belongs to a hole, also
-                // if the hole is then refused, as it is here and by many devices.
+                // The kernel zeroes the part of a cached page that belongs to a hole, even if the
+                // hole is then refused, as it is here and by many devices.
                 hole_unit: 64 << 10,
                 mapping,
                 copy: false,
@@ -64,17 +64,18 @@ pub(crate) struct Client {
     direct: File,
     append: File,
     mapping: Option<MmapRegion>,
-    /// Where sendfile(2) sends to.
+    /// The target of sendfile(2).
     sent: File,
     end: u64,
     model: Model,
     random: Random,
-    /// What was done so far.
+    /// The operations so far.
     history: Vec<Operation>,
 }
 
 impl Client {
-    /// Opens `path`, of `end` bytes, for operations on `part`. `sent`: a file of its own.
+    /// Opens `path`, of `end` bytes, for operations on `part`. `sent` is a file of this client's
+    /// own.
     pub(crate) fn open(
         target: Target,
         path: &Path,
@@ -118,7 +119,7 @@ impl Client {
         }
     }
 
-    /// Does one operation.
+    /// Carries out one operation.
     pub(crate) fn step(&mut self, operation: Operation, progress: &Progress) {
         progress.begin(format!("{operation:?}"));
         self.history.push(operation);
@@ -127,7 +128,7 @@ impl Client {
         }
     }
 
-    /// Looks whether everything is as it should be, by a new descriptor. What is left is the model.
+    /// Checks the whole part by a new descriptor. Returns the model.
     pub(crate) fn check_all(mut self, part: Range<u64>, progress: &Progress) -> Model {
         progress.begin("to read everything again".into());
         self.mapping = None;
@@ -153,7 +154,7 @@ impl Client {
         Err(text)
     }
 
-    /// How much of a range lies before the end.
+    /// How many bytes of a range lie before the end.
     fn there(&self, at: u64, len: u64) -> u64 {
         len.min(self.end.saturating_sub(at))
     }
@@ -161,8 +162,8 @@ impl Client {
     fn apply(&mut self, operation: Operation) -> Result<(), String> {
         let is_file = self.target == Target::File;
         if !is_file && matches!(operation, Operation::Punch { .. } | Operation::Reserve { .. }) {
-            // The kernel drops what it has cached of any block device, dirty or not, before it finds
-            // that it can't do this.
+            // The kernel drops its cache of any block device, dirty pages too, before it finds that
+            // it can't do this.
             self.plain[0].sync_all().map_err(|error| error.to_string())?;
         }
         match operation {
@@ -203,7 +204,7 @@ impl Client {
         }
     }
 
-    /// What changes nothing: it is refused, or only asks.
+    /// Operations that change nothing: they are refused, or only query.
     fn try_in_vain(&self, operation: Operation) -> Result<(), String> {
         let is_file = self.target == Target::File;
         match operation {
@@ -229,7 +230,7 @@ impl Client {
                 let flags =
                     if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
                 match fallocate(&self.plain[0], flags, at, len) {
-                    // Block devices look at the range first.
+                    // Block devices check the range first.
                     Err(Errno::INVAL) if !is_file => Ok(()),
                     done => is(done, Err(expected), "reserved"),
                 }
@@ -238,7 +239,7 @@ impl Client {
                 let done = fallocate(&self.plain[0], FallocateFlags::COLLAPSE_RANGE, at, len);
                 is(done, Err(Errno::OPNOTSUPP), "collapsed")
             }
-            // Block devices have none to tell of.
+            // Block devices do not support this query.
             Operation::SeekData { at } if !is_file => {
                 is(seek(&self.plain[1], SeekFrom::Data(at)), Err(Errno::INVAL), "the next data")
             }
@@ -332,9 +333,9 @@ impl Client {
         let done = fallocate(&self.plain[0], flags | keep, at, len);
         let expected = match self.target {
             Target::File if behind && !keep_size => Err(Errno::NOSPC),
-            // As every block device: nothing starts behind the end.
+            // As for every block device: nothing may start behind the end.
             Target::Device { .. } if at >= self.end || behind && !keep_size => Err(Errno::INVAL),
-            // Zeroes that need not be written are not offered.
+            // The device does not offer zeroes without a write.
             Target::Device { .. } if flags == FallocateFlags::PUNCH_HOLE => Err(Errno::OPNOTSUPP),
             Target::File | Target::Device { .. } => Ok(()),
         };
@@ -354,7 +355,7 @@ fn is<T: Copy + PartialEq + std::fmt::Debug>(
     if found == expected { Ok(()) } else { Err(format!("{what}: {found:?}, not {expected:?}")) }
 }
 
-/// `due`: there has to be an error.
+/// `due` tells whether an error is expected.
 fn is_error(error: &io::Error, expected: Errno, due: bool) -> Result<(), String> {
     if due && Errno::from_io_error(error) == Some(expected) {
         return Ok(());

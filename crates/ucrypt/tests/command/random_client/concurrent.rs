@@ -1,5 +1,6 @@
-//! Many transfers at once by direct I/O on the same bytes of a served file or loop device, from several
-//! descriptors: the test kit's client, which knows what may be found beside a write.
+//! Many concurrent direct I/O transfers on the same bytes of a served file or loop device, from
+//! several descriptors. Uses the test kit's client, which knows what a read beside a write may
+//! find.
 
 use ucrypt_testkit::disk::transfers_at_once;
 use ucrypt_testkit::{Plan, Shape, Whole};
@@ -10,7 +11,7 @@ use crate::image::{Image, LUKS2, LUKS2_512};
 use crate::process::run;
 use crate::scratch::Scratch;
 
-/// Bytes of the longest transfer. Longer ones the kernel cuts in the middle of sectors.
+/// Longest transfer in bytes. The kernel cuts longer ones in the middle of sectors.
 const FILE_TRANSFER_MAX: u64 = 1 << 20;
 const DEVICE_TRANSFER_MAX: u64 = 4 << 20;
 

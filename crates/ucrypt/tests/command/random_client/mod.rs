@@ -1,10 +1,10 @@
-//! A seeded client that does everything a program may do with a served file or disk, in any order, and
-//! compares it byte for byte with a model in memory: a program that does one thing after the other
-//! knows exactly what must be there, and what each system call has to say.
+//! A seeded client that does everything a program may do with a served file or disk, in any order,
+//! and compares it byte for byte with a model in memory. A program that does one thing after the
+//! other knows exactly what the file must hold and what each system call must return.
 //!
-//! [`operation`] says what, [`client`] does it, [`model`] knows what must come of it, [`watchdog`]
-//! notices when nothing gets on. [`concurrent`] has many transfers on the same bytes at once.
-//! `UCRYPT_SEED=N` repeats a run of one seed.
+//! [`operation`] generates the operations, [`client`] carries them out, [`model`] holds the
+//! expected content, [`watchdog`] notices a stalled run. [`concurrent`] runs many transfers on the
+//! same bytes at once. `UCRYPT_SEED=N` repeats a run of one seed.
 
 mod client;
 mod concurrent;
@@ -29,27 +29,27 @@ use model::Model;
 use operation::Generator;
 use watchdog::{Progress, Watchdog};
 
-/// What is tried in one run.
+/// The parameters of one run.
 #[derive(Debug, Clone, Copy)]
 struct Run<'a> {
     kind: Kind,
-    /// Bytes of the volume.
+    /// Length of the volume in bytes.
     len: u64,
     target: Target,
-    /// Of `serve` for a file, of `open` for a device.
+    /// Options of `serve` for a file, of `open` for a device.
     options: &'a [&'a str],
-    /// Clients at once, each with a part of the volume.
+    /// Number of concurrent clients, each with a part of the volume.
     clients: u64,
     /// Parts begin at multiples of this.
     part_unit: u64,
-    /// Whether the file is also mapped. Writes through a mapping are whole pages to the kernel: parts
+    /// Whether the file is also mapped. The kernel writes whole pages through a mapping, so parts
     /// must not share one then.
     mapping: bool,
     /// Operations of each client.
     steps: u64,
 }
 
-/// The seeds to try: those given, or the one of the environment.
+/// The seeds to try: `UCRYPT_SEED` if set, else those given.
 fn seeds(all: Range<u64>) -> Vec<u64> {
     match std::env::var("UCRYPT_SEED") {
         Ok(seed) => vec![seed.parse().expect("UCRYPT_SEED is a number")],
@@ -84,7 +84,7 @@ impl Run<'_> {
         });
         drop(watchdog);
         served.end(&scratch);
-        // What is in the image is the same.
+        // The image holds the same content.
         let now = run(&mut image.ucrypt(&scratch, "read"), b"").passes();
         for (model, part) in models.iter().zip(parts) {
             let found = &now[part.start as usize..part.end as usize];
@@ -167,7 +167,7 @@ impl Served {
     }
 }
 
-/// Makes everything fail that waits for these servers.
+/// Makes everything fail that waits for these servers, by killing them.
 fn end(servers: Vec<Pid>) {
     for server in servers {
         // It may have ended.
@@ -186,7 +186,7 @@ const FILE: Run<'_> = Run {
     steps: 500,
 };
 
-/// The first falls back to the second where the kernel lacks it.
+/// The first falls back to the second if the kernel lacks it.
 const TRANSPORTS: [&[&str]; 2] = [&["--fuse-transport=io_uring"], &["--fuse-transport=classic"]];
 
 #[test]
@@ -231,7 +231,7 @@ fn programs_with_neighbouring_parts_of_a_loop_device_find_what_they_wrote() {
     }
 }
 
-/// A model that can't tell wrong from right would pass everything.
+/// A model that can't tell wrong bytes from right ones would pass everything.
 #[test]
 fn the_model_tells_wrong_bytes_from_right_ones() {
     let mut model = Model::new(100, &[1; 50]);

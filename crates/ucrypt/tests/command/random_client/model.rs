@@ -1,17 +1,17 @@
-//! What a part of a file must hold, byte for byte.
+//! The expected content of a part of a file, byte for byte.
 
 use std::ops::Range;
 
-/// See the module. Positions are bytes of the file.
+/// The expected content. Positions are bytes of the file.
 #[derive(Debug)]
 pub(crate) struct Model {
     start: u64,
-    /// `None`: anything.
+    /// `None` is any value.
     bytes: Vec<Option<u8>>,
 }
 
 impl Model {
-    /// A part that starts with this content.
+    /// A part with this content.
     pub(crate) fn new(start: u64, content: &[u8]) -> Self {
         Self { start, bytes: content.iter().copied().map(Some).collect() }
     }
@@ -39,13 +39,13 @@ impl Model {
         self.bytes[range].fill(None);
     }
 
-    /// The second range becomes as the first.
+    /// The second range becomes equal to the first.
     pub(crate) fn copy(&mut self, from: u64, to: u64, len: usize) {
         let (from, to) = (self.range(from, len), self.range(to, len));
         self.bytes.copy_within(from, to.start);
     }
 
-    /// Where bytes that were read are wrong first, if they are.
+    /// The position of the first wrong byte among those read, if any.
     pub(crate) fn first_difference(&self, at: u64, found: &[u8]) -> Option<u64> {
         let expected = &self.bytes[self.range(at, found.len())];
         let mut pairs = expected.iter().zip(found);
@@ -53,7 +53,7 @@ impl Model {
         Some(at + index as u64)
     }
 
-    /// What is wrong with bytes that were read, if anything is.
+    /// Describes what is wrong with bytes that were read, if anything.
     pub(crate) fn difference(&self, at: u64, found: &[u8]) -> Option<String> {
         let first = (self.first_difference(at, found)? - at) as usize;
         let expected = &self.bytes[self.range(at, found.len())];

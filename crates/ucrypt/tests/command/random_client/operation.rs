@@ -1,19 +1,19 @@
-//! What a program may do with an open file or disk, and a seeded generator of it.
+//! The operations that a program may do on an open file or disk, and a seeded generator of them.
 //!
-//! Positions and lengths are bytes. A generator keeps to a part of the file, so that several can be at
-//! work on it at once and each knows its part byte for byte; only where its part ends with the file
-//! does it also try what lies behind the end.
+//! Positions and lengths are bytes. A generator keeps to a part of the file, so that several can
+//! work on the file at once and each knows its part byte for byte. Only a generator whose part ends
+//! with the file also tries positions behind the end.
 
 use std::ops::Range;
 
 use crate::random::Random;
 
-/// By which of its descriptors a client reads or writes.
+/// The descriptor by which a client reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// One of two that are open without further flags.
+    /// One of two without further flags.
     Plain(usize),
-    /// One that is open for direct I/O.
+    /// One for direct I/O.
     Direct,
     /// A shared mapping.
     Mapping,
@@ -92,7 +92,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// The range that it reads or writes.
+    /// The range that the operation reads or writes.
     pub(crate) fn range(self) -> Range<u64> {
         match self {
             Self::Read { at, len, .. } | Self::Write { at, len, .. } | Self::Send { at, len } => {
@@ -107,18 +107,18 @@ impl Operation {
     }
 }
 
-/// What of it a client can be asked for.
+/// The operations that a client supports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Abilities {
     /// Descriptors for direct I/O take multiples of this.
     pub(crate) direct_unit: u64,
     /// Ranges of zeroes are multiples of this.
     pub(crate) zero_unit: u64,
-    /// So are holes, of this.
+    /// Holes are multiples of this.
     pub(crate) hole_unit: u64,
     pub(crate) mapping: bool,
     pub(crate) copy: bool,
-    /// `O_APPEND` is heeded.
+    /// Whether `O_APPEND` has an effect.
     pub(crate) append: bool,
     pub(crate) discard: bool,
 }
@@ -187,7 +187,7 @@ impl Generator {
         if by == By::Direct { self.abilities.direct_unit } else { 1 }
     }
 
-    /// Copies or discards, if that can be had.
+    /// Copies or discards, if supported.
     fn within_the_file(&mut self) -> Operation {
         if self.abilities.discard {
             let (at, len) = self.range(self.abilities.zero_unit, false);
@@ -205,7 +205,7 @@ impl Generator {
         }
     }
 
-    /// What must leave everything as it is.
+    /// Operations that must leave everything as it is.
     fn without_effect(&mut self) -> Operation {
         let (at, len) = self.range(1, true);
         match self.random.below(8) {
@@ -220,7 +220,8 @@ impl Generator {
         }
     }
 
-    /// Position and length, not 0, in this unit; some of them `behind` the end of the file.
+    /// Position and length in multiples of `unit`, length not 0. Some lie `behind` the end of the
+    /// file.
     fn range(&mut self, unit: u64, behind: bool) -> (u64, u64) {
         let first = self.part.start.next_multiple_of(unit);
         let last = self.part.end / unit * unit;
@@ -233,7 +234,7 @@ impl Generator {
         (at, self.length(last - at, unit))
     }
 
-    /// As many short ones as long ones.
+    /// A length: short ones as often as long ones.
     fn length(&mut self, max: u64, unit: u64) -> u64 {
         let bits = 64 - max.min(LEN_MAX).leading_zeros();
         let most = 1u64 << self.random.below(u64::from(bits) + 1);

@@ -1,4 +1,4 @@
-//! Notices when nothing gets on, and says what everybody waits for.
+//! Notices a stalled run, and reports what every thread waits for.
 
 use std::fmt::Write;
 use std::fs;
@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Without any progress for this long, a run hangs.
+/// A run without progress for this long hangs.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How often it looks.
+/// How often to check.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What one client tells about itself.
+/// The progress of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// How much it has done.
+    /// Completed steps.
     steps: AtomicU64,
-    /// What it is about to do.
+    /// The current step.
     doing: Mutex<String>,
 }
 
@@ -38,8 +38,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// If nobody gets on, says what they and the threads of these `processes` wait for, and calls
-    /// `end`, which has to make the clients fail.
+    /// If no client makes progress, reports what the clients and the threads of these `processes`
+    /// wait for, and calls `end`, which must make the clients fail.
     pub(crate) fn start(
         clients: Vec<Arc<Progress>>,
         processes: Vec<i32>,
@@ -69,7 +69,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // What it had to say is said.
+            // Its report is printed already.
             let _ = thread.join();
         }
     }
