@@ -104,7 +104,7 @@ impl Watched {
         let holders = fs::read_dir(Path::new("/sys/block").join(name).join("holders"));
         let holders = holders.into_iter().flatten().filter_map(Result::ok);
         let holders = holders.map(|holder| format!("/dev/{}", holder.file_name().display()));
-        // The kernel keeps no list of holders for loop devices.
+        // Loop devices on top are not listed as holders.
         let loops = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
         let loops = loops.filter_map(|device| {
             let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;

@@ -1,9 +1,9 @@
 //! Claims a name for one server.
 //!
-//! A server holds a file lock as long as it lives, however it ends. Whoever gets the lock finds
-//! only what a killed server left. One lock is in the runtime directory. Another is beside the
-//! links of devices, which all runtime directories share. A lock file is removed under its lock; a
-//! process that then gets the lock of the removed file takes a new one.
+//! A server holds a file lock until its process ends, however that happens. Whoever gets the lock
+//! finds only what a killed server left. One lock is in the runtime directory. Another is beside
+//! the links of devices, which all runtime directories share. A lock file is removed under its
+//! lock; a process that then gets the lock of the removed file takes a new one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -63,7 +63,7 @@ impl Claim {
                     link = Some(lock).filter(|_| device);
                 }
                 Err(error) if device => return Err(failed(&path, error)),
-                // The link belongs to another user's device of the same name.
+                // The link belongs to another server's device of the same name.
                 Err(_) => {}
             }
         }
