@@ -1,9 +1,9 @@
-//! `adaptive`: decides by the [cost model](crate::cost_model), and by the [explorer](crate::explorer) where
-//! that has seen another way to be faster.
+//! `adaptive`: decides by the [cost model](crate::cost_model), or by the
+//! [explorer](crate::explorer) where it has measured another way to be faster.
 //!
-//! The rule that combines them: the explorer says which arm serves the requests of now. Under the model's arms
-//! the model decides, with the cost of an operation that the arm gives it; the others offload nothing, or
-//! everything. The explorer compares only what may differ.
+//! The two combine as follows. The explorer says which arm serves the current requests. Under the
+//! arms `Model` and `Coarse` the cost model decides, with the operation cost that the arm gives it;
+//! the other arms offload nothing, or everything. The explorer compares only arms that may differ.
 
 use crate::cost_model::CostModel;
 use crate::estimates::Estimates;
@@ -13,8 +13,8 @@ use crate::policy::{CipherDone, Context, Placed, Policy, Shape, Split, Target, W
 use crate::request::{Op, Urgency};
 use crate::tuning::{CACHE_BYTES, OPERATION_NS, PAGE_BYTES, SPREAD_BYTES};
 
-/// Chunks that were served by another arm than the cost model: because that was seen to be faster, or to see
-/// whether it is.
+/// Chunks served by another arm than the cost model, either because that arm was measured to be
+/// faster or to try it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Explored {
     /// All inline.
@@ -41,14 +41,15 @@ pub(crate) struct Adaptive {
     estimates: Estimates,
     explorer: Explorer,
     explored: Explored,
-    /// Anything is decided here at all.
+    /// Whether anything is decided here at all.
     decides: bool,
-    /// There is a choice: a worker to offload to, or a device that works beside the cipher.
+    /// Whether there is a choice: a worker to offload to, or a device that works in parallel with
+    /// the cipher.
     explores: bool,
 }
 
 impl Adaptive {
-    /// Nothing is measured yet. Unless it `decides`, it measures only.
+    /// Creates the policy with nothing measured. Unless it `decides`, it only measures.
     pub(crate) fn new(decides: bool) -> Self {
         Self {
             estimates: Estimates::default(),
@@ -153,7 +154,7 @@ impl Policy for Adaptive {
     }
 
     fn on_split(&mut self, _: Op, shape: Shape, backend: &BackendTraits) {
-        // A backend in memory splits for the sake of workers, whatever an operation costs.
+        // For a backend in memory, splitting serves the workers, whatever an operation costs.
         let reshaped = match shape {
             Shape::Whole => false,
             Shape::Split => !backend.synchronous,
@@ -182,7 +183,7 @@ impl Policy for Adaptive {
 
     fn on_cipher_done(&mut self, done: &CipherDone) {
         if let Some(spent_ns) = done.spent_ns
-            // Beside a worker this thread is slower: that is the worker's doing.
+            // This thread is slower beside a working worker: such samples are left out.
             && (done.offloaded || !done.beside_workers)
         {
             self.estimates.cipher(done.op.is_write(), done.offloaded, done.bytes, spent_ns);
@@ -201,7 +202,7 @@ impl Policy for Adaptive {
     #[inline]
     fn on_end(&mut self, op: Op, bytes: u64, succeeded: bool, stamp: u32) {
         if self.explores {
-            // Of one that has failed, who knows what was done.
+            // Ignore failed requests: what was done for them is unknown.
             self.explorer.end(if succeeded { op } else { Op::Flush }, bytes, stamp);
         }
     }

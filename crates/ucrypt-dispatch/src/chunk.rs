@@ -1,34 +1,35 @@
-//! Chunks: what travels as one through the cipher and to the backend.
+//! Chunks: the units that are transformed and submitted to the backend.
 
 use crate::request::Op;
 
-/// Names a request between its acceptance and its `Finish`.
+/// Identifies a request between its acceptance and its `Finish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) u32);
 
-/// Names a chunk between its first output and the answer to its last.
+/// Identifies a chunk between its first output and the answer to its last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkId(pub(crate) u32);
 
 impl RequestId {
-    /// An index below the machine's `requests_max`, for tables beside it.
+    /// An index below the machine's `requests_max`, for the caller's own tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl ChunkId {
-    /// An index below the machine's `chunks_max`, for tables beside it.
+    /// An index below the machine's `chunks_max`, for the caller's own tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The token under which the chunk's store is submitted to a backend.
+    /// The token under which the chunk is submitted to a backend.
     pub fn token(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// The chunk of a token that a backend answered; `None` if it names no possible chunk.
+    /// The chunk with this token, as answered by a backend; `None` if the token cannot name a
+    /// chunk.
     pub fn from_token(token: u64) -> Option<Self> {
         u32::try_from(token).ok().map(Self)
     }
@@ -45,7 +46,7 @@ pub struct Part {
     pub sectors: u64,
 }
 
-/// Most requests that one chunk serves.
+/// Maximum number of requests in one chunk.
 pub const PARTS_MAX: usize = 16;
 
 /// The parts of a chunk: at least one, adjacent, in ascending order.
@@ -53,12 +54,12 @@ pub const PARTS_MAX: usize = 16;
 pub(crate) struct Parts(Vec<Part>);
 
 impl Parts {
-    /// A list that has room, and no part yet.
+    /// An empty list with room for all parts.
     fn new() -> Self {
         Self(Vec::with_capacity(PARTS_MAX))
     }
 
-    /// Starts over with the first part of another chunk.
+    /// Clears the list and starts it with the first part of another chunk.
     pub(crate) fn begin(&mut self, part: Part) {
         self.0.clear();
         self.0.push(part);
@@ -71,7 +72,7 @@ impl Parts {
         self.0.push(part);
     }
 
-    /// Keeps the first part; the others follow one by one in `rest`, the last one first.
+    /// Keeps the first part; moves the others to `rest`, the last one first.
     pub(crate) fn split(&mut self, rest: &mut Vec<Part>) {
         rest.extend(self.0.drain(1..).rev());
     }
@@ -100,11 +101,11 @@ impl Parts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Asked to be transformed.
+    /// `Transform` was output.
     Transform,
-    /// Encrypted; waits for those that came before it.
+    /// Encrypted; waits for earlier chunks to leave.
     InOrder,
-    /// Asked of the backend.
+    /// `SubmitIo` was output.
     Io,
 }
 
@@ -113,25 +114,25 @@ pub(crate) struct Chunk<E> {
     pub(crate) op: Op,
     pub(crate) parts: Parts,
     pub(crate) phase: Phase,
-    /// Whether it leaves in turn.
+    /// Whether the chunk must leave in order.
     pub(crate) ordered: bool,
-    /// When the present phase was asked for, in nanoseconds.
+    /// When the present phase began, in nanoseconds.
     pub(crate) since_ns: u64,
     /// Its ciphertext lies in the backend's mapping.
     pub(crate) mapped: bool,
     /// A worker has it.
     pub(crate) offloaded: bool,
-    /// That worker was asleep, and nothing else was with a worker: how long it takes shows what
-    /// waking one costs.
+    /// The worker was asleep, and no other chunk was with a worker: the time until the answer shows
+    /// the wake latency.
     pub(crate) woke_worker: bool,
-    /// Its error, if it is submitted again part by part because of that.
+    /// The error because of which the chunk is submitted again, part by part.
     pub(crate) retried_after: Option<E>,
     /// Parts that are still to be submitted again, the last one first.
     pub(crate) rest: Vec<Part>,
 }
 
 impl<E> Chunk<E> {
-    /// An entry for chunks to come.
+    /// A free entry.
     pub(crate) fn spare() -> Self {
         Self {
             op: Op::Flush,

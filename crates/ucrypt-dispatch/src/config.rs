@@ -1,4 +1,4 @@
-//! The policy of a queue as it is configured: adaptive or fixed, for reads and for writes.
+//! The configured policy of a queue: adaptive or fixed, for reads and for writes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,12 +16,12 @@ pub enum PolicyKind {
     /// Decide for each request from what was measured.
     #[default]
     Adaptive,
-    /// Always the same way.
+    /// A fixed rule.
     Fixed(Fixed),
 }
 
 impl PolicyKind {
-    /// Every policy there is.
+    /// All policies.
     pub const ALL: [Self; 1 + Fixed::ALL.len()] = {
         let mut all = [Self::Adaptive; 1 + Fixed::ALL.len()];
         let mut at = 0;
@@ -72,7 +72,7 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// The policies of a queue: dm-crypt's flags tell reads and writes apart.
+/// The policies of a queue, reads and writes apart like dm-crypt's flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Policies {
     /// For reads.
@@ -99,7 +99,7 @@ impl Policies {
         self.reads.uses_workers() || self.writes.uses_workers()
     }
 
-    /// Whether anything is decided from what is measured.
+    /// Whether any decision depends on measurements.
     fn adapt(self) -> bool {
         self.reads == PolicyKind::Adaptive || self.writes == PolicyKind::Adaptive
     }
@@ -119,7 +119,8 @@ impl fmt::Display for Policies {
     }
 }
 
-/// The policy of a queue. It measures also where nothing depends on that: the status shows it.
+/// The policy of a queue. It measures even if no decision depends on the estimates, because the
+/// status shows them.
 #[derive(Debug)]
 pub struct Configured {
     policies: Policies,
@@ -127,23 +128,23 @@ pub struct Configured {
 }
 
 impl Configured {
-    /// As `policies` say; nothing is measured yet.
+    /// Creates the policy that `policies` names, with nothing measured.
     pub fn new(policies: impl Into<Policies>) -> Self {
         let policies = policies.into();
         Self { policies, adaptive: Adaptive::new(policies.adapt()) }
     }
 
-    /// What has been measured.
+    /// The estimates.
     pub fn estimates(&self) -> &Estimates {
         self.adaptive.estimates()
     }
 
-    /// The same, to add measurements from outside (a calibration).
+    /// The estimates, to add measurements from outside (a calibration).
     pub fn estimates_mut(&mut self) -> &mut Estimates {
         self.adaptive.estimates_mut()
     }
 
-    /// What the explorer decided.
+    /// Chunks that the explorer decided.
     pub fn explored(&self) -> Explored {
         self.adaptive.explored()
     }
@@ -168,7 +169,7 @@ impl Policy for Configured {
 
     fn looks_ahead(&self) -> bool {
         let Policies { reads, writes } = self.policies;
-        // Of two policies, one may offload what stands behind the other's.
+        // With two policies, one may offload a chunk that stands behind the other's.
         reads != writes
             || match reads {
                 PolicyKind::Adaptive => self.adaptive.looks_ahead(),

@@ -1,5 +1,5 @@
-//! The cost model: what splitting, joining and offloading cost and gain, from what was measured. Pure: the
-//! same numbers give the same answer.
+//! The cost model: what splitting, joining and offloading cost and gain, computed from the
+//! estimates. Pure: the same numbers give the same answer.
 
 use crate::estimates::Estimates;
 use crate::explorer::Load;
@@ -9,7 +9,7 @@ use crate::tuning::{
     BACKLOG_SHARE, CACHE_BYTES, IN_FLIGHT_MANY, IN_FLIGHT_MIN, JOIN_WORTH, PAGE_BYTES, WRONG,
 };
 
-/// What is known when something is to be decided.
+/// The inputs of a decision.
 #[derive(Debug)]
 pub(crate) struct CostModel<'a> {
     pub(crate) context: &'a Context<'a>,
@@ -21,10 +21,10 @@ pub(crate) struct CostModel<'a> {
 impl CostModel<'_> {
     /// The length of the next chunk, in bytes.
     ///
-    /// Splitting a request of `c` nanoseconds of cipher into `n` chunks leaves `c/n` of them that
-    /// nothing overlaps with, and costs `n - 1` further operations of `k` nanoseconds: the sum is
-    /// least at `n = sqrt(c/k)`. What the others in flight are split into delays this one as well: of
-    /// `d` requests the last ends soonest at `n = sqrt(c/dk)`.
+    /// Splitting a request of `c` nanoseconds of cipher into `n` chunks leaves `c/n` of them
+    /// without overlap, and costs `n - 1` further operations of `k` nanoseconds: the sum is least
+    /// at `n = sqrt(c/k)`. The chunks of the other requests in flight delay this one as well: the
+    /// last of `d` requests ends soonest at `n = sqrt(c/dk)`.
     pub(crate) fn chunk_bytes(&self) -> f64 {
         let bytes = self.context.sectors as f64 * 512.0;
         if self.context.backend.synchronous {
@@ -37,12 +37,13 @@ impl CostModel<'_> {
         (bytes / chunks.round().max(1.0)).max(PAGE_BYTES)
     }
 
-    /// Only the last chunk of a read has nothing to overlap with. A longer one before it costs
-    /// nothing as long as it is decrypted before the next one is here: as bytes take no less time on
-    /// their way than in the cipher, it may be longer by what the cipher does while one more operation
-    /// is begun. Each chunk that much shorter than the one before it: of the `k` nanoseconds of each
-    /// further operation half is hidden, and the sum is least at `n = sqrt(2c/dk)`. What is left of a
-    /// read is split as a read of its own would be, which comes to the same.
+    /// Only the last chunk of a read has no I/O to overlap with. A longer chunk before it costs
+    /// nothing as long as it is decrypted before the next one arrives. Bytes take at least as long
+    /// to arrive as to decrypt, so a chunk may be longer than the next one by as much as the cipher
+    /// decrypts while one more operation starts. With each chunk shorter than the one before it by
+    /// that much, half of the `k` nanoseconds of each further operation is hidden, and the sum is
+    /// least at `n = sqrt(2c/dk)`. The rest of a read is split as a read of its own would be, which
+    /// gives the same lengths.
     fn read_chunk_bytes(&self) -> f64 {
         let left = self.context.left_sectors as f64 * 512.0;
         let operation_ns = self.operation_ns_all();
@@ -50,7 +51,7 @@ impl CostModel<'_> {
         let shorter = operation_ns / self.cipher_ns(1.0);
         let bytes = left / chunks + shorter * (chunks - 1.0) / 2.0;
         let bytes = (bytes / PAGE_BYTES).round().max(1.0) * PAGE_BYTES;
-        // A page at least stays for each of the chunks behind.
+        // Leave at least one page for each of the following chunks.
         let longest = left - (chunks - 1.0) * PAGE_BYTES;
         bytes.min(longest).max(PAGE_BYTES)
     }
@@ -60,13 +61,15 @@ impl CostModel<'_> {
         f64::from(self.context.in_flight.max(1)) * self.operation_ns
     }
 
-    /// Nothing overlaps with such a backend: it is this thread that copies. But every core can have
-    /// a chunk; what one more costs is the wake-up, and of that each request in flight pays. What is
-    /// not worth two wake-ups stays whole: half of it would be here before a worker has the other.
+    /// I/O of such a backend overlaps with nothing: this thread copies. But every core can have a
+    /// chunk. One more chunk costs a wake-up, for which each request in flight pays. A request
+    /// whose cipher time is not worth two wake-ups stays whole: this thread would finish half of it
+    /// before a worker has the other half.
     ///
-    /// Up to one chunk for each core the rule is the one above. Beyond, `c/n` is only what the
-    /// last core to end is behind the others, on average half of it, and less if each gets as many.
-    /// Where there are more requests than cores, every core has one.
+    /// Up to one chunk for each core the rule of [`CostModel::chunk_bytes`] holds. Beyond, `c/n` is
+    /// only the time by which the last core ends after the others, on average half of it, and less
+    /// if each core gets the same number of chunks. With more requests than cores, every core has
+    /// one.
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
         let workers = self.context.environment.workers;
         let saved_ns = self.saved_ns(bytes);
@@ -84,10 +87,10 @@ impl CostModel<'_> {
         (bytes / chunks.max(1.0)).min(CACHE_BYTES)
     }
 
-    /// How many requests may travel as one, and in how many bytes. Others must stay in flight to
-    /// keep the device and the workers busy; and a chunk is transformed on one core, so it must not
-    /// become longer than the operations are worth that it saves. A disk that turns is the exception:
-    /// there nothing costs as much as one more operation.
+    /// How many requests may be joined into one chunk, and up to how many bytes. Other requests
+    /// must stay in flight to keep the device and the workers busy. And a chunk is transformed on
+    /// one core: its transform must not grow longer than the saved operations are worth. A rotating
+    /// disk is the exception: there nothing costs as much as one more operation.
     pub(crate) fn join(&self) -> (u32, f64) {
         if self.context.backend.rotational {
             return (u32::MAX, f64::INFINITY);
@@ -97,10 +100,12 @@ impl CostModel<'_> {
         (in_flight / stay, JOIN_WORTH * self.operation_ns / self.cipher_ns(1.0))
     }
 
-    /// What a worker has done before this thread would is offloaded. And when others wait, everything
-    /// that takes longer than enqueueing it, once a worker is awake, or would spare this thread two wake-ups;
-    /// one more is woken when those that are awake have work for as long as that takes. This thread then sees to the backend and the clients. Once the workers
-    /// have enough it takes the next chunk itself.
+    /// Offloads a chunk if a worker would finish it before this thread does. With other requests in
+    /// flight, it also offloads a chunk that saves this thread more than the enqueue cost if a
+    /// worker is awake, or more than two wake latencies if none is awake. It wakes one more worker when
+    /// the awake ones have work for longer than the wake latency. This thread then serves the
+    /// backend and the clients. Once no worker sleeps and all have enough work, this thread takes
+    /// the next chunk itself.
     pub(crate) fn target(&self, work: &Work) -> Target {
         let mine_ns = self.cipher_ns(work.bytes as f64);
         let others = self.context.in_flight.saturating_sub(1);
@@ -127,7 +132,7 @@ impl CostModel<'_> {
         let there_ns =
             |cost_ns, workers: u32| cost_ns + penalty_ns + offloaded_ns / f64::from(workers);
         let to_awake_ns = if awake > 0 { there_ns(enqueue_ns, awake) } else { f64::INFINITY };
-        // A lone request's thread is spared nothing if it has to wake a worker for more than that.
+        // For a lone request, waking a worker must save this thread more than it costs.
         let wakes = sleeps && (others > 0 || saved_ns > self.estimates.wake_cost_ns() + enqueue_ns);
         let to_idle_ns = if wakes { there_ns(wake_ns, awake + 1) } else { f64::INFINITY };
         let ahead_bytes = work.ahead_bytes as f64;
@@ -141,17 +146,17 @@ impl CostModel<'_> {
         }
     }
 
-    /// Whether workers do not run dry while this thread transforms a chunk and sees to the others: each has
-    /// a large share of all that is in flight.
+    /// Whether the workers will not run dry while this thread transforms a chunk and serves the
+    /// other requests: each worker has a large share of all that is in flight.
     fn have_enough(&self, work: &Work) -> bool {
         let each_has = work.offloaded_bytes as f64 / f64::from(work.awake);
         let in_flight = f64::from(self.context.in_flight);
         each_has > work.bytes as f64 * (in_flight * BACKLOG_SHARE).max(f64::from(IN_FLIGHT_MIN))
     }
 
-    /// What this thread has to copy before it gets to a chunk: encrypted chunks of others, where the
-    /// backend is memory. (Reads are all here before the first one is decrypted.) To the first one in
-    /// line it gets before any of them: writes leave in order.
+    /// Time for which this thread copies other encrypted chunks before it gets to this one, if the
+    /// backend is memory. (All reads have arrived before the first one is decrypted.) There is no
+    /// such delay for the first chunk in line: writes leave in order.
     fn writes_ns(&self, work: &Work) -> f64 {
         let Context { op, backend, .. } = self.context;
         if !backend.synchronous || *op == Op::Read || work.ahead_bytes == 0 {
@@ -161,11 +166,11 @@ impl CostModel<'_> {
         each_ns * (work.ahead_bytes + work.offloaded_bytes) as f64 / work.bytes as f64
     }
 
-    /// What this thread is spared when a worker transforms so much for it.
+    /// Time that this thread saves when a worker transforms `bytes`.
     fn saved_ns(&self, bytes: f64) -> f64 {
         let cipher_ns = if self.context.op != Op::Read && self.context.backend.mapped {
-            // What this thread takes has the writing in it, which a worker leaves to it. The rest of
-            // it is not more than what a worker takes.
+            // This thread's cipher time includes the writing, which a worker leaves to this thread.
+            // Without it, this thread takes no longer than a worker.
             let rest_ns = self.cipher_ns(bytes) - bytes * self.estimates.copy_ns_per_byte();
             rest_ns.min(self.worker_ns(bytes))
         } else {
@@ -174,8 +179,8 @@ impl CostModel<'_> {
         cipher_ns - self.copy_penalty_ns(bytes)
     }
 
-    /// What this thread takes longer to copy so much from a worker's cache: reads to the client, writes
-    /// to the backend if that does not fetch them itself.
+    /// How much longer this thread takes to copy `bytes` from a worker's cache: reads to the
+    /// client, writes to the backend unless that fetches them itself.
     fn copy_penalty_ns(&self, bytes: f64) -> f64 {
         let copies = match self.context.op {
             Op::Read => !self.context.environment.reads_in_place,
@@ -188,12 +193,13 @@ impl CostModel<'_> {
         bytes * self.estimates.cipher_ns_per_byte(self.context.op != Op::Read)
     }
 
-    /// The same for a worker.
+    /// Cipher time of a worker.
     fn worker_ns(&self, bytes: f64) -> f64 {
         bytes * self.estimates.worker_ns_per_byte(self.context.op != Op::Read)
     }
 
-    /// Whether workers could be worth it under a load, if the estimates were wrong by a factor of [`WRONG`].
+    /// Whether offloading could pay off under a load if the estimates were wrong by a factor of
+    /// [`WRONG`].
     pub(crate) fn may_gain(estimates: &Estimates, load: &Load) -> bool {
         let cipher_ns = load.bytes * estimates.cipher_ns_per_byte(load.is_write());
         let offload_ns =

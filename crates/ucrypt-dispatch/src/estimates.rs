@@ -1,8 +1,7 @@
-//! What is measured while requests run.
+//! Measurements made while requests run.
 //!
-//! Every figure is a moving average over the last dozen or so observations, in which one outlier
-//! counts for little: a sample is cut at four times the present value, so a preempted thread does
-//! not pass for a slow cipher.
+//! Every figure is a moving average over about the last dozen observations. A sample is capped at
+//! four times the present value, so that a preempted thread does not pass for a slow cipher.
 
 /// Weight of a new sample.
 const WEIGHT: f64 = 1.0 / 8.0;
@@ -10,10 +9,11 @@ const WEIGHT: f64 = 1.0 / 8.0;
 /// A sample counts for at most this many times the present value.
 const OUTLIER: f64 = 4.0;
 
-/// How fast workers are forgotten to be slower than this thread: so one is tried again now and then.
+/// Weight with which a worker's speed drifts towards this thread's with each inline chunk, so that
+/// workers are tried again now and then.
 const DRIFT: f64 = 1.0 / 1024.0;
 
-/// Sizes are told apart by powers of two, from 512 bytes to 512 MiB.
+/// Sizes are classed by powers of two, from 512 bytes to 512 MiB.
 const SIZES: usize = 21;
 
 /// A moving average.
@@ -24,7 +24,7 @@ pub struct Average {
 }
 
 impl Average {
-    /// Takes a sample in.
+    /// Adds a sample.
     pub fn add(&mut self, sample: f64) {
         if !sample.is_finite() || sample < 0.0 {
             return;
@@ -38,7 +38,7 @@ impl Average {
         self.samples += 1;
     }
 
-    /// What was not seen for long is forgotten.
+    /// Moves the average towards `value`: old samples are forgotten slowly.
     fn drift_to(&mut self, value: f64) {
         self.value += (value - self.value) * DRIFT;
     }
@@ -53,18 +53,18 @@ impl Average {
         (self.samples > 0).then_some(self.value)
     }
 
-    /// How many samples were taken.
+    /// The number of samples.
     pub fn samples(&self) -> u64 {
         self.samples
     }
 }
 
-/// Before anything was measured: a slow cipher, so that the first decisions are careful.
+/// Defaults before anything is measured: a slow cipher, so that the first decisions are careful.
 const CIPHER_NS_PER_BYTE: f64 = 0.5;
 const WAKE_LATENCY_NS: f64 = 5_000.0;
 const ENQUEUE_COST_NS: f64 = 400.0;
 
-/// How fast a cipher is in one direction, in nanoseconds per byte.
+/// Cipher time in one direction, in nanoseconds per byte.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cipher {
     here: Average,
@@ -85,10 +85,10 @@ impl Cipher {
     }
 }
 
-/// What one queue knows about the cipher, the workers and the backend.
+/// The estimates of one queue about the cipher, the workers and the backend.
 #[derive(Debug, Clone, Default)]
 pub struct Estimates {
-    /// Of reads and of writes: reads may come out of memory, writes have just been received.
+    /// Reads and writes: read data may come from memory, write data has just been received.
     ciphers: [Cipher; 2],
     wake_latency: Average,
     wake_cost: Average,
@@ -98,20 +98,20 @@ pub struct Estimates {
     writes: [Average; SIZES],
 }
 
-/// What was measured so far, in nanoseconds; `None`: nothing yet, and decisions assume something.
+/// The estimates so far, in nanoseconds; `None`: not measured yet, decisions use a default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Measured {
-    /// Cipher, per byte read.
+    /// Cipher time per byte read.
     pub decrypt_ns_per_byte: Option<f64>,
-    /// Cipher, per byte written.
+    /// Cipher time per byte written.
     pub encrypt_ns_per_byte: Option<f64>,
-    /// From waking a worker to having its answer, beyond the cipher.
+    /// Wake latency: from waking a worker to having its answer, without the cipher time.
     pub wake_latency_ns: Option<f64>,
-    /// What the queue's own thread takes of that.
+    /// The part of the wake latency that is the queue thread's own time.
     pub wake_cost_ns: Option<f64>,
-    /// To give a chunk to a worker that is awake, and to take it back.
+    /// Enqueue cost: to give a chunk to an awake worker, and to take it back.
     pub enqueue_cost_ns: Option<f64>,
-    /// More to copy a byte that a worker has transformed.
+    /// Extra time to copy a byte that a worker has transformed.
     pub copy_penalty_ns_per_byte: Option<f64>,
 }
 
@@ -120,7 +120,7 @@ fn class(bytes: u64) -> usize {
 }
 
 impl Estimates {
-    /// What was measured so far.
+    /// The measurements so far.
     pub fn measured(&self) -> Measured {
         let [reads, writes] = &self.ciphers;
         Measured {
@@ -133,84 +133,85 @@ impl Estimates {
         }
     }
 
-    /// Before the first request: `bytes` take the cipher `ns`.
+    /// Adds a calibration made before the first request: the cipher takes `ns` for `bytes`.
     pub fn calibrated(&mut self, bytes: u64, ns: u64) {
         for write in [false, true] {
             self.cipher(write, false, bytes, ns);
         }
     }
 
-    /// `bytes` took the cipher `ns`.
+    /// Adds a sample: the cipher took `ns` for `bytes`.
     pub fn cipher(&mut self, write: bool, by_worker: bool, bytes: u64, ns: u64) {
         if bytes > 0 {
             self.ciphers[usize::from(write)].add(by_worker, ns as f64 / bytes as f64);
         }
     }
 
-    /// From waking a worker for a chunk to having it back took `ns`, beyond the cipher.
+    /// Adds a sample: from waking a worker to having its chunk back took `ns`, without the cipher
+    /// time.
     pub fn wake_latency(&mut self, ns: u64) {
         self.wake_latency.add(ns as f64);
     }
 
-    /// Waking a worker took this thread `ns`, whatever the worker did then.
+    /// Adds a sample: waking a worker took this thread `ns`, whatever the worker did then.
     pub fn wake_cost(&mut self, ns: u64) {
         self.wake_cost.add(ns as f64);
     }
 
-    /// Giving a chunk to a worker that was awake, and taking it back, cost this thread `ns`.
+    /// Adds a sample: giving a chunk to an awake worker, and taking it back, cost this thread `ns`.
     pub fn enqueue_cost(&mut self, ns: u64) {
         self.enqueue_cost.add(ns as f64);
     }
 
-    /// Copying `bytes` that a worker has transformed took `ns` longer than had this thread done so.
+    /// Adds a sample: copying `bytes` took `ns` longer because a worker had transformed them.
     pub fn copy_penalty(&mut self, bytes: u64, ns: u64) {
         if bytes > 0 {
             self.copy_penalty.add(ns as f64 / bytes as f64);
         }
     }
 
-    /// Writing `bytes` to a backend in memory, by the kernel, took `ns`.
+    /// Adds a sample: the kernel took `ns` to write `bytes` to a backend in memory.
     pub fn copy(&mut self, bytes: u64, ns: u64) {
         if bytes > 0 {
             self.copy.add(ns as f64 / bytes as f64);
         }
     }
 
-    /// The backend took `ns` from submission to answer for a write.
+    /// Adds a sample: the backend took `ns` from submission to answer for a write.
     pub fn write(&mut self, bytes: u64, ns: u64) {
         self.writes[class(bytes)].add(ns as f64);
     }
 
-    /// Nanoseconds that the cipher takes a worker per byte: longer than this thread where it has to
-    /// fetch the data from this core's cache, or both from memory that they share.
+    /// Nanoseconds of cipher per byte on a worker. A worker takes longer than this thread where it
+    /// has to fetch the data from this core's cache, or where both fetch it from memory that they
+    /// share.
     pub fn worker_ns_per_byte(&self, write: bool) -> f64 {
         self.ciphers[usize::from(write)].worker.or(self.cipher_ns_per_byte(write))
     }
 
-    /// Nanoseconds that the cipher takes this thread per byte.
+    /// Nanoseconds of cipher per byte on this thread.
     pub fn cipher_ns_per_byte(&self, write: bool) -> f64 {
         self.ciphers[usize::from(write)].here.or(CIPHER_NS_PER_BYTE)
     }
 
-    /// Nanoseconds from waking a worker to having its answer, beyond the cipher itself.
+    /// Nanoseconds from waking a worker to having its answer, without the cipher time.
     pub fn wake_latency_ns(&self) -> f64 {
         self.wake_latency.or(WAKE_LATENCY_NS)
     }
 
-    /// The part of [`Estimates::wake_latency_ns`] that is this thread's own time; the rest passes while the
-    /// worker gets going.
+    /// The part of [`Estimates::wake_latency_ns`] that is this thread's own time; the rest passes
+    /// while the worker starts.
     pub fn wake_cost_ns(&self) -> f64 {
         self.wake_cost.or(self.wake_latency_ns() / 4.0)
     }
 
-    /// Nanoseconds that giving a chunk to a worker which is awake, and taking it back, costs this
-    /// thread.
+    /// Nanoseconds that giving a chunk to an awake worker, and taking it back, costs this thread.
     pub fn enqueue_cost_ns(&self) -> f64 {
         self.enqueue_cost.or(ENQUEUE_COST_NS)
     }
 
-    /// Nanoseconds per byte that whoever copies what a worker has transformed takes longer, because it is
-    /// in another core's cache.
+    /// Extra nanoseconds per byte to copy data that a worker has transformed, because it is in
+    /// another core's cache.
     pub fn copy_penalty_ns_per_byte(&self) -> f64 {
         self.copy_penalty.or(0.0)
     }

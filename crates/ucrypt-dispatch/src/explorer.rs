@@ -1,27 +1,27 @@
-//! The explorer: tries other arms than what the cost model says, and goes on with the fastest.
+//! The explorer: tries other arms than the cost model, and continues with the fastest.
 //!
-//! A cost model is wrong where something that it is made of is not measured: the price of one more
-//! operation on this disk, of a cache line in a worker's cache, of waking a processor of a busy host. What
-//! counts is how many requests complete in a time, and that can be measured. So requests are served in
-//! epochs, each by one [`Arm`]. The time per request is the epoch's result; the arm with the shortest time
-//! goes on. The others are tried again after a pause that doubles each time that they lose. Loads are told
-//! apart by direction, length and depth; each has results of its own.
+//! A cost model is wrong where one of its inputs is not measured: the cost of one more operation on
+//! this disk, of a cache line in a worker's cache, of waking a processor of a busy host. The goal
+//! is completed requests per time, and that can be measured. So requests are served in epochs, each
+//! by one [`Arm`]. The result of an epoch is its time per request; the arm with the shortest time
+//! continues. The others are tried again after a pause that doubles each time they lose. Loads are
+//! classed by direction, length and depth; each class has its own results.
 //!
-//! The explorer knows nothing of ciphers and disks. An arm that cannot differ from the model is not tried:
-//! coarser splits where no request is split or joined, all inline where nothing is offloaded, all offloaded where
-//! no worker could pay off.
+//! The explorer knows nothing of ciphers and disks. It does not try an arm that cannot differ from
+//! the model: coarser splits where no request is split or joined, all inline where nothing is
+//! offloaded, all offloaded where no worker could pay off.
 
 use crate::request::Op;
 
-/// What decides for the requests of an epoch.
+/// What decides about the requests of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arm {
     /// The cost model.
     Model,
-    /// The cost model, with one more operation [`COARSE`] times as dear as it assumes: about half as many
-    /// chunks, and longer joins.
+    /// The cost model, with the assumed cost of one more operation multiplied by [`COARSE`]: about
+    /// half as many chunks, and longer joins.
     Coarse,
-    /// Every chunk on the thread that has the request.
+    /// Every chunk inline, on the thread that has the request.
     AllInline,
     /// Every chunk on a worker.
     AllOffload,
@@ -29,60 +29,63 @@ pub(crate) enum Arm {
 
 const ARMS: [Arm; 4] = [Arm::Model, Arm::Coarse, Arm::AllInline, Arm::AllOffload];
 
-/// The price of an operation that is explored, in that which is assumed. The number of chunks goes with the
-/// root: twice this would skip the best number of a request that needs two. A third price, 16 times the
-/// assumed one, made no cell of the grid better by itself.
+/// The explored cost of an operation, as a multiple of the assumed one. The number of chunks falls
+/// with its square root: twice this value would skip the best number of chunks of a request that
+/// needs two. Adding a third cost, 16 times the assumed one, improved no cell of the grid by
+/// itself.
 const COARSE: f64 = 4.0;
 
 impl Arm {
-    /// How many times as dear as the model assumes one more operation is.
+    /// The factor on the cost that the model assumes for one more operation.
     pub(crate) fn operation_factor(self) -> f64 {
         if self == Self::Coarse { COARSE } else { 1.0 }
     }
 }
 
-/// Requests of an epoch, at least; nor fewer than are in flight.
+/// Minimum requests of an epoch; it also has at least as many as are in flight.
 const REQUESTS_MIN: u32 = 16;
 
-/// Shortest epoch: longer than what disturbs a thread now and then.
+/// Shortest epoch, in nanoseconds: longer than the usual disturbances of a thread.
 const EPOCH_NS_MIN: u64 = 100_000;
 
-/// An epoch of so many times as many requests ends however many are in flight.
+/// An epoch with this many times the minimum requests ends however many are in flight.
 const ENOUGH: u32 = 4;
 
-/// A trial ends after so many epochs, after so much time, or when it has shown that the arm takes so many
-/// times as long as the best one.
+/// A trial ends after this many epochs, after this many nanoseconds, or when the arm takes this
+/// many times as long as the best one.
 const TRIAL_EPOCHS: u32 = 4;
 const TRIAL_NS: u64 = 10_000_000;
 const HOPELESS: f64 = 1.5;
 
-/// Epochs until an arm that has lost is tried again, for the first time and at most.
+/// Epochs until an arm that has lost is tried again: the first pause, and the longest.
 const PAUSE_EPOCHS: u32 = 512;
 const PAUSE_EPOCHS_MAX: u32 = 8192;
-/// How much longer the pause is for an arm that takes twice as long, so that trials cost less than 1 %.
+/// Lengthens the pause of a slow arm, so that trials cost less than 1 %: an arm that takes twice as
+/// long pauses for `1 + DEAR` times as many epochs.
 const DEAR: f64 = 8.0;
 
-/// 2 % hysteresis: another arm has to be faster by that.
+/// 2 % hysteresis: another arm has to be faster by this factor.
 const BETTER: f64 = 0.98;
 
-/// Weight of a new result, where it is better and where it is worse. A worse one counts for at most so
-/// many times the present value: a stall says nothing about an arm.
+/// Weight of a new result, if better and if worse. A worse result is capped at this multiple of the
+/// present value: a stall says nothing about an arm.
 const WEIGHT_BETTER: f64 = 0.5;
 const WEIGHT_WORSE: f64 = 0.125;
 const WORSE_MAX: f64 = 1.25;
 
-/// What an arm that has lost or is like another waits for first, in epochs.
+/// Shortest pause, in epochs, of an arm that cannot pay off now or does the same as the model.
 const PAUSE_EPOCHS_MIN: u32 = 2;
 
 /// Results of one arm under one load.
 #[derive(Debug, Clone, Copy, Default)]
 struct Outcome {
-    /// Mean of [`Epoch::each_ns`]; 0: never tried.
+    /// Moving average of [`Epoch::each_ns`]; 0: never tried.
     each_ns: f64,
-    /// Epochs of its last trial and since then, and nanoseconds.
+    /// Epochs and nanoseconds of the arm since its last trial began.
     epochs: u32,
     spent_ns: u64,
-    /// Epochs until it is tried again, and how many it was to pause when it last lost; 0 if it did not.
+    /// Epochs until the arm is tried again, and its base pause when it last lost; 0 if it did not
+    /// lose.
     pause: u32,
     paused: u32,
 }
@@ -102,7 +105,7 @@ impl Outcome {
         };
     }
 
-    /// Another arm has `best_ns`.
+    /// The arm has lost against one that takes `best_ns`: sets its pause.
     fn lose(&mut self, best_ns: f64) {
         self.paused = (2 * self.paused).clamp(PAUSE_EPOCHS, PAUSE_EPOCHS_MAX);
         let behind = (self.each_ns / best_ns - 1.0).max(0.0);
@@ -111,7 +114,8 @@ impl Outcome {
         self.pause = pause;
     }
 
-    /// It cannot pay off now. It keeps its pause: the model may move around the point where it could.
+    /// The arm cannot pay off now. It keeps its pause, as the model may move around the point where
+    /// the arm could.
     fn suspend(&mut self) {
         let pause = self.pause.max(PAUSE_EPOCHS_MIN);
         *self = Self { pause, paused: self.paused, ..Self::NEVER };
@@ -128,7 +132,7 @@ struct Record {
 impl Record {
     const NEW: Self = Self { outcomes: [Outcome::NEVER; ARMS.len()], best: Arm::Model };
 
-    /// This arm does the same as the model now: nothing to try.
+    /// The arm does the same as the model now: nothing to try.
     fn equate(&mut self, arm: Arm) {
         let model = self.outcomes[Arm::Model as usize];
         self.outcomes[arm as usize] = Outcome { pause: PAUSE_EPOCHS_MIN, paused: 0, ..model };
@@ -164,17 +168,17 @@ impl Record {
     }
 }
 
-/// Mean lengths in bytes and depths from which on a load is another one.
+/// Lower bounds of the load classes: mean length in bytes, and depth.
 const LENGTHS: [f64; 4] = [6e3, 24e3, 96e3, 384e3];
 const DEPTHS: [u32; 3] = [2, 6, 24];
 
-/// What is asked for in an epoch.
+/// The load of an epoch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
-    /// How many there were.
+    /// Number of reads and of writes.
     reads: u32,
     writes: u32,
-    /// Mean length.
+    /// Mean length in bytes.
     pub(crate) bytes: f64,
     /// Most requests in flight at a time.
     pub(crate) depth: u32,
@@ -186,7 +190,7 @@ impl Load {
         self.writes > self.reads
     }
 
-    /// Below [`LOADS`].
+    /// The class of the load, below [`LOADS`].
     fn class(&self) -> usize {
         let direction = match (self.reads, self.writes) {
             (_, 0) => 0,
@@ -199,25 +203,25 @@ impl Load {
     }
 }
 
-/// Loads that are told apart: reads, writes and both; lengths; depths.
+/// Number of load classes: reads, writes and both; lengths; depths.
 const LOADS: usize = 3 * (LENGTHS.len() + 1) * (DEPTHS.len() + 1);
 
-/// What has ended in an epoch.
+/// The requests that ended in an epoch.
 #[derive(Debug, Clone, Copy, Default)]
 struct Epoch {
     reads: u32,
     writes: u32,
     bytes: u64,
-    /// Nanoseconds in which any request was in flight; and after that at most as many in which none
-    /// was: what clients do between two requests depends on where the data is.
+    /// Nanoseconds with requests in flight, plus the idle time after them, up to the same length:
+    /// what clients do between two requests depends on where the data is.
     spent_ns: u64,
     /// Most requests in flight at a time. (Not the mean, which depends on the arm.)
     depth: u32,
     /// Chunks that went to workers.
     offloaded: u32,
-    /// Requests that were split, and chunks of several requests.
+    /// Requests that were split, and chunks that join several requests.
     reshaped: u32,
-    /// Something ended whose time does not depend on the arm.
+    /// An operation ended whose time does not depend on the arm.
     odd: bool,
 }
 
@@ -235,8 +239,8 @@ impl Epoch {
         }
     }
 
-    /// Time per request, of that in which there were any. (Not the mean latency: that passes also
-    /// outside, before a request is seen.)
+    /// Time per request, counted as in [`Epoch::spent_ns`]. (Not the mean latency, which includes
+    /// time outside the queue, before a request is seen.)
     fn each_ns(&self) -> f64 {
         self.spent_ns as f64 / f64::from(self.requests())
     }
@@ -245,21 +249,22 @@ impl Epoch {
 /// See the module's comment.
 #[derive(Debug)]
 pub(crate) struct Explorer {
-    /// Apart from what is touched for each request.
+    /// Boxed to keep them apart from the data used for each request.
     records: Box<[Record; LOADS]>,
     arm: Arm,
     /// How often the arm has changed.
     changes: u32,
-    /// Requests that began under another arm: an epoch begins when they have ended.
+    /// Requests in flight that began under another arm: the epoch begins when they have ended.
     left_over: u32,
-    /// The present epoch is not counted: the arm has changed in it.
+    /// The present epoch is not counted because the arm changed in it.
     settles: bool,
     epoch: Epoch,
-    /// There is something to compare, and so a clock is needed.
+    /// There is something to compare, so a clock is needed.
     compares: bool,
     now_ns: u64,
     in_flight: usize,
-    /// For how long requests have been in flight since there was none, less the idle time that counted.
+    /// Nanoseconds for which requests have been in flight since the last idle time, less the idle
+    /// time already counted.
     burst_ns: u64,
 }
 
@@ -284,17 +289,18 @@ impl Explorer {
         self.arm
     }
 
-    /// What a request that begins now is to remember for [`Explorer::end`].
+    /// The value that a request which begins now must pass to [`Explorer::end`].
     pub(crate) fn changes(&self) -> u32 {
         self.changes
     }
 
-    /// Whether the times that [`Explorer::pass`] is told have to be exact.
+    /// Whether the times passed to [`Explorer::pass`] have to be exact.
     pub(crate) fn compares(&self) -> bool {
         self.compares
     }
 
-    /// It is `now_ns`, and from now on so many are in flight, until some end.
+    /// Advances the time to `now_ns`. From now on `in_flight` requests are in flight, until some
+    /// end.
     #[inline]
     pub(crate) fn pass(&mut self, now_ns: u64, in_flight: usize) {
         let passed_ns = now_ns.saturating_sub(self.now_ns);
@@ -313,10 +319,12 @@ impl Explorer {
         self.in_flight = in_flight;
     }
 
-    /// Requests were accepted before the last [`Explorer::pass`]. `may_offload`: whether workers could pay
+    /// Ends the epoch if it is complete, and chooses the arm of the next one. Called after requests
+    /// were accepted and [`Explorer::pass`] was called. `may_offload`: whether workers could pay
     /// off for such a load, if the model is as wrong as it may be.
     ///
-    /// Requests may come and end in bursts: an epoch begins and ends with as many in flight.
+    /// Requests may arrive and end in bursts, so an epoch begins and ends with the same number in
+    /// flight.
     #[inline]
     pub(crate) fn turn(&mut self, may_offload: impl FnOnce(&Load) -> bool) {
         let in_flight = self.in_flight as u32;
@@ -349,24 +357,24 @@ impl Explorer {
         }
     }
 
-    /// A chunk goes to a worker.
+    /// A chunk went to a worker.
     pub(crate) fn offloaded(&mut self) {
         self.epoch.offloaded += 1;
     }
 
-    /// A request was split, or joined with others, because of what an operation costs.
+    /// A request was split or joined because of the cost of an operation.
     pub(crate) fn reshaped(&mut self) {
         self.epoch.reshaped += 1;
     }
 
-    /// There is no choice now, or again one; so many requests are in flight.
+    /// There is no choice any more, or there is one again; starts over with `in_flight` requests.
     pub(crate) fn rest(&mut self, now_ns: u64, in_flight: usize) {
         (self.epoch, self.now_ns, self.in_flight) = (Epoch::default(), now_ns, in_flight);
         (self.arm, self.left_over, self.settles) = (Arm::Model, 0, false);
         self.compares = false;
     }
 
-    /// A request has ended that began after so many `changes`.
+    /// A request has ended that began when [`Explorer::changes`] had this value.
     #[inline]
     pub(crate) fn end(&mut self, op: Op, bytes: u64, changes: u32) {
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -382,7 +390,7 @@ impl Explorer {
         self.epoch.bytes += bytes;
     }
 
-    /// Takes an epoch in; returns the arm of the next one.
+    /// Records an epoch; returns the arm of the next one.
     fn judge(&mut self, epoch: &Epoch, load: &Load, may_offload: bool) -> Arm {
         let record = &mut self.records[load.class()];
         record.outcomes[self.arm as usize].add(epoch);
@@ -403,8 +411,8 @@ impl Explorer {
 mod tests {
     use super::*;
 
-    /// A queue whose clients keep `depth` requests in flight; how long one takes depends on the arm under
-    /// which it began.
+    /// A queue whose clients keep `depth` requests in flight; the duration of a request depends on
+    /// the arm under which it began.
     struct Clients {
         explorer: Explorer,
         now_ns: u64,
@@ -431,8 +439,8 @@ mod tests {
             (self.random >> 33) % below
         }
 
-        /// So many bursts of `depth` requests, each of which takes `each_ns` of its arm, more or less; one
-        /// burst in 500 is held up by 50 of them.
+        /// Runs bursts of `depth` requests. Each request takes about its arm's `each_ns`; one burst
+        /// in 500 stalls for 50 times that.
         fn run(&mut self, op: Op, depth: usize, bursts: u64, each_ns: [u64; ARMS.len()]) {
             self.run_with(op, depth, bursts, each_ns, ALL_GAIN);
         }
@@ -491,10 +499,10 @@ mod tests {
                 let best = ARMS[each_ns.iter().position(|&ns| ns == best).unwrap()];
                 let clear =
                     each_ns.iter().filter(|&&ns| ns < each_ns[best as usize] * 6 / 5).count();
-                // What is close may be taken for the other, for a while.
+                // Arms that are close may be confused for a while.
                 let (share, most) = if clear == 1 { (0.95, 1.02) } else { (0.5, 1.05) };
                 assert!(load.share(best) > share, "{each_ns:?} at {depth}: {:?}", load.begun);
-                // The rest, as if all had been served by the best arm.
+                // Time relative to the best arm serving everything.
                 let each = |arm: Arm| each_ns[arm as usize] * load.begun[arm as usize];
                 let lost = ARMS.into_iter().map(each).sum::<u64>() as f64
                     / (each_ns[best as usize] * 2_000_000) as f64;
@@ -582,7 +590,7 @@ mod tests {
         explorer.pass(1000, 1);
         explorer.pass(1300, 1);
         explorer.end(Op::Read, 4096, 0);
-        // From 1300 on there is none.
+        // From 1300 on no request is in flight.
         explorer.pass(1400, 1);
         assert_eq!(explorer.epoch.spent_ns, 300 + 100);
         explorer.pass(1500, 1);

@@ -13,37 +13,38 @@
 
 use crate::policy::{Context, Policy, Split, Target, Work};
 
-/// dm-crypt splits requests at this length since 2024 (`max_read_size`, `max_write_size`).
+/// The length at which dm-crypt splits requests since 2024 (`max_read_size`, `max_write_size`).
 const SPLIT_SECTORS: u64 = 256;
 
-/// What Crucible (`MIN_DEFER_SIZE_BYTES`) and dm-verity (`use_bh_bytes`) take for short.
+/// The length up to which Crucible (`MIN_DEFER_SIZE_BYTES`) and dm-verity (`use_bh_bytes`) treat a
+/// chunk as short.
 const SHORT_BYTES: u64 = 8192;
 
-/// See the module's comment.
+/// A fixed policy; see the module's comment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fixed {
-    /// Every chunk where its request arrived.
+    /// Every chunk on the thread where its request arrived.
     Inline,
-    /// Every chunk by a worker on the same core.
+    /// Every chunk on a worker of the same core.
     SameCpu {
         /// Writes leave in the order in which they came.
         sorted: bool,
     },
-    /// Every chunk by any worker.
+    /// Every chunk on any worker.
     Unbound {
         /// Writes leave in the order in which they came.
         sorted: bool,
     },
-    /// Neighbours become one, then inline.
+    /// Adjacent requests are joined into one chunk, then inline.
     Merge,
-    /// Short chunks inline while workers have nothing of this queue.
+    /// Short chunks inline while workers have no chunk of this queue.
     ShortIfIdle,
-    /// Short chunks inline unless this thread has others to transform.
+    /// Short chunks inline unless this thread has other chunks to transform.
     ShortIfFree,
 }
 
 impl Fixed {
-    /// Every one there is.
+    /// All fixed policies.
     pub const ALL: [Self; 8] = [
         Self::Inline,
         Self::SameCpu { sorted: true },

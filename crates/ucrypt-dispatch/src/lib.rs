@@ -1,10 +1,11 @@
-//! What happens to a disk request, and when.
+//! Decides what happens to a disk request, and when.
 //!
-//! Requests become **chunks**; a chunk is encrypted or decrypted (*transform*) and goes to or comes
-//! from the backend (*I/O*). A large request is split into several chunks; small neighbours that
-//! wait together become one. This crate decides into how many, in which order and where, and keeps
-//! the books until the requests are finished. It does no I/O, starts no thread and reads no clock:
-//! the engine carries its outputs out, on real devices or in virtual time.
+//! Requests become **chunks**. A chunk is encrypted or decrypted (*transform*) and written to or
+//! read from the backend (*I/O*). A large request is split into several chunks; small adjacent
+//! requests that wait together are joined into one. This crate decides the number of chunks, their
+//! order and where each is transformed, and tracks them until the requests finish. It does no I/O,
+//! starts no thread and reads no clock: the engine carries out its outputs, on real devices or in
+//! virtual time.
 //!
 //! ```text
 //! inputs    request · plan · cancel(request)
@@ -16,9 +17,9 @@
 //! - [`machine`]: what may happen: the state machine and its contract;
 //! - [`policy`]: what should happen: the trait;
 //! - [`fixed`]: dm-crypt's policies, and rules that other systems set by hand;
-//! - `adaptive`: decides by a cost model (`cost_model`) of what is measured ([`estimates`]) and by trials
-//!   (`explorer`); its constants stand in `tuning`;
-//! - [`config`]: which of them a queue has.
+//! - `adaptive`: decides by a cost model (`cost_model`) based on measured [`estimates`], and by
+//!   trials (`explorer`); its constants are in `tuning`;
+//! - [`config`]: selects the policies of a queue.
 
 #![forbid(unsafe_code)]
 

@@ -3,48 +3,50 @@
 //! Contract:
 //!
 //! - A [`Request`] that [`Machine::request`] accepts ends in exactly one [`Output::Finish`]. A full
-//!   machine refuses it instead: nothing is allocated after [`Machine::new`], nothing is dropped.
-//! - Accepted requests wait until [`Machine::plan`]: those that wait together may become one chunk
-//!   if they are neighbours. Call it whenever requests were accepted, or a
-//!   `Finish` or `Drop` was taken.
-//! - Every `Transform` and `DecryptMapped` is answered by [`Machine::cipher_done`], every `SubmitIo` by
-//!   [`Machine::io_done`], once, in any order. A read's chunk is submitted, then transformed; a write's is
-//!   transformed, then submitted.
-//! - **Mapped I/O has outputs and answers of its own.** A read whose ciphertext lies in the backend's mapping
-//!   is answered by [`Machine::io_mapped`] instead, and decrypted from there. A write that leaves next and is
-//!   encrypted by this thread is told as [`Output::EncryptMapped`], if the backend has mappings:
-//!   [`Machine::mapped_done`] says that it is where the backend keeps it, [`Machine::cipher_done`] that it is
-//!   in its buffers as after any `Transform`.
-//! - What a worker took is told by [`Machine::offloaded`], before `cipher_done`. What was not offloaded this
-//!   thread has transformed, whatever the output said.
-//! - `SubmitIo`s and `Finish`es are told before any transform, so that the backend and the clients have
-//!   work while this thread transforms; reads' `SubmitIo`s in the order of their chunks. Transforms come in
-//!   any order, one at a time: which one and where is decided when [`Machine::next_output`] is
-//!   asked, from what waits then.
+//!   machine refuses the request instead: nothing is allocated after [`Machine::new`], nothing is
+//!   dropped.
+//! - Accepted requests wait until [`Machine::plan`]. Adjacent requests that wait together may
+//!   become one chunk. Call `plan` whenever requests were accepted, or a `Finish` or `Drop` was
+//!   taken.
+//! - The caller answers every `Transform` and `DecryptMapped` with [`Machine::cipher_done`] and
+//!   every `SubmitIo` with [`Machine::io_done`], once, in any order. A read's chunk is submitted,
+//!   then transformed; a write's is transformed, then submitted.
+//! - **Mapped I/O has outputs and answers of its own.** If a read's ciphertext lies in the
+//!   backend's mapping, the caller answers with [`Machine::io_mapped`] instead, and the chunk is
+//!   decrypted from there. If the backend has mappings, a write that leaves next and that this
+//!   thread encrypts is output as [`Output::EncryptMapped`]. [`Machine::mapped_done`] answers that
+//!   the ciphertext is where the backend keeps it; [`Machine::cipher_done`] answers that it is in
+//!   the chunk's buffers, as after any `Transform`.
+//! - [`Machine::offloaded`] reports that a worker took a chunk, before `cipher_done`. Any other
+//!   chunk counts as transformed by this thread, whatever target the output named.
+//! - `SubmitIo`s and `Finish`es are output before any transform, so that the backend and the
+//!   clients have work while this thread transforms. Reads' `SubmitIo`s come in the order of their
+//!   chunks. Transforms come in any order, one at a time: each call of [`Machine::next_output`]
+//!   decides which chunk and where, from the chunks that wait then.
 //! - Where the policy keeps order, writes leave for the backend in the order in which their chunks
-//!   were made: requests as they came, within a request by sector. Only [`Op::EncryptZeroes`]
-//!   yields to later requests between its chunks.
+//!   were made: requests by arrival, within a request by sector. Only [`Op::EncryptZeroes`] yields
+//!   to later requests between its chunks.
 //! - `Finish` of a write comes after the backend has answered for each of its chunks; with `fua`
 //!   each of them was stored durably. `Finish` of a flush comes after the backend's flush, which
 //!   starts after every write that was finished before.
-//! - After a chunk fails, no further chunk of its requests is made; they finish with the first
-//!   error when those under way are answered.
-//! - **An error reaches the requests that it concerns.** A chunk of several requests that fails is
-//!   submitted again, one part after the other: [`Machine::parts`] then tells the one part, and
-//!   [`Machine::will_retry`] told before that its buffers are still needed. These writes leave when
-//!   it is their turn, behind what left meanwhile.
-//! - **A durable write that fails** is submitted again without `fua`. If that succeeds, it was not
-//!   writing that failed but making durable: the request fails all the same, and the caller, who
-//!   sees success for a chunk that [is a retry](Machine::retried_after), must treat it as a
-//!   failed flush. Such writes share a chunk with nobody.
+//! - After a chunk fails, no further chunk of its requests is made. These requests finish with the
+//!   first error once their chunks under way are answered.
+//! - **An error reaches only the requests that it concerns.** If a chunk of several requests fails,
+//!   its parts are submitted again one by one: [`Machine::parts`] then returns that single part.
+//!   [`Machine::will_retry`] tells beforehand that the chunk's buffers are still needed. Retried
+//!   writes queue behind the operations that left meanwhile.
+//! - **A durable write that fails** is submitted again without `fua`. If the retry succeeds, the
+//!   data could be written but not made durable: the request fails all the same. A caller that sees
+//!   success for a chunk that [is a retry](Machine::retried_after) must treat it as a failed flush.
+//!   Such writes share a chunk with no other request.
 //! - **Memory for zeroes is reserved before a chunk starts**: at most
 //!   [`Limits::zeroes_sectors_max`] sectors of [`Op::EncryptZeroes`] are under way, each chunk
-//!   counted in whole [`ZEROES_UNIT_SECTORS`](crate::ZEROES_UNIT_SECTORS). Requests that wait for it hold
-//!   nothing and stand in nobody's way.
-//! - [`Machine::cancel`] is such an error from outside. What was told is still
-//!   to be answered, and the answer changes nothing any more: what has left stays. A chunk that is
-//!   left with no request that could succeed goes no further: instead of its next output, [`Output::Drop`] is
-//!   told.
+//!   counted in whole [`ZEROES_UNIT_SECTORS`](crate::ZEROES_UNIT_SECTORS). Requests that wait for
+//!   this memory hold no resources and block no other request.
+//! - [`Machine::cancel`] acts like an error from outside. The caller still answers all earlier
+//!   outputs, but the answers no longer matter; operations that were submitted are not undone. If
+//!   no request of a chunk can succeed any more, the chunk goes no further: [`Output::Drop`]
+//!   replaces its next output.
 //! - A chunk never crosses one of [`Limits::borders`].
 //! - Time only goes forward and is only compared; its origin does not matter.
 //! - The [`Policy`] decides within this contract. No answer of a policy breaks it.
@@ -78,8 +80,9 @@ pub enum Output<E> {
         /// Where to do it.
         target: Target,
     },
-    /// Encrypt the chunk on this thread to where the backend keeps it, if that is mapped now, and call
-    /// [`Machine::mapped_done`]. If it is not, as [`Output::Transform`].
+    /// Encrypt the chunk on this thread directly to where the backend keeps it, if that is mapped
+    /// now, and call [`Machine::mapped_done`]. If it is not mapped, proceed as for
+    /// [`Output::Transform`].
     EncryptMapped {
         /// The chunk; [`Machine::parts`] tells its sectors.
         chunk: ChunkId,
@@ -91,8 +94,8 @@ pub enum Output<E> {
         /// What to do.
         kind: IoKind,
     },
-    /// Nothing more is to be done for the chunk, whose id is free again: every request of it has
-    /// failed or was cancelled.
+    /// Nothing more is to be done for the chunk: every request of it has failed or was cancelled.
+    /// Its id is free again.
     Drop {
         /// The chunk.
         chunk: ChunkId,
@@ -106,16 +109,16 @@ pub enum Output<E> {
     },
 }
 
-/// How often what has happened, since the start.
+/// Event counts since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests that became one chunk of their own.
     pub whole: u64,
     /// Requests that were split.
     pub split: u64,
-    /// Requests that travelled together with a neighbour.
+    /// Requests that were joined with a neighbour.
     pub joined: u64,
-    /// Chunks transformed on the thread that had them.
+    /// Chunks transformed inline, on the thread that had them.
     pub inline: u64,
     /// Chunks transformed by a worker.
     pub offloaded: u64,
@@ -142,7 +145,7 @@ struct RequestState<E> {
     next: u64,
     end: u64,
     under_way: u32,
-    /// Whether it stands in `Machine::waiting` or `Machine::wait_for_zeroes`.
+    /// Whether it is in `Machine::waiting` or `Machine::wait_for_zeroes`.
     waits: bool,
     error: Option<E>,
     /// See [`Policy::stamp`].
@@ -150,7 +153,7 @@ struct RequestState<E> {
 }
 
 impl<E> RequestState<E> {
-    /// An entry for requests to come.
+    /// A free entry.
     fn spare() -> Self {
         Self {
             op: Op::Flush,
@@ -175,32 +178,33 @@ pub struct Machine<E, P> {
     environment: Environment,
     stats: Stats,
     requests: Slab<RequestState<E>>,
-    /// Those among them that have failed or were cancelled.
+    /// Requests in `requests` that have failed or were cancelled.
     failed: u32,
     chunks: Slab<Chunk<E>>,
-    /// Requests with sectors that are in no chunk yet and that may start one, in arrival order.
+    /// Requests that still have sectors in no chunk and that may start one, in arrival order.
     waiting: VecDeque<RequestId>,
-    /// Those that wait for memory for zeroes, first come first served.
+    /// Requests that wait for memory for zeroes, first come first served.
     wait_for_zeroes: VecDeque<RequestId>,
-    /// Units of memory for zeroes that no chunk has.
+    /// Free units of memory for zeroes.
     zeroes_free: u64,
-    /// Some of it became free since the first of `wait_for_zeroes` was refused.
+    /// Memory for zeroes was freed since the first of `wait_for_zeroes` was refused.
     zeroes_freed: bool,
     /// Ordered writes that have not left.
     order: VecDeque<ChunkId>,
-    /// What takes this thread little time: operations and finishes.
+    /// Outputs that cost this thread little time: operations and finishes.
     outputs: VecDeque<Output<E>>,
-    /// What is to be transformed.
+    /// Chunks that are to be transformed.
     ready: ReadyQueue,
-    /// The latest time that was told.
+    /// The latest time passed in.
     now_ns: u64,
 }
 
 impl<E: Copy, P: Policy> Machine<E, P> {
-    /// A machine with no request in it. All memory it will ever use is taken here.
+    /// Creates a machine without requests. Allocates all the memory that it will ever use.
     ///
     /// # Panics
-    /// If a bound is zero, or the largest transfer is no multiple of the sector size.
+    /// If a bound is zero, or the largest transfer is no multiple of the sector size or exceeds
+    /// `zeroes_sectors_max`.
     pub fn new(limits: Limits, policy: P, backend: BackendTraits) -> Self {
         assert!(limits.requests_max > 0 && limits.chunks_max > 0 && limits.sector_sectors > 0);
         assert!(limits.transfer_sectors_max >= limits.sector_sectors);
@@ -242,12 +246,12 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         &self.policy
     }
 
-    /// The policy, to tell it what was measured elsewhere.
+    /// The policy, for passing on measurements made elsewhere.
     pub fn policy_mut(&mut self) -> &mut P {
         &mut self.policy
     }
 
-    /// How often what has happened.
+    /// Event counts since the start.
     pub fn stats(&self) -> Stats {
         self.stats
     }
@@ -255,8 +259,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Accepts a request, or returns `None` when the machine is full.
     ///
     /// # Panics
-    /// If the request is empty and no flush, or its end overflows: the caller checks both
-    /// against the volume's size.
+    /// If the request is empty but no flush (or a flush that is not empty), or its end overflows:
+    /// the caller checks both against the volume's size.
     pub fn request(&mut self, request: Request) -> Option<RequestId> {
         let Request { op, sector, sectors, urgency } = request;
         assert!((op == Op::Flush) == (sectors == 0), "only a flush is empty");
@@ -278,9 +282,9 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         Some(id)
     }
 
-    /// Gives a request up. It finishes with `error`, unless it has failed before or all of it is done
-    /// already, once what is under way for it is answered. Of a write, any part may have been done.
-    /// Nothing happens if there is no such request.
+    /// Cancels a request. It finishes with `error` once its chunks under way are answered, unless
+    /// it failed before or all of it is already done. Any part of a cancelled write may have been
+    /// written. Does nothing if there is no such request.
     pub fn cancel(&mut self, request: RequestId, error: E) {
         let Some(state) = self.requests.get(request.0) else { return };
         let (waits, ends) = (state.waits, !state.waits && state.under_way == 0);
@@ -305,8 +309,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.chunks.get(chunk.0).map_or(&[], |chunk| chunk.parts.as_slice())
     }
 
-    /// Whether a chunk that is transformed or submitted now would be submitted again after an error, so that
-    /// its buffers are still needed.
+    /// Whether the chunk, now being transformed or submitted, would be submitted again after an
+    /// error, so that its buffers are still needed.
     pub fn will_retry(&self, chunk: ChunkId) -> bool {
         self.chunks.get(chunk.0).is_some_and(|state| match (state.phase, state.op) {
             _ if state.retried_after.is_some() => false,
@@ -316,12 +320,13 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         })
     }
 
-    /// The error after which a chunk under way is submitted again, part by part; `None` if it is not.
+    /// The error because of which a chunk under way is submitted again, part by part; `None` if it
+    /// is not a retry.
     pub fn retried_after(&self, chunk: ChunkId) -> Option<E> {
         self.chunks.get(chunk.0).and_then(|state| state.retried_after)
     }
 
-    /// What a chunk under way is; `None` if there is no such chunk.
+    /// The operation of a chunk under way; `None` if there is no such chunk.
     pub fn op(&self, chunk: ChunkId) -> Option<Op> {
         self.chunks.get(chunk.0).map(|chunk| chunk.op)
     }
@@ -348,10 +353,11 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         Some(output)
     }
 
-    /// The next chunk to transform, and where: decided only now, when it is known what else waits.
+    /// The next chunk to transform, and where. Decided only now, when all the waiting chunks are
+    /// known.
     ///
-    /// This thread takes the chunk at the head of the line. Before it does, it offloads the first one
-    /// that the policy wants to be offloaded.
+    /// This thread takes the chunk at the head of the line. Before it does, it offloads the first
+    /// one that the policy wants to offload.
     fn next_transform(&mut self) -> Option<Output<E>> {
         let (at, target) = self.choose()?;
         let chunk = self.ready.remove(at).expect("it was looked at");
@@ -371,7 +377,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         })
     }
 
-    /// Which chunk of the line is next, and where.
+    /// Chooses the next chunk of the line and its target.
     fn choose(&self) -> Option<(usize, Target)> {
         let looks_ahead = self.environment.workers > 0 && self.policy.looks_ahead();
         let mut ahead_bytes = 0;
@@ -390,7 +396,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         first
     }
 
-    /// Where a chunk would be transformed that has so many bytes before it in line, and its length.
+    /// The target of a chunk with `ahead_bytes` before it in line, and the chunk's length in bytes.
     fn target(&self, chunk: ChunkId, ahead_bytes: u64) -> (Target, u64) {
         let parts = &self.chunks.get(chunk.0).expect("a chunk under way").parts;
         let request = self.requests.get(parts.as_slice()[0].request.0).expect("its request");
@@ -412,14 +418,14 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         }
     }
 
-    /// Workers that do not sleep, if they have or just had chunks of this machine.
+    /// Workers that are not asleep, if they have chunks of this machine or had some a moment ago.
     fn awake(&self) -> u32 {
         let Environment { workers, idle_workers, .. } = self.environment;
         let awake = workers.saturating_sub(idle_workers);
         if self.ready.has_workers(self.now_ns) { awake } else { 0 }
     }
 
-    /// It is `now_ns`.
+    /// Advances the time to `now_ns`.
     #[inline]
     fn pass(&mut self, now_ns: u64) {
         self.policy.on_time(now_ns, self.requests.len());
@@ -436,8 +442,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         while self.start_zeroes(now_ns) || self.start_chunk(now_ns) {}
     }
 
-    /// Tells from when to when a worker was given the chunk, if time has passed since it was asked for; and
-    /// what was done to wake one.
+    /// Reports that a chunk was handed to a worker, from `from_ns` to `now_ns`; the chunk's wait is
+    /// counted from `from_ns`, not from the output. `target` tells whether a worker was woken.
     ///
     /// # Panics
     /// If no transform of that chunk was asked for.
@@ -460,8 +466,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.policy.on_placed(&Placed { op, bytes, offloaded: true });
     }
 
-    /// The chunk was transformed; it took `spent_ns` of some core, if that was measured. After
-    /// an error the chunk goes nowhere: neither to the backend nor to the client.
+    /// Reports that the chunk was transformed; it took `spent_ns` of some core, if measured. After
+    /// an error its data goes neither to the backend nor to the client.
     ///
     /// # Panics
     /// If no transform of that chunk was asked for.
@@ -489,11 +495,11 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         }
     }
 
-    /// The chunk was encrypted to where the backend keeps it: nothing is left to do for it. `result`: whether
-    /// that counts.
+    /// Reports that the chunk was encrypted to where the backend keeps it, with this `result`: the
+    /// write needs no submission.
     ///
     /// # Panics
-    /// If no [`Output::EncryptMapped`] of that chunk was told.
+    /// If no [`Output::EncryptMapped`] of that chunk was output.
     pub fn mapped_done(
         &mut self,
         chunk: ChunkId,
@@ -504,7 +510,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         assert!(self.transformed(chunk, spent_ns, now_ns), "only a write is encrypted");
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         if state.ordered {
-            // `end_chunk` takes it for one that has left.
+            // `end_chunk` then treats the chunk as one that has left.
             state.phase = Phase::Io;
             assert_eq!(self.order.pop_front(), Some(chunk), "it leaves next");
         }
@@ -512,7 +518,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.release(now_ns);
     }
 
-    /// Takes the end of a transform into account. Returns whether it is a write's.
+    /// Records the end of a transform. Returns whether the chunk is a write's.
     fn transformed(&mut self, chunk: ChunkId, spent_ns: Option<u64>, now_ns: u64) -> bool {
         self.pass(now_ns);
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
@@ -536,14 +542,14 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         op.is_write()
     }
 
-    /// Whether decisions depend on the time: a worker has a chunk, or had one a moment ago and does not
-    /// sleep yet; or the policy compares.
+    /// Whether decisions depend on the time: a worker has a chunk, or had one a moment ago and is
+    /// still awake; or the policy compares times.
     pub fn needs_time(&self) -> bool {
         self.ready.has_workers(self.now_ns) || self.policy.needs_time()
     }
 
-    /// The backend has answered for the chunk. No time since it was asked for means that nobody has
-    /// looked at a clock.
+    /// Reports the backend's answer for the chunk. If no time has passed since the output, the
+    /// caller has read no clock, and the operation is not measured.
     ///
     /// # Panics
     /// If no operation of that chunk was asked for.
@@ -558,7 +564,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         }
         let result = match (result, state.retried_after) {
             (Err(error), _) if self.will_retry(chunk) => return self.retry(chunk, error),
-            // It can be written, but it was not made durable.
+            // The data could be written but was not made durable.
             (Ok(()), Some(error)) if op.is_fua() => Err(error),
             (result, _) => result,
         };
@@ -568,7 +574,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.arrived(chunk, false);
     }
 
-    /// The read chunk's ciphertext lies in the backend's mapping: nothing was submitted.
+    /// Reports that the read chunk's ciphertext lies in the backend's mapping: nothing was
+    /// submitted.
     ///
     /// # Panics
     /// If no read of that chunk was asked for.

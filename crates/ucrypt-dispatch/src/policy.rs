@@ -1,7 +1,7 @@
-//! What *should* happen to requests. The machine knows what *may*: admission, order, barriers,
-//! cancellation, bounds. Whatever a policy answers, the machine keeps its contract.
+//! What *should* happen to requests. The machine knows what *may* happen: admission, order,
+//! barriers, cancellation, bounds. Whatever a policy answers, the machine keeps its contract.
 //!
-//! A [`Policy`] answers two questions, and is told what really happened:
+//! A [`Policy`] answers two questions, and is told what actually happened:
 //!
 //! ```text
 //! asked     split (how long is the next chunk, what may join it) · target (where is it transformed)
@@ -16,26 +16,26 @@ use crate::request::{Op, Urgency};
 /// Where a chunk is encrypted or decrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// On the thread that has the request, at once.
+    /// At once, on the thread that has the request.
     Inline,
     /// On a worker that runs on the same core.
     SameCore,
-    /// On whichever worker is free, and one is woken for it if any sleeps.
+    /// On any free worker; one is woken if any sleeps.
     Offload,
-    /// On a worker that is awake, when it gets there: none is woken unless all sleep.
+    /// On an awake worker, once it is free: none is woken unless all sleep.
     OffloadAwake,
 }
 
-/// Everything that a decision about a request may depend on, besides what the policy has been told.
+/// The inputs of a decision about a request, besides what the policy has been told.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
-    /// What is asked for.
+    /// The operation.
     pub op: Op,
     /// Length of the request in 512-byte sectors.
     pub sectors: u64,
-    /// Those of them that are in no chunk yet.
+    /// Sectors of the request that are in no chunk yet.
     pub left_sectors: u64,
-    /// How much somebody waits for it.
+    /// How urgently the request is awaited.
     pub urgency: Urgency,
     /// Requests in flight, this one included.
     pub in_flight: u32,
@@ -48,28 +48,28 @@ pub struct Context<'a> {
 /// How the next chunk of a request is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
-    /// Longest chunk, in 512-byte sectors. The machine rounds it to whole cipher sectors, at least one, and
-    /// keeps to the backend's largest operation.
+    /// Longest chunk, in 512-byte sectors. The machine rounds it up to whole cipher sectors, at
+    /// least one, and limits it to the backend's largest operation.
     pub chunk_sectors: u64,
-    /// The chunk of a write leaves for the backend behind those of earlier writes.
+    /// Whether the chunk of a write leaves for the backend behind the chunks of earlier writes.
     pub ordered: bool,
-    /// Most whole requests that may become one chunk if they are neighbours and wait together; at most 1:
-    /// none is joined.
+    /// Maximum number of whole requests joined into one chunk if they are adjacent and wait
+    /// together; 0 or 1: none is joined.
     pub join_requests: u32,
-    /// Longest such chunk, in 512-byte sectors.
+    /// Longest joined chunk, in 512-byte sectors.
     pub join_sectors: u64,
 }
 
-/// The work that there is when a chunk is to be placed.
+/// The pending work when a chunk is to be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
     /// Bytes of the chunk.
     pub bytes: u64,
-    /// Bytes of the others that this thread transforms before it.
+    /// Bytes of the other chunks that this thread would transform before it.
     pub ahead_bytes: u64,
-    /// Bytes that workers have of this queue.
+    /// Bytes of this queue that workers have.
     pub offloaded_bytes: u64,
-    /// Workers that have some of them, or had a moment ago and do not sleep yet.
+    /// Awake workers, if workers have chunks of this queue or had some a moment ago; else 0.
     pub awake: u32,
 }
 
@@ -78,16 +78,16 @@ pub struct Work {
 pub enum Shape {
     /// A chunk of its own.
     Whole,
-    /// Several chunks; told with the last one.
+    /// Several chunks; reported with the last one.
     Split,
-    /// One chunk together with others: so many requests.
+    /// One chunk together with other requests; the number of requests in it.
     Joined(u32),
 }
 
-/// A chunk was placed, in truth: a worker that had no room for it does not count.
+/// Where a chunk was actually placed: an offload that no worker had room for counts as inline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
-    /// What it is.
+    /// The operation.
     pub op: Op,
     /// Its length.
     pub bytes: u64,
@@ -98,27 +98,28 @@ pub struct Placed {
 /// A chunk was transformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CipherDone {
-    /// What it is.
+    /// The operation.
     pub op: Op,
     /// Its length.
     pub bytes: u64,
-    /// Nanoseconds of some core, if that was measured.
+    /// Nanoseconds of transform on some core, if measured.
     pub spent_ns: Option<u64>,
     /// Whether a worker had it.
     pub offloaded: bool,
-    /// Whether workers had other chunks of this queue.
+    /// Whether workers had other chunks of this queue at the end.
     pub beside_workers: bool,
-    /// Nanoseconds from waking a worker for it until its answer was here, less `spent_ns`; `None` if none was
-    /// woken.
+    /// Nanoseconds from waking a worker for the chunk until its answer, less `spent_ns`; `None` if
+    /// no worker was woken.
     pub wake_latency_ns: Option<u64>,
 }
 
-/// See the module's comment. Times are nanoseconds since the same origin.
+/// Decides how requests are split and where chunks are transformed; see the module's comment. Times
+/// are nanoseconds since the same origin.
 pub trait Policy: fmt::Debug {
-    /// How the next chunk of a request is made.
+    /// Decides how the next chunk of a request is made.
     fn split(&self, context: &Context<'_>) -> Split;
 
-    /// Where a chunk is transformed.
+    /// Decides where a chunk is transformed.
     fn target(&self, context: &Context<'_>, work: &Work) -> Target;
 
     /// Whether a chunk may be offloaded while one before it in line is not.
@@ -126,22 +127,22 @@ pub trait Policy: fmt::Debug {
         true
     }
 
-    /// Whether the times that it is told have to be exact.
+    /// Whether the times passed to the policy have to be exact.
     fn needs_time(&self) -> bool {
         false
     }
 
-    /// What a request that is accepted now is to keep for [`Policy::on_end`].
+    /// A value that the machine keeps with a request accepted now, for [`Policy::on_end`].
     fn stamp(&self) -> u32 {
         0
     }
 
-    /// It is `now_ns`, and from now on so many requests are in flight, until some end.
+    /// The time is `now_ns`, and from now on `in_flight` requests are in flight, until some end.
     fn on_time(&mut self, now_ns: u64, in_flight: usize) {
         let _ = (now_ns, in_flight);
     }
 
-    /// Requests that wait are about to be started.
+    /// Waiting requests are about to be started.
     fn on_round(
         &mut self,
         now_ns: u64,
@@ -172,12 +173,12 @@ pub trait Policy: fmt::Debug {
         let _ = done;
     }
 
-    /// The backend took `spent_ns` from submission to answer, with success.
+    /// The backend answered with success, `spent_ns` after submission.
     fn on_io_done(&mut self, op: Op, bytes: u64, spent_ns: u64) {
         let _ = (op, bytes, spent_ns);
     }
 
-    /// A request has ended that was given this [`Policy::stamp`].
+    /// A request has ended that was accepted with this [`Policy::stamp`].
     fn on_end(&mut self, op: Op, bytes: u64, succeeded: bool, stamp: u32) {
         let _ = (op, bytes, succeeded, stamp);
     }

@@ -1,6 +1,6 @@
-//! Requests: what a client asks for, and what that asks of a backend.
+//! Requests of clients, and the backend operations that they cause.
 
-/// What is asked for.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Read and decrypt.
@@ -10,8 +10,8 @@ pub enum Op {
         /// Force unit access.
         fua: bool,
     },
-    /// Write sectors whose plaintext is zero, where the backend cannot do it (it would store
-    /// ciphertext that is zero).
+    /// Encrypt and write sectors whose plaintext is zero, where the backend cannot write the zeroes
+    /// (it would store zeroes as ciphertext).
     EncryptZeroes {
         /// Force unit access.
         fua: bool,
@@ -34,15 +34,15 @@ impl Op {
     }
 }
 
-/// How much somebody waits for a request.
+/// How urgently a client waits for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Urgency {
-    /// Polled for: never offloaded.
+    /// The client polls: never offloaded.
     Urgent,
     /// An ordinary request.
     #[default]
     Normal,
-    /// Read ahead, or of idle priority: left to workers.
+    /// Read-ahead or idle priority: left to workers.
     Background,
 }
 
@@ -55,11 +55,11 @@ pub struct Request {
     pub sector: u64,
     /// Number of 512-byte sectors, at least 1. 0 for a flush.
     pub sectors: u64,
-    /// How much somebody waits for it.
+    /// How urgently the client waits.
     pub urgency: Urgency,
 }
 
-/// What a `SubmitIo` asks of the backend.
+/// The backend operation of a `SubmitIo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoKind {
     /// Read the chunk's ciphertext.

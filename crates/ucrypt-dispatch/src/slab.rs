@@ -1,7 +1,7 @@
-//! A table of fixed size whose entries are named by index: memory is taken once, at start.
+//! A table of fixed size whose entries are identified by index. Memory is allocated once, at start.
 
-/// A fixed table with a free list. Entries are filled in where they stand, and keep what the last user
-/// left there: lists in them are used again and again.
+/// A fixed table with a free list. Entries are overwritten in place and keep what the last user
+/// left in them, so that their lists are reused.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     entries: Vec<T>,
@@ -27,7 +27,7 @@ impl<T> Slab<T> {
         Some((index, &mut self.entries[index as usize]))
     }
 
-    /// Frees an entry and returns what is left in it; `None` when it was free already.
+    /// Frees an entry and returns its content; `None` if it was free already.
     #[inline]
     pub(crate) fn give_back(&mut self, index: u32) -> Option<&mut T> {
         if !std::mem::take(self.live.get_mut(index as usize)?) {

@@ -15,7 +15,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.outputs.push_back(Output::SubmitIo { chunk, kind: state.op.into() });
     }
 
-    /// Hands the encrypted chunks whose turn it is to the backend.
+    /// Hands encrypted chunks to the backend while the next one in order is ready.
     pub(super) fn release(&mut self, now_ns: u64) {
         while let Some(&chunk) = self.order.front() {
             let state = self.chunks.get(chunk.0).expect("a chunk under way");
@@ -27,7 +27,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         }
     }
 
-    /// Begins to submit a chunk again, part by part, after it failed as a whole.
+    /// Starts to submit a failed chunk again, part by part.
     pub(super) fn retry(&mut self, chunk: ChunkId, error: E) {
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         state.retried_after = Some(error);
@@ -45,7 +45,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.outputs.push_back(Output::SubmitIo { chunk, kind });
     }
 
-    /// Ends the parts of a chunk, and the chunk itself unless others are still to be submitted again.
+    /// Ends the parts of a chunk, and the chunk itself unless further parts are to be submitted
+    /// again.
     pub(super) fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
         let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         let mut parts = std::mem::take(&mut ended.parts);
@@ -54,7 +55,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             self.zeroes_freed = true;
         }
         if ended.ordered && ended.phase == Phase::Transform {
-            // It never leaves: those behind it wait for nothing.
+            // It never leaves, so the chunks behind it must not wait for it.
             self.order.retain(|&other| other != chunk);
         }
         for part in parts.as_slice() {
@@ -79,7 +80,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.chunks.give_back(chunk.0);
     }
 
-    /// Nothing more of the request is begun, and it ends with its first error.
+    /// Fails a request: no further chunk of it starts, and it ends with its first error.
     pub(super) fn fail(&mut self, id: RequestId, error: E) {
         let request = self.requests.get_mut(id.0).expect("its request");
         self.failed += u32::from(request.error.is_none());
@@ -87,7 +88,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         request.next = request.end;
     }
 
-    /// Tells the end of a request that has nothing left to start or to wait for.
+    /// Outputs `Finish` for a request that has nothing left to start or to wait for.
     pub(super) fn finish_if_done(&mut self, id: RequestId) {
         let request = self.requests.get(id.0).expect("its request");
         if request.under_way == 0 && request.next >= request.end && !request.waits {
@@ -100,13 +101,13 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     pub(super) fn is_in_vain(&self, chunk: ChunkId) -> bool {
         let fails =
             |part: &Part| self.requests.get(part.request.0).is_some_and(|r| r.error.is_some());
-        // What is submitted again has others behind it, which may succeed.
+        // The remaining parts of a retried chunk may still succeed.
         self.failed > 0
             && self.parts(chunk).iter().all(fails)
             && self.retried_after(chunk).is_none()
     }
 
-    /// Ends a chunk that is in nobody's hands.
+    /// Ends a chunk that neither a worker nor the backend has.
     pub(super) fn drop_chunk(&mut self, chunk: ChunkId) -> Output<E> {
         self.end_chunk(chunk, Ok(()));
         self.release(self.now_ns);

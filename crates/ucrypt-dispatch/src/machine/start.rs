@@ -7,11 +7,11 @@ use crate::request::Op;
 
 use super::{Machine, Output, RequestState};
 
-/// Requests that are looked at for a neighbour.
+/// Requests scanned for a neighbour.
 const JOIN_SCAN: usize = 32;
 
-/// Chunks of a write of zeroes under way at once: it owns no buffer of its own size, so each
-/// chunk borrows one from the queue, which others need too.
+/// Chunks of one write of zeroes under way at once. Such a write brings no buffer of its own size,
+/// so each chunk borrows one from the queue, which other requests need too.
 const ZEROES_WINDOW: u32 = 2;
 
 impl<E: Copy, P: Policy> Machine<E, P> {
@@ -41,7 +41,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         let last = self.requests.get(id.0).is_some_and(|request| request.next >= request.end);
         let chunk = self.launch(op, part, split.ordered, now_ns);
         let mut joined = 1;
-        // Whether it was made durable must be known of each write by itself.
+        // A durable write is never joined: whether it became durable must be known for each write.
         if last && split.join_requests > 1 && matches!(op, Op::Read | Op::Write { fua: false }) {
             joined = self.join_neighbours(op, &split, chunk);
         }
@@ -49,8 +49,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         true
     }
 
-    /// Notes how a request became chunks, when a chunk was begun: of so many requests, its first one, its
-    /// last one.
+    /// Counts how requests became chunks when a chunk starts. `joined`: requests in the chunk;
+    /// `first`, `last`: whether it is the first or last chunk of its request.
     fn note_shape(&mut self, op: Op, joined: u32, first: bool, last: bool) {
         let shape = match joined {
             1 if first && last => Shape::Whole,
@@ -100,7 +100,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         zeroes_units(until - next) <= self.zeroes_free
     }
 
-    /// Starts a chunk of a write of zeroes, for which there is memory.
+    /// Starts a chunk of a write of zeroes; the memory for it is available.
     fn take_zeroes(&mut self, id: RequestId, split: &Split, now_ns: u64) {
         let request = self.requests.get(id.0).expect("a waiting request");
         let (op, first) = (request.op, request.next == request.start);
@@ -111,7 +111,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.note_shape(op, 1, first, last);
     }
 
-    /// Takes a request out of the waiting line; it finishes if nothing of it is under way.
+    /// Takes a request out of the waiting list; finishes it if nothing of it is under way.
     pub(super) fn stop_waiting(&mut self, id: RequestId) {
         self.leave_waiting(id);
         let request = self.requests.get_mut(id.0).expect("a waiting request");
@@ -128,14 +128,14 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         request.next = until;
         request.under_way += 1;
         if until == request.end {
-            // Not `stop_waiting`: it has a chunk under way now.
+            // Not `stop_waiting`: the request has a chunk under way now.
             request.waits = false;
             self.leave_waiting(id);
         }
         Part { request: id, sector, sectors: until - sector }
     }
 
-    /// Takes a request out of the list in which it waits, mostly as its first.
+    /// Removes a request from the list in which it waits; mostly it is the first there.
     fn leave_waiting(&mut self, id: RequestId) {
         for list in [&mut self.waiting, &mut self.wait_for_zeroes] {
             if let Some(at) = list.iter().position(|&waiting| waiting == id) {
@@ -145,7 +145,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         }
     }
 
-    /// Adds whole requests to a chunk that continue it and wait as well. Returns how many it has then.
+    /// Joins whole waiting requests to a chunk that they continue. Returns how many requests it
+    /// then has.
     fn join_neighbours(&mut self, op: Op, split: &Split, chunk: ChunkId) -> u32 {
         let state = self.chunks.get_mut(chunk.0).expect("it was just begun");
         let mut parts = std::mem::take(&mut state.parts);
@@ -181,7 +182,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         }
     }
 
-    /// Begins a chunk with its first part.
+    /// Starts a chunk with its first part.
     fn launch(&mut self, op: Op, part: Part, ordered: bool, now_ns: u64) -> ChunkId {
         let transforms_first = op.is_write();
         let (chunk, state) = self.chunks.take().expect("start_chunk saw room");
@@ -206,14 +207,14 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 }
 
 impl<E> RequestState<E> {
-    /// Whether no chunk of it is to be started now: after an error, or with enough of it under way.
+    /// Whether the request may start no chunk now: after an error, or with enough chunks under way.
     fn may_start_no_more(&self) -> bool {
         let window = if let Op::EncryptZeroes { .. } = self.op { ZEROES_WINDOW } else { u32::MAX };
         self.error.is_some() || self.under_way >= window
     }
 }
 
-/// Memory for so many sectors of zeroes, in units.
+/// Units of memory that this many sectors of zeroes take.
 pub(super) fn zeroes_units(sectors: u64) -> u64 {
     sectors.div_ceil(ZEROES_UNIT_SECTORS)
 }
@@ -221,7 +222,7 @@ pub(super) fn zeroes_units(sectors: u64) -> u64 {
 /// Where the chunk that starts at `sector` ends.
 fn chunk_end(limits: &Limits, op: Op, sector: u64, end: u64, chunk_sectors: u64) -> u64 {
     let longest = match op {
-        // No data is moved: only borders cut these.
+        // These move no data: only borders cut them.
         Op::Discard | Op::BackendZeroes | Op::Flush => end - sector,
         _ => chunk_sectors
             .min(limits.transfer_sectors_max)
