@@ -1,4 +1,4 @@
-//! What adaptive decides, from measurements that the tests make up.
+//! Decisions of `adaptive`, given measurements that the tests make up.
 
 use ucrypt_dispatch::{
     BackendTraits, Configured, Environment, Fixed, IoKind, Limits, Machine, Op, Output, Policies,
@@ -14,7 +14,7 @@ fn large_transfers() -> Limits {
     Limits { transfer_sectors_max: 2048, zeroes_sectors_max: 4096, ..limits() }
 }
 
-/// A machine of adaptive that knows its cipher (1 ns a byte) and what it takes to wake a worker (5 us).
+/// A machine with `adaptive`, calibrated to a cipher of 1 ns per byte and a wake latency of 5 us.
 fn adaptive(backend: BackendTraits) -> Shipped {
     let limits = Limits { requests_max: 64, chunks_max: 64, ..large_transfers() };
     let backend = BackendTraits { depth_max: 64, ..backend };
@@ -24,7 +24,7 @@ fn adaptive(backend: BackendTraits) -> Shipped {
     machine
 }
 
-/// Where each transform that is asked for now is to be done. What is to be done here is done at once.
+/// The targets of all pending transforms. Inline transforms are done at once.
 fn targets(machine: &mut Shipped, around: Environment) -> Vec<Target> {
     let mut targets = Vec::new();
     machine.plan(0, around);
@@ -47,7 +47,7 @@ fn a_lone_request_is_offloaded_from_where_a_worker_is_sooner_done() {
         machine.request(request(WRITE, 2000, sectors)).unwrap();
         targets(&mut machine, around)
     };
-    // Chunks of about sqrt(c * k) = 12 KiB: the first one here, or a worker would have it later.
+    // Chunks of about sqrt(c * k) = 12 KiB. The first one inline: a worker would finish it later.
     let spread = write(256, WORKERS);
     assert!(spread.len() > 2 && spread.contains(&Target::Inline), "{spread:?}");
     assert!(
@@ -59,7 +59,7 @@ fn a_lone_request_is_offloaded_from_where_a_worker_is_sooner_done() {
     assert!(alone.iter().all(|&target| target == Target::Inline), "nobody is there: {alone:?}");
 }
 
-/// Whether anything is to be transformed by a worker. Reads are answered at once.
+/// Whether any transform goes to a worker. Reads are answered at once.
 fn offloads(machine: &mut Shipped, around: Environment) -> bool {
     machine.plan(0, around);
     let mut targets = Vec::new();
@@ -108,17 +108,17 @@ fn what_a_worker_leaves_to_be_written_must_be_worth_it_where_this_thread_encrypt
     assert!(on_worker(Op::Read, true, 1 << 20), "reads are not written");
 }
 
-/// Lengths of the chunks of each request, in sectors, of `depth` requests under way together.
+/// Lengths in sectors of the chunks of each request, with `depth` requests in flight together.
 fn lengths(op: Op, sectors: u64, depth: u64) -> Vec<Vec<u64>> {
     let mut machine = adaptive(DISK);
-    // One more operation is assumed to cost as much as the cipher of 8 KiB.
+    // The assumed cost of one more operation equals the cipher time of 8 KiB.
     (0..200).for_each(|_| machine.policy_mut().estimates_mut().calibrated(8192, 1500));
     for index in 0..depth {
         machine.request(request(op, 2000 + 5000 * index, sectors)).unwrap();
     }
     let mut lengths = vec![Vec::new(); depth as usize];
     let mut chunks: Vec<_> = started(&mut machine).into_iter().map(|(_, parts)| parts).collect();
-    // Encryption may begin with any of them.
+    // Encryption may begin with any chunk.
     chunks.sort_by_key(|parts| parts[0].sector);
     for parts in chunks {
         lengths[(parts[0].sector - 2000) as usize / 5000].push(parts[0].sectors);
@@ -131,7 +131,7 @@ fn the_chunks_of_a_read_get_shorter_and_fewer_where_others_are_in_flight() {
     let alone = &lengths(Op::Read, 128, 1)[0];
     assert_eq!(alone.iter().sum::<u64>(), 128);
     assert!(alone.len() > 2 && alone.is_sorted_by(|a, b| a > b), "{alone:?}");
-    // What nothing overlaps with: at the cipher's 1 ns a byte little more than one operation.
+    // The last chunk overlaps with nothing: at 1 ns per byte it takes little more than an operation.
     assert!(alone.last() <= Some(&16), "{alone:?}");
     let together = lengths(Op::Read, 128, 4);
     assert!(together.iter().all(|each| each.len() < alone.len()), "{together:?}");
@@ -144,7 +144,7 @@ fn the_chunks_of_a_read_get_shorter_and_fewer_where_others_are_in_flight() {
 
 #[test]
 fn a_read_is_split_into_pages_next_to_where_the_sum_is_least() {
-    // One operation costs as much as 8 KiB of cipher: the best of all ways to cut (examples/bound.rs).
+    // One operation costs as much as 8 KiB of cipher: the best split (examples/bound.rs).
     for (blocks, best) in [(2, vec![2]), (4, vec![3, 1]), (8, vec![5, 2, 1])] {
         let sectors: Vec<u64> = best.iter().map(|blocks| 8 * blocks).collect();
         assert_eq!(lengths(Op::Read, 8 * blocks, 1), [sectors]);
@@ -193,7 +193,7 @@ fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is(
                 }
             }
             for (chunk, write) in offloaded.drain(..) {
-                // What reads are offloaded for is not worth it.
+                // Offloading pays off for writes and not for reads.
                 now_ns += if write { 1000 } else { 60_000 };
                 machine.cipher_done(chunk, Ok(()), Some(16_000), now_ns);
             }
@@ -236,14 +236,14 @@ fn a_worker_that_has_most_of_what_is_in_flight_is_given_no_more() {
     for index in 0..48 {
         machine.request(request(WRITE, 2000 + 500 * index, 32)).unwrap();
     }
-    // One worker, which is awake once it has something.
+    // One worker, which is awake once it has a chunk.
     let around = Environment { workers: 1, idle_workers: 1, reads_in_place: false };
     let targets = targets(&mut machine, around);
     let inline = targets.iter().filter(|&&target| target == Target::Inline).count();
     let offloaded = targets.len() - inline;
     assert_eq!(targets[0], Target::Offload, "{targets:?}");
     assert!((30..40).contains(&offloaded), "two thirds of 48: {offloaded}");
-    // What it is given first, it has; the rest is done here.
+    // The worker gets the first chunks; the rest is transformed inline.
     assert!(targets[..offloaded].iter().all(|&target| target != Target::Inline), "{targets:?}");
 }
 

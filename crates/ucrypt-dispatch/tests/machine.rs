@@ -1,4 +1,4 @@
-//! The machine's contract, under random requests, answers in any order, errors and cancels.
+//! The machine's contract, tested with random requests, answers in any order, errors and cancels.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,23 +15,23 @@ use common::{
     BORDERS, DISK, Random, WORKERS, WRITE, ZEROES_CHUNKS, limits, machine, request, started, told,
 };
 
-/// What the world around a machine knows about a request.
+/// A request as the world around the machine sees it.
 #[derive(Debug)]
 struct Seen {
     request: Request,
-    /// Sectors that the backend has answered for with success, and that were transformed.
+    /// Sectors that the backend answered with success, and sectors that were transformed.
     stored: u64,
     transformed: u64,
-    /// Counts requests as they were accepted.
+    /// Number of the request, in order of acceptance.
     number: usize,
-    /// Which of its sectors are in a chunk.
+    /// By sector: whether it is in a chunk.
     begun: Vec<bool>,
     failed: bool,
     cancelled: bool,
 }
 
 impl Seen {
-    /// Whether there is nothing left to do for it.
+    /// Whether all of the request is done.
     fn is_done(&self) -> bool {
         let transforms = !matches!(self.request.op, Op::Flush | Op::Discard);
         let sectors = self.request.sectors;
@@ -39,15 +39,15 @@ impl Seen {
     }
 }
 
-/// What the backend's failures and cancels are told as.
+/// The errors of backend failures and of cancels.
 const FAILED: u32 = 7;
 const CANCELLED: u32 = 8;
 
-/// A chunk that is transformed.
+/// A chunk being transformed.
 struct Transform {
     chunk: ChunkId,
     parts: Vec<Part>,
-    /// It may be encrypted to where the backend keeps it.
+    /// It may be encrypted directly to where the backend keeps it.
     to_mapping: bool,
 }
 
@@ -64,7 +64,7 @@ struct World<P> {
     /// Reads whose ciphertext lies in a mapping.
     in_mapping: Vec<ChunkId>,
     mapped: usize,
-    /// Of the write that left last: its request's number, and its sector.
+    /// The write that left last: its request's number, and its sector.
     left: (usize, u64),
     accepted: usize,
     finished: usize,
@@ -110,7 +110,7 @@ impl<P: Policy> World<P> {
         };
         let sectors = if op == Op::Flush { 0 } else { self.random.below(120) + 1 };
         let sector = if op == Op::Flush { 0 } else { self.random.below(1200) };
-        // Now and then a row of small neighbours, which may be joined.
+        // Sometimes a row of small neighbours, which may be joined.
         let (count, sectors) =
             if op != Op::Flush && self.random.below(4) == 0 { (3, 2) } else { (1, sectors) };
         for index in 0..count {
@@ -131,7 +131,7 @@ impl<P: Policy> World<P> {
         assert!(self.seen.insert(id, seen).is_none(), "an id names two requests");
     }
 
-    /// Cancels a request that is in flight, whichever.
+    /// Cancels a random request in flight.
     fn cancel(&mut self) {
         let ids = (0..8).filter_map(|index| self.machine.request_at(index)).collect::<Vec<_>>();
         assert_eq!(ids.len(), self.seen.len());
@@ -141,7 +141,7 @@ impl<P: Policy> World<P> {
         self.machine.cancel(id, CANCELLED);
     }
 
-    /// Carries out up to `most` of what the machine asks for.
+    /// Carries out up to `most` outputs of the machine.
     fn take_outputs(&mut self, most: u64) {
         self.machine.plan(self.now, WORKERS);
         for _ in 0..most {
@@ -196,14 +196,14 @@ impl<P: Policy> World<P> {
             self.check_start(op, &parts);
             assert!(!self.in_mapping.contains(&chunk), "no output for a mapped read");
         }
-        // Workers have no room now and then.
+        // Sometimes workers have no room.
         if target != Target::Inline && self.random.below(4) > 0 {
             self.machine.offloaded(chunk, target, self.now, self.now);
         }
         self.transforms.push(Transform { chunk, parts, to_mapping });
     }
 
-    /// No more chunks of zeroes may be under way than there is memory for.
+    /// Checks that the chunks of zeroes under way fit their memory.
     fn check_zeroes(&self) {
         let is_zeroes =
             |chunk: &&ChunkId| matches!(self.machine.op(**chunk), Some(Op::EncryptZeroes { .. }));
@@ -213,7 +213,7 @@ impl<P: Policy> World<P> {
         assert!(zeroes <= ZEROES_CHUNKS, "{zeroes} chunks of zeroes are under way");
     }
 
-    /// A chunk that starts must be new sectors of its requests, adjacent, and within the bounds.
+    /// Checks that a starting chunk has new, adjacent sectors of its requests, within the bounds.
     fn check_start(&mut self, op: Op, parts: &[Part]) {
         let (first, last) = (parts[0].sector, parts[parts.len() - 1]);
         let end = last.sector + last.sectors;
@@ -238,8 +238,8 @@ impl<P: Policy> World<P> {
         self.joined += parts.len() - 1;
     }
 
-    /// A write must leave after all that came before it, where the policy keeps order. Requests that
-    /// travel with an earlier one go before their turn; zeroes let others pass.
+    /// Checks that a write leaves after all earlier ones, where the policy keeps order. Requests
+    /// joined to an earlier one leave before their turn; zeroes let others pass.
     fn check_order(&mut self, op: Op, first: Part) {
         if !self.sorted || matches!(op, Op::EncryptZeroes { .. }) {
             return;
@@ -258,14 +258,14 @@ impl<P: Policy> World<P> {
         assert!(!self.transforms.iter().any(transforms), "finished while it is transformed");
         assert!(!self.stores.iter().any(open), "finished while the backend has it");
         match result {
-            // What is done already is not cancelled.
+            // A request that is already done is not cancelled.
             Ok(()) => assert!(seen.is_done() && !seen.failed, "{seen:?}"),
             Err(FAILED) => assert!(seen.failed, "{seen:?}"),
             Err(error) => assert_eq!((error, seen.cancelled), (CANCELLED, true), "{seen:?}"),
         }
     }
 
-    /// Answers one thing that is under way, whichever.
+    /// Answers a random transform or operation under way.
     fn answer(&mut self) {
         let choices = (self.transforms.len() + self.stores.len()) as u64;
         if choices == 0 {
@@ -295,7 +295,7 @@ impl<P: Policy> World<P> {
         for part in parts {
             let seen = self.seen.get_mut(&part.request).expect("a request in flight");
             if again {
-                // The backend is asked for it once more.
+                // The part is submitted to the backend once more.
                 seen.stored -= part.sectors;
                 continue;
             }
@@ -316,7 +316,7 @@ impl<P: Policy> World<P> {
         let is_mapped = op == Op::Read && self.random.below(3) == 0;
         let fails = !is_mapped && self.random.below(40) == 0;
         let again = fails && self.machine.will_retry(chunk);
-        // A write that could be written, but not durably.
+        // The write could be written, but not durably.
         let lost = !fails
             && self.machine.retried_after(chunk).is_some()
             && matches!(op, Op::Write { fua: true } | Op::EncryptZeroes { fua: true });
@@ -337,7 +337,7 @@ impl<P: Policy> World<P> {
     }
 }
 
-/// Answers whatever it likes: the contract is the machine's.
+/// A policy with random answers: keeping the contract is the machine's task.
 #[derive(Debug)]
 struct Whim(RefCell<Random>);
 
@@ -359,7 +359,8 @@ impl Policy for Whim {
     }
 }
 
-/// Runs random requests through a machine with each of a hundred seeds. `joins`: neighbours are joined.
+/// Runs random requests through a machine, once for each of a hundred seeds. `joins`: neighbours
+/// are joined.
 fn run<P: Policy>(name: &str, sorted: bool, joins: bool, policy: impl Fn(u64) -> P) {
     let (mut refused, mut joined, mut cancelled, mut dropped) = (0, 0, 0, 0);
     let (mut again, mut mapped) = (0, 0);
@@ -428,7 +429,7 @@ fn writes_leave_in_the_order_in_which_they_came() {
         }
         let mut transforms = started(&mut machine);
         assert_eq!(transforms.len(), 9);
-        // The last is encrypted first.
+        // The last chunk is encrypted first.
         let mut left = Vec::new();
         while let Some((chunk, _)) = transforms.pop() {
             machine.cipher_done(chunk, Ok(()), None, 0);
@@ -439,7 +440,7 @@ fn writes_leave_in_the_order_in_which_they_came() {
     }
 }
 
-/// Over a backend with mappings.
+/// A machine over a backend with mappings.
 fn mapped(policy: Fixed) -> common::Shipped {
     let backend = BackendTraits { synchronous: true, mapped: true, ..DISK };
     Machine::new(limits(), Configured::new(policy), backend)
@@ -460,7 +461,7 @@ fn only_a_write_that_leaves_next_is_encrypted_to_the_mapping() {
             other => panic!("{other:?}"),
         });
     }
-    // None of them is done: only the first one leaves next.
+    // No chunk is done yet: only the first one leaves next.
     assert_eq!(chunks.iter().map(|&(_, mapped)| mapped).collect::<Vec<_>>(), [true, false, false]);
     machine.cipher_done(chunks[1].0, Ok(()), None, 0);
     assert!(told(&mut machine).is_empty(), "its turn has not come");
@@ -469,7 +470,7 @@ fn only_a_write_that_leaves_next_is_encrypted_to_the_mapping() {
     machine.cipher_done(chunks[2].0, Ok(()), None, 0);
     assert_eq!(told(&mut machine), ["submit 300"]);
 
-    // The others were submitted, which is enough.
+    // The others were submitted: the next write leaves next again.
     machine.request(request(WRITE, 600, 8)).unwrap();
     assert_eq!(told(&mut machine), ["encrypt mapped 600"]);
 }
@@ -485,7 +486,8 @@ fn a_read_that_lies_in_the_mapping_is_decrypted_from_there() {
     assert_eq!(told(&mut machine), ["finish Ok(())"]);
 }
 
-/// A durable write to a mapping may fail although it is there: the volume has failed to flush before.
+/// A durable write to a mapping may fail although its data is there: an earlier flush of the volume
+/// failed.
 #[test]
 fn a_write_to_the_mapping_that_does_not_count_fails_and_lets_the_next_one_leave() {
     let mut machine = mapped(Fixed::Inline);
@@ -509,7 +511,7 @@ fn a_long_write_of_zeroes_lets_others_pass() {
     assert!(started.len() < 12, "the zeroes took every chunk");
 }
 
-/// A1 of the audit: chunks that took what others needed waited behind them for ever.
+/// A1 of the audit: chunks that held the memory which others needed waited behind them for ever.
 #[test]
 fn concurrent_writes_of_zeroes_start_only_with_memory_and_in_turn() {
     let mut machine = machine(Fixed::Unbound { sorted: true });
@@ -522,7 +524,7 @@ fn concurrent_writes_of_zeroes_start_only_with_memory_and_in_turn() {
         chunks.iter().map(|(_, parts)| parts[0].request).collect::<Vec<_>>()
     };
     assert_eq!(of(&transforms), [ids[0], ids[0], ids[1]]);
-    // The last is encrypted first, which frees nothing: it leaves after the others.
+    // The last chunk is encrypted first, which frees nothing: it leaves after the others.
     let (last, _) = transforms.pop().unwrap();
     machine.cipher_done(last, Ok(()), None, 0);
     assert!(started(&mut machine).is_empty());
@@ -609,7 +611,7 @@ fn a_full_machine_refuses_and_recovers() {
     assert!(machine.is_full() && machine.request(request(Op::Read, 9, 1)).is_none());
     let (chunk, _) = started(&mut machine)[0];
     machine.io_done(chunk, Err(5), 0);
-    // The id is free once the end has been told.
+    // The id is free once `Finish` was taken.
     assert!(machine.request(request(Op::Read, 9, 1)).is_none());
     assert!(matches!(machine.next_output(), Some(Output::Finish { result: Err(5), .. })));
     assert!(machine.request(request(Op::Read, 9, 1)).is_some());
@@ -693,7 +695,7 @@ fn the_order_does_not_grow_while_a_write_holds_others_up() {
     machine.request(request(WRITE, 0, 16)).unwrap();
     let (slow, _) = started(&mut machine)[0];
     for _ in 0..1000 {
-        // The machine itself asserts that no more stands in order than there are chunks.
+        // The machine itself asserts that `order` is never longer than the number of chunks.
         let id = machine.request(request(WRITE, 500, 80)).unwrap();
         machine.plan(0, WORKERS);
         machine.cancel(id, CANCELLED);

@@ -1,4 +1,4 @@
-//! What the tests of the machine share.
+//! Helpers shared by the tests of the machine.
 
 #![allow(dead_code, reason = "each binary uses a part of it")]
 
@@ -34,7 +34,7 @@ pub(crate) fn limits() -> Limits {
     }
 }
 
-/// Chunks of zeroes for which there is memory: fewer than requests may ask for.
+/// Chunks of zeroes that memory suffices for: fewer than requests may need.
 pub(crate) const ZEROES_CHUNKS: u64 = 3;
 
 pub(crate) const DISK: BackendTraits = BackendTraits {
@@ -54,15 +54,15 @@ pub(crate) fn request(op: Op, sector: u64, sectors: u64) -> Request {
     Request { op, sector, sectors, urgency: Urgency::Normal }
 }
 
-/// A machine with a policy that ships.
+/// A machine with a shipped policy.
 pub(crate) type Shipped = Machine<u32, Configured>;
 
-/// One over [`DISK`].
+/// A machine over [`DISK`].
 pub(crate) fn machine(policies: impl Into<Policies>) -> Shipped {
     Machine::new(limits(), Configured::new(policies), DISK)
 }
 
-/// Takes a chunk for a worker, if it is to be offloaded.
+/// Hands a chunk to a worker, if it is to be offloaded.
 pub(crate) fn offload<P: Policy>(
     machine: &mut Machine<u32, P>,
     chunk: ChunkId,
@@ -74,7 +74,7 @@ pub(crate) fn offload<P: Policy>(
     }
 }
 
-/// Plans, and returns all outputs there are without `Finish`.
+/// Plans, and returns the chunks of all outputs except `Finish`.
 pub(crate) fn started(machine: &mut Shipped) -> Vec<(ChunkId, Vec<Part>)> {
     machine.plan(0, WORKERS);
     let mut started = Vec::new();
@@ -91,7 +91,7 @@ pub(crate) fn started(machine: &mut Shipped) -> Vec<(ChunkId, Vec<Part>)> {
     started
 }
 
-/// Everything that the machine asks for now, as words with the first sector of its chunk.
+/// All outputs of the machine, as words with the first sector of the chunk.
 pub(crate) fn told(machine: &mut Shipped) -> Vec<String> {
     machine.plan(0, Environment::default());
     let mut told = Vec::new();
