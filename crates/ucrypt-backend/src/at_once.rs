@@ -1,11 +1,11 @@
-//! A queue whose operations are done by the time that `submit` returns.
+//! A queue that carries operations out within `submit`.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use crate::{Done, Guest, Io, Pool, Queue, hand_out};
 
-/// `perform` carries an operation out.
+/// A queue that calls `perform` for each operation.
 pub(crate) struct AtOnce<F> {
     perform: F,
     depth: usize,

@@ -1,26 +1,27 @@
-//! Where the ciphertext lives.
+//! Storage of the ciphertext.
 //!
-//! A [`Backend`] is a disk: a length, block limits, and operations that are submitted in batches
-//! to a [`Queue`] and completed by token. Everything that stands between a volume and its bytes is
-//! one more backend around a backend.
+//! A [`Backend`] is a disk: a length, block limits, and operations that are submitted in batches to
+//! a [`Queue`] and completed by token. Every layer between a volume and its bytes is another
+//! backend around a backend.
 //!
 //! Contract of a queue, which its users rely on:
 //!
 //! - A queue belongs to one thread at a time. Any number of queues may serve one backend; an
 //!   operation sees every operation that was completed before it was submitted, on any queue.
-//! - [`Queue::submit`] takes at most [`Queue::room`] operations; each is answered by exactly one
-//!   [`Done`] with its token and its buffers, whole or with an error: short transfers are continued
-//!   inside. Answers come in any order.
-//! - Buffers are the queue's from `submit` to its answer. Dropping a queue waits for what is under
-//!   way.
-//! - `Flush` makes every write durable that was answered before it was submitted, on any queue; a
-//!   write with `fua` is durable when it is answered. Data that was lost is told once to each queue
-//!   that was there, by the next flush of it: not to remember that is the user's mistake.
+//! - [`Queue::submit`] takes at most [`Queue::room`] operations. Each is answered by exactly one
+//!   [`Done`] with its token and its buffers, whole or with an error: the queue continues short
+//!   transfers itself. Answers come in any order.
+//! - Buffers belong to the queue from `submit` to the answer. Dropping a queue waits for its
+//!   operations under way.
+//! - `Flush` makes every write durable that was answered before the flush was submitted, on any
+//!   queue; a write with `fua` is durable when it is answered. Each queue that existed when data
+//!   was lost reports the loss once, at its next flush: the user has to remember that.
 //!
-//! `unsafe` is confined to [`buf`] (memory that the kernel writes to while Rust code holds its
-//! name), to mappings in [`map`] and the handler of [`Watch`], to the lock of [`keep_resident`], to the
-//! stores of [`copy_streaming`], to the initialiser of [`was_closed_at_start`], to the ring in [`ring`]
-//! and to its use in [`mod@file`], where ioctls of zoned devices and locks are, too.
+//! `unsafe` is confined to [`buf`] (memory that the kernel writes while Rust code holds a reference
+//! to it), to mappings in [`map`] and the signal handler of [`Watch`], to the memory locking of
+//! [`keep_resident`], to the stores of [`copy_streaming`], to the initialiser of
+//! [`was_closed_at_start`], to the ring in [`ring`] and to its use in [`mod@file`], which also
+//! contains the ioctls of zoned devices and the locks of images.
 
 mod at_once;
 pub mod buf;
@@ -53,13 +54,13 @@ pub use watch::{Access, Watch};
 pub use zero::ZeroBackend;
 pub use zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};
 
-/// What a backend can do, as it was opened.
+/// The capabilities of an open backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Length in bytes.
     pub len: u64,
-    /// Bytes to which offsets and lengths should be aligned to be served at full speed; a power of
-    /// two, at least 512. Nothing is refused for being unaligned.
+    /// Bytes to which offsets and lengths should be aligned for full speed; a power of two, at
+    /// least 512. Unaligned operations are not refused.
     pub block: u32,
     /// Largest transfer in one operation, in bytes; a multiple of 4096.
     pub transfer_max: u32,
@@ -69,12 +70,12 @@ pub struct Limits {
     pub discard: bool,
     /// Whether seeks cost time, so that order matters.
     pub rotational: bool,
-    /// Whether every operation is answered within `submit`, from memory.
+    /// Whether every operation is carried out within `submit`, from memory.
     pub synchronous: bool,
-    /// Whether a core copies what is written, to the page cache or to memory, and no device fetches
-    /// it: then it matters which core has it in its cache.
+    /// Whether a core copies the written data, to the page cache or to memory, and no device
+    /// fetches it: then it matters which core has the data in its cache.
     pub copies: bool,
-    /// Operations in flight beyond which it gets no faster; `u32::MAX` if unknown.
+    /// Operations in flight beyond which the backend gets no faster; `u32::MAX` if unknown.
     pub depth_max: u32,
 }
 
@@ -87,7 +88,7 @@ pub enum Io {
         token: u64,
         /// First byte.
         offset: u64,
-        /// Their whole length is read, as one operation.
+        /// Their total length is read, as one operation.
         bufs: Vec<Buf>,
     },
     /// Write the buffers, one after the other.
@@ -96,12 +97,12 @@ pub enum Io {
         token: u64,
         /// First byte.
         offset: u64,
-        /// Their whole length is written, as one operation.
+        /// Their total length is written, as one operation.
         bufs: Vec<Buf>,
         /// Durable before it is answered.
         fua: bool,
     },
-    /// Make what was answered durable.
+    /// Make all answered writes durable.
     Flush {
         /// Returned in [`Done::token`].
         token: u64,
@@ -115,8 +116,8 @@ pub enum Io {
         /// Bytes.
         len: u64,
     },
-    /// The range reads as zeroes afterwards. Refused with `EINVAL` or `EOPNOTSUPP` where it has to be
-    /// written.
+    /// The range reads as zeroes afterwards. Refused with `EINVAL` or `EOPNOTSUPP` where the zeroes
+    /// have to be written as data.
     WriteZeroes {
         /// Returned in [`Done::token`].
         token: u64,
@@ -139,7 +140,7 @@ impl Io {
     }
 }
 
-/// Bytes of all buffers together.
+/// Total bytes of all buffers.
 pub fn total_len(bufs: &[Buf]) -> usize {
     bufs.iter().map(|buf| buf.len()).sum()
 }
@@ -149,14 +150,14 @@ pub fn total_len(bufs: &[Buf]) -> usize {
 pub struct Done {
     /// The operation's token.
     pub token: u64,
-    /// Whether all of it was done.
+    /// Success only if all of it was done.
     pub result: Result<(), Errno>,
     /// The operation's buffers, if it had any.
     pub bufs: Vec<Buf>,
 }
 
-/// Appends all answers, by changing lists where the other has none: both have room for all there
-/// can be.
+/// Appends all answers to `done`; swaps the lists if `done` is empty, as both have room for all
+/// answers.
 pub(crate) fn hand_out(answered: &mut Vec<Done>, done: &mut Vec<Done>) {
     if done.is_empty() {
         std::mem::swap(answered, done);
@@ -165,7 +166,7 @@ pub(crate) fn hand_out(answered: &mut Vec<Done>, done: &mut Vec<Done>) {
     }
 }
 
-/// One thread's way to a backend. See the crate's contract.
+/// Access of one thread to a backend. See the crate's contract.
 pub trait Queue: Send {
     /// How many operations [`Queue::submit`] takes now.
     fn room(&self) -> usize;
@@ -176,25 +177,27 @@ pub trait Queue: Send {
     /// If there is no room.
     fn submit(&mut self, io: Io);
 
-    /// Hands staged operations on and appends what is answered. Never blocks on the backend.
+    /// Hands staged operations to the backend and appends the available answers. Never blocks on
+    /// the backend.
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
 
     /// As [`Queue::poll`], but blocks until at least one answer is there if any operation is under
-    /// way. May return early without an answer when a signal comes.
+    /// way. May return early without an answer after a signal.
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()>;
 
-    /// Becomes readable when [`Queue::poll`] has answers, after a call of it that had none; `None` if
-    /// they are always there at once.
+    /// A descriptor that becomes readable when [`Queue::poll`] has answers, after a `poll` that had
+    /// none; `None` if answers are always there at once.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Tells the queue of the memory that most buffers will come from: when the first of them is used
-    /// it is registered with the kernel, if that saves anything and not too much is registered by
-    /// other queues, and stays resident then. Buffers from elsewhere work as before. Returns whether it
-    /// may be registered.
+    /// Announces the pool that most buffers will come from. When the first of its buffers is used,
+    /// the queue registers the pool with the kernel, if that saves anything and other queues have
+    /// not registered too much. Registered memory stays resident. Buffers from elsewhere work as
+    /// before. Returns whether the pool may be registered.
     fn register(&mut self, pool: &Pool) -> bool;
 
-    /// The queue's ring, for entries of others: they go with the queue's own, and its
-    /// [`Queue::wait`] also returns for them. `None` if it has none, or none for guests.
+    /// The queue's ring, for entries of others: they are submitted with the queue's own, and its
+    /// [`Queue::wait`] also returns for them. `None` if the queue has no ring, or its ring takes no
+    /// guests.
     fn guest(&mut self) -> Option<Guest<'_>>;
 }
 
@@ -203,34 +206,34 @@ pub trait Queue: Send {
 pub struct Extent {
     /// Bytes.
     pub len: u64,
-    /// Whether nothing is allocated for it; it reads as zeroes then.
+    /// Whether nothing is allocated for the extent; it reads as zeroes then.
     pub hole: bool,
 }
 
-/// A disk. No method has a default, and none of [`Queue`]: what stands around another backend has to
-/// say of each whether it passes it on.
+/// A disk. Neither this trait nor [`Queue`] has default methods: a backend around another one has
+/// to decide for each method whether to pass it on.
 pub trait Backend: Send + Sync {
-    /// What it is and can do.
+    /// Its properties and capabilities.
     fn limits(&self) -> &Limits;
 
-    /// Its length in bytes now, where that can change while it is open: an image that was grown.
+    /// The length in bytes now; it can change while the backend is open if the image grows.
     /// Operations may reach up to here.
     fn len_now(&self) -> io::Result<u64>;
 
     /// A new queue for at most `depth` operations under way.
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>>;
 
-    /// The allocation of `len` bytes from `offset`, at most `max` extents, which together may
-    /// end early. What cannot be told counts as allocated.
+    /// The allocation of `len` bytes from `offset`, at most `max` extents, which together may end
+    /// early. Ranges of unknown allocation count as allocated.
     fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent>;
 
-    /// Its bytes in place, for what is in memory; `None` if they can only be read.
+    /// Its bytes in place, if it is in memory; `None` if they can only be read.
     fn map(&self) -> Option<Arc<dyn Map>>;
 
     /// Its zones, if it is a zoned device.
     fn zones(&self) -> Option<&dyn Zones>;
 
-    /// One line that says what it is, e.g. `file /x.img (io_uring)`.
+    /// A one-line description, e.g. `file /x.img (io_uring)`.
     fn describe(&self) -> String;
 }
 

@@ -1,28 +1,29 @@
-//! A backend's bytes where they are: what is in memory needs no copy to be decrypted from, nor to be
-//! encrypted to.
+//! A backend's bytes in place: data in memory can be decrypted from there and encrypted to there
+//! without a copy.
 //!
 //! Contract:
 //!
 //! - [`Map::at_hand`] says whether a range can be used in place without waiting for a disk and
-//!   without taking memory for a hole. It is a hint: what it says may change at once.
+//!   without allocating memory for a hole. It is a hint: the answer may be outdated at once.
 //! - [`Map::read`] and [`Map::write`] lend the bytes, piece by piece. Among the users of one
-//!   mapping, who writes a piece has it alone. Other processes, and the kernel for this one (pwrite),
-//!   may write to it meanwhile, so the bytes are data and nothing else: they are decrypted or copied,
-//!   but no length, index or decision is ever taken from them. What is written in between spoils that
-//!   read only, as it would with pread.
-//! - **A process that is killed** leaves a piece half written, down to parts of a sector, which the
-//!   kernel does not. So only such data goes in place of which each 16 bytes stand for themselves.
+//!   mapping, the writer of a piece has exclusive access to it. Other processes, and the kernel on
+//!   behalf of this one (pwrite), may write to it meanwhile. So the bytes are data only: they are
+//!   decrypted or copied, but no length, index or decision is ever taken from them. A concurrent
+//!   write spoils that read only, as it would with pread.
+//! - **A process that is killed** leaves a piece half written, down to parts of a sector; a write
+//!   by the kernel does not. So only data whose 16-byte units are independent of each other may be
+//!   written in place.
 //! - **A file that is cut off** while it is mapped leaves zeroes behind its new end, and a mark
-//!   ([`Watch`]): whoever saw such a zero, or wrote there, finds the mark afterwards, and is told
-//!   `None`. A broken mapping is not used again: everything goes to the file, which knows its end. The
-//!   same happens if there is no memory for a hole.
+//!   ([`Watch`]). A user who read such a zero, or wrote there, finds the mark afterwards and gets
+//!   `None`. A broken mapping is not used again: all operations go to the file, which knows its
+//!   end. The same happens if there is no memory for a hole.
 //!
-//! Files that live in memory (tmpfs) are mapped, others are not: what is in the page cache of a disk
-//! is read no faster this way (`docs/benchmarks.md`), and may leave at any time. What is no hole is
-//! asked of the kernel (mincore), which takes a microsecond, and kept by blocks of 64 KiB: only a
-//! hole that is punched changes it (`Mapping::forget`). Swapped-out pages come back by themselves.
-//! A write by the kernel takes the file's lock, so that only one core can write at a time, and a
-//! page's lock for each page; in place there is neither.
+//! Only files in memory (tmpfs) are mapped: data in the page cache of a disk is read no faster this
+//! way (`docs/benchmarks.md`), and may be evicted at any time. The kernel tells which pages are not
+//! holes (mincore), which takes a microsecond; the answer is cached by blocks of 64 KiB, and only
+//! punching a hole changes it (`Mapping::forget`). Swapped-out pages come back by themselves. A
+//! write by the kernel takes the file's lock, so that only one core can write at a time, and a lock
+//! for each page; a write in place takes neither.
 
 #![expect(unsafe_code, reason = "a mapping is reached by address")]
 
@@ -39,17 +40,17 @@ use crate::file::read_full;
 use crate::stream::prefetch;
 use crate::{Access, Errno, Watch};
 
-/// Bytes whose presence is remembered as one, and most that are lent as one.
+/// Size of a block, in bytes: the unit whose presence is cached, and the longest piece lent.
 const BLOCK: usize = 64 << 10;
 const PAGE_MIN: usize = 4096;
 
-/// Blocks that can be lent to writers at a time; those that are so far apart share a lock.
+/// Number of block locks: blocks this many blocks apart share a lock.
 const LOCKS: usize = 1024;
 
-/// What uses lent bytes, piece by piece: the piece's place in the range, and the bytes.
+/// Uses lent bytes, piece by piece: the piece's place in the range, and its bytes.
 pub type UseBytes<'a> = &'a mut dyn FnMut(Range<usize>, &[u8]) -> Result<(), Errno>;
 
-/// What overwrites lent bytes, piece by piece.
+/// Overwrites lent bytes, piece by piece.
 pub type PutBytes<'a> = &'a mut dyn FnMut(Range<usize>, &mut [u8]) -> Result<(), Errno>;
 
 /// A backend's bytes in place; see the module's contract. Offsets and lengths are bytes.
@@ -57,28 +58,28 @@ pub trait Map: std::fmt::Debug + Send + Sync {
     /// Whether [`Map::write`] is allowed.
     fn is_writable(&self) -> bool;
 
-    /// Whether [`Map::read`] or [`Map::write`] of the range is worth it now.
+    /// Whether using the range in place ([`Map::read`], [`Map::write`]) is worth it now.
     fn at_hand(&self, offset: u64, len: usize) -> bool;
 
-    /// Lends the range to `use_`, in pieces with their places in it; `None` if what it saw may not be
-    /// the file's. Takes memory for what is not [at hand](Map::at_hand).
+    /// Lends the range to `use_`, in pieces with their places in the range; `None` if the bytes
+    /// seen may not be the file's. Allocates memory for pages that are not [at hand](Map::at_hand).
     ///
     /// # Errors
-    /// The first of `use_`, which ends it.
+    /// The first error of `use_`, which ends the read.
     fn read(&self, offset: u64, len: usize, use_: UseBytes<'_>) -> Option<Result<(), Errno>>;
 
-    /// Lends the range to `put` to be overwritten, in pieces with their places in it; `None` if it may
-    /// not be the file's, or the mapping is not to be written. Takes memory for what is not
-    /// [at hand](Map::at_hand).
+    /// Lends the range to `put` to be overwritten, in pieces with their places in the range; `None`
+    /// if the range may not be the file's, or the mapping is read-only. Allocates memory for pages
+    /// that are not [at hand](Map::at_hand).
     ///
     /// # Errors
-    /// The first of `put`, which ends it.
+    /// The first error of `put`, which ends the write.
     fn write(&self, offset: u64, len: usize, put: PutBytes<'_>) -> Option<Result<(), Errno>>;
 
     /// Reads the range from the file, waiting for it.
     ///
     /// # Errors
-    /// `EIO` behind the end of the file, and the system's.
+    /// `EIO` behind the end of the file, and the system's errors.
     fn read_exact(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno>;
 }
 
@@ -92,21 +93,21 @@ pub struct Mapping {
 
 #[derive(Debug)]
 enum What {
-    /// Zeroes, however far one reads.
+    /// Zeroes, at any offset.
     Zeroes,
     File {
         fd: OwnedFd,
         watch: Watch,
-        /// By block: known to be no hole.
+        /// By block: known not to be a hole.
         present: Box<[AtomicU64]>,
         access: Access,
-        /// By block, folded: who has it, and for what.
+        /// Locks of the blocks, shared as described at [`LOCKS`].
         locks: Box<[RwLock<()>]>,
     },
 }
 
-// SAFETY: the memory is reached only through `read` and `write`, which let nobody else to what one
-// thread writes.
+// SAFETY: the memory is reached only through `read` and `write`, which give a writing thread
+// exclusive access to its piece.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -114,7 +115,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Zeroes, for reads of at most `len` bytes.
     pub(crate) fn zeroes(len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice. Never written, so that all
+        // SAFETY: a new mapping at an address of the kernel's choice. It is never written, so all
         // its pages are the kernel's one page of zeroes.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE)?
@@ -123,7 +124,7 @@ impl Mapping {
         Ok(Self { base, len, what: What::Zeroes })
     }
 
-    /// The first `len` bytes of a file that lives in memory.
+    /// The first `len` bytes of a file in memory.
     pub(crate) fn file(fd: BorrowedFd<'_>, len: u64, access: Access) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let fd = fd.try_clone_to_owned()?;
@@ -134,12 +135,13 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base =
             unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)? };
-        // Where the process locks its memory (secrets), ciphertext need not stay: advice only.
+        // If the process locks its memory (secrets), ciphertext need not stay resident. Best
+        // effort.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { munlock(base, len) };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the mapping just made, of a file that lives in memory, and used only through
-        // `Map::read` and `Map::write`. `Drop` ends the watch before it.
+        // SAFETY: the mapping just made, of a file in memory, used only through `Map::read` and
+        // `Map::write`. `Drop` ends the watch before the mapping.
         let watch = unsafe { Watch::new(base, len, access) };
         let Some(watch) = watch else {
             // SAFETY: the mapping just made, which nobody knows yet.
@@ -153,7 +155,7 @@ impl Mapping {
         Ok(Self { base, len, what: What::File { fd, watch, present, access, locks } })
     }
 
-    /// The range is about to become a hole.
+    /// Forgets the presence of a range that is about to become a hole.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         let What::File { present, .. } = &self.what else { return };
         let end = offset.saturating_add(len).min(self.len as u64);
@@ -164,32 +166,33 @@ impl Mapping {
         }
     }
 
-    /// A range in pieces of a block's length; `None` if it reaches beyond the end.
+    /// Splits a range into pieces of at most a block; `None` if it reaches beyond the end.
     fn pieces(&self, offset: u64, len: usize) -> Option<impl Iterator<Item = Piece> + use<>> {
         let start = self.place(offset, len)?;
         let pieces = (0..len).step_by(BLOCK);
         Some(pieces.map(move |at| Piece { start: start + at, place: at..len.min(at + BLOCK) }))
     }
 
-    /// The range's place in the mapping; `None` if it reaches beyond its end.
+    /// The range's place in the mapping; `None` if it reaches beyond the end.
     fn place(&self, offset: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(offset).ok()?;
         (offset.checked_add(len)? <= self.len).then_some(offset)
     }
 
-    /// Has the kernel enter pages that are in memory into this process' tables, all at once: one by one,
-    /// when they are touched, takes several times as long, and passes for a slow cipher.
+    /// Enters resident pages into this process's page tables, all at once. Entering them one by
+    /// one, when they are touched, takes several times as long, and would be measured as a slow
+    /// cipher.
     fn populate(&self, offset: usize, len: usize, access: Access) {
         let advice = match access {
             Access::Read => Advice::LinuxPopulateRead,
             Access::ReadWrite => Advice::LinuxPopulateWrite,
         };
-        // Kernels before 5.14 refuse it.
+        // Kernels before 5.14 refuse this advice.
         // SAFETY: the range lies in the mapping; its bytes stay what they are.
         let _ = unsafe { madvise(self.base.as_ptr().add(offset).cast(), len, advice) };
     }
 
-    /// Whether all pages of a block are in memory, as the kernel says.
+    /// Whether all pages of a block are in memory, according to the kernel.
     fn is_resident(&self, offset: usize, len: usize) -> bool {
         let mut pages = [0; BLOCK / PAGE_MIN];
         let start = offset / PAGE_MIN * PAGE_MIN;
@@ -204,7 +207,8 @@ impl Mapping {
                 pages.as_mut_ptr(),
             )
         };
-        // With larger pages there are fewer answers than bytes, and the rest says no.
+        // With larger pages there are fewer answers than entries; the remaining zeroes mean "not
+        // resident".
         asked == 0 && pages.iter().all(|page| page & 1 != 0)
     }
 }
@@ -244,10 +248,10 @@ impl Map for Mapping {
         };
         for piece in self.pieces(offset, len)? {
             let (first, second) = piece.locks(locks);
-            // Held whether a thread has panicked with it or not.
+            // Poisoned or not, the locks are held.
             let _held = (first.read(), second.map(RwLock::read));
-            // SAFETY: the range lies in the mapping, which lives as long as `self`. Who writes to
-            // it through this mapping waits for the lock. Others may change it while the slice
+            // SAFETY: the range lies in the mapping, which lives as long as `self`. A writer
+            // through this mapping waits for the lock. Others may change the memory while the slice
             // exists, which the module's contract provides for: the code that gets it moves bytes
             // and draws no conclusion from any of them. Behind the end of a file that was cut off,
             // `Watch` puts memory in its place.
@@ -269,7 +273,7 @@ impl Map for Mapping {
         for piece in self.pieces(offset, len)? {
             let (first, second) = piece.locks(locks);
             let _held = (first.write(), second.map(RwLock::write));
-            // SAFETY: as in `read`; the locks keep everybody else of this mapping out.
+            // SAFETY: as in `read`; the locks exclude all other users of this mapping.
             let bytes = unsafe {
                 let start = self.base.as_ptr().add(piece.start);
                 std::slice::from_raw_parts_mut(start, piece.place.len())
@@ -292,16 +296,16 @@ impl Map for Mapping {
     }
 }
 
-/// What is lent at a time.
+/// A piece to lend.
 struct Piece {
-    /// In the mapping.
+    /// Its start in the mapping.
     start: usize,
-    /// In the range that was asked for.
+    /// Its place in the requested range.
     place: Range<usize>,
 }
 
 impl Piece {
-    /// The locks of the blocks that it touches, in the order in which everybody takes them.
+    /// The locks of the blocks that the piece touches, in the order in which all users take them.
     fn locks<'a>(&self, locks: &'a [RwLock<()>]) -> (&'a RwLock<()>, Option<&'a RwLock<()>>) {
         let last = self.start + self.place.len() - 1;
         let [one, other] = [self.start, last].map(|at| at / BLOCK % locks.len());
@@ -313,7 +317,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // The watch ends first.
         self.what = What::Zeroes;
-        // SAFETY: the mapping is ours, and nothing lends from it any more.
+        // SAFETY: the mapping belongs to `self`, and nothing borrows from it any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -327,7 +331,7 @@ mod tests {
 
     const LEN: u64 = 1 << 20;
 
-    /// A file in memory, of ones, except for a hole in its second half.
+    /// A file in memory, filled with ones, with a hole as its second half.
     fn file() -> std::fs::File {
         let fd = rustix::fs::memfd_create("mapped", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let file = std::fs::File::from(fd);
@@ -432,7 +436,7 @@ mod tests {
     fn a_piece_is_never_seen_half_written() {
         let file = file();
         let mapping = Mapping::file(file.as_fd(), LEN, Access::ReadWrite).unwrap();
-        // Its pieces lie across two blocks each.
+        // The pieces span two blocks each.
         let (offset, len) = (4096 + 512, 200_000);
         fill(&mapping, offset, len, 1);
         let stop = std::sync::atomic::AtomicBool::new(false);
@@ -452,7 +456,7 @@ mod tests {
                     Ok(())
                 });
                 let seen = (done, whole);
-                // Before anything can fail, or the writers would never end.
+                // Set `stop` before the assertion, or the writers would never end after a failure.
                 stop.fetch_or(seen != (Some(Ok(())), true), Ordering::Relaxed);
                 assert_eq!(seen, (Some(Ok(())), true));
             }

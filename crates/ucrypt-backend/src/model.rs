@@ -1,16 +1,17 @@
-//! Devices that are not there: memory with the timing of a disk, an SSD, a network volume.
+//! Models of devices: memory with the timing of a disk, an SSD, a network volume.
 //!
-//! Why: what a dispatch policy is worth depends on the device under it, and the devices of the
-//! published dm-crypt measurements are not at hand. A model gives every run the same device, on any
-//! machine, and the raw run of a comparison goes through the same model as the encrypted one.
+//! The value of a dispatch policy depends on the device, and the devices of the published dm-crypt
+//! measurements are not available. A model gives every run the same device, on any machine. The raw
+//! run of a comparison goes through the same model as the encrypted one.
 //!
-//! - A [`Profile`] is a row of numbers: one device. Each number stands beside its source.
-//! - A [`Device`] is the timing of one, and only that: it is told when an operation arrives and says
-//!   when it is complete. It has no clock, thread, data or I/O, so a simulator can drive it in
-//!   virtual time. The same profile, seed and calls give the same times.
-//! - A [`ModelBackend`] is a backend in memory whose answers come when its `Device` says.
+//! - A [`Profile`] is a set of numbers that describes one device. Each number has its source beside
+//!   it.
+//! - A [`Device`] is only the timing of one device: given when an operation arrives, it returns
+//!   when the operation is complete. It has no clock, thread, data or I/O, so a simulator can drive
+//!   it in virtual time. The same profile, seed and calls give the same times.
+//! - A [`ModelBackend`] is a backend in memory that answers when its `Device` says.
 //!
-//! What the models leave out is told in `docs/models.md`.
+//! `docs/models.md` lists what the models leave out.
 
 mod backend;
 mod bus;

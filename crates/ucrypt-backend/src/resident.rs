@@ -1,4 +1,4 @@
-//! Memory that is never waited for.
+//! Locking memory, so that pages stay resident.
 
 #![expect(unsafe_code, reason = "memory is locked by address")]
 
@@ -12,21 +12,21 @@ use rustix::mm::{
 };
 use rustix::process::{Resource, getrlimit};
 
-/// No page is larger.
+/// Upper bound of the page size, in bytes.
 const PAGE_MAX: usize = 64 << 10;
 
-/// Whether this process may lock as much memory as it likes. Under a limit, locking what comes makes
-/// later allocations fail, which ends a program.
+/// Whether this process may lock unlimited memory. Under a limit, locking all future memory makes
+/// later allocations fail, which ends the program.
 ///
-/// Who may is decided by a capability in the *initial* user namespace (`CAP_IPC_LOCK`), which neither
-/// the user's number nor the list of capabilities tells. So it is tried, with an empty range that is
-/// longer than the limit.
+/// The permission depends on a capability in the *initial* user namespace (`CAP_IPC_LOCK`), which
+/// neither the user id nor the list of capabilities shows. So this function tries to lock a range
+/// without pages that is longer than the limit.
 pub fn may_lock_all() -> bool {
     let Some(limit) = getrlimit(Resource::Memlock).current else { return true };
     let Ok(limit) = usize::try_from(limit) else { return true };
     let Some(len) = limit.checked_next_multiple_of(PAGE_MAX) else { return true };
     let Some(len) = len.checked_add(PAGE_MAX) else { return true };
-    // SAFETY: a new range, wherever there is room; nobody can access it.
+    // SAFETY: a new range at any free address; nobody can access it.
     let range = unsafe {
         mmap_anonymous(
             ptr::null_mut(),
@@ -36,8 +36,8 @@ pub fn may_lock_all() -> bool {
         )
     };
     let Ok(range) = range else { return false };
-    // SAFETY: the range was just mapped and nobody else knows of it. On fault, so that no page of it is
-    // fetched.
+    // SAFETY: the range was just mapped and nobody else knows of it. `ONFAULT`: none of its pages
+    // is allocated.
     unsafe {
         let locked = mlock_with(range, len, MlockFlags::ONFAULT);
         let _ = munmap(range, len);
@@ -45,27 +45,27 @@ pub fn may_lock_all() -> bool {
     }
 }
 
-/// Locks the pages of this process as they come into use, now and later, where it may lock as much as
-/// it likes. Returns whether it did.
+/// Locks all pages of this process when they are first used, now and later, if it may lock
+/// unlimited memory. Returns whether it did.
 pub fn lock_on_fault() -> bool {
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     may_lock_all() && mlockall(all).is_ok()
 }
 
-/// Fetches what this process has in memory and locks it, and all that it will have. What it shares is
-/// left out, above all the mapping of an image ([`Mapping`](crate::Mapping)): that would be fetched
-/// whole, and its holes filled. If that fails, nothing is locked.
+/// Loads this process's memory and locks it, together with all future memory. Shared mappings are
+/// left out, above all the mapping of an image ([`Mapping`](crate::Mapping)): locking it would load
+/// all of it and fill its holes. If this fails, nothing is locked.
 ///
 /// # Errors
-/// `EPERM` where the process may not lock as much as it likes ([`may_lock_all`]), or the system's.
+/// `EPERM` if the process may not lock unlimited memory ([`may_lock_all`]), or the system's error.
 pub fn keep_resident() -> io::Result<()> {
     if !may_lock_all() {
         return Err(rustix::io::Errno::PERM.into());
     }
     mlockall(MlockAllFlags::FUTURE)?;
-    // Another thread may unmap what was just listed.
+    // Retry once: another thread may have unmapped a range just listed.
     lock_private().or_else(|_| lock_private()).inspect_err(|_| {
-        // Memory to come would be locked all the same.
+        // Otherwise future memory would be locked all the same.
         let _ = munlockall();
     })
 }
@@ -79,8 +79,8 @@ fn lock_private() -> io::Result<()> {
     Ok(())
 }
 
-/// Address and length of the mapping of a line of `maps`, if it is private and can be accessed, and no
-/// page of the kernel's.
+/// Address and length of the mapping in a line of `maps`, if it is private, accessible and not one
+/// of the kernel's.
 fn private(line: &str) -> Option<(usize, usize)> {
     let mut words = line.split_ascii_whitespace();
     let (range, access) = (words.next()?, words.next()?);

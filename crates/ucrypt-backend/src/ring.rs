@@ -1,23 +1,24 @@
-//! One ring, two parties: the operations of a backend, and those of a guest.
+//! One ring for two parties: the operations of a backend (the host), and those of a guest.
 //!
-//! Why: an export whose kernel interface is io_uring (ublk, FUSE over io_uring) would otherwise
-//! run a second ring beside the backend's. On one ring, one system call hands over what both have
-//! staged and sleeps until either has something.
+//! An export whose kernel interface is io_uring (ublk, FUSE over io_uring) would otherwise run a
+//! second ring beside the backend's. With one ring, one system call submits what both have staged
+//! and sleeps until either has a completion.
 //!
 //! Contract:
 //!
-//! - User data tells the parties apart: bit 63 marks the host's entries. A guest's user data is
-//!   its own, below 2^63, and comes back unchanged. Neither sees the other's completions.
-//! - [`Guest::push`] stages an entry; the next `poll` or `wait` of the queue hands it to the kernel,
-//!   in the order of staging, together with everything else. It always finds room: the table grows
-//!   if more entries are under way than the ring was made for.
-//! - [`Guest::next`] takes completions in the order in which the kernel gave them. One that is
-//!   waiting keeps the queue's `wait` from blocking.
-//! - Memory and descriptors that an entry names live until its (last) completion was taken. Dropping
-//!   the ring cancels what guests have under way and waits for it, but not for ever: an owner
-//!   that goes while [`Guest::under_way`] is not zero must leak what its entries name.
-//! - Like its queue, a ring belongs to one thread at a time. Some kernel interfaces (ublk) want all
-//!   entries from the same one.
+//! - User data tells the parties apart: bit 63 marks the host's entries. A guest's user data is its
+//!   own, below 2^63, and comes back unchanged. Neither party sees the other's completions.
+//! - [`Guest::push`] stages an entry. The next `poll` or `wait` of the queue submits it to the
+//!   kernel, in the order of staging, together with everything else. There is always room: the
+//!   table grows if more entries are under way than the ring was made for.
+//! - [`Guest::next`] returns completions in the order in which the kernel gave them. A pending
+//!   completion keeps the queue's `wait` from blocking.
+//! - Memory and descriptors that an entry names live until its (last) completion was taken.
+//!   Dropping the ring cancels the guests' entries and waits for them, but only for a bounded time:
+//!   if the owner is dropped while [`Guest::under_way`] is not zero, it must leak what its entries
+//!   name.
+//! - Like its queue, a ring belongs to one thread at a time. Some kernel interfaces (ublk) require
+//!   all entries from the same thread.
 
 #![expect(unsafe_code, reason = "entries name memory by address; see the contract")]
 
@@ -35,11 +36,12 @@ use crate::Errno;
 
 /// Marks the host's entries in their user data.
 const HOST: u64 = 1 << 63;
-/// The poll entry of [`Ring::watch`], and what cancels the guests' entries.
+/// User data of the poll entry of [`Ring::watch`], and of the entry that cancels the guests'
+/// entries.
 const WATCH: u64 = HOST | 1 << 62;
 const CANCEL: u64 = HOST | 1 << 61;
 
-/// How long a ring that is dropped waits for cancelled entries.
+/// How long a dropped ring waits for cancelled entries.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module's contract.
@@ -48,32 +50,32 @@ pub struct Ring {
     /// Guests' entries that found the submission ring full.
     staged: VecDeque<Entry128>,
     completions: VecDeque<Completion>,
-    /// Guests' entries without their last completion.
+    /// Guests' entries whose last completion has not been taken from the kernel.
     under_way: usize,
     /// A poll entry of `watch` is under way.
     watching: bool,
 }
 
-/// Entries of 128 bytes are what ublk's control and FUSE's commands need. Kernels before 5.19 have
-/// none; they have no guests either.
+/// ublk's control commands and FUSE's commands need entries of 128 bytes. Kernels before 5.19 have
+/// none; there a ring takes no guests.
 enum Rings {
     Large(IoUring<Entry128>),
     Small(IoUring),
 }
 
-/// What became of a guest's entry.
+/// The completion of a guest's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The entry's.
+    /// The entry's user data.
     pub user_data: u64,
-    /// As the system call's, a negative errno for an error.
+    /// The result as of a system call; a negative errno for an error.
     pub result: i32,
-    /// Of a multi-shot entry: further completions follow.
+    /// For a multi-shot entry: further completions follow.
     pub more: bool,
 }
 
-/// Completions wait for the next system call instead of interrupting the cipher; kernels before
-/// 5.19 do not know the flags.
+/// With the `quiet` flags, completions wait for the next system call instead of interrupting the
+/// cipher. Kernels before 5.19 do not know the flags.
 fn build<E: EntryMarker>(entries: u32) -> io::Result<IoUring<E>> {
     let builder = || -> Builder<E> {
         let mut builder = IoUring::<E>::builder();
@@ -86,10 +88,10 @@ fn build<E: EntryMarker>(entries: u32) -> io::Result<IoUring<E>> {
 }
 
 impl Ring {
-    /// A ring with room for `entries` under way.
+    /// A ring with room for `entries` entries under way.
     ///
     /// # Errors
-    /// The system's, where io_uring is missing or forbidden.
+    /// The system's error if io_uring is missing or forbidden.
     pub fn new(entries: u32) -> io::Result<Self> {
         let entries = entries.max(1);
         let rings =
@@ -114,15 +116,15 @@ impl Ring {
     }
 
     /// Stages an entry of the host; false if there is no room before the next [`Ring::enter`].
-    /// Its completion carries `token` to [`Ring::reap`].
+    /// [`Ring::reap`] reports its completion with `token`.
     ///
     /// # Safety
-    /// What the entry names lives until its completion was reaped, or for ever.
+    /// What the entry names lives until its completion was reaped; for ever if that never happens.
     pub(crate) unsafe fn push_host(&mut self, entry: Entry, token: u32) -> bool {
         self.push_marked(entry.user_data(HOST | u64::from(token)))
     }
 
-    /// Registers memory, which becomes the ring's buffer 0. The kernel keeps it resident.
+    /// Registers memory as the ring's buffer 0. The kernel keeps it resident.
     ///
     /// # Safety
     /// The memory stays mapped as long as entries name it as buffer 0.
@@ -135,7 +137,7 @@ impl Ring {
         unsafe { submitter.register_buffers(&[iovec { iov_base: start.cast(), iov_len: len }]) }
     }
 
-    /// Whether [`Ring::register_buffer`] waits for everything that is under way, on old kernels.
+    /// Whether [`Ring::register_buffer`] waits for all entries under way, as on old kernels.
     pub(crate) fn registering_waits(&self) -> bool {
         matches!(self.rings, Rings::Small(_))
     }
@@ -149,8 +151,8 @@ impl Ring {
         }
     }
 
-    /// Makes the next [`Ring::enter`] that waits also return when `fd` is readable. Returns false
-    /// if there is no room for that now. One descriptor only: it is the same in each call.
+    /// Makes the next waiting [`Ring::enter`] also return when `fd` is readable. Returns false if
+    /// there is no room for that now. All calls must pass the same descriptor.
     pub fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         if !self.watching {
             let readable = u32::from(rustix::event::PollFlags::IN.bits());
@@ -162,12 +164,12 @@ impl Ring {
         Ok(self.watching)
     }
 
-    /// Whether anything could complete.
+    /// Whether any completion can be expected.
     pub(crate) fn is_awaited(&self) -> bool {
         self.watching || self.under_way > 0
     }
 
-    /// Whether the kernel has to be entered for something to go on.
+    /// Whether the kernel has to be entered to make progress.
     fn needs_enter(&mut self) -> bool {
         fn wants<E: EntryMarker>(ring: &mut IoUring<E>) -> bool {
             let submission = ring.submission();
@@ -180,7 +182,7 @@ impl Ring {
             }
     }
 
-    /// Moves guests' entries into the submission ring; false if not all found room.
+    /// Pushes guests' entries into the submission ring; false if some found no room.
     fn push_staged(&mut self) -> bool {
         let Rings::Large(ring) = &mut self.rings else { return true };
         let mut submission = ring.submission();
@@ -194,8 +196,8 @@ impl Ring {
         true
     }
 
-    /// Hands what is staged to the kernel and waits for `want` completions of anyone. Returns false
-    /// if something came between: completions have to be taken first, or there was a signal.
+    /// Submits staged entries to the kernel and waits for `want` completions of either party.
+    /// Returns false if interrupted: completions have to be taken first, or a signal came.
     pub fn enter(&mut self, want: usize) -> io::Result<bool> {
         loop {
             if want == 0 && !self.needs_enter() {
@@ -231,7 +233,7 @@ impl Ring {
         .map(drop)
     }
 
-    /// Takes what is complete: gives the host's to `host` as token and result, keeps the guests'.
+    /// Takes completions: passes the host's to `host` as token and result, keeps the guests'.
     pub fn reap(&mut self, mut host: impl FnMut(u32, i32)) {
         let completion_ring = match &mut self.rings {
             Rings::Large(ring) => ring.completion(),
@@ -253,7 +255,7 @@ impl Ring {
         }
     }
 
-    /// Readable when a completion is there.
+    /// A descriptor that is readable when a completion is there.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = match &self.rings {
             Rings::Large(ring) => ring.as_raw_fd(),
@@ -266,7 +268,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // What the kernel never saw needs no cancelling.
+        // Entries that the kernel never saw need no cancelling.
         self.under_way -= self.staged.len();
         self.staged.clear();
         let until = Instant::now() + PATIENCE;
@@ -301,9 +303,9 @@ impl Guest<'_> {
     /// Stages an entry, whose user data is below 2^63.
     ///
     /// # Safety
-    /// The memory and the descriptors that the entry names are valid for what it does, and nothing
+    /// The memory and the descriptors that the entry names are valid for its operation, and nothing
     /// else uses them, until its last completion was taken from [`Guest::next`]; for ever if that
-    /// is never.
+    /// never happens.
     ///
     /// # Panics
     /// If bit 63 of the user data is set.
@@ -315,7 +317,7 @@ impl Guest<'_> {
         self.0.push_staged();
     }
 
-    /// The next completion that the queue's `poll` or `wait` has taken from the kernel.
+    /// The next completion that the queue's `poll` or `wait` took from the kernel.
     #[expect(clippy::should_implement_trait, reason = "an end now is no end")]
     pub fn next(&mut self) -> Option<Completion> {
         self.0.completions.pop_front()
@@ -326,7 +328,7 @@ impl Guest<'_> {
         !self.0.completions.is_empty()
     }
 
-    /// Entries whose last completion the kernel has not given yet.
+    /// Entries whose last completion has not been taken from the kernel.
     pub fn under_way(&self) -> usize {
         self.0.under_way
     }

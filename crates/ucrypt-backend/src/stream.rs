@@ -1,13 +1,12 @@
-//! Memory that is in no cache: what is asked for early, and what is stored past the caches.
+//! Memory outside the caches: prefetching it, and storing to it past the caches.
 
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector stores go by address"))]
 
-/// Bytes that are asked for before they are used.
+/// Bytes to prefetch before use.
 #[cfg(target_arch = "x86_64")]
 const EARLY: usize = 2048;
 
-/// Asks for the first bytes, as far as processors do not by themselves before they have seen a few being
-/// used.
+/// Prefetches the first bytes: processors prefetch by themselves only after a few accesses.
 #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "nothing to ask"))]
 pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
@@ -18,8 +17,8 @@ pub(crate) fn prefetch(bytes: &[u8]) {
     }
 }
 
-/// Copies as much as both have, past the caches where the processor can and `to` is aligned: what goes
-/// to memory that is in no cache need not be fetched from there first.
+/// Copies as many bytes as both slices have. Stores bypass the caches if the processor supports it
+/// and `to` is aligned: a destination that is not cached then need not be fetched first.
 pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
     let len = to.len().min(from.len());
     let (to, from) = (&mut to[..len], &from[..len]);
@@ -37,7 +36,7 @@ pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
                 unsafe { _mm_stream_si128(to.add(vector), _mm_loadu_si128(from.add(vector))) };
             }
         }
-        // SAFETY: as above. Before anybody is told that it is there.
+        // SAFETY: as above. Orders the stores before any later notice that the data is there.
         unsafe { _mm_sfence() };
         rest.copy_from_slice(from_rest);
         return;

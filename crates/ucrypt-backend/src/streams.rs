@@ -1,10 +1,9 @@
-//! Which standard streams this process was started without.
+//! Detects which standard streams were closed when this process started.
 //!
-//! Before `main`, Rust's runtime opens `/dev/null` in the place of each standard stream that is
-//! closed. What is read there is empty and what is written there is lost, without an error. A
-//! program that moves data by standard input and output has to refuse instead, so this looks
-//! earlier: among the initialisers that the C library calls before it hands over (`.init_array` of
-//! the ELF format).
+//! Before `main`, Rust's runtime opens `/dev/null` in place of each closed standard stream. Reads
+//! from it are empty and writes to it are lost, without an error. A program that moves data through
+//! standard input and output has to refuse instead, so this module looks earlier: in an initialiser
+//! that the C library calls before it hands over (`.init_array` of the ELF format).
 
 #![expect(unsafe_code, reason = "an initialiser is found by the name of its section")]
 
@@ -15,8 +14,8 @@ use rustix::io::{Errno, fcntl_getfd};
 /// One bit for each descriptor.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-// SAFETY: the section is a table of functions of the C calling convention, each of which is called
-// once, before `main`. This one cannot unwind, needs nothing of Rust's runtime, and returns.
+// SAFETY: the section is a table of functions of the C calling convention, each called once, before
+// `main`. This function cannot unwind, needs nothing of Rust's runtime, and returns.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;

@@ -1,14 +1,13 @@
-//! Mappings of files that others may cut off.
+//! Watches mappings of files that other programs may cut off.
 //!
 //! An access behind the new end of such a file raises SIGBUS. A handler, installed once for the
-//! process, puts zeroes there that are ours alone, and marks the mapping as broken before
-//! it does: whoever saw such a zero, or wrote where nobody will read it, finds the mark afterwards.
-//! A SIGBUS elsewhere goes to whoever handled it before. Access by the kernel needs none of this: it
-//! fails with `EFAULT`.
+//! process, marks the mapping as broken and then maps private zeroes there. So a user who read such
+//! a zero, or wrote where nobody will read it, finds the mark afterwards. A SIGBUS elsewhere goes
+//! to the previous handler. Access by the kernel needs none of this: it fails with `EFAULT`.
 //!
-//! Each fault of a mapping replaces twice as much as the one before: the kernel bounds the number of
-//! mappings of a process (`vm.max_map_count`), and whoever cuts the file off may have every second
-//! page accessed. A mapping is in at most some dozens of pieces then.
+//! Each fault of a mapping replaces twice as many bytes as the one before. The kernel bounds the
+//! number of mappings of a process (`vm.max_map_count`), and whoever cuts the file off may cause an
+//! access to every second page. A mapping is thus split into at most some dozens of pieces.
 
 #![expect(unsafe_code, reason = "a signal handler is set by pointer, and maps memory by address")]
 
@@ -25,10 +24,10 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What the signal handler knows of a mapping.
+/// The signal handler's record of a mapping.
 #[derive(Debug, Default)]
 struct Watched {
-    /// First address; 0: free, 1: about to be used.
+    /// First address; 0: free, 1: reserved for a new mapping.
     base: AtomicUsize,
     len: AtomicUsize,
     /// `PROT_` bits.
@@ -37,18 +36,19 @@ struct Watched {
     faults: AtomicU32,
 }
 
-/// Mappings in a block of the table. Blocks are made when they are needed, and stay.
+/// Mappings in a block of the table. Blocks are allocated on demand and never freed.
 const BLOCK: usize = 1024;
-/// Blocks: more mappings than a process has by default (`vm.max_map_count`, 65530).
+/// Maximum number of blocks: room for more mappings than a process has by default
+/// (`vm.max_map_count`, 65530).
 const BLOCKS_MAX: usize = 64;
 
-/// All mappings that are watched: images, and the memory of virtual machines.
+/// All watched mappings: images, and the memory of virtual machines.
 static WATCHED: [OnceLock<Box<[Watched]>>; BLOCKS_MAX] = [const { OnceLock::new() }; BLOCKS_MAX];
 
-/// Who handled SIGBUS before, once our handler is installed.
+/// The previous handler of SIGBUS, once our handler is installed.
 static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
-/// See the module. Dropping it ends the watch.
+/// A watch over a mapping; see the module. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watch(&'static Watched);
 
@@ -57,10 +57,10 @@ impl Watch {
     /// can be installed.
     ///
     /// # Safety
-    /// - They are a mapping of a file, whose pages are the system's ordinary ones, that is there
-    ///   until the watch is dropped.
-    /// - It does not matter to memory safety what they hold, nor that each page may become another
-    ///   one at any time, of zeroes.
+    /// - The bytes are a mapping of a file, whose pages have the system's ordinary size, that
+    ///   exists until the watch is dropped.
+    /// - Memory safety depends neither on their content nor on their pages staying the same: each
+    ///   page may be replaced by zeroes at any time.
     pub unsafe fn new(base: NonNull<u8>, len: usize, access: Access) -> Option<Self> {
         BEFORE.get_or_init(install).as_ref()?;
         let taken = |watched: &Watched| {
@@ -81,9 +81,9 @@ impl Watch {
         Some(Self(watched))
     }
 
-    /// Whether an access before this found no file.
+    /// Whether an earlier access found no file.
     pub fn is_broken(&self) -> bool {
-        // The mark was set before the zeroes appeared; it is looked for after they were read.
+        // The mark was set before the zeroes appeared; it is read after they were.
         fence(Ordering::SeqCst);
         self.0.broken.load(Ordering::SeqCst)
     }
@@ -95,7 +95,7 @@ impl Drop for Watch {
     }
 }
 
-/// Installs the handler; returns what there was before.
+/// Installs the handler; returns the previous one.
 fn install() -> Option<libc::sigaction> {
     // SAFETY: both are plain data, for which zeroes are valid.
     let (mut ours, mut before) =
@@ -111,7 +111,7 @@ fn install() -> Option<libc::sigaction> {
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes the signal's information to a handler with SA_SIGINFO.
     let address = unsafe { (*info).si_addr() } as usize;
-    // Blocks are made in order. `get` is one atomic load.
+    // Blocks are allocated in order. `get` is one atomic load.
     let mut watched = WATCHED.iter().map_while(OnceLock::get).flatten();
     let watched = watched.find(|watched| {
         let base = watched.base.load(Ordering::SeqCst);
@@ -124,14 +124,14 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
             return;
         }
     }
-    // Not ours: the access is repeated under the handler that was there before.
+    // Not ours: the access is repeated under the previous handler.
     if let Some(Some(before)) = BEFORE.get() {
         // SAFETY: an action that the system gave us.
         unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
     }
 }
 
-/// Replaces the page at an address of a watched mapping, and pages behind it.
+/// Replaces the page at an address of a watched mapping, and pages behind it, by zeroes.
 fn put_zeroes(address: usize, watched: &Watched) -> bool {
     // SAFETY: reads the system's configuration.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.cast_unsigned() as usize;
@@ -141,14 +141,14 @@ fn put_zeroes(address: usize, watched: &Watched) -> bool {
     let faults = watched.faults.fetch_add(1, Ordering::SeqCst).min(usize::BITS - 1);
     let wanted = page.saturating_mul(1_usize << faults).min(left);
     let protection = watched.protection.load(Ordering::SeqCst);
-    // Where so much is refused, what is needed at least.
+    // If replacing all of it is refused, replace the one page needed.
     replace(start, wanted, protection) || replace(start, page, protection)
 }
 
-/// Puts zeroes in the place of the `len` bytes from `start`, whole pages of a watched mapping.
+/// Maps zeroes over the `len` bytes from `start`, whole pages of a watched mapping.
 fn replace(start: usize, len: usize, protection: libc::c_int) -> bool {
-    // SAFETY: the pages belong to a mapping whose owner has promised that its pages may become
-    // others (`Watch::new`). The interrupted code finds its errno unchanged.
+    // SAFETY: the pages belong to a mapping whose owner has promised that they may be replaced
+    // (`Watch::new`). The interrupted code finds its errno unchanged.
     unsafe {
         let errno = *libc::__errno_location();
         let put = libc::mmap(
@@ -202,7 +202,7 @@ mod tests {
         }
         assert_eq!(file.metadata().unwrap().len(), 8 * PAGE as u64);
         drop(watch);
-        // SAFETY: the mapping made above, which nobody uses any more.
+        // SAFETY: the mapping made above, no longer in use.
         unsafe { munmap(base.as_ptr().cast(), LEN) }.unwrap();
     }
 
@@ -236,7 +236,7 @@ mod tests {
             });
             assert!(pieces.count() <= 64, "backwards {backwards}: {maps}");
             drop(watch);
-            // SAFETY: the mapping made above, which nobody uses any more.
+            // SAFETY: the mapping made above, no longer in use.
             unsafe { munmap(base.as_ptr().cast(), PAGES * PAGE) }.unwrap();
         }
     }
@@ -250,7 +250,7 @@ mod tests {
                 .map_while(|_| unsafe { Watch::new(NonNull::dangling(), 0, Access::Read) });
             assert_eq!(held.collect::<Vec<_>>().len(), MANY);
         }
-        // Places are used again: there is no block that nobody needed.
+        // Places are reused: no block was allocated without need.
         assert!(WATCHED[8..].iter().all(|block| block.get().is_none()));
     }
 }

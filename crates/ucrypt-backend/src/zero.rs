@@ -1,4 +1,4 @@
-//! A disk of zeroes that forgets what is written to it: the limit of everything above a backend.
+//! A disk of zeroes that drops writes: the upper limit for everything above a backend.
 
 use std::io;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Backend for ZeroBackend {
     }
 }
 
-/// Reads zeroes, and does nothing else.
+/// Fills reads with zeroes, and does nothing else.
 fn perform(io: Io) -> Done {
     let is_read = matches!(io, Io::Read { .. });
     let (token, mut bufs) = io.into_parts();

@@ -1,9 +1,9 @@
-//! Devices of zones, most of which are written from their start to their end and are reset as a
-//! whole (ZBC, ZAC, ZNS).
+//! Zoned devices (ZBC, ZAC, ZNS): most zones are written from start to end and are reset as a
+//! whole.
 
 use crate::Errno;
 
-/// What a zoned device is.
+/// The limits of a zoned device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZoneLimits {
     /// Bytes of a zone; a power of two. The last zone may be shorter.
@@ -17,12 +17,12 @@ pub struct ZoneLimits {
 /// Whether a zone is written in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ZoneKind {
-    /// It is written anywhere.
+    /// Can be written anywhere.
     #[default]
     Conventional,
-    /// It must be written at its write pointer.
+    /// Must be written at its write pointer.
     SequentialRequired,
-    /// It is better written at its write pointer.
+    /// Should be written at its write pointer.
     SequentialPreferred,
 }
 
@@ -35,7 +35,7 @@ pub struct Zone {
     pub len: u64,
     /// Bytes from its start that can be written.
     pub capacity: u64,
-    /// Where it is written next; means nothing where it is full, or not written in order.
+    /// Where it is written next; meaningless if the zone is full or not sequential.
     pub write_pointer: u64,
     /// Whether it is written in order.
     pub kind: ZoneKind,
@@ -44,7 +44,7 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// [`Zone::condition`]: it cannot be written before it is reset.
+    /// [`Zone::condition`]: cannot be written before a reset.
     pub const FULL: u8 = 14;
 
     /// Whether it has a write pointer.
@@ -53,28 +53,28 @@ impl Zone {
     }
 }
 
-/// What can be done to a zone.
+/// An action on zones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZoneAction {
-    /// Keeps the device's resources for writes to it.
+    /// Reserves the device's resources for writes to it.
     Open,
-    /// Gives them back.
+    /// Releases these resources.
     Close,
     /// Makes it full.
     Finish,
-    /// Forgets its content: it is written from its start again.
+    /// Drops its content: it is written from its start again.
     Reset,
 }
 
-/// A zoned device. Its functions wait for the device, outside of any queue.
+/// The zones of a device. The methods wait for the device, outside of any queue.
 pub trait Zones: Send + Sync {
-    /// What it is.
+    /// The limits of the device.
     fn limits(&self) -> ZoneLimits;
 
-    /// Reports on the zone that holds the byte `offset` and those behind it, as many as there are,
-    /// at most as many as `zones` has room for. Returns how many.
+    /// Reports the zone that contains the byte `offset` and the ones behind it, at most as many as
+    /// `zones` has room for. Returns their number.
     fn report(&self, offset: u64, zones: &mut [Zone]) -> Result<usize, Errno>;
 
-    /// Does something to all zones of a range of whole zones, none of them conventional.
+    /// Applies an action to all zones of a range of whole zones, none of them conventional.
     fn act(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno>;
 }

@@ -1,6 +1,7 @@
-//! Memory that the kernel pins for direct I/O: none for queues that are idle, and not without bound.
+//! Memory that the kernel pins for direct I/O: none for idle queues, and a bounded amount for busy
+//! ones.
 //!
-//! Alone in its process, whose pinned memory is counted.
+//! The only test of its process, because it counts the memory that the process has pinned.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +12,7 @@ use ucrypt_backend::{Backend, FileBackend, Io, OpenOptions, Pool, Queue};
 
 const POOL: usize = 64 << 20;
 
-/// Bytes that this process has pinned.
+/// Bytes pinned by this process.
 fn pinned() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("the status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).expect("VmPin");
@@ -56,7 +57,7 @@ fn queues_that_are_idle_pin_nothing_and_busy_ones_a_bounded_amount() {
         write(&mut **queue, pool);
     }
     assert!(pinned() - before <= 256 << 20, "all of them: {} bytes", pinned() - before);
-    // What ends gives its share back, and others get it.
+    // Dropped queues give their share back, and others get it.
     drop(queues.split_off(1));
     let until = Instant::now() + Duration::from_secs(60);
     while pinned() - before > POOL {

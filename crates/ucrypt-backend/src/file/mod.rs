@@ -1,7 +1,7 @@
 //! Files and block devices.
 //!
-//! Three ways to carry the operations out, chosen at open: `uring` where io_uring works;
-//! `threads` where it is missing or forbidden; on the spot for files that live in memory (tmpfs,
+//! Operations are carried out in one of three ways, chosen at open: `uring` where io_uring works;
+//! `threads` where it is missing or forbidden; directly in `submit` for files in memory (tmpfs,
 //! memfd), where a system call is the shortest way and io_uring would hand each operation to a
 //! kernel thread.
 
@@ -38,7 +38,7 @@ pub struct FileBackend {
     way: Way,
     zones: Option<zones::DeviceZones>,
     in_use: bool,
-    /// For queues that found no ring, although there are rings.
+    /// Used by queues that cannot get a ring although io_uring works.
     instead: OnceLock<threads::Threads>,
 }
 
@@ -53,13 +53,13 @@ enum Way {
 pub(crate) struct Files {
     buffered: OwnedFd,
     direct: Option<Direct>,
-    /// Of a file that lives in memory.
+    /// The mapping of a file in memory.
     mapping: Option<Arc<Mapping>>,
-    /// Alignment of what is discarded or zeroed, in bytes: a device refuses less than a block.
+    /// Alignment of discarded or zeroed ranges, in bytes: a device refuses less than a block.
     punch_align: u64,
 }
 
-/// The same image opened with `O_DIRECT`, and what that asks of an operation.
+/// The same image opened with `O_DIRECT`, and its alignment rules.
 struct Direct {
     fd: OwnedFd,
     /// Alignment of the buffer's address, in bytes.
@@ -79,8 +79,8 @@ impl Direct {
 }
 
 impl Files {
-    /// What of a range can be discarded: its whole blocks, as a start and a length. The rest may keep
-    /// what it has.
+    /// The whole blocks of a range, as start and length: only these can be discarded. The rest may
+    /// keep its content.
     fn discardable(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
         let align = self.punch_align;
         let start = offset.checked_next_multiple_of(align)?;
@@ -88,13 +88,13 @@ impl Files {
         (start < end).then(|| (start, end - start))
     }
 
-    /// As [`Files::for_transfer`] for what is left behind the first `done` bytes: a remainder goes
-    /// the way that asks for no alignment.
+    /// As [`Files::for_transfer`] for the rest behind the first `done` bytes: a remainder uses the
+    /// buffered descriptor, which needs no alignment.
     fn descriptor(&self, offset: u64, bufs: &[Buf], done: usize) -> BorrowedFd<'_> {
         if done == 0 { self.for_transfer(offset, bufs) } else { self.buffered.as_fd() }
     }
 
-    /// The descriptor for a transfer: the direct one where its alignment rules are met.
+    /// The descriptor for a transfer: the direct one if its alignment rules are met.
     fn for_transfer(&self, offset: u64, bufs: &[Buf]) -> BorrowedFd<'_> {
         match &self.direct {
             Some(direct) if direct.takes(offset, bufs) => direct.fd.as_fd(),
@@ -103,20 +103,20 @@ impl Files {
     }
 }
 
-/// What a queue flushes by: an open file of its own where there can be one. The kernel tells of data
-/// that it could not write once for each open file, so that of two queues that share one, the other
-/// would be told that all is well.
+/// The descriptor by which a queue flushes: its own open file where possible. The kernel reports
+/// lost data once for each open file; if two queues shared one, the second would be told that all
+/// is well.
 struct Flusher(Option<OwnedFd>);
 
 impl Flusher {
-    /// Opens the image once more. Where that is not allowed (no /proc), the one of all is used.
+    /// Opens the image once more. If that is not allowed (no /proc), the shared descriptor is used.
     fn new(files: &Files) -> Self {
         let path = format!("/proc/self/fd/{}", files.buffered.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         Self(rustix::fs::open(path, flags, Mode::empty()).ok())
     }
 
-    /// The one of all: for what is in memory, where no write is lost.
+    /// Uses the shared descriptor: for files in memory, which lose no write.
     fn shared() -> Self {
         Self(None)
     }
@@ -132,7 +132,7 @@ impl FileBackend {
         Ok(Self::new(open::open(path, options)?))
     }
 
-    /// A backend over a descriptor that is not shared with anybody else, e.g. a memfd.
+    /// A backend over a descriptor that nobody else shares, e.g. a memfd.
     pub(crate) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Self> {
         Ok(Self::new(open::from_fd(fd, name, read_only)?))
     }
@@ -143,7 +143,7 @@ impl FileBackend {
         Self { files, limits, name, way, zones, in_use, instead }
     }
 
-    /// The reason and the remedy, if io_uring could not be used: to be told once.
+    /// The reason and the remedy, if io_uring could not be used; the caller reports it once.
     pub fn notice(&self) -> Option<String> {
         match &self.way {
             Way::Threads(threads) => Some(threads.reason().to_owned()),
@@ -151,22 +151,24 @@ impl FileBackend {
         }
     }
 
-    /// Whether it was opened as [`OpenOptions::shared`] while somebody else may write to it.
+    /// Whether the image was opened as [`OpenOptions::shared`] while another program may write to
+    /// it.
     pub fn is_in_use(&self) -> bool {
         self.in_use
     }
 
-    /// Reads outside of any queue: headers. Fills `buf` from `offset` bytes.
+    /// Fills `buf` from `offset` bytes, outside of any queue: for headers.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
         read_full(self.files.buffered.as_fd(), buf, offset)
     }
 
-    /// Writes outside of any queue: headers. Not durable before [`FileBackend::sync`].
+    /// Writes `buf` at `offset` bytes, outside of any queue: for headers. Not durable before
+    /// [`FileBackend::sync`].
     pub fn write_all_at(&self, offset: u64, buf: &[u8]) -> Result<(), Errno> {
         ops::write_full(self.files.buffered.as_fd(), buf, offset, false)
     }
 
-    /// Makes what was written durable.
+    /// Makes all writes durable.
     pub fn sync(&self) -> Result<(), Errno> {
         ops::flush(self.files.buffered.as_fd())
     }
@@ -179,7 +181,7 @@ impl FileBackend {
                 match uring::UringQueue::new(self.files.clone(), flusher, depth) {
                     Ok(queue) => Box::new(queue),
                     // The rings of all processes of a user together count against RLIMIT_MEMLOCK, and
-                    // those of others come and go.
+                    // other processes' rings come and go.
                     Err(error) => {
                         let instead = || threads::Threads::new(&self.files, &error);
                         let flusher = Flusher::new(&self.files);
@@ -245,8 +247,8 @@ impl Backend for FileBackend {
     }
 }
 
-/// The allocation as `SEEK_HOLE` and `SEEK_DATA` tell it; devices and file systems that cannot say
-/// report everything as allocated.
+/// The allocation as reported by `SEEK_HOLE` and `SEEK_DATA`; if the device or file system cannot
+/// report it, everything counts as allocated.
 fn extents(fd: BorrowedFd<'_>, offset: u64, len: u64, max: usize) -> Vec<Extent> {
     let end = offset.saturating_add(len);
     let mut at = offset;
@@ -266,7 +268,7 @@ fn extents(fd: BorrowedFd<'_>, offset: u64, len: u64, max: usize) -> Vec<Extent>
             continue;
         }
         let hole = rustix::fs::seek(fd, SeekFrom::Hole(at)).map_or(end, |hole| hole.min(end));
-        // A file that shrinks meanwhile must not make this loop stand still.
+        // A file that shrinks meanwhile must not stop this loop from advancing.
         let hole = if hole <= at { end } else { hole };
         extents.push(Extent { len: hole - at, hole: false });
         at = hole;

@@ -1,4 +1,4 @@
-//! Opening an image: what it is, how long, how it may be accessed, and that nobody else has it.
+//! Opening an image: determines its kind, length and access, and excludes other users.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,13 +21,14 @@ pub struct OpenOptions {
     /// Refuse writes.
     pub read_only: bool,
     /// Bypass the page cache where the alignment of an operation allows it. Zoned devices are
-    /// always opened so: the page cache keeps no order.
+    /// always opened like this: the page cache keeps no order.
     pub direct: bool,
-    /// Do not check or take the lock: for looking at the header of a volume that is in use.
+    /// Neither check nor take the lock: for reading the header of a volume in use.
     pub unlocked: bool,
-    /// Take the lock if nobody has the image for writing, and do without it if somebody has: for
-    /// reading a volume that may be in use. Such an image may change while it is read; whether it
-    /// is in use, [`FileBackend::is_in_use`](super::FileBackend::is_in_use) tells. Only with `read_only`.
+    /// Take the lock unless another program has the image for writing; continue without it in that
+    /// case: for reading a volume that may be in use. Such an image may change while it is read.
+    /// [`FileBackend::is_in_use`](super::FileBackend::is_in_use) tells whether it is in use. Only
+    /// with `read_only`.
     pub shared: bool,
 }
 
@@ -59,7 +60,7 @@ pub enum OpenError {
     Unsuitable {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
     },
     /// The system refused.
@@ -73,7 +74,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether somebody else has the image.
+    /// Whether another program or the kernel has the image.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Locked { .. } | Self::Attached { .. } | Self::Busy { .. })
     }
@@ -88,10 +89,10 @@ pub(super) struct Opened {
     pub(super) files: Arc<Files>,
     pub(super) limits: Limits,
     pub(super) name: String,
-    /// The file lives in memory (tmpfs): every operation is a memory copy.
+    /// The file is in memory (tmpfs): every operation is a memory copy.
     pub(super) in_memory: bool,
     pub(super) zones: Option<DeviceZones>,
-    /// Somebody else has it, and may write to it.
+    /// Another program has the image and may write to it.
     pub(super) in_use: bool,
 }
 
@@ -121,7 +122,7 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
     };
     if kind == FileType::RegularFile && !options.unlocked {
         let attached = lock::loop_device_of(path);
-        // Who goes on without the lock need not wait for it.
+        // An opener that goes on without the lock need not wait for it.
         let patience = if shared { Duration::ZERO } else { lock::PATIENCE };
         let locked = attached.is_none()
             && lock::acquire(fd.as_fd(), options.read_only, patience).map_err(failed)?;
@@ -147,7 +148,7 @@ fn open_at(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     openat(rustix::fs::CWD, path, flags, Mode::empty())
 }
 
-/// A second descriptor with `O_DIRECT`; `None` where the file system has none.
+/// Opens a second descriptor with `O_DIRECT`; `None` if the file system does not support it.
 fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
     let fd = open_at(path, access | OFlags::DIRECT).ok()?;
     let stat = statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
@@ -161,7 +162,7 @@ fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
             let block = ioctl_blksszget(&fd).ok()?;
             (block as usize, u64::from(block))
         }
-        // Kernels before 6.1 do not tell: 4096 is accepted everywhere.
+        // Kernels before 6.1 do not report the alignment: 4096 is accepted everywhere.
         None => (4096, 4096),
     };
     Some(Direct { fd, memory_align: memory_align.max(1), offset_align })
@@ -192,8 +193,8 @@ fn describe(
         copies: direct.is_none(),
         depth_max: u32::MAX,
     };
-    // The rest of the page cache is not looked at through a descriptor that bypasses it.
-    // The kernel tells only those what is no hole who may write to the file or own it.
+    // Without write access or ownership, the kernel does not report which pages are resident
+    // (mincore).
     let is_told = !read_only || stat.st_uid == rustix::process::geteuid().as_raw();
     let mapping = (in_memory && is_told && len > 0)
         .then(|| map(fd.as_fd(), len, read_only).map(Arc::new))
@@ -208,13 +209,14 @@ fn describe(
     Ok(Opened { files, limits, name, in_memory, zones: zones.flatten(), in_use: false })
 }
 
-/// A file that is sealed is not mapped to be written.
+/// Maps a file for writing if possible, else for reading: a sealed file cannot be mapped for
+/// writing.
 fn map(fd: BorrowedFd<'_>, len: u64, read_only: bool) -> Option<Mapping> {
     let to_write = (!read_only).then(|| Mapping::file(fd, len, Access::ReadWrite).ok()).flatten();
     to_write.or_else(|| Mapping::file(fd, len, Access::Read).ok())
 }
 
-/// Bytes of a file or device.
+/// Length of a file or device in bytes.
 pub(super) fn len(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     let stat = fstat(fd)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -238,7 +240,7 @@ fn is_zoned(device: u64) -> bool {
     attribute(device, "zoned").is_some_and(|text| text != "none")
 }
 
-/// What the kernel says of a block device's queue.
+/// An attribute of a block device's queue, from sysfs.
 fn attribute(device: u64, name: &str) -> Option<String> {
     // A partition has no queue of its own: its disk's is one level up.
     let base = format!("/sys/dev/block/{}:{}", major(device), minor(device));

@@ -1,4 +1,4 @@
-//! One operation, carried out at once on the calling thread.
+//! Operations carried out at once on the calling thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -52,7 +52,7 @@ pub(super) fn flush(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     fdatasync(fd)
 }
 
-/// Gives the range back to the file system or device; it reads as zeroes afterwards.
+/// Punches a hole: returns the range to the file system or device. It reads as zeroes afterwards.
 fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
     if let Some(mapping) = &files.mapping {
         mapping.forget(offset, len);
@@ -61,7 +61,7 @@ fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
     fallocate(files.buffered.as_fd(), flags, offset, len)
 }
 
-/// Carries one operation out.
+/// Carries out one operation.
 pub(super) fn perform(files: &Files, flusher: &Flusher, io: Io) -> Done {
     match io {
         Io::Read { token, mut offset, mut bufs } => {

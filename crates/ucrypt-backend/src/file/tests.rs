@@ -1,4 +1,4 @@
-//! One set of proofs for the three ways to carry operations out.
+//! The same tests for the three ways to carry operations out.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn threaded(path: &Path) -> FileBackend {
     backend
 }
 
-/// Every way, over an image of `len` bytes.
+/// Each way, over an image of `len` bytes.
 fn every_way(len: u64, prove: impl Fn(&str, &FileBackend)) {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), len);
@@ -40,7 +40,7 @@ fn every_way(len: u64, prove: impl Fn(&str, &FileBackend)) {
     prove("memory", &memory(len).unwrap());
 }
 
-/// As somebody does who waits for other things, too: polls, and sleeps on the queue's descriptor.
+/// Polls, and sleeps on the queue's descriptor, like a caller that also waits for other things.
 fn sleep_until_answered(queue: &mut dyn Queue, way: &str) -> Done {
     let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
     let mut done = Vec::new();
@@ -127,8 +127,8 @@ fn a_read_beyond_the_end_of_the_file_is_an_error() {
     });
 }
 
-/// What was left of an operation stood in the queue and did not reach the kernel before the next
-/// poll, which nobody makes who is woken by the descriptor.
+/// Regression: the rest of a partial operation stayed in the queue and reached the kernel only at
+/// the next poll, which a caller woken by the descriptor never makes.
 #[test]
 fn what_the_kernel_does_in_part_goes_on_by_itself() {
     let dir = tempfile::tempdir().unwrap();
@@ -144,13 +144,13 @@ fn what_the_kernel_does_in_part_goes_on_by_itself() {
         image(dir.path(), 2 << 20);
         let backend = open();
         let mut queue = backend.queue(4).unwrap();
-        // More buffers than the kernel takes at a time.
+        // More buffers than the kernel takes in one operation.
         let many = || (0..3000).map(|_| buf(&pool, 512, 7)).collect::<Vec<_>>();
         queue.submit(Io::Write { token: 1, offset: 4096, bufs: many(), fua: false });
         assert_eq!(sleep_until_answered(&mut *queue, way).result, Ok(()), "{way}");
         queue.submit(Io::Read { token: 2, offset: 4096, bufs: many() });
         assert_eq!(sleep_until_answered(&mut *queue, way).result, Ok(()), "{way}");
-        // A file that is cut off within what is read.
+        // A file that is cut off within the range read.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_len(512 << 10).unwrap();
         queue.submit(Io::Read { token: 3, offset: 0, bufs: vec![buf(&pool, 1 << 20, 0)] });
@@ -189,7 +189,7 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
     });
 }
 
-/// A device of blocks of 4096 bytes refuses to discard less, and a volume has sectors of 512.
+/// A device with blocks of 4096 bytes refuses smaller discards, and a volume has sectors of 512.
 #[test]
 fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
     let dir = tempfile::tempdir().unwrap();
@@ -288,7 +288,7 @@ fn who_only_looks_gets_an_image_in_use_and_keeps_writers_from_one_that_is_not() 
     let looking = OpenOptions { read_only: true, shared: true, ..OpenOptions::default() };
     let writer = open(&path);
     assert!(FileBackend::open(&path, looking).unwrap().is_in_use());
-    // Not for somebody who may write.
+    // `shared` does not apply to openers that may write.
     let writing = OpenOptions { read_only: false, ..looking };
     assert!(FileBackend::open(&path, writing).err().expect("refused").is_busy());
     drop(writer);
@@ -311,7 +311,7 @@ fn what_is_no_disk_is_refused_by_name() {
     assert!(text.contains("No such file"), "{text}");
 }
 
-/// An image that is opened for direct I/O.
+/// An image opened for direct I/O.
 fn direct(dir: &Path, len: u64) -> FileBackend {
     let options = OpenOptions { direct: true, ..OpenOptions::default() };
     FileBackend::open(&image(dir, len), options).unwrap()
@@ -354,7 +354,7 @@ fn registered_and_other_memory_serve_one_queue() {
             }
         }
     }
-    // The queue goes first or last: its memory outlives the ring.
+    // The pools are dropped first: their memory outlives the ring all the same.
     drop(pools);
     drop(queue);
 }

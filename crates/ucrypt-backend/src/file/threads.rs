@@ -1,4 +1,5 @@
-//! A few threads that call pread and pwrite, for systems where io_uring is missing or forbidden.
+//! A pool of threads that call pread and pwrite, for systems where io_uring is missing or
+//! forbidden.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use super::{Files, Flusher, ops};
 use crate::{Done, Guest, Io, Pool, Queue};
 
-/// Enough to keep one SSD busy; more would only wait for each other.
+/// Enough to keep one SSD busy; more threads would only wait for each other.
 const THREADS: usize = 8;
 
 /// The threads of one backend, shared by its queues.
@@ -32,7 +33,7 @@ struct JobState {
     closed: bool,
 }
 
-/// Where the answers of one queue arrive.
+/// Receives the answers of one queue.
 struct Inbox {
     answered: Mutex<Vec<Done>>,
     /// Counts answers; readable while there are any.
@@ -81,7 +82,7 @@ impl Drop for Threads {
         self.jobs.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
         self.jobs.added.notify_all();
         for handle in self.handles.drain(..) {
-            // A thread that panicked has been reported by the panic itself.
+            // A panicked thread has already been reported by the panic itself.
             let _ = handle.join();
         }
     }
@@ -103,7 +104,7 @@ impl Jobs {
             drop(state);
             let done = ops::perform(files, &inbox.flusher, io);
             inbox.answered.lock().unwrap_or_else(PoisonError::into_inner).push(done);
-            // Cannot fail before 2^64 - 2 answers are left unread.
+            // Cannot fail before 2^64 - 2 answers are unread.
             let _ = rustix::io::write(&inbox.event, &1u64.to_ne_bytes());
         }
     }
@@ -131,7 +132,7 @@ impl Queue for ThreadsQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        // Reset the event first: an answer that comes in between leaves it readable.
+        // Reset the event first: an answer that arrives in between makes it readable again.
         let mut count = [0; 8];
         match rustix::io::read(&self.inbox.event, &mut count) {
             Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}

@@ -1,9 +1,9 @@
 //! Files and devices through io_uring.
 //!
-//! Who owns what: an operation under way stands in `slots` with its buffer, so the buffer outlives
-//! the kernel's use of it; the slot's index is its token on the ring. Dropping the queue waits for
-//! every operation; if the ring itself fails then, the buffers are leaked rather than freed under
-//! the kernel's hands.
+//! Ownership: an operation under way is in `slots` with its buffers, so the buffers outlive the
+//! kernel's use of them; the slot's index is its token on the ring. Dropping the queue waits for
+//! every operation. If the ring itself fails then, the buffers are leaked, because the kernel may
+//! still use them.
 
 #![expect(unsafe_code, reason = "the kernel uses buffers and descriptors by address")]
 
@@ -24,16 +24,17 @@ use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
 const RWF_DSYNC: i32 = 0x2;
 const FALLOC_FL_PUNCH_KEEP_SIZE: i32 = 0x2 | 0x1;
 
-/// Whether a ring can be made here.
+/// Checks whether a ring can be created here.
 pub(super) fn available() -> io::Result<()> {
     Ring::new(2).map(drop)
 }
 
 pub(super) struct UringQueue {
     ring: Ring,
-    /// What is registered with the ring. Behind it, and so unmapped after the ring has gone.
+    /// The pool registered with the ring. Declared after the ring, so that it is unmapped after the
+    /// ring is gone.
     fixed: Option<Fixed>,
-    /// What is to be registered when it is first used: a queue that is idle pins nothing.
+    /// A pool to be registered at its first use: an idle queue pins nothing.
     offered: Option<Pool>,
     files: Arc<Files>,
     flusher: Flusher,
@@ -41,49 +42,49 @@ pub(super) struct UringQueue {
     /// By slot.
     vectors: Vec<Vectors>,
     free: Vec<u32>,
-    /// Operations to hand to the ring at the next poll: new ones, and those to be continued.
+    /// Operations to push to the ring at the next poll: new ones, and ones to be continued.
     staged: VecDeque<u32>,
-    /// What was carried out at once: reads, and discards of nothing.
+    /// Operations answered without the ring: cached reads, and discards of nothing.
     answered: Vec<Done>,
     cached: Cached,
 }
 
 struct Slot {
     io: Io,
-    /// Bytes already transferred: the kernel may do less than it was asked for.
+    /// Bytes already transferred: the kernel may transfer less than asked.
     done: usize,
-    /// How often the kernel has put it off since it last transferred any.
+    /// How often the kernel has put the operation off since its last progress.
     put_off: u32,
 }
 
-/// How often in a row the kernel may put an operation off. It waits by itself for what will be there;
-/// what it puts off all the same, and again where it may sleep, is not to be had.
+/// How often in a row the kernel may put an operation off (`EAGAIN`, `EINTR`). The kernel normally
+/// waits by itself; an operation that it still puts off, even where it may sleep, will not succeed.
 const PUT_OFF_MAX: u32 = 8;
 
-/// The addresses of an operation's buffers, for as long as the kernel may read them.
+/// The addresses of an operation's buffers, kept while the kernel may read them.
 struct Vectors(Vec<iovec>);
 
 // SAFETY: the pointers are only handed to the kernel; they point into buffers of the same queue.
 unsafe impl Send for Vectors {}
 
-/// Buffers of one operation for which room is kept; more make the table grow.
+/// Buffers per operation for which room is reserved; for more, the list grows.
 const VECTORS: usize = 64;
-/// Buffers that the kernel takes with one operation (`IOV_MAX`).
+/// Maximum buffers in one operation of the kernel (`IOV_MAX`).
 const VECTORS_MAX: usize = 1024;
 
-/// Memory that all queues of the process may have registered, in bytes: its pages stay resident, of
-/// every queue that was ever busy. Twice as much helps more busy queues of direct I/O, and costs as
-/// much memory.
+/// Memory that all queues of the process together may register, in bytes. Its pages stay resident,
+/// for every queue that was ever busy. Twice as much would help more busy queues of direct I/O, and
+/// cost as much memory.
 const PINNED_MAX: usize = 256 << 20;
 
-/// Bytes that are registered.
+/// Bytes registered now.
 static PINNED: AtomicUsize = AtomicUsize::new(0);
 
-/// A pool that is registered, or is about to be; counted in [`PINNED`].
+/// A pool that is or is about to be registered; counted in [`PINNED`].
 struct Fixed(Pool);
 
 impl Fixed {
-    /// `None` if it is too much.
+    /// `None` if the pool exceeds [`PINNED_MAX`].
     fn new(pool: &Pool) -> Option<Self> {
         let (_, len) = pool.span();
         let add = |pinned: usize| pinned.checked_add(len).filter(|&pinned| pinned <= PINNED_MAX);
@@ -122,14 +123,14 @@ impl UringQueue {
         })
     }
 
-    /// Moves staged operations into the submission ring; false if not all found room.
+    /// Pushes staged operations into the submission ring; false if some found no room.
     fn push_staged(&mut self) -> bool {
         while let Some(index) = self.staged.pop_front() {
             let Some(slot) = self.slots[index as usize].as_mut() else { continue };
             let vectors = &mut self.vectors[index as usize].0;
             let put_off = slot.put_off > 0;
             let entry = entry(&self.files, &self.flusher, self.fixed.as_ref(), slot, vectors);
-            // At once where it may sleep.
+            // An operation that was put off goes to a kernel thread, which may sleep.
             let entry = if put_off { entry.flags(squeue::Flags::ASYNC) } else { entry };
             // SAFETY: the buffers, their vectors and the descriptor that the entry names are held
             // by the slot, by `vectors`, by `files` and by `flusher` until the completion is taken;
@@ -142,8 +143,8 @@ impl UringQueue {
         true
     }
 
-    /// Hands everything to the kernel and waits for `want` completions. Returns false if something
-    /// came between, and completions have to be taken first.
+    /// Submits everything to the kernel and waits for `want` completions. Returns false if
+    /// interrupted: completions have to be taken first.
     fn enter(&mut self, want: usize) -> io::Result<bool> {
         loop {
             let all = self.push_staged();
@@ -154,8 +155,9 @@ impl UringQueue {
         }
     }
 
-    /// Hands everything to the kernel and takes what is complete. What was done in part is handed on
-    /// at once: who sleeps on the descriptor then is woken for it.
+    /// Submits everything to the kernel and takes the completions. Operations done in part are
+    /// submitted again at once: otherwise a caller that then sleeps on the descriptor would not be
+    /// woken for them.
     fn turn(&mut self, mut want: usize, done: &mut Vec<Done>) -> io::Result<()> {
         loop {
             let entered = self.enter(want)?;
@@ -188,7 +190,7 @@ impl UringQueue {
         self.slots.len() - self.free.len()
     }
 
-    /// Registers what was offered, if the operation uses it.
+    /// Registers the offered pool, if the operation uses it.
     fn register_for(&mut self, io: &Io) {
         let Some(pool) = &self.offered else { return };
         let (Io::Read { bufs, .. } | Io::Write { bufs, .. }) = io else { return };
@@ -203,7 +205,8 @@ impl UringQueue {
         let (start, len) = pool.span();
         // SAFETY: `fixed` keeps the pool until the ring is dropped.
         let registered = unsafe { self.ring.register_buffer(start, len) };
-        // Refused where RLIMIT_MEMLOCK is too small: then pages are looked up each time.
+        // Registration is refused if RLIMIT_MEMLOCK is too small: then the kernel looks pages up
+        // each time.
         self.fixed = registered.is_ok().then_some(fixed);
         self.offered = None;
     }
@@ -215,7 +218,7 @@ enum Progress {
 }
 
 impl Slot {
-    /// Takes a completion's result into account.
+    /// Applies the result of a completion.
     fn advance(&mut self, result: i32) -> Progress {
         let Ok(count) = usize::try_from(result) else {
             return match Errno::from_raw_os_error(-result) {
@@ -245,8 +248,8 @@ impl Slot {
     }
 }
 
-/// Lists what is left of the buffers behind the first `done` bytes, as far as one operation takes
-/// them: the rest follows when it is done.
+/// Lists the rest of the buffers behind the first `done` bytes, as far as one operation takes them:
+/// the remainder follows when that operation is done.
 fn list(bufs: &mut [Buf], mut done: usize, vectors: &mut Vec<iovec>) {
     vectors.clear();
     for buf in bufs {
@@ -267,7 +270,7 @@ fn is_fixed(fixed: Option<&Fixed>, buf: &iovec) -> bool {
     fixed.is_some_and(|fixed| holds(&fixed.0, buf.iov_base.cast()))
 }
 
-/// The ring's entry for what is left of an operation.
+/// The ring entry for the rest of an operation.
 fn entry(
     files: &Files,
     flusher: &Flusher,
@@ -328,22 +331,23 @@ fn entry(
     }
 }
 
-/// Reads of what is in the page cache, on the spot: that is shorter than the way through the ring,
-/// as long as the data is there most of the time.
+/// Reads from the page cache at submission: shorter than the way through the ring, as long as the
+/// data is mostly there.
 #[derive(Default)]
 struct Cached {
-    /// Attempts in a row that found nothing.
+    /// Consecutive failed attempts.
     misses: u32,
-    /// Reads that were not tried since.
+    /// Reads not attempted since then.
     skipped: u32,
 }
 
-/// Attempts in a row after which only now and then one is made.
+/// Consecutive failed attempts after which only every [`RETRY_EVERY`]th read is attempted.
 const MISSES_MAX: u32 = 4;
 const RETRY_EVERY: u32 = 32;
 
 impl Cached {
-    /// Carries out a read if that needs no waiting. Alone only: several go to the ring in one call.
+    /// Carries out a read if that needs no waiting. Only if nothing is staged: several operations
+    /// go to the ring in one call.
     fn read(&mut self, files: &Files, io: &mut Io) -> bool {
         let Io::Read { offset, bufs, .. } = io else { return false };
         let [buf] = bufs.as_mut_slice() else { return false };
@@ -414,7 +418,7 @@ impl Queue for UringQueue {
         Some(self.ring.fd())
     }
 
-    /// Only direct I/O gains: otherwise the kernel copies, and looks no page up.
+    /// Only direct I/O gains: otherwise the kernel copies and looks up no pages.
     fn register(&mut self, pool: &Pool) -> bool {
         if self.files.direct.is_none() || self.fixed.is_some() || self.offered.is_some() {
             return false;
@@ -432,7 +436,7 @@ impl Drop for UringQueue {
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.under_way() > 0 {
-            // Not `wait`: that returns at once when a guest has not taken a completion.
+            // Not `wait`, which returns at once while a guest has an untaken completion.
             if self.enter(1).is_err() {
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return;

@@ -1,4 +1,4 @@
-//! Zones of a block device, by the kernel's ioctls (`linux/blkzoned.h`).
+//! Zones of a block device, through the kernel's ioctls (`linux/blkzoned.h`).
 
 #![expect(unsafe_code, reason = "ioctl(2) is typed by its number only")]
 
@@ -12,7 +12,7 @@ use crate::{Errno, Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};
 
 const SECTOR: u64 = 512;
 
-/// Zones that are asked for at once.
+/// Zones reported by one ioctl.
 const BATCH: usize = 32;
 
 const BLKREPORTZONE: Opcode = opcode::read_write::<ReportHeader>(0x12, 130);
@@ -31,7 +31,7 @@ struct ReportHeader {
     flags: u32,
 }
 
-/// [`ReportHeader::flags`]: capacities are told.
+/// [`ReportHeader::flags`]: capacities are valid.
 const HAS_CAPACITY: u32 = 1;
 
 /// `struct blk_zone`. Positions and lengths in sectors.
@@ -70,7 +70,7 @@ pub(super) struct DeviceZones {
 }
 
 impl DeviceZones {
-    /// `None` if it has none.
+    /// `None` if the device has no zones.
     pub(super) fn of(files: &Arc<Files>, open_max: u32, active_max: u32) -> Option<Self> {
         // SAFETY: the ioctl writes one u32.
         let get = unsafe { Getter::<BLKGETZONESZ, u32>::new() };

@@ -1,4 +1,4 @@
-//! The backend: memory, and one device's timing that all queues share.
+//! The backend: memory, and the timing of one device that all queues share.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,16 +9,16 @@ use super::queue::ModelQueue;
 use crate::file::FileBackend;
 use crate::{Backend, Extent, Limits, Map, Queue, Zones, memory};
 
-/// Why there is no such backend.
+/// Why a model backend could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// No profile has that name.
     #[error("there is no device model `{name}`; known are: {}", known())]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// The memory behind it could not be had.
+    /// The memory behind the model could not be reserved.
     #[error("the memory of the device model could not be reserved: {0}")]
     Memory(#[from] io::Error),
 }
@@ -29,9 +29,9 @@ fn known() -> String {
 
 /// `model:NAME,SIZE`: memory with the timing of a device.
 ///
-/// All queues share the device's time. What the device refuses (a write that is not at its zone's
-/// write pointer) and what reaches beyond the end is answered with `EIO` at once; nothing of it is
-/// done.
+/// All queues share the device's time. An operation that the device refuses (a write that is not at
+/// its zone's write pointer) or that reaches beyond the end is answered with `EIO` at once; no part
+/// of it is done.
 pub struct ModelBackend {
     memory: FileBackend,
     device: Arc<Mutex<Device>>,
@@ -39,7 +39,7 @@ pub struct ModelBackend {
     name: &'static str,
 }
 
-/// Runs that differ shall not differ by chance.
+/// Fixed, so that runs do not differ by chance.
 const SEED: u64 = 1;
 
 impl ModelBackend {
@@ -60,7 +60,7 @@ impl ModelBackend {
         })
     }
 
-    /// What the device was asked for so far, by all queues.
+    /// Counts of the device so far, over all queues.
     pub fn counts(&self) -> Counts {
         self.device.lock().unwrap_or_else(PoisonError::into_inner).counts()
     }
@@ -81,7 +81,7 @@ impl Backend for ModelBackend {
         Ok(self.limits.len)
     }
 
-    /// None: the data would be there before the device's time is over.
+    /// None: the data would be available before the device's time is over.
     fn map(&self) -> Option<Arc<dyn Map>> {
         None
     }

@@ -1,19 +1,20 @@
-//! A wire that one transfer uses at a time.
+//! A bus that carries one transfer at a time.
 //!
-//! Transfers are booked when their request arrives, some for a time that lies ahead. The gaps
-//! before them stay free for others: a later transfer fills every gap from its start on, in pieces,
-//! as frames of several transfers do on a real wire. So the wire never idles while one waits.
+//! Transfers are booked when their request arrives, some for a later time. The gaps before those
+//! stay free for others: a later transfer fills every gap from its own start on, in pieces, like
+//! the frames of several transfers on a real bus. So the bus never idles while a transfer waits.
 
 use std::collections::VecDeque;
 
-/// Booked times of a wire, in nanoseconds.
+/// Booked times of a bus, in nanoseconds.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Bus {
-    /// Sorted; neither overlapping nor touching. At most one per transfer that is not over.
+    /// Sorted, neither overlapping nor touching. At most one entry for each transfer that is not
+    /// over.
     busy: VecDeque<(u64, u64)>,
 }
 
-/// When a transfer uses the wire.
+/// When a transfer uses the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Booking {
     pub(super) begin: u64,
@@ -21,8 +22,8 @@ pub(super) struct Booking {
 }
 
 impl Bus {
-    /// Books `need` ns of the wire, the earliest from `from` on. What was over at `now` is
-    /// forgotten; `from` is not before `now`.
+    /// Books `need` ns of the bus, as early as possible from `from` on. Bookings that were over at
+    /// `now` are dropped; `from` is not before `now`.
     pub(super) fn book(&mut self, now: u64, from: u64, need: u64) -> Booking {
         while self.busy.front().is_some_and(|&(_, end)| end <= now) {
             self.busy.pop_front();
@@ -50,8 +51,8 @@ impl Bus {
         Booking { begin: begin.unwrap_or(at), end }
     }
 
-    /// Makes the bookings `first..next` and the time from `from` to `end` one booking: whatever was
-    /// free between them has just been used. One that begins at `end` joins them.
+    /// Merges the bookings `first..next` and the time from `from` to `end` into one: all free time
+    /// between them has just been used. A booking that begins at `end` is merged too.
     fn replace(&mut self, first: usize, mut next: usize, from: u64, mut end: u64) {
         let from = if first < next { self.busy[first].0.min(from) } else { from };
         if let Some(&(_, touching_end)) = self.busy.get(next).filter(|&&(begin, _)| begin == end) {

@@ -1,4 +1,5 @@
-//! The timing of one device: told when an operation arrives, it says when it is complete.
+//! The timing of one device: given when an operation arrives, it returns when the operation is
+//! complete.
 
 use super::disk::Disk;
 use super::flash::Flash;
@@ -6,7 +7,7 @@ use super::profile::{Media, Profile};
 use super::random::Random;
 use super::zones::{Refusal, Zones};
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Data comes from the device.
@@ -16,11 +17,11 @@ pub enum Kind {
         /// Not answered from a cache.
         fua: bool,
     },
-    /// Cached writes become durable; offset and length mean nothing.
+    /// Makes cached writes durable; offset and length are ignored.
     Flush,
     /// The range is no longer needed; on a zoned device, whole zones are reset.
     Discard,
-    /// The range becomes zeroes, without data on the bus.
+    /// Zeroes the range, without data on the bus.
     WriteZeroes,
 }
 
@@ -35,22 +36,22 @@ pub struct DeviceOp {
     pub len: u64,
 }
 
-/// When an operation is complete, in ns of the clock that [`Device::submit`] was given; or why it
-/// is refused.
+/// When an operation is complete, in ns of the clock passed to [`Device::submit`]; or why it is
+/// refused.
 pub type Outcome = Result<u64, Refusal>;
 
-/// What a device was asked for.
+/// Counts of a device's operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Operations that were accepted.
     pub requests: u64,
-    /// Commands they consisted of: what a device that charges per request charges.
+    /// Commands of which they consisted; a device that charges per request charges these.
     pub commands: u64,
     /// Operations that were refused.
     pub refused: u64,
 }
 
-/// See the module. A copy goes on from the same state.
+/// See the module. A clone continues from the same state.
 #[derive(Debug, Clone)]
 pub struct Device {
     mechanics: Mechanics,
@@ -66,8 +67,8 @@ enum Mechanics {
 }
 
 impl Device {
-    /// A device that has done nothing yet. `seed` decides what varies: latencies, where the
-    /// platter stands.
+    /// A device that has done nothing yet. `seed` determines the random parts: latencies, the
+    /// position of the platter.
     pub fn new(profile: &Profile, seed: u64) -> Self {
         let mut random = Random::new(seed);
         Self {
@@ -81,8 +82,8 @@ impl Device {
         }
     }
 
-    /// Takes an operation that arrives at `now_ns`, which must not go back from call to call. Any
-    /// number may be under way; they complete in any order, but never before `now_ns`.
+    /// Submits an operation that arrives at `now_ns`, which must not decrease from call to call.
+    /// Any number may be under way; they complete in any order, but never before `now_ns`.
     pub fn submit(&mut self, now_ns: u64, op: DeviceOp) -> Outcome {
         if let Some(zones) = &mut self.zones {
             let taken = match op.kind {
@@ -104,7 +105,7 @@ impl Device {
         Ok(done)
     }
 
-    /// What it was asked for so far.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -1,8 +1,8 @@
 //! Timing of a disk: a head that seeks, a platter that turns, a buffer, and no scheduler.
 //!
-//! Requests are carried out in the order in which they come. One that begins where the last of its
-//! direction ended streams on (neighbours merge, as long as they come in order); any other costs a
-//! seek and the wait for the platter to bring the place round.
+//! Requests are carried out in the order in which they arrive. A request that begins where the last
+//! one of its direction ended streams on (neighbours merge, as long as they come in order). Any
+//! other costs a seek and the rotational delay.
 
 use super::device::{DeviceOp, Kind};
 use super::profile::DiskProfile;
@@ -13,12 +13,12 @@ pub(super) struct Disk {
     profile: DiskProfile,
     /// Bytes that pass under the head in one turn.
     track: u64,
-    /// Where the platter stood at time 0, in ns of a turn.
+    /// The position of the platter at time 0, in ns of a turn.
     phase: u64,
     /// First byte after the last transfer, and whether that was a read.
     head: u64,
     reading: bool,
-    /// When the medium has done everything that was asked of it.
+    /// When the medium has finished all requests so far.
     free: u64,
 }
 
@@ -34,7 +34,7 @@ impl Disk {
         }
     }
 
-    /// When `op` is complete.
+    /// Returns when `op` is complete.
     pub(super) fn submit(&mut self, now: u64, op: DeviceOp) -> u64 {
         let command_ns = self.profile.command_ns;
         let fua = match op.kind {
@@ -45,7 +45,7 @@ impl Disk {
                 return now.max(self.free) + command_ns;
             }
             Kind::Write { fua } => fua,
-            // The disk writes them; only the data need not be sent.
+            // The disk writes the zeroes; only the data need not be sent.
             Kind::WriteZeroes => false,
         };
         self.transfer(now, op, false);
@@ -53,11 +53,11 @@ impl Disk {
         now.max(self.free.saturating_sub(behind)) + command_ns
     }
 
-    /// Moves the head over the range; it is done at `self.free`.
+    /// Moves the head over the range; the transfer ends at `self.free`.
     fn transfer(&mut self, now: u64, op: DeviceOp, reads: bool) {
         let streams = op.offset == self.head && (reads == self.reading || now <= self.free);
         let begin = match (streams, reads) {
-            // The disk has read on while nobody asked, as far as its buffer reaches.
+            // The disk has read ahead while idle, as far as its buffer reaches.
             (true, true) => self.free.max(now.saturating_sub(self.profile.buffer_ns)),
             (true, false) => self.free.max(now),
             (false, _) => self.position(now.max(self.free), op.offset),
@@ -67,7 +67,7 @@ impl Disk {
         self.reading = reads;
     }
 
-    /// When the head that leaves at `from` can begin at `offset`.
+    /// When the head, leaving at `from`, can begin at `offset`.
     fn position(&self, from: u64, offset: u64) -> u64 {
         let turn = self.profile.rotation_ns.max(1);
         let there = from + self.seek_ns(self.head.abs_diff(offset));

@@ -1,6 +1,6 @@
-//! The models beside the published measurements, in virtual time.
+//! The models compared with the published measurements, in virtual time.
 //!
-//! Each published figure stands here with the file it is from. `cargo test -p ucrypt-backend fit --
+//! Each published figure is given with its source file. `cargo test -p ucrypt-backend fit --
 //! --nocapture` prints the table of `docs/models.md`.
 
 #![expect(clippy::cast_precision_loss, reason = "figures are compared to a percent")]
@@ -21,14 +21,14 @@ fn device(name: &str) -> Device {
     Device::new(Profile::by_name(name).unwrap(), 1)
 }
 
-/// What a run would report.
+/// The figures of a run.
 struct Run {
     mb_s: f64,
     mean_us: f64,
 }
 
-/// `count` operations of one length, `depth` under way, each followed by the next at once;
-/// `pause_ps_per_byte` between an answer and the next operation stands for work in series.
+/// Runs `count` operations of one length, `depth` under way, each followed by the next at once.
+/// `pause_ps_per_byte`, between an answer and the next operation, stands for work in series.
 fn run(
     device: &mut Device,
     depth: usize,
@@ -68,7 +68,7 @@ fn name(kind: Kind) -> &'static str {
     if kind == READ { "read" } else { "write" }
 }
 
-/// Prints a row of the table and holds it to `tolerance` percent.
+/// Prints a row of the table and checks it against `tolerance` percent.
 fn hold(source: &str, what: &str, published: f64, model: f64, tolerance: f64) {
     let off = (model / published - 1.0) * 100.0;
     println!("| `{source}` | {what} | {published} | {model:.1} | {off:+.1} % |");
@@ -121,8 +121,8 @@ fn sata2017_fits_the_other_raw_rows_within_3_percent() {
 
 #[test]
 fn sata2017_does_as_many_random_reads_as_ssds_of_its_class() {
-    // Data sheet of the Intel SSD DC S4500/S4600 (2017; 240 GB and more, SATA): 4 and 8 KiB at depth
-    // 32, at most so many a second.
+    // Data sheet of the Intel SSD DC S4500/S4600 (2017; 240 GB and more, SATA): maximum operations
+    // a second for 4 and 8 KiB at depth 32.
     for (len, per_second, tolerance) in [(4 * KIB, 72_000.0, 1.0), (8 * KIB, 48_000.0, 6.0)] {
         let op = random(READ, len, 200 * GIB);
         let model = run(&mut device("sata2017"), 32, 100_000, 0, op).mb_s * 1e6 / len as f64;

@@ -1,4 +1,4 @@
-//! Timing of a device without moving parts: lanes, a bus, a medium that is written behind a cache.
+//! Timing of a device without moving parts: lanes, a bus, a medium behind a write cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,9 +8,8 @@ use super::device::{DeviceOp, Kind};
 use super::profile::FlashProfile;
 use super::random::Random;
 
-/// How many places that were written last are remembered, and how near a write must be to one of
-/// them to go to the medium with it: a few streams, each a little out of order, are no random
-/// writes.
+/// Number of recent write positions kept, and how near to one of them a write must be to reach the
+/// medium with it: a few streams, each a little out of order, are not random writes.
 const RECENT: usize = 8;
 const NEAR: u64 = 1 << 20;
 
@@ -20,7 +19,7 @@ pub(super) struct Flash {
     bus: Bus,
     /// When each lane is free.
     lanes: BinaryHeap<Reverse<u64>>,
-    /// When everything that was written is on the medium.
+    /// When all writes are on the medium.
     programmed: u64,
     /// Ends of the recent writes, in bytes, the most recent first.
     recent: [u64; RECENT],
@@ -37,7 +36,7 @@ impl Flash {
         }
     }
 
-    /// When `op` is complete, and of how many commands it consists.
+    /// Returns when `op` is complete, and its number of commands.
     pub(super) fn submit(&mut self, now: u64, op: DeviceOp, random: &mut Random) -> (u64, u64) {
         match op.kind {
             Kind::Read => self.by_command(op, |flash, _, len| flash.read(now, len, random)),
@@ -56,7 +55,7 @@ impl Flash {
         }
     }
 
-    /// Carries out the commands of a request, which are under way together.
+    /// Carries out the commands of a request, which run concurrently.
     fn by_command(
         &mut self,
         op: DeviceOp,
@@ -85,7 +84,7 @@ impl Flash {
         let end = now.max(lane.0) + busy;
         *lane = Reverse(end);
         if self.programmed > now {
-            // A read overtakes programming, which takes the longer for it.
+            // A read overtakes programming, which takes longer for it.
             self.programmed += busy / lanes;
         }
         self.bus.book(now, end.saturating_sub(need).max(now), need).end
@@ -102,7 +101,7 @@ impl Flash {
         (booked.end + profile.write_ns).max(self.programmed.saturating_sub(cached_ns))
     }
 
-    /// Whether a write is near a recent one; it becomes a recent one itself.
+    /// Whether a write is near a recent one; the write becomes a recent one itself.
     fn is_near(&mut self, offset: u64, len: u64) -> bool {
         let found = self.recent.iter().position(|end| end.abs_diff(offset) <= NEAR);
         let place = found.unwrap_or(RECENT - 1);

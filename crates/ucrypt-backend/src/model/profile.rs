@@ -1,4 +1,4 @@
-//! What a device is described by. The devices themselves stand in [`super::table`].
+//! The description of a device. The devices themselves are in [`super::table`].
 
 use crate::Limits;
 
@@ -35,39 +35,39 @@ impl Rate {
 /// One device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// As in `model:NAME,SIZE`.
+    /// The name, as in `model:NAME,SIZE`.
     pub name: &'static str,
-    /// One line that says what it stands for.
+    /// A one-line description.
     pub about: &'static str,
     /// See [`Limits::block`].
     pub block: u32,
     /// See [`Limits::discard`].
     pub discard: bool,
-    /// How it takes its time.
+    /// The timing.
     pub media: Media,
     /// Whether zones must be written in order.
     pub zones: Option<ZoneLayout>,
 }
 
-/// How a device takes its time.
+/// The timing of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Media {
     /// Nothing moves: flash, 3D `XPoint`, a network volume, or nothing at all.
     Flash(FlashProfile),
-    /// A disk that turns under a head.
+    /// A rotating disk under a head.
     Disk(DiskProfile),
 }
 
 /// Parameters of a device without moving parts.
 ///
-/// A request is cut into commands that are under way together. A read waits for a free lane, then
-/// for the lane's data, then for the bus, which all commands share; it crosses the bus in one go
-/// as soon as it can do so without a pause. A write crosses the bus and is programmed behind it.
+/// A request is cut into commands that run concurrently. A read waits for a free lane, then for the
+/// lane's data, then for the bus, which all commands share; it crosses the bus in one go as soon as
+/// it can do so without a pause. A write crosses the bus and is programmed afterwards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlashProfile {
     /// Largest command, in bytes; not zero.
     pub command_max: u64,
-    /// Time that each command takes on the bus beside its data.
+    /// Time that each command takes on the bus besides its data.
     pub command_ns: u64,
     /// Speed of the bus.
     pub bus: Rate,
@@ -79,22 +79,23 @@ pub struct FlashProfile {
     pub lane: Rate,
     /// How far `read_ns` varies to either side, in percent (uniform); at most 100.
     pub spread_percent: u64,
-    /// Time from the last byte of a write on the bus to its answer, and of commands without data.
+    /// Time from the last byte of a write on the bus to its answer; also the time of commands
+    /// without data.
     pub write_ns: u64,
     /// Speed at which writes reach the medium, all lanes together.
     pub program: Rate,
-    /// Time that each write command takes on the medium beside its data.
+    /// Time that each write command takes on the medium besides its data.
     pub program_ns: u64,
     /// The same for a write far from the recent ones (garbage collection, lost merging).
     pub program_far_ns: u64,
     /// Bytes that are answered before they reach the medium; 0 if every write is durable when it is
     /// answered.
     pub cache: u64,
-    /// Time of a flush beside that of the cached writes; charged only if there is a cache.
+    /// Time of a flush besides that of the cached writes; charged only if there is a cache.
     pub flush_ns: u64,
 }
 
-/// Parameters of a disk. Requests are carried out in the order in which they come.
+/// Parameters of a disk. Requests are carried out in the order in which they arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskProfile {
     /// Speed of the medium under the head.
@@ -103,18 +104,19 @@ pub struct DiskProfile {
     pub rotation_ns: u64,
     /// Seek to the next track.
     pub seek_min_ns: u64,
-    /// Seek from the first byte of `capacity` to the last; between, it grows with the root.
+    /// Seek from the first byte of `capacity` to the last; shorter seeks scale with the square root
+    /// of the distance.
     pub seek_max_ns: u64,
     /// Bytes over which `seek_max_ns` reaches, however short the backend is; not zero.
     pub capacity: u64,
-    /// Time of each request beside the medium's.
+    /// Time of each request besides the medium's.
     pub command_ns: u64,
     /// How far the buffer lets the medium lag behind answered writes, and read ahead of requests.
     pub buffer_ns: u64,
 }
 
-/// Zones as of host-managed disks (ZBC, ZNS): each has a write pointer, a write must begin there,
-/// and a discard of the whole zone resets it.
+/// Zones as on host-managed disks (ZBC, ZNS): each has a write pointer, a write must begin there,
+/// and a discard of the whole zone resets the pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZoneLayout {
     /// Bytes of a zone; not zero.
@@ -134,8 +136,8 @@ impl Profile {
         PROFILES.iter().map(|profile| profile.name)
     }
 
-    /// What a backend of `len` bytes of this device reports. Order matters on a zoned device as it
-    /// does on a rotational one.
+    /// The limits that a backend of `len` bytes of this device reports. Order matters on a zoned
+    /// device as it does on a rotational one.
     pub fn limits(&self, len: u64) -> Limits {
         Limits {
             len,
@@ -165,5 +167,5 @@ impl Profile {
     }
 }
 
-/// One bio of the kernels that were measured: 256 pages.
+/// One bio of the measured kernels: 256 pages.
 const TRANSFER_MAX: u32 = 1 << 20;

@@ -1,9 +1,9 @@
-//! A queue of a model backend: the device hears of each operation when it is submitted, and it is
+//! A queue of a model backend: each operation is passed to the device when it is submitted, and
 //! answered when the device says that it is complete.
 //!
-//! In between it is carried out in memory, in the order of submission, when there is nothing else to
-//! do: a device moves the data itself while it takes its time, and what is submitted next does not
-//! wait for that.
+//! In between, operations are carried out in memory, in the order of submission, whenever the queue
+//! has nothing else to do. A real device moves the data itself during its time, and the next
+//! submission does not wait for that.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,31 +17,31 @@ use crate::{Done, Errno, Guest, Io, Pool, Queue, total_len};
 
 pub(super) struct ModelQueue {
     device: Arc<Mutex<Device>>,
-    /// A queue of the memory behind, which carries out operations one at a time.
+    /// A queue of the memory behind the model, which carries out operations one at a time.
     memory: Box<dyn Queue>,
     carried_out: Vec<Done>,
     /// Length of the backend in bytes.
     len: u64,
     under_way: BinaryHeap<Reverse<UnderWay>>,
-    /// Of each operation under way, by its slot, once it was carried out.
+    /// By slot: the answer of an operation under way, once it was carried out.
     answers: Vec<Option<Done>>,
     free: Vec<usize>,
-    /// What is still to be carried out, and its slot.
+    /// Operations still to be carried out, and their slots.
     waiting: VecDeque<(usize, Io)>,
     submitted: u64,
     /// `None` if the device takes no time.
     timer: Option<Timer>,
-    /// Polls in vain since anything was submitted or answered.
+    /// Consecutive polls without an answer since the last submission or answer.
     vain: u32,
 }
 
-/// More polls in vain than this in a row: nobody has anything else to do.
+/// Consecutive polls without an answer before a poll yields: the caller has nothing else to do.
 const VAIN_MAX: u32 = 1;
 
-/// An answer whose time has not come.
+/// An operation whose answer is not due yet.
 struct UnderWay {
     due: u64,
-    /// Submission order, among answers of the same time.
+    /// Submission order, among answers due at the same time.
     order: u64,
     slot: usize,
 }
@@ -96,7 +96,7 @@ impl ModelQueue {
         })
     }
 
-    /// Takes an operation that arrives at the time that `clock` says.
+    /// Accepts an operation that arrives at the time that `clock` returns.
     fn admit(&mut self, io: Io, clock: impl FnOnce() -> u64) {
         let slot = self.free.pop().expect("submit without room");
         let due = if let Some(due) = self.due(device_op(&io), clock) {
@@ -111,7 +111,7 @@ impl ModelQueue {
         self.vain = 0;
     }
 
-    /// When the device is done with an operation, or `None` if it refuses it.
+    /// When the device completes an operation, or `None` if it refuses it.
     fn due(&self, op: DeviceOp, clock: impl FnOnce() -> u64) -> Option<u64> {
         if op.offset.checked_add(op.len).is_none_or(|end| end > self.len) {
             return None;
@@ -131,7 +131,7 @@ impl ModelQueue {
         true
     }
 
-    /// Hands out what is due; returns the time of the next answer.
+    /// Appends the answers that are due; returns the time of the next answer.
     fn hand_out(&mut self, now: u64, done: &mut Vec<Done>) -> Option<u64> {
         while let Some(Reverse(next)) = self.under_way.peek() {
             let (due, slot) = (next.due, next.slot);
@@ -147,8 +147,8 @@ impl ModelQueue {
         None
     }
 
-    /// Hands out what is due, and carries out what waits until anything is. Returns the time of the
-    /// next answer.
+    /// Appends the answers that are due, and carries out waiting operations until any is. Returns
+    /// the time of the next answer.
     fn go_on(&mut self, done: &mut Vec<Done>) -> Option<u64> {
         let before = done.len();
         loop {
@@ -195,7 +195,7 @@ impl Queue for ModelQueue {
         if done.len() == before && timer.is_near() {
             self.vain += 1;
             if self.vain > VAIN_MAX {
-                // Who comes round its loop again spins for the answer.
+                // The caller is polling for the answer in a loop.
                 std::thread::yield_now();
             }
         }
@@ -249,7 +249,7 @@ mod tests {
         let mut queue = ModelQueue::new(device, behind, len, 8, true).unwrap();
         let pool = Pool::new(1 << 20).unwrap();
         let now = now_ns();
-        // 710 us; 70 us; the bus is busy with that, so 84 us.
+        // Due after 710 us, after 70 us, and, as the bus is busy with that one, after 84 us.
         for (token, len) in [(0, 262_144), (1, 4096), (2, 4096)] {
             let buf = pool.alloc(len).unwrap();
             queue.admit(Io::Read { token, offset: token << 20, bufs: vec![buf] }, || now);

@@ -1,6 +1,6 @@
-//! Chance that is the same on every machine: splitmix64 (Steele, Lea, Flood 2014).
+//! Random numbers that are the same on every machine: splitmix64 (Steele, Lea, Flood 2014).
 
-/// A generator; its seed decides everything.
+/// A generator, determined by its seed.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 

@@ -1,20 +1,20 @@
-//! The devices, and where each number comes from.
+//! The devices, and the source of each number.
 //!
-//! The files named are the published measurements that the experiments repeat (`docs/models.md` says
-//! who measured them, and where the model's answer lies beside the published one). "Chosen" marks
-//! what nobody published for that device; nothing is fitted to it.
+//! The files named are the published measurements that the experiments repeat. `docs/models.md`
+//! says who measured them and compares the models with them. "Chosen" marks numbers that nobody
+//! published for that device; no measurement is fitted by them.
 
 use super::profile::{DiskProfile, FlashProfile, Media, Profile, Rate, ZoneLayout};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Every device that `model:NAME,SIZE` knows.
+/// All devices that `model:NAME,SIZE` knows.
 pub(super) const PROFILES: [Profile; 7] = [SD2015, HDD, SATA2017, OPTANE2020, NULL, REMOTE, ZONED];
 
 /// `block_sizes_2015.csv` was measured with encryption, in series with the card. Its rows and the
-/// raw rows of `request_based_2015.csv` agree on one engine of 34.1 ns/byte; what is left is the
-/// card.
+/// raw rows of `request_based_2015.csv` agree on one engine of 34.1 ns/byte; the remaining time is
+/// the card's.
 const SD2015: Profile = Profile {
     name: "sd2015",
     about: "SD card in a BeagleBone Black, linux-kernel 2015",
@@ -23,7 +23,7 @@ const SD2015: Profile = Profile {
     media: Media::Flash(FlashProfile {
         // block_sizes_2015.csv, write: 1 MiB costs as much as eight writes of 128 KiB.
         command_max: 128 * KIB,
-        // In read_ns and program_ns.
+        // Included in read_ns and program_ns.
         command_ns: 0,
         // request_based_2015.csv, no_encryption, read: 65536 B at 18.4 MB/s, less read_ns.
         bus: Rate::kb_s(24_270),
@@ -36,7 +36,7 @@ const SD2015: Profile = Profile {
         lane: Rate::kb_s(24_270),
         // Chosen.
         spread_percent: 5,
-        // In program_ns.
+        // Included in program_ns.
         write_ns: 0,
         // request_based_2015.csv, no_encryption, write: 65536 B at 8.9 MB/s, less program_ns.
         program: Rate::kb_s(12_076),
@@ -83,10 +83,10 @@ const SATA2017: Profile = Profile {
     discard: true,
     media: Media::Flash(FlashProfile {
         // luks_sweep_2017.csv, device, raw: from 256 to 512 KiB the time stops growing as it did
-        // below and grows as the bus does: there are two commands from there on.
+        // below and grows with the bus rate: from there on there are two commands.
         command_max: 256 * KIB,
-        // What 72 000 reads of 4 KiB a second at depth 32 leave, as a data sheet of that class and
-        // year has them (Intel SSD DC S4500/S4600, 240 GB SATA, 2017); no measurement says so.
+        // The rest of the time of 72 000 reads of 4 KiB a second at depth 32, according to a data
+        // sheet of that class and year (Intel SSD DC S4500/S4600, 240 GB SATA, 2017); not measured.
         command_ns: 6_000,
         // Same column, the rows of 1 MiB to 1 GiB; command_ns and bus together are 509 MB/s.
         bus: Rate::kb_s(515_000),
@@ -117,7 +117,7 @@ const OPTANE2020: Profile = Profile {
     about: "Intel Optane 900P of dm-devel 2020",
     block: 512,
     discard: true,
-    // workqueues_2020.csv does not say whether it read or wrote: both are given the same numbers.
+    // workqueues_2020.csv does not say whether it read or wrote: both have the same numbers.
     media: Media::Flash(FlashProfile {
         // The controller's maximum data transfer size.
         command_max: 128 * KIB,
@@ -126,7 +126,7 @@ const OPTANE2020: Profile = Profile {
         bus: Rate::kb_s(2_281_000),
         // The controller has seven channels.
         lanes: 7,
-        // Not in the file; the data sheet says 10 us for 4 KiB at depth 1, bus and all.
+        // Not in the file; the data sheet says 10 us for 4 KiB at depth 1, including the bus.
         read_ns: 8_200,
         lane: Rate::kb_s(2_281_000),
         // Chosen.
@@ -142,7 +142,7 @@ const OPTANE2020: Profile = Profile {
     zones: None,
 };
 
-/// Stands for the `null_blk` devices of `many_drives_2020.csv`, which cost no time of their own.
+/// Stands for the `null_blk` devices of `many_drives_2020.csv`, which took no time of their own.
 const NULL: Profile = Profile {
     name: "null",
     about: "memory without a device's time",
@@ -166,7 +166,7 @@ const NULL: Profile = Profile {
     zones: None,
 };
 
-/// No measurement: 0.5 ms, 1 GB/s and a charge for each request are its definition.
+/// Not a measurement: 0.5 ms, 1 GB/s and a charge for each request are its definition.
 const REMOTE: Profile = Profile {
     name: "remote",
     about: "a network volume: 0.5 ms, 1 GB/s, charged per request",
@@ -177,7 +177,7 @@ const REMOTE: Profile = Profile {
         // The charge, chosen: 100 000 requests a second without data, 71 000 of 4 KiB.
         command_ns: 10_000,
         bus: Rate::kb_s(1_000_000),
-        // Chosen: the link is full before they are.
+        // Chosen: the link saturates before the lanes do.
         lanes: 256,
         read_ns: 500_000,
         lane: Rate::INFINITE,
@@ -187,21 +187,21 @@ const REMOTE: Profile = Profile {
         program: Rate::INFINITE,
         program_ns: 0,
         program_far_ns: 0,
-        // The other side answers when it has the data safe.
+        // The remote side answers when the data is safe.
         cache: 0,
         flush_ns: 0,
     }),
     zones: None,
 };
 
-/// The mechanics of `hdd`: host-managed disks are where dm-crypt learned that order matters.
+/// The mechanics of `hdd`. Host-managed disks are where dm-crypt learned that order matters.
 const ZONED: Profile = Profile {
     name: "zoned",
     about: "host-managed zoned disk: writes only at the write pointers",
     block: 4096,
     discard: true,
     media: Media::Disk(DISK),
-    // Real ones have zones of 256 MiB; these are small so that a small model has many. The first
-    // may be written anywhere: it has room for a LUKS2 header.
+    // Real zones have 256 MiB; these are small so that a small model has many. The first zone may
+    // be written anywhere: it has room for a LUKS2 header.
     zones: Some(ZoneLayout { zone_bytes: 16 * MIB, conventional: 1 }),
 };

@@ -1,4 +1,4 @@
-//! Proofs for the backend: data, order of answers, bounds, refusals. No wall clock decides any.
+//! Tests of the backend: data, order of answers, bounds, refusals. None depends on the wall clock.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -28,8 +28,8 @@ fn filled(pool: &Pool, len: usize, fill: u8) -> Buf {
     buf
 }
 
-/// Who decides by [`Limits`] must not know more of a model than it could know of a disk: that it turns, or
-/// that it is memory. Otherwise what is measured on models says nothing about disks.
+/// Code that decides by [`Limits`] must know no more of a model than of a disk: whether it rotates,
+/// or whether it is memory. Otherwise measurements on models say nothing about disks.
 #[test]
 fn a_model_tells_no_more_about_its_speed_than_a_disk_does() {
     let dir = tempfile::tempdir().unwrap();
@@ -38,8 +38,8 @@ fn a_model_tells_no_more_about_its_speed_than_a_disk_does() {
     let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
     every_model(64 * MIB, |name, backend| {
         let of_model = backend.limits();
-        // The page cache copies, as a model does. How it is aligned and whether it discards are no speeds;
-        // what turns or lives in memory says so as a disk, or a file in memory, does.
+        // The page cache copies, as a model does. Alignment and discard support do not concern
+        // speed. Rotating or in-memory models report that like a disk, or a file in memory, does.
         let of_disk = Limits {
             copies: true,
             block: of_model.block,

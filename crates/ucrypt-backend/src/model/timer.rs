@@ -1,8 +1,9 @@
-//! Waiting for a moment of the monotonic clock, to a few microseconds.
+//! Waiting for a moment of the monotonic clock, accurate to a few microseconds.
 //!
-//! A sleep ends 20 to 45 us late on small virtual machines. So the sleep is meant to end
-//! [`SPIN_NS`] early, and the rest is spun. Who waits in poll(2) for the timer's descriptor gets the
-//! same: it becomes readable that much early and stays so, and the loop around poll(2) spins.
+//! A sleep ends 20 to 45 us late on small virtual machines. So the sleep is set to end [`SPIN_NS`]
+//! early, and the rest is spun. The same holds for a caller that waits in poll(2) for the timer's
+//! descriptor: the descriptor becomes readable that much early and stays so, and the loop around
+//! poll(2) spins.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +16,7 @@ use rustix::time::{
 
 use crate::Errno;
 
-/// How long before the moment a sleep is to end.
+/// How long before the moment a sleep is set to end.
 const SPIN_NS: u64 = 60_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -31,11 +32,11 @@ pub(super) struct Timer {
     /// Readable when one of the other two is.
     either: OwnedFd,
     alarm: OwnedFd,
-    /// When the alarm goes off; `None` while it is off. It is not moved forth, so it may go off
-    /// once for nothing.
+    /// When the alarm goes off; `None` while it is off. It is not postponed, so it may go off once
+    /// for nothing.
     set: Option<u64>,
-    /// Readable while the moment is near. The alarm would be so too, but a timer that is set to
-    /// the past takes 10 us to go off.
+    /// Readable while the moment is near. The alarm would be readable too, but a timer set to the
+    /// past takes 10 us to go off.
     near: OwnedFd,
     is_near: bool,
 }
@@ -104,7 +105,7 @@ impl Timer {
         Ok(())
     }
 
-    /// Waits until `due`. A signal ends it earlier while it sleeps.
+    /// Waits until `due`. A signal during the sleep ends it early.
     pub(super) fn wait(&mut self, due: u64) -> io::Result<()> {
         loop {
             let now = now_ns();
@@ -119,7 +120,7 @@ impl Timer {
             }
         }
         while now_ns() < due {
-            // The core goes to whoever wants it: a thread that waits for a device leaves it, too.
+            // Yield the core: a thread that waits for a real device would leave it, too.
             std::thread::yield_now();
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::profile::ZoneLayout;
 
-/// Why a device refuses an operation; nothing of it is done.
+/// Why a device refuses an operation; no part of it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A write that does not begin at the write pointer of its zone.
@@ -13,7 +13,7 @@ pub enum Refusal {
          devices are written in order; a discard of the whole zone resets the pointer"
     )]
     NotAtWritePointer {
-        /// First byte of what was to be written to that zone.
+        /// First byte to be written in that zone.
         offset: u64,
         /// Where the zone must be written next.
         pointer: u64,
@@ -23,7 +23,7 @@ pub enum Refusal {
 #[derive(Debug, Clone)]
 pub(super) struct Zones {
     layout: ZoneLayout,
-    /// Write pointers of zones that are not empty, by zone. As many as there are zones at most.
+    /// Write pointers of zones that are not empty, by zone.
     pointers: BTreeMap<u64, u64>,
 }
 
@@ -32,8 +32,8 @@ impl Zones {
         Self { layout, pointers: BTreeMap::new() }
     }
 
-    /// Takes a write, or refuses all of it. A write over the end of a zone is cut there, as the
-    /// block layer does it.
+    /// Accepts a write, or refuses all of it. A write across the end of a zone is split there, as
+    /// the block layer does.
     pub(super) fn write(&mut self, offset: u64, len: u64) -> Result<(), Refusal> {
         for (zone, offset, _) in pieces(self.layout, offset, len) {
             let start = zone * self.layout.zone_bytes;
@@ -50,7 +50,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Resets the zones that the range covers as a whole.
+    /// Resets the zones that lie completely in the range.
     pub(super) fn discard(&mut self, offset: u64, len: u64) {
         let zone_bytes = self.layout.zone_bytes;
         let (first, end) = (offset.div_ceil(zone_bytes), offset.saturating_add(len) / zone_bytes);
@@ -61,7 +61,7 @@ impl Zones {
     }
 }
 
-/// The parts of a range: zone, first byte, byte behind the last.
+/// The parts of a range by zone: zone, first byte, byte behind the last.
 fn pieces(layout: ZoneLayout, offset: u64, len: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     let (mut at, end) = (offset, offset.saturating_add(len));
     std::iter::from_fn(move || {
