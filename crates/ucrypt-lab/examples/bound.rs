@@ -1,12 +1,13 @@
-//! `bound [DEVICE]`: how fast encrypted reads at depth 1 can be at best, whatever they are cut into.
+//! `bound [DEVICE]`: the fastest possible encrypted reads at depth 1, over all ways to split them.
 //!
-//! For each length every way is tried to cut a request into blocks of the device. The engine costs
-//! nothing here: all chunks are submitted at once, and each is decrypted as soon as it and a core are
-//! there. Beside it stands what `adaptive` reaches in the simulator, with the engine's costs.
+//! For each length, every split of a request into blocks of the device is tried. The engine costs
+//! nothing here: all chunks are submitted at once, and each is decrypted as soon as it has arrived
+//! and a core is free. Next to the bound stands what `adaptive` reaches in the simulator, with the
+//! engine's costs.
 //!
-//! Each further chunk is a command more, and a command holds the bus beside its data. So a second table
-//! says how fast reads could be if commands held it for less, and data for as much longer that long
-//! reads stay as fast as they are.
+//! Each further chunk adds a command, and a command occupies the bus besides its data. A second
+//! table shows how fast reads could be if commands occupied it for a shorter time, and data for as
+//! much longer that long reads stay as fast as they are.
 
 use std::process::ExitCode;
 
@@ -18,11 +19,11 @@ use ucrypt_lab::{Experiment, Job, Pattern};
 /// The cipher of 2017: 1.1 GB/s.
 const CIPHER: CipherModel = CipherModel { ns_per_byte: 1.0 / 1.1, ns_per_call: 0 };
 const UNIT: u64 = 4096;
-/// Longer requests have too many ways to be cut.
+/// Longer requests have too many splits.
 const UNITS_MAX: u32 = 16;
 const REQUESTS: u64 = 100;
 
-/// Mean time of a request that is cut at the set bits of `cuts`: after unit 1, 2, …
+/// Mean time of a request split at the set bits of `cuts`: after unit 1, 2, …
 fn time_ns(profile: &Profile, units: u32, cuts: u32, cipher: Option<(CipherModel, bool)>) -> f64 {
     let mut device = Device::new(profile, 1);
     let mut now = 0;
@@ -44,7 +45,7 @@ fn time_ns(profile: &Profile, units: u32, cuts: u32, cipher: Option<(CipherModel
     now as f64 / REQUESTS as f64
 }
 
-/// When all that arrives is decrypted: by one core, or by one for each chunk.
+/// When all arrived chunks are decrypted: by one core, or by one core for each chunk.
 fn ended(arrived: &mut [(u64, u64)], cipher: Option<(CipherModel, bool)>) -> u64 {
     arrived.sort_unstable();
     let mut end = 0;
@@ -60,7 +61,7 @@ fn ended(arrived: &mut [(u64, u64)], cipher: Option<(CipherModel, bool)>) -> u64
     end
 }
 
-/// The best way to cut, as lengths in units, and its time.
+/// The best split, as lengths in units, and its time.
 fn best(profile: &Profile, units: u32, one_core: bool) -> (String, f64) {
     let times = (0..1u32 << (units - 1))
         .map(|cuts| (cuts, time_ns(profile, units, cuts, Some((CIPHER, one_core)))));
@@ -76,7 +77,7 @@ fn best(profile: &Profile, units: u32, one_core: bool) -> (String, f64) {
     (lengths.join("+"), time)
 }
 
-/// MB/s in the simulator.
+/// Throughput in the simulator, in MB/s.
 fn simulated(device: &'static Profile, bytes: u64, cipher: CipherModel, policy: PolicyKind) -> f64 {
     let job = Job {
         pattern: Pattern::Read,
@@ -111,7 +112,7 @@ fn table(profile: &'static Profile) {
     }
 }
 
-/// The same device, with a command that holds the bus for `command_ns` beside its data.
+/// The same device, with commands that occupy the bus for `command_ns` besides their data.
 fn with_command_ns(profile: &Profile, flash: &FlashProfile, command_ns: u64) -> Profile {
     let longest_ns = flash.command_ns + flash.bus.time_ns(flash.command_max);
     let data_ns = longest_ns.saturating_sub(command_ns).max(1);

@@ -1,4 +1,4 @@
-//! The grid of policies in virtual time, printed: `grid [OPTION]...`, with the options of
+//! Prints the grid of policies in virtual time: `grid [OPTION]...`, with the options of
 //! [`ucrypt_lab::options`] and `--policies`, which prints every policy's results.
 
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ucrypt_lab::grid::{Cell, Comparison, Grid};
 use ucrypt_lab::options;
 
-/// The grid that is asked for, and whether every policy is to be printed.
+/// The requested grid, and whether to print every policy.
 fn arguments(mut words: impl Iterator<Item = String>) -> Result<(Grid, bool), String> {
     let (mut grid, mut policies) = (Grid::full(), false);
     while let Some(word) = words.next() {
@@ -21,7 +21,7 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<(Grid, bool), St
     Ok((grid, policies))
 }
 
-/// Runs all cells on the cores that there are.
+/// Runs all cells, in parallel on the available cores.
 fn run<'a>(cells: &'a [Cell<'a>]) -> Vec<Comparison> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());

@@ -1,11 +1,11 @@
-//! The grid of policies in real time, on the cores there are: `real [OPTION]...`, with the options of
-//! [`ucrypt_lab::options`] and `--ms 240` (a run), `--rounds 3` (runs of each policy, interleaved; the
-//! medians count) and `--policies`.
+//! Prints the grid of policies in real time, on the cores of this machine: `real [OPTION]...`, with
+//! the options of [`ucrypt_lab::options`] and `--ms 240` (length of a run), `--rounds 3` (runs of
+//! each policy, interleaved; the medians count) and `--policies`.
 //!
-//! Beside each cell stands what the simulator says of it, with the costs of the engine over a device
-//! model and the cipher's speed here. A cell falls short when adaptive reaches less than 0.95 of the
-//! best static policy's throughput; it disagrees when a policy's real throughput is more than 15 %
-//! from its virtual one.
+//! Next to each cell stands the simulator's result, with the costs of the engine over a device
+//! model and this machine's cipher speed. A cell falls short when adaptive reaches less than 0.95
+//! of the best static policy's throughput; it disagrees when a policy's real throughput differs
+//! from its virtual one by more than 15 %.
 
 use std::io;
 use std::process::ExitCode;
@@ -17,15 +17,16 @@ use ucrypt_lab::options;
 use ucrypt_lab::real::{Bench, DISK_BYTES, Sample};
 use ucrypt_lab::world::Costs;
 
-/// Least share of the best static policy's throughput.
+/// Minimum throughput relative to the best static policy.
 const SPEED_MIN: f64 = 0.95;
 
-/// How often a run takes what is in flight, at least: in the first half of it, which is not measured, arms
-/// are tried. On a disk that turns there is nothing to try, and all takes long.
+/// Minimum length of a run, in times that the requests in flight take: in the first half, which is
+/// not measured, the explorer tries arms. On a rotating disk there is nothing to try, and
+/// everything takes long.
 const ROUNDS_MIN: f64 = 24.0;
 const ROUNDS_MIN_ROTATIONAL: f64 = 10.0;
 
-/// Largest difference between real and virtual throughput.
+/// Largest relative difference between real and virtual throughput.
 const DISAGREES: f64 = 0.15;
 
 struct Arguments {
@@ -54,23 +55,23 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<Arguments, Strin
     Ok(arguments)
 }
 
-/// What a policy reaches in a cell.
+/// A policy's results in a cell.
 struct Reached {
     policy: PolicyKind,
-    /// The run of median throughput.
+    /// The run with the median throughput.
     real: Sample,
     virtual_mb_s: f64,
 }
 
 impl Reached {
-    /// Virtual throughput in that of the real one.
+    /// Virtual throughput relative to the real one.
     fn agreement(&self) -> f64 {
         self.virtual_mb_s / self.real.mb_s
     }
 }
 
-/// As long as asked for, but so long that every request in flight is answered a few times: of slow
-/// devices there may be many.
+/// The requested time, or longer, so that every request in flight is answered a few times even on
+/// slow devices.
 fn time(cell: &Cell<'_>, arguments: &Arguments) -> Duration {
     let in_flight = cell.block as f64 * f64::from(cell.depth);
     let mb_s = cell.experiment(Fixed::Inline).run().mb_s;
@@ -82,7 +83,7 @@ fn measure(bench: &Bench, cell: &Cell<'_>, arguments: &Arguments) -> io::Result<
     let mut samples = vec![Vec::new(); PolicyKind::ALL.len()];
     let time = time(cell, arguments);
     for round in 0..arguments.rounds as usize {
-        // Nobody is always the first.
+        // Rotate the order, so that no policy is always the first.
         for turn in 0..PolicyKind::ALL.len() {
             let of = (turn + 3 * round) % PolicyKind::ALL.len();
             let seed = round as u64 + 1;

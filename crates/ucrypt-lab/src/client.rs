@@ -1,8 +1,8 @@
-//! Who asks: clients that keep a number of requests in flight, as fio's jobs do.
+//! Clients that keep a number of requests in flight, like fio's jobs.
 
 use fastrand::Rng;
 
-/// What the clients do, in fio's words.
+/// The access pattern of the clients, in fio's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
     /// Sequential reads.
@@ -18,11 +18,11 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Self; 5] =
         [Self::Read, Self::Write, Self::RandRead, Self::RandWrite, Self::RandRw];
 
-    /// fio's name for it.
+    /// fio's name for the pattern.
     pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -37,19 +37,19 @@ impl Pattern {
 /// The clients of one queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// What they ask for.
+    /// The access pattern.
     pub pattern: Pattern,
     /// Length of a request in bytes, a multiple of 4096.
     pub block_bytes: u64,
     /// Requests that each queue's clients keep in flight.
     pub depth: u32,
-    /// Requests of each queue in all.
+    /// Total requests of each queue.
     pub requests: u64,
-    /// Bytes that are touched, from the start of the disk.
+    /// Length of the accessed region, from the start of the disk.
     pub region_bytes: u64,
 }
 
-/// A request of a [`Job`], which is as long as its block.
+/// A request of a [`Job`]; its length is the job's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) is_read: bool,
@@ -57,7 +57,7 @@ pub(crate) struct Request {
     pub(crate) offset: u64,
 }
 
-/// The requests of one queue's clients, one after the other.
+/// The sequence of requests of one queue's clients.
 #[derive(Debug)]
 pub(crate) struct Requests {
     job: Job,
@@ -68,14 +68,15 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Those of queue `index` of `queues`; sequential ones start evenly spread.
+    /// The requests of queue `index` of `queues`; the queues' sequential streams start evenly
+    /// spread.
     ///
     /// # Panics
     /// If the region has no room for a block.
     pub(crate) fn new(job: Job, (index, queues): (u64, u64), seed: u64) -> Self {
         let blocks = job.region_bytes / job.block_bytes;
         assert!(blocks > 0, "the region has no room for a block");
-        // Seeds that follow each other give streams that have nothing in common.
+        // Consecutive seeds must give unrelated streams.
         let random = Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index);
         Self { job, random, next: blocks * index / queues, issued: 0 }
     }

@@ -20,14 +20,14 @@ use crate::world::{Clients, Costs, Present, Stalls, World};
 /// AES-256-XTS on a core with AES instructions, 4 GB/s.
 pub const AES_NI: CipherModel = CipherModel { ns_per_byte: 0.25, ns_per_call: 60 };
 
-/// The same on the machine of the 2017 measurements, 1.1 GB/s.
+/// The same at the speed of the machine measured in 2017, 1.1 GB/s.
 pub const AES_2017: CipherModel = CipherModel { ns_per_byte: 0.9, ns_per_call: 60 };
 
-/// A run of more events than this goes round in a circle: a request takes some twenty, and with each chunk
-/// as many more.
+/// A run with more events than this loops for ever: a request takes some twenty events, and each
+/// chunk as many more.
 const EVENTS_MAX: u64 = 200_000_000;
 
-/// Bytes that are encrypted as one.
+/// Bytes of an encrypted sector.
 pub(crate) const SECTOR_BYTES: u32 = 4096;
 
 /// One run.
@@ -37,28 +37,28 @@ pub struct Experiment {
     pub cores: u32,
     /// Queues, each a thread on a core of its own while there are enough cores; at least 1.
     pub queues: u32,
-    /// Workers, on the cores that no queue is on while there are enough.
+    /// Workers, placed on cores without a queue while there are enough.
     pub workers: u32,
-    /// How fast the cipher is.
+    /// The speed of the cipher.
     pub cipher: CipherModel,
-    /// What the rest costs.
+    /// All other costs.
     pub costs: Costs,
     /// The disk, shared by all queues.
     pub device: &'static Profile,
-    /// What each queue's clients do.
+    /// The job of each queue's clients.
     pub job: Job,
     /// The policy of every queue.
     pub policy: PolicyKind,
-    /// Whether the queues start with what the engine calibrates: cipher, wake latency, caches.
+    /// Whether the queues start with the engine's calibration: cipher, wake latency, caches.
     pub calibrated: bool,
     /// How often a core is taken away from its thread.
     pub stalls: Stalls,
-    /// Decides everything that is random.
+    /// Seed of everything random.
     pub seed: u64,
 }
 
 impl Experiment {
-    /// One queue, and as many workers as the engine starts: one for each core.
+    /// An experiment with one queue, and as many workers as the engine starts: one for each core.
     pub fn new(
         cores: u32,
         device: &'static Profile,
@@ -80,7 +80,7 @@ impl Experiment {
         }
     }
 
-    /// Runs it to its end.
+    /// Runs the experiment to its end.
     ///
     /// # Panics
     /// If a request fails or never ends, or a count that must be at least 1 is 0.
@@ -88,7 +88,7 @@ impl Experiment {
         self.run_over(|disk| disk)
     }
 
-    /// The same over what `wrap` makes of the disk.
+    /// As [`Experiment::run`], over the backend that `wrap` makes of the disk.
     ///
     /// # Panics
     /// As [`Experiment::run`].
@@ -124,8 +124,9 @@ impl Experiment {
         let measured = &mut *measured.borrow_mut();
         let in_flight = self.queues * depth;
         Report {
-            // Clients that do not think keep their depth: what is in flight, over how long it takes
-            // (Little's law). Unlike a count in a window, it does not depend on where bursts begin.
+            // Clients without think time keep their depth: throughput is what is in flight over its
+            // latency (Little's law). Unlike a count in a window, this does not depend on where
+            // bursts begin.
             mb_s: f64::from(in_flight) * measured.bytes as f64 * 1000.0
                 / measured.latencies_ns.max(1) as f64,
             reads: Latency::of(&mut measured.reads),
@@ -159,7 +160,7 @@ impl Experiment {
     }
 }
 
-/// A cipher that changes nothing: what it takes is the model's.
+/// A cipher that changes nothing: its time comes from the model.
 fn nothing() -> SectorCipher {
     let spec = CipherSpec::from_str("cipher_null-ecb").expect("a known cipher");
     let options =
@@ -167,10 +168,10 @@ fn nothing() -> SectorCipher {
     SectorCipher::new(&spec, &[], options).expect("it takes any key")
 }
 
-/// What is counted for the report, of all queues.
+/// The measurements for the report, over all queues.
 #[derive(Debug, Default)]
 struct Measured {
-    /// Of the requests in `reads` and `writes`.
+    /// Bytes of the requests in `reads` and `writes`.
     bytes: u64,
     latencies_ns: u64,
     reads: Vec<u64>,
@@ -179,22 +180,23 @@ struct Measured {
     failed: u64,
 }
 
-/// A request of the client: when it was sent, and what it is.
+/// A request in flight: when it was sent, and whether it is a read.
 #[derive(Debug, Clone, Copy)]
 struct Sent {
     at_ns: u64,
     is_read: bool,
 }
 
-/// The clients of one queue, on its thread: each sends its next request as soon as it has its answer.
+/// The clients of one queue, on its thread: each sends its next request as soon as its last one is
+/// answered.
 struct Asking {
     job: Job,
     requests: Requests,
     /// By tag.
     sent: Vec<Sent>,
-    /// Clients with no request under way, each since when.
+    /// Tags without a request in flight, and since when.
     free: Vec<(u64, u64)>,
-    /// The next request, which the queue had no room for.
+    /// The next request, if the queue had no room for it.
     held: Option<Request>,
     /// Requests of this queue that ended.
     finished: u64,
@@ -215,7 +217,7 @@ impl Asking {
         }
     }
 
-    /// The first quarter is not measured, nor what ends when the depth is no longer kept.
+    /// Leaves out the first quarter, and the end, where the depth is no longer kept.
     fn is_measured(&self) -> bool {
         self.finished > self.job.requests / 4
             && self.finished + u64::from(self.job.depth) <= self.job.requests

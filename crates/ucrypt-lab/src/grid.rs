@@ -1,7 +1,7 @@
 //! Every static policy against `adaptive`, in every cell of a grid of machines, disks and jobs.
 //!
-//! A cell falls short when adaptive reaches less than [`SPEED_MIN`] of the throughput of the best
-//! static policy there, or when the 99th percentile of its latency is more than [`TAIL_MAX`] times
+//! A cell falls short when adaptive reaches less than [`SPEED_MIN`] of the throughput of the cell's
+//! best static policy, or when the 99th percentile of its latency is more than [`TAIL_MAX`] times
 //! that policy's. Cells are judged one by one; nothing is averaged over them.
 
 use ucrypt_backend::model::Profile;
@@ -11,10 +11,10 @@ use crate::experiment::{AES_NI, Experiment};
 use crate::world::Costs;
 use crate::{Job, Pattern, Report};
 
-/// Least share of the best static policy's throughput.
+/// Minimum throughput relative to the best static policy.
 pub const SPEED_MIN: f64 = 0.97;
 
-/// Largest p99 latency, in those of the best static policy.
+/// Maximum p99 latency relative to the best static policy.
 pub const TAIL_MAX: f64 = 1.1;
 
 /// The axes of the grid.
@@ -28,13 +28,13 @@ pub struct Grid {
     pub blocks: Vec<u64>,
     /// Requests in flight.
     pub depths: Vec<u32>,
-    /// What is asked for.
+    /// Access patterns.
     pub patterns: Vec<Pattern>,
     /// The cipher of all cells.
     pub cipher: CipherModel,
     /// The costs of all cells.
     pub costs: Costs,
-    /// Bytes of the region that a job touches.
+    /// Length of the region that a job accesses, in bytes.
     pub region_bytes: u64,
     /// Queues of all cells; each has the cell's depth.
     pub queues: u32,
@@ -61,7 +61,7 @@ impl Grid {
         }
     }
 
-    /// A tenth of it.
+    /// About a tenth of the full grid.
     pub fn quick() -> Self {
         Self {
             cores: vec![2, 16],
@@ -102,18 +102,19 @@ pub struct Cell<'a> {
     pub block: u64,
     /// Requests in flight.
     pub depth: u32,
-    /// What is asked for.
+    /// The access pattern.
     pub pattern: Pattern,
 }
 
-/// The region that a job touches, so that a disk has to seek.
+/// The region that a job accesses; large, so that a disk has to seek.
 const REGION_BYTES: u64 = 64 << 30;
 
-/// Requests of a job: enough for its p99, and many times its depth.
+/// Minimum requests of a job: enough for its p99, and many times its depth.
 const REQUESTS_MIN: u64 = 6000;
 const REQUESTS_PER_DEPTH: u64 = 128;
 
-/// Bytes of a job on a disk that turns: a quarter of it, which is not measured, fills its buffer.
+/// Minimum bytes of a job on a rotating disk: the first quarter, which is not measured, fills the
+/// disk's buffer.
 const ROTATIONAL_BYTES: u64 = 40 << 20;
 
 impl Cell<'_> {
@@ -130,7 +131,7 @@ impl Cell<'_> {
         }
     }
 
-    /// The cell's run under a policy.
+    /// The cell's experiment under a policy.
     pub fn experiment(&self, policy: impl Into<PolicyKind>) -> Experiment {
         let Grid { cipher, costs, queues, seed, .. } = *self.grid;
         let experiment = Experiment::new(self.cores, self.device, self.job(), policy);
@@ -155,9 +156,9 @@ impl Cell<'_> {
 /// The results of one cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// Of `adaptive`.
+    /// The report of `adaptive`.
     pub adaptive: Report,
-    /// Of every other policy.
+    /// The reports of all other policies.
     pub statics: Vec<(PolicyKind, Report)>,
 }
 
@@ -171,12 +172,13 @@ impl Comparison {
         best.expect("a static policy")
     }
 
-    /// Adaptive's throughput, in that of the best static policy.
+    /// Adaptive's throughput relative to the best static policy.
     pub fn speed(&self) -> f64 {
         self.adaptive.mb_s / self.best().1.mb_s
     }
 
-    /// Adaptive's p99 in that of the best static policy, in the direction where it is worse.
+    /// Adaptive's p99 latency relative to the best static policy, of the direction where the ratio
+    /// is worse.
     pub fn tail(&self) -> f64 {
         let ratio = |ours: u64, best: u64| ours as f64 / best.max(1) as f64;
         let best = &self.best().1;
@@ -184,7 +186,7 @@ impl Comparison {
         reads.max(ratio(self.adaptive.writes.p99_ns, best.writes.p99_ns))
     }
 
-    /// See the module's comment.
+    /// Whether the cell falls short; see the module's comment.
     pub fn falls_short(&self) -> bool {
         self.speed() < SPEED_MIN || self.tail() > TAIL_MAX
     }

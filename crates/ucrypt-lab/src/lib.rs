@@ -1,10 +1,11 @@
-//! The lab: experiments on the parts that ship.
+//! The lab: experiments with the shipped engine.
 //!
 //! - [`world`]: the engine in virtual time, on any number of cores;
-//! - [`experiment`]: one run there, with clients that keep a number of requests in flight;
+//! - [`experiment`]: one run in virtual time, with clients that keep a number of requests in
+//!   flight;
 //! - [`grid`]: every policy in every cell of a grid of jobs, disks and machines;
 //! - [`real`]: the same cells in real time;
-//! - [`options`]: how the programs that print them are told what to do.
+//! - [`options`]: command-line options of the programs that print the results.
 
 #![forbid(unsafe_code)]
 

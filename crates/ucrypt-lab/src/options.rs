@@ -1,4 +1,4 @@
-//! Options that narrow a grid or change what it costs.
+//! Options that narrow a grid or change its costs.
 //!
 //! `--cores 2,16`, `--device hdd`, `--block 4096,65536`, `--depth 1,32`, `--pattern randread`,
 //! `--cipher-ns 0.9` (per byte), `--queues 4`, `--wake-ns`, `--seed`, `--model` (the costs of the
@@ -12,10 +12,10 @@ use crate::Pattern;
 use crate::grid::Grid;
 use crate::world::Costs;
 
-/// Takes one option, its value from `words`. Returns whether there is such an option.
+/// Parses one option, with its value from `words`. Returns whether the option is known.
 ///
 /// # Errors
-/// What is wrong with the value.
+/// A message about an invalid value.
 pub fn take(
     grid: &mut Grid,
     option: &str,
@@ -38,18 +38,18 @@ pub fn take(
     Ok(true)
 }
 
-/// The word that belongs to an option.
+/// The value of an option.
 ///
 /// # Errors
-/// There is none.
+/// If there is none.
 pub fn value(option: &str, words: &mut impl Iterator<Item = String>) -> Result<String, String> {
     words.next().ok_or_else(|| format!("{option} needs a value"))
 }
 
-/// The number that belongs to an option.
+/// The number that follows an option.
 ///
 /// # Errors
-/// There is none.
+/// If there is none, or it is no number.
 pub fn number<T: FromStr>(
     option: &str,
     words: &mut impl Iterator<Item = String>,

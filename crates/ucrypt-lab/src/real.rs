@@ -1,9 +1,9 @@
 //! Cells of the grid in real time: the engine over a model of the cell's disk, driven in process.
 //!
 //! One thread is client and queue: it keeps the cell's depth in flight, as the simulator's clients
-//! do, and serves its own requests. The cipher is slowed down to the grid's, the disk is memory with
-//! the timing of the model. What is measured is what the same cell takes in virtual time, on the
-//! cores that there are.
+//! do, and serves its own requests. The cipher is slowed down to the grid's; the disk is memory
+//! with the model's timing. So the run measures what the simulator computes for the same cell, on
+//! the cores of this machine.
 
 use std::io;
 use std::str::FromStr as _;
@@ -21,25 +21,25 @@ use crate::client::{Request, Requests};
 use crate::experiment::SECTOR_BYTES;
 use crate::{Job, Pattern};
 
-/// Bytes of a disk: as many are touched. All of them are written before anything is measured, so
-/// that the memory is there.
+/// Bytes of a disk, all of which are accessed. All are written before anything is measured, so that
+/// the memory is allocated.
 pub const DISK_BYTES: u64 = 512 << 20;
 
 /// Bytes of buffers.
 const MEMORY_BYTES: usize = 160 << 20;
 
-/// What one run has shown.
+/// The result of one run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
     /// Bytes per microsecond, i.e. MB/s.
     pub mb_s: f64,
-    /// 99 of 100 requests took at most this.
+    /// 99 % of the requests took at most this.
     pub p99_ns: u64,
-    /// What the machine decided.
+    /// Decisions of the machine.
     pub stats: Stats,
 }
 
-/// A disk and a volume on it for each policy.
+/// A disk, and a volume on it for each policy.
 pub struct Bench {
     volumes: Vec<(PolicyKind, Arc<Volume>)>,
     cipher: CipherModel,
@@ -70,7 +70,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// The cipher of the volumes: the one that was asked for, or this core's if that is slower.
+    /// The cipher of the volumes: the requested one, or this core's if that is slower.
     pub fn cipher(&self) -> CipherModel {
         self.cipher
     }
@@ -90,9 +90,8 @@ impl Bench {
         run.go(Duration::MAX)
     }
 
-    /// Runs a job under a policy for `time`, of which the first half is not measured: it is what a
-    /// volume takes to see which cores are free. `seed`
-    /// decides where random requests go.
+    /// Runs a job under a policy for `time`. The first half is not measured: a volume takes this
+    /// long to see which cores are free. `seed` determines the offsets of random requests.
     ///
     /// # Errors
     /// If a request fails.
@@ -117,7 +116,7 @@ impl Bench {
     }
 }
 
-/// AES-256-XTS under a key that keeps nothing secret.
+/// AES-256-XTS with a fixed key that is not secret.
 fn aes() -> io::Result<SectorCipher> {
     let spec = CipherSpec::from_str("aes-xts-plain64").map_err(io::Error::other)?;
     let key: Vec<u8> = (0..64).collect();
@@ -126,7 +125,7 @@ fn aes() -> io::Result<SectorCipher> {
     SectorCipher::new(&spec, &key, options).map_err(io::Error::other)
 }
 
-/// What [`aes`] takes this core, the fastest of a few rounds.
+/// Time of [`aes`] on this core, the fastest of a few rounds.
 fn aes_ns_per_byte() -> io::Result<f64> {
     const BYTES: usize = 64 << 10;
     const ROUNDS: u32 = 64;
@@ -149,7 +148,7 @@ struct Run {
     sent: Vec<Instant>,
     free: Vec<u64>,
     latencies_ns: Vec<u64>,
-    /// The client's own memory.
+    /// The client's own memory, to which reads are copied.
     taken: Vec<u8>,
 }
 
@@ -189,7 +188,7 @@ impl Run {
             now = Instant::now();
             while let Some(done) = self.queue.next_done() {
                 done.result?;
-                // A client reads what it has asked for, from whichever cache it is in.
+                // A client reads its data, from whichever cache it is in.
                 if let Some(data) = &done.data {
                     self.taken[..data.len()].copy_from_slice(data);
                 }
@@ -212,8 +211,7 @@ impl Run {
         self.queue.submit(tag, op).map_err(refused)
     }
 
-    /// What the clients' depth and their requests' latencies make, as in the simulator (Little's
-    /// law).
+    /// The result, computed from the depth and the latencies as in the simulator (Little's law).
     fn sample(mut self, stats: Stats) -> Sample {
         let bytes = self.job.block_bytes * u64::from(self.job.depth);
         let sum: u64 = self.latencies_ns.iter().sum();

@@ -1,4 +1,4 @@
-//! What a run has shown.
+//! The results of a run.
 
 use ucrypt_engine::{Explored, Stats};
 
@@ -9,14 +9,14 @@ pub struct Latency {
     pub count: u64,
     /// Their mean.
     pub mean_ns: f64,
-    /// Half of them took at most this.
+    /// Median.
     pub p50_ns: u64,
-    /// 99 of 100 took at most this.
+    /// 99th percentile.
     pub p99_ns: u64,
 }
 
 impl Latency {
-    /// Of these samples, which are sorted on the way.
+    /// Computes the latencies of these samples, and sorts them.
     pub(crate) fn of(samples: &mut [u64]) -> Self {
         samples.sort_unstable();
         let Some(last) = samples.len().checked_sub(1) else { return Self::default() };
@@ -39,17 +39,17 @@ pub struct Report {
     pub reads: Latency,
     /// Latencies of writes and everything else.
     pub writes: Latency,
-    /// Share of the cores' time that something ran on them, 0 to 1.
+    /// Share of the cores' time in which something ran on them, 0 to 1.
     pub busy: f64,
-    /// What the queues did, together.
+    /// Counts of all queues together.
     pub stats: Stats,
-    /// What they decided by trials, or for one.
+    /// Chunks that the explorer decided, in trials or because of them.
     pub explored: Explored,
     /// Virtual time from start to end, in nanoseconds.
     pub end_ns: u64,
-    /// Requests that ended, and those among them that ended with an error.
+    /// Requests that ended.
     pub finished: u64,
-    /// See `finished`.
+    /// Those of `finished` that ended with an error.
     pub failed: u64,
 }
 

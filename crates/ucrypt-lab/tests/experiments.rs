@@ -1,5 +1,5 @@
-//! Experiments in virtual time: they cost what their steps cost, repeat themselves, and show what the
-//! policies are known for.
+//! Experiments in virtual time: they cost as much as their steps, are reproducible, and show the
+//! known properties of the policies.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ fn the_same_seed_gives_the_same_run_and_another_one_mostly_does_not() {
         let other = Experiment { seed: seed + 1000, ..experiment }.run();
         others += u32::from(first.end_ns != other.end_ns);
     }
-    // A job may be limited by a disk on which nothing is random.
+    // A job may be limited by a disk without randomness.
     assert!(others > 30, "{others} of 40 runs differ");
 }
 
@@ -88,8 +88,8 @@ fn more_cores_than_work_change_nothing() {
     assert!((mb_s(2) - mb_s(64)).abs() < f64::EPSILON);
 }
 
-/// A run in which cores stall, over a disk that logs what reaches it; how many requests failed, how many
-/// chunks went to workers, and where the writes began.
+/// A run in which cores stall, over a disk that logs its operations. Returns how many requests
+/// failed, how many chunks went to workers, and where the writes began.
 fn logged(mut experiment: Experiment) -> (u64, u64, Vec<u64>) {
     experiment.stalls = Stalls { per_mille: 100, max_ns: 300_000 };
     let faults = Faults::new(1);
@@ -106,7 +106,7 @@ fn writes_leave_in_order_though_workers_encrypt_and_a_zoned_disk_refuses_none() 
     for (name, ns_per_byte) in [("zoned", 2.0), ("hdd", 20.0)] {
         let run = |policy| {
             let mut job = Job { requests: 400, ..job(Pattern::Write, 256 << 10, 16) };
-            // Once from its start to its end.
+            // Each run covers the region once from start to end.
             job.region_bytes = job.requests * job.block_bytes;
             let cipher = CipherModel { ns_per_byte, ns_per_call: 0 };
             logged(Experiment { cipher, ..Experiment::new(4, device(name), job, policy) })
@@ -146,7 +146,8 @@ fn placement_is_tried_amid_faults_and_every_request_ends() {
 
 #[test]
 fn a_wrong_estimate_is_found_out() {
-    // What carrying costs is not known here: the estimates hand chunks on that are better kept.
+    // The copy penalty is not calibrated here: the estimates offload chunks that are better kept
+    // inline.
     let costs = Costs { carry_ps_per_byte: 1000, ..Costs::default() };
     let job = Job { requests: 6000, ..job(Pattern::RandRead, 64 << 10, 1) };
     let reached = |policy| {

@@ -1,5 +1,5 @@
-//! Writes leave in the order in which they came, on real threads: where order matters, encryption by
-//! several workers costs no seek and is never refused.
+//! Writes leave in the order in which they arrived, on real threads: where order matters,
+//! encryption by several workers costs no seeks and no write is refused.
 
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ const LEN: u64 = 48 * MIB;
 const BLOCK: usize = 128 << 10;
 const DEPTH: usize = 16;
 
-/// A volume on that device, with three workers and a cipher that is worth them. Nothing fails; `faults`
-/// know what reaches the device.
+/// A volume on that device, with three workers and a cipher slow enough to use them. Nothing fails;
+/// `faults` logs what reaches the device.
 fn volume(device: &str, policy: PolicyKind, faults: &Faults) -> Arc<Volume> {
     let inner = Arc::new(ModelBackend::new(device, LEN).unwrap());
     let backend = Arc::new(FaultBackend::new(inner, faults.clone()));
@@ -84,8 +84,8 @@ fn workers_encrypt_and_no_write_is_out_of_order_or_refused() {
             writes.retain(|reached| reached.access == Access::Write);
             let sorted = writes.is_sorted_by_key(|write| write.range.start);
             assert!(sorted, "{device}, {policy}: a write left before an earlier one");
-            // The decisions are shown now and then; by now most of them are. Adaptive joins what
-            // waits for the disk, so its chunks are few and long.
+            // The decisions are published only now and then; most are by now. Adaptive joins
+            // requests that wait for the disk, so its chunks are few and long.
             let handed = volume.decisions()[0].stats.offloaded;
             assert!(handed >= 4, "{device}, {policy}: only {handed} chunks went to workers");
         }

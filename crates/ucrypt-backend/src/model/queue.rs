@@ -35,7 +35,8 @@ pub(super) struct ModelQueue {
     vain: u32,
 }
 
-/// Consecutive polls without an answer before a poll yields: the caller has nothing else to do.
+/// After more consecutive polls without an answer, a poll yields: the caller has nothing else to
+/// do.
 const VAIN_MAX: u32 = 1;
 
 /// An operation whose answer is not due yet.

@@ -2,7 +2,7 @@
 //!
 //! The files named are the published measurements that the experiments repeat. `docs/models.md`
 //! says who measured them and compares the models with them. "Chosen" marks numbers that nobody
-//! published for that device; no measurement is fitted by them.
+//! published for that device; nothing is fitted to them.
 
 use super::profile::{DiskProfile, FlashProfile, Media, Profile, Rate, ZoneLayout};
 

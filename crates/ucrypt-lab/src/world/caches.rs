@@ -1,4 +1,4 @@
-//! In which core's cache what workers have transformed lies.
+//! Tracks in which core's cache the chunks lie that workers have transformed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,14 +14,14 @@ pub(super) fn addresses(bytes: &[u8]) -> Range<usize> {
 }
 
 impl Caches {
-    /// A core has written these addresses.
+    /// Records that a core has written these addresses.
     pub(super) fn put(&mut self, at: Range<usize>, core: usize) {
         if !at.is_empty() {
             self.0.insert(at.start, (at.len(), core));
         }
     }
 
-    /// A core copies what lies there: how many bytes of it come out of another core's cache.
+    /// A core copies these addresses; returns how many bytes come from another core's cache.
     pub(super) fn take(&mut self, at: Range<usize>, core: usize) -> u64 {
         let mut carried = 0;
         while let Some((&first, &(len, of))) = self.0.range(at.clone()).next() {

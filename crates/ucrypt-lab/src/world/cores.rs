@@ -1,13 +1,13 @@
 //! Cores and the threads bound to them.
 //!
-//! A core runs one thread at a time, which keeps it until it has nothing to do, or until others
-//! have waited for a slice. A queue that is woken takes the core from a worker at once.
+//! A core runs one thread at a time. The thread keeps the core until it has nothing to do, or until
+//! others have waited for a slice. A woken queue takes the core from a worker at once.
 
 use std::collections::VecDeque;
 
 use ucrypt_engine::DoneJob;
 
-/// What a thread is for.
+/// The role of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// The loop of a queue.
@@ -20,18 +20,18 @@ pub(super) enum Role {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Since when.
+    /// Asleep since this time.
     Asleep(u64),
     Waking,
     /// Waits for its core, or runs.
     Awake,
 }
 
-/// What a thread is at.
+/// The current work of a thread.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) left_ns: u64,
-    /// A job that is delivered when it is done, and to which queue.
+    /// A job to deliver when it is done, and its queue.
     pub(super) done: Option<(usize, DoneJob)>,
 }
 
@@ -41,11 +41,11 @@ pub(super) struct Thread {
     pub(super) core: usize,
     pub(super) state: State,
     pub(super) work: Option<Work>,
-    /// Calls that it has made and not spent the time for.
+    /// Time of calls made but not yet spent.
     pub(super) debt_ns: u64,
-    /// It was woken by a thread of its core, which goes on until it has nothing more to do.
+    /// It was woken by a thread of its core, which continues until it has nothing more to do.
     pub(super) waits: bool,
-    /// A worker that has found nothing to do and has spun in vain.
+    /// The worker has found nothing to do and has spun in vain.
     pub(super) has_spun: bool,
 }
 
@@ -66,7 +66,7 @@ impl Thread {
 /// How long a thread keeps its core while others wait.
 const SLICE_NS: u64 = 500_000;
 
-/// How long until the core looks who else wants it.
+/// How often the core checks which other threads want it.
 const QUANTUM_NS: u64 = 50_000;
 
 #[derive(Debug, Default)]
@@ -78,7 +78,7 @@ pub(super) struct Core {
     last: Option<usize>,
     since_ns: u64,
     pub(super) busy_ns: u64,
-    /// Threads that live here.
+    /// Number of threads bound to this core.
     pub(super) threads: u32,
 }
 
@@ -90,7 +90,8 @@ impl Core {
         }
     }
 
-    /// The next thread runs; returns whether the core changed threads, or `None` if none wants to.
+    /// Runs the next thread; returns whether the core changed threads, or `None` if no thread is
+    /// ready.
     pub(super) fn pick(&mut self, now_ns: u64) -> Option<bool> {
         let next = self.woken.pop_front().or_else(|| self.ready.pop_front())?;
         let changed = self.last.is_some_and(|last| last != next);
@@ -98,19 +99,19 @@ impl Core {
         Some(changed)
     }
 
-    /// Whether the running thread has to make room.
+    /// Whether the running thread must yield.
     pub(super) fn must_yield(&self, role: Role, now_ns: u64) -> bool {
         let preempted = !self.woken.is_empty() && !matches!(role, Role::Queue(_));
         let waits = !self.woken.is_empty() || !self.ready.is_empty();
         preempted || (waits && now_ns - self.since_ns >= SLICE_NS)
     }
 
-    /// The running thread goes to the end of the line.
+    /// Puts the running thread at the end of the line.
     pub(super) fn put_back(&mut self) {
         self.ready.extend(self.running.take());
     }
 
-    /// How much of a piece of work is done before the core looks around.
+    /// How much of a piece of work is done before the core checks for other threads.
     pub(super) fn quantum(&self, left_ns: u64) -> u64 {
         if self.threads > 1 { left_ns.min(QUANTUM_NS) } else { left_ns }
     }

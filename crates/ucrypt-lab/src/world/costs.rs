@@ -1,61 +1,62 @@
-//! What everything but the cipher and the disk costs.
+//! The costs of everything but the cipher and the disk.
 
 use ucrypt_backend::{Io, total_len};
 use ucrypt_engine::{Calibration, CipherModel};
 
-/// What everything but the cipher and the disk costs a core, or delays, in nanoseconds.
+/// The costs of everything but the cipher and the disk: core time or delay, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {
     /// To accept a request of a client.
     pub accept: u64,
-    /// To answer a request to its client.
+    /// To answer a client's request.
     pub finish: u64,
-    /// One round of a queue's loop, beside what it takes in.
+    /// One round of a queue's loop, besides the work found in it.
     pub round: u64,
     /// To stage one operation for the backend.
     pub submit: u64,
-    /// For the thread that has submitted one, if it moves the data itself while the device takes its
+    /// To copy an operation's data, if the submitting thread moves it itself during the device's
     /// time; `None` if the device does.
     pub copy: Option<Copying>,
-    /// Picoseconds a byte for the client of a read to copy what it has got, on the queue's thread.
+    /// Picoseconds per byte for the client of a read to copy its data, on the queue's thread.
     pub take_ps_per_byte: u64,
-    /// The call that hands what is staged to the kernel; `None` if each operation begins when it is
-    /// submitted.
+    /// The call that submits staged operations to the kernel; `None` if each operation begins when
+    /// it is submitted.
     pub enter: Option<u64>,
     /// To take one answer of the backend.
     pub answer: u64,
-    /// To put a crypt job into the workers' queue, and to take its result from there.
+    /// To put a crypt job into the workers' queue, or to take its result from there.
     pub enqueue: u64,
-    /// Picoseconds a byte that copying takes longer when another core has transformed it; the engine
-    /// measures it when a volume is opened.
+    /// Extra picoseconds per byte to copy data that another core has transformed; the engine
+    /// measures this when a volume is opened.
     pub carry_ps_per_byte: u64,
-    /// To wake a sleeping thread, for the one that wakes it.
+    /// To wake a sleeping thread, for the waking thread.
     pub wake_call: u64,
     /// From the call until a sleeping thread runs on a free core.
     pub wake: u64,
     /// From the device's answer until a sleeping queue runs on a free core.
     pub interrupt: u64,
-    /// How long a worker without work, and a queue that may hear from one, spins before it sleeps.
+    /// How long a worker without work, or a queue that expects an answer from one, spins before it
+    /// sleeps.
     pub spin: u64,
-    /// Until one that spins sees what has come.
+    /// Until a spinning thread notices new work.
     pub spin_wake: u64,
-    /// For a thread to go to sleep, and to find out what has woken it.
+    /// For a thread to go to sleep, and to find out what woke it.
     pub sleep: u64,
     /// For a core to change from one thread to another.
     pub switch: u64,
 }
 
-/// What it costs to move the data of an operation: nanoseconds a call, picoseconds a byte.
+/// Costs of moving an operation's data: nanoseconds per call, picoseconds per byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copying {
-    /// Of reads.
+    /// For reads.
     pub read: (u64, u64),
-    /// Of writes: page by page, each with its locks.
+    /// For writes: page by page, each with its locks.
     pub write: (u64, u64),
 }
 
 impl Costs {
-    /// What is the same over every backend. Fitted to `examples/real.rs` over `null`, on two virtual
+    /// The costs common to all backends. Fitted to `examples/real.rs` over `null`, on two virtual
     /// cores of an Intel Xeon (Granite Rapids).
     const ENGINE: Self = Self {
         accept: 80,
@@ -77,12 +78,11 @@ impl Costs {
         switch: 1_500,
     };
 
-    /// The engine over a device, through a ring.
+    /// The engine over a device, using a ring.
     pub const DEVICE: Self = Self { enter: Some(400), interrupt: 3_000, ..Self::ENGINE };
 
-    /// The engine over a device model: memory, which the thread that submits copies, and answers
-    /// for which the queue spins. Fitted as above; a virtual machine's host has to be asked to wake a
-    /// core.
+    /// The engine over a device model, which is memory: the submitting thread copies, and the queue
+    /// spins for answers. Fitted as above; to wake a core, a virtual machine has to ask its host.
     pub const MODEL: Self = Self {
         copy: Some(Copying { read: (180, 130), write: (950, 200) }),
         take_ps_per_byte: 60,
@@ -91,18 +91,17 @@ impl Costs {
         ..Self::ENGINE
     };
 
-    /// Nanoseconds more to copy so many bytes that another core has in its cache.
+    /// Extra nanoseconds to copy `bytes` that another core has in its cache.
     pub(crate) fn carry_ns(&self, bytes: u64) -> u64 {
         bytes * self.carry_ps_per_byte / 1000
     }
 
-    /// Nanoseconds to answer a request that reads so many bytes, `carried` of which another core has
-    /// decrypted.
+    /// Nanoseconds to answer a read of `bytes`, `carried` of which another core has decrypted.
     pub(crate) fn finish_ns(&self, bytes: u64, carried: u64) -> u64 {
         self.finish + bytes * self.take_ps_per_byte / 1000 + self.carry_ns(carried)
     }
 
-    /// Nanoseconds to copy what an operation moves.
+    /// Nanoseconds to copy the data of an operation.
     pub(super) fn copy_ns(&self, io: &Io) -> u64 {
         let Some(copy) = self.copy else { return 0 };
         let ((call, ps_per_byte), bufs) = match io {
@@ -113,7 +112,7 @@ impl Costs {
         call + total_len(bufs) as u64 * ps_per_byte / 1000
     }
 
-    /// What the engine would measure of these costs, with that cipher.
+    /// The calibration that the engine would measure with these costs and that cipher.
     pub(crate) fn calibration(&self, cipher: &CipherModel) -> Calibration {
         const BYTES: u64 = 64 << 10;
         #[expect(clippy::cast_sign_loss, reason = "a rate is positive")]

@@ -1,4 +1,4 @@
-//! The disk: a device model's timing, and its content, if it keeps any.
+//! The disk: the timing of a device model, and optionally its content.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,7 +24,7 @@ pub(super) struct Operation {
     refused: bool,
 }
 
-/// What the disk holds; `None` if it keeps nothing.
+/// The content of the disk; `None` if it keeps none.
 type Content = Option<Arc<Mutex<Vec<u8>>>>;
 
 /// A disk of a [`World`](super::World), shared by its queues.
@@ -81,7 +81,7 @@ fn device_op(io: &Io) -> DeviceOp {
 }
 
 impl Host {
-    /// The disk has carried an operation out. Returns whose it was, unless it was waited for.
+    /// Completes an operation of the disk. Returns its queue, unless it is already completed.
     pub(super) fn disk_answers(&mut self, number: u64) -> Option<usize> {
         let Operation { queue, mut io, content, refused, .. } = self.operations.remove(&number)?;
         let result = match content {
@@ -168,20 +168,20 @@ struct DiskQueue {
     /// Bytes of the disk.
     len: u64,
     synchronous: bool,
-    /// Of the world's queues.
+    /// Index of this queue in the world.
     index: usize,
     depth: usize,
-    /// For the call that takes them to the disk.
+    /// Operations for the next call that submits them to the disk.
     staged: Vec<Io>,
-    /// Operations that the disk has and whose data this thread has still to copy, with the
-    /// nanoseconds which that takes.
+    /// Operations submitted to the disk whose data this thread has still to copy, with the
+    /// nanoseconds that takes.
     copies: VecDeque<(u64, u64)>,
-    /// Accepted and not answered.
+    /// Operations accepted and not answered.
     under_way: usize,
 }
 
 impl DiskQueue {
-    /// The operation reaches the device now.
+    /// Submits the operation to the device now; returns its number.
     fn begin(&mut self, host: &mut Host, io: Io) -> u64 {
         let op = device_op(&io);
         let fits = op.offset.checked_add(op.len).is_some_and(|end| end <= self.len);
@@ -198,7 +198,8 @@ impl DiskQueue {
         number
     }
 
-    /// What the thread that submits copies of it; what another core has encrypted comes out of its cache.
+    /// Time for the submitting thread to copy the operation's data, including fetching data that
+    /// another core has encrypted from that core's cache.
     fn copy_ns(&self, host: &mut Host, io: &Io) -> u64 {
         let mut carried = 0;
         if let Io::Write { bufs, .. } = io {
@@ -222,7 +223,7 @@ impl DiskQueue {
         }
     }
 
-    /// Copies all data up to that of an operation, as far as that was not done yet.
+    /// Copies all data not copied yet, up to that of an operation.
     fn copy_up_to(&mut self, host: &mut Host, operation: u64) {
         let before = self.copies.partition_point(|&(number, _)| number <= operation);
         host.now_ns += self.copies.drain(..before).map(|(_, ns)| ns).sum::<u64>();
@@ -231,7 +232,7 @@ impl DiskQueue {
     fn take_answers(&mut self, host: &mut Host, done: &mut Vec<Done>) {
         for (number, answer) in std::mem::take(&mut host.answers[self.index]) {
             self.copy_up_to(host, number);
-            // One that was answered at once was not looked for.
+            // A synchronous answer needs no search.
             host.now_ns += if self.synchronous { 0 } else { host.costs.answer };
             self.under_way -= 1;
             done.push(answer);
@@ -261,7 +262,7 @@ impl Queue for DiskQueue {
         }
     }
 
-    /// Data is copied when there is nothing else to do.
+    /// Copies data when there is nothing else to do.
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         let host = self.host.clone();
         let mut host = host.lock();
@@ -276,7 +277,7 @@ impl Queue for DiskQueue {
         Ok(())
     }
 
-    /// Whoever waits, waits outside the order of events: for the next answer of this queue.
+    /// Waits outside the order of events, for the next answer of this queue.
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         let host = self.host.clone();
         let mut host = host.lock();

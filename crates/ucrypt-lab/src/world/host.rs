@@ -1,4 +1,4 @@
-//! The machine: time, cores, threads, and what waits for workers.
+//! The machine: time, cores, threads, and the jobs that wait for workers.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -13,21 +13,22 @@ use super::cores::{Core, Role, State, Thread, Work};
 use super::costs::Costs;
 use super::disk::Operation;
 
-/// What happens next.
+/// The next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// The core's thread has done what it was at.
+    /// The core's thread has finished its current work.
     Core(usize),
-    /// A thread wants its core.
+    /// A thread is ready for its core.
     Wake(usize),
     /// The disk answers.
     Disk(u64),
 }
 
-/// How often, and for how long, a core is taken away from its thread: by its host, or by others' threads.
+/// How often, and for how long, a core is taken away from its thread: by the host of a virtual
+/// machine, or by other programs' threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stalls {
-    /// Turns of a thread, in a thousand, that are held up.
+    /// Delayed turns of a thread, per thousand.
     pub per_mille: u32,
     /// The longest stall, in nanoseconds.
     pub max_ns: u64,
@@ -36,12 +37,12 @@ pub struct Stalls {
 /// A job and the queue that it came from.
 type QueuesJob = (usize, Job);
 
-/// See the module's comment. Threads are numbered: the queues first, then their local workers, then
-/// those of the pool.
+/// See the module's comment. Threads are numbered: first the queues, then their local workers, then
+/// the workers of the pool.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) costs: Costs,
-    /// The present; for a thread that runs, its own.
+    /// The present time; while a thread runs, that thread's own time.
     pub(super) now_ns: u64,
     heap: BinaryHeap<Reverse<(u64, u64, Event)>>,
     scheduled: u64,
@@ -49,17 +50,18 @@ pub(super) struct Host {
     threads: Vec<Thread>,
     queues: usize,
     workers: usize,
-    /// Who runs now.
+    /// The running thread.
     running: usize,
     jobs: VecDeque<QueuesJob>,
     local_jobs: Vec<VecDeque<Job>>,
-    /// By queue: chunks that came back from workers since its last turn.
+    /// By queue: chunks that workers returned since its last turn.
     pub(super) returned: Vec<u64>,
     pub(super) caches: Caches,
-    /// Of the disk, by number. No number is used twice: an event may outlive its operation.
+    /// Operations of the disk, by number. No number is used twice: an event may outlive its
+    /// operation.
     pub(super) operations: BTreeMap<u64, Operation>,
     next_operation: u64,
-    /// By queue, with the number of the operation.
+    /// Answers of the disk by queue, with the number of the operation.
     pub(super) answers: Vec<Vec<(u64, ucrypt_backend::Done)>>,
     stalls: Stalls,
     random: Rng,
@@ -121,13 +123,13 @@ impl Host {
         self.threads[queue].core
     }
 
-    /// The share of the cores' time that something ran on them.
+    /// The share of the cores' time in which something ran on them.
     pub(super) fn busy(&self) -> f64 {
         let busy_ns: u64 = self.cores.iter().map(|core| core.busy_ns).sum();
         busy_ns as f64 / (self.now_ns.max(1) as f64 * self.cores.len() as f64)
     }
 
-    /// An operation of the disk that ends at `at_ns`, and its number.
+    /// Registers an operation of the disk that ends at `at_ns`; returns its number.
     pub(super) fn operation(&mut self, at_ns: u64, operation: Operation) -> u64 {
         let number = self.next_operation;
         self.next_operation += 1;
@@ -147,7 +149,7 @@ impl Host {
         Some(event)
     }
 
-    /// Has a sleeping thread run after `latency_ns`. Returns whether it slept.
+    /// Makes a sleeping thread run after `latency_ns`. Returns whether it slept.
     pub(super) fn wake(&mut self, thread: usize, latency_ns: u64) -> bool {
         let asleep = self.is_asleep(thread);
         if asleep {
@@ -168,13 +170,13 @@ impl Host {
         }
     }
 
-    /// The thread that runs tells one that sleeps that there is something to do.
+    /// The running thread wakes the thread `target` if it sleeps.
     pub(super) fn rouse(&mut self, target: usize) {
         let Some(slept_ns) = self.slept_ns(target) else { return };
         let Costs { spin, spin_wake, wake, wake_call, .. } = self.costs;
         let (from, core) = (self.running, self.threads[target].core);
         if self.cores[core].running == Some(from) {
-            // It goes on where it is: nobody has to be sent for.
+            // Both share a core: no wake-up across cores.
             self.threads[target].waits = true;
             self.threads[from].debt_ns += wake_call;
             self.wake(target, 0);
@@ -204,7 +206,7 @@ impl Host {
         self.schedule(self.now_ns + cost_ns, Event::Core(core));
     }
 
-    /// The thread of a core; and what it has done, if that is over.
+    /// The thread of a core; and the job that it has just completed, if any.
     pub(super) fn finish_work(&mut self, core: usize) -> Option<(usize, Option<(usize, DoneJob)>)> {
         let thread = self.cores[core].running?;
         self.running = thread;
@@ -212,8 +214,8 @@ impl Host {
         Some((thread, over.and_then(|work| work.done)))
     }
 
-    /// What the thread of a core does now, and since when: `None` within if it goes on with what it is
-    /// at, at all if it has to make room.
+    /// The role in which a core's thread starts its next work, and the time. The inner `None`: it
+    /// continues its current work; the outer `None`: it has to yield.
     pub(super) fn take_turn(&mut self, core: usize, thread: usize) -> Option<(Option<Role>, u64)> {
         let role = self.threads[thread].role;
         if self.cores[core].must_yield(role, self.now_ns) {
@@ -225,7 +227,7 @@ impl Host {
         Some((is_free.then_some(role), self.now_ns))
     }
 
-    /// A turn has been taken, which took until now.
+    /// Ends a turn, which took until now.
     pub(super) fn begin_work(
         &mut self,
         core: usize,
@@ -264,7 +266,7 @@ impl Host {
         }
     }
 
-    /// A job for a worker.
+    /// Takes a job for a worker.
     pub(super) fn take_job(&mut self, role: Role) -> Option<QueuesJob> {
         match role {
             Role::Local(queue) => self.local_jobs[queue].pop_front().map(|job| (queue, job)),
@@ -272,8 +274,9 @@ impl Host {
         }
     }
 
-    /// A worker without a job. Those on a queue's own core spin in vain before they sleep: for so many
-    /// nanoseconds. (The others spin where nobody waits for their core, and are asleep here meanwhile.)
+    /// A worker found no job. Local workers spin in vain before they sleep, for the spin time.
+    /// (Workers of the pool spin where nobody waits for their core; here they count as asleep
+    /// meanwhile.)
     pub(super) fn spin_in_vain(&mut self, role: Role) {
         let this = &mut self.threads[self.running];
         if matches!(role, Role::Local(_)) && !std::mem::replace(&mut this.has_spun, true) {
@@ -285,8 +288,8 @@ impl Host {
         self.threads.len() - self.workers..self.threads.len()
     }
 
-    /// Wakes a worker, if one sleeps: rather one that still spins, then one whose core is free. If it
-    /// is not to wake any, only if none spins or runs.
+    /// Wakes a sleeping worker, if any: preferably one that still spins, then one whose core is
+    /// free. With `wakes` false, only if no worker runs or if one spins.
     fn wake_worker(&mut self, wakes: bool) {
         let asleep: Vec<_> = self
             .pool()
@@ -309,14 +312,14 @@ impl Host {
     pub(super) fn describe(&self) -> String {
         let mut text = format!("at {} ns, {} jobs wait for workers", self.now_ns, self.jobs.len());
         for (index, thread) in self.threads.iter().enumerate() {
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, "\n  thread {index}: {:?}, {:?}", thread.role, thread.state);
         }
         text
     }
 }
 
-/// The host as its threads share it.
+/// The host, shared by its threads.
 #[derive(Debug)]
 pub(super) struct SharedHost(Mutex<Host>);
 
@@ -358,7 +361,7 @@ impl WorkerPool for SharedHost {
             return Err(job);
         }
         host.now_ns += host.costs.enqueue;
-        // Only queues hand anything on.
+        // Only queues offload.
         let queue = host.running;
         host.jobs.push_back((queue, job));
         host.wake_worker(wakes);
@@ -382,7 +385,7 @@ impl WorkerPool for SharedHost {
         Ok(())
     }
 
-    /// Queues help by turns of their own.
+    /// Queues help in turns of their own.
     fn help(&self) -> bool {
         false
     }

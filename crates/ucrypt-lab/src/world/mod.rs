@@ -1,19 +1,22 @@
-//! The engine in virtual time: the same [`ucrypt_engine::Queue`] that ships, on simulated cores over a
+//! The engine in virtual time: the shipped [`ucrypt_engine::Queue`], on simulated cores over a
 //! simulated disk.
 //!
-//! There is no thread and no clock: time is a number of nanoseconds that passes between the steps of
-//! the queues ([`Queue::step`]), and where the engine says what takes time: the cipher by its
-//! [`CipherModel`](ucrypt_engine::CipherModel), the rest by [`Costs`]. The same calls give the same run,
-//! event by event. A world in which no event is left while requests are under way is a deadlock.
+//! There is no thread and no clock. Time is a number of nanoseconds that advances between the steps
+//! of the queues ([`Queue::step`]) and where the engine reports work: the cipher takes the time of
+//! its [`CipherModel`](ucrypt_engine::CipherModel), the rest that of [`Costs`]. The same calls give
+//! the same run, event by event. If no event is left while requests are under way, the world is in
+//! a deadlock.
 //!
 //! # What is modelled
 //! - Cores run one thread at a time: queues (bound to cores), workers of the pool, and one worker
 //!   for each queue on its own core. Sleeping threads take time to wake; changing threads costs
-//!   time; a thread keeps its core for a slice while others wait; a queue that is woken preempts a worker.
-//! - What a step of a queue does, others see from its beginning on; it takes the core until its end.
-//! - Whether a queue may sleep, and what wakes it, is the engine's own code: a sleeping queue runs when
-//!   its descriptor is readable, or its disk answers.
-//! - What a worker has transformed lies in its core's cache: to copy it from there takes longer.
+//!   time; a thread keeps its core for a slice while others wait; a woken queue preempts a worker.
+//! - The effects of a queue's step are visible to others from its beginning; the step occupies the
+//!   core until its end.
+//! - The engine's own code decides whether a queue may sleep and what wakes it: a sleeping queue
+//!   runs when its descriptor is readable, or its disk answers.
+//! - Data that a worker has transformed lies in its core's cache: copying it from there takes
+//!   longer.
 //! - Memory bandwidth, hyperthreads and frequency changes are not modelled.
 
 mod caches;
@@ -37,13 +40,13 @@ pub use disk::VirtualDisk;
 pub use host::Stalls;
 use host::{Host, SharedHost};
 
-/// Who asks, on a queue's own thread.
+/// The clients of a queue, on the queue's own thread.
 pub(crate) trait Clients {
     /// Takes answers and sends requests. Returns whether there was anything to do.
     fn turn(&mut self, queue: &mut Queue, present: &mut Present<'_>) -> bool;
 }
 
-/// The time of a turn, which passes with what is done in it.
+/// The time of a turn, which advances with the work done in it.
 pub(crate) struct Present<'a> {
     host: &'a SharedHost,
     queue: usize,
@@ -54,13 +57,13 @@ impl Present<'_> {
         self.host.lock().now_ns
     }
 
-    /// A request is accepted.
+    /// Counts the cost of accepting a request.
     pub(crate) fn accept(&mut self) {
         let mut host = self.host.lock();
         host.now_ns += host.costs.accept;
     }
 
-    /// A client gets its answer, with what it has read.
+    /// Counts the cost of answering a client, with the data that it has read.
     pub(crate) fn finish(&mut self, data: Option<&[u8]>) {
         let mut host = self.host.lock();
         let at = addresses(data.unwrap_or_default());
@@ -69,24 +72,23 @@ impl Present<'_> {
         host.now_ns += host.costs.finish_ns(bytes, carried);
     }
 
-    /// The loop goes round.
+    /// Counts the cost of a round of the loop.
     pub(crate) fn round(&mut self) {
         let mut host = self.host.lock();
         host.now_ns += host.costs.round;
     }
 }
 
-/// A machine, its disk, and the queues that were made on it.
+/// A machine, its disk, and its queues.
 pub struct World {
     host: Arc<SharedHost>,
     queues: Vec<Rc<RefCell<Queue>>>,
-    /// By queue; `None`: who drives the world asks.
+    /// By queue; `None`: the caller that drives the world submits requests.
     clients: Vec<Option<Box<dyn Clients>>>,
 }
 
 impl World {
-    /// A machine of `cores` cores with so many workers (of the pool), which is about to have `queues`
-    /// queues.
+    /// A machine of `cores` cores with `workers` workers in its pool, and room for `queues` queues.
     pub fn new(cores: usize, queues: usize, workers: usize, costs: Costs) -> Self {
         let host = Arc::new(SharedHost::new(Host::new(cores, queues, workers, costs)));
         Self { host, queues: Vec::new(), clients: (0..queues).map(|_| None).collect() }
@@ -97,8 +99,8 @@ impl World {
         self.host.lock().set_stalls(stalls, seed);
     }
 
-    /// What a volume of this world needs of it. `cores`: those that workers and queues share, `None` if
-    /// workers are used whatever that costs others.
+    /// The executor for a volume of this world. `cores`: the cores that workers and queues share;
+    /// `None` if workers are used whatever that costs others.
     pub fn executor(&self, cores: Option<u32>, calibration: Calibration) -> Executor {
         let workers = self.host.lock().has_workers();
         Executor {
@@ -109,20 +111,20 @@ impl World {
         }
     }
 
-    /// A disk of `len` bytes of that model, with content: zeroes at first.
+    /// A disk of `len` bytes with that model's timing and with content, initially zeroes.
     pub fn disk(&self, profile: &'static Profile, len: u64, seed: u64) -> Arc<VirtualDisk> {
         Arc::new(VirtualDisk::new(self.host.clone(), profile, len, true, seed))
     }
 
-    /// A disk that keeps nothing and gives nothing, for as long as that takes.
+    /// A disk without content: it has the timing only.
     pub fn empty_disk(&self, profile: &'static Profile, len: u64, seed: u64) -> Arc<VirtualDisk> {
         Arc::new(VirtualDisk::new(self.host.clone(), profile, len, false, seed))
     }
 
-    /// The next of the queues that were announced.
+    /// Creates the next of the world's queues.
     ///
     /// # Errors
-    /// Those of the volume.
+    /// The errors of the volume.
     ///
     /// # Panics
     /// If none is left.
@@ -137,18 +139,18 @@ impl World {
         Ok(queue)
     }
 
-    /// The clients of a queue, which begin at once.
+    /// Attaches the clients of a queue, which begin at once.
     pub(crate) fn attach(&mut self, queue: usize, clients: Box<dyn Clients>) {
         self.clients[queue] = Some(clients);
         self.call(queue);
     }
 
-    /// Something was submitted to a queue: its thread looks, if it sleeps.
+    /// Something was submitted to a queue: its thread is woken if it sleeps.
     pub fn call(&self, queue: usize) {
         self.host.lock().wake(queue, 0);
     }
 
-    /// What happens until the world goes on is done by the thread of this queue.
+    /// Until the world advances, all actions are those of this queue's thread.
     pub fn act_for(&self, queue: usize) {
         self.host.lock().set_running(queue);
     }
@@ -158,12 +160,12 @@ impl World {
         self.host.lock().now_ns
     }
 
-    /// The share of the cores' time, 0 to 1, that something ran on them.
+    /// The share of the cores' time in which something ran on them, 0 to 1.
     pub fn busy(&self) -> f64 {
         self.host.lock().busy()
     }
 
-    /// Lets the next thing happen. Returns whether there was anything.
+    /// Carries out the next event. Returns whether there was one.
     pub fn advance(&mut self) -> bool {
         let Some(event) = self.host.lock().next_event() else { return false };
         match event {
@@ -180,18 +182,18 @@ impl World {
         true
     }
 
-    /// What each thread is at, for the report of a hang.
+    /// The state of each thread, to report a hang.
     pub fn describe(&self) -> String {
         self.host.lock().describe()
     }
 
-    /// A core's thread has done what it was at, or has just got the core.
+    /// A core's thread has finished its work, or has just got the core.
     fn core_event(&mut self, core: usize) {
         let Some((thread, done)) = self.host.lock().finish_work(core) else { return };
         if let Some((queue, done)) = done {
             done.deliver();
             self.host.lock().returned[queue] += 1;
-            // Before it makes room for another.
+            // Before the thread yields to another.
             self.wake_signalled();
         }
         let Some((role, start_ns)) = self.host.lock().take_turn(core, thread) else { return };
@@ -203,7 +205,7 @@ impl World {
         self.wake_signalled();
         let mut host = self.host.lock();
         host.begin_work(core, thread, start_ns, goes_on, done);
-        // Its descriptor may have become readable before it went to sleep.
+        // The queue's descriptor may have become readable before it went to sleep.
         if host.is_asleep(thread)
             && self.queues.get(thread).is_some_and(|queue| is_signalled(queue))
         {
@@ -211,7 +213,8 @@ impl World {
         }
     }
 
-    /// One step of a queue. Returns whether it goes on, and a job that it does for the workers.
+    /// Runs one step of a queue. Returns whether the queue continues, and a job that it does for
+    /// the workers.
     fn queue_turn(&mut self, index: usize) -> (bool, Option<(usize, DoneJob)>) {
         let Some(queue) = self.queues.get(index) else { return (false, None) };
         let mut queue = queue.borrow_mut();
@@ -235,7 +238,7 @@ impl World {
         if let Some((of, job)) = job {
             return (true, Some((of, job.run())));
         }
-        // Who has an answer for its client goes on when that has taken it, and called.
+        // A queue with an answer for its client continues when the client has taken it and called.
         (!queue.has_done() && !queue.may_sleep(), None)
     }
 
@@ -266,8 +269,8 @@ impl World {
     }
 }
 
-/// Whether the descriptor that ends a queue's sleep is readable. Who has an answer for its client does not
-/// look at it, but waits for that.
+/// Whether the descriptor that ends a queue's sleep is readable. A queue with an answer for its
+/// client ignores the descriptor and waits for the client.
 fn is_signalled(queue: &RefCell<Queue>) -> bool {
     let queue = queue.borrow();
     if queue.has_done() {
