@@ -1,5 +1,5 @@
-//! The random client: submits operations through one or more ports, and holds every answer to the
-//! model.
+//! The random client: submits operations through one or more ports, and checks every answer against
+//! the model.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -15,39 +15,40 @@ use crate::operation::{Generator, Kind, Operation, Shape};
 use crate::port::{Completion, Port, Submitted};
 use crate::random::Random;
 
-/// When a run in which nothing is answered has failed.
+/// When a run without answers counts as failed.
 #[derive(Debug, Clone, Copy)]
 pub enum Watchdog {
-    /// After so many polls of all ports: for backends that do things when they are polled.
+    /// After this many polls of all ports: for backends that make progress when they are polled.
     Steps(u64),
-    /// After so long.
+    /// After this time.
     Time(Duration),
 }
 
-/// How a run goes.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Everything follows from it.
+    /// Determines the whole run.
     pub seed: u64,
-    /// What is asked for.
+    /// The operations to submit.
     pub shape: Shape,
-    /// Operations in all.
+    /// Total number of operations.
     pub operations: u64,
-    /// Most requests under way on one port. More than its pools have room for is fine.
+    /// Maximum requests in flight on one port; may exceed what the port's pools have room for.
     pub depth: usize,
-    /// Requests that are given up, in percent.
+    /// Requests to cancel, in percent.
     pub cancels: u64,
-    /// What the disk holds at first.
+    /// The initial content of the disk.
     pub initial: Initial,
-    /// Bytes of a sector: what a fault in it concerns.
+    /// Bytes of a sector: a fault concerns whole sectors.
     pub sector: u64,
-    /// What is old or new as a whole.
+    /// The units that are old or new as a whole.
     pub whole: Whole,
-    /// Whether [`Client::model`] is asked about crashes.
+    /// Whether [`Client::model`] will be checked after crashes.
     pub crashes: bool,
-    /// Only these errors may come, where these faults reach.
+    /// The injected faults, whose errors are the only ones allowed, and the disk's offset in the
+    /// backend.
     pub faults: Option<(Faults, u64)>,
-    /// See there.
+    /// See [`Watchdog`].
     pub watchdog: Watchdog,
 }
 
@@ -69,8 +70,8 @@ impl Plan {
         }
     }
 
-    /// Writes and flushes until the power fails, on a disk of 512-byte sectors, of which a long write may
-    /// be torn at any.
+    /// Writes and flushes until the power fails, on a disk of 512-byte sectors. A long write may be
+    /// torn at any sector.
     pub fn until_a_crash(seed: u64, disk_len: u64, watchdog: Watchdog) -> Self {
         let shape = Shape {
             transfer_max: 32 << 10,
@@ -83,7 +84,7 @@ impl Plan {
     }
 }
 
-/// Why a run has failed.
+/// Why a run failed.
 #[derive(Debug)]
 pub struct Failure {
     seed: u64,
@@ -96,18 +97,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What a run has seen.
+/// Counts of a run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
     /// Requests that were answered.
     pub answered: u64,
-    /// Those among them that failed.
+    /// Answered requests that failed.
     pub failed: u64,
-    /// Those that were cancelled.
+    /// Answered requests that were cancelled.
     pub cancelled: u64,
-    /// Submissions that were refused for want of room.
+    /// Submissions refused for lack of room.
     pub busy: u64,
-    /// Those that were refused for good.
+    /// Submissions refused permanently.
     pub refused: u64,
 }
 
@@ -115,11 +116,11 @@ struct Asked {
     operation: Operation,
     port: usize,
     cancelled: bool,
-    /// A flush had failed before it was submitted.
+    /// A flush failed before this request was submitted.
     after_failed_flush: bool,
 }
 
-/// See the module's comment.
+/// The random client; see the module's comment.
 pub struct Client {
     plan: Plan,
     random: Random,
@@ -127,7 +128,7 @@ pub struct Client {
     model: Model,
     asked: BTreeMap<Tag, Asked>,
     under_way: Vec<usize>,
-    /// Refused for want of room, by port: to be submitted again.
+    /// By port: an operation refused for lack of room, to be submitted again.
     held: Vec<Option<(Tag, Operation)>>,
     next: Tag,
     flush_failed: bool,
@@ -139,7 +140,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client for so many ports.
+    /// A client for this many ports.
     pub fn new(plan: Plan, ports: usize) -> Self {
         let model = Model::new(plan.shape.disk_len, plan.whole, plan.initial, plan.crashes);
         Self {
@@ -160,10 +161,10 @@ impl Client {
         }
     }
 
-    /// Carries the plan out to its end, and reads the whole disk once more.
+    /// Runs the plan to its end, then reads the whole disk.
     ///
     /// # Errors
-    /// An answer that must not be, a wrong byte, or no answer at all.
+    /// An invalid answer, a wrong byte, or no answer at all.
     pub fn run(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<Report, Failure> {
         while !self.is_done() {
             self.step(ports)?;
@@ -171,12 +172,12 @@ impl Client {
         self.end(ports)
     }
 
-    /// Whether as many operations were submitted as the plan has.
+    /// Whether all operations of the plan were submitted.
     pub fn is_done(&self) -> bool {
         self.next > self.plan.operations
     }
 
-    /// Waits for what is under way, and reads the whole disk once more.
+    /// Waits for the requests in flight, then reads the whole disk.
     ///
     /// # Errors
     /// As [`Client::run`].
@@ -186,10 +187,10 @@ impl Client {
         Ok(self.report)
     }
 
-    /// Holds what was found on the disk by another way to the model, with nothing under way.
+    /// Checks bytes found on the disk in another way against the model, with nothing in flight.
     ///
     /// # Errors
-    /// What the disk holds and must not.
+    /// The disk holds content that it must not hold.
     pub fn check_at_rest(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Mismatch> {
         let (kind, len) = (Kind::Read, bytes.len() as u64);
         let read = Operation { kind, offset, len };
@@ -197,18 +198,18 @@ impl Client {
         self.model.end_read(self.next, &read, Some(bytes))
     }
 
-    /// What the disk may hold.
+    /// The model of the disk.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Does one thing: submits, gives up, or takes answers.
+    /// Does one step: submits, cancels, or takes answers.
     ///
     /// # Errors
     /// As [`Client::run`].
     pub fn step(&mut self, ports: &mut [Box<dyn Port + '_>]) -> Result<(), Failure> {
         let port = self.random.below(ports.len() as u64) as usize;
-        // Bursts: many are submitted before anybody looks for answers.
+        // Bursts: submit many operations before looking for answers.
         let burst = if self.random.percent(3) { 2 * self.plan.depth as u64 } else { 1 };
         for _ in 0..self.random.below(burst + 1) {
             if self.under_way[port] < self.plan.depth {
@@ -225,7 +226,7 @@ impl Client {
         Ok(())
     }
 
-    /// Waits for everything that is under way.
+    /// Waits for all requests in flight.
     ///
     /// # Errors
     /// As [`Client::run`].
@@ -243,9 +244,9 @@ impl Client {
         Ok(())
     }
 
-    /// The server is dead: takes the answers that it still gave, and gives up the rest, which may have
-    /// been done or not. What was acknowledged is done: the kernel outlives a server. The client goes
-    /// on with ports to a new one.
+    /// Handles the death of the server: takes the answers that the server still gave, and drops the
+    /// other requests, which may have been carried out or not. Acknowledged requests are done: the
+    /// kernel outlives a server. The client can continue with ports to a new server.
     ///
     /// # Errors
     /// As [`Client::run`], and a port that does not break.
@@ -256,7 +257,7 @@ impl Client {
         }
         for (tag, asked) in std::mem::take(&mut self.asked) {
             if asked.operation.kind == Kind::Read {
-                // Nothing was read that could be wrong.
+                // A read without an answer has no data to check.
                 let _ = self.model.end_read(tag, &asked.operation, None);
             } else {
                 self.model.end(tag, &asked.operation, false);
@@ -429,7 +430,7 @@ impl Client {
                 Fate::Hang => error == Errno::IO,
             };
             let here = met.range.start < sectors.end && sectors.start < met.range.end;
-            // What was not made durable concerns everything that should be, from then on.
+            // Data that was not made durable concerns every later request that must be durable.
             told && (here || durable && met.durable)
         });
         if concerned {
@@ -442,7 +443,7 @@ impl Client {
         ))
     }
 
-    /// What succeeds must not touch a place that always fails, nor be durable after a failed flush.
+    /// A durable request must not succeed if a flush failed before it was submitted.
     fn check_success(&self, asked: &Asked) -> Result<(), Failure> {
         let operation = asked.operation;
         let durable = operation.kind == Kind::Flush || operation.kind.is_fua();
@@ -454,7 +455,7 @@ impl Client {
         Ok(())
     }
 
-    /// The bytes of the backend that an operation touches.
+    /// The bytes of the backend that an operation touches, as whole sectors.
     fn sectors(&self, operation: &Operation, offset: u64) -> Range<u64> {
         let (range, sector) = (operation.range(), self.plan.sector);
         offset + range.start / sector * sector..offset + range.end.next_multiple_of(sector)

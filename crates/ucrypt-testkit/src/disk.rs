@@ -1,5 +1,5 @@
-//! A file or block device of this machine as a port: system calls for direct I/O, made by threads, so
-//! that several are under way.
+//! A port to a file or block device of this machine: system calls with direct I/O, made by several
+//! threads to keep several in flight.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,12 +23,12 @@ use crate::port::{Completion, Port, Submitted};
 const PORTS: usize = 3;
 const THREADS: usize = 4;
 
-/// A client of several ports, each with several threads, on the same bytes of the disk at `path`. Of
-/// `plan`, all counts but the mix of operations, their depth, and the watchdog. Returns the client,
-/// which knows what the disk may hold now.
+/// Runs a client of several ports, each with several threads, on the same bytes of the disk at
+/// `path`. Of `plan`, the mix of operations, the longest write of zeroes, the depth and the watchdog
+/// are replaced. Returns the client, whose model tells what the disk may hold now.
 ///
 /// # Panics
-/// The disk can't be opened, or does not do what a disk has to do.
+/// If the disk can't be opened, or does not behave as a disk must.
 pub fn transfers_at_once(path: &Path, plan: Plan) -> Client {
     let shape = Shape { mix: [35, 45, 10, 0, 10], zeroes_max: 4 << 20, ..plan.shape };
     let transfer_max = shape.transfer_max as usize;
@@ -51,10 +51,10 @@ struct Job {
     data: Vec<u8>,
 }
 
-/// See the module's comment. Transfers have to be multiples of the disk's sectors. Nothing is
-/// discarded, and nothing can be cancelled.
+/// See the module's comment. Transfers have to be multiples of the disk's sectors. Discards are
+/// refused, and nothing can be cancelled.
 pub struct DiskPort {
-    /// `None` when it ends.
+    /// `None` when the port is dropped.
     jobs: Option<Sender<Job>>,
     answers: Receiver<Completion>,
     threads: Vec<JoinHandle<()>>,
@@ -63,10 +63,10 @@ pub struct DiskPort {
 }
 
 impl DiskPort {
-    /// Opens the disk, for so many transfers at once of up to `transfer_max` bytes.
+    /// Opens the disk for `threads` concurrent transfers of up to `transfer_max` bytes.
     ///
     /// # Errors
-    /// It can't be opened, or there is no memory.
+    /// If the disk can't be opened, or there is no memory.
     pub fn open(path: &Path, threads: usize, transfer_max: usize) -> io::Result<Self> {
         let (jobs, queue) = channel();
         let (answer, answers) = channel();
@@ -85,7 +85,7 @@ impl DiskPort {
     }
 }
 
-/// Until there are no more jobs.
+/// Serves jobs until the port is dropped.
 fn work(file: &File, memory: &Pool, queue: &Mutex<Receiver<Job>>, answer: &Sender<Completion>) {
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -95,7 +95,7 @@ fn work(file: &File, memory: &Pool, queue: &Mutex<Receiver<Job>>, answer: &Sende
             .as_ref()
             .map(|_| ())
             .map_err(|error| Errno::from_io_error(error).unwrap_or(Errno::IO));
-        // Who asked may have failed already.
+        // The port may be gone already, after a failure.
         let _ = answer.send(Completion { tag, result, data: done.ok().flatten() });
     }
 }
@@ -187,10 +187,10 @@ impl Port for DiskPort {
 impl Drop for DiskPort {
     fn drop(&mut self) {
         self.jobs = None;
-        // A thread in a system call that does not end must not keep the test from failing.
+        // A thread in a system call that does not return must not keep the test from failing.
         if self.under_way == 0 {
             for thread in self.threads.drain(..) {
-                // It does not panic.
+                // The thread does not panic.
                 let _ = thread.join();
             }
         }

@@ -1,21 +1,21 @@
-//! A backend around a backend that does what disks do on bad days.
+//! A backend around a backend that injects the faults of real disks.
 //!
-//! Fault model. What a [`FaultBackend`] may do, as its [`Faults`] say:
+//! Fault model. A [`FaultBackend`] does the following, as its [`Faults`] say:
 //!
 //! - answer an operation with an error: by place ([`Rule::range`]), by kind, the n-th that a rule
-//!   meets, or by chance; a write that fails may have been done in part, whole sectors of it, and a
-//!   read that fails may have filled its buffers;
+//!   matches, or at random. A failed write may have been done in part, in whole sectors; a failed
+//!   read may have filled its buffers;
 //! - answer late, and in another order;
-//! - do nothing, and not answer, until [`Faults::release`] or [`Faults::resume`];
-//! - keep what is written in a volatile cache until a flush: [`Faults::crash`] loses any of it, and
-//!   nothing works after that;
+//! - neither carry out nor answer an operation until [`Faults::release`] or [`Faults::resume`];
+//! - keep writes in a volatile cache until a flush: [`Faults::crash`] loses any of it, and nothing
+//!   works after that;
 //! - fail a flush once and succeed afterwards, as the kernel's page cache does.
 //!
-//! The mapped bytes of the backend inside meet the same errors ([`FaultMap`]); with a volatile cache
-//! there is no mapping. All of it follows from the seed, as long as one thread uses the backend.
+//! The mapped bytes of the inner backend meet the same errors ([`FaultMap`]); with a volatile cache
+//! there is no mapping. The seed determines everything, as long as one thread uses the backend.
 //!
-//! Without faults, operations are carried out in the order in which they were submitted. What reaches
-//! the backend is kept ([`Faults::log`]), for tests of order and of what is saved.
+//! Without faults, operations are carried out in the order of submission. Operations that reach the
+//! backend are logged ([`Faults::log`]), for tests of order and of saved operations.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,16 +32,16 @@ use ucrypt_backend::{
 
 use crate::random::Random;
 
-/// Bytes of the smallest piece that a disk writes as a whole.
+/// Bytes of the smallest unit that a disk writes as a whole.
 const SECTOR: usize = 512;
 
-/// How long a test waits for an operation that must come.
+/// How long a test waits for an expected operation.
 const COMES_WITHIN: Duration = Duration::from_secs(30);
 
-/// How long anything hangs at most: a test that has failed must end.
+/// How long an operation hangs at most: a failed test must end.
 const HANGS_MAX: Duration = Duration::from_secs(60);
 
-/// What an operation does to a backend.
+/// The kind of access of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reads.
@@ -50,67 +50,67 @@ pub enum Access {
     Write,
     /// Flushes.
     Flush,
-    /// Discards, or has zeroes written.
+    /// Discards, or writes zeroes.
     Punch,
 }
 
-/// What becomes of an operation that a rule meets.
+/// The outcome of an operation that matches a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It is answered with an error and was not done.
+    /// It is not carried out, and answered with an error.
     Fail(Errno),
-    /// A write is done in part, a read altogether; it is answered with an error.
+    /// A write is carried out in part, a read completely; it is answered with an error.
     Tear(Errno),
-    /// It waits until [`Faults::release`] answers it with `EIO` or [`Faults::resume`] has it carried
-    /// out. After a minute it fails, so that a test that has failed ends.
+    /// It waits until [`Faults::release`] answers it with `EIO` or [`Faults::resume`] carries it
+    /// out. After a minute it fails, so that a failed test ends.
     Hang,
 }
 
-/// Which operations meet which fate.
+/// Maps operations to a fate.
 #[derive(Debug, Clone)]
 pub struct Rule {
-    /// Only these; empty: all.
+    /// Only these kinds of access; empty: all.
     pub accesses: Vec<Access>,
-    /// Only what touches these bytes of the backend; empty: all.
+    /// Only operations that touch these bytes of the backend; empty: all.
     pub range: Range<u64>,
-    /// So many that would have met it are spared first.
+    /// Number of matching operations that are spared first.
     pub spare: u64,
-    /// Then so many meet it.
+    /// Number of matching operations that then meet the fate.
     pub count: u64,
-    /// Of those, in percent, by chance.
+    /// Probability, in percent, that a matching operation meets the fate.
     pub percent: u64,
-    /// What becomes of them.
+    /// The outcome.
     pub fate: Fate,
 }
 
 impl Rule {
-    /// Every operation.
+    /// A rule for every operation.
     pub fn new(fate: Fate) -> Self {
         Self { accesses: Vec::new(), range: 0..0, spare: 0, count: u64::MAX, percent: 100, fate }
     }
 
-    /// Only those of that kind.
+    /// Only operations of that kind.
     #[must_use]
     pub fn on(mut self, access: Access) -> Self {
         self.accesses.push(access);
         self
     }
 
-    /// Only what touches these bytes of the backend.
+    /// Only operations that touch these bytes of the backend.
     #[must_use]
     pub fn range(mut self, range: Range<u64>) -> Self {
         self.range = range;
         self
     }
 
-    /// Only the n-th that it would meet, counted from 0.
+    /// Only the n-th matching operation, counted from 0.
     #[must_use]
     pub fn nth(mut self, n: u64) -> Self {
         (self.spare, self.count) = (n, 1);
         self
     }
 
-    /// Only so many in a hundred.
+    /// Only with this probability, in percent.
     #[must_use]
     pub fn chance(mut self, percent: u64) -> Self {
         self.percent = percent;
@@ -127,41 +127,41 @@ impl Rule {
 /// An operation that reached the backend.
 #[derive(Debug, Clone)]
 pub struct Reached {
-    /// What it was.
+    /// The kind of access.
     pub access: Access,
-    /// Whether it was to be durable: a flush, or a write with FUA.
+    /// Whether it must be durable: a flush, or a write with FUA.
     pub durable: bool,
     /// Bytes of the backend that it touches; empty for a flush.
     pub range: Range<u64>,
-    /// Whether it is one on the mapped bytes.
+    /// Whether it accessed the mapped bytes.
     pub in_place: bool,
 }
 
 /// An operation that met a fate.
 #[derive(Debug, Clone)]
 pub struct Met {
-    /// What it was.
+    /// The kind of access.
     pub access: Access,
-    /// Whether it was to be durable: a flush, or a write with FUA.
+    /// Whether it must be durable: a flush, or a write with FUA.
     pub durable: bool,
     /// Bytes of the backend that are at fault; empty for a flush.
     pub range: Range<u64>,
-    /// What became of it.
+    /// The outcome.
     pub fate: Fate,
 }
 
-/// Says what goes wrong. Clones are one.
+/// Controls the faults. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct Faults(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Something has met its fate.
+    /// Signalled when an operation has met its fate.
     met: Condvar,
 }
 
-/// What becomes of what hangs.
+/// The outcome of hanging operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Failed,
@@ -172,14 +172,14 @@ enum End {
 struct State {
     rules: Vec<Rule>,
     random: Random,
-    /// Polls that an operation may wait before it is carried out, and again before its answer.
+    /// Maximum polls that an operation waits before it is carried out, and again before its answer.
     delay_max: u64,
     met: Vec<Met>,
     log: Vec<Reached>,
     /// Sectors in the volatile cache, if there is one.
     cache: Option<BTreeMap<u64, Box<[u8; SECTOR]>>>,
     crashed: bool,
-    /// `None`: it hangs.
+    /// `None`: such operations hang.
     end: Option<End>,
 }
 
@@ -203,58 +203,59 @@ impl Faults {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more rule; the first that meets an operation decides.
+    /// Adds a rule; the first rule that an operation meets decides.
     pub fn add(&self, rule: Rule) -> &Self {
         self.state().rules.push(rule);
         self
     }
 
-    /// From now on nothing new goes wrong.
+    /// Removes all rules: no new faults from now on.
     pub fn clear(&self) {
         self.state().rules.clear();
     }
 
-    /// Operations and answers wait for up to so many polls, and so change places.
+    /// Delays operations and answers by up to this many polls, which changes their order.
     pub fn delay(&self, polls_max: u64) -> &Self {
         self.state().delay_max = polls_max;
         self
     }
 
-    /// What is written stays in a volatile cache until a flush.
+    /// Keeps writes in a volatile cache until a flush.
     pub fn volatile(&self) -> &Self {
         self.state().cache.get_or_insert_default();
         self
     }
 
-    /// What hangs is answered, with `EIO`, and nothing hangs any more.
+    /// Answers hanging operations with `EIO`; no operation hangs from now on.
     pub fn release(&self) {
         self.state().end = Some(End::Failed);
     }
 
-    /// What hangs is carried out, and nothing hangs any more.
+    /// Carries hanging operations out; no operation hangs from now on.
     pub fn resume(&self) {
         self.state().end = Some(End::Done);
     }
 
-    /// Power fails: of the volatile cache, any sectors have reached the disk. Everything after it fails
-    /// with `EIO`. The backend inside then holds what is left, once [`FaultBackend::settle`] was called.
+    /// Simulates a power failure: any sectors of the volatile cache have reached the disk. All
+    /// later operations fail with `EIO`. After [`FaultBackend::settle`], the inner backend holds
+    /// what is left.
     pub fn crash(&self) {
         let mut state = self.state();
         let State { random, cache, crashed, .. } = &mut *state;
         *crashed = true;
         if let Some(cache) = cache {
-            // Mostly all or nothing of it, now and then half.
+            // Keep nothing, about half, or all of it.
             let percent = [0, 50, 100][random.below(3) as usize];
             cache.retain(|_, _| random.percent(percent));
         }
     }
 
-    /// What has met a fate so far.
+    /// The operations that have met a fate so far.
     pub fn met(&self) -> Vec<Met> {
         self.state().met.clone()
     }
 
-    /// Waits until so many operations have met a fate.
+    /// Waits until this many operations have met a fate.
     ///
     /// # Panics
     /// If they have not within 30 seconds.
@@ -274,12 +275,12 @@ impl Faults {
         }
     }
 
-    /// What has reached the backend so far, in the order in which it came.
+    /// The operations that have reached the backend so far, in order.
     pub fn log(&self) -> Vec<Reached> {
         self.state().log.clone()
     }
 
-    /// Decides what becomes of an operation.
+    /// Logs an operation and decides its fate.
     fn judge(&self, reached: Reached) -> Option<Fate> {
         let fate = self.state().judge(reached);
         self.0.met.notify_all();
@@ -307,7 +308,7 @@ impl State {
             }
             rule.count -= 1;
             let fate = rule.fate;
-            // Of a longer operation, only what the rule names is at fault.
+            // Only the part of an operation that the rule names is at fault.
             let at_fault = match &rule.range {
                 named if named.is_empty() => range.clone(),
                 named => range.start.max(named.start)..range.end.min(named.end),
@@ -319,7 +320,7 @@ impl State {
     }
 }
 
-/// See the module's comment.
+/// A backend with faults; see the module's comment.
 pub struct FaultBackend {
     inner: Arc<dyn Backend>,
     faults: Faults,
@@ -328,13 +329,13 @@ pub struct FaultBackend {
 }
 
 impl FaultBackend {
-    /// Around a backend. Answers come when they are waited for, not at once.
+    /// Wraps a backend. Answers come when they are polled or waited for, not at once.
     pub fn new(inner: Arc<dyn Backend>, faults: Faults) -> Self {
         let limits = Limits { synchronous: false, ..inner.limits().clone() };
         Self { inner, faults, limits, has_map: true }
     }
 
-    /// As [`FaultBackend::new`], but where the backend inside is synchronous, this says so, too.
+    /// As [`FaultBackend::new`], but reports a synchronous inner backend as synchronous.
     pub fn at_once(inner: Arc<dyn Backend>, faults: Faults) -> Self {
         let limits = inner.limits().clone();
         Self { inner, faults, limits, has_map: true }
@@ -347,10 +348,10 @@ impl FaultBackend {
         self
     }
 
-    /// Brings what is left in the volatile cache to the backend inside.
+    /// Writes the remaining volatile cache to the inner backend.
     ///
     /// # Errors
-    /// Those of the backend inside.
+    /// The errors of the inner backend.
     pub fn settle(&self) -> io::Result<()> {
         let cache = self.faults.state().cache.as_mut().map(std::mem::take).unwrap_or_default();
         let mut queue = self.inner.queue(1)?;
@@ -358,7 +359,7 @@ impl FaultBackend {
     }
 }
 
-/// Carries one operation out and waits for it.
+/// Carries out one operation and waits for it.
 fn carry_out(queue: &mut dyn Queue, io: Io) -> Done {
     queue.submit(io);
     let mut done = Vec::new();
@@ -430,7 +431,7 @@ impl Backend for FaultBackend {
     }
 }
 
-/// Mapped bytes that meet the faults of their backend.
+/// Mapped bytes with the faults of their backend.
 #[derive(Debug)]
 pub struct FaultMap {
     inner: Arc<dyn Map>,
@@ -461,7 +462,7 @@ impl Map for FaultMap {
                 let whole = self.inner.read(offset, len, use_)?;
                 Some(whole.and(Err(error)))
             }
-            // As a mapping whose file was cut off: the file is asked.
+            // Like a mapping whose file was cut off: the caller asks the file.
             Some(Fate::Hang) => None,
         }
     }
@@ -491,23 +492,23 @@ struct FaultQueue {
     inner: Box<dyn Queue>,
     faults: Faults,
     depth: usize,
-    /// Operations that the backend inside has.
+    /// Operations submitted to the inner backend.
     inside: usize,
-    /// What waits to be carried out or answered, and until which poll.
+    /// Steps to carry out, and the poll at which each is due.
     waiting: Vec<(u64, Step)>,
-    /// What hangs, and since when.
+    /// Hanging operations, and since when.
     hanging: Vec<(Instant, Io)>,
-    /// Answers of the backend inside.
+    /// Answers ready to be taken.
     ready: Vec<Done>,
     polls: u64,
-    /// Readable while anything waits here: who sleeps on it looks again and again.
+    /// Readable while anything waits here, so that a sleeping caller keeps polling.
     event: OwnedFd,
     is_set: bool,
-    /// That, and what the backend inside has, if it has something.
+    /// Readable if `event` or the inner backend's descriptor is, if the inner backend has one.
     both: Option<OwnedFd>,
 }
 
-/// One descriptor that is readable when either is.
+/// A descriptor that is readable when either of the two is.
 fn join(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for fd in [one, other] {
@@ -560,7 +561,7 @@ impl FaultQueue {
         if waits == std::mem::replace(&mut self.is_set, waits) {
             return;
         }
-        // Neither fails for a counter of 0 or 1.
+        // Neither call fails for a counter of 0 or 1.
         let _ = if waits {
             rustix::io::write(&self.event, &1u64.to_ne_bytes())
         } else {
@@ -568,7 +569,7 @@ impl FaultQueue {
         };
     }
 
-    /// Meets an operation's fate, or carries it out.
+    /// Applies an operation's fate, or carries it out.
     fn act(&mut self, io: Io) {
         match self.faults.judge(reached(&io)) {
             None => self.carry_on(io),
@@ -581,7 +582,7 @@ impl FaultQueue {
         }
     }
 
-    /// Has an operation carried out that nothing is wrong with.
+    /// Carries out an operation without a fault.
     fn carry_on(&mut self, io: Io) {
         if self.faults.state().cache.is_some() {
             let done = self.through_cache(io);
@@ -592,7 +593,8 @@ impl FaultQueue {
         }
     }
 
-    /// Does all of a read, or some of a write's buffers, each whole or not at all, and fails.
+    /// Carries out a read, or a random part of a write's buffers, each whole or not at all, and
+    /// fails.
     fn tear(&mut self, io: Io, error: Errno) -> Done {
         let (token, offset, bufs, fua) = match io {
             Io::Read { .. } => return Done { result: Err(error), ..self.at_once(io) },
@@ -614,12 +616,12 @@ impl FaultQueue {
         Done { token, result: Err(error), bufs: kept }
     }
 
-    /// Carries an operation out at once, on the volatile cache if there is one.
+    /// Carries out an operation at once, on the volatile cache if there is one.
     fn at_once(&mut self, io: Io) -> Done {
         if self.faults.state().cache.is_some() { self.through_cache(io) } else { self.aside(io) }
     }
 
-    /// Carries an operation out inside, keeping the answers that come in between.
+    /// Carries out an operation on the inner backend, keeping answers that arrive meanwhile.
     fn aside(&mut self, io: Io) -> Done {
         while self.inside > 0 {
             self.take_ready();
@@ -635,7 +637,7 @@ impl FaultQueue {
         self.inside -= self.ready.len() - before;
     }
 
-    /// Carries an operation out on the volatile cache and what is below it.
+    /// Carries out an operation on the volatile cache and the inner backend below it.
     fn through_cache(&mut self, io: Io) -> Done {
         match io {
             Io::Write { token, offset, bufs, fua } => {
@@ -693,7 +695,7 @@ impl FaultQueue {
         write_out(&mut *self.inner, cache)
     }
 
-    /// Does what is due.
+    /// Carries out the steps that are due.
     fn advance(&mut self) {
         self.polls += 1;
         let polls = self.polls;
@@ -744,7 +746,7 @@ impl Queue for FaultQueue {
                 if self.inside > 0 {
                     self.take_ready();
                 } else {
-                    // Only what hangs is left.
+                    // Only hanging operations are left.
                     std::thread::sleep(Duration::from_millis(1));
                     return Ok(());
                 }
@@ -769,7 +771,7 @@ impl Queue for FaultQueue {
 
 impl Drop for FaultQueue {
     fn drop(&mut self) {
-        // What hangs is given up; what is inside, the queue inside waits for.
+        // Hanging operations are dropped; the inner queue waits for its own operations.
         self.hanging.clear();
         let mut done = Vec::new();
         while self.under_way() > 0 && self.wait(&mut done).is_ok() {

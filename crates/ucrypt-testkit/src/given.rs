@@ -1,17 +1,18 @@
-//! What the environment asks of a run: other seeds, more of them, more kills.
+//! Parameters of a run from the environment: other seeds, more seeds, more kills.
 
 use std::ops::Range;
 
-/// The number that the environment variable holds, or `default`.
+/// The number in the environment variable, or `default`.
 ///
 /// # Panics
-/// If it holds something else than a number.
+/// If the variable is set to anything but a number.
 pub fn number(name: &str, default: u64) -> u64 {
     let given = std::env::var(name).ok();
     given.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// `count` seeds from 1 on: `UCRYPT_SEED=N` begins with that one, `UCRYPT_SEEDS=N` takes N times as many.
+/// `count` seeds from 1 on. `UCRYPT_SEED=N` starts with seed N, `UCRYPT_SEEDS=N` takes N times as
+/// many.
 ///
 /// # Panics
 /// As [`number`].

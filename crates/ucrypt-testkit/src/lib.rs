@@ -1,16 +1,16 @@
-//! What holds ucrypt to its promises.
+//! Tools that test whether ucrypt keeps its contracts.
 //!
-//! - [`model`]: what a disk may hold, now and after a crash;
-//! - [`operation`]: operations chosen at random, from a seed;
-//! - [`client`]: submits them through [ports](port), holds every answer to the model, and reports
-//!   what waits for what when nothing is answered any more;
-//! - [`fault`]: a backend around a backend that does what disks do on bad days;
-//! - [`engine`], [`nbd`], [`disk`]: the engine's queue, an NBD connection, and a file or block device
-//!   of this machine as ports;
-//! - [`given`]: the seeds that the environment asks for.
+//! - [`model`]: the contents that a disk may hold, now and after a crash;
+//! - [`operation`]: random operations, derived from a seed;
+//! - [`client`]: submits them through [ports](port), checks every answer against the model, and
+//!   reports what waits for what if answers stop coming;
+//! - [`fault`]: a backend around a backend that injects faults;
+//! - [`engine`], [`nbd`], [`disk`]: ports to the engine's queue, to an NBD connection, and to a
+//!   file or block device of this machine;
+//! - [`given`]: the seeds set in the environment.
 //!
-//! A run that fails prints its seed; the same seed gives the same run wherever one thread does all
-//! (no workers, a backend of memory).
+//! A failing run prints its seed. The same seed gives the same run wherever one thread does
+//! everything (no workers, a backend in memory).
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,19 @@
 //! What a disk may hold: for each byte, the contents that are allowed now, and after a crash.
 //!
-//! Each write has content of its own ([`fill`]), so that a byte tells which write it came from. The
+//! Each write has unique content ([`fill`]), so that a byte tells which write it came from. The
 //! rules are those of a disk with a volatile cache:
 //!
-//! - A read returns, for each sector, what one write left that is not superseded. A write is
-//!   superseded by one that began after it had ended, once that one has ended well before the read
-//!   began. Of writes that were under way together either may win.
-//! - A write that failed or was cancelled may be there or not, sector by sector.
-//! - After a crash a sector may hold any write, ended or not, that is not superseded by a durable one:
-//!   one with FUA, or one that ended before a flush began that ended well.
-//! - What was discarded may hold anything.
-//! - A read beside a write may find a mix of what was there before and after, by smaller pieces than
-//!   what is old or new as a whole otherwise ([`Whole`]).
+//! - A read returns, for each sector, the content of one write that is not superseded. A write is
+//!   superseded by one that began after it had ended, once that later write has ended successfully
+//!   before the read began. Of concurrent writes either may win.
+//! - A write that failed or was cancelled may be present or not, sector by sector.
+//! - After a crash a sector may hold any write, ended or not, that is not superseded by a durable
+//!   one: one with FUA, or one that ended before the begin of a flush that succeeded.
+//! - Discarded ranges may hold anything.
+//! - A read concurrent with a write may find a mix of old and new content, in smaller pieces than
+//!   the units that are otherwise old or new as a whole ([`Whole`]).
 //!
-//! Time is counted in events (one begins, one ends), so that "before" has one meaning.
+//! Time is counted in events (an operation begins or ends), so that "before" has one meaning.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -22,10 +22,10 @@ use std::ops::Range;
 use crate::operation::{Kind, Operation};
 use crate::random::mix;
 
-/// Names a request; the content of a write follows from it. 0 is what was there at first.
+/// Identifies a request and determines the content of a write. 0 is the initial content.
 pub type Tag = u64;
 
-/// Fills `bytes` with what write `tag` puts at byte `offset` of the disk and behind.
+/// Fills `bytes` with the content of write `tag` for the disk from byte `offset` on.
 pub fn fill(tag: Tag, offset: u64, bytes: &mut [u8]) {
     each_run(offset, bytes.len(), |word, skip, place| {
         let run = place.len();
@@ -33,12 +33,13 @@ pub fn fill(tag: Tag, offset: u64, bytes: &mut [u8]) {
     });
 }
 
-/// Eight bytes, from byte `8 * word` of the disk on.
+/// The content of eight bytes, from byte `8 * word` of the disk on.
 fn content(tag: Tag, word: u64) -> [u8; 8] {
     mix(mix(tag) ^ word).to_le_bytes()
 }
 
-/// Walks `len` bytes from `offset` in words of 8: the word, the bytes of it to skip, and the place.
+/// Walks `len` bytes from `offset` in words of 8. Passes the word, the number of its bytes to skip,
+/// and the place in the range.
 fn each_run(offset: u64, len: usize, mut visit: impl FnMut(u64, usize, Range<usize>)) {
     let mut at = 0;
     while at < len {
@@ -59,52 +60,52 @@ fn is_content(tag: Tag, offset: u64, bytes: &[u8]) -> bool {
     same
 }
 
-/// What a disk holds at first.
+/// The initial content of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Initial {
     /// Zeroes.
     Zeroes,
-    /// Nobody knows: a new encrypted volume.
+    /// Unknown: a new encrypted volume.
     Anything,
 }
 
-/// What is old or new as a whole.
+/// The units that are old or new as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Whole {
-    /// When no write is under way: so many bytes.
+    /// The unit while no write is in flight, in bytes.
     pub at_rest: u64,
-    /// For a read beside a write.
+    /// For a read concurrent with a write.
     pub beside: Beside,
 }
 
-/// What a read may find in a sector while it is written.
+/// What a read may find in a sector while it is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beside {
     /// Old or new, as at rest.
     AsAtRest,
-    /// A mix, and where old and new meet, a block of the cipher that is neither: the page cache and
-    /// mapped memory copy byte by byte. At least half of the blocks are old or new.
+    /// A mix, and where old and new meet, a cipher block that is neither: the page cache and mapped
+    /// memory copy byte by byte. At least half of the blocks are old or new.
     Torn,
 }
 
-/// Bytes of a sector that is judged by its blocks.
+/// Bytes of a sector that is checked block by block.
 const TORN: u64 = 512;
 
-/// Bytes of the cipher's blocks.
+/// Bytes of a cipher block.
 const BLOCK: usize = 16;
 
 impl Whole {
-    /// Sectors, at any time.
+    /// Sectors are whole at any time.
     pub fn sectors(sector: u64) -> Self {
         Self { at_rest: sector, beside: Beside::AsAtRest }
     }
 
-    /// Sectors, on an image in the page cache.
+    /// Sectors are whole at rest, on an image in the page cache.
     pub fn cached(sector: u64) -> Self {
         Self { at_rest: sector, beside: Beside::Torn }
     }
 
-    /// Blocks of the cipher: two writes in place may leave a mix.
+    /// Cipher blocks are whole: two writes in place may leave a mix.
     pub fn mapped() -> Self {
         Self::cached(BLOCK as u64)
     }
@@ -123,12 +124,12 @@ struct Write {
     begun: u64,
     /// `None`: under way.
     ended: Option<u64>,
-    /// It ended well.
+    /// It ended successfully.
     good: bool,
     fua: bool,
 }
 
-/// A byte that holds what it must not.
+/// A range that holds content that it must not hold.
 #[derive(Debug)]
 pub struct Mismatch {
     offset: u64,
@@ -145,7 +146,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// See the module's comment.
+/// The model of a disk; see the module's comment.
 #[derive(Debug)]
 pub struct Model {
     len: u64,
@@ -156,14 +157,14 @@ pub struct Model {
     reads: HashMap<Tag, u64>,
     flushes: HashMap<Tag, u64>,
     now: u64,
-    /// When the last flush began that ended well.
+    /// When the last successful flush began.
     flushed: u64,
-    /// Keep what only a crash could bring back.
+    /// Keep writes that only a crash could bring back.
     crashes: bool,
 }
 
 impl Model {
-    /// A disk of `len` bytes. `crashes`: [`Model::check_after_crash`] will be asked.
+    /// A disk of `len` bytes. `crashes`: [`Model::check_after_crash`] will be called.
     pub fn new(len: u64, whole: Whole, initial: Initial, crashes: bool) -> Self {
         let source = match initial {
             Initial::Zeroes => Source::Zeroes,
@@ -183,7 +184,7 @@ impl Model {
         }
     }
 
-    /// The operation is submitted.
+    /// Records that an operation was submitted.
     pub fn begin(&mut self, tag: Tag, operation: &Operation) {
         self.now += 1;
         let begun = self.now;
@@ -210,7 +211,7 @@ impl Model {
         }
     }
 
-    /// A write, a flush or a discard was answered.
+    /// Records the answer to a write, a flush or a discard.
     pub fn end(&mut self, tag: Tag, operation: &Operation, good: bool) {
         self.now += 1;
         let now = self.now;
@@ -226,10 +227,10 @@ impl Model {
         }
     }
 
-    /// A read was answered with these bytes, or failed.
+    /// Checks the data of a read, or records that it failed.
     ///
     /// # Errors
-    /// What the disk holds and must not.
+    /// The disk holds content that it must not hold.
     pub fn end_read(
         &mut self,
         tag: Tag,
@@ -247,13 +248,13 @@ impl Model {
         self.check(operation.offset, bytes, &supersedes, &is_torn)
     }
 
-    /// After a crash, `offset` and behind hold these bytes.
+    /// Checks the bytes that the disk holds after a crash, from `offset` on.
     ///
     /// # Panics
     /// If the model was not made for crashes.
     ///
     /// # Errors
-    /// What the disk holds and must not.
+    /// The disk holds content that it must not hold.
     pub fn check_after_crash(&self, offset: u64, bytes: &[u8]) -> Result<(), Mismatch> {
         assert!(self.crashes, "what a crash may bring back was not kept");
         self.check(offset, bytes, &|over| self.is_durable(over), &|_| false)
@@ -294,7 +295,7 @@ impl Model {
         Ok(())
     }
 
-    /// The writes of a cell that none of the others supersedes.
+    /// The writes of a cell that no other write of it supersedes.
     fn allowed(&self, cell: &[Tag], supersedes: &dyn Fn(&Write) -> bool) -> Vec<Tag> {
         let over = cell.iter().map(|tag| &self.writes[tag]).filter(|write| supersedes(write));
         let begun = over.map(|write| write.begun).max().unwrap_or(0);
@@ -327,7 +328,7 @@ impl Model {
         Mismatch { offset, len: found.len() as u64, found: found_start, allowed }
     }
 
-    /// Makes a cell begin at `at`.
+    /// Splits a cell so that one begins at `at`.
     fn split(&mut self, at: u64) {
         if at >= self.len || self.cells.contains_key(&at) {
             return;
@@ -338,7 +339,8 @@ impl Model {
         }
     }
 
-    /// Forgets what can no longer be seen in a range, and joins cells that have become equal.
+    /// Forgets writes that can no longer be seen in a range, and merges cells that have become
+    /// equal.
     fn tidy(&mut self, range: Range<u64>) {
         let oldest_read = self.reads.values().copied().min().unwrap_or(u64::MAX);
         let starts: Vec<u64> = self.cells.range(range).map(|(start, _)| *start).collect();
@@ -358,8 +360,8 @@ impl Model {
     }
 }
 
-/// Whether at least half of the blocks of `found`, which lie at `offset`, are right. Of a few blocks,
-/// all may be wrong.
+/// Whether at least half of the blocks of `found`, which lie at `offset`, are right. Of a few
+/// blocks, all may be wrong.
 fn is_half(offset: u64, found: &[u8], right: impl Fn(u64, &[u8]) -> bool) -> bool {
     let blocks = || found.chunks(BLOCK).zip((offset..).step_by(BLOCK));
     let wrong = blocks().filter(|(block, at)| !right(*at, block)).count();
@@ -382,7 +384,7 @@ mod tests {
         bytes
     }
 
-    /// Whether a read of the range may return the content of that write, now.
+    /// Whether a read of the range may return the content of that write now.
     fn reads(model: &mut Model, tag: Tag, offset: u64, len: usize) -> bool {
         let read = operation(Kind::Read, offset, len as u64);
         model.begin(1000, &read);

@@ -1,5 +1,5 @@
-//! One connection to an NBD server as a port: the client's side of the protocol, written from its
-//! specification (`doc/proto.md` of the NBD project) and not from the server's code.
+//! A port to an NBD server over one connection. The client's side of the protocol was written from
+//! its specification (`doc/proto.md` of the NBD project), not from the server's code.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
@@ -18,22 +18,22 @@ const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const GO: u32 = 7;
 const STRUCTURED_REPLY: u32 = 8;
 
-/// How a connection is used.
+/// Options of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct NbdOptions {
-    /// Structured replies are asked for.
+    /// Whether to request structured replies.
     pub structured: bool,
-    /// Bytes of requests that wait in this process before submissions are refused: what is more than
-    /// the socket takes.
+    /// Maximum bytes of unsent requests, which the socket has not taken, before submissions are
+    /// refused.
     pub unsent_max: usize,
 }
 
-/// See the module's comment.
+/// A port to an NBD server; see the module's comment.
 pub struct NbdPort {
     socket: UnixStream,
     /// Requests that the socket has not taken yet.
     unsent: Vec<u8>,
-    /// What has come of replies that are not whole yet.
+    /// Received bytes of incomplete replies.
     received: Vec<u8>,
     under_way: HashMap<Tag, Asked>,
     options: NbdOptions,
@@ -41,7 +41,7 @@ pub struct NbdPort {
 
 struct Asked {
     operation: Operation,
-    /// Of a read: its bytes so far, and how many have come.
+    /// For a read: its bytes so far, and how many have arrived.
     data: Vec<u8>,
     come: usize,
     error: Option<Errno>,
@@ -55,7 +55,7 @@ impl NbdPort {
     /// Connects and negotiates.
     ///
     /// # Errors
-    /// The system's, and `InvalidData` for what is not NBD.
+    /// The system's error, or `InvalidData` if the other end does not speak NBD.
     pub fn connect(path: &Path, options: NbdOptions) -> io::Result<Self> {
         let mut socket = UnixStream::connect(path)?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
@@ -69,7 +69,7 @@ impl NbdPort {
         if options.structured {
             negotiate(&mut socket, STRUCTURED_REPLY, &[])?;
         }
-        // The default export; no information is asked for.
+        // The default export, without requesting information.
         negotiate(&mut socket, GO, &[0; 6])?;
         socket.set_nonblocking(true)?;
         Ok(Self {
@@ -107,7 +107,8 @@ impl NbdPort {
         }
     }
 
-    /// Takes one reply, or chunk of one, from the front of what came. `false`: it is not whole yet.
+    /// Takes one reply, or one chunk of a reply, from the front of the received bytes. `false`: it
+    /// is incomplete.
     fn take_reply(&mut self, done: &mut Vec<Completion>) -> io::Result<bool> {
         let Some(magic) = u32_at(&self.received, 0) else { return Ok(false) };
         let (used, ended) = match magic {
@@ -206,7 +207,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Sends an option and reads its replies to the acknowledgement.
+/// Sends an option and reads its replies up to the acknowledgement.
 fn negotiate(socket: &mut UnixStream, option: u32, data: &[u8]) -> io::Result<()> {
     let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
     bytes.extend(option.to_be_bytes());
@@ -268,13 +269,13 @@ impl Port for NbdPort {
             let _ = poll(&mut [PollFd::new(&self.socket, events)], Some(&patience));
             sent = self.send();
         }
-        // What a server answered before it died counts.
+        // Answers that the server gave before it died count.
         let received = self.receive();
         while self.take_reply(done)? {}
         sent.and(received)
     }
 
-    /// NBD has no way to give a request up.
+    /// NBD has no request to cancel another.
     fn cancel(&mut self, _tag: Tag) {}
 
     fn describe(&self) -> String {

@@ -1,11 +1,11 @@
-//! What a client asks of a disk, chosen at random.
+//! Random operations of a client.
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::random::Random;
 
-/// What is asked for.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Read.
@@ -15,7 +15,7 @@ pub enum Kind {
         /// Force unit access.
         fua: bool,
     },
-    /// Zeroes without data.
+    /// Write zeroes, without data.
     WriteZeroes {
         /// Force unit access.
         fua: bool,
@@ -27,7 +27,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it must be durable when it is answered.
+    /// Whether the operation must be durable when it is answered.
     pub fn is_fua(self) -> bool {
         matches!(self, Self::Write { fua: true } | Self::WriteZeroes { fua: true })
     }
@@ -57,7 +57,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What the operations of a run look like. Shares are in percent.
+/// The distribution of a run's operations. Shares are in percent.
 #[derive(Debug, Clone)]
 pub struct Shape {
     /// Bytes of the disk.
@@ -66,19 +66,19 @@ pub struct Shape {
     pub transfer_max: u64,
     /// Longest write of zeroes or discard in bytes.
     pub zeroes_max: u64,
-    /// Offsets and lengths of most operations are multiples of this; of a fourth of them, of 1 byte.
-    /// 0: all are multiples of `grain`.
+    /// Share of operations whose offsets and lengths are multiples of `grain` only; the others are
+    /// multiples of 512 or 4096.
     pub unaligned: u64,
-    /// What every offset and length is a multiple of, in bytes.
+    /// All offsets and lengths are multiples of this, in bytes.
     pub grain: u64,
     /// Shares of reads, writes, writes of zeroes, discards and flushes.
     pub mix: [u64; 5],
-    /// Share of writes that are durable.
+    /// Share of durable writes.
     pub fua: u64,
 }
 
 impl Shape {
-    /// A bit of everything on a disk of `disk_len` bytes, at any alignment.
+    /// A mix of all operations on a disk of `disk_len` bytes, at any alignment.
     pub fn everything(disk_len: u64) -> Self {
         Self {
             disk_len,
@@ -91,37 +91,37 @@ impl Shape {
         }
     }
 
-    /// One of several that are hard in different ways.
+    /// A random one of several shapes that are hard in different ways.
     pub fn by_chance(random: &mut Random, disk_len: u64) -> Self {
         let everything = Self::everything(disk_len);
         match random.below(4) {
             // Many long writes of zeroes at once.
             0 => Self { mix: [20, 20, 50, 5, 5], zeroes_max: disk_len, ..everything },
-            // Neighbours of one sector.
+            // Small transfers, mostly aligned.
             1 => Self { transfer_max: 4096, unaligned: 5, ..everything },
             _ => everything,
         }
     }
 }
 
-/// Chooses operations that overlap, follow each other, and come in bursts.
+/// Generates operations that overlap and that follow each other.
 #[derive(Debug)]
 pub struct Generator {
     shape: Shape,
-    /// Where the last one ended.
+    /// Where the last operation ended.
     last_end: u64,
-    /// Where many of them meet, for a while.
+    /// A region that many operations hit, for a while.
     hot: Range<u64>,
 }
 
 impl Generator {
-    /// Operations of that shape.
+    /// A generator for that shape.
     pub fn new(shape: Shape) -> Self {
         let hot = 0..shape.disk_len;
         Self { shape, last_end: 0, hot }
     }
 
-    /// The next one.
+    /// The next operation.
     pub fn operation(&mut self, random: &mut Random) -> Operation {
         let shape = &self.shape;
         if random.percent(2) {
@@ -154,7 +154,7 @@ impl Generator {
         let len = random.length(longest.min(shape.disk_len)).next_multiple_of(unit);
         let len = len.min(down(shape.disk_len)).min(down(longest).max(unit));
         let offset = match random.below(4) {
-            // A neighbour.
+            // Directly behind the last operation.
             0 => self.last_end,
             1 | 2 => self.hot.start + random.below(self.hot.end - self.hot.start),
             _ => random.below(shape.disk_len),

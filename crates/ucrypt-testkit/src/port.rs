@@ -1,4 +1,4 @@
-//! A way into a disk: the engine's queue, a connection, a device.
+//! Access to a disk: the engine's queue, a connection, a device.
 
 use std::io;
 
@@ -7,43 +7,44 @@ use ucrypt_backend::Errno;
 use crate::model::Tag;
 use crate::operation::Operation;
 
-/// What became of a submission.
+/// The outcome of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
-    /// It will be answered.
+    /// The request will be answered.
     Accepted,
-    /// Not now: again after the next answer.
+    /// No room now: submit again after the next answer.
     Busy,
-    /// Never: this disk does not do that.
+    /// This disk does not support the operation.
     Refused,
 }
 
-/// An answer.
+/// The answer to a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// Of the request.
+    /// Tag of the request.
     pub tag: Tag,
-    /// How it ended.
+    /// The result.
     pub result: Result<(), Errno>,
-    /// What was read.
+    /// The data of a read.
     pub data: Option<Vec<u8>>,
 }
 
-/// One queue or connection. Requests on several ports of a disk are not ordered; an answer on one is
-/// seen by what is submitted afterwards on any.
+/// One queue or connection. Requests on several ports of a disk are not ordered; a request sees the
+/// effects of all requests that were answered before it was submitted, on any port.
 pub trait Port {
-    /// Starts an operation; `data` is what a write writes.
+    /// Starts an operation; `data` is the data of a write.
     fn submit(&mut self, tag: Tag, operation: &Operation, data: &[u8]) -> Submitted;
 
-    /// Takes what has been answered. With `wait` it may sleep for some milliseconds if nothing has.
+    /// Takes the available answers. With `wait` it may sleep for some milliseconds if there are
+    /// none.
     ///
     /// # Errors
-    /// The way in is broken. The answers that had come before are taken nevertheless.
+    /// If the port is broken. Answers that came before are taken nevertheless.
     fn poll(&mut self, wait: bool, done: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// Gives a request up, where that is possible; it is still answered.
+    /// Cancels a request, where that is possible; it is still answered.
     fn cancel(&mut self, tag: Tag);
 
-    /// What the other end knows of what is under way, for the report of a hang.
+    /// The state of the requests in flight as seen by the other end, to report a hang.
     fn describe(&self) -> String;
 }

@@ -1,11 +1,11 @@
-//! Random numbers that are the same for the same seed.
+//! Reproducible random numbers.
 
 /// xorshift64*, seeded by splitmix64.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// A generator; every seed is good, 0 too.
+    /// A generator; every seed is valid, including 0.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed).max(1))
     }

@@ -1,6 +1,6 @@
-//! The engine under the random client: every policy and backend, faults, and crashes.
+//! Tests the engine with the random client: every policy and backend, faults, and crashes.
 //!
-//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` begins with that one.
+//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` starts with seed N.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,11 +21,11 @@ use ucrypt_testkit::{
 
 const MIB: u64 = 1 << 20;
 
-/// A queue that bursts exceed in every way.
+/// A queue whose memory and depth are exceeded by bursts.
 const SMALL: QueueConfig = QueueConfig { memory: 1 << 20, depth: 8 };
 const LARGE: QueueConfig = QueueConfig { memory: 8 << 20, depth: 64 };
 
-/// Polls in which a backend that moves when it is polled must have answered something.
+/// Polls within which a backend that makes progress when polled must have answered something.
 const STEPS_MAX: u64 = 20_000;
 
 fn ports<'a>(
@@ -43,7 +43,7 @@ fn ports<'a>(
         .collect()
 }
 
-/// A policy, sector size, place and number of queues that follow from the seed.
+/// A policy, sector size, offset and number of queues, derived from the seed.
 fn kind(random: &mut Random, policies: &[Policies], workers: usize) -> (VolumeKind, u64) {
     let sector_size = [None, Some(512), Some(4096)][random.below(3) as usize];
     let policies = policies[random.below(policies.len() as u64) as usize];
@@ -58,7 +58,7 @@ fn run(plan: Plan, volume: &Arc<Volume>, config: QueueConfig, waits: bool, queue
     client.run(&mut ports).unwrap_or_else(|failure| panic!("{:?}: {failure}", volume.policies()))
 }
 
-/// Every policy for both directions, and some that differ.
+/// Every policy for both directions, and one pair that differs.
 fn policies() -> Vec<Policies> {
     let mixed =
         Policies { reads: Fixed::Inline.into(), writes: Fixed::Unbound { sorted: true }.into() };
@@ -69,7 +69,7 @@ fn sector(kind: &VolumeKind) -> u64 {
     u64::from(kind.sector_size.unwrap_or(512))
 }
 
-/// What is old or new as a whole on a backend of that name.
+/// The units that are old or new as a whole on a backend of that name.
 fn whole(backend: &str, sector: u64) -> Whole {
     match backend {
         name if name.starts_with("memory") => Whole::mapped(),
@@ -82,7 +82,7 @@ fn whole(backend: &str, sector: u64) -> Whole {
 fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
     let mut random = Random::new(seed);
     let (kind, queues) = kind(&mut random, &policies(), 0);
-    // On a short disk requests meet, and neighbours are joined.
+    // On a short disk, requests overlap and neighbours are joined.
     let len = [MIB / 4, 2 * MIB][random.below(2) as usize];
     let faults = Faults::new(seed);
     faults.delay(random.below(6));
@@ -158,7 +158,7 @@ fn mapped_images_meet_faults_too() {
         let len = 2 * MIB;
         let faults = Faults::new(seed);
         let image = memory(kind.offset + len).unwrap();
-        // No holes: what is mapped and there is used in place.
+        // No holes: mapped and resident data is used in place.
         image.write_all_at(0, &vec![0; (kind.offset + len) as usize]).unwrap();
         if seed % 3 > 0 {
             let at = kind.offset + random.below(len) / 4096 * 4096;
@@ -182,7 +182,7 @@ fn mapped_images_meet_faults_too() {
     assert!(failed > 50, "{failed} requests failed");
 }
 
-/// The crash image at one step of a run must hold what was flushed before.
+/// Checks that the crash image at one step of a run holds the data flushed before.
 fn crash_at(seed: u64, step: u64) {
     let mut random = Random::new(seed);
     let (kind, queues) = kind(&mut random, &policies(), 0);
@@ -191,7 +191,8 @@ fn crash_at(seed: u64, step: u64) {
     faults.delay(random.below(6)).volatile();
     let inner: Arc<dyn Backend> = Arc::new(memory(kind.offset + len).unwrap());
     let backend = Arc::new(FaultBackend::new(inner.clone(), faults.clone()));
-    // A sector of 4096 bytes that is torn by the power is noise: as with dm-crypt on a disk of 512.
+    // A 4096-byte sector torn by a power failure is noise, as with dm-crypt on a disk of 512-byte
+    // sectors.
     let kind = VolumeKind { sector_size: kind.sector_size.map(|_| 512), ..kind };
     let plan = Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX));
     let mut client = Client::new(plan, queues as usize);
@@ -231,7 +232,8 @@ fn one(queue: &mut ucrypt_engine::Queue, io: Io<'_>) -> ucrypt_engine::Done {
     }
 }
 
-/// A device of blocks of 4096 bytes does not zero less, and an unencrypted volume has sectors of 512.
+/// A device with blocks of 4096 bytes does not zero less, and an unencrypted volume has sectors of
+/// 512.
 #[test]
 fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
     for error in [Errno::INVAL, Errno::OPNOTSUPP] {
@@ -296,7 +298,7 @@ fn a_part_of_a_sector_that_cannot_be_read_is_not_written() {
 fn durable_writes_are_durable_to_their_first_and_last_byte() {
     for (kind, zeroes) in kinds().flat_map(|kind| [(kind, false), (kind, true)]) {
         let (offset, len, size) = (100, 9000, 64 << 10);
-        // What is in the cache is lost altogether, in part, or not at all.
+        // The cache is lost completely, in part, or not at all.
         for seed in 0..20 {
             let faults = Faults::new(seed);
             faults.volatile();
@@ -338,7 +340,7 @@ fn a_queue_that_goes_while_it_waits_for_a_range_keeps_nobody_out() {
         let inner = Arc::new(memory(MIB).unwrap());
         let volume = kind.over(Arc::new(FaultBackend::new(inner, faults.clone())), 256 << 10);
         let [mut holder, mut goes, mut stays] = [(); 3].map(|()| volume.queue(LARGE).unwrap());
-        // Its write has the range, alone, and is not answered.
+        // The write has the range alone and is not answered.
         holder.submit(1, Io::write_borrowed(100, &[1; 100], false)).unwrap();
         for _ in 0..10 {
             holder.poll().unwrap();
@@ -366,7 +368,7 @@ fn a_queue_that_goes_while_it_waits_for_a_range_keeps_nobody_out() {
     }
 }
 
-/// Every kind of backend that this machine has, with its name.
+/// Every kind of backend available on this machine, with its name.
 fn backends(dir: &Path, len: u64) -> Vec<(&'static str, Arc<dyn Backend>)> {
     let image = |name: &str| {
         let path = dir.join(name);
@@ -389,9 +391,9 @@ fn backends(dir: &Path, len: u64) -> Vec<(&'static str, Arc<dyn Backend>)> {
     ]
 }
 
-/// Found by the test below: what follows the first, incomplete sector of a write was not aligned in
-/// memory, so it went through the page cache and collided with direct writes to the same page; the
-/// next flush failed ("Page cache invalidation failure on direct I/O" in the kernel's log).
+/// Found by the test below: the part behind the first, incomplete sector of a write was not aligned
+/// in memory, so it went through the page cache and collided with direct writes to the same page.
+/// The next flush failed ("Page cache invalidation failure on direct I/O" in the kernel's log).
 #[test]
 fn writes_at_odd_offsets_do_not_collide_with_direct_ones() {
     let dir = tempfile::tempdir().unwrap();
@@ -432,12 +434,12 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // A device that is left is seen by the next who lists them.
+        // Best effort: a leftover device shows up in `losetup --list`.
         let _ = Command::new("losetup").args(["--detach", &self.0]).status();
     }
 }
 
-/// The random client with workers on the first `len` bytes of a backend and a bit.
+/// Runs the random client with workers, under every policy, on the first `len` bytes of a backend.
 fn under_every_policy(name: &str, len: u64, backend: &Arc<dyn Backend>) {
     for (index, policies) in policies().into_iter().enumerate() {
         let seed = number("UCRYPT_SEED", 1) + index as u64;
@@ -510,7 +512,7 @@ fn requests_of_64_mib_beside_small_ones() {
     }
 }
 
-/// A port that sees that just what reaches beyond the end is refused.
+/// A port that checks that exactly the operations reaching beyond the end are refused.
 struct Bounded(EnginePort, Arc<Volume>);
 
 impl Port for Bounded {

@@ -16,7 +16,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Of bytes of 9.
+    /// A disk filled with bytes of value 9.
     fn new() -> Self {
         let inner = Arc::new(memory(LEN).expect("memory"));
         inner.write_all_at(0, &vec![9; LEN as usize]).expect("written");
@@ -121,7 +121,7 @@ fn a_queue_gives_up_what_hangs_when_it_is_dropped() {
     disk.faults.add(Rule::new(Fate::Hang));
     disk.write(0, 0, false);
     assert!(disk.poll().is_empty());
-    // And one that would hang, but has not been looked at.
+    // Also an operation that would hang, but was never polled.
     disk.write(1, 4096, false);
     let Disk { queue, faults, .. } = disk;
     drop(queue);

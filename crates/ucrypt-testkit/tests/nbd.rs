@@ -1,6 +1,6 @@
-//! The NBD server under the random client, with several connections.
+//! Tests the NBD server with the random client, over several connections.
 //!
-//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` begins with that one.
+//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` starts with seed N.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ struct Setting {
     plan: Plan,
 }
 
-/// What follows from the seed.
+/// The parameters derived from the seed.
 fn setting(seed: u64, len: u64) -> Setting {
     let mut random = Random::new(seed);
     let policies = PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize].into();

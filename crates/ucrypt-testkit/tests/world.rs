@@ -1,7 +1,7 @@
-//! The engine's queues, workers and sleeping in virtual time, under the random client: thousands of
+//! The engine's queues, workers and sleeping in virtual time, with the random client: thousands of
 //! seeds in a minute.
 //!
-//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` begins with that one.
+//! `UCRYPT_SEEDS=N` multiplies the number of seeds, `UCRYPT_SEED=N` starts with seed N.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use ucrypt_testkit::{
 
 const MIB: u64 = 1 << 20;
 
-/// Polls, each of an event at least, in which something must have been answered.
+/// Polls, each of at least one event, within which something must have been answered.
 const STEPS_MAX: u64 = 100_000;
 
 fn profile(random: &mut Random) -> &'static Profile {
@@ -29,7 +29,7 @@ fn profile(random: &mut Random) -> &'static Profile {
     Profile::by_name(name).expect("a known name")
 }
 
-/// What follows from the seed: machine, disk, policy, clients.
+/// Runs the machine, disk, policy and clients derived from the seed.
 fn run(seed: u64, faults: Option<Faults>) -> Report {
     let mut random = Random::new(seed);
     let all: Vec<Policies> = PolicyKind::ALL.into_iter().map(Policies::from).collect();
@@ -105,7 +105,8 @@ fn errors_reach_the_requests_that_they_concern_with_workers_too() {
     assert!(failed > 200, "{failed} requests failed");
 }
 
-/// The power fails after `step` steps of a client on any machine: what was flushed before is there.
+/// The power fails after `step` steps of a client on a random machine: the data flushed before is
+/// present.
 fn crash_at(seed: u64, step: u64) {
     let mut random = Random::new(seed);
     let all: Vec<Policies> = PolicyKind::ALL.into_iter().map(Policies::from).collect();
@@ -118,7 +119,8 @@ fn crash_at(seed: u64, step: u64) {
     faults.delay(random.below(6)).volatile();
     let disk = world.disk(profile(&mut random), len, seed);
     let backend = Arc::new(FaultBackend::new(disk.clone(), faults.clone()));
-    // A larger sector that is torn by the power is noise: as with dm-crypt on a disk of 512.
+    // A larger sector torn by a power failure is noise, as with dm-crypt on a disk of 512-byte
+    // sectors.
     let sector_size = [None, Some(512)][random.below(2) as usize];
     let kind = VolumeKind { sector_size, policies, workers: workers as usize, offset: 0 };
     let plan = Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX));
