@@ -15,9 +15,9 @@
 //!   operations under way.
 //! - `Flush` makes every write durable that was answered before the flush was submitted, on any
 //!   queue; a write with `fua` is durable when it is answered. Each queue that existed when data
-//!   was lost reports the loss once, at its next flush: the user has to remember that.
+//!   was lost reports the loss once, at its next flush: the user must remember it.
 //!
-//! `unsafe` is confined to [`buf`] (memory that the kernel writes while Rust code holds a reference
+//! `unsafe` is confined to [`buf`] (memory that the kernel writes while Rust code holds a handle
 //! to it), to mappings in [`map`] and the signal handler of [`Watch`], to the memory locking of
 //! [`keep_resident`], to the stores of [`copy_streaming`], to the initialiser of
 //! [`was_closed_at_start`], to the ring in [`ring`] and to its use in [`mod@file`], which also

@@ -144,7 +144,7 @@ impl Mapping {
         // `Map::write`. `Drop` ends the watch before the mapping.
         let watch = unsafe { Watch::new(base, len, access) };
         let Some(watch) = watch else {
-            // SAFETY: the mapping just made, which nobody knows yet.
+            // SAFETY: the mapping just made, which is not used yet.
             let _ = unsafe { munmap(base.as_ptr().cast(), len) };
             return Err(io::ErrorKind::OutOfMemory.into());
         };

@@ -91,7 +91,7 @@ pub enum Output<E> {
     SubmitIo {
         /// The chunk; [`Machine::parts`] tells its sectors.
         chunk: ChunkId,
-        /// What to do.
+        /// The backend operation.
         kind: IoKind,
     },
     /// Nothing more is to be done for the chunk: every request of it has failed or was cancelled.

@@ -49,7 +49,7 @@ pub enum Urgency {
 /// One request, in 512-byte sectors of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// First sector, in units of 512 bytes. 0 for a flush.
     pub sector: u64,

@@ -36,7 +36,7 @@ impl Kind {
 /// One operation; bytes of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
-    /// What to do.
+    /// Its kind.
     pub kind: Kind,
     /// First byte.
     pub offset: u64,

@@ -10,9 +10,9 @@ use super::zones::{Refusal, Zones};
 /// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Data comes from the device.
+    /// Transfers data from the device.
     Read,
-    /// Data goes to the device.
+    /// Transfers data to the device.
     Write {
         /// Not answered from a cache.
         fua: bool,
@@ -28,7 +28,7 @@ pub enum Kind {
 /// An operation as a device sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceOp {
-    /// What it does.
+    /// Kind of the operation.
     pub kind: Kind,
     /// First byte.
     pub offset: u64,

@@ -84,7 +84,7 @@ impl Flash {
         let end = now.max(lane.0) + busy;
         *lane = Reverse(end);
         if self.programmed > now {
-            // A read overtakes programming, which takes longer for it.
+            // A read overtakes programming, which it delays.
             self.programmed += busy / lanes;
         }
         self.bus.book(now, end.saturating_sub(need).max(now), need).end
