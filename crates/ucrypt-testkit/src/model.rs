@@ -8,7 +8,7 @@
 //!   before the read began. Of concurrent writes either may win.
 //! - A write that failed or was cancelled may be present or not, sector by sector.
 //! - After a crash a sector may hold any write, ended or not, that is not superseded by a durable
-//!   one: one with FUA, or one that ended before the begin of a flush that succeeded.
+//!   one: one with FUA, or one that ended before a successful flush began.
 //! - Discarded ranges may hold anything.
 //! - A read concurrent with a write may find a mix of old and new content, in smaller pieces than
 //!   the units that are otherwise old or new as a whole ([`Whole`]).

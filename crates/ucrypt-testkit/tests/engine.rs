@@ -232,8 +232,7 @@ fn one(queue: &mut ucrypt_engine::Queue, io: Io<'_>) -> ucrypt_engine::Done {
     }
 }
 
-/// A device with blocks of 4096 bytes does not zero less, and an unencrypted volume has sectors of
-/// 512.
+/// A device with 4096-byte blocks does not zero less; an unencrypted volume has 512-byte sectors.
 #[test]
 fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
     for error in [Errno::INVAL, Errno::OPNOTSUPP] {
