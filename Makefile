@@ -1,4 +1,4 @@
-# The entry points. `make demo` and `make test` need Debian 12 and Rust, and set up the rest.
+# The entry points. `make demo` and `make test` need Debian 12 and Rust, and install the rest.
 
 CARGO ?= cargo
 

@@ -2,7 +2,7 @@
 
 import typing
 
-# Key lengths in bytes. The first goes through every layout, the others through OTHER_KEY.
+# Key lengths in bytes. The first one is tested in every layout, the others in OTHER_KEY.
 LONG_BLOCKS = {
     "aes": (32, 16, 24),
     "serpent": (32, 16, 24, 5),
@@ -55,7 +55,7 @@ EVERY = tuple(layouts())
 EVERY_512 = EVERY[:3]
 OTHER_KEY = (Layout(512, False, 2**32 - 1), Layout(4096, True, (2**32 - 1) * 8))
 OTHER_KEY_512 = OTHER_KEY[:1]
-# The turns of all 64 keys, which one run does not reach.
+# Layouts that together use all 64 keys; one run does not.
 ALL_TURNS = tuple(Layout(512, False, first) for first in (0, 16, 32, 48, 2**32 - 1))
 REFUSED_4096 = (Layout(4096, False, 0),)
 
@@ -67,7 +67,7 @@ def key_length(cipher, mode, iv, key_len):
         key_len *= 2
     if mode == "lrw":
         key_len += 16
-    # ECB has no IV, and ignores the one that is named.
+    # ECB has no IV, and ignores a named one.
     if iv == "elephant" and mode != "ecb":
         key_len *= 2
     if iv == "tcw" and mode != "ecb":
@@ -77,8 +77,8 @@ def key_length(cipher, mode, iv, key_len):
 
 def ivs(mode):
     """The IVs that are tried with a mode."""
-    # For IVs of 32 bytes tcw takes in what lies behind the sector number on the kernel's stack
-    # (crypt_iv_tcw_gen), so what it makes is different every time.
+    # For IVs of 32 bytes, tcw reads behind the sector number on the kernel's stack (crypt_iv_tcw_gen), so its
+    # result differs every time.
     wide = mode in ("adiantum", "hctr2")
     return [iv for iv in IVS if not (wide and iv == "tcw")]
 
@@ -91,7 +91,7 @@ def matrix():
                 only_512 = iv in ONLY_512
                 for index, key_len in enumerate(lengths):
                     tried = EVERY_512 if only_512 else EVERY
-                    # The diffuser's AES shares the key, and these modes have keys of 16 to 32.
+                    # The diffuser's AES shares the key; these modes have keys of 16 to 32 bytes.
                     main = 1 if iv == "elephant" and mode in ("xts", "lrw") else 0
                     if index != main and len(lengths) > 1:
                         tried = OTHER_KEY_512 if only_512 else OTHER_KEY
@@ -152,7 +152,7 @@ def singles():
         "blake2b-256 blake2b-384 blake2b-512 sm3 streebog256 streebog512 md4"
     ).split()
     for name in hashes:
-        # The hash has to be a key: 16, 24 or 32 bytes for AES, up to 32 for Serpent, 56 here.
+        # The digest must have a key length: 16, 24 or 32 bytes for AES, up to 32 for Serpent, 56 here.
         for cipher, key_len in (("aes", 32), ("serpent", 32), ("blowfish", 32)):
             yield Case(f"{cipher}-cbc-essiv:{name}", key_len, OTHER_KEY)
     for spec, key_len in (

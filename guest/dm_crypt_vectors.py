@@ -91,7 +91,7 @@ def write_inputs(cases, work):
 def in_guest(cases, work, options):
     """Boots the guest once for all cases. Returns the folder of its lists and the disk image."""
     write_inputs(cases, work)
-    # The cases come one after the other: a second processor would only be in the way.
+    # The cases run one after the other: a second processor would only slow them down.
     words = ["--cpus", "1", "--timeout", str(options.timeout), "--accel", options.accel]
     words += ["--program", "dmsetup", "--disk", f"vectors={work / 'vectors'}"]
     words += ["--file", work / "tables", "--file", work / "plaintext", "--out", work / "out"]
@@ -156,7 +156,7 @@ def refusals(cases, refused):
             if (number, run_number) in refused:
                 by_reason[refused[number, run_number]].append(str(layout))
         for reason, of_layouts in by_reason.items():
-            # The plainest layout refused along with all others: it is not about the layout.
+            # If the plainest layout is refused along with all others, the reason is not the layout.
             plain = case.layouts[0].sector_size == 512 and len(of_layouts) == len(case.layouts)
             where = "*" if plain else ", ".join(of_layouts)
             lines.append(f"{case.spec} {case.key_len} {where}: {reason}\n")

@@ -1,22 +1,22 @@
 #!/bin/sh
-# In the guest: sends plaintext through every table of /work/tables, onto /dev/disk/vectors, and
-# looks whether the same comes back. /work/plaintext/N holds the plaintext of N runs of 8 KiB.
-# A table that is refused is tried line by line.
+# Runs in the guest. Writes plaintext through every table of /work/tables to /dev/disk/vectors, and
+# checks that it reads back. /work/plaintext/N holds the plaintext of N runs of 8 KiB. A table that the
+# kernel refuses is tried line by line.
 #
-# /out/refused: TABLE LINE REASON. /out/unreadable: TABLE LINE of what came back as something else.
+# /out/refused: TABLE LINE REASON. /out/unreadable: TABLE LINE of runs that read back differently.
 touch /out/refused /out/unreadable
 dmesg -n 1
 dmesg -c > /dev/null
 
-# read_back RUN RUNS: RUNS runs of the device from number RUN on.
+# read_back RUN RUNS: reads RUNS runs of the device, from number RUN on.
 read_back() {
     dd if=/dev/mapper/crypt bs=8192 skip="$1" count="$2" 2>/dev/null
 }
 
-# through RUNS TABLE LINE: RUNS runs through the device; they are those of TABLE from LINE on.
+# through RUNS TABLE LINE: writes RUNS runs, those of TABLE from LINE on, and reads them back.
 through() {
     dd if="/work/plaintext/$1" of=/dev/mapper/crypt bs=8192 conv=fsync 2>/dev/null
-    # Closing the device has emptied its cache.
+    # Closing the device has dropped its cache.
     if ! read_back 0 "$1" | cmp -s - "/work/plaintext/$1"; then
         run=0
         while [ "$run" -lt "$1" ]; do

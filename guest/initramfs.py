@@ -11,7 +11,7 @@ import shutil
 import stat
 import subprocess
 
-# What ldd does not name, because the C library opens it when a thread is cancelled.
+# ldd does not name this library: the C library opens it when a thread is cancelled.
 LIBGCC = "libgcc_s.so.1"
 
 

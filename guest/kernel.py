@@ -41,7 +41,7 @@ class Kernel:
                 continue
             if name not in self._paths:
                 raise KernelError(f"kernel {self.version} has no module '{name}'")
-            # modules.dep lists the farthest need last.
+            # modules.dep lists the deepest dependency last.
             for module in [*reversed(self._needs[name]), name]:
                 if module not in order:
                     order.append(module)
@@ -94,7 +94,7 @@ def unpack(package, work, cache):
         if images:
             apt.call("depmod", "-b", root, images[0].name.removeprefix("vmlinuz-"))
             return root
-        # A metapackage: it names the image of its day.
+        # A metapackage, which names the current image.
         named = re.search(r"\blinux-image-[^ ,]+", apt.field(deb, "Depends"))
         if not named:
             break

@@ -15,8 +15,8 @@ import sys
 import tarfile
 import time
 
-# Between these lines the console is the script's. Firmware and kernel talk before and after, which
-# is worth printing only where something went wrong.
+# Between these lines the console belongs to the script. The output of firmware and kernel before and after
+# is printed only after a failure.
 BEGINS = "guest: begins"
 ENDS = "guest: ends"
 
@@ -59,7 +59,7 @@ def run(line, timeout_s, results, out):
 
     Returns the exit status of its script.
     """
-    # setpriv: QEMU ends with this process, however that ends.
+    # With setpriv, QEMU ends with this process, however this process ends.
     guarded = ["setpriv", "--pdeathsig", "KILL", "--", *line]
     with subprocess.Popen(guarded, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as qemu:
         try:
@@ -87,7 +87,7 @@ def pass_on(console, deadline):
                 raise TimeoutError
             chunk = os.read(console.fileno(), 65536)
             lines = (text + chunk.decode(errors="replace")).replace("\r", "").split("\n")
-            # The last one is not complete, unless the console is closed.
+            # The last line is incomplete, unless the console is closed.
             text = lines.pop() if chunk else ""
             for line in lines:
                 if line.endswith((BEGINS, ENDS)):

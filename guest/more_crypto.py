@@ -12,7 +12,7 @@ import tarfile
 import apt
 import kernel
 
-# In the order in which they can be loaded.
+# In load order.
 MODULES = "aria_generic sm4 sm4_generic sm3 sm3_generic polyval-generic xctr hctr2".split()
 
 
@@ -33,7 +33,7 @@ def build_inside(work, linux, cache):
     for deb in [headers, source, *(apt.download(part, work, cache) for part in parts)]:
         apt.unpack(deb, root)
     tree = root / "usr/src" / f"linux-headers-{linux.version}"
-    # It expects to be installed.
+    # The Makefile expects to be installed.
     makefile = tree / "Makefile"
     makefile.write_text(makefile.read_text().replace("/usr/src/", f"{root}/usr/src/"))
     modules = work / "modules"
@@ -42,7 +42,7 @@ def build_inside(work, linux, cache):
     (modules / "Kbuild").write_text(
         "obj-m := " + " ".join(f"{module}.o" for module in MODULES) + "\n"
     )
-    # Without the types for BPF, which need one more program.
+    # Skip the BPF type information, which needs one more program.
     apt.call("make", "-C", tree, f"M={modules}", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules")
     return modules
 

@@ -135,7 +135,7 @@ def run(options):
 
 
 def main():
-    # As with an interrupt: everything that was started is ended on the way out.
+    # Exit as on an interrupt: the way out ends everything that was started.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:

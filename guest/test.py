@@ -88,7 +88,7 @@ class Guest(unittest.TestCase):
     def test_nothing_outlives_a_run_that_is_killed(self):
         for number in (signal.SIGTERM, signal.SIGKILL):
             command = self.command("echo up; sleep 1000", "--qemu", f"-name {self.folder.name}")
-            # A killed run cannot tidy up its own files.
+            # A killed run cannot remove its own files.
             environment = os.environ | {"TMPDIR": str(self.folder)}
             with subprocess.Popen(
                 command, stdout=subprocess.PIPE, text=True, env=environment
