@@ -35,6 +35,18 @@ serve() {
     done
 }
 
+# until_gone DEVICE: waits until the kernel has removed it. If that takes a minute, the kernel's log says
+# what every task does.
+until_gone() {
+    for _ in $(seq 600); do
+        [ -e "$1" ] || return 0
+        sleep 0.1
+    done
+    cat "/sys/block/$(basename "$1")/inflight" || true
+    echo t > /proc/sysrq-trigger
+    return 1
+}
+
 # The device that a server printed.
 device_of() {
     sed -n 's/^ublk: //p' "$1"

@@ -21,7 +21,7 @@ are_there() {
 fail() {
     kill -KILL "$server"
     wait "$server" || true
-    while [ -e "$disk" ]; do sleep 0.1; done
+    until_gone "$disk"
     echo 0 > $config/power
     echo 1 > $config/power
 }

@@ -43,7 +43,7 @@ dd if=/dev/urandom of=random bs=1M count=1
 dd if=random of=/dev/ublkb8 bs=64k conv=fsync
 kill -KILL "$server"
 wait "$server" || true
-while [ -e /dev/ublkb8 ]; do sleep 0.1; done
+until_gone /dev/ublkb8
 refused 4 "not opened for recovery" ucrypt serve image --key-file key --ublk-recover=8
 # What was flushed is there, on a device of the same number.
 serve out image --key-file key --ublk=8
