@@ -1,4 +1,4 @@
-//! The engine's queue as a port, and volumes to make queues of.
+//! The engine's queue as a port, and the volumes of tests.
 
 use std::cell::RefCell;
 use std::io;
@@ -20,10 +20,10 @@ use crate::operation::{Kind, Operation};
 use crate::port::{Completion, Port, Submitted};
 use crate::random::Random;
 
-/// AES-256-XTS with a key that everybody knows.
+/// AES-256-XTS with a fixed key.
 ///
 /// # Panics
-/// If there is no sector of that size.
+/// If no sector has this size.
 pub fn aes(sector_size: u32) -> SectorCipher {
     let spec = CipherSpec::from_str("aes-xts-plain64").expect("a known cipher");
     let key: Vec<u8> = (0..64).collect();
@@ -31,21 +31,21 @@ pub fn aes(sector_size: u32) -> SectorCipher {
     SectorCipher::new(&spec, &key, options).expect("a key that fits")
 }
 
-/// How the volumes of a test are made.
+/// The properties of a test's volumes.
 #[derive(Debug, Clone, Copy)]
 pub struct VolumeKind {
     /// 512 or 4096; `None`: not encrypted.
     pub sector_size: Option<u32>,
-    /// How requests are dispatched.
+    /// The policies that dispatch requests.
     pub policies: Policies,
-    /// Crypto workers; 0: everything on the thread of the queue.
+    /// Number of crypto workers; 0: the thread of the queue does all transforms.
     pub workers: usize,
     /// Where the volume begins, in bytes of the backend.
     pub offset: u64,
 }
 
 impl VolumeKind {
-    /// A volume of `len` bytes over that backend.
+    /// A volume of `len` bytes over `backend`.
     ///
     /// # Panics
     /// If the backend is too short.
@@ -53,7 +53,7 @@ impl VolumeKind {
         Arc::new(Volume::new(backend, vec![self.segment(len)], self.options()).expect("a volume"))
     }
 
-    /// The same in virtual time, with a cipher of 1 GB/s. The workers are the world's.
+    /// The same in virtual time, with a cipher of 1 GB/s and the world's workers.
     ///
     /// # Panics
     /// If the backend is too short.
@@ -79,10 +79,10 @@ impl VolumeKind {
     }
 }
 
-/// Reads what a volume holds after a crash, and holds it to what the client knows.
+/// Reads the content of a volume after a crash and checks it against the client's model.
 ///
 /// # Panics
-/// If anything is there that may not be.
+/// If the volume holds data that it may not hold.
 pub fn check_after_crash(volume: &Arc<Volume>, client: &Client) {
     let len = volume.info().len as usize;
     let config = QueueConfig { memory: 2 * len.next_power_of_two(), depth: 1 };
@@ -99,16 +99,16 @@ pub fn check_after_crash(volume: &Arc<Volume>, client: &Client) {
     }
 }
 
-/// See the module's comment. Uses every way there is to submit: buffers of the queue, borrowed
+/// A queue of the engine as a port. Submits in every possible way: buffers of the queue, borrowed
 /// bytes, and the client's own memory in pieces.
 pub struct EnginePort {
     queue: Rc<RefCell<Queue>>,
-    /// The world that the queue is part of, and its number there.
+    /// The world of the queue, and the queue's index there.
     world: Option<(Rc<RefCell<World>>, usize)>,
     random: Random,
     /// The client's own memory.
     pool: Pool,
-    /// [`Port::poll`] may sleep.
+    /// Whether [`Port::poll`] may sleep.
     waits: bool,
 }
 
@@ -116,7 +116,7 @@ impl EnginePort {
     /// A queue of the volume. `waits`: [`Port::poll`] may sleep for an answer.
     ///
     /// # Errors
-    /// Those of the queue.
+    /// The errors of the queue.
     pub fn new(
         volume: &Arc<Volume>,
         config: QueueConfig,
@@ -128,10 +128,10 @@ impl EnginePort {
         Ok(Self { queue, world: None, random, pool, waits })
     }
 
-    /// The queue `index` of a world, which goes on when the port is polled.
+    /// Queue `index` of a world, which advances when the port is polled.
     ///
     /// # Errors
-    /// Those of the queue.
+    /// The errors of the queue.
     pub fn in_world(
         world: &Rc<RefCell<World>>,
         index: usize,
@@ -144,14 +144,14 @@ impl EnginePort {
         Ok(Self { queue, world: Some((world.clone(), index)), random, pool, waits: false })
     }
 
-    /// Lets the queue get on.
+    /// Polls the queue, or advances its world.
     fn work(&mut self, wait: bool) -> io::Result<()> {
         let Some((world, _)) = &self.world else { return self.poll_queue(wait) };
         while world.borrow_mut().advance() && wait && !self.queue.borrow().has_done() {}
         Ok(())
     }
 
-    /// There is something new for the queue.
+    /// Tells the world that there is something new for the queue.
     fn call(&self) {
         if let Some((world, index)) = &self.world {
             world.borrow().call(*index);
@@ -161,7 +161,7 @@ impl EnginePort {
     fn poll_queue(&mut self, wait: bool) -> io::Result<()> {
         let mut queue = self.queue.borrow_mut();
         queue.poll()?;
-        // Not `wait`, which knows no limit.
+        // Not `wait`, which has no time limit.
         if wait && self.waits && queue.may_sleep() {
             let patience = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
             let fd = rustix::event::PollFd::from_borrowed_fd(
@@ -174,7 +174,7 @@ impl EnginePort {
         Ok(())
     }
 
-    /// The client's bytes in pieces of its own memory.
+    /// The client's bytes, copied to pieces of its own memory.
     fn pieces(&mut self, data: &[u8]) -> Option<Vec<Buf>> {
         let mut pieces = Vec::new();
         let mut rest = data;
