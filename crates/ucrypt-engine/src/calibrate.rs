@@ -1,5 +1,5 @@
-//! What is measured before the first request, in a few milliseconds: it lets the first decisions
-//! be sensible ones.
+//! Calibration before the first request, in a few milliseconds, so that the first decisions are
+//! sensible.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use crate::executor::{Clock, Monotonic, WorkerPool as _};
 use crate::segments::{CipherOp, Segment, Segments};
 use crate::workers::{Inbox, Job, Transformed, Workers};
 
-/// Bytes that are encrypted at a time, and how often: 64 KiB is a usual chunk.
+/// Bytes per encryption, and number of encryptions: 64 KiB is a usual chunk.
 const BYTES: usize = 65536;
 const ROUNDS: u32 = 8;
 
-/// How often a job goes to a worker and back.
+/// Number of trips of a job to a worker and back.
 const TRIPS: u32 = 16;
 
 /// A small chunk.
 const SMALL: usize = 4096;
 
-/// Figures of a machine, in nanoseconds; `None` where there was nothing to measure.
+/// Figures of a machine, in nanoseconds; `None`: there was nothing to measure.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Calibration {
-    /// To encrypt 64 KiB.
+    /// Time to encrypt 64 KiB.
     pub cipher: Option<u64>,
-    /// From handing an empty job to a worker that sleeps until its answer is here.
+    /// From handing an empty job to a sleeping worker until its answer arrives.
     pub wake_latency: Option<u64>,
-    /// What the thread that hands it over takes of that to wake the worker.
+    /// The part of the wake latency that the thread that hands the job over spends on waking.
     pub wake_cost: Option<u64>,
-    /// To give 4 KiB to a worker that is awake and to get them back, beyond encrypting them.
+    /// Time to give 4 KiB to an awake worker and to take them back, without encrypting them.
     pub enqueue_cost: Option<u64>,
-    /// More to copy 64 KiB because they come from another core's cache.
+    /// Extra time to copy 64 KiB that come from another core's cache.
     pub copy_penalty: Option<u64>,
-    /// To copy 64 KiB.
+    /// Time to copy 64 KiB.
     pub copy: Option<u64>,
 }
 
@@ -58,7 +58,7 @@ impl Calibration {
         Self { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy }
     }
 
-    /// Tells a queue what it would measure by itself.
+    /// Gives a queue's estimates their first samples.
     pub(crate) fn teach(&self, estimates: &mut Estimates) {
         if let Some(ns) = self.cipher {
             estimates.calibrated(BYTES as u64, ns);
@@ -81,8 +81,8 @@ impl Calibration {
     }
 }
 
-/// What a worker costs over data that the kernel copies then, as most backends and exports have it
-/// done.
+/// Measures the cost of a worker on data that the kernel copies afterwards, as it does for most
+/// backends and exports.
 fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, bytes: usize) -> Option<Trip> {
     let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
     let copy = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).map(|_| ()).map_err(Into::into);
@@ -90,9 +90,9 @@ fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, bytes: usize) -> Option<Tr
     trip_ns(workers, waker, &segments, pool.alloc(bytes)?, copy)
 }
 
-/// What waking a worker costs: nanoseconds from giving an empty job to a parked worker until its
-/// answer is here, the smallest of several; and what this thread takes of that to wake it, the median.
-/// About a millisecond in all.
+/// Measures the cost of waking a worker: nanoseconds from giving an empty job to a parked worker
+/// until its answer arrives (the minimum), and this thread's part of them (the median). Takes about
+/// a millisecond.
 fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
     let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
@@ -109,9 +109,9 @@ fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
     Some((least_ns, median(&mut wakes)))
 }
 
-/// What it costs to have a worker that is awake encrypt a buffer, beyond what it costs to do it here;
-/// then it is copied by `copy`. `segments`: one, with a cipher that hardly takes time. A millisecond
-/// for 64 KiB. `None` if something fails.
+/// Measures what it costs to have an awake worker encrypt a buffer instead of this thread; `copy`
+/// then copies the buffer. `segments`: one segment, with a cipher that hardly takes time. Takes a
+/// millisecond for 64 KiB. `None` if something fails.
 fn trip_ns(
     workers: &Workers,
     waker: &Arc<OwnedFd>,
@@ -122,7 +122,7 @@ fn trip_ns(
     let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
     let (mut trips, mut copies, mut penalties) = (Vec::new(), Vec::new(), Vec::new());
-    // The first one wakes it.
+    // The first trip wakes the worker.
     for _ in 0..=TRIPS {
         buf.fill(0);
         let started = clock.now_ns();
@@ -144,29 +144,29 @@ fn trip_ns(
         copies.push(copy_ns);
         penalties.push((there_ns - arrived_ns).saturating_sub(copy_ns));
     }
-    // Not the smallest: a worker may be on this core in one round.
+    // Medians, not minima: in some round the worker may be on this core.
     let [all, copy, penalty] = [trips, copies, penalties].map(|mut times| median(&mut times));
     Some(Trip { all, copy, penalty })
 }
 
-/// Nanoseconds.
+/// Medians, in nanoseconds.
 #[derive(Clone, Copy)]
 struct Trip {
-    /// More than without a worker, from giving it away until it was copied.
+    /// Extra time compared to no worker, from handing the buffer over until it was copied.
     all: u64,
-    /// To copy what was transformed here.
+    /// Time to copy a buffer that this thread has transformed.
     copy: u64,
-    /// More to copy it because it comes from another core's cache.
+    /// Extra time to copy a buffer that comes from another core's cache.
     penalty: u64,
 }
 
-/// A segment of no length, for jobs that only measure the way.
+/// An empty segment, for jobs that measure only the trip.
 fn nothing() -> Arc<Segments> {
     let segment = Segment { len: 0, backend_offset: 0, cipher: None };
     Arc::new(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
 }
 
-/// Of at least one.
+/// The median of at least one time.
 fn median(times: &mut [u64]) -> u64 {
     times.sort_unstable();
     times[times.len() / 2]
@@ -178,7 +178,7 @@ fn receive(inbox: &Inbox) -> Transformed {
         if let Some(transformed) = inbox.answers.pop() {
             return transformed;
         }
-        // With fewer cores than threads, spinning alone would wait for the time slice.
+        // With fewer cores than threads, a loop without a yield would use up its time slice.
         std::thread::yield_now();
     }
 }
@@ -195,7 +195,7 @@ fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
     })
 }
 
-/// A cipher that hardly takes time.
+/// A segment with a cipher that hardly takes time.
 fn quick() -> Option<Segments> {
     let options = SectorOptions { sector_size: 4096, iv_offset: 0, iv_large_sectors: false };
     let key: Vec<u8> = (0..64).collect();
@@ -204,7 +204,7 @@ fn quick() -> Option<Segments> {
     Some(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
 }
 
-/// The fastest of a few rounds: what disturbs a round only makes it slower.
+/// Time to encrypt 64 KiB: the fastest round, because disturbances only make a round slower.
 fn cipher_ns(segments: &Segments) -> Option<u64> {
     let Some(segment) = segments.iter().position(|segment| segment.cipher.is_some()) else {
         // Without a cipher a chunk costs nothing to transform.
@@ -234,7 +234,7 @@ mod tests {
         assert!(cipher > Some(0), "64 KiB in {cipher:?} ns");
         assert!(wake_latency > Some(0) && wake_cost > Some(0), "{wake_latency:?}, {wake_cost:?}");
         assert!(copy > Some(0), "64 KiB in {copy:?} ns");
-        // Differences: nothing is gained or lost if both ways take the same time.
+        // Differences: zero if both ways take the same time.
         assert!(enqueue_cost.is_some() && copy_penalty.is_some());
         let alone = Calibration::new(&segments, None);
         assert!(

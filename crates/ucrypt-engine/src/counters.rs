@@ -1,11 +1,11 @@
-//! What a volume has done so far: counted per queue without contention, added up on request.
+//! Statistics of a volume: counted per queue without contention, added up on request.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use ucrypt_backend::Errno;
 use ucrypt_dispatch::{Configured, Explored, Measured, Stats};
 
-/// Counts of one queue. Only its own thread adds.
+/// Counts of one queue. Only the queue's own thread writes them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reads: AtomicU64,
@@ -15,12 +15,12 @@ pub(crate) struct Counters {
     pub(crate) flushes: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) errors: AtomicU64,
-    /// Of the last request that failed; 0 if none has.
+    /// Error number of the last request that failed; 0 if none has.
     error: AtomicI32,
     decided: Decided,
 }
 
-/// The last published state of a queue's machine.
+/// The last published state of a queue's dispatch machine.
 #[derive(Debug, Default)]
 struct Decided {
     whole: AtomicU64,
@@ -40,8 +40,8 @@ struct Decided {
     workers: AtomicU32,
 }
 
-/// Nanoseconds that were measured, or not yet: 0, or one more than as many picoseconds, so that a fast cipher
-/// has digits.
+/// An estimate in nanoseconds. Stored as picoseconds plus one, so that a fast cipher keeps some
+/// digits; 0: not measured yet.
 #[derive(Debug, Default)]
 struct Estimate(AtomicU64);
 
@@ -57,21 +57,21 @@ impl Estimate {
     }
 }
 
-/// What one queue has decided, and the estimates it decides by.
+/// The decisions of one queue, and the estimates behind them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Decisions {
-    /// How often what has happened.
+    /// Event counts of the dispatch machine.
     pub stats: Stats,
-    /// What was decided by trials, or for one.
+    /// Chunks served by another arm than the cost model.
     pub explored: Explored,
-    /// What it has measured.
+    /// The measured estimates.
     pub measured: Measured,
-    /// Workers that it might use when it last told: no more than cores were free.
+    /// Workers that the queue might use when it last published, limited by the free cores.
     pub workers: u32,
 }
 
 impl Counters {
-    /// Shows others what a queue knows.
+    /// Publishes the decisions and estimates of a queue.
     pub(crate) fn publish(&self, stats: Stats, policy: &Configured, workers: u32) {
         let set = |cell: &AtomicU64, value: u64| cell.store(value, Ordering::Relaxed);
         let decided = &self.decided;
@@ -123,7 +123,7 @@ impl Counters {
     }
 }
 
-/// What the clients of a volume have asked for since it was opened, finished requests only.
+/// What clients have done with a volume since it was opened; counts finished requests only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Read requests.
@@ -140,7 +140,7 @@ pub struct Totals {
     pub discards: u64,
     /// Requests that ended with an error.
     pub errors: u64,
-    /// One of the last errors of them.
+    /// The last error of one of the queues.
     pub last_error: Option<Errno>,
 }
 
@@ -152,7 +152,7 @@ impl Counters {
 }
 
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
-    // One writer: no read-modify-write instruction needed.
+    // Only one thread writes: no read-modify-write instruction is needed.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
 }
 

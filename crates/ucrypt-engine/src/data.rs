@@ -2,19 +2,19 @@
 
 use ucrypt_backend::Buf;
 
-/// A request's data, cut into chunks and put together again at the end. Offsets are bytes of the
+/// A request's data: cut into chunks, and joined again at the end. Offsets are bytes of the
 /// request.
 #[derive(Debug)]
 pub(crate) struct Data {
-    /// What is in no chunk yet, the last piece first while chunks are cut in turn.
+    /// Data that is in no chunk yet; the last piece first if chunks are cut in order.
     rest: Vec<(usize, Buf)>,
-    /// Bytes cut off so far, and of them those that came back.
+    /// Bytes cut so far, and the bytes of them that came back.
     cut: usize,
     back: usize,
-    /// Chunks that came back. Kept between requests, as `rest` is,
-    /// so that they allocate no more once they have grown.
+    /// Chunks that came back. The tables `rest` and `parts` are kept between requests, so that they
+    /// allocate nothing once they have grown.
     parts: Vec<(usize, Buf)>,
-    /// The pieces are the client's own memory: they are let go where they are.
+    /// The pieces are the client's own memory: they are dropped, not joined.
     scattered: bool,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Data {
 pub(crate) enum Whole {
     /// In one buffer.
     One(Buf),
-    /// Where the client wanted it.
+    /// In the client's own memory.
     Scattered,
 }
 
@@ -37,7 +37,7 @@ impl Whole {
     }
 }
 
-/// Chunks of the largest request (32 MiB in transfers of 1 MiB); more make the tables grow.
+/// Chunks of the largest request (32 MiB in transfers of 1 MiB). The tables grow if there are more.
 const PARTS: usize = 33;
 
 impl Default for Data {
@@ -62,8 +62,8 @@ impl Data {
         }
     }
 
-    /// Starts over with a read into the client's own memory, piece by piece. What does not come
-    /// back decrypted is wiped.
+    /// Starts over with a read into the client's own memory, in pieces. A piece that is dropped
+    /// before it came back decrypted is wiped.
     pub(crate) fn set_scattered(&mut self, pieces: &mut Vec<Buf>) {
         self.clear();
         self.scattered = true;
@@ -77,15 +77,15 @@ impl Data {
         }
     }
 
-    /// Lets everything go.
+    /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.rest.clear();
         self.parts.clear();
         (self.cut, self.back, self.scattered) = (0, 0, false);
     }
 
-    /// Moves `len` bytes from `offset` to `chunk`: several buffers of scattered data, otherwise
-    /// one. Returns whether all of them were there.
+    /// Moves `len` bytes at `offset` to `chunk`: as one buffer, or as several if the data is
+    /// scattered. Returns whether all of the bytes were there.
     #[must_use]
     pub(crate) fn cut(&mut self, offset: usize, len: usize, chunk: &mut Vec<Buf>) -> bool {
         let (mut at, end) = (offset, offset + len);
@@ -108,7 +108,7 @@ impl Data {
         true
     }
 
-    /// Fills what is in no chunk yet from `source`, the request's plaintext.
+    /// Copies `source`, the request's plaintext, to the data that is in no chunk yet.
     pub(crate) fn fill_rest(&mut self, source: &[u8]) {
         for (start, piece) in &mut self.rest {
             if let Some(left) = source.get(*start..) {
@@ -118,7 +118,7 @@ impl Data {
         }
     }
 
-    /// Takes decrypted bytes back that were cut at `offset`.
+    /// Takes back decrypted bytes that were cut at `offset`.
     #[inline]
     pub(crate) fn put_back(&mut self, offset: usize, mut part: Buf) {
         self.back += part.len();
@@ -129,7 +129,7 @@ impl Data {
         }
     }
 
-    /// All of it; `None` unless every chunk came back.
+    /// Joins the chunks; `None` unless every chunk came back.
     pub(crate) fn join(&mut self) -> Option<Whole> {
         if !self.rest.is_empty() || self.back != self.cut {
             return None;

@@ -1,7 +1,7 @@
-//! What a queue has from the world besides its backend: time, and workers.
+//! The surroundings of a queue besides its backend: time and workers.
 //!
-//! In production the time is the machine's and the workers are threads. A simulator has both in virtual
-//! time, and drives the same queues step by step ([`Queue::step`](crate::Queue::step)).
+//! In production the time is the machine's and the workers are threads. A simulator has both in
+//! virtual time, and drives the same queues step by step ([`Queue::step`](crate::Queue::step)).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,23 +11,24 @@ use crate::workers::Job;
 
 /// Tells the time, and lets it pass.
 pub trait Clock: Send + Sync {
-    /// Nanoseconds since an origin that stays the same.
+    /// Nanoseconds since a fixed origin.
     fn now_ns(&self) -> u64;
 
-    /// Keeps the calling thread's core busy until it is `until_ns`.
+    /// Keeps the calling thread's core busy until the time is `until_ns`.
     fn spin_until(&self, until_ns: u64);
 }
 
-/// Threads that do the cipher's work for queues.
+/// Threads that transform chunks for queues.
 pub trait WorkerPool: Send + Sync {
-    /// How many there are, at least one.
+    /// Number of workers, at least one.
     fn count(&self) -> u32;
 
-    /// Those among them that sleep, or are about to.
+    /// Number of workers that sleep, or are about to.
     fn idle(&self) -> u32;
 
-    /// Hands a job to any worker; gives it back if too many wait. Unless it `wakes`, a worker is only
-    /// woken for it if all sleep: who does not looks for jobs before it sleeps.
+    /// Hands a job to any worker, unless too many jobs are waiting. With `wakes`, a sleeping worker
+    /// is woken for it; otherwise one is woken only if all sleep, because an awake worker looks for
+    /// jobs before it sleeps.
     ///
     /// # Errors
     /// The job, if it was not taken.
@@ -39,23 +40,23 @@ pub trait WorkerPool: Send + Sync {
     /// The job, if it was not taken.
     fn offload_same_core(&self, job: Job) -> Result<(), Job>;
 
-    /// Does one job that waits for a worker, on the calling thread. Returns whether there was one.
+    /// Runs one waiting job on the calling thread. Returns whether there was one.
     fn help(&self) -> bool;
 }
 
 /// Time and workers of a volume.
 pub struct Executor {
-    /// The time, for all queues and workers.
+    /// The clock of all queues and workers.
     pub clock: Arc<dyn Clock>,
-    /// Where the cipher's work may be handed to; `None`: each queue does its own.
+    /// Workers to offload to; `None`: each queue transforms its own chunks.
     pub workers: Option<Arc<dyn WorkerPool>>,
     /// Cores that workers and queues share; `None`: workers are used whatever that costs others.
     pub cores: Option<u32>,
-    /// What was measured of both.
+    /// Figures measured with this clock and these workers.
     pub calibration: Calibration,
 }
 
-/// The time of this machine.
+/// The machine's monotonic clock.
 #[derive(Debug)]
 pub(crate) struct Monotonic(Instant);
 

@@ -1,15 +1,15 @@
-//! A volume and the loop that serves it.
+//! Volumes, and the queues that serve them.
 //!
 //! A [`Volume`] is what a client sees as a disk: segments of a backend, each with its cipher. Any
-//! number of threads use it at once, each through a [`Queue`] of its own, and drive it themselves:
-//! the thread that has a request
-//! does the work, unless the policy hands a part of it to the volume's workers.
+//! number of threads use it at once, each through a [`Queue`] of its own. Each thread drives its
+//! queue itself: it does the work of its requests, except for the chunks that the policy offloads
+//! to the volume's workers.
 //!
-//! - [`volume`]: what is shared, and what it is made of;
+//! - [`volume`]: the state that all queues of a volume share;
 //! - [`queue`]: requests in, answers out, at any byte offset and length;
 //! - [`executor`]: time and workers as queues see them, real or simulated;
-//! - `workers`: threads that transform what queues offload;
-//! - `range_lock`: keeps read-modify-write of part of a sector away from its neighbours.
+//! - `workers`: the threads that transform offloaded chunks;
+//! - `range_lock`: excludes other requests from a sector during its read-modify-write.
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,20 @@
-//! One thread's way into a volume: requests in, answers out.
+//! One thread's access to a volume: requests in, answers out.
 //!
 //! Contract:
 //!
-//! - [`Queue::submit`] accepts or refuses at once; what it accepts ends in exactly one [`Done`].
-//!   A refusal is final except [`Rejected::Busy`], which gives the request back to be submitted
-//!   again after the next [`Done`] (or after a buffer was dropped).
-//! - Offsets and lengths are bytes, at any alignment. What is not aligned to sectors is served by
-//!   read-modify-write, during which nothing else touches those sectors.
-//! - [`Queue::poll`] never blocks; [`Queue::wait`] blocks until something has ended. To wait for
-//!   something else too, poll(2) on [`Queue::wait_fd`] after [`Queue::may_sleep`] said so, or put
-//!   it on the queue's ring: [`Volume::queue_with_ring`] makes a queue whose [`Queue::ring`] takes
-//!   entries of its owner. `poll` and `wait` submit them; a completion ends `wait` as an answer does.
+//! - [`Queue::submit`] accepts or refuses a request at once; an accepted request ends in exactly
+//!   one [`Done`]. A refusal is final except [`Rejected::Busy`], which gives the request back to be
+//!   submitted again after the next [`Done`] (or after a buffer was dropped).
+//! - Offsets and lengths are bytes, at any alignment. Sectors that are written only in part are
+//!   served by read-modify-write, during which no other request touches them.
+//! - [`Queue::poll`] never blocks; [`Queue::wait`] blocks until a request has ended. To wait for
+//!   other events as well, call poll(2) on [`Queue::wait_fd`] after [`Queue::may_sleep`] returned
+//!   true, or wait for them on the queue's ring: [`Volume::queue_with_ring`] makes a queue whose
+//!   owner can put entries on [`Queue::ring`]. `poll` and `wait` submit these entries, and their
+//!   completions end `wait` as answers do.
 //! - All memory is bounded by [`QueueConfig`].
-//! - Dropping a queue waits for what the backend has under way; requests that have not ended are
-//!   not acknowledged.
+//! - Dropping a queue waits for the backend's operations under way; requests that have not ended
+//!   are not acknowledged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,12 +45,12 @@ use sleep::{RingOf, Wakers};
 use tables::{Chunk, ClientRequest, MachineRequest};
 use time::Time;
 
-/// Bounds of a queue.
+/// Resource bounds of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Buffer memory in bytes. Pages are used when they are first touched.
+    /// Buffer memory in bytes. Pages are allocated when they are first touched.
     pub memory: usize,
-    /// Most requests between submit and answer.
+    /// Maximum number of requests between submission and answer.
     pub depth: u32,
 }
 
@@ -63,37 +64,37 @@ pub struct Queue {
     backend: Option<Box<dyn ucrypt_backend::Queue>>,
     answers: Vec<ucrypt_backend::Done>,
     requests: Vec<ClientRequest>,
-    /// Places in `requests` that are free.
+    /// Free slots of `requests`.
     free: Vec<u32>,
-    /// By the machine's request.
+    /// By index of the machine's request.
     machine_requests: Vec<MachineRequest>,
-    /// By the machine's chunk.
+    /// By index of the machine's chunk.
     chunks: Vec<Chunk>,
-    /// Requests that wait for their range, first come first served.
+    /// Requests that wait for their range, in order of arrival.
     parked: VecDeque<u32>,
     done: VecDeque<Done>,
-    /// Where workers put what they have done.
+    /// Where workers put transformed chunks.
     inbox: Arc<Inbox>,
-    /// Chunks that are with a worker.
+    /// Number of chunks at workers.
     offloaded: usize,
-    /// Of the requests that are submitted next.
+    /// Urgency of the requests submitted from now on.
     urgency: Urgency,
     /// See [`Queue::set_clients_here`].
     clients_here: bool,
     /// See [`Queue::set_reads_in_place`].
     reads_in_place: bool,
-    /// Counted among the volume's queues that are awake.
+    /// Whether the volume counts this queue as awake.
     awake: bool,
-    /// The backend answers at once.
+    /// The backend carries out each operation within `submit`.
     synchronous: bool,
-    /// The workers that it may use: looked at when a round begins and after what came in it.
+    /// The workers that the queue may use; updated when a round begins and when answers arrive.
     environment: Environment,
-    /// The machine was asked for a plan, and what came of it is not all carried out.
+    /// The machine was asked for a plan, and the resulting outputs are not all carried out.
     planned: bool,
-    /// Something was carried out since.
+    /// An output was carried out since the machine was last asked for a plan.
     carried_out: bool,
     time: Time,
-    /// Rounds since the decisions were last shown.
+    /// Rounds since the decisions were last published.
     unpublished: u32,
     wakers: Wakers,
     ring: RingOf,
@@ -101,23 +102,23 @@ pub struct Queue {
 
 /// The queue's buffers.
 struct Memory {
-    /// For clients' data.
+    /// For the clients' data.
     data: Pool,
-    /// For the sectors of which requests write only a part, two for each: there is always enough, so
-    /// that nothing waits for it that holds memory itself.
+    /// For partly written sectors, two per request: there is always enough, so that no request that
+    /// holds memory waits for more.
     edges: Pool,
-    /// For encrypted zeroes, apart from what clients' data can use up: as much as the machine lets be
-    /// under way, and taken in its units.
+    /// For encrypted zeroes, separate so that clients' data cannot use it up: as much as the
+    /// machine allows under way, allocated in the machine's units.
     zeroes: Pool,
 }
 
-/// A client's request needs at most this many of the machine's at once: two edges and the middle.
+/// Maximum number of machine requests per client request: two edges and the middle.
 const MACHINE_REQUESTS_EACH: u32 = 3;
 
-/// Memory that an edge takes at most, in bytes: its sector, and the bytes that go there.
+/// Maximum memory of an edge, in bytes: its sector, and the new bytes.
 const EDGE_BYTES: usize = 2 * 4096;
 
-/// Room for the chunks of one 32 MiB request.
+/// Minimum number of chunks: room for one request of 32 MiB.
 const CHUNKS_MIN: u32 = 32;
 
 impl Queue {
@@ -153,7 +154,7 @@ impl Queue {
             backend_traits,
         );
         volume.calibration.teach(machine.policy_mut().estimates_mut());
-        // The backend's ring, if it has one, is as large as its queue is deep.
+        // If the backend has a ring, the ring's size follows the depth of the backend's queue.
         let mut backend = volume.backend.queue(chunks + ring_entries)?;
         let ring = match (ring_entries, backend.guest()) {
             (0, _) => RingOf::Nobody,
@@ -199,35 +200,36 @@ impl Queue {
         })
     }
 
-    /// The volume it serves.
+    /// The volume that the queue serves.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.volume
     }
 
-    /// Takes `len` bytes of buffer memory; `None` when there is not enough now.
+    /// Allocates `len` bytes of buffer memory; `None` if there is not enough now.
     pub fn alloc(&mut self, len: usize) -> Option<Buf> {
         self.memory.data.alloc(len)
     }
 
-    /// How much somebody waits for what is submitted from now on, under the adaptive policy: what is
-    /// polled for is never offloaded, what is read ahead always. `Normal` at first.
+    /// How urgently clients wait for the requests submitted from now on. The adaptive policy never
+    /// offloads requests that are polled for, and always offloads read-ahead. `Normal` at first.
     pub fn set_urgency(&mut self, urgency: Urgency) {
         self.urgency = urgency;
     }
 
-    /// Whether what is submitted comes from the thread that drives this queue, and not from a client
-    /// on another core, which keeps that core busy. `false` at first.
+    /// Whether the thread that drives this queue makes the requests itself. Otherwise they come
+    /// from a client on another core, which keeps that core busy. `false` at first.
     pub fn set_clients_here(&mut self, here: bool) {
         self.clients_here = here;
     }
 
-    /// Whether the memory that [`Queue::read_into`] is given is where clients want their data, as a
-    /// guest's is, so that the thread that drives this queue copies none of it. `false` at first.
+    /// Whether the memory passed to [`Io::read_into`] is where clients want their data, as a
+    /// guest's memory is, so that the thread that drives this queue copies none of it. `false` at
+    /// first.
     pub fn set_reads_in_place(&mut self, in_place: bool) {
         self.reads_in_place = in_place;
     }
 
-    /// Accepts a request, or refuses it and leaves its memory alone. Its answer carries `tag`.
+    /// Accepts a request, or refuses it and does not touch its memory. The answer carries `tag`.
     pub fn submit<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<(), Rejected<'a>> {
         if self.free.is_empty() {
             return Err(Rejected::Busy(io));
@@ -237,9 +239,9 @@ impl Queue {
         Ok(())
     }
 
-    /// Gives up the requests whose tag `which` picks. Each of them still ends once: with
-    /// [`Errno::CANCELED`], unless it is done already or fails. What the backend has under way for it is
-    /// waited for; of a write, any part may have been done.
+    /// Cancels the requests whose tag `which` picks. Each of them still ends once: with
+    /// [`Errno::CANCELED`], unless it has completed already or fails. The queue waits for the
+    /// backend's operations under way; any part of a cancelled write may have been done.
     pub fn cancel(&mut self, which: impl Fn(u64) -> bool) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
@@ -262,7 +264,7 @@ impl Queue {
         }
     }
 
-    /// Starts what is queued and takes what is complete, without blocking.
+    /// Starts queued work and takes completed work, without blocking.
     ///
     /// # Errors
     /// The backend's queue is broken; nothing more will complete.
@@ -280,17 +282,17 @@ impl Queue {
         !self.done.is_empty()
     }
 
-    /// How often what has happened.
+    /// Event counts of the dispatch machine.
     pub fn stats(&self) -> Stats {
         self.machine.stats()
     }
 
-    /// What was decided by trials, or for one.
+    /// Chunks served by another arm than the cost model.
     pub fn explored(&self) -> Explored {
         self.machine.policy().explored()
     }
 
-    /// Requests accepted whose answers have not been taken.
+    /// Number of accepted requests whose answers have not been taken.
     pub fn in_flight(&self) -> usize {
         self.requests.len() - self.free.len() + self.done.len()
     }
@@ -302,8 +304,8 @@ fn table<T: Default>(len: u32) -> Vec<T> {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // First the backend, which waits for its operations; only then are ranges free. Workers
-        // have only memory of ours, and may end after us.
+        // First the backend, whose drop waits for its operations; only then may ranges be unlocked.
+        // Workers use only the buffers of their jobs, and may finish after this queue is gone.
         drop(self.backend.take());
         self.set_awake(false);
         for request in self.requests.iter().filter(|request| !request.range.is_empty()) {

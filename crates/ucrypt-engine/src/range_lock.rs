@@ -1,16 +1,17 @@
-//! Keeps a read-modify-write of part of a sector away from everything else on that sector.
+//! Keeps a read-modify-write of part of a sector apart from every other access to that sector.
 //!
-//! Clients may read and write single bytes; the cipher works on whole sectors. A write of part of
-//! a sector reads the sector, changes it and writes it back, and in between nobody else may write
-//! there (the change would be lost) or read there (ciphertext half old, half new decrypts to
-//! noise). Such writes take their range **exclusively**, all other requests **share** it.
+//! Clients may read and write single bytes; the cipher works on whole sectors. A write of part of a
+//! sector reads the sector, changes it and writes it back. In between no other request may write
+//! there (the change would be lost) or read there (ciphertext that is half old and half new
+//! decrypts to noise). Such writes lock their range **exclusively**, all other requests **share**
+//! it.
 //!
-//! The volume is divided into stripes of 1 MiB, folded onto a fixed table. Nobody blocks: who
-//! cannot have a range calls [`RangeLock::lock_or_sleep`], which leaves a mark on the stripe that
-//! refused; the unlock that makes that stripe free takes the mark away and wakes everybody who
-//! sleeps. So a waiter runs when what it waits for may be free, and at no other time. A failed
-//! exclusive attempt also leaves a mark that keeps new sharers out, so it gets its turn when the
-//! present ones end. Who no longer wants its turn takes that mark away.
+//! The volume is divided into stripes of 1 MiB, which are mapped onto a fixed table. No thread
+//! blocks: a queue that cannot lock a range calls [`RangeLock::lock_or_sleep`], which sets
+//! `AWAITED` on the stripe that refused. The unlock that frees this stripe clears the mark and
+//! wakes all sleepers. So a waiter runs when its stripe may be free, and at no other time. A failed
+//! exclusive attempt also sets `WANTED`, which keeps new sharers out until the present ones have
+//! ended and the attempt succeeds. A queue that gives its attempt up clears `WANTED`.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -19,21 +20,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::workers::signal;
 
-/// Queues that sleep for which room is kept; more make the list grow.
+/// Sleeping queues that the list has room for; it grows if there are more.
 const SLEEPERS: usize = 64;
 
 const STRIPE_SHIFT: u32 = 20;
 const STRIPES: u64 = 1024;
 
-/// Held exclusively.
+/// The stripe is held exclusively.
 const EXCLUSIVE: u32 = 1 << 31;
 /// An exclusive attempt waits for the sharers to end.
 const WANTED: u32 = 1 << 30;
-/// Somebody sleeps who was refused this stripe.
+/// A sleeping queue was refused this stripe.
 const AWAITED: u32 = 1 << 29;
 const SHARERS: u32 = AWAITED - 1;
 
-/// How a range is held.
+/// The way a range is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Shared,
@@ -41,7 +42,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// Whether a stripe in that state is refused.
+    /// Whether a stripe in this state refuses the mode.
     fn is_refused(self, state: u32) -> bool {
         match self {
             Self::Shared => state & (EXCLUSIVE | WANTED) != 0,
@@ -49,8 +50,8 @@ impl Mode {
         }
     }
 
-    /// A stripe's state once it is taken. An exclusive owner takes the mark of its wish away, and
-    /// with it those of others, who set theirs anew when they are woken.
+    /// The state of a stripe after it was locked. An exclusive owner clears `WANTED`, for other
+    /// waiters as well; they set it again when they are woken.
     fn taken(self, state: u32) -> u32 {
         match self {
             Self::Shared => state + 1,
@@ -65,7 +66,7 @@ pub(crate) struct RangeLock {
     sleepers: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
-/// The stripes of a byte range, each once. Folding makes a range a cyclic run of the table.
+/// The stripes of a byte range, each once. The range is a cyclic run of the table.
 fn stripes(range: &Range<u64>) -> impl DoubleEndedIterator<Item = usize> + Clone + use<> {
     let first = range.start >> STRIPE_SHIFT;
     let last = range.end.saturating_sub(1).max(range.start) >> STRIPE_SHIFT;
@@ -81,12 +82,12 @@ impl RangeLock {
         }
     }
 
-    /// Takes the whole range or nothing.
+    /// Locks the whole range, or nothing.
     pub(crate) fn try_lock(&self, range: &Range<u64>, mode: Mode) -> bool {
         self.attempt(range, mode).is_ok()
     }
 
-    /// As [`RangeLock::try_lock`]; who is refused is woken once when the range may be free.
+    /// As [`RangeLock::try_lock`], but signals `waker` once when a refused range may be free.
     pub(crate) fn lock_or_sleep(
         &self,
         range: &Range<u64>,
@@ -94,7 +95,7 @@ impl RangeLock {
         waker: &Arc<OwnedFd>,
     ) -> bool {
         while let Err(stripe) = self.attempt(range, mode) {
-            // First the list, then the mark: who takes the mark away finds the waker.
+            // First the list, then the mark: whoever clears the mark finds the waker.
             self.add_sleeper(waker);
             let marked =
                 self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
@@ -103,12 +104,12 @@ impl RangeLock {
             if marked.is_ok() {
                 return false;
             }
-            // It became free meanwhile.
+            // The stripe became free meanwhile.
         }
         true
     }
 
-    /// Takes the whole range, or tells the stripe that refused.
+    /// Locks the whole range, or returns the stripe that refused.
     fn attempt(&self, range: &Range<u64>, mode: Mode) -> Result<(), usize> {
         let wanted = stripes(range);
         if mode == Mode::Exclusive {
@@ -116,8 +117,8 @@ impl RangeLock {
                 self.stripes[stripe].fetch_or(WANTED, Ordering::SeqCst);
             }
         }
-        // Before anything is taken: what is taken and given back may have refused others, who would
-        // have to be woken for nothing.
+        // Check before locking anything: stripes that are locked and released again may refuse
+        // others, which would then be woken for nothing.
         let refused =
             |&stripe: &usize| mode.is_refused(self.stripes[stripe].load(Ordering::SeqCst));
         if let Some(stripe) = wanted.clone().find(refused) {
@@ -129,7 +130,7 @@ impl RangeLock {
                     (!mode.is_refused(state)).then(|| mode.taken(state))
                 });
             if got.is_err() {
-                // Others came in between.
+                // Other queues came in between.
                 for stripe in wanted.take(taken) {
                     self.release(stripe, mode);
                 }
@@ -139,7 +140,7 @@ impl RangeLock {
         Ok(())
     }
 
-    /// Gives one stripe back, and wakes the sleepers if one of them waits for it.
+    /// Releases one stripe, and wakes the sleepers if one of them waits for it.
     fn release(&self, stripe: usize, mode: Mode) {
         let stripe = &self.stripes[stripe];
         let left = match mode {
@@ -159,15 +160,15 @@ impl RangeLock {
         }
     }
 
-    /// Gives a range back that was taken.
+    /// Unlocks a range that was locked.
     pub(crate) fn unlock(&self, range: &Range<u64>, mode: Mode) {
         for stripe in stripes(range) {
             self.release(stripe, mode);
         }
     }
 
-    /// After a failed exclusive attempt: it will not be tried again. The marks of others that wait for
-    /// the same range go with it; they mark it anew when they are woken.
+    /// Gives up a failed exclusive attempt. This also clears the marks of others that wait for the
+    /// same range; they set them again when they are woken.
     pub(crate) fn give_up(&self, range: &Range<u64>) {
         for stripe in stripes(range) {
             let stripe = &self.stripes[stripe];
@@ -184,7 +185,7 @@ impl RangeLock {
         }
     }
 
-    /// Takes a stripe's mark away and wakes everybody who sleeps.
+    /// Clears a stripe's `AWAITED` and wakes all sleepers.
     fn wake(&self, stripe: &AtomicU32) {
         stripe.fetch_and(!AWAITED, Ordering::SeqCst);
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,7 +207,7 @@ mod tests {
         Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
     }
 
-    /// Whether the waker was signalled since this was last asked.
+    /// Whether the waker was signalled since the last call.
     fn is_woken(waker: &OwnedFd) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let readable = poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).unwrap() > 0;
@@ -229,7 +230,7 @@ mod tests {
             for waker in [&one, &other] {
                 assert!(!lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, waker));
             }
-            // Neither their own attempts nor traffic elsewhere wakes anybody.
+            // Neither their own attempts nor traffic elsewhere wake them.
             assert!(!is_woken(&one) && !is_woken(&other), "{held:?}, {wanted:?}");
             assert!(!lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &one));
             for mode in [Mode::Shared, Mode::Exclusive] {

@@ -1,4 +1,4 @@
-//! The segments of a volume and their ciphers: what the volume, its queues and its workers share.
+//! The segments of a volume and their ciphers, shared by the volume, its queues and its workers.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,32 +8,31 @@ use ucrypt_sector::SectorCipher;
 
 use crate::executor::Clock;
 
-/// A run of the volume that lies in one piece on the backend.
+/// A contiguous part of the volume that is also contiguous on the backend.
 #[derive(Debug)]
 pub struct Segment {
     /// Length in bytes, a multiple of the sector size.
     pub len: u64,
-    /// Where it starts on the backend, in bytes; a multiple of 512.
+    /// Start on the backend, in bytes; a multiple of 512.
     pub backend_offset: u64,
-    /// How its sectors are encrypted; their numbers count from the segment's start. `None`: not at
-    /// all.
+    /// The cipher; its sector numbers count from the segment's start. `None`: not encrypted.
     pub cipher: Option<SectorCipher>,
 }
 
 impl Segment {
-    /// Bytes that are encrypted as one; 512 without encryption.
+    /// Bytes that are encrypted as a unit; 512 without encryption.
     pub(crate) fn sector_size(&self) -> u32 {
         self.cipher.as_ref().map_or(512, SectorCipher::sector_size)
     }
 
-    /// Whether it may be encrypted to where it is kept.
+    /// Whether the segment may be encrypted directly to where the backend keeps it.
     fn streams(&self) -> bool {
         self.cipher.as_ref().is_none_or(SectorCipher::streams)
     }
 }
 
-/// A cipher that is slower than the one at hand: an old core, or a hardware engine that takes its
-/// time for each job. What the real one takes is part of it.
+/// Models a cipher that is slower than the real one: an old core, or a hardware engine with a
+/// latency per job. The time of the real cipher counts towards the modelled time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CipherModel {
     /// Nanoseconds per byte.
@@ -42,23 +41,23 @@ pub struct CipherModel {
     pub ns_per_call: u64,
 }
 
-/// The segments end to end. A slice of [`Segment`]s with the work that is done on them.
+/// The segments of a volume, end to end, and the transforms of their sectors.
 pub(crate) struct Segments {
     list: Vec<Segment>,
     model: Option<CipherModel>,
-    /// The backend's bytes in place.
+    /// The backend's bytes in place, if it has them.
     mapping: Option<Arc<dyn Map>>,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
-/// What is done to adjacent sectors.
+/// A transform of adjacent sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CipherOp {
-    /// In place.
+    /// Encrypt the buffers in place.
     Encrypt,
-    /// In place.
+    /// Decrypt the buffers in place.
     Decrypt,
-    /// Out of the backend's mapping.
+    /// Decrypt from the backend's mapping into the buffers.
     DecryptMapped,
 }
 
@@ -85,7 +84,7 @@ impl Segments {
         self.mapping.as_ref().is_some_and(|mapping| mapping.at_hand(offset, bytes))
     }
 
-    /// Encrypts or decrypts adjacent sectors. `sector`: the first, in the segment.
+    /// Encrypts or decrypts adjacent sectors. `sector`: the first, counted in the segment.
     pub(crate) fn transform(
         &self,
         segment: usize,
@@ -113,7 +112,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Decrypts out of the mapping; where that broke meanwhile, out of the file.
+    /// Decrypts from the mapping; reads the file instead if the mapping broke meanwhile.
     fn decrypt_mapped(
         &self,
         segment: usize,
@@ -150,7 +149,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Encrypts out of memory that must not be changed. `None`: the segment has no cipher.
+    /// Encrypts memory that must not be changed into `buf`. `None`: the segment has no cipher.
     pub(crate) fn encrypt_from(
         &self,
         segment: usize,
@@ -171,15 +170,14 @@ impl Segments {
             && self.list.iter().all(Segment::streams)
     }
 
-    /// Whether adjacent sectors can be encrypted to the backend's mapping now, which saves the write:
-    /// [`Segments::encrypt_mapped`].
+    /// Whether [`Segments::encrypt_mapped`] of these sectors is possible now: it saves the write.
     pub(crate) fn is_mapped(&self, segment: usize, sector: u64, bytes: usize) -> bool {
         let Some(mapping) = &self.mapping else { return false };
         let offset = self.list[segment].backend_offset + sector * 512;
         mapping.is_writable() && self.list[segment].streams() && mapping.at_hand(offset, bytes)
     }
 
-    /// Encrypts to where the sectors are kept. `None`: it may not have arrived there.
+    /// Encrypts to where the backend keeps the sectors. `None`: the data may not have arrived.
     pub(crate) fn encrypt_mapped(
         &self,
         segment: usize,
@@ -202,7 +200,7 @@ impl Segments {
         written
     }
 
-    /// Spins until as much time has passed as the modelled cipher takes.
+    /// Spins until the time that the modelled cipher takes has passed.
     fn take_time(&self, started_ns: Option<u64>, bytes: usize) {
         let (Some(model), Some(started_ns)) = (self.model, started_ns) else { return };
         let ns = bytes as f64 * model.ns_per_byte.max(0.0) + model.ns_per_call as f64;

@@ -1,4 +1,4 @@
-//! What a volume is made of, shared by all its queues.
+//! Volumes: the state that all queues of a volume share.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -15,27 +15,27 @@ use crate::range_lock::RangeLock;
 use crate::segments::{CipherModel, Segment, Segments};
 use crate::workers::Workers;
 
-/// How a volume is served.
+/// Options of a volume.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct VolumeOptions {
     /// Refuse everything that changes the volume.
     pub read_only: bool,
     /// Pass discards to the backend. They tell an onlooker which sectors are unused.
     pub allow_discards: bool,
-    /// How requests are dispatched.
+    /// The policies that dispatch requests.
     pub policies: Policies,
-    /// A slower cipher to stand for the real one.
+    /// A slower cipher to model in place of the real one.
     pub cipher_model: Option<CipherModel>,
-    /// Crypto workers; `None`: one for each core. Of these adaptive uses as many as there are cores to
-    /// spare at the time, and all while it tries what it is like to offload everything. On one core it
-    /// has none.
+    /// Number of crypto workers; `None`: one per core. With `None`, the adaptive policy uses as
+    /// many workers as there are spare cores at the time, and all while it tries offloading
+    /// everything; on one core it has none.
     pub workers: Option<usize>,
 }
 
 impl VolumeOptions {
     fn workers(&self) -> Result<Option<Workers>, VolumeError> {
         let cores = cores();
-        // On one core there is nobody to offload to. The static policies do so whatever it
+        // On one core a worker gains nothing. The static policies offload all the same, whatever it
         // costs, as dm-crypt does.
         let none = self.shares_cores() && cores == 1;
         let count = self.workers.unwrap_or(if none { 0 } else { cores });
@@ -49,42 +49,42 @@ impl VolumeOptions {
             .map_err(|error| VolumeError::Workers { error: error.to_string() })
     }
 
-    /// Workers are used only while there are cores to spare.
+    /// Whether workers are used only while there are spare cores.
     fn shares_cores(&self) -> bool {
         self.workers.is_none() && self.policies == Policies::from(PolicyKind::Adaptive)
     }
 }
 
-/// Cores that this process may use, at least one.
+/// Number of cores that this process may use, at least one.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What an export tells its clients.
+/// The properties of a volume that exports report to their clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeInfo {
     /// Length in bytes, a multiple of `sector_size`. [`Volume::resize`] changes it.
     pub len: u64,
-    /// Bytes that are written as one; requests aligned to it need no read-modify-write.
+    /// Bytes that are written as a unit; requests aligned to it need no read-modify-write.
     pub sector_size: u32,
-    /// Length and alignment of requests that are served best, in bytes.
+    /// Best length and alignment of requests, in bytes.
     pub preferred_io: u32,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Whether discards are accepted.
     pub discard: bool,
-    /// Whether the backend zeroes ranges itself, without data being written.
+    /// Whether the backend zeroes ranges itself, without written data.
     pub fast_write_zeroes: bool,
-    /// Whether every request is finished by the thread that submits it, without waiting.
+    /// Whether the thread that submits a request finishes it without waiting.
     pub synchronous: bool,
-    /// Whether the backend is slower where it has to seek.
+    /// Whether seeks slow the backend down.
     pub rotational: bool,
 }
 
-/// Why segments and a backend make no volume.
+/// Why segments and a backend cannot form a volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeError {
-    /// No segment, or none of any length.
+    /// There is no segment, or all segments are empty.
     #[error("the volume is empty: the image holds no data after its header")]
     Empty,
     /// The system refused a thread.
@@ -93,7 +93,7 @@ pub enum VolumeError {
         /// The system's error.
         error: String,
     },
-    /// A segment is cut off.
+    /// The backend ends before a segment does.
     #[error(
         "the volume ends at byte {needed} but its image has only {available} bytes; the image is \
          truncated, or the wrong one"
@@ -104,23 +104,23 @@ pub enum VolumeError {
         /// Bytes that the backend has.
         available: u64,
     },
-    /// A segment is not a whole number of sectors, or starts between two.
+    /// A segment is not a whole number of sectors, or its offset is not a multiple of 512 bytes.
     #[error("a segment of {len} bytes at byte {offset} is not aligned to sectors of {sector_size}")]
     Unaligned {
-        /// Bytes.
+        /// Length of the segment in bytes.
         len: u64,
-        /// On the backend.
+        /// Offset of the segment on the backend, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Sector size in bytes.
         sector_size: u32,
     },
 }
 
-/// A disk in the clear, over a backend. Use it through [`Volume::queue`].
+/// A decrypted disk over a backend. Use it through [`Volume::queue`].
 pub struct Volume {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) segments: Arc<Segments>,
-    /// Where each segment starts in the volume, in bytes; one more where the last ended at first.
+    /// The start of each segment in the volume, in bytes, then the initial end of the last one.
     pub(crate) starts: Vec<u64>,
     pub(crate) locks: RangeLock,
     pub(crate) policies: Policies,
@@ -128,18 +128,18 @@ pub struct Volume {
     pub(crate) workers: Option<Arc<dyn WorkerPool>>,
     /// Cores that workers and queues share; `None`: workers are used whatever that costs others.
     cores: Option<u32>,
-    /// Queues that keep a core busy.
+    /// Number of queues that keep a core busy.
     awake: AtomicU32,
     pub(crate) calibration: Calibration,
     info: VolumeInfo,
-    /// The present length in bytes; `info.len` is what it was at first.
+    /// The present length in bytes; `info.len` is the initial length.
     len: AtomicU64,
     counted: Mutex<Counted>,
     /// The error number of the first flush that failed; 0 if none has.
     flush_error: AtomicI32,
 }
 
-/// The counts of a volume: of the queues there are, and of those that have ended.
+/// The counters of a volume: of its present queues, and the totals of those that have ended.
 #[derive(Default)]
 struct Counted {
     queues: Vec<Arc<Counters>>,
@@ -149,7 +149,7 @@ struct Counted {
 const SECTOR: u64 = 512;
 
 impl Volume {
-    /// Lays the segments end to end.
+    /// A volume of these segments, end to end.
     pub fn new(
         backend: Arc<dyn Backend>,
         segments: Vec<Segment>,
@@ -166,7 +166,7 @@ impl Volume {
         Self::build(backend, segments, options, clock.clone(), measure)
     }
 
-    /// A volume in a world of its own, for simulators: see [`executor`](crate::executor).
+    /// A volume with its own clock and workers, for simulators: see [`executor`](crate::executor).
     pub fn with_executor(
         backend: Arc<dyn Backend>,
         segments: Vec<Segment>,
@@ -233,12 +233,12 @@ impl Volume {
         Self::new(backend, vec![Segment { len, backend_offset: 0, cipher: None }], options)
     }
 
-    /// What its clients need to know.
+    /// Properties that clients need to know.
     pub fn info(&self) -> VolumeInfo {
         VolumeInfo { len: self.len(), ..self.info }
     }
 
-    /// The length that its backend has room for now, in bytes.
+    /// The length for which the backend has room now, in bytes.
     pub fn len_max(&self) -> io::Result<u64> {
         let last = self.segments.len() - 1;
         let room = self.backend.len_now()?.saturating_sub(self.segments[last].backend_offset);
@@ -246,12 +246,13 @@ impl Volume {
         Ok(self.starts[last] + room / sector_size * sector_size)
     }
 
-    /// Changes the length, to at most [`Volume::len_max`]: the last segment gets longer or shorter.
-    /// Requests that were accepted before end as they would have. Exports tell their clients.
+    /// Changes the length, to at most [`Volume::len_max`]: the last segment grows or shrinks.
+    /// Requests that were accepted before are not affected. Exports tell their clients.
     ///
     /// # Errors
-    /// [`VolumeError::Unaligned`] if it is not a whole number of sectors, [`VolumeError::Empty`] if
-    /// nothing of the last segment is left, [`VolumeError::TooLarge`] if the backend ends before.
+    /// [`VolumeError::Unaligned`] if `len` is not a whole number of sectors, [`VolumeError::Empty`]
+    /// if nothing of the last segment is left, [`VolumeError::TooLarge`] if the backend is too
+    /// short.
     pub fn resize(&self, len: u64) -> Result<(), VolumeError> {
         let last = self.segments.len() - 1;
         if len <= self.starts[last] {
@@ -269,12 +270,12 @@ impl Volume {
         self.len.load(Ordering::Acquire)
     }
 
-    /// One line about the backend.
+    /// A one-line description of the backend.
     pub fn describe_backend(&self) -> String {
         self.backend.describe()
     }
 
-    /// How requests are dispatched.
+    /// The policies that dispatch requests.
     pub fn policies(&self) -> Policies {
         self.policies
     }
@@ -284,10 +285,10 @@ impl Volume {
         self.queue_with_ring(config, 0)
     }
 
-    /// A new queue whose [`Queue::ring`] takes `entries` under way of its owner.
+    /// A new queue whose [`Queue::ring`] has room for `entries` entries of its owner under way.
     ///
     /// # Errors
-    /// The system's; `Unsupported` where the kernel has no entries of 128 bytes (before 5.19).
+    /// The system's errors; `Unsupported` if the kernel has no entries of 128 bytes (before 5.19).
     pub fn queue_with_ring(
         self: &Arc<Self>,
         config: QueueConfig,
@@ -299,7 +300,7 @@ impl Volume {
         Ok(queue)
     }
 
-    /// What all clients have done since the volume was opened.
+    /// Totals of all clients since the volume was opened.
     pub fn totals(&self) -> Totals {
         let counted = self.counted();
         let mut totals = counted.ended;
@@ -309,7 +310,7 @@ impl Volume {
         totals
     }
 
-    /// A queue ends: its counts are kept, its counters are not.
+    /// Adds the counts of a queue that ends to the totals, and forgets its counters.
     pub(crate) fn retire(&self, counters: &Arc<Counters>) {
         let mut counted = self.counted();
         counted.queues.retain(|known| !Arc::ptr_eq(known, counters));
@@ -320,14 +321,14 @@ impl Volume {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the queues have decided and why, one entry for each queue that is in use.
+    /// The decisions of the queues and the estimates behind them, one entry per queue in use.
     pub fn decisions(&self) -> Vec<Decisions> {
         self.counted().queues.iter().map(|counters| counters.decisions()).collect()
     }
 
-    /// The error of the first flush that failed, or write that could not be made durable. After it no
-    /// flush and no write with FUA succeeds until the volume is opened anew: the system tells of
-    /// lost data once, and nobody knows which writes are gone.
+    /// The error of the first flush that failed, or of the first write that could not be made
+    /// durable. After it no flush and no write with FUA succeeds until the volume is opened again:
+    /// the system reports lost data once, and nobody knows which writes are lost.
     pub fn flush_error(&self) -> Option<Errno> {
         match self.flush_error.load(Ordering::SeqCst) {
             0 => None,
@@ -340,15 +341,15 @@ impl Volume {
         let _ = self.flush_error.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Cores that neither a queue nor a client needs now. On a machine of two, a worker would take
-    /// the core of a client that is busy, and cost it more than it gains.
+    /// Cores that neither a queue nor a client needs now. On a machine with two cores, a worker
+    /// would take the core of a busy client, which costs the client more than the worker gains.
     pub(crate) fn spare_cores(&self, busy_client: bool) -> u32 {
         let Some(cores) = self.cores else { return u32::MAX };
         let taken = self.awake.load(Ordering::Relaxed).max(1) + u32::from(busy_client);
         cores.saturating_sub(taken)
     }
 
-    /// Counts a queue that gets busy or goes to sleep; returns what it is from now on.
+    /// Counts a queue that wakes up or goes to sleep; returns its new state.
     pub(crate) fn count_awake(&self, was: bool, is: bool) -> bool {
         if self.cores.is_some() && self.workers.is_some() {
             match (was, is) {
@@ -360,9 +361,8 @@ impl Volume {
         is
     }
 
-    /// What the backend has allocated for `len` bytes from `offset` of the volume: at most `max`
-    /// extents, which together may end early. A hole in the image of an encrypted segment does
-    /// not read as zeroes.
+    /// The allocation of `len` bytes from `offset` of the volume, as at most `max` extents, which
+    /// together may end early. A hole in the image of an encrypted segment does not read as zeroes.
     pub fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<VolumeExtent> {
         let mut extents = Vec::new();
         let end = offset.saturating_add(len).min(self.len());
@@ -389,18 +389,18 @@ impl Volume {
         extents
     }
 
-    /// The segment of a 512-byte sector, and the sector's number there.
+    /// The segment that holds a 512-byte sector of the volume, and the sector's number in it.
     pub(crate) fn place(&self, sector: u64) -> (usize, u64) {
         let segment = self.segment_at(sector * 512);
         (segment, sector - self.starts[segment] / 512)
     }
 
-    /// The index of the segment that holds the byte.
+    /// The index of the segment that holds the byte at `offset`.
     pub(crate) fn segment_at(&self, offset: u64) -> usize {
         if self.segments.len() == 1 {
             return 0;
         }
-        // The last one may have grown beyond the last of the starts.
+        // The last segment may have grown beyond the last of the starts.
         let after = self.starts.partition_point(|&start| start <= offset);
         after.min(self.segments.len()) - 1
     }
@@ -412,19 +412,19 @@ impl std::fmt::Debug for Volume {
     }
 }
 
-/// A piece of a volume, for block status.
+/// An extent of a volume, for block status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeExtent {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Nothing is allocated for it.
+    /// Whether nothing is allocated for the extent.
     pub hole: bool,
-    /// It reads as zeroes.
+    /// Whether the extent reads as zeroes.
     pub zero: bool,
 }
 
-/// Where a segment of that length and offset on the backend ends in the volume if it starts at
-/// `start`.
+/// Checks a segment's length and backend offset. Returns where the segment ends in the volume if it
+/// starts at `start`.
 fn check(
     (len, offset): (u64, u64),
     align: u32,

@@ -1,14 +1,14 @@
-//! The crypto workers of a volume: threads that transform what queues offload.
+//! The crypto workers of a volume: threads that transform offloaded chunks.
 //!
 //! Contract:
 //!
-//! - A job is a chunk's buffers, by value; it comes back through the inbox of its queue, once,
-//!   with the buffers. The rings between are bounded and take no lock; a full ring refuses the job
-//!   and the queue does the work itself.
-//! - A worker without work spins briefly, then parks. Whoever adds a job wakes one parked worker, or
-//!   leaves the job to one that is awake.
+//! - A job owns a chunk's buffers. It comes back, once and with its buffers, through the inbox of
+//!   its queue. The rings between queues and workers are bounded and take no lock. A full ring
+//!   refuses the job, and the queue does the work itself.
+//! - A worker without work spins briefly, then parks. Adding a job wakes one parked worker, or
+//!   leaves the job to an awake one.
 //! - A queue that is about to sleep says so in its inbox; the next answer then signals its waker.
-//! - Dropping the pool ends the threads when their jobs are done.
+//! - Dropping the pool ends the threads once their jobs are done.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use ucrypt_dispatch::ChunkId;
 use crate::executor::WorkerPool;
 use crate::segments::{CipherOp, Segments};
 
-/// Jobs that may wait for a worker.
+/// Maximum number of jobs that wait for a worker.
 pub const JOBS_MAX: usize = 1024;
 
 /// How often an idle worker looks for work before it parks: a few microseconds.
@@ -41,22 +41,22 @@ pub struct Job {
     pub(crate) inbox: Arc<Inbox>,
 }
 
-/// What came of a job.
+/// The result of a job.
 pub(crate) struct Transformed {
     pub(crate) chunk: ChunkId,
     pub(crate) bufs: Vec<Buf>,
     pub(crate) result: Result<(), Errno>,
-    /// What the cipher took, in nanoseconds.
+    /// Nanoseconds of the transform.
     pub(crate) spent_ns: u64,
 }
 
-/// A job that is done, on its way back.
+/// A finished job, on its way back.
 pub struct DoneJob {
     transformed: Transformed,
     inbox: Arc<Inbox>,
 }
 
-/// Where the answers for one queue arrive.
+/// Receives the answers for one queue.
 pub(crate) struct Inbox {
     pub(crate) answers: ArrayQueue<Transformed>,
     sleeping: AtomicBool,
@@ -64,12 +64,12 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// `depth`: most jobs that the queue has under way.
+    /// `depth`: maximum number of jobs that the queue has under way.
     pub(crate) fn new(depth: usize, waker: Arc<OwnedFd>) -> Self {
         Self { answers: ArrayQueue::new(depth), sleeping: AtomicBool::new(false), waker }
     }
 
-    /// From now on an answer signals the waker, until [`Inbox::awake`]. The caller looks into
+    /// From now on answers signal the waker, until [`Inbox::awake`]. The caller must check
     /// `answers` once more before it sleeps.
     pub(crate) fn going_to_sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
@@ -81,7 +81,7 @@ impl Inbox {
     }
 
     fn put(&self, transformed: Transformed) {
-        // The queue has no more jobs under way than its inbox has room for.
+        // A queue has at most as many jobs under way as its inbox has room for.
         let refused = self.answers.push(transformed).is_err();
         debug_assert!(!refused, "an answer without a job");
         fence(Ordering::SeqCst);
@@ -93,12 +93,12 @@ impl Inbox {
 
 /// Makes the waker's descriptor readable.
 pub(crate) fn signal(waker: &OwnedFd) {
-    // Fails only when the counter is about to overflow: then it is readable already.
+    // The write fails only if the counter would overflow: then the descriptor is readable already.
     let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
 }
 
 impl Job {
-    /// The memory that the work is done on.
+    /// The memory that the job transforms.
     pub fn memory(&self) -> impl Iterator<Item = &[u8]> {
         self.bufs.iter().map(|buf| &buf[..])
     }
@@ -114,7 +114,7 @@ impl Job {
 }
 
 impl DoneJob {
-    /// Gives it back to the queue that it came from, and wakes that if it sleeps.
+    /// Returns the job to its queue, and wakes the queue if it sleeps.
     pub fn deliver(self) {
         self.inbox.put(self.transformed);
     }
@@ -133,17 +133,17 @@ impl std::fmt::Debug for DoneJob {
 }
 
 struct Shared {
-    /// For any worker.
+    /// Jobs for any worker.
     jobs: ArrayQueue<Job>,
-    /// For the worker of one core.
+    /// Per worker: jobs for its core.
     lanes: Box<[ArrayQueue<Job>]>,
-    /// Workers that are parked, or about to.
+    /// Per worker: whether it is parked, or about to.
     asleep: Box<[AtomicBool]>,
     idle: AtomicU32,
     closed: AtomicBool,
 }
 
-/// The pool. See the module's contract.
+/// The worker pool. See the module's contract.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     threads: Box<[Thread]>,
@@ -151,7 +151,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` workers, at least one. `pinned`: each stays on a core of its own.
+    /// Starts `count` workers, at least one. `pinned`: each stays on its own core.
     pub(crate) fn start(count: usize, pinned: bool) -> std::io::Result<Self> {
         let count = count.max(1);
         let shared = Arc::new(Shared {
@@ -228,14 +228,14 @@ impl Drop for Workers {
             handle.thread().unpark();
         }
         for handle in self.handles.drain(..) {
-            // A worker that panicked has been reported by the panic itself.
+            // A panic of the worker has been reported already.
             let _ = handle.join();
         }
     }
 }
 
 impl Shared {
-    /// Claims a parked worker; the caller unparks it.
+    /// Claims a parked worker for waking; the caller unparks it. Returns whether it was parked.
     fn rouse(&self, index: usize) -> bool {
         let claimed = self.asleep[index].swap(false, Ordering::SeqCst);
         if claimed {
@@ -257,7 +257,7 @@ impl Shared {
             self.asleep[index].store(true, Ordering::SeqCst);
             self.idle.fetch_add(1, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // A job that came before the two lines above has woken nobody.
+            // A job added before the two lines above woke no worker: look once more.
             let job = self.next(index);
             while job.is_none() && self.asleep[index].load(Ordering::SeqCst) {
                 if self.closed.load(Ordering::SeqCst) {
@@ -265,7 +265,7 @@ impl Shared {
                 }
                 std::thread::park();
             }
-            // Nothing to undo if somebody claimed it already.
+            // No effect if another thread has claimed this worker already.
             self.rouse(index);
             if let Some(job) = job {
                 job.run().deliver();
@@ -284,7 +284,7 @@ impl Shared {
     }
 }
 
-/// Keeps the calling thread on one core; where that is not allowed it goes where it goes.
+/// Pins the calling thread to one core, where that is allowed.
 fn pin(core: usize) {
     let mut cores = CpuSet::new();
     cores.set(core % CpuSet::MAX_CPU);
@@ -303,7 +303,7 @@ mod tests {
         Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
     }
 
-    /// A segment of no length, for jobs without work.
+    /// An empty segment, for jobs without work.
     fn nothing() -> Arc<Segments> {
         let segment = Segment { len: 0, backend_offset: 0, cipher: None };
         Arc::new(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))

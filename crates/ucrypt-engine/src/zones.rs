@@ -1,4 +1,4 @@
-//! A volume on a zoned device: its zones are those of the device, one by one.
+//! Volumes on zoned devices: each zone of the volume is one zone of the device.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use ucrypt_backend::{Errno, Zone, ZoneAction, ZoneLimits};
 
 use crate::volume::Volume;
 
-/// Zones that are looked at at once.
+/// Zones per report in [`VolumeZones::reset_all`].
 const BATCH: usize = 32;
 
 /// Why a volume on a zoned device has no zones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ZonesError {
-    /// It begins or ends within a zone.
+    /// The volume begins or ends within a zone.
     #[error(
         "the image has zones of {zone_len} bytes, and the volume, from byte {offset} to {end}, \
          begins or ends within one; begin it at a zone (--header FILE for a header elsewhere, or \
@@ -23,19 +23,19 @@ pub enum ZonesError {
         zone_len: u64,
         /// Where the volume begins on the image, in bytes.
         offset: u64,
-        /// Where it ends.
+        /// Where the volume ends on the image, in bytes.
         end: u64,
     },
-    /// It is in several pieces.
+    /// The volume has several segments.
     #[error("the volume consists of {segments} segments, and has no zones therefore")]
     Segments {
-        /// How many.
+        /// Number of segments.
         segments: usize,
     },
 }
 
-/// The zones of a volume. Positions are bytes of the volume. What is asked of them waits for the
-/// device.
+/// The zones of a volume. Positions are bytes of the volume. All methods that use the device wait
+/// for it.
 #[derive(Debug, Clone)]
 pub struct VolumeZones {
     volume: Arc<Volume>,
@@ -46,7 +46,7 @@ pub struct VolumeZones {
 }
 
 impl Volume {
-    /// Its zones, if its backend has any.
+    /// The volume's zones, if its backend has any.
     pub fn zones(self: &Arc<Self>) -> Result<Option<VolumeZones>, ZonesError> {
         let Some(zones) = self.backend.zones() else { return Ok(None) };
         let [segment] = &self.segments[..] else {
@@ -63,21 +63,21 @@ impl Volume {
 }
 
 impl VolumeZones {
-    /// What the device is.
+    /// The zone limits of the device.
     pub fn limits(&self) -> ZoneLimits {
         self.limits
     }
 
-    /// How many there are.
+    /// Number of zones.
     pub fn count(&self) -> u64 {
         self.len / self.limits.len
     }
 
-    /// Reports on the zone that holds the byte `offset` and those behind it. Returns how many there
-    /// were, at most as many as `zones` has room for.
+    /// Reports on the zone that holds the byte `offset` and on the zones behind it. Returns the
+    /// number of zones reported, at most `zones.len()`.
     ///
     /// # Errors
-    /// `EINVAL` behind the end of the volume, and the device's.
+    /// `EINVAL` if `offset` is behind the end of the volume, and the device's errors.
     pub fn report(&self, offset: u64, zones: &mut [Zone]) -> Result<usize, Errno> {
         let left = self.len.checked_sub(offset).filter(|&left| left > 0).ok_or(Errno::INVAL)?;
         let room = usize::try_from(left.div_ceil(self.limits.len)).unwrap_or(usize::MAX);
@@ -90,15 +90,16 @@ impl VolumeZones {
         Ok(count)
     }
 
-    /// Does something to the zone that begins at byte `start`.
+    /// Carries out an action on the zone that begins at byte `start`.
     ///
     /// # Errors
-    /// `EROFS` if the volume is read-only, `EINVAL` if no zone begins there, and the device's.
+    /// `EROFS` if the volume is read-only, `EINVAL` if no zone begins at `start`, and the device's
+    /// errors.
     pub fn act(&self, action: ZoneAction, start: u64) -> Result<(), Errno> {
         self.act_on(action, start, self.limits.len)
     }
 
-    /// Resets all that are written in order.
+    /// Resets all sequential zones.
     pub fn reset_all(&self) -> Result<(), Errno> {
         let mut zones = [Zone::default(); BATCH];
         let mut at = 0;

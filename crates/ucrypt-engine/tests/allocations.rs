@@ -10,12 +10,12 @@ use common::volume_under;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, Pool, memory};
 use ucrypt_engine::{Buf, Io, PolicyKind, Queue, QueueConfig};
 
-/// Counts the allocations of the whole process: the tests of this file are one test.
+/// Counts the allocations of the whole process, so this file has only one test.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: everything is passed on to the system's allocator unchanged.
+// SAFETY: all calls are passed to the system's allocator unchanged.
 #[expect(unsafe_code, reason = "an allocator can be counted in no other way")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -35,7 +35,7 @@ static COUNTING: Counting = Counting;
 
 const LEN: u64 = 8 << 20;
 
-/// The client's own memory, and the list in which pieces of it are given.
+/// The client's own memory, and the list that passes pieces of it.
 struct Pieces {
     memory: Pool,
     list: Vec<Buf>,
@@ -48,8 +48,8 @@ impl Pieces {
     }
 }
 
-/// Reads and writes of all sizes, many at once, aligned and not, in one piece and in many if
-/// `in_pieces`.
+/// Reads and writes of all sizes, many at once, aligned and not, in one piece or (`in_pieces`) in
+/// many.
 fn requests(queue: &mut Queue, plain: &[u8], pieces: &mut Pieces, in_pieces: bool) {
     for round in 0..64u64 {
         for (index, len) in [4096, 4096, 65536, 100, 300_000].into_iter().enumerate() {
@@ -91,8 +91,8 @@ fn requests_allocate_nothing_after_the_first_ones() {
             let mut queue = volume.queue(config).unwrap();
             let memory = Pool::new(1 << 20).unwrap();
             let mut pieces = Pieces { memory, list: Vec::with_capacity(16) };
-            // Which place in a table a request gets depends on when others end. So places that have
-            // never had a request in pieces must have room for one.
+            // The slot of a request depends on when others end. So slots that have never had a
+            // request in pieces must have room for one.
             for _ in 0..4 {
                 requests(&mut queue, &plain, &mut pieces, false);
             }

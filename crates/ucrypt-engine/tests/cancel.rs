@@ -1,4 +1,4 @@
-//! Requests that are given up end once, give their memory back and leave what a write may leave.
+//! Cancelled requests end once, free their memory, and leave only data that a write may leave.
 
 mod common;
 
@@ -14,16 +14,16 @@ const MEMORY: usize = 8 << 20;
 const DEPTH: u32 = 16;
 const CONFIG: QueueConfig = QueueConfig { memory: MEMORY, depth: DEPTH };
 
-/// Blocks of the volume; each request touches one, all but its first and last bytes.
+/// Blocks of the volume; each request touches one block, all but its first and last bytes.
 const BLOCKS: usize = 24;
 const BLOCK: u64 = 80 << 10;
 
-/// What a block may hold: what was written last, and what was cancelled since.
+/// The bytes that a block may hold: the last one written, and those of writes cancelled since.
 type Block = Vec<u8>;
 
 struct Asked {
     block: usize,
-    /// What is written; `None` for a read.
+    /// The byte to write; `None` for a read.
     fill: Option<u8>,
     cancelled: bool,
 }
@@ -139,7 +139,7 @@ fn whatever_is_cancelled_ends_once_and_leaves_what_a_write_may_leave() {
                     check(block, &run(&mut queue, read).data.expect("a read has data"));
                 }
                 assert!(done > 20, "{done} requests were done");
-                // Memory answers before anybody can think better of it.
+                // Memory answers before a request can be cancelled.
                 let slow = !volume.info().synchronous;
                 assert!(!slow || cancelled > 10, "{cancelled} requests were cancelled");
                 assert_eq!(volume.totals().errors, 0, "a client's wish is no error");
@@ -153,7 +153,7 @@ fn a_request_that_waits_for_its_range_ends_at_once_when_it_is_cancelled() {
     let backend = Arc::new(ModelBackend::new("sata2017", 2 * MIB).unwrap());
     let volume = volume(backend, 0, MIB, 4096);
     let mut queue = volume.queue(CONFIG).unwrap();
-    // Both change a part of the same sector.
+    // Both change part of the same sector.
     for tag in 0..2 {
         queue.submit(tag, Io::write_borrowed(100, &[1; 50], false)).unwrap();
     }

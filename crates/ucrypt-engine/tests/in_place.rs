@@ -1,4 +1,4 @@
-//! Writes that are encrypted to where the backend keeps them.
+//! Writes that are encrypted directly to where the backend keeps them.
 
 mod common;
 
@@ -12,10 +12,10 @@ use ucrypt_testkit::fault::{Access, Reached};
 use ucrypt_testkit::{FaultBackend, Faults};
 
 const LEN: u64 = 4 << 20;
-/// Where the volume begins: no page of the backend.
+/// Where the volume begins: not at a page of the backend.
 const OFFSET: u64 = 3 * 512;
 
-/// Memory, with a count of the writes that it is asked for.
+/// A backend in memory that counts its writes.
 struct Counting {
     memory: Arc<FileBackend>,
     backend: Arc<dyn Backend>,
@@ -23,7 +23,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// Of zeroes, half of them holes. `hides`: nobody sees where its bytes are.
+    /// A backend of zeroes, the second half a hole. `hides`: the backend has no mapping.
     fn new(hides: bool) -> Self {
         let memory = Arc::new(memory(OFFSET + LEN).expect("memory"));
         memory.write_all_at(0, &vec![0; (OFFSET + LEN / 2) as usize]).expect("written");
@@ -93,8 +93,8 @@ fn what_would_be_spoilt_half_written_is_written_by_the_backend() {
     }
 }
 
-/// The same requests, several under way at a time and many on the same sectors in turn, leave the same bytes
-/// as where nothing is done in place.
+/// The same requests, several under way at a time and many to the same sectors in turn, leave the
+/// same bytes with and without writes in place.
 #[test]
 fn the_backend_ends_up_with_the_same_bytes_as_without() {
     for policy in PolicyKind::ALL {

@@ -1,5 +1,5 @@
-//! Requests over memory that belongs to somebody else, in pieces of any length: the volume gives
-//! back what was written, touches no other byte, and leaves no ciphertext where a read failed.
+//! Requests over foreign memory, in pieces of any length: the volume returns what was written,
+//! touches no other byte, and leaves no ciphertext there when a read fails.
 
 mod common;
 
@@ -16,7 +16,7 @@ use ucrypt_testkit::{FaultBackend, Faults};
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
 
-/// The memory of a virtual machine: shared, and anybody may write to it at any time.
+/// The memory of a virtual machine: shared, and the guest may write to it at any time.
 struct Guest(Box<[AtomicU8]>);
 
 impl Guest {
@@ -26,8 +26,8 @@ impl Guest {
 
     fn buf(self: &Arc<Self>, at: usize, len: usize) -> Buf {
         let start = NonNull::from(&self.0[at..at + len]).cast();
-        // SAFETY: `self` keeps the bytes, which everybody else accesses atomically; the engine
-        // takes them for data only.
+        // SAFETY: `self` keeps the bytes mapped; all other code accesses them atomically; the
+        // engine uses them as data only.
         #[expect(unsafe_code, reason = "foreign memory is what is tested")]
         unsafe {
             Buf::foreign(self.clone(), start, len)
@@ -43,8 +43,8 @@ impl Guest {
         self.0.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
     }
 
-    /// Pieces of `len` bytes in all at random places that do not overlap, and where they are.
-    /// `align`: lengths are multiples of it.
+    /// Pieces with a total length of `len` bytes, at random places that do not overlap, and the
+    /// place of each byte. `align`: lengths are multiples of it.
     fn pieces(
         self: &Arc<Self>,
         random: &mut Random,
@@ -100,7 +100,7 @@ fn random_pieces(sector_size: u32, policy: PolicyKind) {
         assert_eq!(finish(&mut queue), Ok(()));
         let guest = Guest::new(1 << 20);
         for round in 0..100 {
-            // Whole sectors in whole pieces, whole sectors in any pieces, any bytes.
+            // Whole sectors in pieces of whole sectors, whole sectors in any pieces, any bytes.
             let (bytes, align) = match random.below(3) {
                 0 => (u64::from(sector_size), sector_size as usize),
                 1 => (u64::from(sector_size), 1),
@@ -138,7 +138,7 @@ fn neighbours_of_many_pieces_that_are_joined_go_their_own_ways_again() {
         let mut queue = volume.queue(CONFIG).unwrap();
         let guest = Guest::new(4 << 20);
         let image: Vec<u8> = (0..4u32 << 20).map(|at| (at / 512 * 31 + at) as u8).collect();
-        // 16 requests of 128 pieces: twice as many as one system call takes.
+        // 16 requests of 128 pieces: twice as many pieces as one system call takes.
         for (tag, write) in [true, false].into_iter().enumerate() {
             guest.fill(0, &if write { image.clone() } else { vec![0; 4 << 20] });
             for request in 0..16 {
@@ -193,7 +193,7 @@ fn what_is_refused_leaves_the_list_alone() {
 
 #[test]
 fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
-    // Fills the buffers of each read and then says that it failed, but for the first megabyte.
+    // Each read fills its buffers and then fails, except in the first megabyte.
     let faults = Faults::new(1);
     faults.add(Rule::new(Fate::Tear(Errno::IO)).on(Access::Read).range(MIB..4 * MIB));
     let backend = FaultBackend::at_once(Arc::new(memory(4 * MIB).unwrap()), faults).without_map();
@@ -205,7 +205,7 @@ fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
     queue.next_done().unwrap();
     let guest = Guest::new(2 << 20);
     guest.fill(0, &vec![7; 2 << 20]);
-    // The first half can be read, the second cannot; both are one request.
+    // One request: its first half can be read, its second half cannot.
     let mut pieces = (0..256).map(|index| guest.buf(index * 8192, 4096)).collect();
     queue.submit(0, Io::read_into(MIB / 2, &mut pieces)).unwrap();
     queue.wait().unwrap();
@@ -232,7 +232,7 @@ fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
             let mut pieces = vec![guest.buf(tag as usize * 131_072, 131_072)];
             queue.submit(tag, Io::read_into(tag * 131_072, &mut pieces)).unwrap();
         }
-        // The backend has them, perhaps the workers; nothing was answered.
+        // The backend has the requests, workers may have chunks; nothing was answered yet.
         queue.poll().unwrap();
         drop(queue);
         drop(volume);
@@ -265,7 +265,7 @@ fn a_client_that_scribbles_in_its_memory_spoils_its_own_data_only() {
         queue.wait().unwrap();
         queue.next_done().unwrap();
         for round in 0..200u64 {
-            // Both requests and both pieces of the second name the same bytes.
+            // Both requests, and both pieces of the second, use the same bytes.
             let offset = round % 16 * 65536;
             let mut pieces = vec![guest.buf(0, 1 << 19)];
             queue.submit(0, Io::write_scattered(offset, &mut pieces, false)).unwrap();

@@ -1,4 +1,4 @@
-//! Entries of an export share the queue's ring with its reads and writes, whatever the backend.
+//! An export's entries share the queue's ring with the queue's reads and writes, on any backend.
 
 #![expect(unsafe_code, reason = "entries of a ring name memory and descriptors by address")]
 
@@ -17,10 +17,10 @@ use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
 const ENTRIES: u32 = 32;
-/// `-ETIME`: how a timeout ends.
+/// `-ETIME`: the result of a timeout.
 const TIMED_OUT: i32 = -62;
 
-/// Every kind of backend: without a ring and a descriptor, with a ring, with a descriptor.
+/// All kinds of backends: with neither ring nor descriptor, with a ring, with a descriptor.
 fn every_backend() -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::TempDir>)> {
     let mut all = backends(4 * MIB);
     all.push(("model", Arc::new(ModelBackend::new("optane2020", 4 * MIB).unwrap()), None));
@@ -45,7 +45,8 @@ fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// Stages an entry of one of three kinds, which ends at once, later, or when `event` is signalled.
+/// Stages an entry of one of three kinds: it ends at once, after `delay`, or when `event` is
+/// signalled.
 fn push(queue: &mut Queue, tag: u64, delay: &types::Timespec, event: &OwnedFd) {
     let entry = match tag % 3 {
         0 => opcode::Nop::new().build(),
@@ -71,14 +72,14 @@ fn entries_and_requests_under_load_each_end_once_with_their_own_result() {
         let (mut pushed, mut ended) = (0, vec![false; COUNT as usize]);
         let (mut sent, mut done) = (0u64, 0u64);
         let mut under_way = 0;
-        // Each block is read after it was written, so its content is known.
+        // Each block is read after it was written, so that its content is known.
         while ended.contains(&false) || done < 2 * COUNT {
             while under_way < ENTRIES && pushed < COUNT && random.below(4) > 0 {
                 push(queue, pushed, &delay, &event);
                 (pushed, under_way) = (pushed + 1, under_way + 1);
             }
             if random.below(8) == 0 || queue.in_flight() == 0 {
-                // Ends the poll entries; without a request they may be all there is to wait for.
+                // Ends the poll entries; without a request they may be all that is in flight.
                 rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
             }
             while sent < 2 * COUNT && random.below(8) > 0 {
@@ -172,7 +173,7 @@ fn the_queues_descriptor_tells_of_completions() {
 
 #[test]
 fn a_queue_that_is_dropped_cancels_entries_and_finishes_what_its_backend_has() {
-    // Inline: what a worker has when the queue is dropped never reaches the backend.
+    // Inline, because chunks that workers have at the drop never reach the backend.
     every_queue_under(Fixed::Inline.into(), |name, queue| {
         let volume = queue.volume().clone();
         let mut queue = volume.queue_with_ring(CONFIG, ENTRIES).unwrap();
@@ -185,7 +186,7 @@ fn a_queue_that_is_dropped_cancels_entries_and_finishes_what_its_backend_has() {
             queue.submit(block, Io::write_borrowed(block * 4096, &[9; 4096], false)).unwrap();
         }
         queue.poll().unwrap();
-        // Completions that nobody has taken, entries under way, entries never submitted.
+        // There are completions not taken, entries under way, and one never submitted.
         push(&mut queue, 7, &hour, &event);
         drop(queue);
         let mut queue = volume.queue(CONFIG).unwrap();
@@ -203,7 +204,7 @@ fn user_data_of_the_host_is_refused() {
     let mut queue = volume.queue_with_ring(CONFIG, 1).unwrap();
     let entry = opcode::Nop::new().build().user_data(1 << 63);
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        // SAFETY: the entry names nothing.
+        // SAFETY: the entry names no memory and no descriptor.
         unsafe { queue.ring().unwrap().push(entry) };
     }));
     assert!(refused.is_err(), "bit 63 is the host's");

@@ -1,5 +1,5 @@
-//! A volume gives back what was written to it, whatever the alignment, the backend and the number
-//! of queues; judged against a plain array of bytes.
+//! A volume returns what was written to it, whatever the alignment, the backend and the number of
+//! queues, as compared with a plain array of bytes.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn random_requests(sector_size: u32, policy: PolicyKind) {
     }
 }
 
-/// Random requests one after the other, each judged against `model`.
+/// Random requests, one at a time, each compared with `model`.
 fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
     let mut random = Random(seed);
     for round in 0..600 {
@@ -85,7 +85,7 @@ fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
 
 #[test]
 fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
-    // Every thread owns each fourth byte-range of 100 bytes: sectors are shared by all of them.
+    // Each thread owns every fourth range of 100 bytes, so that all threads share the sectors.
     for ((name, backend, _dir), policy) in backends(MIB)
         .into_iter()
         .zip([PolicyKind::Adaptive, Fixed::Unbound { sorted: true }.into()])
@@ -190,7 +190,7 @@ fn what_is_read_ahead_goes_to_workers_and_what_is_polled_for_does_not() {
                 let done = run(&mut queue, Io::read(block * 16384, 16384));
                 assert_eq!(done.data.expect("a read has data").len(), 16384);
             }
-            // What is shown may be a few rounds old.
+            // Published figures may be a few rounds old.
             let decided = volume.decisions()[0].stats;
             assert_eq!(
                 decided.offloaded > decided.inline,

@@ -1,4 +1,4 @@
-//! The zones of a volume are its device's, counted from where the volume begins.
+//! The zones of a volume are those of its device, counted from where the volume begins.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,10 +9,10 @@ use ucrypt_engine::{
 
 const ZONE: u64 = 1 << 20;
 const COUNT: u64 = 100;
-/// Conventional zones: the first of the device, and one in its midst.
+/// Conventional zones: the first of the device, and one in the middle.
 const CONVENTIONAL: [u64; 2] = [0, 50];
 
-/// Memory that says it has zones, and keeps what is asked of them.
+/// A backend in memory that reports zones and records the actions on them.
 struct Zoned {
     memory: FileBackend,
     acts: Mutex<Vec<(ZoneAction, u64, u64)>>,

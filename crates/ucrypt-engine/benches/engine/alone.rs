@@ -1,8 +1,8 @@
 //! The engine alone: one core, AES-256-XTS, a backend of zeroes that takes no time.
 //!
-//! `cipher` is the same cipher on the same amount of memory without an engine: reads decrypt in
-//! place, writes encrypt out of the client's memory into a buffer. What is left is the engine, and
-//! for reads the zeroes that the backend fills in.
+//! `cipher` runs the same cipher on the same amount of memory without an engine: reads decrypt in
+//! place, writes encrypt from the client's memory into a buffer. The difference is the engine, and
+//! for reads also the zeroes that the backend fills in.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ const ROUNDS: usize = 101;
 /// How long a contender is timed in a round.
 const SLICE: Duration = Duration::from_micros(400);
 
-/// The aims: nanoseconds per 4 KiB request beyond the cipher; share of the cipher's speed from
+/// The aims: nanoseconds beyond the cipher for a request of 4 KiB; share of the cipher's speed from
 /// 64 KiB up.
 const BEYOND_NS: f64 = 300.0;
 const SHARE: f64 = 0.9;
 
-/// Nanoseconds that one call takes.
+/// Nanoseconds per call.
 fn time(run: &mut dyn FnMut()) -> f64 {
     run();
     let (started, mut calls) = (Instant::now(), 0u32);
@@ -39,7 +39,7 @@ fn time(run: &mut dyn FnMut()) -> f64 {
     started.elapsed().as_secs_f64() * 1e9 / f64::from(calls)
 }
 
-/// Medians of (cipher, engine), and of what the engine takes beyond the cipher.
+/// Medians of the cipher, of the engine, and of their difference.
 fn compare(cipher: &mut dyn FnMut(), engine: &mut dyn FnMut()) -> (f64, f64, f64) {
     let (mut alone, mut whole, mut beyond) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {

@@ -1,8 +1,8 @@
-//! Reads of what is in memory, by size: out of the backend's mapping, and without it.
+//! Reads of data in memory, by size: with and without the backend's mapping.
 //!
-//! One image on tmpfs and one on the file system of the temporary directory, in the page cache,
-//! larger than the core's caches; random offsets, depth 1. `copied` is the same engine over a
-//! backend that gives no mapping, so the data is copied by the kernel first.
+//! Two images, larger than the core's caches: one on tmpfs, one in the page cache of the file
+//! system of the temporary directory. Random offsets, depth 1. `copied` is the same engine over a
+//! backend without a mapping, so that the kernel copies the data first.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +19,7 @@ const SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const ROUNDS: usize = 15;
 const SLICE: Duration = Duration::from_millis(4);
 
-/// The backend inside, without its mapping.
+/// The inner backend without its mapping.
 struct Unmapped(FileBackend);
 
 impl Backend for Unmapped {
@@ -52,7 +52,7 @@ impl Backend for Unmapped {
     }
 }
 
-/// Nanoseconds of a read of `bytes`, at offsets that `state` leads to.
+/// Nanoseconds per read of `bytes`, at random offsets from `state`.
 fn time(queue: &mut Queue, bytes: usize, state: &mut u64) -> f64 {
     let (started, mut reads) = (Instant::now(), 0u32);
     while started.elapsed() < SLICE {

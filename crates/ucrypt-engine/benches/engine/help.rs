@@ -1,7 +1,8 @@
 //! One client that waits for each of its requests: does the second core help?
 //!
-//! Not pinned; 1 MiB and less in an image in memory, in 512-byte sectors. What is written was in the
-//! core's cache a moment before, as what an export has received. `inline` never hands anything on.
+//! Not pinned; requests of up to 1 MiB to an image in memory, in 512-byte sectors. Written data was
+//! in the core's cache a moment before, like data that an export has received. `inline` never
+//! offloads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ enum Direction {
     Write,
 }
 
-/// Microseconds of a request of `bytes`.
+/// Microseconds per request of `bytes`.
 fn time(queue: &mut Queue, direction: Direction, bytes: usize) -> f64 {
     let (started, mut requests) = (Instant::now(), 0u32);
     let source = vec![3; bytes];

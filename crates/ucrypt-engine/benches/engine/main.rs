@@ -1,4 +1,4 @@
-//! What the engine adds to the cipher, and what encryption adds to a disk.
+//! What the engine costs beyond the cipher, and what encryption costs a disk.
 //!
 //! ```text
 //! cargo bench -p ucrypt-engine --bench engine -- alone
@@ -7,10 +7,10 @@
 //! cargo bench -p ucrypt-engine --bench engine -- sweep
 //! ```
 //!
-//! `alone`: one core, a backend that takes no time. `cached`: images in
-//! memory. `help`: a second core for one client. `sweep`: a modelled SSD and a slowed cipher, the
-//! experiment of `luks_sweep_2017`. Contenders take turns and every figure is a median of rounds, so
-//! that they meet the same machine; compare ratios, not absolute figures.
+//! `alone`: one core, a backend that takes no time. `cached`: images in memory. `help`: a second
+//! core for one client. `sweep`: a modelled SSD and a slowed cipher, the experiment of
+//! `luks_sweep_2017`. Contenders take turns and every figure is a median of rounds, so that all
+//! contenders see the same state of the machine; compare ratios, not absolute figures.
 
 #![allow(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
 

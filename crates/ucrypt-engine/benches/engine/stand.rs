@@ -1,4 +1,4 @@
-//! What the experiments share.
+//! Helpers that the experiments share.
 
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -35,13 +35,13 @@ pub(crate) fn finish(queue: &mut Queue) {
     assert_eq!(done.result, Ok(()));
 }
 
-/// The value in the middle.
+/// The median.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// A length as people write it.
+/// A length with a binary unit, rounded down.
 pub(crate) fn name(bytes: u64) -> String {
     match bytes {
         _ if bytes >= 1 << 30 => format!("{} GiB", bytes >> 30),

@@ -1,8 +1,8 @@
-//! `luks_sweep_2017`: an SSD of that year, and a cipher of 1.1 GB/s (dm-crypt's of that core).
+//! `luks_sweep_2017`: an SSD of that year, and a cipher of 1.1 GB/s (dm-crypt's on that core).
 //!
-//! Reads of 4 KiB to 1 GiB at depth 1, as one client sends them (requests of at most 1 MiB, the
-//! next as soon as one is answered, 32 ahead above that), and random writes of 64 KiB by 20 jobs.
-//! The raw contender is the same engine without a cipher over the same model; they take turns.
+//! Reads of 4 KiB to 1 GiB by one client at depth 1. A read beyond 1 MiB is sent as requests of
+//! 1 MiB, up to 32 of them ahead. Then random writes of 64 KiB by 20 jobs. The raw contender is the
+//! same engine without a cipher over the same model; the contenders take turns.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,22 +13,22 @@ use ucrypt_engine::{CipherModel, Done, Io, PolicyKind, Queue, QueueConfig, Rejec
 use crate::stand::{cipher, median, name, volume};
 
 const LEN: u64 = 4 << 30;
-/// Random writes go to the start of it, which is filled before: the first touch of memory takes a
-/// virtual machine long, now and then longer than the device.
+/// Bytes at the start of the device that random writes go to. They are filled before: in a virtual
+/// machine the first touch of memory takes long, sometimes longer than the modelled device.
 const WRITTEN: u64 = 1 << 30;
 const CIPHER: CipherModel = CipherModel { ns_per_byte: 1.0 / 1.1, ns_per_call: 0 };
-/// The largest request that the engine is given, and how many of them a larger one becomes at once.
+/// The largest request to the engine, and the number of such requests under way in a larger read.
 const REQUEST_MAX: u64 = 1 << 20;
 const AHEAD: u64 = 32;
 const SLICE: Duration = Duration::from_millis(60);
 const ROUNDS: usize = 5;
 const JOBS: u64 = 20;
 
-/// The aims: encrypted over raw.
+/// The aims: encrypted speed as a share of raw speed.
 const SMALL: f64 = 0.93;
 const LARGE: f64 = 0.97;
 
-/// Reads `bytes` from `offset` on, to the end.
+/// Reads `bytes` from `offset` on.
 fn read(queue: &mut Queue, offset: u64, bytes: u64) {
     let (mut sent, mut done) = (0, 0);
     while done < bytes {
@@ -48,7 +48,7 @@ fn read(queue: &mut Queue, offset: u64, bytes: u64) {
     }
 }
 
-/// MB/s of reads of `bytes` in sequence.
+/// MB/s of sequential reads of `bytes` each.
 fn reads(queue: &mut Queue, bytes: u64, at: &mut u64) -> f64 {
     let (started, mut total) = (Instant::now(), 0);
     while started.elapsed() < SLICE {
@@ -60,7 +60,7 @@ fn reads(queue: &mut Queue, bytes: u64, at: &mut u64) -> f64 {
     total as f64 / started.elapsed().as_secs_f64() / 1e6
 }
 
-/// Writes what is going to be written, once.
+/// Writes the range of the random writes once.
 fn fill(queue: &mut Queue) {
     let data = vec![0x5a; REQUEST_MAX as usize];
     for offset in (0..WRITTEN).step_by(data.len()) {

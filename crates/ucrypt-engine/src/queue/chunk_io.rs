@@ -1,4 +1,4 @@
-//! Chunk I/O: a chunk's buffers to the cipher, to workers and to the backend, and back.
+//! Chunk I/O: passes a chunk's buffers to the cipher, to workers and to the backend, and back.
 
 use ucrypt_backend::{Buf, Done as Answer, Errno, Io as BackendIo};
 use ucrypt_dispatch::{
@@ -11,17 +11,17 @@ use super::tables::Chunk;
 use crate::segments::CipherOp;
 use crate::workers;
 
-/// The plaintext of a request that is being submitted, while it is only borrowed.
+/// The borrowed plaintext of the request that is being submitted.
 pub(super) type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
 
-/// A chunk was encrypted to where the backend keeps it.
+/// A chunk was encrypted directly to where the backend keeps it.
 struct InMapping {
-    /// What that took, in nanoseconds, if it was measured.
+    /// Nanoseconds of the transform, if measured.
     spent_ns: Option<u64>,
 }
 
 impl Queue {
-    /// Encrypts or decrypts a chunk in its buffers, here or by a worker.
+    /// Encrypts or decrypts a chunk in its buffers, inline or on a worker.
     pub(super) fn transform(&mut self, chunk: ChunkId, target: Target, source: Borrowed<'_>) {
         let op = self.machine.op(chunk).expect("a chunk under way");
         let mut bufs = std::mem::take(&mut self.chunks[chunk.index()].bufs);
@@ -42,14 +42,14 @@ impl Queue {
         }
     }
 
-    /// Decrypts a chunk out of the backend's mapping into its buffers, here or by a worker.
+    /// Decrypts a chunk from the backend's mapping into its buffers, inline or on a worker.
     pub(super) fn decrypt_mapped(&mut self, chunk: ChunkId, target: Target) {
         let bufs = std::mem::take(&mut self.chunks[chunk.index()].bufs);
         self.transform_bufs(chunk, target, bufs, CipherOp::DecryptMapped);
     }
 
-    /// Encrypts a write's chunk to where the backend keeps it, which saves the write; into its buffers where
-    /// that cannot be.
+    /// Encrypts a write's chunk directly to where the backend keeps it, which saves the write;
+    /// falls back to encrypting it into its buffers.
     pub(super) fn encrypt_mapped(&mut self, chunk: ChunkId, source: Borrowed<'_>) {
         let mut bufs = std::mem::take(&mut self.chunks[chunk.index()].bufs);
         if let Err(error) = self.cut_write(chunk, &mut bufs) {
@@ -61,13 +61,13 @@ impl Queue {
         bufs.clear();
         self.chunks[chunk.index()].bufs = bufs;
         self.time.transformed(spent_ns);
-        // Nothing makes memory more durable: that goes for FUA, too.
+        // Memory cannot be made more durable, so FUA needs no further step.
         let is_durable = matches!(self.machine.op(chunk), Some(MachineOp::Write { fua: true }));
         let failed = self.volume.flush_error().filter(|_| is_durable);
         self.machine.mapped_done(chunk, failed.map_or(Ok(()), Err), spent_ns, self.time.now_ns());
     }
 
-    /// Encrypts a write's chunk into its buffers, which may hold its plaintext or not.
+    /// Encrypts a write's chunk into its buffers, whether they hold its plaintext or not.
     fn encrypt(
         &mut self,
         chunk: ChunkId,
@@ -85,8 +85,8 @@ impl Queue {
         }
     }
 
-    /// Takes memory for a chunk of zeroes, which the machine has reserved. Returns whether it was
-    /// there.
+    /// Allocates the memory of a chunk of zeroes, which the machine has reserved. Returns whether
+    /// the memory was there.
     fn take_zeroes(&mut self, chunk: ChunkId, bufs: &mut Vec<Buf>) -> bool {
         let mut left = sectors(self.machine.parts(chunk));
         while left > 0 {
@@ -102,7 +102,7 @@ impl Queue {
         true
     }
 
-    /// Collects the buffers of a write's chunk, one for each part.
+    /// Collects the buffers of a write's chunk, one per part.
     fn cut_write(&mut self, chunk: ChunkId, bufs: &mut Vec<Buf>) -> Result<(), Errno> {
         for part in self.machine.parts(chunk) {
             let whole = self.machine_requests[part.request.index()].cut(part, bufs);
@@ -114,16 +114,17 @@ impl Queue {
         Ok(())
     }
 
-    /// The plaintext of a write's part; `None` if its buffer holds it.
+    /// The plaintext of a write's part; `None` if the part's buffer holds it.
     fn plaintext<'a>(&'a self, part: &Part, source: Borrowed<'a>) -> Option<Plain<'a>> {
         let request = &self.machine_requests[part.request.index()];
         let borrowed = source.filter(|(id, _)| *id == part.request).map(|(_, plain)| plain);
         Plain::of(part, request, borrowed, &self.requests[request.client as usize])
     }
 
-    /// Encrypts a write's chunk to where the backend keeps it.
-    /// `None`: it has to be written, whatever is there now; its plaintext is where it was. So it is after
-    /// an error: the write then tells which requests that concerns.
+    /// Encrypts a write's chunk directly to where the backend keeps it.
+    /// `None`: the chunk has to be written, whatever the backend holds there now; its plaintext is
+    /// still in place. An error gives `None`, too: the write then reports which requests it
+    /// concerns.
     fn encrypt_to_mapping(
         &self,
         chunk: ChunkId,
@@ -145,8 +146,9 @@ impl Queue {
         Some(InMapping { spent_ns: self.time.since(started_ns) })
     }
 
-    /// Puts the plaintext of a write's chunk into its buffers, if it is not there. Returns whether they
-    /// are encrypted already: what is elsewhere is encrypted on its way, if that is to be done here.
+    /// Puts the plaintext of a write's chunk into its buffers, unless they hold it. Plaintext that
+    /// lies elsewhere is encrypted on the way if the transform is inline. Returns whether the
+    /// buffers are encrypted now.
     fn gather(
         &self,
         chunk: ChunkId,
@@ -172,7 +174,7 @@ impl Queue {
         Ok(encrypted)
     }
 
-    /// Transforms buffers, here or by a worker.
+    /// Transforms buffers, inline or on a worker.
     fn transform_bufs(&mut self, chunk: ChunkId, target: Target, mut bufs: Vec<Buf>, op: CipherOp) {
         let parts = self.machine.parts(chunk);
         let (segment, sector) = self.volume.place(parts[0].sector);
@@ -192,7 +194,7 @@ impl Queue {
                     self.time.read();
                     return self.machine.offloaded(chunk, target, from_ns, self.time.now_ns());
                 }
-                // Too much waits for the workers already.
+                // The workers' queue is full: transform inline.
                 Err(job) => bufs = job.bufs,
             }
         }
@@ -204,7 +206,7 @@ impl Queue {
         self.machine.cipher_done(chunk, result, spent_ns, self.time.now_ns());
     }
 
-    /// Puts the buffers of a transformed chunk where they go next.
+    /// Puts the buffers of a transformed chunk where they are needed next.
     pub(super) fn settle(
         &mut self,
         chunk: ChunkId,
@@ -227,18 +229,18 @@ impl Queue {
             }
         }
         if result.is_err() && self.machine.will_retry(chunk) {
-            // Half decrypted: read again, part by part.
+            // Partly decrypted: the parts are read again, one by one.
             self.chunks[chunk.index()].again.append(&mut bufs);
         }
         if result.is_err() {
-            // Half done: it goes nowhere.
+            // Partly transformed data goes nowhere.
             bufs.clear();
         }
         self.chunks[chunk.index()].bufs = bufs;
         result
     }
 
-    /// Submits a chunk to the backend, unless there is an answer already.
+    /// Submits a chunk to the backend, unless its result is known already.
     pub(super) fn submit_io(&mut self, chunk: ChunkId, kind: IoKind) {
         let parts = self.machine.parts(chunk);
         let (segment, sector) = self.volume.place(parts[0].sector);
@@ -254,17 +256,17 @@ impl Queue {
             }
         }
         if kind == IoKind::Read && self.volume.segments.at_hand(offset, len as usize) {
-            // There is nothing to wait for, and the cipher does the copying.
+            // No disk to wait for, and the cipher copies the data as it decrypts.
             return self.machine.io_mapped(chunk, self.time.now_ns());
         }
         if matches!(kind, IoKind::Flush | IoKind::Write { fua: true })
             && let Some(error) = self.volume.flush_error()
         {
-            // A write is written all the same, and fails.
+            // The machine submits a write again without FUA; the request fails all the same.
             again.append(bufs);
             return self.machine.io_done(chunk, Err(error), self.time.now_ns());
         }
-        // There is room: the machine has no more chunks than the backend's queue.
+        // There is room: the machine has at most as many chunks as the backend's queue takes.
         let backend = self.backend.as_mut().expect("the queue is alive");
         match kind {
             IoKind::Flush => backend.submit(BackendIo::Flush { token }),
@@ -279,7 +281,7 @@ impl Queue {
         }
     }
 
-    /// Takes an answer of the backend.
+    /// Takes one answer of the backend.
     pub(super) fn answered(&mut self, answer: Answer) {
         let Some(chunk) = ChunkId::from_token(answer.token) else { return };
         let Some(op) = self.machine.op(chunk) else { return };
@@ -297,9 +299,9 @@ impl Queue {
         self.machine.io_done(chunk, result, self.time.now_ns());
     }
 
-    /// Takes the end of a flush into account, or of a write that should be durable: after a flush
-    /// that failed none of this volume succeeds any more. The kernel tells of data that it could not
-    /// write once, and forgets it then.
+    /// Checks the result of a flush or of a durable write. After a failed flush no flush of this
+    /// volume succeeds any more: the kernel reports data that it could not write once, and then
+    /// forgets the error.
     fn check_durable(
         &self,
         chunk: ChunkId,
@@ -311,11 +313,11 @@ impl Queue {
                 self.volume.fail_flushes(error);
                 Err(error)
             }
-            // Another queue's may have failed while this one was under way.
+            // A flush of another queue may have failed while this one was under way.
             (MachineOp::Flush, Ok(())) => self.volume.flush_error().map_or(Ok(()), Err),
             (MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true }, result) => {
                 if let (Ok(()), Some(error)) = (result, self.machine.retried_after(chunk)) {
-                    // What failed before was not the writing.
+                    // The retry without FUA succeeded: the data was written, but not made durable.
                     self.volume.fail_flushes(error);
                 }
                 result
@@ -324,13 +326,13 @@ impl Queue {
         }
     }
 
-    /// Nobody wants the chunk any more.
+    /// Releases the buffers of a chunk that no request needs any more.
     pub(super) fn drop_chunk(&mut self, chunk: ChunkId) {
         self.chunks[chunk.index()].bufs.clear();
     }
 }
 
-/// Moves the first buffers that hold so many bytes together.
+/// Moves the first buffers that together hold `len` bytes.
 fn take_front(from: &mut Vec<Buf>, len: usize, to: &mut Vec<Buf>) {
     let mut left = len;
     let count = from.iter().take_while(|buf| {

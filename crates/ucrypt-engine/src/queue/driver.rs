@@ -1,4 +1,4 @@
-//! The loop: carries out what the machine asks for and tells it what has happened.
+//! The loop: carries out the machine's outputs and reports results to the machine.
 
 use std::io;
 
@@ -10,14 +10,15 @@ use super::chunk_io::{Borrowed, sectors};
 use super::time::LONG_SECTORS;
 use crate::workers::Transformed;
 
-/// Rounds of the loop between two looks that others may have at the queue's decisions.
+/// Rounds of the loop between two publications of the queue's decisions.
 const PUBLISH_EVERY: u32 = 64;
 /// The same when nothing is in flight: after that there may be no further round.
 const PUBLISH_IDLE: u32 = 8;
 
 impl Queue {
-    /// Where the backend answers at once and no worker has anything, time decides nothing: for short
-    /// requests it is kept now and then only. Until nothing is in flight any more, it is kept or not.
+    /// Decides whether the queue keeps the time. With a synchronous backend, and no chunk at a
+    /// worker, no decision depends on the time: for short requests it is kept only now and then.
+    /// Once on, it is kept until nothing is in flight.
     pub(super) fn choose_clock(&mut self, bytes: u64) {
         if !self.synchronous || self.volume.workers.is_none() {
             return self.time.keep(!self.synchronous);
@@ -31,8 +32,8 @@ impl Queue {
         }
     }
 
-    /// Gets as far as possible; blocks for the backend only if `wait`, there is no answer yet, and
-    /// nobody else could have something for this queue.
+    /// Makes as much progress as possible. Blocks for the backend only if `wait` is set, there is
+    /// no answer yet, and no other party could have something for this queue.
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
         self.begin_round()?;
         while self.one_step(wait)? {}
@@ -47,9 +48,9 @@ impl Queue {
         Ok(())
     }
 
-    /// One step of [`Queue::poll`]: carries out one thing that the machine asks for, or takes what
-    /// others have done. Returns whether there was anything. For simulators, in which time passes
-    /// between steps.
+    /// One step of [`Queue::poll`]: carries out one output of the machine, or takes the results of
+    /// workers and of the backend. Returns whether there was anything to do. For simulators, in
+    /// which time passes between steps.
     ///
     /// # Errors
     /// As [`Queue::poll`].
@@ -63,7 +64,7 @@ impl Queue {
             return Ok(true);
         }
         let transformed = self.take_transformed();
-        // What workers have encrypted goes to the backend before anything is waited for.
+        // Chunks that workers have encrypted go to the backend before this thread waits.
         let wait = wait && !transformed && self.awaits_backend_only();
         let any = self.take_stored(wait)? || transformed;
         if any {
@@ -74,7 +75,7 @@ impl Queue {
         Ok(any)
     }
 
-    /// Shows others what this queue knows, now and then.
+    /// Publishes the queue's decisions and estimates, now and then.
     fn publish(&mut self) {
         self.unpublished += 1;
         if self.unpublished >= PUBLISH_EVERY
@@ -86,7 +87,7 @@ impl Queue {
         }
     }
 
-    /// Takes the signals that may have come while the queue slept.
+    /// Takes the signals that may have arrived while the queue slept.
     fn read_waker(&mut self) -> io::Result<()> {
         if self.wakers.may_be_signalled() {
             self.inbox.awake();
@@ -96,7 +97,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes what workers have done. Returns whether there was anything.
+    /// Takes the chunks that workers have transformed. Returns whether there were any.
     fn take_transformed(&mut self) -> bool {
         let mut any = false;
         while self.offloaded > 0
@@ -113,12 +114,13 @@ impl Queue {
         any
     }
 
-    /// Whether nothing but the backend, and guests on its ring, can end a wait.
+    /// Whether only the backend, or guests on its ring, can end a wait.
     pub(super) fn awaits_backend_only(&self) -> bool {
         self.done.is_empty() && self.offloaded == 0 && self.parked.is_empty()
     }
 
-    /// Takes the backend's answers, blocking for one if `wait`. Returns whether there was anything.
+    /// Takes the backend's answers, blocking for one if `wait` is set. Returns whether there were
+    /// any.
     pub(super) fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
         let mut answers = std::mem::take(&mut self.answers);
         let backend = self.backend.as_mut().expect("the queue is alive");
@@ -143,7 +145,7 @@ impl Queue {
         polled.map(|()| any)
     }
 
-    /// Carries out one thing that the machine asks for. Returns whether there was one.
+    /// Carries out one output of the machine. Returns whether there was one.
     pub(super) fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
         loop {
             if !self.planned {
@@ -156,7 +158,7 @@ impl Queue {
                 return true;
             }
             self.planned = false;
-            // What was carried out may have made room for more.
+            // The outputs carried out may have made room for more.
             if !std::mem::take(&mut self.carried_out) {
                 return false;
             }
@@ -183,25 +185,26 @@ impl Queue {
         }
     }
 
-    /// Hands what was submitted to the backend and takes answers, before a transform that takes long.
+    /// Before an inline transform: takes the workers' results, and before a long one also submits
+    /// staged operations to the backend and takes its answers.
     fn look_around(&mut self, chunk: ChunkId, target: Target) {
         if target != Target::Inline {
             return;
         }
-        // What they have left decides what they are given next.
+        // The work that workers still have decides which chunks they get next.
         self.take_transformed();
         if sectors(self.machine.parts(chunk)) < LONG_SECTORS {
             return;
         }
-        // A broken queue breaks again when it is polled next, and says so there.
+        // A broken queue fails again at the next poll, which reports the error.
         let _ = self.take_stored(false);
     }
 
     /// The workers that this queue may use now.
     pub(super) fn look_at_workers(&self) -> Environment {
         let Some(pool) = &self.volume.workers else { return Environment::default() };
-        // Who has one request under way waits for it; who has more is busy with the others, on
-        // another core or on this thread.
+        // A client with one request in flight waits for it; a client with more is busy with the
+        // others, on another core or on this thread.
         let elsewhere = !self.clients_here && self.in_flight() > 1;
         let cores = self.volume.spare_cores(elsewhere);
         let workers = pool.count().min(cores);
@@ -210,7 +213,7 @@ impl Queue {
         Environment { workers, idle_workers, reads_in_place: self.reads_in_place }
     }
 
-    /// Tells the other queues whether this one keeps a core busy.
+    /// Tells the volume, and by that its other queues, whether this queue keeps a core busy.
     pub(super) fn set_awake(&mut self, awake: bool) {
         self.awake = self.volume.count_awake(self.awake, awake);
     }

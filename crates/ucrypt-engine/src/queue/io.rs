@@ -1,15 +1,15 @@
-//! What goes into a queue and what comes out of it.
+//! Requests and answers of a queue.
 
 use ucrypt_backend::{Buf, Errno};
 
-/// What a client wants of a volume, with the memory for it. Offsets and lengths in bytes of the volume.
+/// A request of a client, with the memory for it. Offsets and lengths are bytes of the volume.
 #[derive(Debug)]
 pub enum Io<'a> {
     /// Read and decrypt.
     Read {
         /// First byte.
         offset: u64,
-        /// Where the plaintext goes, which also says how much of it.
+        /// Destination of the plaintext, which also gives the length.
         to: ReadTo<'a>,
     },
     /// Encrypt and write.
@@ -23,7 +23,7 @@ pub enum Io<'a> {
     },
     /// Make every answered write durable.
     Flush,
-    /// The range is no longer needed. Sectors that it covers only in part are left alone.
+    /// The range is no longer needed. Sectors that the range covers only in part are left alone.
     Discard {
         /// First byte.
         offset: u64,
@@ -43,26 +43,26 @@ pub enum Io<'a> {
     },
 }
 
-/// Where a read's plaintext goes.
+/// The destination of a read's plaintext.
 #[derive(Debug)]
 pub enum ReadTo<'a> {
-    /// To a buffer of the queue of so many bytes, which comes with the answer.
+    /// A buffer of the queue with this many bytes; the answer carries it.
     Allocate(usize),
-    /// To the client's own memory: the pieces one after the other. The answer carries no data. If the
-    /// request fails, no ciphertext is left in foreign memory. The list is emptied when the request is
-    /// accepted, and its memory belongs to the queue until the answer.
+    /// The client's own memory, as pieces one after the other. The answer carries no data. If the
+    /// request fails, no ciphertext is left in foreign memory. The list is emptied when the request
+    /// is accepted; its memory belongs to the queue until the answer.
     Scattered(&'a mut Vec<Buf>),
 }
 
-/// Where a write's plaintext is.
+/// The source of a write's plaintext.
 #[derive(Debug)]
 pub enum WriteFrom<'a> {
-    /// In a buffer of the queue ([`Queue::alloc`](super::Queue::alloc)), which is encrypted in place.
+    /// A buffer of the queue ([`Queue::alloc`](super::Queue::alloc)), which is encrypted in place.
     Owned(Buf),
-    /// In memory that is free again when `submit` returns, and is never changed.
+    /// Memory that the queue never changes, and no longer uses once `submit` returns.
     Borrowed(&'a [u8]),
-    /// In the client's own memory: the pieces one after the other. Their bytes may be read at any time
-    /// until the answer, and are never changed. The list is emptied when the request is accepted.
+    /// The client's own memory, as pieces one after the other. The queue may read them at any time
+    /// until the answer, and never changes them. The list is emptied when the request is accepted.
     Scattered(&'a mut Vec<Buf>),
 }
 
@@ -87,7 +87,7 @@ impl<'a> Io<'a> {
         Self::Write { offset, from: WriteFrom::Borrowed(data), fua }
     }
 
-    /// Writes what lies in the client's own memory.
+    /// Writes data that lies in the client's own memory.
     pub fn write_scattered(offset: u64, pieces: &'a mut Vec<Buf>, fua: bool) -> Self {
         Self::Write { offset, from: WriteFrom::Scattered(pieces), fua }
     }
@@ -96,20 +96,20 @@ impl<'a> Io<'a> {
 /// Why a request was not accepted.
 #[derive(Debug)]
 pub enum Rejected<'a> {
-    /// No room now: submit it again after the next answer.
+    /// No room now: submit the request again after the next answer.
     Busy(Io<'a>),
-    /// It reaches beyond the end of the volume.
+    /// The request reaches beyond the end of the volume.
     OutOfRange,
     /// The volume is read-only.
     ReadOnly,
-    /// The volume does not do this (discards that were not allowed).
+    /// The volume does not support the operation (a discard where discards are not allowed).
     NotSupported,
-    /// It needs more buffer memory than the queue has in all.
+    /// The request needs more buffer memory than the queue has in all.
     TooLarge,
 }
 
 impl Rejected<'_> {
-    /// What a block device says in this case; `None` if the request can be submitted again.
+    /// The error that a block device reports; `None` if the request can be submitted again.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Busy(_) => None,
@@ -124,10 +124,10 @@ impl Rejected<'_> {
 /// How one request ended.
 #[derive(Debug)]
 pub struct Done {
-    /// The tag it was submitted with.
+    /// The tag that the request was submitted with.
     pub tag: u64,
-    /// Whether all of it was done.
+    /// Success only if all of the request was done.
     pub result: Result<(), Errno>,
-    /// What was read, just the bytes that were asked for.
+    /// The data read: exactly the bytes that were requested.
     pub data: Option<Buf>,
 }

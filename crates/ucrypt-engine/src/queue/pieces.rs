@@ -1,10 +1,10 @@
-//! Requests over the client's own memory, in pieces: reads are decrypted in it, writes are
-//! encrypted out of it.
+//! Requests over the client's own memory, in pieces: reads are decrypted in the pieces, writes are
+//! encrypted from them.
 //!
-//! A read whose pieces are all whole sectors is read straight into them and decrypted there; any
-//! other goes through a buffer of the queue and is copied at the end. A write always has a buffer
-//! of the queue for its ciphertext; its plaintext is read once, when a chunk of it is encrypted.
-//! The pieces are the queue's until the request has ended.
+//! A read of whole sectors whose pieces are all whole sectors is read straight into them and
+//! decrypted there; any other read goes through a buffer of the queue and is copied at the end. A
+//! write always has a buffer of the queue for its ciphertext; its plaintext is read once, when a
+//! chunk of it is encrypted. The pieces belong to the queue until the request has ended.
 
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::Part;
@@ -17,8 +17,8 @@ use crate::segments::Segments;
 const SECTOR_MAX: usize = 4096;
 
 impl Queue {
-    /// At the end of a request over the client's memory: copies what was read there if it is not there
-    /// yet, and lets that memory go.
+    /// Ends a request over the client's memory: copies `data`, if it was read into a buffer of the
+    /// queue, to the client's pieces, and drops them.
     pub(super) fn deliver(&mut self, index: u32, data: Option<Buf>) {
         let pieces = &mut self.requests[index as usize].pieces;
         if let Some(data) = data {
@@ -33,16 +33,17 @@ impl Queue {
     }
 }
 
-/// Plaintext of a write where its owner has it.
+/// The plaintext of a write, in its owner's memory.
 pub(super) enum Plain<'a> {
     One(&'a [u8]),
-    /// From the byte of that number in all of them together.
+    /// Pieces end to end, from the byte with this number on.
     Pieces(&'a [Buf], usize),
 }
 
 impl<'a> Plain<'a> {
-    /// The plaintext of a part of a chunk, which belongs to `request` and by that to `client`; `None` if
-    /// its buffer holds it. `borrowed` is that of `request`.
+    /// The plaintext of a part of the machine request `request`, which belongs to `client`; `None`
+    /// if the part's buffer holds it. `borrowed`: the borrowed plaintext of `request`, if it has
+    /// any.
     pub(super) fn of(
         part: &Part,
         request: &MachineRequest,
@@ -53,14 +54,14 @@ impl<'a> Plain<'a> {
             let first = (part.sector - request.first_sector) as usize * 512;
             return plain.get(first..first + part.sectors as usize * 512).map(Self::One);
         }
-        // An edge has its sector in the buffer, with the piece's bytes in it.
+        // The buffer of an edge holds its whole sector, with the new bytes in it.
         if client.pieces.is_empty() || request.role != Role::Middle {
             return None;
         }
         Some(Self::Pieces(&client.pieces, (part.sector * 512 - client.range.start) as usize))
     }
 
-    /// Copies as much as `to` holds; leaves it alone where there is nothing.
+    /// Copies plaintext to `to`; bytes behind the end of the pieces stay as they are.
     pub(super) fn copy(&self, to: &mut [u8]) {
         match *self {
             Self::One(plain) => to.copy_from_slice(plain),
@@ -68,7 +69,7 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// Encrypts as much as `to` holds. `None`: the segment has no cipher.
+    /// Encrypts `to.len()` bytes into `to`. `None`: the segment has no cipher.
     pub(super) fn encrypt(
         &self,
         segments: &Segments,
@@ -83,7 +84,7 @@ impl<'a> Plain<'a> {
         })
     }
 
-    /// Encrypts `len` bytes to where they are kept. `None`: they may not have arrived there.
+    /// Encrypts `len` bytes to where the backend keeps them. `None`: they may not have arrived.
     pub(super) fn encrypt_mapped(
         &self,
         segments: &Segments,
@@ -97,9 +98,9 @@ impl<'a> Plain<'a> {
         })
     }
 
-    /// Tells `len` bytes to `put` with their places, in runs of whole sectors as long as the pieces
-    /// allow; a sector that lies in several of them is put together first. Ends with what `put` says
-    /// unless that is that all is well.
+    /// Passes `len` bytes to `put` with their offsets, in runs of whole sectors as long as the
+    /// pieces allow. A sector that spans several pieces is assembled first. Stops at the first
+    /// result of `put` that is not success, and returns it.
     fn runs(
         &self,
         len: usize,
@@ -131,7 +132,7 @@ impl<'a> Plain<'a> {
     }
 }
 
-/// The rest of the piece that holds byte `first` of all of them; empty behind the last.
+/// The rest of the piece that holds byte `first`, counted over all pieces; empty behind the last.
 fn piece_at(pieces: &[Buf], mut first: usize) -> &[u8] {
     for piece in pieces {
         if first < piece.len() {
@@ -142,7 +143,7 @@ fn piece_at(pieces: &[Buf], mut first: usize) -> &[u8] {
     &[]
 }
 
-/// Copies bytes from `first` on.
+/// Fills `to` with bytes from `first` on, counted over all pieces.
 pub(super) fn copy_from(pieces: &[Buf], mut first: usize, mut to: &mut [u8]) {
     for piece in pieces {
         if first >= piece.len() {

@@ -1,5 +1,5 @@
-//! From a client's bytes to whole sectors: checks, buffers, and the edges that need
-//! read-modify-write.
+//! Plans requests: checks, buffers, and the cut of a byte range into whole sectors and edges that
+//! need read-modify-write.
 
 use std::ops::Range;
 
@@ -11,20 +11,21 @@ use super::tables::{ClientRequest, Edge, Kind, Middle};
 use super::{Io, Queue, ReadTo, Rejected, WriteFrom};
 use crate::range_lock::Mode;
 
-/// Buffer memory that is not to be had.
+/// Why there is no buffer memory.
 enum Lack {
     Now,
     Ever,
 }
 
-/// A byte range as whole sectors: an incomplete one at each end, and those between.
+/// A byte range cut at sector borders: a partial sector at each end, and whole sectors between.
 struct Cut {
     head: Option<Range<u64>>,
     middle: Range<u64>,
     tail: Option<Range<u64>>,
 }
 
-/// Cuts a range at sector borders. A range within one sector is all head.
+/// Cuts a range at sector borders. A range within one sector is all head, or all tail if it begins
+/// where the sector begins.
 fn cut(range: &Range<u64>, sector: u64) -> Cut {
     let up = |at: u64| at.next_multiple_of(sector);
     let down = |at: u64| at / sector * sector;
@@ -51,13 +52,13 @@ impl Queue {
         if self.volume.info().read_only { Err(Rejected::ReadOnly) } else { Ok(()) }
     }
 
-    /// The place of the request that starts next.
+    /// The slot of the request that starts next.
     fn next_request(&mut self) -> &mut ClientRequest {
         let index = *self.free.last().expect("submit() saw a free place");
         &mut self.requests[index as usize]
     }
 
-    /// Fills in the request that starts next. It holds nothing of the last one that stood there.
+    /// Fills in the request that starts next. Its slot holds nothing of the previous request.
     fn fill_in(
         &mut self,
         tag: u64,
@@ -76,8 +77,8 @@ impl Queue {
         request
     }
 
-    /// Turns a client's request into the one that starts next, which then only needs its range. Returns
-    /// the plaintext of its middle, if that is borrowed.
+    /// Checks a client's request and fills in the request that starts next, which then needs only
+    /// its range lock. Returns the plaintext of its middle, if that is borrowed.
     pub(super) fn plan<'a>(
         &mut self,
         tag: u64,
@@ -117,8 +118,9 @@ impl Queue {
         }
     }
 
-    /// A read of whole sectors: straight to the client's pieces if each of them is some; otherwise to a
-    /// buffer of the queue, of which the bytes are taken that were asked for.
+    /// Plans a read of whole sectors: straight into the client's pieces if the range and each piece
+    /// are whole sectors; otherwise into a buffer of the queue, which is trimmed to the requested
+    /// bytes at the end.
     fn plan_read<'a>(
         &mut self,
         tag: u64,
@@ -175,11 +177,11 @@ impl Queue {
         Ok(())
     }
 
-    /// A write of whole sectors, with an edge for each sector of which only a part is written. Without
-    /// `from` it writes zeroes. Returns the plaintext of its middle, if that is borrowed.
+    /// Plans a write of whole sectors, with an edge for each partly written sector. Without `from`,
+    /// the write is one of zeroes. Returns the plaintext of its middle, if that is borrowed.
     ///
     /// # Errors
-    /// Gives `from` back: there is no memory.
+    /// Gives `from` back if there is no memory.
     fn plan_write<'a>(
         &mut self,
         tag: u64,
@@ -220,8 +222,8 @@ impl Queue {
             None => {}
             Some(WriteFrom::Owned(_)) if bytes == 0 => {}
             Some(WriteFrom::Owned(mut data)) => {
-                // Moved, not skipped: direct I/O asks for aligned memory, and what cannot go past the
-                // page cache would collide with what does.
+                // Moved to the front instead of skipped: direct I/O needs aligned memory, and a
+                // write through the page cache would conflict with direct ones.
                 if skip > 0 {
                     data.copy_within(skip..skip + bytes, 0);
                 }
@@ -235,7 +237,7 @@ impl Queue {
         Ok(borrowed)
     }
 
-    /// The edge that writes `part` of one sector; `None` when there is no memory for it now.
+    /// The edge that writes `part` of one sector; `None` if there is no memory for it now.
     fn edge(
         &mut self,
         part: &Range<u64>,

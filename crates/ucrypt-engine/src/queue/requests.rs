@@ -1,5 +1,5 @@
-//! A client's request from its range lock to its answer, with read-modify-write of the sectors of which it
-//! writes only a part.
+//! A client's request from its range lock to its answer, with read-modify-write of the sectors that
+//! it writes only in part.
 
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{Op as MachineOp, Request, RequestId};
@@ -11,12 +11,12 @@ use crate::data::Whole;
 use crate::range_lock::Mode;
 
 impl Queue {
-    /// Accepts the request that was planned. `source`: the plaintext of its middle, if that is borrowed.
+    /// Starts the planned request. `source`: the plaintext of its middle, if that is borrowed.
     pub(super) fn start(&mut self, source: Option<&[u8]>) {
         self.set_awake(true);
         let index = self.free.pop().expect("submit() saw a free place");
         let request = &self.requests[index as usize];
-        // Only edges ask for their range alone.
+        // A request without a middle needs its range only if it has edges.
         let needs_range = request.middle.is_some() || request.mode == Mode::Exclusive;
         self.choose_clock(request.len);
         if !needs_range {
@@ -35,18 +35,20 @@ impl Queue {
         request.locked
     }
 
-    /// Keeps a request until its range is free; its data can no longer be borrowed then.
+    /// Keeps a request until its range is free. Copies borrowed data, which is lost when `submit`
+    /// returns.
     fn park(&mut self, index: u32, source: Option<&[u8]>) {
         let request = &mut self.requests[index as usize];
         if let (Some(source), Some(buf)) = (source, &mut request.buf) {
             buf.copy_from_slice(source);
         }
         self.parked.push_back(index);
-        // The range may have become free meanwhile.
+        // The range may have become free meanwhile, before the waker was registered.
         self.retry_parked();
     }
 
-    /// Starts the parked requests whose range is free now; for the others the waker will be signalled.
+    /// Starts the parked requests whose range is free now; a signal of the waker follows for the
+    /// others.
     pub(super) fn retry_parked(&mut self) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
@@ -64,7 +66,7 @@ impl Queue {
         }
     }
 
-    /// Hands a request that has its range to the machine.
+    /// Passes a request that has its range to the machine.
     fn launch(&mut self, index: u32, source: Option<&[u8]>) {
         let request = &mut self.requests[index as usize];
         let (middle, buf) = (request.middle, request.buf.take());
@@ -85,13 +87,13 @@ impl Queue {
                 self.environment = self.look_at_workers();
                 self.planned = false;
                 while self.carry_out_next(Some((id, source))) {}
-                // What was not encrypted yet needs a copy: the source goes back to its owner.
+                // Copy the plaintext that is not encrypted yet: the source goes back to its owner.
                 self.machine_requests[id.index()].data.fill_rest(source);
             }
         }
     }
 
-    /// Asks the machine for a part of the client's request. Without a buffer, a read goes to the
+    /// Submits a part of the client's request to the machine. A read without a buffer goes to the
     /// client's own memory.
     fn ask(&mut self, client: u32, role: Role, what: Middle, buf: Option<Buf>) -> RequestId {
         let Middle { op, sector, sectors } = what;
@@ -109,7 +111,7 @@ impl Queue {
         id
     }
 
-    /// A machine request has ended.
+    /// Handles the end of a machine request.
     pub(super) fn finish(&mut self, id: RequestId, result: Result<(), Errno>) {
         let part = &mut self.machine_requests[id.index()];
         let (index, role, op, sector) = (part.client, part.role, part.op, part.first_sector);
@@ -124,7 +126,8 @@ impl Queue {
                 _ => request.error = Some(Errno::IO),
             },
             (MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
-                // The backend cannot, or not less than a block of its own: write them.
+                // The backend cannot zero this range, or only whole blocks of its own: write the
+                // zeroes.
                 let sectors = self.zeroes_left(index, sector);
                 let op = MachineOp::EncryptZeroes { fua: false };
                 self.ask(index, role, Middle { op, sector, sectors }, None);
@@ -139,7 +142,7 @@ impl Queue {
         }
     }
 
-    /// The sector of an edge was read: it is changed and written.
+    /// Patches the sector of an edge that was read, and writes it.
     fn write_back(&mut self, index: u32, edge: usize, mut buf: Buf) {
         let role = Role::Edge(edge);
         let Some(edge) = &self.requests[index as usize].edges[edge] else { return };
@@ -149,7 +152,8 @@ impl Queue {
         self.ask(index, role, write, Some(buf));
     }
 
-    /// Whole sectors of a write of zeroes, from its first one.
+    /// 512-byte sectors of a write of zeroes, from `sector` to the end of its last whole cipher
+    /// sector.
     fn zeroes_left(&self, index: u32, sector: u64) -> u64 {
         let request = &self.requests[index as usize];
         let size = u64::from(self.volume.info().sector_size);
@@ -183,7 +187,7 @@ impl Queue {
         let (request, counters) = (&self.requests[index as usize], &self.counters);
         match request.error {
             None => {}
-            // Its client wanted it so.
+            // The client asked for it.
             Some(Errno::CANCELED) => return,
             Some(error) => return counters.count_error(error),
         }

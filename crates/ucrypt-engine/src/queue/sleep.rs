@@ -1,11 +1,13 @@
-//! How a queue waits: for its backend, for workers, for a range, and for a guest's entries.
+//! How a queue waits: for its backend, for workers, for a range, and for guests' entries.
 //!
-//! Three shapes, by what the backend is and whether somebody uses the queue's ring:
+//! Depending on the backend and on the use of the queue's ring, there are three ways:
 //!
-//! - Nobody does: the backend's own `wait`, or poll(2) on the waker and the backend's descriptor.
-//! - The backend has a ring: guests' entries are on it, and the backend's `wait` is for both. What
-//!   else wakes the queue, its waker, is watched by a poll entry on the ring.
-//! - It has none: the ring is the queue's own, and a poll entry on it watches waker and backend.
+//! - No guest uses a ring: the backend's own `wait`, or poll(2) on the waker and the backend's
+//!   descriptor.
+//! - The backend has a ring: guests' entries are on it, and the backend's `wait` covers both. A
+//!   poll entry on the ring watches the waker.
+//! - The backend has no ring: the queue has its own, where a poll entry watches the waker and the
+//!   backend's descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,28 +18,28 @@ use ucrypt_backend::{Errno, Guest, Ring};
 
 use super::Queue;
 
-/// Who uses [`Queue::ring`]: nobody, or somebody on the backend's ring or on one of the queue's.
+/// Which ring [`Queue::ring`] is: none, the backend's, or the queue's own.
 pub(super) enum RingOf {
     Nobody,
     Backend,
     Queue(Box<Ring>),
 }
 
-/// How often a queue looks for an answer of a worker before it sleeps: a few microseconds.
+/// How often a queue looks for a worker's answer before it sleeps: a few microseconds.
 const SPINS: u32 = 200;
 
-/// The descriptors that end a sleep, joined.
+/// The descriptors that end a sleep, joined with each other.
 pub(super) struct Wakers {
-    /// Signalled when a range that a parked request waits for may be free, and by workers while this
-    /// queue sleeps.
+    /// The waker: signalled when a range that a parked request waits for may be free, and by
+    /// workers while this queue sleeps.
     own: Arc<OwnedFd>,
-    /// It may have been signalled since it was last read.
+    /// The waker may have been signalled since it was last read.
     may_be_signalled: bool,
-    /// Somebody else knows it, and may signal it late: workers, or a range lock.
+    /// Workers or a range lock know the waker, and may signal it late.
     is_known: bool,
-    /// It and the backend's descriptor, if there is one.
+    /// The waker, joined with the backend's descriptor if there is one.
     inner: Joined,
-    /// `inner` and the queue's own ring, if there is one.
+    /// `inner` joined with the queue's own ring; `None` if the queue has no ring of its own.
     all: Option<OwnedFd>,
 }
 
@@ -47,7 +49,7 @@ enum Joined {
 }
 
 impl Wakers {
-    /// `has_workers`: they will know the waker.
+    /// `has_workers`: workers will know the waker.
     pub(super) fn new(
         has_workers: bool,
         backend: Option<BorrowedFd<'_>>,
@@ -62,27 +64,27 @@ impl Wakers {
         Ok(Self { own, may_be_signalled: false, is_known: has_workers, inner, all })
     }
 
-    /// For those that wake the queue.
+    /// The waker, for those who wake the queue.
     pub(super) fn own(&self) -> &Arc<OwnedFd> {
         &self.own
     }
 
-    /// A range lock knows the waker, and may have signalled it already.
+    /// Notes that a range lock knows the waker and may have signalled it already.
     pub(super) fn is_with_a_lock(&mut self) {
         (self.may_be_signalled, self.is_known) = (true, true);
     }
 
-    /// The queue is about to sleep; who knows the waker may use it from now on.
+    /// The queue is about to sleep: from now on the waker may be signalled by those who know it.
     fn arm(&mut self) {
         self.may_be_signalled |= self.is_known;
     }
 
-    /// Whether there may be signals to take, until the queue sleeps again.
+    /// Whether there may be signals to take. Resets the mark until the queue sleeps again.
     pub(super) fn may_be_signalled(&mut self) -> bool {
         std::mem::take(&mut self.may_be_signalled)
     }
 
-    /// Takes the signals that have come.
+    /// Takes the signals that have arrived.
     pub(super) fn take_signals(&self) -> io::Result<()> {
         match rustix::io::read(&*self.own, &mut [0; 8]) {
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
@@ -100,7 +102,7 @@ impl AsFd for Joined {
     }
 }
 
-/// One descriptor that is readable when either is.
+/// One descriptor that is readable when either of the two is.
 fn join_fds(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let data = epoll::EventData::new_u64(0);
@@ -109,7 +111,7 @@ fn join_fds(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(both)
 }
 
-/// A ring for guests beside a backend that has none.
+/// A ring for guests' entries, for backends without one.
 pub(super) fn own_ring(entries: u32) -> io::Result<Ring> {
     let mut ring = Ring::new(entries)?;
     if ring.guest().is_none() {
@@ -130,7 +132,7 @@ impl Queue {
         }
     }
 
-    /// Submits what guests have staged on the queue's own ring, and takes completions.
+    /// Submits the entries that guests have staged on the queue's own ring, and takes completions.
     pub(super) fn poll_own_ring(&mut self) -> io::Result<()> {
         if let RingOf::Queue(ring) = &mut self.ring {
             ring.enter(0)?;
@@ -139,13 +141,13 @@ impl Queue {
         Ok(())
     }
 
-    /// Entries of guests: under way, and whether there is a completion to take.
+    /// Guests' entries: how many are under way, and whether there is a completion to take.
     fn guests(&mut self) -> (usize, bool) {
         self.ring().map_or((0, false), |guest| (guest.under_way(), guest.has_next()))
     }
 
-    /// Blocks until there is an answer or a completion on [`Queue::ring`], if anything is in flight
-    /// here or there.
+    /// Blocks until there is an answer or a completion on [`Queue::ring`]. Returns at once if
+    /// neither requests nor guests' entries are in flight.
     ///
     /// # Errors
     /// As [`Queue::poll`].
@@ -157,7 +159,8 @@ impl Queue {
             }
             let beside = guests > 0 && matches!(self.ring, RingOf::Queue(_));
             if beside && self.in_flight() == 0 && self.may_sleep() {
-                // Only guests wait: one system call hands over what they staged and sleeps.
+                // Only guests' entries are in flight: one system call submits staged entries and
+                // sleeps.
                 self.sleep()?;
             }
             self.advance(!beside)?;
@@ -168,7 +171,7 @@ impl Queue {
         }
     }
 
-    /// Sleeps until anything comes. The caller has just looked everywhere.
+    /// Sleeps until an event arrives. The caller has just checked all sources of events.
     fn sleep(&mut self) -> io::Result<()> {
         match &mut self.ring {
             RingOf::Nobody => {}
@@ -193,7 +196,7 @@ impl Queue {
         }
     }
 
-    /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call after
+    /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call this after
     /// [`Queue::poll`], right before poll(2).
     pub fn may_sleep(&mut self) -> bool {
         if !self.done.is_empty() || self.ring().is_some_and(|guest| guest.has_next()) {
@@ -210,13 +213,13 @@ impl Queue {
         true
     }
 
-    /// Becomes readable when [`Queue::poll`] can get further.
+    /// A descriptor that becomes readable when [`Queue::poll`] can make progress.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.wakers.all.as_ref().map_or_else(|| self.wakers.inner.as_fd(), AsFd::as_fd)
     }
 
-    /// Does some of the work that waits for a worker, or spins for a moment until an answer is
-    /// there. Returns whether to look again before sleeping.
+    /// Runs a job that waits for a worker, or spins briefly for an answer. Returns whether to look
+    /// for answers again before sleeping.
     fn help(&self) -> bool {
         let Some(workers) = self.volume.workers.as_ref().filter(|_| self.offloaded > 0) else {
             return false;

@@ -1,5 +1,4 @@
-//! What a queue remembers about a client's request, about the machine's requests that it became, and
-//! about their chunks.
+//! A queue's records of client requests, of the machine requests that they become, and of chunks.
 
 use std::ops::Range;
 
@@ -14,30 +13,30 @@ use crate::range_lock::Mode;
 pub(super) struct ClientRequest {
     pub(super) tag: u64,
     pub(super) kind: Kind,
-    /// Bytes of the volume that it touches, and how it holds them.
+    /// Byte range of the volume that the request touches, and how the range is locked.
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
     pub(super) locked: bool,
-    /// What is to be started once it has its range.
+    /// The whole sectors to start once the range is locked.
     pub(super) middle: Option<Middle>,
-    /// Memory for the middle until it is started; what was read once it has ended.
+    /// Memory for the middle until it is started; the data read once it has ended.
     pub(super) buf: Option<Buf>,
-    /// The sectors of which it writes only a part.
+    /// The sectors that the request writes only in part.
     pub(super) edges: [Option<Edge>; 2],
-    /// The client's own memory, as long as it is not with a machine's request. The list is kept.
+    /// The client's own memory, unless a machine request has it. The list itself is reused.
     pub(super) pieces: Vec<Buf>,
     pub(super) fua: bool,
     pub(super) urgency: Urgency,
-    /// Machine requests that have not finished.
+    /// Machine requests that have not ended.
     pub(super) pending: u8,
     pub(super) error: Option<Errno>,
-    /// Of a read: where in the whole sectors the bytes lie that were asked for.
+    /// For a read: offset of the requested bytes in the whole sectors.
     pub(super) head: usize,
-    /// Bytes that the client asked for, for the counters and the answer.
+    /// Bytes requested by the client, for the counters and the answer.
     pub(super) len: u64,
 }
 
-/// Pieces of a client's memory for which each request keeps room; more make its list grow, once.
+/// Pieces of client memory that each request has room for. Its list grows once if there are more.
 const PIECES: usize = 16;
 
 impl Default for ClientRequest {
@@ -70,41 +69,41 @@ pub(super) enum Kind {
     Discard,
 }
 
-/// The part of a request that is whole sectors.
+/// The whole sectors of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Middle {
     pub(super) op: MachineOp,
-    /// 512-byte sectors of the volume.
+    /// First sector, and number of sectors, in 512-byte sectors of the volume.
     pub(super) sector: u64,
     pub(super) sectors: u64,
 }
 
-/// A sector of which a write changes only a part: read, changed, written back.
+/// A partly written sector: read, modified, written back.
 #[derive(Debug)]
 pub(super) struct Edge {
-    /// First 512-byte sector of the volume, and how many make one sector of the cipher.
+    /// First 512-byte sector of the volume, and 512-byte sectors per cipher sector.
     pub(super) sector: u64,
     pub(super) sectors: u64,
-    /// Memory for the sector, until it is handed to the machine.
+    /// Memory for the sector, until the machine request has it.
     pub(super) buf: Option<Buf>,
-    /// Where in the sector the new bytes go.
+    /// Offset of the new bytes in the sector.
     pub(super) at: usize,
     pub(super) patch: Buf,
 }
 
-/// What a machine request stands for.
+/// The part of a client's request that a machine request stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Role {
     #[default]
     Middle,
-    /// Which of the client request's two edges.
+    /// The index of the edge.
     Edge(usize),
 }
 
-/// What belongs to a machine request.
+/// The engine's record of a machine request.
 #[derive(Debug)]
 pub(super) struct MachineRequest {
-    /// The client's request that it is a part of.
+    /// Index of the client's request.
     pub(super) client: u32,
     pub(super) role: Role,
     pub(super) op: MachineOp,
@@ -113,7 +112,7 @@ pub(super) struct MachineRequest {
 }
 
 impl MachineRequest {
-    /// Moves a part's bytes out of the request's data. Returns whether all of them were there.
+    /// Moves a part's bytes from the request's data to `chunk`. Returns whether all were there.
     #[must_use]
     pub(super) fn cut(&mut self, part: &Part, chunk: &mut Vec<Buf>) -> bool {
         let offset = (part.sector - self.first_sector) as usize * 512;
@@ -133,19 +132,19 @@ impl Default for MachineRequest {
     }
 }
 
-/// The buffers of a chunk. The lists travel with the buffers and come back, so that none is made after
-/// start.
+/// The buffers of a chunk. The lists travel with the buffers and come back, so that no list is
+/// allocated after start.
 #[derive(Debug)]
 pub(super) struct Chunk {
-    /// While they are in no other hands.
+    /// The buffers, while neither a worker nor the backend has them.
     pub(super) bufs: Vec<Buf>,
-    /// Those of the parts that are submitted again one by one, after an error. A list without memory
-    /// otherwise.
+    /// After an error: buffers of the parts that are submitted again one by one. Otherwise an empty
+    /// list without memory.
     pub(super) again: Vec<Buf>,
 }
 
-/// Buffers of a chunk for which room is kept: requests that travel together, in pieces. More make
-/// the list grow.
+/// Buffers that each chunk has room for, for joined requests in pieces. The list grows if there are
+/// more.
 const CHUNK_BUFS: usize = 4 * PARTS_MAX;
 
 impl Default for Chunk {

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers that the tests of this crate share.
 //!
 #![allow(unreachable_pub, dead_code, reason = "shared by test binaries that each use a part")]
 
@@ -9,7 +9,7 @@ use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Io, PolicyKind, Queue, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
-/// xorshift64: the same run for the same seed.
+/// xorshift64: the same sequence for the same seed.
 pub struct Random(pub u64);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
     }
 }
 
-/// Backends whose operations are carried out at once, and through io_uring.
+/// A backend that carries out operations within `submit`, and one that uses io_uring.
 pub fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::TempDir>)> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
