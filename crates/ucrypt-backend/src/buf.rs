@@ -1,19 +1,19 @@
-//! Buffers that can be handed to the kernel, owned by value: page-aligned pieces of one mapping,
-//! or somebody else's memory.
+//! Buffers that can be handed to the kernel, owned by value: page-aligned parts of one mapping, or
+//! foreign memory.
 //!
-//! A [`Pool`] is a mapping taken at start; a [`Buf`] is exclusive access to a run of its pages,
-//! freed when dropped. A buffer can be split so that its parts travel separately (each part is as
-//! exclusive as the whole), and joined again.
+//! A [`Pool`] is a mapping made at start. A [`Buf`] is exclusive access to a run of its pages,
+//! which are freed when the `Buf` is dropped. A buffer can be split, so that its parts travel
+//! separately (each part is as exclusive as the whole), and joined again.
 //!
-//! Who owns what: the pages of an allocation belong to its `Buf`s, whose ranges never overlap; the
-//! allocation's reference count is the number of them, and the last one to go gives the pages
-//! back. Only `Pool::alloc`, `Buf::split_off` and `Buf::join` make or change ranges.
+//! Ownership: the pages of an allocation belong to its `Buf`s, whose ranges never overlap. The
+//! allocation's reference count is the number of its `Buf`s; dropping the last one frees the pages.
+//! Only `Pool::alloc`, `Buf::split_off` and `Buf::join` create or extend ranges of a pool.
 //!
-//! **Foreign memory** ([`Buf::foreign`]) is shared with another process, a virtual machine for
-//! example, which may read and write it at any time. A `Buf` keeps the mapping alive and knows its
-//! bounds; it cannot make the bytes hold still. So they are data and nothing else: they are
-//! copied, encrypted, decrypted and transferred, but no length, index or decision is ever taken
-//! from them. What another process writes in between spoils its own data.
+//! **Foreign memory** ([`Buf::foreign`]) is shared with another process, for example a virtual
+//! machine, which may read and write it at any time. A `Buf` keeps the mapping alive and knows its
+//! bounds, but cannot keep the bytes from changing. So the bytes are data only: they are copied,
+//! encrypted, decrypted and transferred, but no length, index or decision is ever taken from them.
+//! A process that changes them meanwhile spoils only its own data.
 
 #![expect(unsafe_code, reason = "the mapping is shared by pointer; see the ownership rule above")]
 
@@ -32,39 +32,39 @@ use pool::Region;
 /// Alignment and granularity of buffers, in bytes.
 pub const PAGE: usize = 4096;
 
-/// Bytes of a [`Pool`], exclusive, or of foreign memory.
-// Five words and no enum: a request's buffer is moved often, and what is moved as words stays in
-// registers.
+/// Exclusive bytes of a [`Pool`], or foreign memory.
+// Five words and no enum: a request's buffer is moved often, and a plain struct of words is moved
+// in registers.
 pub struct Buf {
     start: NonNull<u8>,
     len: usize,
-    /// Keeps the bytes where they are: a pool's `Region`, or whatever foreign memory comes with.
+    /// Keeps the bytes mapped: the `Region` of a pool, or the owner of foreign memory.
     memory: Arc<dyn Any + Send + Sync>,
-    /// Pages of the pool's allocation (not of this part); 0: the memory is foreign, and only then is
-    /// `memory` no `Region`.
+    /// Pages of the pool's whole allocation (not of this part). 0: the memory is foreign, and only
+    /// then `memory` is not a `Region`.
     pages: u32,
-    /// Of a pool's: the first page of the allocation. Of foreign memory: [`WIPE`], or 0.
+    /// In a pool: the first page of the allocation. In foreign memory: [`WIPE`], or 0.
     first: u32,
 }
 
 /// See [`Buf::wipe_when_dropped`].
 const WIPE: u32 = 1;
 
-// SAFETY: a pool's bytes are exclusive to their `Buf`, so they may go where it goes; foreign bytes
-// are accessible from every thread (the contract of `Buf::foreign`).
+// SAFETY: a pool's bytes are exclusive to their `Buf`, so they may move to another thread with it;
+// foreign bytes are accessible from every thread (the contract of `Buf::foreign`).
 unsafe impl Send for Buf {}
 // SAFETY: through a shared reference the bytes are only read.
 unsafe impl Sync for Buf {}
 
 impl Buf {
-    /// Bytes that belong to somebody else. `memory` is what keeps them mapped.
+    /// Bytes that belong to another owner. `memory` keeps them mapped.
     ///
     /// # Safety
     /// - While `memory` or a clone of it lives, the `len` bytes from `start` are mapped, readable
     ///   and writable from every thread of this process.
     /// - No code of this process has a Rust reference into them except through `Buf`s, or accesses
-    ///   them other than volatile or atomically.
-    /// - Whoever gets the `Buf` uses the bytes as data only (see the module) and never passes two
+    ///   them in any other way than volatile or atomic.
+    /// - Users of the `Buf` treat the bytes as data only (see the module), and never pass two
     ///   slices of foreign memory, one of them mutable, to one function: they may overlap, because
     ///   nothing keeps the other process from naming the same bytes twice.
     pub unsafe fn foreign(
@@ -75,16 +75,17 @@ impl Buf {
         Self { start, len, memory, pages: 0, first: 0 }
     }
 
-    /// Whether dropping the buffer fills it with zeroes first; only foreign memory is. For what
-    /// its owner must not see unless all goes well, e.g. ciphertext that is still to be decrypted.
-    /// Parts that are split off inherit it; what is cut by `truncate` or `advance` stays as it is.
+    /// Sets whether dropping the buffer fills it with zeroes. Only foreign memory is filled. For
+    /// bytes that the memory's owner must not see unless all goes well, e.g. ciphertext that is yet
+    /// to be decrypted. Parts that are split off inherit the setting; bytes cut off by `truncate`
+    /// or `advance` are not filled.
     pub fn wipe_when_dropped(&mut self, yes: bool) {
         if self.is_foreign() {
             self.first = if yes { WIPE } else { 0 };
         }
     }
 
-    /// Cuts the buffer at `at` bytes: `self` keeps what is before, the rest is returned.
+    /// Splits the buffer at `at` bytes: `self` keeps the bytes before, the rest is returned.
     ///
     /// # Panics
     /// If `at` is larger than the length.
@@ -105,17 +106,17 @@ impl Buf {
         rest
     }
 
-    /// Undoes [`Buf::split_off`].
+    /// Joins a part that [`Buf::split_off`] returned to `self` again.
     ///
     /// # Errors
-    /// Gives `rest` back if it is not what follows `self`.
+    /// Gives `rest` back if it does not directly follow `self`.
     pub fn join(&mut self, mut rest: Self) -> Result<(), Self> {
         let same = Arc::ptr_eq(&self.memory, &rest.memory)
             && (self.pages, self.first) == (rest.pages, rest.first);
         if !same || self.behind(self.len) != rest.start {
             return Err(rest);
         }
-        // `rest` is dropped: one reference fewer, and its range is ours.
+        // Dropping `rest` drops one reference; its range is now part of `self`.
         self.len += rest.len;
         rest.len = 0;
         Ok(())
@@ -129,7 +130,7 @@ impl Buf {
     /// Drops the first `count` bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the buffer is shorter.
     pub fn advance(&mut self, count: usize) {
         assert!(count <= self.len, "advance beyond the end");
         self.start = self.behind(count);
@@ -140,18 +141,18 @@ impl Buf {
         self.pages == 0
     }
 
-    /// The pool that the bytes are of; `None` if they are foreign.
+    /// The pool's region; `None` if the memory is foreign.
     #[expect(clippy::cast_ptr_alignment, reason = "it was a pointer to a `Region` before")]
     fn region(&self) -> Option<&Region> {
-        // SAFETY: only `Pool::alloc` makes a `Buf` with pages, out of an `Arc<Region>`, and nothing
+        // SAFETY: only `Pool::alloc` makes a `Buf` with pages, from an `Arc<Region>`, and nothing
         // changes either field.
         (!self.is_foreign()).then(|| unsafe { &*Arc::as_ptr(&self.memory).cast::<Region>() })
     }
 
-    /// The address `count` bytes behind the start; at most the length.
+    /// The address `count` bytes behind the start; `count` is at most the length.
     fn behind(&self, count: usize) -> NonNull<u8> {
         debug_assert!(count <= self.len);
-        // SAFETY: it stays within the mapping, or right behind its end.
+        // SAFETY: the address is within the mapping, or right behind its end.
         unsafe { self.start.add(count) }
     }
 }
@@ -161,18 +162,18 @@ impl Deref for Buf {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: a pool's range lies in the mapping, is initialised (anonymous memory), and is
-        // ours alone while this `Buf` lives; the kernel writes to it only while a queue owns the
-        // `Buf`. A foreign range is mapped while `owner` lives and holds whatever bytes it holds;
-        // that they may change meanwhile is what the contract of `foreign` provides for: the code
-        // that gets the slice moves bytes and draws no conclusion from any of them.
+        // exclusive to this `Buf` while it lives; the kernel writes to it only while a queue owns
+        // the `Buf`. A foreign range is mapped while `memory` lives and holds arbitrary bytes. They
+        // may change meanwhile, which the contract of `foreign` provides for: the code that gets
+        // the slice moves bytes and takes no decision from them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` makes it exclusive, for foreign memory among those
-        // who ask here: one function never gets two such slices.
+        // SAFETY: as in `deref`; `&mut self` makes the access exclusive. For foreign memory it is
+        // exclusive among the users of `Buf`s: one function never gets two such slices.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,4 +1,4 @@
-//! A fixed amount of page-aligned memory, and who has which part of it.
+//! A fixed amount of page-aligned memory, and the owners of its parts.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use super::runs::Runs;
 use super::{Buf, PAGE};
 
-/// A fixed amount of buffer memory. Clones share it.
+/// A fixed amount of buffer memory. Clones share the memory.
 #[derive(Clone)]
 pub struct Pool(Arc<Region>);
 
@@ -19,7 +19,7 @@ pub struct Pool(Arc<Region>);
 pub(super) struct Region {
     base: NonNull<u8>,
     len: usize,
-    /// Per page: how many `Buf`s the allocation has that starts there.
+    /// Per page: the number of `Buf`s of the allocation that starts there.
     refs: Box<[AtomicU32]>,
     runs: Mutex<Runs>,
 }
@@ -31,23 +31,25 @@ unsafe impl Sync for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and every `Buf` holds the region alive, so none is left.
+        // SAFETY: the mapping is ours, and no `Buf` is left, because every `Buf` keeps the region
+        // alive.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
 impl Region {
-    /// One more `Buf` has a part of the allocation that starts at page `first`.
+    /// Counts one more `Buf` of the allocation that starts at page `first`.
     pub(super) fn share(&self, first: u32) {
         self.refs[first as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One `Buf` fewer has a part of the allocation of `pages` pages; the last one frees it.
+    /// Counts one `Buf` fewer of the allocation of `pages` pages; the last one frees the pages.
     pub(super) fn let_go(&self, first: u32, pages: u32) {
         let refs = &self.refs[first as usize];
-        // Release what this part wrote to whoever takes the pages next (through the lock). Who has
-        // the last part needs no read-modify-write to know: only a part could make another.
+        // Release: what this part wrote must be visible to the next owner of the pages (through the
+        // lock). The last part needs no read-modify-write to know that it is the last: only an
+        // existing part can make another.
         if refs.load(Ordering::Acquire) == 1 || refs.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
             runs.give_back(first, pages);
@@ -56,7 +58,7 @@ impl Region {
 }
 
 impl Pool {
-    /// Reserves `bytes` (rounded up to whole pages). Untouched pages cost address space only.
+    /// Reserves `bytes`, rounded up to whole pages. Untouched pages use only address space.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let len = bytes.max(PAGE).next_multiple_of(PAGE);
         let pages = u32::try_from(len / PAGE)
@@ -70,7 +72,8 @@ impl Pool {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        // Plaintext passes through: keep it out of core dumps. Advice only, so not an error.
+        // Plaintext passes through: keep it out of core dumps. This is advice, so errors are
+        // ignored.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -82,7 +85,7 @@ impl Pool {
         })))
     }
 
-    /// Takes `len` bytes, page-aligned; `None` when no run of free pages is long enough. The
+    /// Allocates `len` bytes, page-aligned; `None` if no run of free pages is long enough. The
     /// content is what the last owner left (zeroes at first).
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         let pages = u32::try_from(len.div_ceil(PAGE).max(1)).ok()?;
@@ -93,14 +96,14 @@ impl Pool {
         Some(Buf { start, len, memory: self.0.clone(), pages, first })
     }
 
-    /// Where it lies, and its length in bytes.
+    /// The pool's address, and its length in bytes.
     pub(crate) fn span(&self) -> (*mut u8, usize) {
         (self.0.base.as_ptr(), self.0.len)
     }
 
     /// Whether an allocation of `len` bytes can ever succeed.
     pub fn could_hold(&self, len: usize) -> bool {
-        // Runs are aligned powers of two before their surplus is given back.
+        // A run is an aligned power of two before its surplus pages are freed.
         len.div_ceil(PAGE).next_power_of_two() <= 1 << (self.0.len / PAGE).ilog2()
     }
 }

@@ -1,26 +1,26 @@
-//! Which pages of a pool are free.
+//! The free pages of a pool.
 //!
-//! The crate `offset-allocator` could do this. It is at 0.2 and has few users, and it takes from bins by
-//! size, where this takes what came back last.
+//! The crate `offset-allocator` could do this, but it is at version 0.2 with few users, and it
+//! chooses runs by bins of sizes, while this allocator reuses the run that was freed last.
 
-/// Free runs of pages: a buddy allocator whose surplus pages go back at once, so that an
-/// allocation takes just what it needs. What came back last goes out first, in one piece: that is
-/// what the caches still have, and it saves splitting and merging.
+/// Free runs of pages: a buddy allocator that frees surplus pages at once, so that an allocation
+/// takes only the pages it needs. Runs freed last are reused first, without being split or merged:
+/// the caches still hold them.
 pub(super) struct Runs {
-    /// First page and number of pages of runs that came back, the last one last.
+    /// First page and number of pages of recently freed runs, the last one last.
     recent: Vec<(u32, u32)>,
     /// Heads of the free lists by order (runs of `1 << order` pages).
     heads: [u32; ORDERS],
     /// Per page: links of the free list, valid for the first page of a free run.
     next: Box<[u32]>,
     prev: Box<[u32]>,
-    /// Per page: order of the free run that starts here, or `TAKEN`.
+    /// Per page: order of the free run that starts there, or `TAKEN`.
     order: Box<[u8]>,
 }
 
-/// Runs that are kept in one piece.
+/// Maximum number of recently freed runs that are kept unmerged.
 const RECENT_MAX: usize = 64;
-/// Runs of up to 2^18 pages: 1 GiB.
+/// Orders of runs: the longest has 2^18 pages, 1 GiB.
 const ORDERS: usize = 19;
 const NONE: u32 = u32::MAX;
 const TAKEN: u8 = u8::MAX;
@@ -49,10 +49,10 @@ impl Runs {
         })
     }
 
-    /// Frees a run that was taken.
+    /// Frees a run.
     pub(super) fn give_back(&mut self, first: u32, pages: u32) {
         if self.recent.len() == RECENT_MAX {
-            // They may be of lengths that nobody asks for any more.
+            // Lengths may no longer be in use: merge the runs.
             self.merge_recent();
         }
         self.recent.push((first, pages));

@@ -1,9 +1,9 @@
-//! Who else uses an image.
+//! Locks against other users of an image.
 //!
-//! Image files carry QEMU's byte locks (`block/file-posix.c`: one byte per permission from 100 for
-//! what a user does, from 200 for what it does not let others do), so that QEMU, its tools and a
-//! second ucrypt keep away, while cryptsetup, which locks the whole file by `flock`, can still read
-//! the header of a volume that is open.
+//! Image files carry QEMU's byte locks (`block/file-posix.c`: one byte per permission; the
+//! permissions that a user uses from byte 100, those that it does not share from byte 200). They
+//! keep QEMU, its tools and a second ucrypt away. cryptsetup, which locks the whole file with
+//! `flock`, can still read the header of an open volume.
 
 #![expect(unsafe_code, reason = "rustix has no locks of open file descriptions")]
 
@@ -36,7 +36,7 @@ fn take(fd: BorrowedFd<'_>, byte: i64) -> Result<(), Errno> {
     fcntl(fd, libc::F_OFD_SETLK, &mut range(byte))
 }
 
-/// Whether nobody else holds the byte.
+/// Whether no other holder has the byte.
 fn is_free(fd: BorrowedFd<'_>, byte: i64) -> Result<bool, Errno> {
     let mut lock = range(byte);
     lock.l_type = libc::F_WRLCK as libc::c_short;
@@ -44,9 +44,10 @@ fn is_free(fd: BorrowedFd<'_>, byte: i64) -> Result<bool, Errno> {
     Ok(lock.l_type == libc::F_UNLCK as libc::c_short)
 }
 
-/// One of the commands for locks of open file descriptions.
+/// Calls one of the commands for locks of open file descriptions.
 fn fcntl(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Result<(), Errno> {
-    // SAFETY: these commands read and write the structure only, which is theirs for the call.
+    // SAFETY: these commands access only the structure, which is exclusively theirs during the
+    // call.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut *lock) };
     match result {
         -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
@@ -54,13 +55,13 @@ fn fcntl(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Re
     }
 }
 
-/// How long a holder may take to let go. A server that was just killed holds its image until the
-/// kernel has ended what it had in flight, and so it should.
+/// How long to wait for another holder. A server that was just killed holds its image until the
+/// kernel has ended the operations in flight, as it should.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes the image for this process; `false` if somebody else has it still after `patience`. The lock lives as long as
-/// the open file description. File systems without locks let everyone in.
+/// Locks the image for this process; `false` if another holder still has it after `patience`. The
+/// lock lives as long as the open file description. File systems without locks let everyone in.
 pub(super) fn acquire(
     fd: BorrowedFd<'_>,
     read_only: bool,
@@ -83,7 +84,7 @@ pub(super) fn acquire(
 fn attempt(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, Errno> {
     let used: &[i64] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
     let unshared: &[i64] = &[WRITE, RESIZE];
-    // First take, then look: of two that come at once, at least one sees the other.
+    // First lock, then check: of two that lock at the same time, at least one sees the other.
     for bit in used {
         take(fd, USED + bit)?;
     }
@@ -101,14 +102,14 @@ fn attempt(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// Gives everything back, so that two that wait for each other do not wait for ever.
+/// Releases all bytes, so that two processes that wait for each other do not wait for ever.
 fn release(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut all = range(USED);
     (all.l_type, all.l_len) = (libc::F_UNLCK as libc::c_short, 2 * (UNSHARED - USED));
     fcntl(fd, libc::F_OFD_SETLK, &mut all)
 }
 
-/// The loop device that is attached to the file, if any.
+/// The loop device attached to the file, if any.
 pub(super) fn loop_device_of(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     let devices = fs::read_dir("/sys/block").ok()?;

@@ -1,12 +1,13 @@
-//! Writes to zones, one at a time in each.
+//! Keeps the order of writes to zones: one write at a time in each zone.
 //!
-//! A zone is written at its write pointer. The kernel keeps the order of what it has been handed, but
-//! io_uring and threads hand operations to it in the order in which they get to them: an operation that
-//! would have to sleep goes to a thread of the kernel, and those behind it overtake it. So a write waits
-//! here until those before it in its zones have been answered. The kernel carries out one at a time in
-//! any case; several zones are written in parallel.
+//! A zone has to be written at its write pointer. The kernel keeps the order of the operations that
+//! it has, but io_uring and threads may pass operations on in another order: io_uring moves an
+//! operation that would have to sleep to a thread of the kernel, and later ones overtake it. So a
+//! write waits here until the earlier writes in its zones have been answered. The kernel carries
+//! out one write at a time in a zone in any case; several zones are written in parallel.
 //!
-//! This holds for each queue. Who writes to one zone through several queues has to keep the order.
+//! The order holds within a queue. Users that write to one zone through several queues must keep
+//! the order themselves.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,17 +17,17 @@ use std::os::fd::BorrowedFd;
 use super::zones::DeviceZones;
 use crate::{Done, Guest, Io, Pool, Queue, Zone, Zones, total_len};
 
-/// A queue of a zoned device. See the module.
+/// A queue of a zoned device. See the module's comment.
 pub(super) struct ZoneOrder<K> {
     inner: Box<dyn Queue>,
     kinds: K,
-    /// Writes to zones that the inner queue has.
+    /// Writes to zones that the inner queue has: token and zones.
     under_way: Vec<(u64, RangeInclusive<u64>)>,
-    /// Writes that wait for others, in order, and their zones.
+    /// Writes that wait for others, in order of submission, and their zones.
     held: VecDeque<(Io, RangeInclusive<u64>)>,
 }
 
-/// Which zones are written in order.
+/// Tells which zones are written in order.
 pub(super) trait ZoneKinds: Send {
     /// Bytes of a zone.
     fn len(&self) -> u64;
@@ -35,7 +36,7 @@ pub(super) trait ZoneKinds: Send {
     fn is_sequential(&mut self, zone: u64) -> bool;
 }
 
-/// Those of a device, which is asked about each zone once.
+/// The zones of a device, which is asked about each zone once.
 pub(super) struct Asked {
     zones: DeviceZones,
     known: Vec<Option<bool>>,
@@ -59,7 +60,7 @@ impl ZoneKinds for Asked {
         let Some(known) = self.known.get_mut(zone as usize) else { return true };
         *known.get_or_insert_with(|| {
             let mut found = [Zone::default()];
-            // What cannot be told is treated with care.
+            // A zone that the device does not report counts as sequential.
             !self.zones.report(zone * len, &mut found).is_ok_and(|count| count == 1)
                 || found[0].is_sequential()
         })
@@ -93,8 +94,8 @@ impl<K: ZoneKinds> ZoneOrder<K> {
         self.inner.submit(io);
     }
 
-    /// Takes the answers behind the first `before` into account, and hands on what waited for them.
-    /// Returns whether there was any.
+    /// Takes answers into account, and submits the writes that waited only for them. Returns
+    /// whether it submitted any.
     fn release(&mut self, answers: &[Done]) -> bool {
         if self.under_way.is_empty() {
             return false;
@@ -177,7 +178,7 @@ mod tests {
 
     const ZONE: u64 = 4 << 12;
 
-    /// The first zone is written anywhere.
+    /// The first zone is conventional, all others are sequential.
     struct Kinds;
 
     impl ZoneKinds for Kinds {
@@ -190,12 +191,12 @@ mod tests {
         }
     }
 
-    /// Answers in any order, one operation a poll, and sees to it that each zone is written in order.
+    /// Answers in any order, one operation per poll, and records the order of writes to each zone.
     struct Disordered {
         random: fastrand::Rng,
         depth: usize,
         under_way: Vec<Io>,
-        /// The number of the write that a sequential zone has to get next.
+        /// Writes in the order in which they were carried out: zone, and token.
         seen: Arc<Mutex<Vec<(u64, u64)>>>,
     }
 
