@@ -1,10 +1,10 @@
 #!/bin/sh
+# Helpers of the scenarios. Run as: common.sh SCENARIO, in its own directory, with -eux.
 # BusyBox prefers its own programs to those in /bin, unless their path is given.
-# What the scenarios share. Run as: common.sh SCENARIO, in a directory of its own, with -eux.
 
 printf passphrase > key
 
-# Whatever a scenario started ends with it.
+# At the end of a scenario, ends the servers that it started.
 servers=""
 end() {
     status=$?
@@ -15,14 +15,15 @@ end() {
 }
 trap end EXIT
 
-# format IMAGE [OPTION...]: a LUKS2 header by ucrypt.
+# format IMAGE [OPTION...]: ucrypt writes a LUKS2 header.
 format() {
     image=$1
     shift
     ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file key "$@" "$image"
 }
 
-# serve OUTPUT ARGUMENT...: starts `ucrypt serve`; $server is its process. Waits until it is ready.
+# serve OUTPUT ARGUMENT...: starts `ucrypt serve`, sets $server to its process, and waits until it
+# is ready.
 serve() {
     output=$1
     shift
@@ -47,18 +48,18 @@ until_gone() {
     return 1
 }
 
-# The device that a server printed.
+# device_of OUTPUT: the ublk device that a server printed.
 device_of() {
     sed -n 's/^ublk: //p' "$1"
 }
 
-# stop PROCESS: it ends by itself, with success.
+# stop PROCESS: the server ends after SIGTERM, with success.
 stop() {
     kill "$1"
     wait "$1"
 }
 
-# refused CODE WORD COMMAND...: it fails with this exit code, and its message has the word.
+# refused CODE WORD COMMAND...: the command fails with this exit code and a message with this word.
 refused() {
     code=$1 word=$2
     shift 2
@@ -69,7 +70,7 @@ refused() {
     grep -q -- "$word" refusal
 }
 
-# verify FILE [OPTION...]: fio writes all of it, in order and out of order, and reads it back.
+# verify FILE [OPTION...]: fio writes all of the file in random order, and verifies it.
 verify() {
     file=$1
     shift

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs the scenarios one after the other. Of each, /out gets NAME.log, and NAME.status with the
-# exit status; NAME.seconds is for people.
+# Runs the scenarios one after the other. For each, /out gets NAME.log, NAME.status with the exit
+# status, and NAME.seconds for people.
 cd /work || exit
-# Where scenarios make null_blk devices of their own.
+# Scenarios create null_blk devices there.
 mount -t configfs none /sys/kernel/config
 for scenario in scenarios/*.sh; do
     name=$(basename "$scenario" .sh)
@@ -13,7 +13,7 @@ for scenario in scenarios/*.sh; do
         > "/out/$name.log" 2>&1 < /dev/null
     echo $? > "/out/$name.status"
     echo $(($(date +%s) - begin)) > "/out/$name.seconds"
-    # What a failed scenario left would be in the way of the others.
+    # Files of a failed scenario would be in the way of the next ones.
     rm -rf "/tmp/$name"
 done
 dmesg > /out/dmesg.log

@@ -1,5 +1,5 @@
 #!/bin/sh
-# guest.sh SECONDS: a volume on a loop device, a file system on it, and writers.
+# guest.sh SECONDS: writers to a file system on a volume on a loop device.
 set -eu
 fail() {
     echo "FAILED: $*"
@@ -7,7 +7,7 @@ fail() {
     exit 1
 }
 
-# Sum of a field of /proc/PID/task/*/stat, counted behind the name.
+# sum FIELD: the sum of a field of /proc/PID/task/*/stat, counted behind the name.
 sum() {
     cat /proc/"$server"/task/*/stat | sed 's/.*) //' | awk -v field="$1" '{ n += $field } END { print n }'
 }
@@ -17,8 +17,8 @@ server=$(ucrypt status --json volume | sed -n 's/.*"pid": \([0-9]*\).*/\1/p')
 grep -E 'VmRSS|VmLck|Threads' /proc/"$server"/status
 free -m | sed -n '1,2p'
 
-# What the server is to have, in every thread: it is an I/O flusher, is killed last, and is locked.
-# A mount namespace it has only where the root is no initramfs.
+# Required of the server: it is killed last, its memory is locked, and every thread is an I/O
+# flusher. It has a mount namespace only if the root is no initramfs, so that note is ignored.
 [ "$(cat /proc/"$server"/oom_score_adj)" = -1000 ] || fail "it may be killed"
 [ "$(awk '/VmLck/ { print $2 }' /proc/"$server"/status)" -gt 4096 ] || fail "it is not locked"
 notes=$(ucrypt status volume | grep note: | grep -v 'mount namespace' || :)
@@ -39,9 +39,9 @@ end=$(($(date +%s) + $1))
 rounds=0
 while [ "$(date +%s)" -lt "$end" ] || [ "$rounds" = 0 ]; do
     for writer in 1 2 3 4; do
-        # Twice what there is left of the memory, all of them together.
+        # Together the writers write twice the memory that is left.
         yes "$writer $rounds" | head -c 50m | tee /mnt/"$writer" | md5sum > /tmp/"$writer" &
-        # Small files make metadata dirty too.
+        # Small files make metadata dirty, too.
         (mkdir -p /mnt/d"$writer"; for i in $(seq 100); do echo "$i" > /mnt/d"$writer"/"$i"; done) &
     done
     wait

@@ -1,5 +1,5 @@
 #!/bin/sh
-# guest.sh DISK...: writes and verifies the disks at the same time, while their servers come and go.
+# guest.sh DISK...: writes and verifies the disks in parallel, while their servers come and go.
 set -eu
 verify() {
     fio --name="$1" --filename="/dev/disk/$1" --direct=1 --ioengine=libaio --iodepth=8 \

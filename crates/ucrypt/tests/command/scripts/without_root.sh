@@ -1,10 +1,10 @@
-# without_root.sh DIRECTORY WHAT-TO-OPEN: a user opens and serves a volume; in a mount namespace of
-# its own. DIRECTORY is the user's, with the command and 300000 bytes of data in it.
+# without_root.sh DIRECTORY WHAT-TO-OPEN: a user opens and serves a volume, in a private mount
+# namespace. DIRECTORY belongs to the user and holds the command and 300000 bytes of data.
 set -eu
 cd "$1"
 shift
 
-# As udev does it everywhere: everybody may use FUSE.
+# Everybody may use FUSE, as under udev.
 mkdir nodes
 mount -t tmpfs nodes nodes
 mknod -m 666 nodes/fuse c 10 229
@@ -19,8 +19,8 @@ fails() {
     fi
 }
 
-# Writes to the file and reads it back. To anybody else it is out of reach, also to root: what root
-# runs must not come to wait for a user's server.
+# Writes the file and reads it back. Nobody else can access the file, not even root: otherwise
+# root's programs could block on a user's server.
 uses() {
     $user sh -euc 'dd if=data of="$1" bs=7000 conv=notrunc,fsync status=none
         cmp -n 300000 data "$1"' sh "$1"

@@ -1,8 +1,9 @@
-# What the kernel's dm-crypt and cryptsetup made and filled opens over ublk, and the other way round.
+# The kernel's dm-crypt and cryptsetup make and fill volumes; ucrypt opens them over ublk and writes
+# to them; dm-crypt reads that back.
 # shellcheck disable=SC2154 # common.sh sets $server
 dd if=/dev/urandom of=random bs=1M count=3
 
-# Another part of the volume is written each time.
+# fill FILE BLOCK: writes one part of the volume; same FILE BLOCK: compares it.
 fill() {
     dd if=random of="$1" bs=48k seek="$2" conv=notrunc,fsync
 }
@@ -14,7 +15,7 @@ while read -r cipher bits size; do
     rm -f image
     truncate -s 24M image
     options="--cipher $cipher --key-size $bits --sector-size $size"
-    # For a key slot of its own cipher, cryptsetup would need more of the kernel.
+    # A keyslot with the volume's own cipher would need more of the kernel.
     options="$options --keyslot-cipher aes-xts-plain64 --keyslot-key-size 512"
     pbkdf="--pbkdf pbkdf2 --pbkdf-force-iterations 1000"
     # shellcheck disable=SC2086 # words

@@ -1,6 +1,6 @@
-# The power fails under a volume as a loop device, whose image is a file on ext4, or a disk: from one
-# moment on the disk below (dm-flakey) drops every write and still says that it is done. What was synced
-# before is there.
+# The power fails under a volume as a loop device, whose image is a file on ext4 or a disk. From one
+# moment on, the disk below (dm-flakey) drops every write and still reports success. Data synced
+# before that moment must be there.
 config=/sys/kernel/config/nullb/flakey
 mkdir $config
 for setting in zoned=0 memory_backed=1 size=64; do
@@ -10,7 +10,8 @@ echo 1 > $config/power
 disk=/dev/flakey
 [ -b "$disk" ]
 size=$((64 * 2048))
-# table WORD...: what the device does from now on; what is on its way still comes through or is dropped.
+# table WORD...: changes what the device does from now on. I/O in flight still arrives, or is
+# dropped.
 table() {
     dmsetup suspend --nolockfs --noflush power
     dmsetup load power --table "0 $size flakey $disk 0 $*"
@@ -45,7 +46,7 @@ for on in ext4 disk; do
     link=$(ucrypt open --as loop --key-file key $image flakey)
     [ "$link" = /dev/ucrypt/flakey ]
     [ $on = disk ] || job --fsync=16 --end_fsync=1 --do_verify=0
-    # Blocks from 12 MiB on, each noted once it is synced.
+    # Writes blocks from 12 MiB on, and notes each once it is synced.
     : > synced
     (
         number=3072
@@ -58,7 +59,7 @@ for on in ext4 disk; do
     while [ "$(wc -l < synced)" -lt 10 ]; do sleep 0.1; done
     count=$(wc -l < synced)
     table 0 1 1 drop_writes
-    # This is said to be synced, and lost: the power is off.
+    # This write is reported as synced but is lost: the power is off.
     block 1 | /bin/dd of="$link" bs=4k seek=2560 conv=notrunc,fsync
     kill -KILL "$(background_server)"
     wait $writer || :

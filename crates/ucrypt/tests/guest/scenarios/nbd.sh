@@ -1,4 +1,4 @@
-# The kernel's NBD client makes ucrypt's NBD export a disk.
+# The kernel's NBD client turns ucrypt's NBD export into a disk.
 # shellcheck disable=SC2154 # common.sh sets $server
 truncate -s 48M image
 format image

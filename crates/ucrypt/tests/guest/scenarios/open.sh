@@ -1,4 +1,4 @@
-# An open volume is a ublk device where the kernel has it, and outlives its server if that was asked.
+# An open volume is a ublk device where the kernel has ublk, and outlives its server on request.
 truncate -s 48M image
 format image
 dd if=/dev/urandom of=random bs=64k count=16
@@ -16,7 +16,7 @@ ucrypt close --deferred disk
 cmp random mnt/file
 umount mnt
 while ucrypt status disk; do sleep 0.1; done
-# A dangling link counts: with another device of that number it would lead to a wrong volume.
+# A dangling link counts, too: a later device with the same number would make it a wrong volume.
 [ ! -L "$link" ]
 [ ! -e "$link" ]
 
@@ -29,7 +29,7 @@ node=$(readlink /dev/ucrypt/disk)
 mount "$node" mnt
 cmp random mnt/file
 kill -KILL "$(background_server)"
-# Waits for the next server.
+# This write waits for the next server.
 dd if=random of=mnt/another bs=64k conv=fsync &
 writer=$!
 ucrypt open --key-file key --ublk-wait image disk
@@ -41,7 +41,7 @@ ucrypt close disk
 [ ! -e "$node" ]
 [ ! -L /dev/ucrypt/disk ]
 
-# The name of a closed volume does not lead to the next one.
+# The name of a closed volume does not lead to the next volume.
 truncate -s 48M image2
 format image2
 for turn in first second; do
@@ -55,12 +55,12 @@ ucrypt close first
 ucrypt open --key-file key image2 second
 [ ! -L /dev/ucrypt/first ]
 
-# SIGTERM takes the link away too.
+# SIGTERM removes the link, too.
 kill "$(background_server)"
 while ucrypt status second; do sleep 0.1; done
 [ ! -L /dev/ucrypt/second ]
 
-# Without --ublk-wait nothing is left of a killed server but its name, which is free for the next.
+# Without --ublk-wait only the name of a killed server is left, and it is free for the next server.
 ucrypt open --key-file key image disk
 kill -KILL "$(background_server)"
 ucrypt open --key-file key image disk

@@ -1,5 +1,5 @@
-# The power fails, of a disk whose cache is lost then: what was answered as durable is there, whether
-# it was flushed or written through. Nothing waits for a new server.
+# The power of a disk fails, and its cache is lost. Writes acknowledged as durable must be there,
+# whether they were flushed or written through. No device waits for a new server.
 # shellcheck disable=SC2154 # common.sh sets $server
 config=/sys/kernel/config/nullb/power
 mkdir $config
@@ -17,7 +17,7 @@ are_there() {
     ucrypt read --key-file key --offset $((4096 * $1)) --length $((4096 * $2)) $image > found
     for number in $(seq "$1" $(($1 + $2 - 1))); do block "$number"; done | cmp - found
 }
-# The server is killed, and the power is gone and comes back.
+# Kills the server, and turns the disk's power off and on.
 fail() {
     kill -KILL "$server"
     wait "$server" || true
@@ -26,7 +26,7 @@ fail() {
     echo 1 > $config/power
 }
 
-# What nobody flushed is lost: there is something to be lost.
+# A write without a flush is lost: the cache does lose data.
 serve out $image --key-file key --direct --ublk
 disk=$(device_of out)
 block 1 | dd of="$disk" bs=4k seek=1 oflag=direct conv=fsync
@@ -35,7 +35,8 @@ fail
 are_there 1 1
 if are_there 2 1; then false; fi
 
-# write WRITER: blocks of its own, each noted once it is durable; by a flush, or written through.
+# write WRITER: writes the writer's own blocks and notes each once it is durable. Writer 1 flushes,
+# writer 2 writes through.
 write() {
     how=conv=fsync
     [ "$1" = 1 ] || how=oflag=direct,dsync
@@ -59,7 +60,7 @@ for direct in "" --direct; do
         while [ "$(wc -l < durable.$writer)" -lt 10 ]; do sleep 0.1; done
     done
     fail
-    # Their writes fail now.
+    # The writes fail now.
     wait $first $second || true
     for writer in 1 2; do
         are_there $((1000 * writer)) "$(wc -l < durable.$writer)"

@@ -1,18 +1,19 @@
-# A ublk disk under the random client; several programs on one at the same time, each of which verifies
-# what it has written: fio, zeroes and discards between writes; and volumes that are closed and opened again by name.
+# A ublk disk under the random client; several programs on one disk at the same time, each of which
+# verifies its own writes: fio, and zeroes and discards between writes; and volumes that are closed
+# and opened again by name.
 # shellcheck disable=SC2154 # common.sh sets $server
 seed=${UCRYPT_SEED:-1}
 echo "seed $seed"
-# next BOUND: $number is the next one below it.
+# next BOUND: sets $number to the next random number below BOUND.
 next() {
     seed=$(((seed * 1103515245 + 12345) & 0x7fffffff))
     number=$((seed / 65536 % $1))
 }
 dd if=/dev/urandom of=random bs=1M count=4
 
-# Several at once: blkdiscard asks for the disk alone unless it is forced.
-# change DISK START ROUNDS: in 4 MiB from START MiB on, writes, zeroes and discards in turn, at random
-# places of 512 bytes, and compares all of it with a copy.
+# change DISK START ROUNDS: in the 4 MiB from START MiB on, writes, zeroes and discards in turn, at
+# random sectors of 512 bytes, then compares all of it with a copy. blkdiscard needs -f, because it
+# asks for exclusive use of the disk otherwise.
 change() {
     disk=$1 start=$2 rounds=$3
     copy=copy.$start
@@ -34,7 +35,7 @@ change() {
             /bin/blkdiscard -f -z -o $((start * 1048576 + first * 512)) -l $((count * 512)) "$disk"
             ;;
         2)
-            # Whatever it leaves, it leaves alone what is beside it.
+            # A discarded range may hold anything; the bytes beside it must not change.
             /bin/blkdiscard -f -o $((start * 1048576 + first * 512)) -l $((count * 512)) "$disk"
             dd if=random of="$copy" bs=512 seek=$first count=$count conv=notrunc
             dd if=random of="$disk" bs=512 seek=$((start * 2048 + first)) count=$count conv=notrunc
@@ -49,7 +50,7 @@ for sectors in 512 4096; do
     format image --sector-size $sectors
     serve out image --key-file key --allow-discards --ublk
     disk=$(device_of out)
-    # The test program itself, as the machine outside built it.
+    # The test program itself, as built outside of the virtual machine.
     UCRYPT_DISK=$disk UCRYPT_SECTOR=$sectors UCRYPT_SEED=$seed /bin/guest-* --ignored \
         transfers_at_once_on_the_same_bytes_of_a_disk_find_what_may_be_there
     if [ $sectors = 512 ]; then
@@ -67,7 +68,7 @@ for sectors in 512 4096; do
     stop "$server"
 done
 
-# Each name is its own volume, whatever was open before.
+# Each name leads to its own volume, whatever was open before.
 for name in first second; do
     truncate -s 32M image.$name
     format image.$name

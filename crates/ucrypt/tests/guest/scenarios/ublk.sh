@@ -14,23 +14,23 @@ queue=/sys/block/$(basename "$disk")/queue
 [ "$(find "$queue/../mq" -mindepth 1 -maxdepth 1 -type d | wc -l)" = "$(nproc)" ]
 
 verify "$disk"
-# Writes of single sectors, durable each.
+# Writes of a few sectors, each of them durable.
 verify "$disk" --size=1M --bsrange=512-2k --sync=dsync
 
-# Zeroes are written, and only where they should be.
+# Zeroes are written where they should be, and nowhere else.
 dd if=/dev/urandom of=random bs=64k count=16
 dd if=random of="$disk" bs=64k conv=fsync
 /bin/blkdiscard --zeroout --offset 262144 --length 131072 "$disk"
 dd if=/dev/zero of=random bs=64k seek=4 count=2 conv=notrunc
 dd if="$disk" bs=64k count=16 iflag=direct | cmp - random
-# A discard gives the image's blocks back.
+# A discard frees blocks of the image.
 before=$(du -k image | cut -f 1)
 /bin/blkdiscard --offset 8388608 --length 4194304 "$disk"
 sync
 after=$(du -k image | cut -f 1)
 [ "$after" -lt "$before" ]
 
-# A file system on it, which keeps it from ending.
+# A file system on the disk keeps its data.
 mkfs.ext4 -q "$disk"
 mkdir mnt
 mount -t ext4 "$disk" mnt
@@ -39,7 +39,7 @@ umount mnt
 mount -t ext4 "$disk" mnt
 cmp random mnt/file
 umount mnt
-# Who has it open does not keep it from ending, and finds nothing there.
+# A program that has the disk open does not keep it from ending, and reads nothing then.
 exec 3< "$disk"
 stop "$server"
 [ ! -e "$disk" ]

@@ -1,13 +1,13 @@
-# A user without privileges has a device of their own, where the system lets them.
+# A user without privileges gets a ublk device where the system allows it.
 # shellcheck disable=SC2154 # common.sh sets $server
 chmod 777 .
 user="/bin/setpriv --reuid 1000 --regid 1000 --clear-groups"
 chmod 600 /dev/ublk-control
 refused 2 "no permission" $user ucrypt serve --backend mem:32M --ublk
-# Other scenarios may have left some whose server was killed.
+# Other scenarios may have left devices whose servers were killed.
 before=$(echo /dev/ublkc*)
 
-# What a udev rule does where users may have devices.
+# Does what a udev rule does on systems where users may have devices.
 chmod 666 /dev/ublk-control
 while sleep 0.1; do chown 1000:1000 /dev/ublkc* /dev/ublkb* 2> /dev/null || true; done &
 rule=$!
@@ -24,7 +24,7 @@ stop $server
 refused 2 "not recoverable" $user ucrypt serve --backend mem:32M --ublk --ublk-wait
 [ "$(echo /dev/ublkc*)" = "$before" ]
 
-# What else they may have is said, for whatever they wanted: no file without fusermount3.
+# Whatever the user asks for, the message names what works: without fusermount3 no FUSE file either.
 truncate -s 24M image
 format image
 chmod 666 image

@@ -1,4 +1,4 @@
-# A zoned image is a zoned disk over ublk. dm-crypt on the image, which knows zones, is the judge.
+# A zoned image is a zoned disk over ublk. dm-crypt on the image, which supports zones, checks it.
 # shellcheck disable=SC2154 # common.sh sets $server
 zones=/dev/nullb0
 blkzone reset $zones
@@ -20,7 +20,7 @@ queue=/sys/block/$(basename "$disk")/queue
 [ "$(cat "$queue/zone_append_max_bytes")" = 1048576 ]
 [ "$(cat "$queue/discard_max_bytes")" = 0 ]
 
-# Zones are what the image's are, and are written in order.
+# The disk's zones are those of the image, and are written in order.
 dd if=random of="$disk" bs=1M oflag=direct
 blkzone report "$disk" > there
 blkzone report $zones | cmp - there
@@ -29,7 +29,7 @@ if dd if=random of="$disk" bs=4k count=1 seek=1600 oflag=direct conv=notrunc; th
 [ "$(sed -n 2p there | grep -c 'wptr 0x001000')" = 1 ]
 dd if="$disk" bs=1M count=6 iflag=direct | cmp - random
 
-# They are opened, closed, made full and reset.
+# Zones are opened, closed, finished and reset.
 condition() {
     blkzone report -o $((8192 * $1)) -c 1 $zones
 }
@@ -43,7 +43,7 @@ blkzone reset -o 16384 -c 1 "$disk"
 condition 2 | grep -q '(em)'
 condition 1 | grep -q 'wptr 0x001000'
 
-# Many zones at once, by several writers.
+# Several writers, many zones at once.
 fio --name=zones --filename="$disk" --ioengine=libaio --direct=1 --iodepth=8 --numjobs=2 \
     --zonemode=zbd --offset=64M --offset_increment=32M --size=16M --io_size=6M --rw=randwrite \
     --bs=64k --max_open_zones=4 --verify=crc32c --verify_fatal=1 --randseed=1 --minimal > fio.out ||
@@ -51,7 +51,8 @@ fio --name=zones --filename="$disk" --ioengine=libaio --direct=1 --iodepth=8 --n
 blkzone reset "$disk"
 [ "$(blkzone report $zones | grep -c '(em)')" = 256 ]
 
-# btrfs appends: where to, the server says. On dm-crypt it finds everything again.
+# btrfs uses zone append, for which the server returns the position. On dm-crypt it finds all its
+# files again.
 mkfs.btrfs -q "$disk"
 mkdir mnt
 mount -t btrfs "$disk" mnt
@@ -72,7 +73,7 @@ same() {
 }
 judge same
 
-# What cannot be.
+# Impossible combinations are refused.
 refused 1 "within one" ucrypt serve --table "0 8192 crypt aes-xts-plain64 $(cat hex) 0 $zones 8" \
     --ublk $zones
 refused 1 "cannot wait" ucrypt serve --table "$table" --ublk --ublk-wait $zones
