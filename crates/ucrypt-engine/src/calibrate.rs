@@ -33,7 +33,7 @@ pub struct Calibration {
     pub wake_latency: Option<u64>,
     /// The part of the wake latency that the thread that hands the job over spends on waking.
     pub wake_cost: Option<u64>,
-    /// Time to give 4 KiB to an awake worker and to take them back, without encrypting them.
+    /// Time to give 4 KiB to an awake worker and to take them back, less the encryption.
     pub enqueue_cost: Option<u64>,
     /// Extra time to copy 64 KiB that come from another core's cache.
     pub copy_penalty: Option<u64>,

@@ -121,10 +121,9 @@ impl Queue {
         Plain::of(part, request, borrowed, &self.requests[request.client as usize])
     }
 
-    /// Encrypts a write's chunk directly to where the backend keeps it.
-    /// `None`: the chunk has to be written, whatever the backend holds there now; its plaintext is
-    /// still in place. An error gives `None`, too: the write then reports which requests it
-    /// concerns.
+    /// Encrypts a write's chunk directly to where the backend keeps it. `None`: the chunk has to be
+    /// written, whatever the backend holds there now; its plaintext is still in place. An error
+    /// gives `None`, too: the write then reports which requests it concerns.
     fn encrypt_to_mapping(
         &self,
         chunk: ChunkId,

@@ -16,9 +16,10 @@ const PUBLISH_EVERY: u32 = 64;
 const PUBLISH_IDLE: u32 = 8;
 
 impl Queue {
-    /// Decides whether the queue keeps the time. With a synchronous backend, and no chunk at a
-    /// worker, no decision depends on the time: for short requests it is kept only now and then.
-    /// Once on, it is kept until nothing is in flight.
+    /// Decides whether the queue keeps the time: always over an asynchronous backend, never over a
+    /// synchronous one without workers. With workers, no decision depends on the time while none of
+    /// them has a chunk: for short requests the time is then kept only now and then. Once on, it is
+    /// kept until nothing is in flight.
     pub(super) fn choose_clock(&mut self, bytes: u64) {
         if !self.synchronous || self.volume.workers.is_none() {
             return self.time.keep(!self.synchronous);

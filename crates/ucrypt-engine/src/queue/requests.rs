@@ -35,8 +35,8 @@ impl Queue {
         request.locked
     }
 
-    /// Keeps a request until its range is free. Copies borrowed data, which is lost when `submit`
-    /// returns.
+    /// Keeps a request until its range is free. Copies borrowed data, because the borrow ends when
+    /// `submit` returns.
     fn park(&mut self, index: u32, source: Option<&[u8]>) {
         let request = &mut self.requests[index as usize];
         if let (Some(source), Some(buf)) = (source, &mut request.buf) {
