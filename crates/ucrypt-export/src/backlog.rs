@@ -1,4 +1,4 @@
-//! What all servers do with a request for which the engine has no room: it waits in line.
+//! The backlog of every server: requests for which the engine has no room wait in order.
 
 use std::collections::VecDeque;
 
@@ -7,23 +7,23 @@ pub(crate) trait Submitter {
     /// A request that can be submitted again.
     type Request;
 
-    /// The requests that wait for room, first come first served.
+    /// The requests that wait for room, in order of arrival.
     fn backlog(&mut self) -> &mut VecDeque<Self::Request>;
 
     /// Submits a request or answers it.
     ///
     /// # Errors
-    /// The request that has to wait, because the engine has no room now.
+    /// Returns the request if it has to wait, because the engine has no room now.
     fn offer(&mut self, request: Self::Request) -> Result<(), Self::Request>;
 
-    /// Whether something is under way whose end makes room.
+    /// Whether something is in flight whose completion makes room.
     fn awaits_room(&self) -> bool;
 
-    /// Answers a request for which there will never be room: nothing is under way, so that nothing
-    /// more comes free.
+    /// Answers a request for which there will never be room: nothing is in flight that could free
+    /// any.
     fn give_up(&mut self, request: Self::Request);
 
-    /// Submits a request, behind those that wait.
+    /// Submits a request, or queues it behind those that wait.
     fn submit(&mut self, request: Self::Request) {
         if !self.backlog().is_empty() {
             self.backlog().push_back(request);
@@ -32,7 +32,8 @@ pub(crate) trait Submitter {
         }
     }
 
-    /// Submits what waits, as far as there is room. Returns whether there was any.
+    /// Submits waiting requests as long as there is room. Returns whether it took any off the
+    /// backlog.
     fn submit_waiting(&mut self) -> bool {
         let mut any = false;
         while let Some(request) = self.backlog().pop_front() {
@@ -46,7 +47,7 @@ pub(crate) trait Submitter {
     }
 }
 
-/// Offers a request, for good if room will come free; returns what has to wait.
+/// Offers a request. Returns it if it has to wait; gives it up if there will never be room.
 fn offer<S: Submitter + ?Sized>(server: &mut S, request: S::Request) -> Option<S::Request> {
     let request = server.offer(request).err()?;
     if server.awaits_room() {
@@ -60,7 +61,7 @@ fn offer<S: Submitter + ?Sized>(server: &mut S, request: S::Request) -> Option<S
 mod tests {
     use super::*;
 
-    /// An engine with so much room, and what it was given.
+    /// A server whose engine has this much room, and what each of them was given.
     #[derive(Default)]
     struct Server {
         backlog: VecDeque<u32>,

@@ -1,10 +1,10 @@
-//! How a volume is served to other programs.
+//! Serves a volume to other programs.
 //!
 //! - [`mod@fuse`]: as a file, for every program and without root;
-//! - [`loop_device`]: as a disk of the kernel, for root;
+//! - [`loop_device`]: as a loop device of the kernel, for root;
 //! - [`nbd`]: on a socket, for QEMU, the kernel's client and the NBD tools;
-//! - [`vhost_user`]: as the disk of a virtual machine, straight from and to the guest's memory;
-//! - [`ublk`]: as a block device of the kernel, where it has ublk.
+//! - [`vhost_user`]: as the disk of a virtual machine, directly in the guest's memory;
+//! - [`ublk`]: as a block device of the kernel, where the kernel has ublk.
 
 mod backlog;
 pub mod fuse;

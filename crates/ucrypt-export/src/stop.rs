@@ -1,4 +1,4 @@
-//! The order to stop, seen by threads that run and by threads that wait in poll(2).
+//! A stop flag for threads that run and for threads that wait in poll(2).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,7 +30,7 @@ impl Stop {
 }
 
 impl AsFd for Stop {
-    /// Readable, for ever, once the order is given.
+    /// Stays readable once the flag is set.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

@@ -1,6 +1,6 @@
-//! The requests that the engine has: a table of fixed size, indexed by the engine's tag.
+//! The requests in flight in the engine: a table of fixed size, indexed by the engine's tag.
 
-/// At most a fixed number of requests, each with what its answer will need.
+/// A fixed number of slots for requests, each holding what the answer needs.
 pub(crate) struct Table<T> {
     slots: Vec<Option<T>>,
     free: Vec<usize>,
@@ -15,7 +15,7 @@ impl<T> Table<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// The tag for the request; `None` if the table is full.
+    /// Stores a request and returns its tag; `None` if the table is full.
     pub(crate) fn insert(&mut self, request: T) -> Option<u64> {
         let slot = self.free.pop()?;
         self.slots[slot] = Some(request);

@@ -1,4 +1,4 @@
-//! Unix sockets to listen on: private from the first moment, and gone with their server.
+//! Listening Unix sockets: private from the first moment, and removed with their server.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
 
-/// Clients that may wait to be accepted.
+/// Most clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// Why there is no socket.
@@ -60,7 +60,7 @@ impl Drop for UnixSocket {
     /// Removes the socket's file, unless another server has put its own there.
     fn drop(&mut self) {
         if self.path.symlink_metadata().is_ok_and(|meta| meta.ino() == self.inode) {
-            // Best effort: a file that stays is recognised as stale by the next server.
+            // Best effort: the next server recognises a leftover file as stale.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -84,7 +84,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
 fn bound(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Before bind, so that the file never has another mode. Whoever may connect sees plaintext.
+    // Before bind, so that the file never has another mode: whoever can connect sees plaintext.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;

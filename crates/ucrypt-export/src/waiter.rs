@@ -1,4 +1,4 @@
-//! How a server's thread sleeps: until its engine queue has something, or a descriptor that it watches.
+//! Puts a server's thread to sleep until its engine queue or a watched descriptor has something.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,15 +11,15 @@ use ucrypt_engine::Queue;
 
 pub(crate) use epoll::EventFlags;
 
-/// Descriptors that a thread watches beside its queue, at most.
+/// Most descriptors that a thread watches beside its queue.
 const WATCHED_MAX: usize = 2;
-/// The queue, in the kernel's list.
+/// The queue's number in the epoll set.
 const QUEUE: u64 = u64::MAX;
 
-/// What ends the sleep of a thread.
+/// Everything that can end a thread's sleep.
 pub(crate) struct Waiter {
     epoll: OwnedFd,
-    /// By number of the descriptor: what is watched for; empty: nothing.
+    /// Events watched for, by the descriptor's number; empty: not watched.
     watched: [EventFlags; WATCHED_MAX],
 }
 
@@ -31,8 +31,8 @@ impl Waiter {
         Ok(Self { epoll, watched: [EventFlags::empty(); WATCHED_MAX] })
     }
 
-    /// Watches a descriptor, from now on under the same `number`, for these events; for none if they are
-    /// empty, also not for its hang-up.
+    /// Watches `fd` for `events`; every call for one descriptor uses the same `number`. Empty events
+    /// stop the watch, even for a hang-up.
     pub(crate) fn watch(
         &mut self,
         number: usize,
@@ -50,8 +50,9 @@ impl Waiter {
         Ok(())
     }
 
-    /// Sleeps until there is something, or the time is over; at once if the queue can go on. Tells which
-    /// descriptors have something, by number. The caller has just polled the queue.
+    /// Sleeps until the queue or a descriptor has something, or until `timeout`; returns at once if
+    /// the queue can go on. Passes each ready descriptor's number and events to `has_something`. The
+    /// caller must have just polled the queue.
     pub(crate) fn sleep(
         &self,
         queue: &mut Queue,
@@ -78,7 +79,8 @@ impl Waiter {
     }
 }
 
-/// Sleeps until the queue has something; at once if it can go on. The caller has just polled it.
+/// Sleeps until the queue has something; returns at once if the queue can go on. The caller must
+/// have just polled it.
 pub(crate) fn sleep_for_queue(queue: &mut Queue) -> io::Result<()> {
     if !queue.may_sleep() {
         return Ok(());

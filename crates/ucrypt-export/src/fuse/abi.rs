@@ -1,8 +1,8 @@
 //! The bytes between the kernel and a FUSE server: `include/uapi/linux/fuse.h`, protocol 7.
 //!
 //! Requests are parsed and answers are built here, for both transports. All integers are in the
-//! machine's byte order. A structure may be longer than what is read of it (newer kernels) but
-//! never shorter; what is shorter is refused with `EINVAL`.
+//! machine's byte order. A newer kernel's structure may be longer than the part read here; a
+//! shorter one is refused with `EINVAL`.
 
 use std::time::Duration;
 
@@ -10,28 +10,27 @@ use ucrypt_engine::Errno;
 
 /// Major version of the protocol.
 pub(super) const MAJOR: u32 = 7;
-/// The minor version that is spoken if the kernel's is not older: the first with FUSE over
-/// io_uring.
+/// The minor version to use unless the kernel's is older: the first with FUSE over io_uring.
 pub(super) const MINOR: u32 = 42;
-/// The oldest minor version that is spoken; from it on, all structures have the lengths used here.
+/// The oldest supported minor version; from it on, all structures have the lengths used here.
 pub(super) const MINOR_MIN: u32 = 23;
 
 /// Bytes of `fuse_in_header`.
 pub(super) const HEAD_LEN: usize = 40;
-/// Bytes of `fuse_write_in`, which stands between the head and the data of a write.
+/// Bytes of `fuse_write_in`, which lies between the head and the data of a write.
 pub(super) const WRITE_LEN: usize = 40;
 /// Bytes of `fuse_out_header`.
 pub(super) const ANSWER_LEN: usize = 16;
-/// Longest structure that is looked at: `fuse_setattr_in`.
+/// Bytes of the longest structure that is read: `fuse_setattr_in`.
 pub(super) const ARGUMENTS_MAX: usize = 88;
 
-/// Flags of INIT, bits 32 and up in the second word.
+/// Flags of INIT; bits 32 and up are in the second word.
 pub(super) mod init {
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
     pub(crate) const ASYNC_DIO: u64 = 1 << 15;
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
-    /// The second word of flags is there.
+    /// There is a second word of flags.
     pub(crate) const EXT: u64 = 1 << 30;
     pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub(crate) const OVER_IO_URING: u64 = 1 << 41;
@@ -68,7 +67,7 @@ const FATTR_SIZE: u32 = 1 << 3;
 const FATTR_MTIME: u32 = 1 << 5;
 const FATTR_MTIME_NOW: u32 = 1 << 8;
 
-/// Fields of a structure, taken one after the other.
+/// Reads the fields of a structure one after the other.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -87,13 +86,13 @@ impl Fields<'_> {
     }
 }
 
-/// What precedes every request: `fuse_in_header`.
+/// The head of every request: `fuse_in_header`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     /// Bytes of the whole request.
     pub(super) len: u32,
     pub(super) opcode: u32,
-    /// The request's name in its answer.
+    /// Identifies the request in its answer.
     pub(super) unique: u64,
 }
 
@@ -105,7 +104,7 @@ impl Head {
     }
 }
 
-/// A time that a file is to get.
+/// A new time for a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Time {
     Now,
@@ -126,7 +125,7 @@ pub(super) enum Request {
     Setattr {
         /// The new length, if there is one.
         size: Option<u64>,
-        /// The mode or an owner is to change.
+        /// Whether the mode or an owner is to change.
         ownership: bool,
         /// The new time of the last change, if there is one.
         modified: Option<Time>,
@@ -151,7 +150,7 @@ pub(super) enum Request {
         len: u64,
         mode: u32,
     },
-    /// There is nothing to do, which is success.
+    /// There is nothing to do; the answer is success.
     Nothing,
     /// No answer is wanted.
     Silent,
@@ -162,8 +161,7 @@ impl Request {
     /// as many.
     ///
     /// # Errors
-    /// What the kernel is to be told: `ENOSYS` for what is not known here, after which it does
-    /// without.
+    /// The error to answer: `ENOSYS` for an unknown request, which the kernel then does without.
     pub(super) fn parse(opcode: u32, arguments: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields(arguments);
         let parsed = match opcode {
@@ -181,7 +179,7 @@ impl Request {
             // A close(2) promises nothing about durability.
             opcode::FLUSH | opcode::DESTROY => Some(Self::Nothing),
             opcode::RELEASE => Some(Self::Release),
-            // Every request ends by itself, and soon: there is nothing to interrupt.
+            // Every request completes by itself, and soon: there is nothing to interrupt.
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Some(Self::Silent),
             opcode::LOOKUP => return Err(Errno::NOTDIR),
             _ => return Err(Errno::NOSYS),
@@ -201,7 +199,7 @@ impl Request {
         let (size, _lock_owner) = (fields.u64()?, fields.u64()?);
         let (_accessed, modified, _changed) = (fields.u64()?, fields.u64()?, fields.u64()?);
         let (_accessed_ns, modified_ns) = (fields.u32()?, fields.u32()?);
-        // Times before the epoch are negative there; those become the epoch.
+        // Times before the epoch are negative; they become the epoch.
         let seconds = i64::from_ne_bytes(modified.to_ne_bytes()).max(0).cast_unsigned();
         let modified = match (valid & FATTR_MTIME != 0, valid & FATTR_MTIME_NOW != 0) {
             (false, _) => None,
@@ -238,7 +236,7 @@ struct Transfer {
 /// Bytes of the longest structure of an answer: `fuse_attr_out`.
 const BODY_MAX: usize = 104;
 
-/// The structure of an answer.
+/// The structure behind the head of an answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Body {
     bytes: [u8; BODY_MAX],
@@ -285,7 +283,7 @@ impl Body {
             .u32(readahead)
             .u32(flags as u32)
             .u16(background_max)
-            // Congested, for whoever asks, at three quarters.
+            // The congestion threshold: three quarters.
             .u16(background_max / 4 * 3)
             .u32(request_max)
             // Granularity of times, in nanoseconds.
@@ -296,8 +294,8 @@ impl Body {
             .zeroes(28)
     }
 
-    /// `fuse_attr_out`. It is not to be cached: the size, and through other exports the content, change
-    /// without the kernel's knowledge.
+    /// `fuse_attr_out`. The kernel must not cache it: without its knowledge the size may change, and
+    /// other exports may change the content.
     pub(super) fn attr(attr: &Attr) -> Self {
         let Attr { size, time, mode, uid, gid, block } = *attr;
         let (stamp, nanoseconds) = (time.as_secs(), time.subsec_nanos());
@@ -309,7 +307,7 @@ impl Body {
         body.u32(mode).u32(1).u32(uid).u32(gid).u32(0).u32(block).u32(0)
     }
 
-    /// `fuse_open_out`: without a page cache of plaintext, writes do not wait for each other.
+    /// `fuse_open_out`: no page cache of plaintext, and writes that do not wait for each other.
     pub(super) fn open() -> Self {
         Self::EMPTY.u64(0).u32(FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES).u32(0)
     }
@@ -319,14 +317,13 @@ impl Body {
         Self::EMPTY.u32(bytes).u32(0)
     }
 
-    /// `fuse_statfs_out`: a file system of one file, which is not to be asked for its space, in
-    /// blocks of this many bytes.
+    /// `fuse_statfs_out`: a file system with blocks of `block` bytes that reports no space.
     pub(super) fn statfs(block: u32) -> Self {
         Self::EMPTY.zeroes(40).u32(block).u32(255).u32(block).zeroes(28)
     }
 }
 
-/// What the server says in answer to INIT.
+/// The server's answer to INIT.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InitAnswer {
     pub(super) minor: u32,
@@ -365,14 +362,14 @@ pub(super) fn answer_head(unique: u64, error: Option<Errno>, len: usize) -> [u8;
 pub(super) mod ring {
     use super::{ANSWER_LEN, Fields, HEAD_LEN, Head};
 
-    /// Commands: to give the kernel an entry, and to answer a request and wait for the next.
+    /// The commands that give the kernel an entry, and that answer a request and wait for the next.
     pub(crate) const REGISTER: u32 = 1;
     pub(crate) const COMMIT_AND_FETCH: u32 = 2;
 
     /// Bytes of `fuse_uring_req_header`.
     pub(crate) const HEADS_LEN: usize = 288;
 
-    /// The head of a request or an answer is at the start.
+    /// The head of a request or an answer is at the start; the other parts are at these offsets.
     const ARGUMENTS_AT: usize = 128;
     const ENTRY_AT: usize = 256;
 
@@ -381,7 +378,7 @@ pub(super) mod ring {
     pub(crate) struct Arrived<'a> {
         pub(crate) head: Head,
         pub(crate) arguments: &'a [u8],
-        /// The request's name in the command that answers it.
+        /// Identifies the request in the command that answers it.
         pub(crate) commit: u64,
         /// Bytes of the payload.
         pub(crate) payload: usize,
@@ -393,7 +390,7 @@ pub(super) mod ring {
         let mut entry = Fields(heads.get(ENTRY_AT..HEADS_LEN)?);
         let (_flags, commit, payload) = (entry.u64()?, entry.u64()?, entry.u32()? as usize);
         let len = (head.len as usize).checked_sub(HEAD_LEN)?.checked_sub(payload)?;
-        // What is longer (names) is not looked at here.
+        // Nothing here reads longer arguments (names).
         let arguments = &heads[ARGUMENTS_AT..ARGUMENTS_AT + len.min(ENTRY_AT - ARGUMENTS_AT)];
         Some(Arrived { head, arguments, commit, payload })
     }
@@ -405,7 +402,7 @@ pub(super) mod ring {
         heads[ENTRY_AT + 16..ENTRY_AT + 20].copy_from_slice(&(len as u32).to_ne_bytes());
     }
 
-    /// What a command says beside its code.
+    /// The data of a command, beside its code.
     pub(crate) fn command(commit: u64, queue: u16) -> [u8; 80] {
         let mut bytes = [0; 80];
         bytes[8..16].copy_from_slice(&commit.to_ne_bytes());
@@ -420,7 +417,7 @@ mod tests {
 
     use super::*;
 
-    /// Every opcode that has arguments here, with the bytes that it needs.
+    /// Every opcode whose arguments are parsed, with the bytes that it needs.
     const LENGTHS: [(u32, usize); 5] = [
         (opcode::INIT, 16),
         (opcode::SETATTR, 64),
@@ -515,7 +512,7 @@ mod tests {
         assert_eq!(arrived.arguments.len(), WRITE_LEN);
         let request = Request::parse(arrived.head.opcode, arrived.arguments);
         assert_eq!(request, Ok(Request::Write { offset: 0, size: 4096, flags: 0 }));
-        // Shorter than its payload and head together, and longer than there is room for.
+        // Shorter than payload and head together, then longer than there is room for.
         for len in [0, 39, 40, 40 + 4095] {
             put(&mut heads, 0, len);
             assert_eq!(ring::parse(&heads), None, "{len}");

@@ -1,4 +1,4 @@
-//! The end of a connection whose requests can no longer be answered.
+//! Aborts a connection whose requests can no longer be answered.
 
 use std::fs;
 use std::io;
@@ -8,14 +8,14 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-/// Where systemd mounts the file system of FUSE's connections.
+/// Where systemd mounts the file system of FUSE connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// Fails every request of the connection that `device` belongs to, those to come too.
+/// Fails every present and future request of the connection that `device` belongs to.
 ///
 /// # Errors
-/// `ENOENT` if the kernel does not say which connection that is: older ones with rings do not.
-/// Without root, if the connections are not mounted.
+/// `ENOENT` if the kernel does not report the connection's number: older kernels with rings do not.
+/// Without root, an error if the file system of connections is not mounted.
 pub(super) fn abort(device: &impl AsFd) -> io::Result<()> {
     let number = device.as_fd().as_raw_fd();
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
@@ -31,7 +31,7 @@ pub(super) fn abort(device: &impl AsFd) -> io::Result<()> {
     fs::write(file(Path::new(&root)), "1")
 }
 
-/// The number in what the kernel says about a descriptor of `/dev/fuse`.
+/// The connection's number in the kernel's facts (fdinfo) about a descriptor of `/dev/fuse`.
 fn connection(facts: &str) -> Option<u32> {
     let line = facts.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
     line.trim().parse().ok()

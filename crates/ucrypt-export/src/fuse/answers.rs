@@ -1,12 +1,13 @@
-//! Answers that leave together: one system call for all that are there.
+//! Batches answers: one system call sends all that are ready.
 //!
-//! Why: after an answer the kernel runs what waits for it before it lets us go on. Behind a loop
-//! device that is a soft interrupt in a thread of its own: two switches between threads for each
-//! request, more than the request itself takes. Of answers that leave in one call, all are waited
-//! for when it ends.
+//! After an answer, the kernel runs whatever waits for it before it returns to us. Behind a loop
+//! device that is a soft interrupt in a thread of its own: two thread switches for each request,
+//! which take longer than the request itself. When answers leave in one call, their waiters run
+//! only once, when the call ends.
 //!
-//! An answer is a write of `/dev/fuse`, which the kernel does at once; io_uring does many in one call
-//! (since Linux 6.12: before, it had another thread do each of them, and they leave one by one here).
+//! An answer is a write to `/dev/fuse`, which the kernel completes at once. Since Linux 6.12
+//! io_uring does many such writes in one call. Older kernels hand each write to another thread, so
+//! there the answers leave one by one.
 
 #![expect(unsafe_code, reason = "the ring gets answers by address")]
 
@@ -20,10 +21,10 @@ use ucrypt_engine::{Buf, Errno};
 use super::abi::{self, ANSWER_LEN, Body};
 use super::device::Device;
 
-/// Answers that leave together at most.
+/// Most answers that leave together.
 const TOGETHER_MAX: usize = 32;
 
-/// What follows the head of an answer.
+/// The part of an answer behind its head.
 #[derive(Debug)]
 pub(super) enum Payload {
     Body(Body),
@@ -49,7 +50,7 @@ struct Answer {
 }
 
 pub(super) struct Answers {
-    /// `None`: they leave one by one.
+    /// `None`: answers leave one by one.
     ring: Option<Ring>,
     staged: Vec<Answer>,
 }
@@ -61,7 +62,8 @@ impl Answers {
         Self { ring, staged: Vec::with_capacity(TOGETHER_MAX) }
     }
 
-    /// Keeps an answer until [`Answers::send`]. `device`: the index among the devices given there.
+    /// Keeps an answer until [`Answers::send`], or until there are enough to send. `device` is an
+    /// index into `devices`.
     pub(super) fn put(
         &mut self,
         devices: &[Device],
@@ -80,12 +82,12 @@ impl Answers {
         }
     }
 
-    /// Whether all have left.
+    /// Whether all answers have left.
     pub(super) fn is_empty(&self) -> bool {
         self.staged.is_empty()
     }
 
-    /// Lets all answers leave.
+    /// Sends all answers.
     pub(super) fn send(&mut self, devices: &[Device]) {
         if self.staged.len() > 1
             && let Some(ring) = self.ring.take()
@@ -97,7 +99,8 @@ impl Answers {
         }
     }
 
-    /// Leaves those that have to be sent one by one. Gives the ring back unless it is broken.
+    /// Sends the staged answers in one call; those still staged afterwards have to be sent one by
+    /// one. Returns the ring unless it is broken.
     fn send_together(&mut self, mut ring: Ring, devices: &[Device]) -> Option<Ring> {
         let parts: [[IoSlice<'_>; 2]; TOGETHER_MAX] =
             std::array::from_fn(|index| match self.staged.get(index) {
@@ -116,7 +119,7 @@ impl Answers {
         while done < self.staged.len() {
             if ring.enter(self.staged.len() - done).is_err() {
                 std::mem::forget(ring);
-                // They may have left or not: a second answer is refused by the kernel.
+                // Some may have left already: the kernel refuses a second answer.
                 for Answer { device, head, payload } in &self.staged {
                     devices[*device].answer(head, payload.bytes());
                 }
@@ -134,8 +137,8 @@ impl Answers {
     }
 }
 
-/// Whether io_uring writes to `/dev/fuse` on the calling thread. What tells is a feature that came
-/// with the same kernel.
+/// Whether io_uring writes to `/dev/fuse` on the calling thread, judged by a feature that came with
+/// the same kernel version.
 fn in_place() -> bool {
     IoUring::new(1).is_ok_and(|ring| ring.params().is_feature_min_timeout())
 }
@@ -149,7 +152,7 @@ mod tests {
 
     #[test]
     fn every_answer_leaves_whole_and_once_where_its_request_came_from() {
-        // Keeps the borders of writes, as `/dev/fuse` does.
+        // Preserves message boundaries, as `/dev/fuse` does.
         let pairs = [(); 2].map(|()| {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None)
                 .unwrap()

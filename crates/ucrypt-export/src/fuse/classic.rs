@@ -1,14 +1,14 @@
 //! A thread that takes requests by read(2) and answers them by write(2).
 //!
-//! Read data goes from the engine's buffer to the kernel, large writes are received in a buffer
-//! that the engine takes over, small ones are encrypted out of the buffer they came in: nothing is
-//! copied in between.
+//! Data is not copied in between: read data goes from the engine's buffer to the kernel, large
+//! writes arrive in a buffer that the engine takes over, and small writes are encrypted out of the
+//! buffer they arrived in.
 //!
-//! In each round it takes what there is, up to some kilobytes, and the answers leave together
-//! ([`Answers`]). Over a backend that answers at once, the thread then sleeps in a read of a descriptor
-//! that blocks, and takes what else there is from a second one that does not. Otherwise it sleeps
-//! until there is a new request or an answer of the backend. It holds at most its queue's memory and
-//! depth: when a request finds no room there, no more are taken until something is done.
+//! In each round the thread takes the requests that are there, up to some kilobytes, and sends the
+//! answers together ([`Answers`]). Over a backend that completes at once, it then sleeps in a read
+//! of a blocking descriptor, and takes further requests from a second, non-blocking one. Otherwise
+//! it sleeps until there is a request or a completion of the backend. It holds at most its queue's
+//! memory and depth: when a request finds no room, it takes no more until something completes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,17 +25,17 @@ use crate::backlog::Submitter;
 use crate::table::Table;
 use crate::waiter::{EventFlags, Waiter, sleep_for_queue};
 
-/// One buffer to receive in, and what the requests under way may hold.
+/// Memory for one receive buffer and for the requests in flight.
 const QUEUE: QueueConfig = QueueConfig { memory: 32 << 20, depth: DEPTH };
 
-/// Writes from this size on are handed over with the buffer that they came in.
+/// Writes of at least this many bytes are handed over with the buffer they arrived in.
 const HANDED_OVER_MIN: usize = 64 << 10;
 
-/// Bytes to read and write before the answers leave: what was decrypted is still in the cache when
-/// the kernel copies it.
+/// Bytes to read and write before the answers leave: decrypted data is still in the cache when the
+/// kernel copies it.
 const ROUND_BYTES: usize = 64 << 10;
 
-/// Requests that a thread takes in a round at most; the others are for the other threads.
+/// Most requests that a thread takes in a round; the rest are for the other threads.
 const ROUND_MAX: usize = 16;
 
 /// A request that the engine has.
@@ -47,21 +47,21 @@ pub(super) struct Pending {
     success: Success,
 }
 
-/// What the kernel is told when the engine has done it.
+/// What to answer after the engine has completed the request.
 #[derive(Clone, Copy)]
 enum Success {
     /// The data, if there is any.
     Data,
-    /// So many bytes were written.
+    /// This many bytes were written.
     Written(u32),
-    /// That it is not supported.
+    /// The request is not supported.
     Refused,
 }
 
-/// What the engine is to do for a request.
+/// The engine's work for a request.
 pub(super) enum Work {
     Io(Io<'static>),
-    /// A write whose data is where it was received.
+    /// A write whose data is in the receive buffer.
     FromBuffer {
         offset: u64,
         len: usize,
@@ -71,18 +71,19 @@ pub(super) enum Work {
 
 pub(super) struct Classic {
     file: Arc<VolumeFile>,
-    /// The first blocks if the backend answers at once. The last does not, unless it is the first.
+    /// The first one blocks if the backend completes at once. The last one does not block, unless
+    /// it is the first.
     devices: Vec<Device>,
     answers: Answers,
     queue: Queue,
     under_way: Table<Pending>,
-    /// Where requests are received, unless the engine has just taken it over.
+    /// The receive buffer, unless the engine has just taken it over.
     buffer: Option<Buf>,
-    /// What the engine had no room for. As long as there is any, no more is taken.
+    /// Requests for which the engine had no room. While there are any, the thread takes no more.
     backlog: VecDeque<(Pending, Work)>,
-    /// Waits for a request or an answer. `None`: the thread waits for requests only.
+    /// Waits for a request or a completion. `None`: the thread waits for requests only.
     waiter: Option<Waiter>,
-    /// Bytes that were asked for in this round.
+    /// Bytes of the reads and writes of this round.
     round_bytes: usize,
     gone: bool,
 }
@@ -115,11 +116,11 @@ impl Classic {
         })
     }
 
-    /// Serves until the file is not mounted any more.
+    /// Serves until the file is no longer mounted.
     pub(super) fn run(mut self) {
         while !(self.gone && self.under_way.len() == 0) {
             let mut progress = self.take_requests();
-            // When the last descriptor is closed, the kernel gives up what is left.
+            // After a return, the last descriptor is closed and the kernel gives up the rest.
             if self.queue.poll().is_err() && self.renew().is_err() {
                 return;
             }
@@ -132,7 +133,7 @@ impl Classic {
     }
 
     /// Takes requests until there are none, there is no room, or it is time to answer. Returns
-    /// whether there was any. Sleeps for the first if nothing else could happen.
+    /// whether there were any. Sleeps until the first one if nothing else can happen.
     fn take_requests(&mut self) -> bool {
         self.submit_waiting();
         let quick = self.devices.len() - 1;
@@ -142,7 +143,7 @@ impl Classic {
         let mut taken = 0;
         self.round_bytes = 0;
         if self.waiter.is_none() && !somebody_waits {
-            // It may: in `receive`.
+            // Tells the queue that the thread may sleep, in `receive`.
             let _ = self.queue.may_sleep();
         }
         while self.takes_more() && (never_blocks || !somebody_waits) {
@@ -197,7 +198,7 @@ impl Classic {
         received
     }
 
-    /// Does what a request comes to.
+    /// Answers a request or submits it to the engine.
     fn start(&mut self, device: usize, unique: u64, outcome: Outcome) {
         let (success, work) = match outcome {
             Outcome::Silent => return,
@@ -226,7 +227,7 @@ impl Classic {
         self.submit((Pending { unique, device, success }, work));
     }
 
-    /// Answers what the engine is done with. Returns whether there was anything.
+    /// Answers what the engine has completed. Returns whether there was anything.
     fn answer_done(&mut self) -> bool {
         let mut any = false;
         while let Some(Done { tag, result, data }) = self.queue.next_done() {
@@ -248,7 +249,7 @@ impl Classic {
         self.answers.put(&self.devices, device, unique, result);
     }
 
-    /// The engine's queue is broken: what it had fails, and the next requests get a new one.
+    /// Replaces a broken engine queue: its requests fail, the next ones get the new queue.
     fn renew(&mut self) -> io::Result<()> {
         for Pending { unique, device, .. } in self.under_way.drain() {
             self.answers.put(&self.devices, device, unique, Err(Errno::IO));
@@ -261,7 +262,7 @@ impl Classic {
         Ok(())
     }
 
-    /// Sleeps until there is a request that can be taken, or an answer.
+    /// Sleeps until there is a request that can be taken, or a completion.
     fn sleep(&mut self) -> io::Result<()> {
         let is_full = !self.backlog.is_empty()
             || self.buffer.is_none()
@@ -316,7 +317,7 @@ impl Submitter for Classic {
     }
 }
 
-/// Waits for a request or an answer. A request wakes one thread, not all.
+/// Creates a waiter for requests and completions. A request wakes one thread, not all.
 fn waiter(device: &Device, queue: &Queue) -> io::Result<Waiter> {
     let mut waiter = Waiter::new(queue)?;
     waiter.watch(0, device, EventFlags::IN | EventFlags::EXCLUSIVE)?;

@@ -28,12 +28,12 @@ const FIRST_BUFFER: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Device(OwnedFd);
 
-/// What the server would like to do, if the kernel can.
+/// What the server asks for, if the kernel supports it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     /// Requests come by io_uring.
     pub(super) ring: bool,
-    /// Programs may map the file shared, which makes the kernel cache it.
+    /// Programs may map the file shared; the kernel then caches it.
     pub(super) shared_mappings: bool,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Wanted {
 pub(super) enum Received {
     /// A request of this many bytes.
     Bytes(usize),
-    /// Nothing now; look again, after waiting if the descriptor does not block.
+    /// Nothing now. Try again, after waiting if the descriptor does not block.
     Nothing,
-    /// The file system is not mounted any more.
+    /// The file system is no longer mounted.
     Gone,
 }
 
@@ -53,8 +53,8 @@ impl Device {
         Self(fd)
     }
 
-    /// One more descriptor, for one more thread. Its requests wait in no other thread's way where
-    /// the kernel can do that.
+    /// Another descriptor, for another thread. Where the kernel can, it separates the requests of
+    /// the two descriptors, so that neither thread is in the other's way.
     pub(super) fn another(&self) -> io::Result<Self> {
         match self.separate() {
             Some(separate) => Ok(separate),
@@ -62,8 +62,8 @@ impl Device {
         }
     }
 
-    /// One more descriptor of the same connection, with flags of its own. An answer goes where its
-    /// request came from.
+    /// Another descriptor of the same connection, with flags of its own. An answer must go to the
+    /// descriptor that its request came by.
     pub(super) fn separate(&self) -> Option<Self> {
         const CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
         let new = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -73,30 +73,30 @@ impl Device {
         cloned.is_ok().then_some(Self(new))
     }
 
-    /// Reads no longer wait for a request.
+    /// From now on reads do not wait for a request.
     pub(super) fn set_nonblocking(&self) -> io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.0)?;
         Ok(rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK)?)
     }
 
-    /// Takes a request: `front` first, then `data`, which hold 8 KiB together and the largest
-    /// write that was agreed on.
+    /// Receives a request into `front`, then `data`. Together they must hold 8 KiB, and the largest
+    /// negotiated write.
     pub(super) fn receive(&self, front: &mut [u8; FRONT_LEN], data: &mut [u8]) -> Received {
         let mut parts = [IoSliceMut::new(front), IoSliceMut::new(data)];
         match readv(&self.0, &mut parts) {
             Ok(count) => Received::Bytes(count),
-            // A request that was given up while it was copied; a signal; or there is none.
+            // The request was given up while it was copied; a signal; or there is no request.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => Received::Nothing,
             Err(_) => Received::Gone,
         }
     }
 
-    /// Answers. The kernel may have given the request up meanwhile, which is nobody's error.
+    /// Answers a request. Ignores errors: the kernel may have given the request up meanwhile.
     pub(super) fn answer(&self, head: &[u8; ANSWER_LEN], body: &[u8]) {
         while writev(&self.0, &[IoSlice::new(head), IoSlice::new(body)]) == Err(Errno::INTR) {}
     }
 
-    /// Answers the kernel's first request and agrees on what both can do. Returns whether requests
+    /// Answers the kernel's first request and negotiates the features. Returns whether requests
     /// will come by io_uring. The kernel then waits for the ring's entries.
     pub(super) fn negotiate(&self, request_max: u32, wanted: Wanted) -> io::Result<bool> {
         let mut front = [0; FRONT_LEN];
@@ -122,8 +122,8 @@ impl Device {
                     "the kernel speaks FUSE {major}.{minor}, which is too old"
                 )));
             }
-            // Not among them is ATOMIC_O_TRUNC, with which the kernel would take the file for empty
-            // once it has been opened with O_TRUNC. Without it, it asks (SETATTR), and is refused.
+            // ATOMIC_O_TRUNC is left out: with it, the kernel would take the file for empty after
+            // an open with O_TRUNC. Without it, the kernel sends SETATTR, which is refused.
             let mut known =
                 init::ASYNC_READ | init::BIG_WRITES | init::ASYNC_DIO | init::MAX_PAGES | init::EXT;
             if wanted.ring {
@@ -141,7 +141,7 @@ impl Device {
             };
             let body = Body::init(&answer);
             self.answer(&abi::answer_head(head.unique, None, body.bytes().len()), body.bytes());
-            // A newer kernel asks again in our version.
+            // A kernel with a newer major version asks again in ours.
             if major == abi::MAJOR {
                 return Ok(answer.flags & init::OVER_IO_URING != 0);
             }
@@ -161,7 +161,7 @@ impl AsFd for Device {
     }
 }
 
-/// The arguments of a request of `count` bytes, as far as any parser looks at them.
+/// The arguments of a request of `count` bytes, as far as any parser reads them.
 pub(super) fn arguments<'a>(
     front: &[u8; FRONT_LEN],
     data: &[u8],

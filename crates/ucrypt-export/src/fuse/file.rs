@@ -1,4 +1,4 @@
-//! The one file: what is answered at once, and what is asked of the volume.
+//! The one file: decides which requests are answered at once and which go to the volume.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,8 +10,8 @@ use ucrypt_engine::{Errno, Io, Volume, VolumeInfo};
 use super::abi::{Attr, Body, Request, Time};
 use super::hidden::{Hole, Holes};
 
-/// Longest range that a hole punched into the file may have. Plaintext zeroes are data to the
-/// backend: `mkfs` punching a whole volume would write all of it. It goes on without.
+/// Longest hole that may be punched into the file, in bytes. To the backend, plaintext zeroes are
+/// data: `mkfs` punching a whole volume would write all of it. It goes on if the hole is refused.
 const PUNCH_MAX: u64 = 64 << 20;
 
 const S_IFREG: u32 = 0o100_000;
@@ -19,47 +19,46 @@ const FALLOC_KEEP_SIZE: u32 = 1;
 const FALLOC_PUNCH_HOLE: u32 = 2;
 const FALLOC_ZERO_RANGE: u32 = 16;
 
-/// What a request comes to.
+/// What to do about a request.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The answer.
+    /// Answer this.
     Now(Result<Body, Errno>),
-    /// Nobody waits for an answer.
+    /// Do not answer: nobody waits for it.
     Silent,
-    /// The volume has to read, and the data is the answer.
+    /// Read from the volume; the data is the answer.
     Read { offset: u64, len: usize },
-    /// The volume has to write the first `len` bytes of the request's data; the answer tells how
-    /// many that were.
+    /// Write the first `len` bytes of the request's data to the volume; the answer is that count.
     Write { offset: u64, len: usize, fua: bool },
-    /// The volume has to do this. The answer has no body, or, if it is to be refused all the same, is
-    /// `EOPNOTSUPP`.
+    /// Have the volume do this. The answer has no body; with `refuse`, it is `EOPNOTSUPP` even
+    /// after success.
     Do { io: Io<'static>, refuse: bool },
 }
 
 /// Who uses the file.
 #[derive(Debug)]
 pub(super) enum User {
-    /// Programs, by its name.
+    /// Programs, which open it by name.
     Programs,
-    /// The loop driver, which has ways of its own (see `hidden`).
+    /// The loop driver, whose holes need special care (see `hidden`).
     LoopDriver(Arc<Holes>),
 }
 
-/// See the module.
+/// The file that a volume is served as.
 #[derive(Debug)]
 pub(super) struct VolumeFile {
     pub(super) volume: Arc<Volume>,
     attr: Attr,
     modified: Mutex<Modified>,
-    /// How often programs have it open.
+    /// Number of open files that programs have.
     opened: AtomicU64,
     user: User,
 }
 
-/// When the content was changed: since its server started, as seen by who looks at the file.
+/// When the content last changed since the server started, as of the last look at the file.
 #[derive(Debug, Clone, Copy)]
 struct Modified {
-    /// How many requests had changed it by then.
+    /// How many requests had changed the content by then.
     changes: u64,
     /// Since the epoch.
     at: Duration,
@@ -80,7 +79,7 @@ impl VolumeFile {
         Self { volume, attr, modified, opened: AtomicU64::new(0), user }
     }
 
-    /// Whether a program has it open.
+    /// Whether a program has the file open.
     pub(super) fn is_open(&self) -> bool {
         self.opened.load(Ordering::Acquire) > 0
     }
@@ -93,7 +92,7 @@ impl VolumeFile {
         self.info().len
     }
 
-    /// What the loop driver does, if it is the user.
+    /// What is known about the loop driver's holes, if the driver is the user.
     fn driver(&self) -> Option<&Holes> {
         match &self.user {
             User::Programs => None,
@@ -101,7 +100,8 @@ impl VolumeFile {
         }
     }
 
-    /// `data`: bytes that came with a write; `zeroes` tells whether they are all zero.
+    /// Decides what to do about a request. `data` is the number of bytes that came with a write;
+    /// `zeroes` tells whether they are all zero.
     pub(super) fn take(
         &self,
         request: Request,
@@ -124,7 +124,7 @@ impl VolumeFile {
             Request::Statfs => Outcome::Now(self.statfs()),
             Request::Nothing => Outcome::Now(Ok(Body::EMPTY)),
             Request::Silent => Outcome::Silent,
-            // Once only, at the start.
+            // INIT comes only once, at the start.
             Request::Init { .. } => Outcome::Now(Err(Errno::IO)),
             Request::Read { offset, size } => self.read(offset, size),
             Request::Write { offset, size, flags } => self.write(offset, size, flags, data, zeroes),
@@ -137,14 +137,14 @@ impl VolumeFile {
         Body::attr(&Attr { size: self.len(), time: self.modified(None), ..self.attr })
     }
 
-    /// When the content was changed, and from now on the time that is given. What others have changed
-    /// counts too: programs that copy what is new go by it.
+    /// Returns when the content last changed; `set` replaces that time. Changes through other
+    /// exports count too: programs that copy only new content go by this time.
     fn modified(&self, set: Option<Time>) -> Duration {
         let changes = changes(&self.volume);
         let mut modified = self.modified.lock().unwrap_or_else(PoisonError::into_inner);
         let at = match set {
             Some(Time::At(at)) => at,
-            // Another time than before, whatever the clock says.
+            // Later than before, whatever the clock says.
             Some(Time::Now) => now().max(modified.at + Duration::from_nanos(1)),
             None if changes == modified.changes => modified.at,
             None if now() == modified.at => modified.at + Duration::from_nanos(1),
@@ -154,8 +154,8 @@ impl VolumeFile {
         at
     }
 
-    /// The driver takes the block size for the granularity of discards, and offers none if there
-    /// is no answer.
+    /// The loop driver uses the block size as its discard granularity, and offers no discards if
+    /// this request fails.
     fn statfs(&self) -> Result<Body, Errno> {
         let info = self.info();
         if let Some(holes) = self.driver() {
@@ -167,8 +167,9 @@ impl VolumeFile {
         Ok(Body::statfs(info.sector_size))
     }
 
-    /// A disk keeps its size: as for a sealed file, another one is not permitted. Opening with
-    /// `O_TRUNC` is such an attempt. Who may use the file was decided by who opened the volume.
+    /// A disk keeps its size: as for a sealed file, changing it is not permitted. Opening with
+    /// `O_TRUNC` is such an attempt. Nor do mode and owner change: whoever opened the volume decided
+    /// who may use the file.
     fn setattr(
         &self,
         size: Option<u64>,
@@ -184,7 +185,7 @@ impl VolumeFile {
         Ok(self.attr())
     }
 
-    /// As for a file: a read ends where the file does.
+    /// As for a file: a read ends at the end of the file.
     fn read(&self, offset: u64, size: u32) -> Outcome {
         match u64::from(size).min(self.len().saturating_sub(offset)) {
             0 => Outcome::Now(Ok(Body::EMPTY)),
@@ -192,7 +193,7 @@ impl VolumeFile {
         }
     }
 
-    /// As for a block device: what fits is written, behind the end there is no space.
+    /// As for a block device: writes as much as fits; beyond the end there is no space.
     fn write(
         &self,
         offset: u64,
@@ -220,7 +221,7 @@ impl VolumeFile {
         if mode & FALLOC_KEEP_SIZE == 0 && offset.saturating_add(len) > self.len() {
             return Outcome::Now(Err(Errno::NOSPC));
         }
-        // As for a file: what lies behind its end is not there to be zeroed.
+        // As for a file: there is nothing to zero beyond its end.
         let len_there = len.min(self.len().saturating_sub(offset));
         let fast = self.info().fast_write_zeroes;
         let unsupported = Outcome::Now(Err(Errno::OPNOTSUPP));
@@ -232,8 +233,7 @@ impl VolumeFile {
             (FALLOC_PUNCH_HOLE, _) => false,
             (FALLOC_ZERO_RANGE, Some(holes)) if holes.asking() => return unsupported,
             (FALLOC_ZERO_RANGE, _) => true,
-            // Also to reserve space: an image that has holes cannot promise that later writes find
-            // any.
+            // Reserving space, too: a sparse image cannot promise that later writes find any.
             _ => return unsupported,
         };
         if len_there == 0 {
@@ -243,7 +243,7 @@ impl VolumeFile {
         Outcome::Do { io, refuse: false }
     }
 
-    /// The driver makes a hole.
+    /// Handles a hole that the loop driver punches.
     fn hole(&self, holes: &Holes, offset: u64, len: u64) -> Outcome {
         if !self.info().discard {
             return Outcome::Now(Err(Errno::OPNOTSUPP));
@@ -257,7 +257,7 @@ impl VolumeFile {
     }
 }
 
-/// How many requests have changed the content, or may have.
+/// How many requests have changed the content or may have changed it.
 fn changes(volume: &Volume) -> u64 {
     let totals = volume.totals();
     totals.writes + totals.discards + totals.errors

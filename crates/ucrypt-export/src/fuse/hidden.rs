@@ -1,22 +1,23 @@
-//! The file for the loop driver: mounted nowhere, so that no other program can reach it, and
-//! nothing is left of it when the server dies.
+//! The file for the loop driver: mounted nowhere, so that no other program can reach it and nothing
+//! of it is left when the server dies.
 //!
-//! The driver makes the same hole in its file for two requests: a discard, after which the content
-//! does not matter, and a write of zeroes that may be unmapped, after which it must be zeroes. Only
-//! the first can be passed on to an encrypted volume. How they are told apart:
+//! The driver punches the same hole in its file for two requests: a discard, after which the
+//! content does not matter, and a write of zeroes that may be unmapped, after which the range must
+//! read as zeroes. Only the discard can be passed on to an encrypted volume. To tell the two apart:
 //!
-//! - Since Linux 6.11 the driver gives up writing zeroes once the file refuses a range of zeroes.
-//!   [`HiddenFile::settle_holes`] brings this about when the device is new: it has the driver zero
-//!   a short range. The kernel then writes the zeroes itself; only these are not carried out.
-//!   Others may use the device meanwhile, so the range is chosen at random: nobody else happens to
-//!   write zeroes there in that moment. From then on a hole is a discard.
-//! - The driver takes its limits anew when its block size is changed (`losetup --sector-size`), and may
-//!   write zeroes again. It asks for `statfs` each time before. Then holes are refused, upon which it
-//!   gives them up.
-//! - Before, every hole is discarded and answered with `EOPNOTSUPP`: the kernel's block layer does
-//!   not mind this after a discard, and writes zeroes itself after the other.
+//! - Since Linux 6.11 the driver gives up write-zeroes requests once the file refuses to zero a
+//!   range. [`HiddenFile::settle_holes`] causes this on a new device: it has the driver zero a short
+//!   range, the probe. The kernel then writes the probe's zeroes as data; the file drops only these
+//!   writes. Others may use the device meanwhile, so the range is random: nobody else happens to
+//!   write zeroes there at that moment. From then on a hole is a discard.
+//! - The driver renews its limits when its block size changes (`losetup --sector-size`), and may
+//!   then zero by holes again. It asks for `statfs` each time before. From then on the file refuses
+//!   holes, and the driver gives them up.
+//! - Before Linux 6.11, the file discards every hole and answers `EOPNOTSUPP`: the kernel's block
+//!   layer ignores this error after a discard, and writes the zeroes itself otherwise.
 //!
-//! Where discards are not allowed, `statfs` fails, by which the driver knows not to offer them.
+//! Where the volume has neither discards nor fast zeroes, `statfs` fails, so that the driver does
+//! not offer discards.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -40,28 +41,28 @@ use super::device::Device;
 use super::file::{User, VolumeFile};
 use super::{FuseError, How, STOP_PATIENCE, Transport, mount, serve, within};
 
-/// Threads at most: the driver has requests of one disk only, and what they have is locked memory.
+/// Most threads: the driver has requests of one disk only, and the threads hold locked memory.
 const THREADS_MAX: usize = 4;
 
-/// Bytes that the driver zeroes to find out. No smaller than any kernel's page: of what it has cached,
-/// the kernel drops whole pages, but zeroes parts. Twice as much would do no harm.
+/// Length of the probe in bytes. At least the page size of any kernel: the kernel drops whole cached
+/// pages, but zeroes parts of pages. Twice as much would do no harm.
 const PROBE_LEN: u64 = 64 << 10;
 
-/// What it means when the driver makes a hole.
+/// What a hole that the driver punches means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hole {
-    /// It is a discard.
+    /// A discard.
     Discard,
-    /// It is a discard, or zeroes that the kernel writes itself if the hole is refused.
+    /// A discard, or zeroes that the kernel writes itself if the hole is refused.
     DiscardOrNothing,
-    /// It may be zeroes, and a refusal is taken for good.
+    /// Perhaps zeroes; after a refusal the driver gives up holes.
     Unclear,
 }
 
-/// What is known about the holes that the driver makes.
+/// What is known about the holes that the driver punches.
 #[derive(Debug)]
 pub(super) struct Holes {
-    /// It is being found out: ranges of zeroes are refused.
+    /// The meaning is not settled yet: requests to zero a range are refused.
     asking: AtomicBool,
     known: Mutex<Known>,
 }
@@ -69,15 +70,16 @@ pub(super) struct Holes {
 #[derive(Debug)]
 struct Known {
     meaning: Hole,
-    /// How often the driver took its limits anew.
+    /// How often the driver has renewed its limits.
     renewals: u64,
-    /// Where zeroes are not written, and how many bytes of them are still to come.
+    /// The probe's range, whose zeroes are not written, and how many of its bytes are still to
+    /// come.
     probe: Range<u64>,
     left: u64,
 }
 
 impl Holes {
-    /// `asking`: [`HiddenFile::settle_holes`] will be called.
+    /// With `asking`, [`HiddenFile::settle_holes`] will settle the meaning.
     fn new(asking: bool) -> Self {
         let meaning = if asking { Hole::Unclear } else { Hole::DiscardOrNothing };
         let known = Mutex::new(Known { meaning, renewals: 0, probe: 0..0, left: 0 });
@@ -96,7 +98,7 @@ impl Holes {
         self.known().meaning
     }
 
-    /// Whether a write must not be carried out: it brings the zeroes of the probe, which come once.
+    /// Whether a write must be dropped because it brings the probe's zeroes, which come only once.
     pub(super) fn is_probe(&self, offset: u64, len: usize, zeroes: impl FnOnce() -> bool) -> bool {
         if !self.asking() {
             return false;
@@ -111,7 +113,7 @@ impl Holes {
         true
     }
 
-    /// The driver takes its limits anew.
+    /// The driver renews its limits.
     pub(super) fn limits_are_renewed(&self) {
         let mut known = self.known();
         known.renewals += 1;
@@ -120,7 +122,8 @@ impl Holes {
         }
     }
 
-    /// `probe` has the driver zero this range, and tells whether it has given up writing zeroes.
+    /// Settles the meaning of holes. `probe` has the driver zero `range`, and tells whether the
+    /// driver has given up write-zeroes requests.
     fn settle(&self, range: Range<u64>, probe: impl FnOnce() -> bool) {
         let renewals = {
             let mut known = self.known();
@@ -139,7 +142,7 @@ impl Holes {
     }
 }
 
-/// A file that only who has its descriptor can use. It ends when the last of them is closed.
+/// A file that only holders of its descriptor can use. It ends when the last descriptor is closed.
 #[derive(Debug)]
 pub struct HiddenFile {
     transport: Transport,
@@ -150,8 +153,7 @@ pub struct HiddenFile {
 }
 
 impl HiddenFile {
-    /// Serves the volume from threads in the background, and opens the file. Needs root, and
-    /// Linux 5.2.
+    /// Serves the volume from background threads and opens the file. Needs root and Linux 5.2.
     pub fn start(volume: &Arc<Volume>) -> Result<(Self, OwnedFd), FuseError> {
         let device = open(mount::DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let device = device.map_err(|error| match error {
@@ -161,9 +163,9 @@ impl HiddenFile {
         start(volume, device).map_err(|error| FuseError::Hidden { error })
     }
 
-    /// Finds out what holes mean, if there can be any, as soon as there is a device. `probe` has it
-    /// zero a range of bytes, which here leaves the content as it is, and tells whether the driver
-    /// has given up writing zeroes.
+    /// Finds out what holes mean, if they can be discards. To be called as soon as there is a
+    /// device. `probe(offset, len)` has the device zero a range of bytes, which leaves the volume's
+    /// content unchanged, and tells whether the driver has given up write-zeroes requests.
     pub(crate) fn settle_holes(&self, probe: impl FnOnce(u64, u64) -> bool) {
         if self.holes.asking() {
             let range = random_range(self.len);
@@ -172,18 +174,18 @@ impl HiddenFile {
         }
     }
 
-    /// How requests come and answers go.
+    /// The transport in use.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Whether nobody has it open any more.
+    /// Whether nobody has the file open any more.
     pub fn has_ended(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits a moment until nobody has it open. If somebody still does, the file is served until
-    /// the process ends.
+    /// Waits briefly until nobody has the file open. If somebody still does, the file is served
+    /// until the process ends.
     pub(crate) fn end(&self) {
         within(STOP_PATIENCE, || self.has_ended());
     }
@@ -198,18 +200,19 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let file = Arc::new(VolumeFile::new(volume.clone(), User::LoopDriver(holes.clone())));
     let how = How { transport: Transport::Classic, threads: count, shared_mappings: false };
     let (transport, threads) = serve(&file, &Device::new(device), how)?;
-    // The mount goes with its descriptor; the opened file keeps it alive as long as it is needed.
+    // The mount ends with its descriptor, but the opened file keeps it alive as long as needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
     let opened = open(Path::new(&root), access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?;
-    // Until it is asked for, the size of a root is 0. The driver asks since Linux 6.16 only.
+    // The size of a root inode is 0 until somebody asks for it; the driver does only since
+    // Linux 6.16.
     statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
     Ok((HiddenFile { transport, threads, len: info.len, holes }, opened))
 }
 
-/// Some [`PROBE_LEN`] bytes of a volume, or all of a shorter one.
+/// A random range of [`PROBE_LEN`] bytes in a volume of `len` bytes, or all of a shorter one.
 fn random_range(len: u64) -> Range<u64> {
-    // What std makes the keys of its hash maps from.
+    // From the source of std's hash map keys.
     let random = RandomState::new().build_hasher().finish();
     match len / PROBE_LEN {
         0 => 0..len,
@@ -276,7 +279,7 @@ mod tests {
         assert_eq!(holes.meaning(), Hole::Discard);
         holes.limits_are_renewed();
         assert_eq!(holes.meaning(), Hole::Unclear);
-        // Somebody is faster than the probe.
+        // The limits are renewed during the probe.
         let holes = Holes::new(true);
         holes.settle(0..4096, || {
             holes.limits_are_renewed();

@@ -1,11 +1,11 @@
 //! A volume as a file.
 //!
-//! One regular file is mounted over another: no directory, no names. Its size is the volume's.
-//! The server is our own, for just this: `abi` knows the kernel's structures,
-//! `mount` the way into the file tree, and `file` what a request means. Two transports move
-//! requests and answers between the kernel and engine queues: `classic` by read(2) and write(2) of
-//! `/dev/fuse`, `ring` by io_uring. Without root this needs the setuid helper `fusermount3` (package
-//! `fuse3`).
+//! The export mounts one regular file, of the volume's size, over another: the file system has no
+//! directory and no names. The FUSE server is written for just this: `abi` knows the kernel's
+//! structures, `mount` mounts and unmounts, and `file` knows what a request means. Two transports
+//! move requests and answers between the kernel and engine queues: `classic` by read(2) and
+//! write(2) on `/dev/fuse`, `ring` by io_uring. Without root, mounting needs the setuid helper
+//! `fusermount3` (package `fuse3`).
 
 mod abi;
 mod abort;
@@ -38,17 +38,17 @@ use place::Place;
 pub use place::remove_stale;
 use ring::Ring;
 
-/// Bytes of the largest request: what the kernel allows without privileges.
+/// Largest request in bytes: the kernel's limit without privileges.
 const REQUEST_MAX: u32 = 1 << 20;
 
-/// Requests that a thread has under way at most.
+/// Most requests that a thread has in flight.
 const DEPTH: u32 = 128;
 
 /// How long [`FuseExport::stop`] waits for programs that still have the file open.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long [`FuseExport::try_stop`] waits for the kernel to say that a file was closed, which it does
-/// a little later than close(2).
+/// How long [`FuseExport::try_stop`] waits for the kernel to report that a file was closed, which
+/// happens a little after close(2).
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why a volume could not be served as a file.
@@ -87,7 +87,7 @@ pub enum FuseError {
         /// The file.
         path: PathBuf,
     },
-    /// The kernel refused a mount without a place.
+    /// The kernel refused a mount that is attached to no path.
     #[error("cannot mount a file for the loop driver: {error}; it needs root and Linux 5.2")]
     Hidden {
         /// The reason.
@@ -95,7 +95,7 @@ pub enum FuseError {
     },
 }
 
-/// How requests come from the kernel and answers go back.
+/// How requests arrive from the kernel and answers return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
     /// By io_uring (Linux 6.14 with the parameter `enable_uring` of the module `fuse`).
@@ -130,11 +130,11 @@ impl FromStr for Transport {
 /// How a volume is served as a file.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FuseOptions {
-    /// The transport to use where it can be had; where the kernel has no rings for FUSE, or none for
-    /// us, it is [`Transport::Classic`] without further notice.
+    /// The preferred transport. Where the kernel has no rings for FUSE, or none for us, the export
+    /// silently uses [`Transport::Classic`].
     pub transport: Transport,
-    /// The volume has other exports, another file among them. Then programs may not map the file
-    /// shared: the kernel caches what is mapped, and knows nothing of what others write.
+    /// The volume has other exports, such as another file. Then programs may not map the file
+    /// shared: the kernel caches mapped pages and does not see writes through other exports.
     pub others: bool,
 }
 
@@ -145,15 +145,15 @@ pub struct FuseExport {
     mounted: Mounted,
     file: Arc<VolumeFile>,
     transport: Transport,
-    /// Empty once it is stopped.
+    /// Empty once the export is stopped.
     threads: Vec<JoinHandle<()>>,
-    /// The connection ended before the mount.
+    /// The connection ended while the file was still mounted.
     aborted: bool,
 }
 
 impl FuseExport {
-    /// Mounts the volume over `path`, which is made if it is not there, and serves it from threads
-    /// in the background.
+    /// Mounts the volume over `path`, creating the file if there is none, and serves it from
+    /// background threads.
     pub fn start(
         volume: &Arc<Volume>,
         path: &Path,
@@ -196,19 +196,20 @@ impl FuseExport {
         self.place.path()
     }
 
-    /// Makes the volume's present size known to the kernel.
+    /// Tells the kernel the volume's present size.
     pub fn take_size(&self) -> io::Result<()> {
-        // It asks us when the file is looked at anew.
+        // A forced statx(2) makes the kernel ask us for the size.
         statx(CWD, self.path(), AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
         Ok(())
     }
 
-    /// How requests come and answers go.
+    /// The transport in use.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Whether it has ended by itself: somebody else has unmounted it.
+    /// Whether the export has ended by itself: somebody else unmounted it or aborted its
+    /// connection.
     pub fn has_ended(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
@@ -218,8 +219,8 @@ impl FuseExport {
         if !self.has_ended() && !self.mounted.unmount_unused() {
             return false;
         }
-        // Its name may be gone, by us or by others, while programs still have it open; or it was
-        // opened under a name in another mount namespace.
+        // The name may be gone, removed by us or by others, while programs still have the file
+        // open; or they opened it under a name in another mount namespace.
         if !within(CLOSE_PATIENCE, || self.has_ended() || !self.file.is_open()) {
             return false;
         }
@@ -227,8 +228,8 @@ impl FuseExport {
         true
     }
 
-    /// Takes the name away. Programs that have the file open go on; when the last of them closes
-    /// it, the export has ended.
+    /// Removes the name. Programs that have the file open go on; when the last of them closes it,
+    /// the export ends.
     pub fn detach(&self) {
         self.mounted.detach();
         self.place.remove();
@@ -238,7 +239,7 @@ impl FuseExport {
     /// once the process ends.
     ///
     /// # Errors
-    /// [`FuseError::Aborted`] if the file could no longer be used before.
+    /// [`FuseError::Aborted`] if the connection ended while the file was still mounted.
     pub fn stop(mut self) -> Result<(), FuseError> {
         self.unmount();
         if self.aborted {
@@ -253,7 +254,7 @@ impl FuseExport {
             return;
         }
         let ended = || threads.iter().all(JoinHandle::is_finished);
-        // Where somebody unmounts it, the name goes first.
+        // When somebody else unmounts the file, its name goes before the threads end.
         self.aborted = ended() && self.mounted.is_there();
         self.detach();
         within(STOP_PATIENCE, ended);
@@ -266,7 +267,7 @@ impl Drop for FuseExport {
     }
 }
 
-/// Waits until something is so, but not longer. Returns whether it is.
+/// Waits until `is_so` holds, for at most `patience`. Returns whether it holds.
 fn within(patience: Duration, is_so: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     while !is_so() {
@@ -281,20 +282,20 @@ fn within(patience: Duration, is_so: impl Fn() -> bool) -> bool {
 /// How a file is served.
 #[derive(Debug, Clone, Copy)]
 struct How {
-    /// If it can be had.
+    /// The preferred transport.
     transport: Transport,
-    /// That take requests by read(2), if it is [`Transport::Classic`].
+    /// Number of threads for [`Transport::Classic`].
     threads: usize,
     shared_mappings: bool,
 }
 
-/// Starts the threads, which end when the file is not mounted any more.
+/// Starts the threads, which end when the file is no longer mounted.
 fn serve(
     file: &Arc<VolumeFile>,
     device: &Device,
     how: How,
 ) -> io::Result<(Transport, Vec<JoinHandle<()>>)> {
-    // What can fail about them fails before the kernel is told to wait for them.
+    // Created first: whatever can fail must fail before the kernel is told to wait for rings.
     let rings = match how.transport {
         Transport::Ring => rings(file, device).unwrap_or_default(),
         Transport::Classic => Vec::new(),
@@ -306,7 +307,7 @@ fn serve(
     if ring && start_rings(rings, &mut threads)? {
         transport = Transport::Ring;
     }
-    // Beside rings one thread is left with what does not come by them.
+    // With rings, one classic thread takes the requests that do not come by them.
     let count = if transport == Transport::Ring { 1 } else { how.threads };
     for index in 0..count {
         let classic = Classic::new(file.clone(), device.another()?)?;
@@ -323,19 +324,20 @@ fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHa
     thread::Builder::new().name(name).spawn(run)
 }
 
-/// Threads that have entries in a kernel queue: the requests of one core's programs can be worked
-/// on by two.
+/// Threads that have entries in each kernel queue: two threads can work on the requests of one
+/// core's programs.
 const SPREAD: usize = 2;
 
-/// Entries that a thread has in a kernel queue. A thread takes at most as many requests from it at
-/// once; what else there is, is for the others.
+/// Most entries that a thread has in one kernel queue, and so the most requests it takes from that
+/// queue at once; the rest are for other threads.
 const ENTRIES: usize = 8;
 
-/// One for each core that we may use; they share the queues of all possible ones.
+/// Creates a ring for each core that we may use; together they serve the queues of all possible
+/// cores.
 fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<Vec<Ring>> {
     let all = usize::from(mount::possible_cores()?);
     let threads = cores().min(all);
-    // Fewer where a thread has many queues, so that its memory does not grow with them.
+    // Fewer entries where a thread has many queues, so that its memory does not grow with them.
     let each = (ENTRIES * threads / all.max(1)).max(1);
     let ring = |thread: usize| {
         let serves =
@@ -352,7 +354,7 @@ fn start_rings(rings: Vec<Ring>, threads: &mut Vec<JoinHandle<()>>) -> io::Resul
     for (index, mut ring) in rings.into_iter().enumerate() {
         let said = said.clone();
         threads.push(spawn(format!("fuse-ring-{index}"), move || {
-            // Nobody listens only if another thread could not be started.
+            // This fails only if another thread could not be started, so that nobody listens.
             let _ = said.send(ring.register());
             drop(said);
             ring.run();

@@ -1,4 +1,4 @@
-//! One file mounted over another, and taken away again.
+//! Mounts one file over another, and unmounts it.
 
 use std::ffi::CString;
 use std::fs;
@@ -20,7 +20,7 @@ use super::place::Place;
 
 pub(super) const DEVICE: &str = "/dev/fuse";
 
-/// Of statx(2). A kernel that does not know it gives the number that may be given again.
+/// A flag of statx(2). A kernel that does not know it returns the mount ID that can be reused.
 const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// A file system that is mounted at a path.
@@ -30,17 +30,17 @@ pub(super) struct Mounted {
     identity: Identity,
 }
 
-/// What tells a mount from what others may mount at its path later.
+/// Distinguishes a mount from whatever others may mount at its path later.
 #[derive(Debug, PartialEq, Eq)]
 struct Identity {
-    /// Major and minor device number of the file system. Others may get it when that is gone.
+    /// Major and minor device number of the file system; reused once the file system is gone.
     device: (u32, u32),
-    /// Number of the mount: the one that nobody gets again since Linux 6.8, 0 before 5.8.
+    /// Mount ID: never reused since Linux 6.8, 0 before 5.8.
     mount: u64,
 }
 
-/// Mounts over `place`. Returns also the server's side of the connection. The file belongs to the
-/// user of this process; nobody else gets at it.
+/// Mounts over `place`. Also returns the server's side of the connection. The file belongs to the
+/// user of this process; nobody else can access it.
 pub(super) fn mount(place: &mut Place, read_only: bool) -> io::Result<(Mounted, OwnedFd)> {
     let device = match mount_as_root(place.path(), read_only) {
         Err(Errno::PERM | Errno::ACCESS) => {
@@ -61,7 +61,7 @@ pub(super) fn mount(place: &mut Place, read_only: bool) -> io::Result<(Mounted, 
     }
 }
 
-/// What a path leads to now. Does not wait for a server.
+/// Identity of the mount that `path` leads to now. Does not wait for a server.
 fn identity(path: &Path) -> Result<Identity, Errno> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW;
     let found = statx(CWD, path, flags, StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE))?;
@@ -70,19 +70,20 @@ fn identity(path: &Path) -> Result<Identity, Errno> {
 }
 
 impl Mounted {
-    /// Whether the path still leads to it.
+    /// Whether the path still leads to this mount.
     pub(super) fn is_there(&self) -> bool {
         identity(&self.path).is_ok_and(|now| now == self.identity)
     }
 
-    /// Takes it away from its path, whether or not it is in use.
+    /// Detaches the mount from its path, whether or not it is in use.
     pub(super) fn detach(&self) {
         if self.is_there() {
             unmount_stale(&self.path);
         }
     }
 
-    /// Unmounts without force, if the path still leads to it. Returns `false` if it is in use.
+    /// Unmounts without force, if the path still leads to this mount. Returns `false` if the mount
+    /// is in use.
     pub(super) fn unmount_unused(&self) -> bool {
         if !self.is_there() {
             return true;
@@ -115,8 +116,8 @@ fn mount_as_root(path: &Path, read_only: bool) -> Result<OwnedFd, Errno> {
     Ok(device)
 }
 
-/// Without root: the setuid program mounts, and sends the descriptor over a socket, which it gets
-/// as its standard input.
+/// Mounts without root: the setuid helper mounts, and sends the descriptor over a socket that it
+/// gets as its standard input.
 fn mount_by_helper(path: &Path, read_only: bool) -> io::Result<OwnedFd> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -154,22 +155,23 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
         .ok_or_else(|| io::Error::other("fusermount3 mounted but sent no descriptor"))
 }
 
-/// Takes a mount away from its path, whether or not its server is alive or it is in use.
+/// Detaches a mount from its path, whether or not its server is alive and whether or not it is in
+/// use.
 pub(super) fn unmount_stale(path: &Path) {
     if unmount(path, UnmountFlags::DETACH) == Err(Errno::PERM) {
-        // Says nothing and fails if nothing is mounted there, which is what is wanted.
+        // If nothing is mounted there, the helper fails without a message, as it should.
         let mut helper = Command::new("fusermount3");
         let _ = helper.args(["-u", "-z", "-q", "--"]).arg(path).stderr(Stdio::null()).status();
     }
 }
 
-/// Cores that the kernel may ever have, for each of which it has a queue.
+/// Number of cores that the kernel may ever have; it keeps a queue for each.
 pub(super) fn possible_cores() -> io::Result<u16> {
     let list = fs::read_to_string("/sys/devices/system/cpu/possible")?;
     count_list(list.trim()).ok_or_else(|| io::Error::other("a list of cores that is none"))
 }
 
-/// Numbers in a list as `0-3,8`.
+/// Counts the numbers in a list such as `0-3,8`.
 fn count_list(list: &str) -> Option<u16> {
     list.split(',').try_fold(0u16, |count, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,12 +1,14 @@
-//! The name that the file gets: what is there before the mount, and after it.
+//! The path that the file is mounted at: what is there before and after the mount.
 //!
-//! A mount needs something to cover. Where there is nothing, a place-holder is made, which must never
-//! be taken for the volume: not before the mount, not after it, not when the server was killed. As
-//! root it is a socket, which open(2) refuses to everybody. The setuid helper mounts over regular
-//! files only; for it the place-holder is an empty file, whose mode is 0 as soon as the helper is done.
+//! A mount needs something to cover. Where there is nothing, [`Place`] creates a place-holder. No
+//! program may ever take it for the volume: not before the mount, not after it, and not after the
+//! server was killed. As root the place-holder is a socket, which open(2) refuses to everybody. The
+//! setuid helper mounts over regular files only; for it the place-holder is an empty file, whose
+//! mode becomes 0 as soon as the helper is done.
 //!
-//! Only what was made here is removed again, and only while it is empty: what somebody puts in its place
-//! is theirs. The descriptor keeps the inode, so that no other file can get its number.
+//! [`Place`] removes only its own place-holder, and only while that is empty: anything that somebody
+//! puts there is theirs. An open descriptor keeps the inode, so that no other file can get its
+//! number.
 
 use std::fs::{self, Metadata, OpenOptions, Permissions};
 use std::io;
@@ -19,17 +21,17 @@ use rustix::io::Errno;
 
 use super::mount::unmount_stale;
 
-/// A name, with a file that may be covered.
+/// A path, with a file that the mount may cover.
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
-    /// The place-holder, if it was made here. An `O_PATH` descriptor.
+    /// The place-holder, if we created one. An `O_PATH` descriptor.
     made: Option<OwnedFd>,
 }
 
 impl Place {
-    /// Makes a place-holder unless there is an empty file already. What a killed server left is
-    /// removed before.
+    /// Creates a place-holder unless there is an empty file already. First removes what a killed
+    /// server left.
     pub(super) fn prepare(path: &Path) -> io::Result<Self> {
         remove_stale(path);
         match fs::metadata(path) {
@@ -57,7 +59,7 @@ impl Place {
         &self.path
     }
 
-    /// Makes the place-holder a file that the user could open, which the helper asks for.
+    /// Replaces the place-holder by a file that the user could open, as the helper requires.
     pub(super) fn unlock(&mut self) -> io::Result<()> {
         if self.made.is_some() {
             self.remove();
@@ -71,18 +73,18 @@ impl Place {
     pub(super) fn lock(&self) {
         if let Some(made) = &self.made {
             let file = format!("/proc/self/fd/{}", made.as_raw_fd());
-            // It stays covered as long as we serve, and is removed when it no longer is.
+            // If this fails: the mount covers the file as long as we serve, and we remove it after.
             let _ = fs::set_permissions(file, Permissions::from_mode(0o000));
         }
     }
 
-    /// Removes the place-holder if it is still there, and nothing but a place-holder.
+    /// Removes the place-holder if it is still there and still empty.
     pub(super) fn remove(&self) {
         let Some(made) = &self.made else { return };
         let there = statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
         let (Ok(made), Ok(there)) = (fstat(made), there) else { return };
         if (there.st_dev, there.st_ino, there.st_size) == (made.st_dev, made.st_ino, 0) {
-            // Whoever has just removed it did the same.
+            // If somebody else has just removed it, that will do.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -96,8 +98,8 @@ fn pin(path: &Path) -> io::Result<OwnedFd> {
     Ok(open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Removes what a server that was killed left at `path`: its mount, which only answers with errors,
-/// and its place-holder. Anything else stays.
+/// Removes what a killed server left at `path`: its mount, which only answers with errors, and its
+/// place-holder. Anything else stays.
 pub fn remove_stale(path: &Path) {
     let dead = fs::metadata(path).is_err_and(|error| {
         [Some(Errno::NOTCONN), Some(Errno::CONNABORTED)].contains(&Errno::from_io_error(&error))
@@ -110,7 +112,7 @@ pub fn remove_stale(path: &Path) {
     }
 }
 
-/// Whether it can only be a place-holder of this user's servers.
+/// Whether the file can only be a place-holder of this user's servers.
 fn is_place_holder(found: &Metadata) -> bool {
     let kind = found.file_type();
     let permissions = found.permissions().mode() & 0o7777;
@@ -151,7 +153,8 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
             fs::remove_file(&path).unwrap();
         }
-        // Also if somebody used the place-holder itself, which the helper's may be for a moment.
+        // The same if somebody wrote to the place-holder itself, which for a moment the helper's
+        // file allows.
         let mut place = Place::prepare(&path).unwrap();
         place.unlock().unwrap();
         fs::write(&path, "precious").unwrap();
@@ -167,7 +170,8 @@ mod tests {
         Place::prepare(&path).unwrap().remove();
         assert!(path.exists());
         fs::remove_file(&path).unwrap();
-        // Killed: never removed. Killed behind the helper: of mode 0.
+        // A killed server never removes its place-holder: a socket, or a file of mode 0 if it used
+        // the helper.
         drop(Place::prepare(&path).unwrap());
         let mut place = Place::prepare(&path).unwrap();
         place.unlock().unwrap();

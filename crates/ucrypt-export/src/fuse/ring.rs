@@ -1,21 +1,22 @@
 //! A thread that takes requests from the kernel's FUSE rings (Linux 6.14,
 //! `Documentation/filesystems/fuse-io-uring.rst`).
 //!
-//! The kernel keeps a queue of requests for each possible core. A server gives it entries: a page
-//! for heads and a payload, by address. A request arrives as the completion of an entry, with its
-//! head and data in there; one command takes the answer out of there and makes the entry wait for
-//! the next request. The commands go through the engine queue's ring, so one system call hands over
-//! answers, new work for the backend, and takes what both have.
+//! The kernel keeps a queue of requests for each possible core. A server gives each queue entries:
+//! a page for heads and a payload, by address. A request arrives as the completion of an entry,
+//! with its head and data in the entry. One command hands over the answer in the entry and makes
+//! the entry wait for the next request. The commands go through the engine queue's ring, so one
+//! system call submits answers and new work for the backend, and takes the completions of both.
 //!
 //! Reads are decrypted in the entry's payload, writes are encrypted out of it.
 //!
 //! Contract:
-//! - An entry is the kernel's from the command to its completion, then ours to the next command.
-//! - The kernel uses no ring before every queue has an entry. If one is refused, it goes on by
+//! - The kernel owns an entry from the command to its completion; then we own it until the next
+//!   command.
+//! - The kernel uses no ring before every queue has an entry. If it refuses one, it goes on by
 //!   `/dev/fuse` alone; the other entries then wait for ever, which costs nothing.
-//! - When the engine's queue is broken, the connection is aborted: all its users get errors, at once.
-//! - An entry whose completion is an error is over: the file is not mounted any more. When all are
-//!   over, so is the thread.
+//! - When the engine's queue breaks, the thread aborts the connection: all users get errors at once.
+//! - An error as completion ends an entry: the file is no longer mounted. The thread ends when all
+//!   its entries have ended.
 
 #![expect(unsafe_code, reason = "the kernel gets the entries' memory by address")]
 
@@ -36,20 +37,21 @@ use super::device::Device;
 use super::file::{Outcome, VolumeFile};
 use crate::backlog::Submitter;
 
-/// Bytes of an entry's page; the kernel's structure and the two vectors that name the entry.
+/// Bytes of an entry's page. It holds the kernel's structure and, at `VECTORS_AT`, the two vectors
+/// that name the entry's memory.
 const PAGE_LEN: usize = 4096;
 const VECTORS_AT: usize = 1024;
 
-/// Bytes to read and write before the answers leave: the first clients go on while the rest is
-/// worked on, and what was decrypted is still in the cache when the kernel copies it.
+/// Bytes to read and write before the answers leave: the first clients go on while the thread works
+/// on the rest, and decrypted data is still in the cache when the kernel copies it.
 const ROUND_BYTES: usize = 256 << 10;
 
-/// Ciphertext of writes under way, beside the entries.
+/// Bytes for the ciphertext of writes in flight, beside the entries.
 const WORK_MEMORY: usize = 16 << 20;
 
 /// One entry that the kernel fills with requests.
 struct Entry {
-    /// Of the kernel's queue that it belongs to.
+    /// Number of the kernel's queue that the entry belongs to.
     queue: u16,
     /// The page for heads.
     page: Buf,
@@ -61,7 +63,7 @@ struct Entry {
     success: Success,
 }
 
-/// What is answered when the engine has done what a request came to.
+/// What to answer after the engine has completed a request.
 #[derive(Clone, Copy)]
 enum Success {
     Nothing,
@@ -69,11 +71,11 @@ enum Success {
     Data(usize),
     /// How many bytes were written.
     Written(u32),
-    /// It is refused all the same (see [`Outcome::DoAndRefuse`]).
+    /// The request is refused all the same (see [`Outcome::Do`]).
     Refusal,
 }
 
-// SAFETY: `start` points into `memory`, which may go and be used anywhere.
+// SAFETY: `start` points into `memory`, which may be sent to and used on any thread.
 unsafe impl Send for Entry {}
 
 impl Entry {
@@ -92,7 +94,8 @@ impl Entry {
         Some(Self { queue, page, memory, start, unique: 0, commit: 0, success: Success::Nothing })
     }
 
-    /// The first `len` bytes of the payload. One at a time, while the entry is ours.
+    /// The first `len` bytes of the payload. Only one such buffer may exist at a time, and only
+    /// while we own the entry.
     fn payload(&self, len: usize) -> Buf {
         assert!(len <= REQUEST_MAX as usize);
         // SAFETY: `memory` keeps the bytes mapped, is itself never dereferenced, and is a whole
@@ -113,18 +116,18 @@ pub(super) struct Ring {
     device: Device,
     queue: Queue,
     entries: Vec<Entry>,
-    /// Entries that are not over.
+    /// Number of entries that have not ended.
     live: usize,
-    /// Bytes that were asked for in this round of the loop.
+    /// Bytes of the reads and writes of this round of the loop.
     round_bytes: usize,
-    /// What the engine had no room for, by entry.
+    /// Requests for which the engine had no room, by entry.
     backlog: VecDeque<(usize, Outcome)>,
-    /// For handing one payload to the engine; kept so that none is made for each request.
+    /// Hands one payload to the engine; kept to avoid an allocation for each request.
     pieces: Vec<Buf>,
 }
 
 impl Ring {
-    /// A thread's part: `each` entries in every one of the kernel's `queues`.
+    /// Creates a thread's share: `each` entries in every one of the kernel's `queues`.
     ///
     /// # Errors
     /// The system's, where io_uring is missing or forbidden.
@@ -166,13 +169,13 @@ impl Ring {
         for index in 0..self.entries.len() {
             self.command(index, ring::REGISTER, 0);
         }
-        // Whatever is wrong is told at once: all entries are alike.
+        // All entries are alike: if there is a problem, the kernel reports it at once.
         let submitted = self.queue.poll().is_ok();
         self.take_completions();
         submitted && self.live == self.entries.len()
     }
 
-    /// Serves until the file is not mounted any more.
+    /// Serves until the file is no longer mounted.
     pub(super) fn run(mut self) {
         while self.live > 0 || self.queue.in_flight() > 0 {
             let mut progress = self.submit_waiting() | self.take_completions();
@@ -182,8 +185,8 @@ impl Ring {
                 if more || self.queue.in_flight() > 0 { self.queue.poll() } else { Ok(()) };
             progress |= self.answer_done();
             if polled.is_err() || !progress && self.queue.wait().is_err() {
-                // Without a ring there is no way to answer any more. Where the connection cannot be
-                // ended, what was asked waits until the file is unmounted.
+                // Without a ring there is no way to answer any more. If the connection cannot be
+                // aborted, its requests wait until the file is unmounted.
                 let _ = abort(&self.device);
                 return;
             }
@@ -205,8 +208,8 @@ impl Ring {
         unsafe { guest.push(entry) };
     }
 
-    /// Takes requests and the ends of entries, as much as makes a round. Returns whether there was
-    /// anything.
+    /// Takes requests and ended entries, up to the bytes of a round. Returns whether there were
+    /// any.
     fn take_completions(&mut self) -> bool {
         let mut any = false;
         self.round_bytes = 0;
@@ -226,14 +229,15 @@ impl Ring {
     fn take_request(&mut self, index: usize) {
         let entry = &mut self.entries[index];
         let Some(request) = ring::parse(&entry.page) else {
-            // The kernel knows the entry by what it has just written: without that, it is lost.
+            // The answer must repeat what the kernel has just written to identify the entry:
+            // without that, the entry is lost.
             self.live -= 1;
             return;
         };
         let ring::Arrived { head, arguments, commit, payload } = request;
         (entry.unique, entry.commit) = (head.unique, commit);
         let outcome = match Request::parse(head.opcode, arguments) {
-            // Only the loop driver's writes are looked at, which do not come this way.
+            // Only the loop driver's writes are searched for zeroes, and they do not come by rings.
             Ok(request) => self.file.take(request, payload, || false),
             Err(error) => Outcome::Now(Err(error)),
         };
@@ -243,7 +247,7 @@ impl Ring {
         self.submit((index, outcome));
     }
 
-    /// Answers what the engine is done with. Returns whether there was anything.
+    /// Answers what the engine has completed. Returns whether there was anything.
     fn answer_done(&mut self) -> bool {
         let mut any = false;
         while let Some(Done { tag, result, .. }) = self.queue.next_done() {
@@ -261,7 +265,8 @@ impl Ring {
         any
     }
 
-    /// Answers a request, with as many bytes of the payload, and makes its entry wait for the next.
+    /// Answers a request, with an error or that many bytes of the payload, and makes its entry
+    /// wait for the next one.
     fn answer(&mut self, index: usize, result: Result<usize, Errno>) {
         let entry = &mut self.entries[index];
         let (error, len) = match result {
@@ -337,7 +342,7 @@ impl Submitter for Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.queue.ring().is_some_and(|guest| guest.under_way() > 0) {
-            // The kernel still knows their memory, even if it has no reason to use it any more.
+            // The kernel still has the entries' addresses, even if it has no reason to use them.
             std::mem::forget(std::mem::take(&mut self.entries));
         }
     }

@@ -1,7 +1,7 @@
-//! One device of the loop driver, by its number.
+//! One device of the loop driver, by its path.
 //!
-//! No descriptor is kept: a server that dies must not be the last to close a device whose dirty
-//! pages only it could write. The device is opened for each change.
+//! No descriptor stays open; each change opens the device anew. A dying server must not be the last
+//! to close the device: its dirty pages could be written only through that server.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use super::ioctl::{self, Info};
 
 const CONTROL: &str = "/dev/loop-control";
 
-/// How often another process may be faster with the device that was free.
+/// Retries when another process takes the free device first.
 const RACES_MAX: u32 = 64;
 
-/// How long others may look at a device that is not in use: udev does when anything changes.
+/// How long to wait for programs that only look at a device, as udev does after every change.
 const LOOKS: Duration = Duration::from_millis(500);
 
 /// A device that a file is attached to.
@@ -27,29 +27,29 @@ const LOOKS: Duration = Duration::from_millis(500);
 pub(super) struct Device {
     path: PathBuf,
     label: String,
-    /// The kernel's number of what was attached; `None` where it does not count (before Linux 5.15).
+    /// The kernel's sequence number of the attached disk; `None` before Linux 5.15, which has none.
     sequence: Option<u64>,
 }
 
-/// The number of what is attached to the device at `path` now. The kernel uses none twice.
+/// Sequence number of the disk at `path` now. The kernel never reuses one.
 fn sequence(path: &Path) -> Option<u64> {
     let file = Path::new("/sys/block").join(path.file_name()?).join("diskseq");
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// What a file is attached with.
+/// How to attach a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Attach<'a> {
     /// Logical block size in bytes.
     pub(super) block_size: u32,
     pub(super) read_only: bool,
     pub(super) partitions: bool,
-    /// Tells a device of ours from one of somebody else.
+    /// Distinguishes our device from somebody else's.
     pub(super) label: &'a str,
 }
 
 impl Device {
-    /// Whether there is a driver, which we may use.
+    /// Checks that the driver is there and that we may use it.
     pub(super) fn check_driver() -> Result<(), LoopError> {
         open_rw(Path::new(CONTROL)).map(drop).map_err(LoopError::control)
     }
@@ -66,7 +66,7 @@ impl Device {
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let attached = open_rw(&path).and_then(|device| {
                 ioctl::configure(&device, file, how.block_size, Info::new(flags, how.label))?;
-                // As long as it is open, the device is not anybody else's.
+                // While the device is open, nobody else can get it.
                 Ok(sequence(&path))
             });
             match attached {
@@ -77,7 +77,7 @@ impl Device {
         }
     }
 
-    /// The device at `path`, which a process that has ended attached under this label.
+    /// The device that a process, dead by now, attached at `path` under this label.
     pub(super) fn of_the_dead(path: &Path, label: &str, sequence: Option<u64>) -> Self {
         Self { path: path.into(), label: label.into(), sequence }
     }
@@ -92,15 +92,15 @@ impl Device {
 
     /// Opens the device if it is still the one that was attached.
     fn open(&self) -> Option<(OwnedFd, Option<Info>)> {
-        // Read-only: nobody takes its closing for a change of the content.
+        // Read-only, so that nobody takes the close for a change of the content.
         let device = open_ro(&self.path).ok()?;
         if self.sequence.is_some() && sequence(&self.path) != self.sequence {
             return None;
         }
         match ioctl::status(&device) {
             Ok(info) => info.has_label(&self.label).then_some((device, Some(info))),
-            // A file whose server has died has no status, and never will: without a sequence it could be
-            // anybody's.
+            // The file's server has died, so there will never be a status to check the label in.
+            // Without a sequence number the device could be anybody's.
             Err(Errno::NOTCONN | Errno::CONNABORTED) => Some((device, None)),
             Err(_) => None,
         }
@@ -118,15 +118,16 @@ impl Device {
         true
     }
 
-    /// The driver detaches at the last close, and lets nobody in from then on if ours is the
-    /// only one. It says so by denying that anything is attached.
+    /// Tells the driver to detach at the last close. If our descriptor is the only one, the driver
+    /// refuses everybody else from then on, and reports that nothing is attached (`ENXIO`).
     fn detach_if_unused(&self) -> bool {
         let Some((device, info)) = self.open() else { return true };
         if ioctl::clear(&device).is_err() || ioctl::status(&device).is_err_and(is_detached) {
             return true;
         }
         if let Some(info) = info {
-            // Others have it open: it stays, also when they go. Fails if it has been detached.
+            // Others have it open: cancel, so that the device stays after they close it. Fails if it
+            // has been detached.
             let _ = ioctl::set_status(&device, info);
         }
         false
@@ -140,8 +141,7 @@ impl Device {
         }
     }
 
-    /// Zeroes `len` bytes. Returns whether the driver has given up writing zeroes by a request of
-    /// their own.
+    /// Zeroes `len` bytes. Returns whether the driver has given up write-zeroes requests.
     pub(super) fn zero(&self, offset: u64, len: u64) -> bool {
         let zeroed = open_rw(&self.path).and_then(|it| ioctl::zero_out(it, offset, len));
         let name = self.path.file_name().unwrap_or_default();
@@ -149,9 +149,10 @@ impl Device {
         zeroed.is_ok() && fs::read_to_string(limit).is_ok_and(|limit| limit.trim() == "0")
     }
 
-    /// Takes over the size that the file has now.
+    /// Adopts the backing file's present size.
     pub(super) fn take_size(&self) -> Result<(), Errno> {
-        // Asking for the status makes the driver look at the file, whose size may be cached.
+        // `open` asks for the status, which makes the driver look at the file's size again: it may
+        // be cached.
         let (device, _) = self.open().ok_or(Errno::NXIO)?;
         ioctl::set_capacity(&device)
     }

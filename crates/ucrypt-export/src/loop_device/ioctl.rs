@@ -1,5 +1,5 @@
-//! The loop driver's ioctls (`linux/loop.h`) and one of all block devices (`linux/fs.h`), each as a
-//! function with plain arguments.
+//! The loop driver's ioctls (`linux/loop.h`) and one ioctl of every block device (`linux/fs.h`),
+//! each as a function with plain arguments.
 
 #![expect(unsafe_code, reason = "ioctl(2) is typed by its number only")]
 
@@ -47,8 +47,8 @@ pub(super) struct Info {
 }
 
 impl Info {
-    /// All of the backing file, with these flags. `label` is what `losetup` shows where a file has
-    /// no path; it is cut to 63 bytes.
+    /// Uses the whole backing file, with these flags. `losetup` shows `label` for a file without a
+    /// path; the label is cut to 63 bytes.
     pub(super) fn new(flags: u32, label: &str) -> Self {
         let mut file_name = [0; NAME_SIZE];
         let len = label.len().min(NAME_SIZE - 1);
@@ -56,7 +56,7 @@ impl Info {
         Self { flags, file_name, ..Self::zero() }
     }
 
-    /// Whether it was made with this label.
+    /// Whether the device was attached with this label.
     pub(super) fn has_label(&self, label: &str) -> bool {
         self.file_name == Self::new(0, label).file_name
     }
@@ -126,7 +126,7 @@ fn call<T>(fd: impl AsFd, opcode: Opcode, argument: Option<&mut T>) -> Result<Io
     unsafe { ioctl(fd, Call { opcode, argument }) }
 }
 
-/// The number of a device that was free a moment ago.
+/// The number of a free device. Another process may take it at any moment.
 pub(super) fn free_number(control: impl AsFd) -> Result<u32, Errno> {
     call::<()>(control, LOOP_CTL_GET_FREE, None).map(IoctlOutput::cast_unsigned)
 }
@@ -146,10 +146,10 @@ pub(super) fn configure(
     call(device, LOOP_CONFIGURE, Some(&mut config)).map(drop)
 }
 
-/// What is attached.
+/// Status of the attached file.
 ///
 /// # Errors
-/// `ENXIO` if nothing is, or if it is about to be detached.
+/// `ENXIO` if nothing is attached, or if the device is about to be detached.
 pub(super) fn status(device: impl AsFd) -> Result<Info, Errno> {
     let mut info = Info::zero();
     call(device, LOOP_GET_STATUS64, Some(&mut info)).map(|_| info)
@@ -165,12 +165,12 @@ pub(super) fn clear(device: impl AsFd) -> Result<(), Errno> {
     call::<()>(device, LOOP_CLR_FD, None).map(drop)
 }
 
-/// Takes the size of the backing file over.
+/// Adopts the backing file's present size.
 pub(super) fn set_capacity(device: impl AsFd) -> Result<(), Errno> {
     call::<()>(device, LOOP_SET_CAPACITY, None).map(drop)
 }
 
-/// Writes zeroes, by whatever request the device has for it. In bytes.
+/// Zeroes `len` bytes at byte `offset`, with whatever request the device has for that.
 pub(super) fn zero_out(device: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {
     call(device, BLKZEROOUT, Some(&mut [offset, len])).map(drop)
 }

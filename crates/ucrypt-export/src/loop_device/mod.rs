@@ -1,11 +1,11 @@
 //! A volume as a loop device: a real disk on any Linux, for root.
 //!
-//! A file that nobody else can reach ([`HiddenFile`]) is attached to a free device of the loop
-//! driver, with direct I/O. The driver's requests become requests of that file: reads, writes and
-//! flushes as they are; see [`HiddenFile`] for discards.
+//! The export attaches a file that nobody else can reach ([`HiddenFile`]) to a free device of the
+//! loop driver, with direct I/O. Reads, writes and flushes of the driver become the same requests
+//! of that file; see [`HiddenFile`] for discards.
 //!
-//! When the server dies, the device stays where it is and answers with errors until
-//! [`detach_stale`] takes it away: only its users can unmount what is on it.
+//! If the server dies, the device stays attached and answers with errors until [`detach_stale`]
+//! detaches it: only the device's users can unmount the file systems on it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub struct LoopExport {
 
 impl LoopExport {
     /// Attaches the volume to a free device, whose logical block size is the volume's sector size.
-    /// `label` is what `losetup` shows, and what [`detach_stale`] finds it by. With `partitions`
+    /// `losetup` shows `label`, and [`detach_stale`] recognises the device by it. With `partitions`
     /// the kernel looks for a partition table.
     pub fn start(volume: &Arc<Volume>, label: &str, partitions: bool) -> Result<Self, LoopError> {
         Device::check_driver()?;
@@ -91,17 +91,18 @@ impl LoopExport {
         self.device.path()
     }
 
-    /// The kernel's number of what is attached, for [`detach_stale`]; `None` where it does not count.
+    /// The kernel's sequence number of the attached disk, for [`detach_stale`]; `None` where the
+    /// kernel has none.
     pub fn sequence(&self) -> Option<u64> {
         self.device.sequence()
     }
 
-    /// How requests of the driver come.
+    /// The transport of the driver's requests.
     pub fn transport(&self) -> Transport {
         self.file.transport()
     }
 
-    /// Whether it has been detached from outside.
+    /// Whether somebody else has detached the device.
     pub fn has_ended(&self) -> bool {
         self.file.has_ended()
     }
@@ -111,12 +112,12 @@ impl LoopExport {
         self.has_ended() || self.device.try_detach()
     }
 
-    /// Detaches as soon as nobody has it open or mounted: from then on it has ended.
+    /// Detaches as soon as nobody has it open or mounted; then the export has ended.
     pub fn detach(&self) {
         self.device.detach();
     }
 
-    /// Tells the kernel about the volume's present size.
+    /// Tells the kernel the volume's present size.
     pub fn take_size(&self) -> Result<(), LoopError> {
         let device = &self.device;
         device
@@ -124,7 +125,8 @@ impl LoopExport {
             .map_err(|error| LoopError::Resize { device: device.path().into(), error })
     }
 
-    /// Detaches, at once if nobody uses it, and ends. Users get errors once the process ends.
+    /// Detaches, at once if nobody uses the device, and ends the export. Remaining users get errors
+    /// once the process ends.
     pub fn stop(self) {
         drop(self);
     }
@@ -133,14 +135,14 @@ impl LoopExport {
 impl Drop for LoopExport {
     fn drop(&mut self) {
         self.device.detach();
-        // What the driver holds of the file goes with the device, if that is unused.
+        // If the device is unused, the driver closes the file when it detaches the device.
         self.file.end();
     }
 }
 
-/// Detaches the device at `path` if its server, which gave it this label, has died; as soon as
-/// nobody has it open or mounted. `sequence`: its [`LoopExport::sequence`], if that is known. The number of
-/// the device may be another's by now.
+/// Detaches the device that a dead server attached at `path` under this label, as soon as nobody
+/// has it open or mounted. `sequence` is its [`LoopExport::sequence`], if known: the device's number
+/// may be somebody else's by now.
 pub fn detach_stale(path: &Path, label: &str, sequence: Option<u64>) {
     Device::of_the_dead(path, label, sequence).detach();
 }

@@ -1,4 +1,4 @@
-//! Where a server listens, and the sockets for that.
+//! The addresses that a server can listen on, and their sockets.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use crate::unix_socket::{SocketError, UnixSocket};
 
-/// Where to listen.
+/// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket at this path, for this user only.
@@ -22,7 +22,7 @@ pub enum Address {
 /// Why an address cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// Neither form.
+    /// The text has neither form.
     #[error("'{0}' is no NBD address; use unix:PATH or tcp:HOST:PORT")]
     Syntax(String),
     /// The address would send plaintext over a network.
@@ -75,10 +75,10 @@ impl fmt::Display for Address {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 pub(super) struct Listener {
     socket: Socket,
-    /// For clients, as the NBD URI specification has it.
+    /// For clients, in the form of the NBD URI specification.
     pub(super) uri: String,
 }
 

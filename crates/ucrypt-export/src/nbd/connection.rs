@@ -1,13 +1,13 @@
 //! The transmission phase of one connection: one thread, one socket, one engine queue.
 //!
 //! The thread never holds more than its queue's memory and depth: when no buffer or no place is
-//! free it stops reading the socket, and the client waits. It sleeps in one place only, and only
-//! when neither the socket nor the queue can go on. With nothing under way it sleeps in the
-//! receive itself, so a client at queue depth 1 costs one receive and one send per request.
+//! free, it stops reading the socket, and the client waits. It sleeps only when neither the socket
+//! nor the queue can go on. With nothing in flight it sleeps in the receive itself, so a client at
+//! queue depth 1 costs one receive and one send per request.
 //!
-//! What ends the input (a disconnect, the end of the stream, a violation, the order to stop) does
-//! not end the work: every request that was taken is run to its end, and its reply is sent if the
-//! client still takes it. If it does not, reads are cancelled.
+//! The end of the input (a disconnect, the end of the stream, a violation, a server that stops) does
+//! not end the work: every request that was taken is completed, and its reply is sent if the client
+//! still takes it. If the client takes no replies, reads are cancelled.
 
 mod intake;
 
@@ -28,16 +28,16 @@ use crate::stop::Stop;
 use crate::waiter::{EventFlags, Waiter};
 use intake::{Incoming, Need};
 
-/// How long a client that has disconnected, or a server that stops, waits for replies to be taken.
+/// How long a connection whose input has ended waits for the client to take its replies.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// Why a connection ended, unless the client ended it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionError {
-    /// The client sent what is not NBD.
+    /// The client sent something that is not NBD.
     #[error("the client broke the protocol: {0}")]
     Violation(&'static str),
-    /// The handshake did not end in time.
+    /// The handshake was not completed in time.
     #[error("the handshake took longer than {} s", .0.as_secs())]
     HandshakeTimeout(Duration),
     /// The volume gave no queue, or the queue broke.
@@ -48,11 +48,11 @@ pub(super) enum ConnectionError {
     Socket(#[from] io::Error),
 }
 
-/// Bytes of replies to get ready while the client takes none: enough to go on at once when it
-/// does, and no more, so that they are still in the cache when they leave.
+/// Bytes of replies to prepare while the client takes none: enough to go on at once when it does,
+/// but few enough to be still in the cache when they leave.
 const READY_MAX: usize = 4 << 20;
 
-/// What a connection watches beside its queue.
+/// Numbers of the descriptors that a connection watches beside its queue.
 const SOCKET: usize = 0;
 const STOP: usize = 1;
 
@@ -64,7 +64,7 @@ pub(super) struct Service {
     pub(super) limits: Limits,
     /// Structured replies were negotiated.
     pub(super) structured: bool,
-    /// Requests that are taken before the first reply has left.
+    /// Most requests that are taken before the first reply has left.
     pub(super) depth: u32,
 }
 
@@ -79,14 +79,14 @@ pub(super) struct Connection<'a> {
     inbox: Inbox,
     incoming: Incoming,
     need: Need,
-    /// The socket may have bytes: that is worth a system call.
+    /// The socket may have bytes, so a receive is worth a system call.
     try_input: bool,
-    /// Bytes that were handed to the engine in this round of the loop.
+    /// Bytes that were submitted to the engine in this round of the loop.
     round_bytes: usize,
     /// The last request was a large write, so the next one probably is.
     bulk: bool,
     pending: PendingTable,
-    /// What the engine had no room for, in order; all of it is in `pending` too.
+    /// Requests for which the engine had no room, in order; all of them are in `pending` too.
     waiting: VecDeque<(u64, Io<'static>)>,
     waiter: Waiter,
     outbox: Outbox<Buf>,
@@ -97,7 +97,7 @@ pub(super) struct Connection<'a> {
     /// The client still takes replies.
     output_open: bool,
     failure: Option<ConnectionError>,
-    /// When the replies that are left are given up.
+    /// When to give up the replies that are left.
     give_up: Option<Instant>,
 }
 
@@ -134,7 +134,7 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// Serves until the input has ended and everything that was taken is done.
+    /// Serves until the input has ended and every request that was taken is done.
     pub(super) fn run(mut self) -> Result<(), ConnectionError> {
         loop {
             if self.stop.is_set() {
@@ -155,12 +155,12 @@ impl<'a> Connection<'a> {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// Nothing is under way and nothing is left to send: no memory is held.
+    /// Whether nothing is in flight and nothing is left to send, so that no memory is held.
     fn idle(&self) -> bool {
         self.pending.len() == 0 && self.outbox.is_empty()
     }
 
-    /// No request can be taken now. A reply keeps its request's place until it is sent.
+    /// Whether no request can be taken now. A reply keeps its request's place until it is sent.
     fn full(&self) -> bool {
         !self.waiting.is_empty()
             || self.pending.len() + self.outbox.len() >= self.depth
@@ -174,7 +174,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Takes what the engine is done with.
+    /// Takes the engine's completions. Returns whether there were any.
     fn collect(&mut self) -> bool {
         let mut progress = false;
         while let Some(Done { tag, result, data }) = self.queue.next_done() {
@@ -209,19 +209,20 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Ends the input, and the connection once the work is done, with an error.
+    /// Ends the input; once the work is done, the connection ends with this error.
     fn fail(&mut self, error: ConnectionError) {
         self.failure = Some(error);
         self.close_input();
     }
 
-    /// Takes no more requests. One that has come in part only is dropped.
+    /// Takes no more requests. Drops a request that has arrived only in part.
     fn close_input(&mut self) {
         self.input_open = false;
         self.incoming = Incoming::Header;
     }
 
-    /// Nobody takes replies any more. What was to be read is not; all else is still run to its end.
+    /// Sends no more replies, because nobody takes them. Cancels reads; all other requests are
+    /// still completed.
     fn close_output(&mut self) {
         self.output_open = false;
         let Self { queue, pending, waiting, .. } = self;
@@ -239,7 +240,7 @@ impl<'a> Connection<'a> {
         self.close_input();
     }
 
-    /// Sends what the socket takes; false if it cannot take more now.
+    /// Sends as much as the socket takes; false if there was nothing to send or the socket is full.
     fn send(&mut self) -> bool {
         if self.outbox.is_empty() {
             return false;
@@ -251,7 +252,7 @@ impl<'a> Connection<'a> {
         !self.socket_full
     }
 
-    /// Sleeps until the socket, the queue or the order to stop has something new.
+    /// Sleeps until the socket or the queue has something new, or the server is to stop.
     fn wait(&mut self) -> Result<(), ConnectionError> {
         let left = self.linger();
         if left == Some(Duration::ZERO) {
@@ -262,19 +263,19 @@ impl<'a> Connection<'a> {
         events.set(EventFlags::IN, self.input_open && self.need == Need::Input);
         events.set(EventFlags::OUT, !self.outbox.is_empty());
         self.waiter.watch(SOCKET, self.socket, events)?;
-        // For ever readable once it is given.
+        // Stays readable once it is set, so it is watched only while the input is open.
         let stop = if self.input_open { EventFlags::IN } else { EventFlags::empty() };
         self.waiter.watch(STOP, self.stop, stop)?;
         let try_input = &mut self.try_input;
         *try_input = false;
         self.waiter.sleep(&mut self.queue, left, |number, flags| {
-            // A hang-up is read as well.
+            // A receive also takes note of a hang-up.
             *try_input |= number == SOCKET && flags != EventFlags::OUT;
         })?;
         Ok(())
     }
 
-    /// How long to wait for the client to take its last replies; `None` is without a limit.
+    /// How long to wait for the client to take its last replies; `None`: without a limit.
     fn linger(&mut self) -> Option<Duration> {
         if self.input_open || self.queue.in_flight() > 0 || self.outbox.is_empty() {
             return None;

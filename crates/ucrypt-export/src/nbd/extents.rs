@@ -1,4 +1,4 @@
-//! What is allocated, as the metadata context `base:allocation` tells it.
+//! Allocation status in the form of the metadata context `base:allocation`.
 
 use ucrypt_engine::VolumeExtent;
 
@@ -9,8 +9,8 @@ fn state(extent: &VolumeExtent) -> u32 {
     hole | if extent.zero { STATE_ZERO } else { 0 }
 }
 
-/// Joins neighbours in the same state, ends at `length` bytes and after `most` extents. There is
-/// always at least one, as the protocol demands.
+/// Joins neighbours in the same state; ends at `length` bytes and after `most` extents. Returns at
+/// least one extent, as the protocol demands.
 pub(super) fn join_extents(extents: &[VolumeExtent], length: u32, most: usize) -> Vec<(u32, u32)> {
     let mut joined: Vec<(u32, u32)> = Vec::new();
     let mut left = length;

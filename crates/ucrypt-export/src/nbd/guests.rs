@@ -1,7 +1,8 @@
-//! Who is at the door and who is in: bounds, and whether the door can be closed.
+//! The clients in their handshake and the clients that are served: their bounds, and whether the
+//! server can stop taking more.
 //!
-//! Clients that have not finished their handshake have places of their own. When those are taken, who
-//! has stood there longest goes, so that sockets on which nothing is said keep nobody out.
+//! Clients that have not finished their handshake have places of their own. When those are taken,
+//! the client that has been there longest is cut off, so that silent sockets keep nobody out.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
 
-/// One of each listener.
+/// The clients of a listener.
 pub(super) struct Guests {
     lists: Mutex<Lists>,
     served_max: usize,
@@ -19,20 +20,21 @@ pub(super) struct Guests {
 
 #[derive(Default)]
 struct Lists {
-    /// In the handshake, the oldest first.
+    /// Clients in their handshake, the oldest first.
     greeted: VecDeque<Guest>,
     served: Vec<Guest>,
-    /// Nobody comes in any more.
+    /// No more clients are admitted.
     closed: bool,
 }
 
 struct Guest {
     number: u64,
-    /// Gone as soon as its thread is done with it, so that the client sees the end at once.
+    /// Weak, so that the socket closes as soon as its thread is done with it and the client sees
+    /// the end at once.
     socket: Weak<OwnedFd>,
 }
 
-/// A client's place while it is served.
+/// A client's place while the client is served.
 pub(super) struct Place<'a> {
     guests: &'a Guests,
     number: u64,
@@ -49,7 +51,8 @@ impl Guests {
         Self { lists: Mutex::default(), served_max, greeted_max: greeted_max.max(1) }
     }
 
-    /// A client begins its handshake. Returns who had to go for it.
+    /// Registers a client that begins its handshake. Returns the client that was cut off for it, if
+    /// any.
     pub(super) fn greet(&self, number: u64, socket: &Arc<OwnedFd>) -> Option<u64> {
         let mut lists = self.lists();
         let full = lists.greeted.len() >= self.greeted_max;
@@ -61,13 +64,13 @@ impl Guests {
         gone.map(|gone| gone.number)
     }
 
-    /// Whether all places are taken of those who are served.
+    /// Whether all places of served clients are taken.
     pub(super) fn is_full(&self) -> bool {
         self.lists().served.len() >= self.served_max
     }
 
-    /// A client has finished its handshake. `None`: it had to go, the places are taken, or nobody comes
-    /// in any more.
+    /// Gives a place to a client that has finished its handshake. `None`: the client was cut off,
+    /// all places are taken, or no more clients are admitted.
     pub(super) fn admit(&self, number: u64) -> Option<Place<'_>> {
         let mut lists = self.lists();
         let at = lists.greeted.iter().position(|guest| guest.number == number)?;
@@ -79,19 +82,19 @@ impl Guests {
         Some(Place { guests: self, number })
     }
 
-    /// A client is no longer in its handshake, if it was.
+    /// Removes a client from the handshakes, if it is there.
     pub(super) fn forget(&self, number: u64) {
         self.lists().greeted.retain(|guest| guest.number != number);
     }
 
-    /// Lets nobody in any more if nobody is in. Returns whether that is so.
+    /// Admits no more clients from now on, if none is served. Returns whether none is served.
     pub(super) fn close_if_empty(&self) -> bool {
         let mut lists = self.lists();
         lists.closed |= lists.served.is_empty();
         lists.served.is_empty()
     }
 
-    /// Lets nobody in any more.
+    /// Admits no more clients.
     pub(super) fn close(&self) {
         self.lists().closed = true;
     }
@@ -101,7 +104,7 @@ impl Guests {
         lists.closed && lists.served.is_empty()
     }
 
-    /// Clients that are served and have not hung up.
+    /// Number of clients that are served and have not hung up.
     pub(super) fn count(&self) -> usize {
         let stays = |guest: &&Guest| {
             guest.socket.upgrade().is_some_and(|socket| {
@@ -112,7 +115,7 @@ impl Guests {
         self.lists().served.iter().filter(stays).count()
     }
 
-    /// Takes nothing more from those who are served, and ends all handshakes.
+    /// Takes nothing more from served clients, and ends all handshakes.
     pub(super) fn hang_up(&self) {
         let lists = self.lists();
         // Wakes a thread that sleeps in a receive.
@@ -127,7 +130,7 @@ impl Guests {
 
 fn cut(guest: &Guest, how: Shutdown) {
     if let Some(socket) = guest.socket.upgrade() {
-        // A client that is gone already is fine.
+        // Fails if the client is gone already, which is fine.
         let _ = shutdown(socket.as_fd(), how);
     }
 }

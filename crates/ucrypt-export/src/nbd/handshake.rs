@@ -1,9 +1,9 @@
-//! The handshake, as a machine that takes bytes and gives bytes.
+//! The handshake, as a state machine that takes bytes and returns bytes.
 //!
 //! It knows no socket and no clock: the caller reads what [`Handshake::wanted`] asks for, sends
-//! what [`Handshake::take_output`] holds, and sets the deadline. That keeps every state within
-//! reach of tests and fuzzers. Memory is bounded whatever the client sends: an option's data is
-//! kept up to [`OPTION_DATA_MAX`] bytes, and longer data is thrown away as it comes.
+//! what [`Handshake::take_output`] returns, and sets the deadline. Tests and fuzzers can therefore
+//! reach every state. Memory is bounded whatever the client sends: an option's data is kept up to
+//! [`OPTION_DATA_MAX`] bytes, and longer data is thrown away as it arrives.
 
 use std::mem;
 
@@ -13,11 +13,11 @@ use super::protocol::{
     handshake_flag, option, option_reply, transmission_flag,
 };
 
-/// Longest option data that is looked at, in bytes. Longer data is refused with `ERR_TOO_BIG`.
+/// Longest option data that is parsed, in bytes. Longer data is refused with `ERR_TOO_BIG`.
 pub const OPTION_DATA_MAX: u32 = 64 << 10;
-/// Longest option data that is read over, in bytes. A client that announces more is cut off.
+/// Longest option data that is skipped, in bytes. A client that announces more is cut off.
 const OPTION_SKIP_MAX: u32 = 32 << 20;
-/// Options in one handshake. A client that sends more is not about to come to an end.
+/// Most options in one handshake. A client that sends more is not going to finish.
 const OPTIONS_MAX: u32 = 4096;
 /// Zero bytes after the reply to `EXPORT_NAME`.
 const ZEROES: usize = 124;
@@ -73,11 +73,11 @@ pub enum Step {
     Transmission(Negotiated),
     /// Send the output, then close the connection: the client asked for it.
     Close,
-    /// Close the connection: the client broke the protocol, or cannot be told otherwise.
+    /// Close the connection: the client broke the protocol, or there is no other way to refuse.
     Violation(&'static str),
 }
 
-/// What the next bytes are.
+/// The part that the next bytes belong to.
 #[derive(Clone, Copy)]
 enum State {
     ClientFlags,
@@ -90,24 +90,24 @@ enum State {
 pub struct Handshake<'a> {
     export: &'a Export,
     state: State,
-    /// The bytes of the part that is being read.
+    /// The bytes of the current part so far.
     input: Vec<u8>,
     output: Vec<u8>,
     negotiated: Negotiated,
     fixed: bool,
     no_zeroes: bool,
     options: u32,
-    /// Why the client is not served.
+    /// Why the client is not served; `None` if it is.
     refusal: Option<String>,
 }
 
 impl<'a> Handshake<'a> {
-    /// A handshake with a client that is to be told that it is not served, and why.
+    /// A handshake that tells the client that it is not served, and why.
     pub fn refusing(export: &'a Export, why: String) -> Self {
         Self { refusal: Some(why), ..Self::new(export) }
     }
 
-    /// A handshake whose output is the greeting.
+    /// Starts a handshake. Its first output is the greeting.
     pub fn new(export: &'a Export) -> Self {
         let mut output = Vec::with_capacity(512);
         output.extend(GREETING_MAGIC.to_be_bytes());
@@ -127,7 +127,7 @@ impl<'a> Handshake<'a> {
         }
     }
 
-    /// Bytes that can be taken now without reading past the handshake; never zero, at most
+    /// Number of bytes to read now without reading past the handshake; never zero, at most
     /// [`OPTION_DATA_MAX`].
     pub fn wanted(&self) -> usize {
         let part = match self.state {
@@ -139,12 +139,12 @@ impl<'a> Handshake<'a> {
         (part as usize).saturating_sub(self.input.len())
     }
 
-    /// What is to be sent to the client now.
+    /// Takes the bytes to send to the client now.
     pub fn take_output(&mut self) -> Vec<u8> {
         mem::take(&mut self.output)
     }
 
-    /// Takes bytes from the client: from 1 to [`wanted`](Self::wanted) of them.
+    /// Takes bytes from the client: at least 1 and at most [`wanted`](Self::wanted).
     pub fn take_input(&mut self, bytes: &[u8]) -> Step {
         let wanted = self.wanted();
         debug_assert!(bytes.len() <= wanted, "the caller read into the next part");
@@ -221,7 +221,7 @@ impl<'a> Handshake<'a> {
     fn option(&mut self, option: u32, data: &[u8]) -> Step {
         if let (Some(why), true) = (&self.refusal, option != option::ABORT) {
             if option == option::EXPORT_NAME {
-                // It has no answer but the end.
+                // EXPORT_NAME has no error reply: closing is the only answer.
                 return Step::Close;
             }
             let why = why.clone();
@@ -251,7 +251,7 @@ impl<'a> Handshake<'a> {
                 self.meta_context(option, data);
             }
             option::SET_META_CONTEXT => {
-                // Even a refused one gives up what was selected before.
+                // Even a refused option drops the previous selection.
                 self.negotiated.block_status = false;
                 self.negotiated.block_status = self.meta_context(option, data);
             }

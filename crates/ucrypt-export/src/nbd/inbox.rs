@@ -1,7 +1,7 @@
-//! The bytes that came from the client and are not looked at yet.
+//! The bytes that have come from the client but are not parsed yet.
 //!
-//! One receive takes many small requests. The payload of a large write is received straight into
-//! its buffer instead, and only the next header is read ahead, so large data is not copied here.
+//! One receive takes many small requests. The payload of a large write goes directly into its
+//! buffer instead, and only the next header is read ahead, so large data is not copied here.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -10,7 +10,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
 use super::protocol::REQUEST_LEN;
 
-/// Bytes that are taken with one call when requests are small.
+/// Most bytes that one call takes when requests are small.
 const CAPACITY: usize = 64 << 10;
 
 pub(super) struct Inbox {
@@ -24,12 +24,12 @@ impl Inbox {
         Self { bytes: vec![0; CAPACITY].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// What is there.
+    /// The bytes that are there.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// Gives up the first `count` bytes, or all if there are fewer.
+    /// Drops the first `count` bytes, or all if there are fewer.
     pub(super) fn consume(&mut self, count: usize) {
         self.start = self.end.min(self.start + count);
         if self.start == self.end {
@@ -37,7 +37,7 @@ impl Inbox {
         }
     }
 
-    /// The header of the next request, when it is complete.
+    /// Takes the header of the next request, if it is complete.
     pub(super) fn take_header(&mut self) -> Option<[u8; REQUEST_LEN]> {
         let header = *self.bytes().first_chunk()?;
         self.consume(REQUEST_LEN);
@@ -52,9 +52,9 @@ impl Inbox {
         count
     }
 
-    /// Receives into `payload` first and then into the inbox: one header with `bulk`, otherwise
-    /// as much as there is room for. Returns the bytes for each, and whether less came than was
-    /// asked for, so that the socket is known to be empty.
+    /// Receives into `payload` first and then into the inbox: one header with `bulk`, otherwise as
+    /// much as there is room for. Returns the number of bytes for each, and whether fewer came than
+    /// were asked for, which means that the socket is empty.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -72,7 +72,7 @@ impl Inbox {
         let spare = &mut self.bytes[self.end..limit];
         let mut parts = [IoSliceMut::new(payload), IoSliceMut::new(spare)];
         let parts = if parts[0].is_empty() { &mut parts[1..] } else { &mut parts[..] };
-        // Descriptors that a client may send along are closed by the kernel: there is no room.
+        // The kernel closes descriptors that a client sends along, because there is no room.
         let mut ancillary = RecvAncillaryBuffer::default();
         let count = recvmsg(socket, parts, &mut ancillary, flags)?.bytes;
         let to_payload = count.min(payload.len());
@@ -81,11 +81,11 @@ impl Inbox {
     }
 }
 
-/// What one receive brought.
+/// The result of one receive.
 pub(super) struct Received {
-    /// All bytes; 0 is the end of the stream.
+    /// Number of all bytes; 0 is the end of the stream.
     pub(super) count: usize,
-    /// Those of them that went into the payload.
+    /// Number of bytes that went into the payload.
     pub(super) to_payload: usize,
     /// The socket had no more.
     pub(super) drained: bool,

@@ -1,13 +1,13 @@
 //! NBD: a volume on a Unix or TCP socket, for QEMU, the kernel's client and every tool that
 //! speaks the protocol.
 //!
-//! A connection is one thread with one engine queue. Bytes flow through these files, in order:
-//! `server` accepts, `negotiate` runs a [`handshake`] on the socket, `inbox` cuts what comes into
+//! A connection has one thread with one engine queue. Bytes flow through these files, in order:
+//! `server` accepts, `negotiate` runs a [`handshake`] on the socket, `inbox` cuts the input into
 //! requests, [`request`] decides what is refused, `connection` drives the queue, `outbox` sends
-//! the replies. What is pure (`protocol`, `handshake`, `options`, `request`) knows no socket.
+//! the replies. The pure modules (`protocol`, `handshake`, `options`, `request`) know no socket.
 //!
-//! There is no TLS, so TCP is served on loopback addresses only, and there to the server's user and to
-//! root only ([`ServerConfig::any_user`], `peer`). `guests` bounds how many clients there are.
+//! There is no TLS, so the server listens for TCP on loopback addresses only, and serves only its own
+//! user and root there ([`ServerConfig::any_user`], `peer`). `guests` bounds the number of clients.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A handshake on a socket, with a deadline.
+//! Runs a handshake on a socket, with a deadline.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,12 +12,12 @@ use super::connection::ConnectionError;
 use super::handshake::{Handshake, Negotiated, Step};
 use crate::stop::Stop;
 
-/// Bytes that are received at a time.
+/// Most bytes to receive at a time.
 const PIECE: usize = 4096;
 
-/// Runs the handshake. `None`: the client left, or was not admitted, or the server is to stop.
+/// Runs the handshake. `None`: the client left or was not admitted, or the server is to stop.
 ///
-/// `admit` is asked before the client is told that it is served.
+/// Calls `admit` before it tells the client that it is served.
 pub(super) fn negotiate(
     socket: BorrowedFd<'_>,
     mut handshake: Handshake<'_>,
@@ -55,7 +55,7 @@ pub(super) fn negotiate(
     }
 }
 
-/// The socket, until the deadline or the order to stop.
+/// The socket, usable until the deadline or until the server is to stop.
 struct Line<'a> {
     socket: BorrowedFd<'a>,
     stop: &'a Stop,

@@ -3,8 +3,8 @@
 use super::handshake::Export;
 use super::protocol::{BASE_ALLOCATION, BASE_ALLOCATION_ID, STRING_MAX, get_u16, get_u32, info};
 
-/// Takes a string with its 32-bit length off the front of `data`; `None` if the data ends before
-/// or the string is longer than the protocol allows.
+/// Takes a string with its 32-bit length off the front of `data`; `None` if the data ends early or
+/// the string is longer than the protocol allows.
 fn take_string<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = get_u32(data, 0)? as usize;
     let rest = data.get(4..)?;
@@ -20,7 +20,7 @@ fn take_string<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
 pub(super) struct InfoQuery<'a> {
     /// Name of the export.
     pub(super) name: &'a [u8],
-    /// The facts that are asked for, two bytes each.
+    /// The types of the facts that the client asks for, two bytes each.
     wanted: &'a [u8],
 }
 
@@ -79,7 +79,8 @@ impl<'a> MetaQuery<'a> {
         let name = take_string(&mut data)?;
         let count = get_u32(data, 0)?;
         data = data.get(4..)?;
-        // Not reserved by `count`: each query takes at least four bytes of `data`, which bounds it.
+        // Does not reserve `count`: each query takes at least four bytes of `data`, which bounds
+        // the list.
         let mut queries = Vec::new();
         for _ in 0..count {
             let query = take_string(&mut data)?;

@@ -1,8 +1,8 @@
-//! Replies: how they look on the wire, and how they are sent many at a time.
+//! Replies: their wire format, and how many are sent at a time.
 //!
 //! Read data stays in the buffer that the engine filled and goes from there to the socket. Every
-//! reply in the box belongs to a request that still counts against the connection's depth, so the
-//! box is bounded however slowly the client reads.
+//! reply in the outbox belongs to a request that still counts against the connection's depth, so
+//! the outbox is bounded however slowly the client reads.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -15,12 +15,12 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use super::protocol::{BASE_ALLOCATION_ID, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 use super::request::Refusal;
 
-/// Parts of replies that one system call sends.
+/// Most parts of replies that one system call sends.
 const PARTS_MAX: usize = 64;
-/// Longest head: a structured chunk's header and an offset.
+/// Bytes of the longest head: a structured chunk's header and an offset.
 const HEAD_MAX: usize = 28;
 
-/// What follows the head of a reply.
+/// The part of a reply behind its head.
 pub(super) enum Payload<D> {
     None,
     Text(&'static str),
@@ -51,7 +51,7 @@ impl<D: Deref<Target = [u8]>> Reply<D> {
         Self::new(&[&magic, &error.to_be_bytes(), &cookie.to_be_bytes()], payload)
     }
 
-    /// The only, and so last, chunk of a structured reply. `fields` come before the payload.
+    /// The only, and so last, chunk of a structured reply. `fields` precede the payload.
     fn structured(cookie: u64, kind: u16, fields: &[&[u8]], payload: Payload<D>) -> Self {
         let mut reply = Self::new(
             &[
@@ -73,7 +73,7 @@ impl<D: Deref<Target = [u8]>> Reply<D> {
         reply
     }
 
-    /// Success without data; a simple reply is right whatever was negotiated.
+    /// Success without data; a simple reply is valid whatever was negotiated.
     pub(super) fn success(cookie: u64) -> Self {
         Self::simple(cookie, 0, Payload::None)
     }
@@ -87,7 +87,7 @@ impl<D: Deref<Target = [u8]>> Reply<D> {
         Self::structured(cookie, chunk::OFFSET_DATA, &[&offset], Payload::Data(data))
     }
 
-    /// A read of no bytes: a data chunk must not be empty.
+    /// The reply to a read of no bytes, without data: a data chunk must not be empty.
     pub(super) fn read_nothing(structured: bool, cookie: u64) -> Self {
         if !structured {
             return Self::success(cookie);
@@ -130,21 +130,21 @@ impl<D: Deref<Target = [u8]>> Reply<D> {
     }
 }
 
-/// Whether a send got rid of everything.
+/// Whether a send has emptied the outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// The box is empty.
+    /// The outbox is empty.
     All,
     /// The socket is full; some bytes may have gone.
     Full,
 }
 
-/// The replies that are not sent yet, in the order in which they go.
+/// The replies that are not sent yet, in the order of sending.
 pub(super) struct Outbox<D> {
     replies: VecDeque<Reply<D>>,
     /// Bytes of the first reply that are sent already.
     sent: usize,
-    /// Bytes of all replies, those that are sent already included.
+    /// Bytes of all replies, including those that are sent already.
     bytes: usize,
 }
 
@@ -171,7 +171,7 @@ impl<D: Deref<Target = [u8]>> Outbox<D> {
         self.bytes - self.sent
     }
 
-    /// Gives all replies up, because nobody takes them any more.
+    /// Drops all replies, because nobody takes them any more.
     pub(super) fn clear(&mut self) {
         self.replies.clear();
         (self.sent, self.bytes) = (0, 0);
@@ -242,7 +242,7 @@ mod tests {
 
     type Box = Outbox<Vec<u8>>;
 
-    /// Takes the box's bytes in pieces of at most `piece`, as a slow socket would.
+    /// Takes the outbox's bytes in pieces of at most `piece`, as a slow socket would.
     fn drain(outbox: &mut Box, piece: usize) -> Vec<u8> {
         let mut wire = Vec::new();
         while !outbox.is_empty() {

@@ -1,22 +1,22 @@
-//! Whose client a TCP connection on loopback is.
+//! Finds out which user a client on loopback TCP belongs to.
 //!
-//! TCP knows no users: everybody on this machine may connect. The kernel tells in `/proc/net/tcp` whose
-//! every socket is; that of a client on loopback is there too, with both addresses the other way round.
+//! TCP knows no users: everybody on this machine may connect. The kernel's `/proc/net/tcp` tells the
+//! owner of every socket; the socket of a client on loopback is there too, with its two addresses
+//! swapped.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::BorrowedFd;
 
-/// The state of a connection both of whose ends are open, as the kernel writes it. In any other the
+/// The state of a connection with both ends open, as the kernel writes it. In any other state, the
 /// kernel may show a socket that belongs to nobody any more as root's.
 const ESTABLISHED: &str = "01";
 
-/// How often the table is read: while it is, a line may be missed if others come and go.
+/// How often to read the table: a single pass may miss a line if others come and go meanwhile.
 const ATTEMPTS: u32 = 3;
 
-/// The user whose socket is at the other end; `None` if there is none any more, or it is on another
-/// machine.
+/// The user whose socket is at the other end; `None` if that socket is gone or on another machine.
 pub(super) fn user(socket: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let socket = TcpStream::from(socket.try_clone_to_owned()?);
     let (theirs, ours) = (socket.peer_addr()?, socket.local_addr()?);
@@ -35,7 +35,7 @@ pub(super) fn user(socket: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     Ok(None)
 }
 
-/// Looks for the connection from `theirs` to `ours`, as its client has it.
+/// Finds the user of the client's socket, which is connected from `theirs` to `ours`.
 fn find(table: impl BufRead, theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<u32>> {
     let forms = [(plain(theirs), plain(ours)), (mapped(theirs), mapped(ours))];
     for line in table.lines() {
@@ -53,7 +53,7 @@ fn find(table: impl BufRead, theirs: SocketAddr, ours: SocketAddr) -> io::Result
     Ok(None)
 }
 
-/// An address as the kernel writes it: words of 32 bits in the order of the machine, and the port.
+/// An address as the kernel writes it: 32-bit words in the machine's byte order, and the port.
 fn plain(address: SocketAddr) -> String {
     match address {
         SocketAddr::V4(address) => written(&address.ip().octets(), address.port()),
@@ -64,7 +64,7 @@ fn plain(address: SocketAddr) -> String {
     }
 }
 
-/// As [`plain`], of an IPv6 socket that is used for IPv4.
+/// As [`plain`], but of an IPv6 socket that is used for IPv4.
 fn mapped(address: SocketAddr) -> String {
     match address {
         SocketAddr::V4(address) => written(&address.ip().to_ipv6_mapped().octets(), address.port()),

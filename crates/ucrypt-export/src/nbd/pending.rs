@@ -1,4 +1,4 @@
-//! What a reply will need of its request, while the engine has it.
+//! What a reply needs of its request, kept while the request is in the engine.
 
 use crate::table::Table;
 
@@ -9,7 +9,7 @@ pub(super) struct Pending {
     pub(super) kind: Kind,
 }
 
-/// What is to be done when the engine is done.
+/// What to do when the engine has completed the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Send the data; the offset goes with it.

@@ -1,4 +1,4 @@
-//! The numbers and wire layouts of the NBD protocol, and which requests are refused and how.
+//! The numbers and wire layouts of the NBD protocol.
 //!
 //! Everything here is a pure function of bytes: no socket, no volume. The source is the protocol
 //! description `doc/proto.md` of the `NetworkBlockDevice/nbd` project; names are its names with
@@ -19,7 +19,7 @@ pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Longest string (export name, query, message) that the protocol allows, in bytes.
 pub const STRING_MAX: usize = 4096;
-/// Largest payload of a read or a write, in bytes; what every client may assume by default.
+/// Largest payload of a read or a write, in bytes; the default that every client may assume.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 /// Bytes of a request without its payload.
 pub const REQUEST_LEN: usize = 28;
@@ -191,17 +191,17 @@ pub enum NbdError {
     NotSup = 95,
 }
 
-/// Reads a big-endian `u16` at `at`; `None` if the bytes end before.
+/// Reads a big-endian `u16` at `at`; `None` if there are too few bytes.
 pub fn get_u16(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|b| u16::from_be_bytes(*b))
 }
 
-/// Reads a big-endian `u32` at `at`; `None` if the bytes end before.
+/// Reads a big-endian `u32` at `at`; `None` if there are too few bytes.
 pub fn get_u32(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|b| u32::from_be_bytes(*b))
 }
 
-/// Reads a big-endian `u64` at `at`; `None` if the bytes end before.
+/// Reads a big-endian `u64` at `at`; `None` if there are too few bytes.
 pub fn get_u64(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().map(|b| u64::from_be_bytes(*b))
 }

@@ -1,7 +1,7 @@
-//! A client's request: from bytes to a command that may be run, or to a refusal.
+//! A client's request: parses its bytes into a valid command or a refusal.
 //!
-//! One place decides what is refused and with which error, so that the transmission loop only
-//! ever sees commands that are valid for the export.
+//! This module alone decides which requests are refused and with which error, so that the
+//! transmission loop only ever sees commands that are valid for the export.
 
 use ucrypt_engine::Errno;
 
@@ -10,14 +10,14 @@ use super::protocol::{
     get_u64, transmission_flag,
 };
 
-/// A request as it came, unchecked.
+/// A request as received, unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Command flags.
     pub flags: u16,
     /// The command.
     pub command: u16,
-    /// The client's name for the request, sent back with the reply.
+    /// The client's identifier of the request, sent back with the reply.
     pub cookie: u64,
     /// First byte of the range.
     pub offset: u64,
@@ -25,7 +25,7 @@ pub struct Request {
     pub length: u32,
 }
 
-/// What a request asks for, when it is allowed.
+/// The command of a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Send the bytes of the range.
@@ -51,7 +51,7 @@ pub enum Command {
         /// The range must stay allocated.
         no_hole: bool,
     },
-    /// Say what is allocated in the range.
+    /// Report what is allocated in the range.
     BlockStatus {
         /// Only the first extent is wanted.
         one: bool,
@@ -61,18 +61,18 @@ pub enum Command {
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error for the client's program.
+    /// The error for the client program.
     pub error: NbdError,
-    /// The reason for the human; only structured replies carry it.
+    /// The reason for a human; only structured replies carry it.
     pub message: &'static str,
 }
 
-/// The engine has no buffer, and will not have one.
+/// The engine has no buffer for the request and will never have one.
 pub const NO_MEMORY: Refusal =
     Refusal { error: NbdError::NoMem, message: "no memory for a request of this size" };
 
 impl From<Errno> for Refusal {
-    /// The protocol's error for one of the system's, after its section on error values.
+    /// Maps a system error to one of the protocol, after the protocol's section on error values.
     fn from(errno: Errno) -> Self {
         let (error, message) = match errno {
             Errno::PERM | Errno::ACCESS | Errno::ROFS => (NbdError::Perm, "not permitted"),
@@ -85,7 +85,7 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// What the request may count on: the export, and what was negotiated.
+/// What requests are checked against: the export, and what was negotiated.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of the export.
@@ -116,7 +116,7 @@ const fn inval(message: &'static str) -> Refusal {
 }
 
 impl Request {
-    /// Reads a request; `None` if the magic number is wrong, after which nothing that follows in
+    /// Parses a request; `None` if the magic number is wrong, after which nothing that follows in
     /// the stream can be trusted.
     pub fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<Self> {
         if get_u32(bytes, 0)? != REQUEST_MAGIC {
@@ -204,8 +204,8 @@ impl Request {
         Ok(Command::BlockStatus { one: self.flags & command_flag::REQ_ONE != 0 })
     }
 
-    /// Refuses every flag but those of the command; FUA goes with every command once the export
-    /// has it, and `DF` and `FAST_ZERO` only when they were advertised.
+    /// Refuses every flag but those of the command. `FUA` is allowed with every command if the
+    /// export has it; `DF` and `FAST_ZERO` only if they were advertised.
     fn allow_flags(&self, limits: &Limits, of_command: u16) -> Result<(), Refusal> {
         let mut allowed = of_command;
         if limits.has(transmission_flag::SEND_FUA) {

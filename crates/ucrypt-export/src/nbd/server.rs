@@ -1,4 +1,4 @@
-//! The listener: accepts clients, bounds their number, and ends them all.
+//! The listener: accepts clients, bounds their number, and ends all connections.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,16 +21,16 @@ use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
 use super::request::Limits;
 use crate::stop::Stop;
 
-/// Bytes that a Unix socket may hold for its client; the system may grant less.
+/// Send buffer of a Unix socket in bytes; the system may grant less.
 const SEND_BUFFER: usize = 1 << 20;
 /// How long to wait when the system has no descriptor or memory for a client.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How often that is said.
+/// How often to report that.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// Clients in their handshake at one time.
+/// Most clients in their handshake at one time.
 const HANDSHAKES_MAX: usize = 32;
 
-/// Where a server reports what went wrong with a client: one line each, from any thread.
+/// Gets one line for each problem with a client, from any thread.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How a volume is served.
@@ -40,14 +40,16 @@ pub struct ServerConfig {
     pub export_name: String,
     /// A line for a human, shown by clients that list exports. At most 4096 bytes.
     pub description: String,
-    /// Clients that are served at one time; more are told so and turned away. In their handshake there
-    /// may be 32 more; when those places are taken, who has been there longest is cut off.
+    /// Most clients that are served at one time; the server tells further ones so and turns them
+    /// away. Another 32 may be in their handshake; beyond that, the one that has been there longest
+    /// is cut off.
     pub connections_max: usize,
     /// How long a client may take to negotiate.
     pub handshake_timeout: Duration,
-    /// Over TCP, serve every user of this machine; else only the user of this process, and root.
+    /// Over TCP, serve every user of this machine; otherwise only the user of this process and
+    /// root.
     pub any_user: bool,
-    /// Told of clients that fail.
+    /// Is told of clients that fail.
     pub report: Report,
 }
 
@@ -64,8 +66,9 @@ impl Default for ServerConfig {
     }
 }
 
-/// Of each connection. The memory holds the longest request, 32 MiB with its whole first and last
-/// sector, beside shorter ones; a client that has more under way than the depth waits.
+/// The engine queue of each connection. Its memory holds the longest request, 32 MiB with its whole
+/// first and last sector, beside shorter ones; a client with more requests in flight than the depth
+/// waits.
 const QUEUE: QueueConfig = QueueConfig { memory: 64 << 20, depth: 128 };
 
 /// Why a server did not start.
@@ -116,7 +119,7 @@ impl Server {
         Ok(Self { uri, shared, acceptor: Some(acceptor) })
     }
 
-    /// Where clients find the volume, as an NBD URI; with the port if it was chosen here.
+    /// The volume's NBD URI for clients, with the actual port if the server chose it.
     pub fn uri(&self) -> &str {
         &self.uri
     }
@@ -126,7 +129,8 @@ impl Server {
         self.shared.guests.count()
     }
 
-    /// Takes no more clients if none is being served. Returns whether that is so.
+    /// Takes no more clients from now on, if none is being served. Returns whether that is the
+    /// case.
     pub fn try_stop(&self) -> bool {
         let stopped = self.shared.guests.close_if_empty();
         if stopped {
@@ -135,19 +139,20 @@ impl Server {
         stopped
     }
 
-    /// Takes no more clients; those that are being served go on. With the last of them it has ended.
+    /// Takes no more clients; those that are being served go on. The server ends with the last of
+    /// them.
     pub fn detach(&self) {
         self.shared.guests.close();
         self.shared.no_more.set();
     }
 
-    /// Whether no more clients are taken and the last has gone.
+    /// Whether the server takes no more clients and the last one has gone.
     pub fn has_ended(&self) -> bool {
         self.shared.guests.are_gone()
     }
 
-    /// Takes no more clients and no more requests, runs every request that was taken to its end,
-    /// and returns when the last connection is closed. Nothing is flushed beyond that.
+    /// Takes no more clients and no more requests, completes every request that was taken, and
+    /// returns when the last connection is closed. It flushes nothing beyond that.
     pub fn shutdown(mut self) {
         self.end();
     }
@@ -156,7 +161,7 @@ impl Server {
         self.shared.stop.set();
         self.shared.no_more.set();
         if let Some(acceptor) = self.acceptor.take() {
-            // A panic there has been printed already and leaves nothing to do here.
+            // A panic of the thread has been printed already and leaves nothing to do.
             let _ = acceptor.join();
         }
     }
@@ -195,13 +200,13 @@ fn export(volume: &Volume, config: &ServerConfig) -> Export {
     }
 }
 
-/// What all connections use.
+/// State shared by all connections.
 struct Shared {
     volume: Arc<Volume>,
     config: ServerConfig,
-    /// No request is taken any more.
+    /// Set when no more requests are taken.
     stop: Stop,
-    /// No client is taken any more.
+    /// Set when no more clients are taken.
     no_more: Stop,
     guests: Guests,
     is_tcp: bool,
@@ -216,9 +221,9 @@ struct Client {
 struct Acceptor {
     shared: Arc<Shared>,
     clients: Vec<Client>,
-    /// Clients so far, the last one's name in reports.
+    /// Number of clients so far, which names the last one in reports.
     number: u64,
-    /// When it was last said that no client can be accepted.
+    /// When the server last reported that it can accept no client.
     said: Option<Instant>,
 }
 
@@ -235,9 +240,9 @@ impl Acceptor {
                 }
             }
         }
-        // With it goes the socket's file.
+        // This also removes the socket's file.
         drop(listener);
-        // It never times out: the order to stop comes at the latest with the server's end.
+        // Waits without a timeout: dropping the server sets `stop` at the latest.
         let stop = PollFd::new(&self.shared.stop, PollFlags::IN);
         while !self.shared.stop.is_set() {
             let _ = poll(&mut [stop.clone()], None);
@@ -248,16 +253,17 @@ impl Acceptor {
         }
     }
 
-    /// Sleeps until there is a client or no more are taken; without the listener, only a moment.
+    /// Sleeps until there is a client or no more are taken; without a listener, only for a moment.
     fn wait(&self, listener: Option<&Listener>) {
         let mut fds = vec![PollFd::new(&self.shared.no_more, PollFlags::IN)];
         let timeout = if listener.is_none() { Some(&ACCEPT_PAUSE) } else { None };
         fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
-        // Whatever it returns, the caller looks at both again.
+        // Whatever this returns, the caller looks at both again.
         let _ = poll(&mut fds, timeout);
     }
 
-    /// It will be so for a while: the descriptors are used up, or the memory.
+    /// Reports, at most once in [`SAY_EVERY`], that no client can be accepted: the descriptors or
+    /// the memory are used up, which may last.
     fn cannot_accept(&mut self, error: Errno) {
         if self.said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
             self.said = Some(Instant::now());
@@ -277,7 +283,8 @@ impl Acceptor {
             (shared.config.report)(&format!(
                 "NBD client {gone} cut off: it did not negotiate, and others wait"
             ));
-            // It has nothing more to wait for. So there are never more threads than places.
+            // Its thread has nothing more to wait for. Joining it here bounds the number of threads
+            // by the number of places.
             if let Some(at) = self.clients.iter().position(|client| client.number == gone) {
                 let _ = self.clients.swap_remove(at).thread.join();
             }
@@ -299,7 +306,7 @@ impl Acceptor {
     }
 }
 
-/// Sets what makes the socket faster; it works without, so failures do not matter.
+/// Sets options that make the socket faster; it works without them, so failures do not matter.
 fn tune(socket: &OwnedFd, tcp: bool) {
     if tcp {
         let _ = sockopt::set_tcp_nodelay(socket, true);
@@ -308,7 +315,7 @@ fn tune(socket: &OwnedFd, tcp: bool) {
     }
 }
 
-/// One client, from the greeting to the end.
+/// Serves one client, from the greeting to the end.
 fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), ConnectionError> {
     let Shared { volume, config, stop, guests, .. } = shared;
     // The volume may have been resized since the last connection.
@@ -344,7 +351,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     Connection::new(socket, stop, service).map_err(ConnectionError::Queue)?.run()
 }
 
-/// Why a client is not served, if so.
+/// Why a client is not served; `None` if it is.
 fn refusal(socket: &OwnedFd, shared: &Shared) -> io::Result<Option<String>> {
     let config = &shared.config;
     if shared.is_tcp && !config.any_user {

@@ -1,7 +1,7 @@
-//! What the kernel and a ublk server say to each other (`include/uapi/linux/ublk_cmd.h`).
+//! The commands and structures of the kernel's ublk driver (`include/uapi/linux/ublk_cmd.h`).
 //!
-//! Structures are written to bytes and read from bytes field by field: no layout of ours is handed
-//! to the kernel, and what comes back is only ever numbers.
+//! Structures are written to bytes and read from bytes field by field: the kernel never gets a
+//! layout of ours, and everything that comes back is plain numbers.
 
 use ucrypt_engine::{Zone, ZoneKind};
 
@@ -45,14 +45,14 @@ pub(super) mod feature {
     pub(in super::super) const ZONED: u64 = 1 << 8;
 }
 
-/// [`DeviceInfo::state`]: it has not begun, or has ended.
+/// [`DeviceInfo::state`]: the device has not started, or has ended.
 pub(super) const STATE_DEAD: u16 = 0;
-/// [`DeviceInfo::state`]: it has a server.
+/// [`DeviceInfo::state`]: the device has a server.
 pub(super) const STATE_LIVE: u16 = 1;
-/// [`DeviceInfo::state`]: its server died, and its requests wait for another one.
+/// [`DeviceInfo::state`]: the device's server died, and its requests wait for another one.
 pub(super) const STATE_QUIESCED: u16 = 2;
 
-/// A header's device number when the kernel is to choose one.
+/// A header's device number that lets the kernel choose one.
 pub(super) const ANY_DEVICE: u32 = u32::MAX;
 
 const HEADER_LEN: usize = 32;
@@ -63,12 +63,12 @@ pub(super) const COMMAND_LEN: usize = 80;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     pub(super) device: u32,
-    /// Of the payload, in bytes.
+    /// Length of the payload in bytes.
     pub(super) len: u16,
     /// Address of the payload.
     pub(super) address: u64,
     pub(super) data: u64,
-    /// Bytes at the start of the payload that are the path of the device's character device.
+    /// Length in bytes of the character device's path, at the start of the payload.
     pub(super) path_len: u16,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct DeviceInfo {
     pub(super) device: u32,
     pub(super) server_pid: i32,
     pub(super) features: u64,
-    /// Kept for the server, unread by the kernel.
+    /// Kept for the server; the kernel does not read it.
     pub(super) server_data: u64,
 }
 
@@ -139,7 +139,7 @@ pub(super) mod attribute {
     pub(in super::super) const FUA: u32 = 1 << 3;
 }
 
-/// The part of `struct ublk_params` on zones.
+/// The zoned part of `struct ublk_params`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ZonedParameters {
     /// Most zones; 0: any number.
@@ -158,17 +158,17 @@ pub(super) struct Parameters {
     pub(super) physical_shift: u8,
     pub(super) io_opt_shift: u8,
     pub(super) io_min_shift: u8,
-    /// Lengths in 512-byte sectors.
+    /// Largest request, in 512-byte sectors.
     pub(super) sectors_max: u32,
-    /// No request goes beyond a multiple of that; a zone of a zoned device. 0: nothing of that kind.
+    /// No request crosses a multiple of this, the zone length of a zoned device. 0: no such limit.
     pub(super) chunk_sectors: u32,
     pub(super) sectors: u64,
     /// In bytes, not 0.
     pub(super) discard_granularity: u32,
-    /// Of one request, in 512-byte sectors; 0: none.
+    /// Largest discard, and below largest write of zeroes, in 512-byte sectors; 0: not supported.
     pub(super) discard_sectors_max: u32,
     pub(super) write_zeroes_sectors_max: u32,
-    /// Of a zoned device.
+    /// Only for a zoned device.
     pub(super) zoned: Option<ZonedParameters>,
 }
 
@@ -226,12 +226,12 @@ impl Parameters {
     }
 }
 
-/// What the kernel wants done, as its descriptor says (`struct ublksrv_io_desc`).
+/// The kernel's descriptor of a request (`struct ublksrv_io_desc`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
     /// Operation in the low byte, flags above.
     pub(super) op_flags: u32,
-    /// In 512-byte sectors; for [`Descriptor::REPORT_ZONES`], how many zones.
+    /// Length in 512-byte sectors; for [`Descriptor::REPORT_ZONES`], the number of zones.
     pub(super) sectors: u32,
     pub(super) start_sector: u64,
 }
@@ -253,7 +253,7 @@ impl Descriptor {
     pub(super) const ZONE_RESET: u8 = 15;
     pub(super) const REPORT_ZONES: u8 = 18;
 
-    /// From the kernel's memory.
+    /// Parses a descriptor from the words in the kernel's memory.
     pub(super) fn from_words([first, start_sector, _address]: [u64; 3]) -> Self {
         let bytes = first.to_ne_bytes();
         let (op_flags, sectors) =
@@ -287,10 +287,10 @@ const IO_COMMAND_LEN: usize = 16;
 pub(super) struct IoCommand {
     pub(super) queue: u16,
     pub(super) tag: u16,
-    /// Bytes transferred, or a negative error number.
+    /// Number of bytes transferred, or a negative error number.
     pub(super) result: i32,
-    /// Of the request's data, where the kernel copies it; 0 where we do. For an append that has
-    /// ended, the 512-byte sector where it was written.
+    /// Address of the request's buffer if the kernel copies the data; 0 if we do. For a completed
+    /// append, the 512-byte sector where it was written.
     pub(super) address: u64,
 }
 
@@ -305,7 +305,7 @@ impl IoCommand {
     }
 }
 
-/// `struct blk_zone` (`linux/blkzoned.h`) of what a zone is, in bytes.
+/// The bytes of a zone as `struct blk_zone` (`linux/blkzoned.h`).
 pub(super) fn zone_to_bytes(zone: &Zone) -> [u8; ZONE_LEN] {
     let mut bytes = [0; ZONE_LEN];
     put(&mut bytes, 0, (zone.start / 512).to_ne_bytes());
@@ -324,7 +324,7 @@ pub(super) fn zone_to_bytes(zone: &Zone) -> [u8; ZONE_LEN] {
 /// Bytes of a zone in a report.
 pub(super) const ZONE_LEN: usize = 64;
 
-/// Where in `/dev/ublkcN` the data of a request is read and written (`UBLK_F_USER_COPY`).
+/// Position in `/dev/ublkcN` at which a request's data is read and written (`UBLK_F_USER_COPY`).
 pub(super) fn data_position(queue: u16, tag: u16) -> u64 {
     const BASE: u64 = 0x8000_0000;
     const TAG_SHIFT: u32 = 25;

@@ -1,7 +1,7 @@
-//! `/dev/ublk-control`: devices come, start, stop and go.
+//! `/dev/ublk-control`: adds, starts, stops and deletes devices.
 //!
-//! A command is one entry of a ring of our own and is waited for. Its payload belongs to the kernel
-//! until the command has completed; should the ring break before, the payload is leaked.
+//! A command is one entry of a ring of our own, and the caller waits for its completion. Until then
+//! the payload belongs to the kernel; if the ring breaks before, the payload is leaked.
 
 #![expect(unsafe_code, reason = "the kernel reads and writes payloads by address")]
 
@@ -17,7 +17,7 @@ use super::device::character_path;
 
 pub(super) const PATH: &str = "/dev/ublk-control";
 
-/// A way to give commands.
+/// An open `/dev/ublk-control`, with the ring for its commands.
 pub(super) struct Control {
     file: File,
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
@@ -36,14 +36,14 @@ impl Control {
         Ok(Self { file, ring })
     }
 
-    /// What the driver can do; nothing of what we need if it is too old to say.
+    /// The driver's features. Fails if the driver is too old to report them.
     pub(super) fn features(&mut self) -> Result<u64, Errno> {
         let header = Header { device: ANY_DEVICE, len: 8, address: 0, data: 0, path_len: 0 };
         let payload = self.run(Command::GetFeatures, header, vec![0; 8])?;
         Ok(u64::from_ne_bytes(payload.try_into().map_err(|_| Errno::INVAL)?))
     }
 
-    /// Makes a device; the answer says what it became.
+    /// Adds a device. Returns its properties as the kernel has set them.
     pub(super) fn add(&mut self, info: DeviceInfo) -> Result<DeviceInfo, Errno> {
         let len = DeviceInfo::LEN as u16;
         let header = Header { device: info.device, len, address: 0, data: 0, path_len: 0 };
@@ -68,13 +68,13 @@ impl Control {
         self.at(Command::SetParameters, of.device, 0, &to.to_bytes(), by_path).map(drop)
     }
 
-    /// A command without a payload.
+    /// Runs a command without a payload.
     pub(super) fn tell(&mut self, command: Command, device: u32) -> Result<(), Errno> {
         self.at(command, device, 0, &[], true).map(drop)
     }
 
-    /// Deletes a device. Its number is free once its last user has closed it, for which only older
-    /// kernels wait.
+    /// Deletes a device. Its number is free once the last user has closed the device; only older
+    /// kernels wait for that here.
     pub(super) fn delete(&mut self, device: u32) -> Result<(), Errno> {
         match self.tell(Command::DeleteDeviceAsync, device) {
             Err(Errno::OPNOTSUPP | Errno::INVAL) => self.tell(Command::DeleteDevice, device),
@@ -87,10 +87,10 @@ impl Control {
         self.at(command, device, u64::from(std::process::id()), &[], true).map(drop)
     }
 
-    /// Gives a command. Returns its payload.
+    /// Runs a command. Returns its payload.
     ///
-    /// `by_path`: the device's path stands before the payload, so that the kernel can check who may
-    /// command it. A device of root's has none there if the command has a payload, except for
+    /// With `by_path`, the device's path precedes the payload, so that the kernel can check who may
+    /// control the device. For a device of root's, a command with a payload has no path, except for
     /// `GetDeviceInfo2`.
     fn at(
         &mut self,
@@ -109,7 +109,7 @@ impl Control {
         Ok(answer)
     }
 
-    /// Gives one command and waits for its end. Returns the payload as the kernel left it.
+    /// Runs one command and waits for its completion. Returns the payload as the kernel left it.
     fn run(
         &mut self,
         command: Command,
@@ -134,7 +134,7 @@ impl Control {
             match waited.map_err(|error| Errno::from_io_error(&error)) {
                 Ok(_) | Err(Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)) => {}
                 Err(error) => {
-                    // The kernel may still write to it.
+                    // The kernel may still write to the payload.
                     std::mem::forget(payload);
                     return Err(error.unwrap_or(Errno::IO));
                 }

@@ -1,10 +1,10 @@
-//! How the data of requests crosses between the kernel and us.
+//! Moves the data of requests between the kernel and us.
 //!
-//! - *User copy*: we copy, by pread and pwrite at a place of the character device that stands for
-//!   the request. Memory is needed only while a request is under way.
-//! - *Buffers*: the kernel copies, to and from a buffer that the tag keeps. It does so inside our
-//!   own system calls (while a command is handed over or waited for), never while we look at the
-//!   memory. Devices of users without privileges have only this.
+//! - *User copy*: we copy, with pread and pwrite at the request's position in the character device.
+//!   Memory is needed only while a request is in flight.
+//! - *Buffers*: the kernel copies to and from a buffer that the tag keeps. It copies inside our own
+//!   system calls (while a command is submitted or waited for), never while we access the memory.
+//!   Devices of users without privileges have only this.
 
 use std::fs::File;
 use std::io;
@@ -20,12 +20,12 @@ pub(super) enum Data {
         device: Arc<File>,
         queue: u16,
     },
-    /// By tag.
+    /// One buffer for each tag.
     Buffers(Vec<Buf>),
 }
 
 impl Data {
-    /// A buffer for each of `depth` tags.
+    /// Allocates a buffer for each of `depth` tags.
     pub(super) fn buffers(depth: u16, io_bytes_max: u32) -> io::Result<Self> {
         let pool = Pool::new(usize::from(depth) * io_bytes_max as usize)?;
         let buffers = (0..depth).map(|_| pool.alloc(io_bytes_max as usize));
@@ -33,7 +33,7 @@ impl Data {
         Ok(Self::Buffers(buffers.ok_or(io::ErrorKind::OutOfMemory)?))
     }
 
-    /// The address of the tag's buffer, if it has one; it lives as long as `self`.
+    /// The address of the tag's buffer, which lives as long as `self`; 0 if there is none.
     pub(super) fn address(&mut self, tag: u16) -> u64 {
         match self {
             Self::UserCopy { .. } => 0,
@@ -43,7 +43,7 @@ impl Data {
         }
     }
 
-    /// Fills `to` with what a request wants written.
+    /// Fills `to` with the data of a write request.
     pub(super) fn take(&mut self, tag: u16, to: &mut [u8]) -> Result<(), Errno> {
         match self {
             Self::UserCopy { device, queue } => {
@@ -58,7 +58,7 @@ impl Data {
         }
     }
 
-    /// Hands over what a request wanted to read, from byte `at` of it on.
+    /// Hands `from` to a read request, from its byte `at` on.
     pub(super) fn give(&mut self, tag: u16, from: &[u8], at: u64) -> Result<(), Errno> {
         match self {
             Self::UserCopy { device, queue } => {
@@ -74,7 +74,7 @@ impl Data {
         }
     }
 
-    /// Never frees the buffers: the kernel may still write to them.
+    /// Leaks the buffers: the kernel may still write to them.
     pub(super) fn leak(&mut self) {
         if let Self::Buffers(buffers) = self {
             std::mem::forget(std::mem::take(buffers));
@@ -82,7 +82,7 @@ impl Data {
     }
 }
 
-/// Goes on until all of `len` bytes are transferred.
+/// Repeats `transfer` until all `len` bytes are done.
 fn whole(
     len: usize,
     mut transfer: impl FnMut(usize) -> rustix::io::Result<usize>,

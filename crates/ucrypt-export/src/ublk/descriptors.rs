@@ -1,8 +1,8 @@
 //! The descriptors of a queue's requests: memory that the kernel writes and we read.
 //!
-//! A descriptor is the kernel's until it has handed the request out, and stays as it is until the
-//! request is committed; between these two it may be read. It is read as numbers, so that whatever
-//! it holds is only ever a request that may be refused.
+//! The kernel owns a descriptor until it hands the request out, and does not change it until the
+//! request is committed; in between we may read it. We read it as numbers, so that whatever it
+//! holds is at worst a request to refuse.
 
 #![expect(unsafe_code, reason = "a mapping that is shared with the kernel")]
 
@@ -28,7 +28,7 @@ pub(super) struct Descriptors {
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
-    /// Maps those of `queue`, which has `depth` of them, from the character device.
+    /// Maps the `depth` descriptors of `queue` from the character device.
     pub(super) fn map(device: impl AsFd, queue: u16, depth: u16) -> Result<Self, Errno> {
         let len = (usize::from(depth) * Descriptor::LEN).next_multiple_of(PAGE);
         let offset = u64::from(queue) * DESCRIPTORS_STRIDE;

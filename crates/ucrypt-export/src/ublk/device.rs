@@ -1,4 +1,4 @@
-//! One device, from the kernel's view: made or taken over, started, stopped, deleted.
+//! One device of the kernel: added or taken over, started, stopped, deleted.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,7 +15,7 @@ use super::abi::{
 use super::control::Control;
 use super::{OnDeath, Recover, UblkError, UblkOptions};
 
-/// How long the kernel may take to end what a dead server had, and a device manager to hand a new
+/// How long the kernel may take to clean up after a dead server, and a device manager to give a new
 /// device to its owner.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -29,23 +29,24 @@ pub(super) fn character_path(device: u32) -> String {
 pub(super) struct Bounds {
     /// Most queues.
     pub(super) queues: u16,
-    /// Requests of one queue.
+    /// Depth of each queue.
     pub(super) depth: u16,
     /// Largest request, in bytes.
     pub(super) io_bytes_max: u32,
 }
 
-/// A device that the kernel knows. Dropping it deletes it, unless it was left for a next server.
+/// A device that the kernel knows. Dropping it deletes the device, unless it is left for another
+/// server.
 pub(super) struct Device {
     control: Control,
     info: DeviceInfo,
     is_recovery: bool,
-    /// It goes with us.
+    /// Whether to delete the device when this is dropped.
     is_ours: bool,
 }
 
 impl Device {
-    /// Makes a device, or finds the one to be taken over.
+    /// Adds a device, or finds the one to take over.
     pub(super) fn new(
         options: &UblkOptions,
         bounds: impl Fn(bool) -> Bounds,
@@ -125,7 +126,7 @@ impl Device {
             error => failed("add a ublk device")(error),
         })?;
         let mut device = Self { control, info, is_recovery: false, is_ours: true };
-        // The commands that follow name the node, and are allowed to who may use it.
+        // The commands that follow name the node; the kernel allows them to whoever may use it.
         drop(device.open()?);
         device
             .control
@@ -134,7 +135,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Looks for a device whose server died.
+    /// Finds a device whose server died.
     fn find(
         mut control: Control,
         device: u32,
@@ -157,7 +158,7 @@ impl Device {
             if info.state != STATE_LIVE {
                 return Err(UblkError::Gone { device });
             }
-            // A server that was just killed counts as alive until the kernel has buried it.
+            // A server that was just killed counts as alive until the kernel has cleaned up.
             if Instant::now() >= until {
                 return Err(UblkError::Served { device, pid: info.server_pid });
             }
@@ -178,20 +179,20 @@ impl Device {
         self.info.features & feature != 0
     }
 
-    /// The block device.
+    /// Path of the block device.
     pub(super) fn path(&self) -> PathBuf {
         format!("/dev/ublkb{}", self.info.device).into()
     }
 
-    /// Opens the character device for queues to be attached to it. Of a device whose server died
-    /// this makes the kernel forget that one.
+    /// Opens the character device, to attach queues to it. In a recovery, first makes the kernel
+    /// forget the dead server.
     pub(super) fn open_for_queues(&mut self) -> Result<File, UblkError> {
         if self.is_recovery {
             let until = Instant::now() + PATIENCE;
             loop {
                 let device = self.info.device;
                 match self.control.tell(Command::StartUserRecovery, device) {
-                    // It cannot go back to its state before.
+                    // The device cannot return to its previous state.
                     Ok(()) => break self.is_ours = true,
                     // The dead server's files are not closed yet.
                     Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(PAUSE),
@@ -202,7 +203,7 @@ impl Device {
         self.open()
     }
 
-    /// Opens the character device, which may need a moment to be there and to be its owner's.
+    /// Opens the character device. It may take a moment to appear and to belong to its owner.
     fn open(&self) -> Result<File, UblkError> {
         let path = character_path(self.info.device);
         let until = Instant::now() + PATIENCE;
@@ -228,7 +229,7 @@ impl Device {
         }
     }
 
-    /// Makes the block device appear, or go on. The queues are attached.
+    /// Makes the block device appear, or go on. The queues must be attached.
     pub(super) fn start(&mut self) -> Result<(), UblkError> {
         let command =
             if self.is_recovery { Command::EndUserRecovery } else { Command::StartDevice };
@@ -239,15 +240,16 @@ impl Device {
         Ok(())
     }
 
-    /// Ends the block device: requests in flight are finished, later ones get errors, and the
+    /// Stops the block device: requests in flight are finished, later ones get errors, and the
     /// queues end.
     pub(super) fn stop(&mut self) {
-        // Nothing to be done about a failure: somebody else may have deleted it.
+        // Ignore a failure: somebody else may have deleted the device.
         let _ = self.control.tell(Command::StopDevice, self.info.device);
     }
 
-    /// Whether no file system and no other device uses the block device: nobody can begin to while
-    /// the file is kept. Programs that merely have it open are not seen.
+    /// Opens the block device exclusively; `None` if a file system or another device uses it. As
+    /// long as the descriptor is kept, none can start to use it. This does not notice programs that
+    /// merely have the device open.
     pub(super) fn claim(&self) -> Option<rustix::fd::OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
         rustix::fs::open(self.path(), flags, Mode::empty()).ok()
@@ -262,30 +264,31 @@ impl Drop for Device {
     }
 }
 
-/// The devices of a volume, by what the kernel says of them.
+/// The devices of a volume, found by the identity that the kernel keeps for each device.
 fn devices_of(control: &mut Control, identity: u64) -> Vec<DeviceInfo> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().filter_map(Result::ok);
     let numbers =
         entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok());
-    // Those of other users cannot be asked, and are not ours.
+    // The kernel does not tell about the devices of other users, which are not ours anyway.
     let all = numbers.filter_map(|number| control.info(number).ok());
     all.filter(|info| info.server_data == identity).collect()
 }
 
-/// Deletes what dead servers of the volume left behind: devices that have ended, whose number is
-/// still taken.
+/// Deletes what dead servers of the volume left behind: devices that have ended but still take a
+/// number.
 fn delete_leftovers(control: &mut Control, identity: u64) {
-    /// Of a device that has ended; one that has not begun has 0.
+    /// The server's PID for a device that has ended; before the start it is 0.
     const ENDED: i32 = -1;
     for info in devices_of(control, identity) {
         if info.state == STATE_DEAD && info.server_pid == ENDED {
-            // If it cannot be deleted, it stays.
+            // If this fails, the device stays.
             let _ = control.delete(info.device);
         }
     }
 }
 
-/// The device of the volume that waits for a server, or will, once the kernel has buried its last.
+/// The volume's device that waits for a server, or will wait once the kernel has cleaned up after
+/// the last server.
 fn find_waiting(control: &mut Control, identity: u64) -> Option<u32> {
     let found = devices_of(control, identity);
     let recoverable = |info: &&DeviceInfo| {

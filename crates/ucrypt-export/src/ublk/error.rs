@@ -26,7 +26,7 @@ pub enum UblkError {
         /// The system's error.
         error: io::Error,
     },
-    /// The driver is older than what is needed of it.
+    /// The driver is too old.
     #[error(
         "this kernel's ublk cannot copy data at a server's request (Linux 6.5 or newer can); use a \
          loop device (--as loop)"
@@ -35,7 +35,7 @@ pub enum UblkError {
     /// The image is zoned, and the volume does not follow its zones.
     #[error(transparent)]
     Zones(#[from] ucrypt_engine::ZonesError),
-    /// The driver was built without zones.
+    /// The driver does not support zones.
     #[error(
         "the image is a zoned device, and this kernel's ublk knows none (Linux 6.6 or newer does, \
          with CONFIG_BLK_DEV_ZONED); serve it over NBD (--as nbd) and write it in order"

@@ -1,4 +1,4 @@
-//! What the kernel is told about the disk.
+//! The parameters of the disk that the kernel is told.
 
 use ucrypt_engine::{VolumeInfo, VolumeZones};
 
@@ -18,13 +18,13 @@ pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32) -> Parameters {
         (info.read_only, attribute::READ_ONLY),
         (info.rotational, attribute::ROTATIONAL),
     ];
-    // Powers of two, all of them; the sector size is at most 4096.
+    // All sizes are powers of two; the sector size is at most 4096.
     let logical_shift = info.sector_size.ilog2() as u8;
     let preferred_shift = info.preferred_io.ilog2() as u8;
     Parameters {
         attributes: attributes.iter().filter(|(has, _)| *has).map(|(_, bits)| bits).sum(),
         logical_shift,
-        // Below that a backend reads before it writes.
+        // For shorter writes a backend has to read first.
         physical_shift: preferred_shift,
         io_min_shift: preferred_shift,
         io_opt_shift: preferred_shift,
@@ -42,10 +42,11 @@ pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32) -> Parameters {
     }
 }
 
-/// The same for a zoned device, which neither forgets nor zeroes what was written but by zones.
+/// The same for a zoned device. Its data goes away only by zones, so there are no discards and no
+/// writes of zeroes.
 pub(super) fn zoned(basic: Parameters, zones: &VolumeZones) -> Parameters {
     let limits = zones.limits();
-    // A write that has to read first would not be in order.
+    // A write that has to read first (read-modify-write) would not be in order.
     let logical_shift = basic.physical_shift;
     let zone_sectors = u32::try_from(limits.len / 512).unwrap_or(1 << 31);
     let count = u32::try_from(zones.count()).unwrap_or(u32::MAX);

@@ -1,14 +1,14 @@
 //! A volume as a block device of the kernel: `/dev/ublkbN`.
 //!
-//! The kernel's driver `ublk_drv` makes the device, and hands its requests to threads of this
-//! process through io_uring: one queue per core, each served by one thread, which owns an engine
-//! queue and gives its commands on that queue's ring. Linux 6.5 or newer; see `docs/ublk.md`.
+//! The kernel's driver `ublk_drv` provides the device and hands its requests to threads of this
+//! process through io_uring. There is one queue per core; each is served by one thread, which owns
+//! an engine queue and submits its commands on that queue's ring. Needs Linux 6.5 or newer; see
+//! `docs/ublk.md`.
 //!
 //! - `abi`: the kernel's commands and structures;
 //! - `control`: commands to `/dev/ublk-control`;
-//! - `device`: one device, made or taken over, started and ended;
-//! - `queue`: the loop of a thread; `commands`, `descriptors`, `data` and `zones` are what it works
-//!   on.
+//! - `device`: one device, added or taken over, started and stopped;
+//! - `queue`: the loop of a thread, which uses `commands`, `descriptors`, `data` and `zones`.
 
 mod abi;
 mod commands;
@@ -36,7 +36,7 @@ use queue::{Place, Server};
 
 pub use error::UblkError;
 
-/// Requests of a queue, and the largest of them in bytes.
+/// Depth of a queue, and its largest request in bytes.
 const DEPTH: u16 = 128;
 const IO_BYTES_MAX: u32 = 1 << 20;
 
@@ -44,13 +44,13 @@ const IO_BYTES_MAX: u32 = 1 << 20;
 const USER_DEPTH: u16 = 32;
 const USER_IO_BYTES_MAX: u32 = 512 << 10;
 
-/// Buffer memory of an engine queue, in bytes. What finds none waits.
+/// Buffer memory of an engine queue, in bytes. Requests that find none wait.
 const MEMORY: usize = 8 << 20;
 
 /// Most queues, however many cores there are.
 const QUEUES_MAX: usize = 64;
 
-/// What becomes of a device whose server dies.
+/// What happens to a device whose server dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnDeath {
     /// Its requests fail, and it ends.
@@ -60,29 +60,29 @@ pub enum OnDeath {
     Wait,
 }
 
-/// Whether the device of a dead server is taken over instead of making one.
+/// Whether to take over a dead server's device instead of adding one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recover {
-    /// It is not.
+    /// Add a device.
     #[default]
     No,
-    /// The device of this number.
+    /// Take over the device of this number.
     Device(u32),
-    /// The volume's device, if there is one that waits.
+    /// Take over the volume's device, if one waits for a server; else add one.
     IfWaiting,
 }
 
 /// How a volume is served.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct UblkOptions {
-    /// The number of the device; `None`: the first that is free.
+    /// The device's number; `None`: the first that is free.
     pub number: Option<u32>,
-    /// What becomes of it if this process dies.
+    /// What happens to the device if this process dies.
     pub on_death: OnDeath,
-    /// Whether a device is taken over.
+    /// Whether to take over a device.
     pub recover: Recover,
-    /// A number that tells this volume from others, so that no device is taken over or deleted for
-    /// a wrong one. It is not secret: every privileged process can read it.
+    /// A number that identifies this volume, so that no other volume's device is taken over or
+    /// deleted. It is not secret: every privileged process can read it.
     pub identity: u64,
 }
 
@@ -94,15 +94,14 @@ pub fn is_available() -> bool {
 /// A running device. Dropping it stops and deletes it.
 pub struct UblkExport {
     path: PathBuf,
-    /// `None` only while it ends.
+    /// `None` only while the export starts or ends.
     device: Option<Device>,
     threads: Vec<JoinHandle<()>>,
     detached: AtomicBool,
 }
 
 impl UblkExport {
-    /// Makes a device, or takes one over, and serves the volume there from threads in the
-    /// background.
+    /// Adds a device or takes one over, and serves the volume there from background threads.
     pub fn start(volume: &Arc<Volume>, options: &UblkOptions) -> Result<Self, UblkError> {
         let zones = volume.zones()?;
         let parameters = |io_bytes_max| {
@@ -111,7 +110,7 @@ impl UblkExport {
         };
         let bounds = |privileged| {
             let bounds = bounds(privileged);
-            // One thread puts appends in order.
+            // A single queue, because one thread has to order the appends.
             if zones.is_some() { Bounds { queues: 1, ..bounds } } else { bounds }
         };
         let mut device = Device::new(options, bounds, parameters)?;
@@ -128,7 +127,7 @@ impl UblkExport {
         }
         let mut export =
             Self { path: device.path(), device: None, threads: vec![], detached: false.into() };
-        // Everything that can be lacking is there: from here on the kernel counts on us.
+        // Everything that could be missing is there: from here on the kernel depends on us.
         let attached = starting.await_all().map_err(failed("prepare the queues")).and_then(|()| {
             let file = Arc::new(device.open_for_queues()?);
             starting.attach(&file);
@@ -137,25 +136,25 @@ impl UblkExport {
         export.threads = starting.into_threads();
         let started = attached.and_then(|()| device.start());
         export.device = Some(device);
-        // A failure drops the export, which ends what was begun.
+        // A failure drops the export, which ends whatever has been started.
         started.map(|()| export)
     }
 
-    /// Where the block device is.
+    /// Path of the block device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it has ended by itself: somebody else has stopped it, or nobody uses it any more
-    /// after [`UblkExport::detach`].
+    /// Whether the export has ended by itself: somebody else stopped the device, a queue broke, or
+    /// nobody uses the device any more after [`UblkExport::detach`].
     pub fn has_ended(&self) -> bool {
-        // One queue that broke is a part of the disk that does not answer.
+        // With one broken queue, a part of the disk does not answer.
         self.threads.iter().any(JoinHandle::is_finished)
             || self.detached.load(Ordering::Relaxed) && !self.is_in_use()
     }
 
     /// Stops the device if no file system and no other device uses it. Returns whether it did.
-    /// Programs that merely have it open are not seen; they get errors.
+    /// It does not notice programs that merely have the device open; they get errors.
     pub fn try_stop(&mut self) -> bool {
         let Some(device) = &mut self.device else { return true };
         let claim = device.claim();
@@ -163,14 +162,13 @@ impl UblkExport {
             return false;
         }
         device.stop();
-        // Nobody can begin to use it any more.
+        // Nobody can start to use the device any more.
         drop(claim);
         self.end();
         true
     }
 
-    /// From now on the export has ended as soon as nobody uses the device. Its name stays until
-    /// then.
+    /// Makes the export end as soon as nobody uses the device. The device's name stays until then.
     pub fn detach(&self) {
         self.detached.store(true, Ordering::Relaxed);
     }
@@ -188,10 +186,10 @@ impl UblkExport {
         let Some(mut device) = self.device.take() else { return };
         device.stop();
         for thread in self.threads.drain(..) {
-            // One that panicked has ended too.
+            // A thread that panicked has ended too.
             let _ = thread.join();
         }
-        // Their files are closed, and the kernel's device may go.
+        // The threads have closed their files, so the kernel's device may go.
         drop(device);
     }
 }
@@ -208,17 +206,17 @@ impl std::fmt::Debug for UblkExport {
     }
 }
 
-/// Queues on their way: first each takes what it needs, then all are attached to the device.
+/// Queues that are starting: first each takes what it needs, then all attach to the device.
 #[derive(Default)]
 struct Starting {
     threads: Vec<JoinHandle<()>>,
-    /// By thread: the device to attach to, and what it says after each step.
+    /// By thread: sends the device to attach to, and receives the result of each step.
     go: Vec<Sender<Arc<File>>>,
     said: Vec<Receiver<io::Result<()>>>,
 }
 
 impl Starting {
-    /// Starts the thread of a queue, which makes its engine queue and waits.
+    /// Starts the thread of a queue, which creates its engine queue and waits.
     fn prepare(
         &mut self,
         volume: &Arc<Volume>,
@@ -234,14 +232,14 @@ impl Starting {
                 Err(error) => return tell(&say, Err(error)),
             };
             tell(&say, Ok(()));
-            // None comes if the others have failed.
+            // There is none if another queue has failed.
             let Ok(device) = device.recv() else { return };
             let server = match Server::attach(engine, device, place, zones) {
                 Ok(server) => server,
                 Err(error) => return tell(&say, Err(error)),
             };
             tell(&say, Ok(()));
-            // A queue that breaks takes the export with it, see `has_ended`.
+            // A broken queue ends the export, see `has_ended`.
             let _ = server.run();
         };
         let name = format!("ublk-{}", place.queue);
@@ -253,12 +251,12 @@ impl Starting {
 
     fn attach(&self, device: &Arc<File>) {
         for go in &self.go {
-            // One that has ended says so by its silence.
+            // `await_all` notices a thread that has ended: its result does not come.
             let _ = go.send(device.clone());
         }
     }
 
-    /// Waits until all have taken a step.
+    /// Waits until all threads have taken a step.
     fn await_all(&self) -> io::Result<()> {
         let ended = |_| io::Error::other("a thread has ended");
         self.said.iter().try_for_each(|said| said.recv().map_err(ended).and_then(|said| said))
@@ -269,7 +267,7 @@ impl Starting {
     }
 }
 
-/// Says how a step went to who waits for it.
+/// Reports the result of a step to the thread that waits for it.
 fn tell(say: &Sender<io::Result<()>>, result: io::Result<()>) {
     // Nobody waits after another thread's failure.
     let _ = say.send(result);

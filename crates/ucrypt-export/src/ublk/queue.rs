@@ -1,14 +1,14 @@
 //! One queue of a device: the loop of a thread between the kernel's requests and the engine.
 //!
-//! - A tag is in one of three hands: the kernel's (a command is under way), the engine's (a request
-//!   is), or it stands in `waiting`, because the engine had no room. Appends
-//!   to zones may also stand in line there, see `zones`.
+//! - A tag is in one of three places: with the kernel (a command is in flight), with the engine (a
+//!   request is in flight), or in `waiting`, because the engine had no room. An append to a zone may
+//!   also be parked, see `zones`.
 //! - A request ends in exactly one commit, which is also the tag's next fetch.
-//! - The loop ends when the kernel has given every tag back, which it does when the device is
-//!   stopped or deleted; or when the engine's queue or the ring breaks. Its descriptors are then
-//!   closed, and the kernel fails the requests, or keeps them for the next server.
+//! - The loop ends when the kernel has given every tag back, because the device was stopped or
+//!   deleted; or when the engine's queue or the ring breaks. Its descriptors are then closed, and
+//!   the kernel fails the requests or keeps them for the next server.
 //!
-//! Memory is bounded by the depth and the engine's pool, all taken at start.
+//! Depth and the engine's pool bound the memory, which is all taken at start.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -32,11 +32,11 @@ pub(super) struct Place {
     pub(super) depth: u16,
     /// Largest request, in bytes.
     pub(super) io_bytes_max: u32,
-    /// Whether the data is copied by us.
+    /// Whether we copy the data, not the kernel.
     pub(super) user_copy: bool,
 }
 
-/// Fields are dropped in their order: the engine's queue first, whose ring has the commands.
+/// A queue's state. Fields drop in order: first the engine's queue, whose ring has the commands.
 pub(super) struct Server {
     engine: Queue,
     commands: Commands,
@@ -49,11 +49,11 @@ pub(super) struct Server {
     live: u16,
 }
 
-/// Why a request is not with the engine.
+/// Why a request did not go to the engine.
 enum NotStarted {
-    /// It will find room after an answer.
+    /// There will be room after a completion.
     Later,
-    /// It was carried out already, or refused.
+    /// The request was already carried out, or refused.
     Ended(Result<(), Errno>),
 }
 
@@ -62,8 +62,8 @@ fn refused(error: Errno) -> NotStarted {
 }
 
 impl Server {
-    /// Attaches to the device and fetches the first request of every tag. `engine` has a ring;
-    /// `zones` are those of a zoned device.
+    /// Attaches to the device and fetches the first request of every tag. `engine` must have a
+    /// ring; `zones` are those of a zoned device.
     pub(super) fn attach(
         engine: Queue,
         device: Arc<File>,
@@ -89,7 +89,8 @@ impl Server {
             server.commands.fetch(&mut server.engine, &mut server.data, tag);
         }
         server.engine.poll()?;
-        // A fetch that is refused is so at once; and there are no requests before the device runs.
+        // The kernel refuses a fetch at once or not at all, and sends no requests before the device
+        // runs. So any completion here is an error.
         match commands::next(&mut server.engine) {
             Some(fetched) => Err(fetched.result.err().unwrap_or(Errno::PROTO).into()),
             None => Ok(server),
@@ -102,7 +103,7 @@ impl Server {
             while let Some(fetched) = commands::next(&mut self.engine) {
                 match fetched.result {
                     Ok(()) => self.submit(fetched.tag),
-                    // The device is stopped, or gone.
+                    // The device was stopped or is gone.
                     Err(_) => self.live -= 1,
                 }
             }
@@ -115,7 +116,7 @@ impl Server {
         Ok(())
     }
 
-    /// The append that may be started because that of the tag, which is not committed yet, has ended.
+    /// The append that may start because that of `tag` has ended. `tag` must not be committed yet.
     fn next_append(&mut self, tag: u16) -> Option<u16> {
         let zones = self.zones.as_mut()?;
         let request = self.descriptors.read(tag)?;
@@ -125,7 +126,8 @@ impl Server {
 
     fn start(&mut self, tag: u16) -> Result<(), NotStarted> {
         let request = self.descriptors.read(tag).ok_or(refused(Errno::INVAL))?;
-        // A flush has a range that means nothing; beyond all volumes, others are refused for it.
+        // The range of a flush means nothing. Any other request is refused if its saturated offset
+        // lies beyond the volume.
         let offset = request.start_sector.saturating_mul(512);
         let len = u64::from(request.sectors) * 512;
         let io = match request.op() {
@@ -148,13 +150,13 @@ impl Server {
         self.hand_over(tag, io)
     }
 
-    /// A write at a place that is ours to choose.
+    /// Starts an append: a write at an offset that we choose.
     fn append(&mut self, tag: u16, request: Descriptor) -> Result<(), NotStarted> {
         let len = u64::from(request.sectors) * 512;
         let zones = self.zones.as_mut().ok_or(refused(Errno::OPNOTSUPP))?;
         let start = request.start_sector.saturating_mul(512);
         let placed = zones.place(tag, start, len).map_err(refused)?;
-        // It was parked, or goes there.
+        // `None`: the append was parked.
         let Some(offset) = placed else { return Ok(()) };
         let data = self.take_data(tag, len)?;
         self.hand_over(tag, Io::write(offset, data, request.is_fua()))?;
@@ -164,7 +166,7 @@ impl Server {
         Ok(())
     }
 
-    /// What is asked of zones and is no transfer of data to them.
+    /// Carries out a request on zones that writes no data to them.
     fn manage_zones(&mut self, tag: u16, request: Descriptor) -> Result<(), Errno> {
         let zones = self.zones.as_mut().ok_or(Errno::OPNOTSUPP)?;
         let start = request.start_sector.saturating_mul(512);
@@ -189,7 +191,7 @@ impl Server {
             .map_err(|rejected| rejected.errno().map_or(NotStarted::Later, refused))
     }
 
-    /// The length of a request's data, if it is one that was agreed on.
+    /// The length of a request's data, if it is within the agreed limit.
     fn data_len(&self, len: u64) -> Result<usize, NotStarted> {
         match u32::try_from(len) {
             Ok(len) if len > 0 && len <= self.place.io_bytes_max => Ok(len as usize),
@@ -197,7 +199,7 @@ impl Server {
         }
     }
 
-    /// The engine has an answer.
+    /// Answers a request that the engine has completed.
     fn answer(&mut self, done: &Done) {
         let Ok(tag) = u16::try_from(done.tag) else { return };
         let result = done.result.and_then(|()| match &done.data {
@@ -226,18 +228,18 @@ impl Server {
 
     fn commit(&mut self, tag: u16, result: Result<(), Errno>) {
         let result = match result {
-            // All of it: what the kernel counts by the request's bytes.
+            // All the bytes that the kernel counts for this request.
             Ok(()) => self.bytes(tag),
             Err(error) => -error.raw_os_error(),
         };
         self.commands.commit(&mut self.engine, &mut self.data, tag, result);
     }
 
-    /// Bytes of a read, write or report.
+    /// Bytes of a read, write or report; 0 for other requests.
     fn bytes(&self, tag: u16) -> i32 {
         let bytes = self.descriptors.read(tag).and_then(|request| match request.op() {
             Descriptor::READ | Descriptor::WRITE => request.sectors.checked_mul(512),
-            // Its buffer may be longer than the report: the kernel counts to its end.
+            // The kernel counts to the end of the buffer, which may be longer than the report.
             Descriptor::REPORT_ZONES => Some(self.place.io_bytes_max),
             _ => Some(0),
         });
@@ -252,7 +254,7 @@ impl Submitter for Server {
         &mut self.waiting
     }
 
-    /// What has to wait may also be an append that can be started because this request was refused.
+    /// The request that has to wait may also be an append that can start because this one ended.
     fn offer(&mut self, tag: u16) -> Result<(), u16> {
         let mut next = Some(tag);
         while let Some(tag) = next {

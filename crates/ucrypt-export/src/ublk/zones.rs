@@ -1,30 +1,30 @@
-//! The zones of a zoned device: what is asked of them, and appends.
+//! The zones of a zoned device: management, reports and appends.
 //!
-//! How a sector is encrypted depends on its number, so that the place of an append has to be known
-//! before it is encrypted: an append is a write at the write pointer. One is under way in a zone at
-//! a time; others stand in `parked` until it has ended. A zoned device has one queue, whose thread
-//! is the only one that has this.
+//! The encryption of a sector depends on its number, so the offset of an append must be known
+//! before it is encrypted: an append becomes a write at the write pointer. One append is in flight
+//! in a zone at a time; others wait in `parked` until it has ended. A zoned device has one queue,
+//! and only that queue's thread has this state.
 //!
-//! Where a write pointer stands is known from the last append, or else the device is asked. It is
-//! forgotten after whatever else may have moved it. An append that does not fit into what is left of
-//! its zone is refused here: at the end of one zone begins the next.
+//! The last append tells where a write pointer is; if it is unknown, the device is asked. It
+//! becomes unknown when anything else may have moved it. An append that does not fit into the rest
+//! of its zone is refused here: it would go into the next zone.
 //!
-//! Whenever an append ends, also one that was refused, the next that is parked for its zone is
-//! started: see [`Zones::next`].
+//! Whenever an append ends, even by a refusal, the next one that is parked for its zone starts: see
+//! [`Zones::next`].
 
 use rustix::io::Errno;
 use ucrypt_engine::{VolumeZones, Zone, ZoneAction};
 
 use super::abi::{Descriptor, ZONE_LEN, zone_to_bytes};
 
-/// Zones that are reported at once.
+/// Most zones to ask the device for at once.
 const BATCH: usize = 32;
 
-/// See the module. Positions in bytes of the volume.
+/// The state of all zones. Positions are in bytes of the volume.
 pub(super) struct Zones {
     device: VolumeZones,
     states: Vec<State>,
-    /// By tag: where its append goes.
+    /// By tag: the offset of its append in flight.
     appends: Vec<Option<u64>>,
     /// Tags that wait for an append to end, in order of arrival, and their zones.
     parked: Vec<(u16, usize)>,
@@ -34,11 +34,11 @@ pub(super) struct Zones {
 struct State {
     room: Option<Room>,
     is_appended: bool,
-    /// The write pointer was moved while an append was under way.
+    /// The write pointer was moved while an append was in flight.
     is_moved: bool,
 }
 
-/// Where a zone is written next, and where it ends for writes.
+/// Where the next write to a zone goes, and where the zone's writable part ends.
 #[derive(Debug, Clone, Copy)]
 struct Room {
     write_pointer: u64,
@@ -52,7 +52,7 @@ impl State {
 }
 
 impl Zones {
-    /// For a queue of that depth.
+    /// For a queue of this depth.
     pub(super) fn new(device: VolumeZones, depth: u16) -> Self {
         let count = usize::try_from(device.count()).unwrap_or(0);
         let depth = usize::from(depth);
@@ -65,7 +65,7 @@ impl Zones {
     }
 
     /// Where to append `len` bytes to the zone that holds the byte `start`; `None` if the tag was
-    /// parked, for somebody else appends there.
+    /// parked because another append is in flight there.
     pub(super) fn place(&mut self, tag: u16, start: u64, len: u64) -> Result<Option<u64>, Errno> {
         let zone = self.index(start)?;
         if self.states[zone].is_appended {
@@ -81,7 +81,7 @@ impl Zones {
         if fits { Ok(Some(room.write_pointer)) } else { Err(Errno::NOSPC) }
     }
 
-    /// What the device says of a zone.
+    /// Asks the device for a zone's state.
     fn ask(&self, start: u64) -> Result<Room, Errno> {
         let mut found = [Zone::default()];
         if self.device.report(start, &mut found)? == 0 {
@@ -96,7 +96,7 @@ impl Zones {
         Ok(Room { write_pointer, end })
     }
 
-    /// The append of the tag is under way, to where [`Zones::place`] said.
+    /// Notes that the tag's append is in flight, to the `offset` that [`Zones::place`] returned.
     pub(super) fn appending(&mut self, tag: u16, offset: u64) {
         if let (Ok(zone), Some(append)) =
             (self.index(offset), self.appends.get_mut(usize::from(tag)))
@@ -106,8 +106,8 @@ impl Zones {
         }
     }
 
-    /// A write or an append of `len` bytes has ended, the former at byte `start`. Returns where, for
-    /// an append: then somebody else may be [next](Zones::next).
+    /// Notes that a write or an append of `len` bytes has ended; a write was at byte `start`.
+    /// Returns the offset of an append: then another one may be [next](Zones::next).
     pub(super) fn wrote(&mut self, tag: u16, start: u64, len: u64, is_ok: bool) -> Option<u64> {
         let append = self.appends.get_mut(usize::from(tag)).and_then(Option::take);
         let zone = self.index(append.unwrap_or(start)).ok()?;
@@ -123,8 +123,8 @@ impl Zones {
         Some(offset)
     }
 
-    /// The tag that may append next to the zone that holds the byte `start`, where an append has
-    /// ended or was refused. It is not parked any more.
+    /// Takes the tag that may append next out of `parked`, after an append to the zone that holds
+    /// the byte `start` has ended or was refused.
     pub(super) fn next(&mut self, start: u64) -> Option<u16> {
         let zone = self.index(start).ok()?;
         if self.states[zone].is_appended {
@@ -134,7 +134,7 @@ impl Zones {
         Some(self.parked.remove(next).0)
     }
 
-    /// Carries out what is asked of zones by the operation `op`; `start`: the first byte of one.
+    /// Carries out the zone operation `op` on the zone whose first byte is `start`.
     pub(super) fn act(&mut self, op: u8, start: u64) -> Result<(), Errno> {
         let action = match op {
             Descriptor::ZONE_OPEN => ZoneAction::Open,
@@ -152,8 +152,8 @@ impl Zones {
         self.device.act(action, start)
     }
 
-    /// Hands `give` a report on `count` zones from byte `start` on, as the kernel wants it: bytes,
-    /// and where in the report they belong.
+    /// Passes `give` a report on `count` zones from byte `start` on, in the kernel's format: bytes,
+    /// and their position in the report.
     pub(super) fn report(
         &self,
         start: u64,
@@ -196,11 +196,11 @@ mod tests {
 
     const ZONE: u64 = 1 << 20;
     const COUNT: u64 = 4;
-    /// Of a zone's bytes, those that can be written.
+    /// Writable bytes of a zone.
     const CAPACITY: u64 = ZONE - 64 * 1024;
     const PAGE: u64 = 4096;
 
-    /// A disk of zones: their write pointers, relative to their starts.
+    /// A zoned disk. The write pointers are relative to the starts of their zones.
     struct Disk {
         inner: FileBackend,
         pointers: Mutex<[u64; COUNT as usize]>,
@@ -251,7 +251,7 @@ mod tests {
                     start,
                     len: ZONE,
                     capacity: CAPACITY,
-                    // Means nothing where it is full.
+                    // Means nothing in a full zone.
                     write_pointer: if written == CAPACITY { u64::MAX } else { start + written },
                     kind: ZoneKind::SequentialRequired,
                     condition: if written == CAPACITY { Zone::FULL } else { 1 },
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(zones.wrote(0, 0, PAGE, true), Some(last));
         assert_eq!(zones.place(1, 0, PAGE), Err(Errno::NOSPC), "it is full");
         assert_eq!(zones.place(1, 2 * ZONE, PAGE), Err(Errno::NOSPC), "the device says so");
-        // Nor does one that is longer than what is left.
+        // Nor does an append that is longer than the rest of its zone.
         assert_eq!(zones.place(1, ZONE, CAPACITY), Ok(Some(ZONE)));
         assert_eq!(zones.place(1, ZONE, CAPACITY + 512), Err(Errno::NOSPC));
         zones.act(Descriptor::ZONE_RESET, 2 * ZONE).expect("reset");
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(zones.place(9, ZONE, PAGE), Ok(Some(ZONE)), "another zone is free");
         assert_eq!(zones.next(0), None, "one is under way");
         zones.wrote(0, 0, PAGE, true);
-        // Each of them is refused, as the zone is full, and the next one is told.
+        // Each of them is refused, as the zone is full, and the next one gets its turn.
         for tag in 1..4 {
             assert_eq!(zones.next(0), Some(tag));
             assert_eq!(zones.place(tag, 0, PAGE), Err(Errno::NOSPC));
@@ -318,7 +318,7 @@ mod tests {
         zones.act(Descriptor::ZONE_RESET, 0).expect("reset");
         zones.wrote(0, 0, PAGE, true);
         assert_eq!(zones.place(1, 0, PAGE), Ok(Some(0)));
-        // A write in between is not an append's.
+        // A write that is not an append makes the pointer unknown.
         zones.wrote(2, 0, PAGE, true);
         assert_eq!(zones.place(1, 0, PAGE), Ok(Some(0)));
     }

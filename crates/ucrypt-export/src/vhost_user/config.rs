@@ -22,7 +22,7 @@ pub(super) mod feature {
     pub(crate) const VERSION_1: u64 = 1 << 32;
 }
 
-/// Most rings; a front end takes as many as it has processors.
+/// Most rings; a front end uses as many as it has processors.
 pub(super) const QUEUES_MAX: u16 = 64;
 /// Most entries of a ring.
 pub(super) const RING_SIZE_MAX: u16 = 1024;
@@ -31,16 +31,16 @@ pub(super) const RING_SIZE_MAX: u16 = 1024;
 pub(super) const SEGMENTS_MAX: u32 = 126;
 /// Largest segment in bytes: the largest request stays below 32 MiB.
 pub(super) const SEGMENT_LEN_MAX: u32 = 256 << 10;
-/// Most 512-byte sectors that one request zeroes; on an encrypted volume they are written.
+/// Most 512-byte sectors that one request zeroes; on an encrypted volume the zeroes are written.
 pub(super) const ZEROES_MAX: u32 = (16 << 20) / 512;
 /// Most 512-byte sectors that one request discards.
 pub(super) const DISCARD_MAX: u32 = (1 << 30) / 512;
-/// Where the driver switches the write cache.
+/// Offset of the byte by which the driver switches the write cache.
 pub(super) const WRITEBACK_AT: u32 = 32;
-/// Bytes of the space, with those for zoned devices, which read as zero.
+/// Bytes of the configuration space, including those for zoned devices, which read as zero.
 const SPACE: usize = 96;
 
-/// What is offered for a volume.
+/// The features that are offered for a volume.
 pub(super) fn features(info: &VolumeInfo) -> u64 {
     let mut features = feature::VERSION_1
         | feature::INDIRECT_DESC
@@ -62,7 +62,7 @@ pub(super) fn features(info: &VolumeInfo) -> u64 {
     features
 }
 
-/// The space as the driver reads it, but for the last word of the front end on `num_queues`.
+/// The space as the driver reads it, except that the front end has the last word on `num_queues`.
 pub(super) fn space(info: &VolumeInfo, writeback: bool) -> [u8; SPACE] {
     let mut space = [0; SPACE];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
@@ -72,7 +72,7 @@ pub(super) fn space(info: &VolumeInfo, writeback: bool) -> [u8; SPACE] {
     put(8, &SEGMENT_LEN_MAX.to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
     put(20, &block.to_le_bytes());
-    // A physical block is what is served without reading around it; it is also the least I/O.
+    // A physical block can be served without reading around it; it is also the minimum I/O.
     put(24, &[preferred.ilog2() as u8]);
     put(26, &(preferred.min(u32::from(u16::MAX)) as u16).to_le_bytes());
     put(32, &[u8::from(writeback)]);

@@ -1,7 +1,8 @@
-//! The control side of a connection: what the front end asks for, message by message.
+//! The control side of a connection: handles the front end's messages.
 //!
-//! The `vhost` crate reads the messages and checks their lengths; here is what they mean. A
-//! message that asks for what is not there ends the connection: the front end may come again.
+//! The `vhost` crate reads the messages and checks their lengths; this module carries them out. A
+//! message that asks for something that is not there ends the connection; the front end may connect
+//! again.
 
 use std::fs::File;
 use std::io;
@@ -23,18 +24,18 @@ use super::memory::{GuestMap, REGIONS_MAX, Region};
 use super::ring::DeviceState;
 use super::rings::{RingSlot, Surroundings};
 
-/// The base of a region in a mapping of ours; only asked for by post-copy migration.
+/// The base of a region in our mapping; only post-copy migration asks for it.
 type RegionBase = vhost::VhostUserMemoryRegionBase;
 
 /// The device as one front end has set it up. Dropping it ends its rings.
 pub(super) struct Device {
     state: Arc<DeviceState>,
     offered: u64,
-    /// What the driver and the front end accepted.
+    /// The features that the driver and the front end have accepted.
     features: u64,
-    /// What the configuration space says of the write cache, as far as this front end knows: it has
-    /// read or written that field. A front end that comes back does neither, and its guest may have
-    /// switched the cache off long ago.
+    /// The write cache field of the configuration space; `None` until this front end has read or
+    /// written it. A front end that reconnects does neither, and its guest may have switched the
+    /// cache off long ago.
     cache: Option<bool>,
     map: Arc<GuestMap>,
     rings: Vec<RingSlot>,
@@ -52,7 +53,7 @@ fn unsupported<T>() -> Result<T> {
 impl Device {
     pub(super) fn new(state: Arc<DeviceState>) -> io::Result<Self> {
         let rings = (0..usize::from(QUEUES_MAX)).map(|index| RingSlot::new(index, state.clone()));
-        // Durable, until it is known that the guest flushes.
+        // Writes are durable until it is known that the guest flushes.
         state.writeback.store(false, Ordering::Relaxed);
         Ok(Self {
             offered: config::features(&state.volume.info()),
@@ -69,14 +70,14 @@ impl Device {
         self.state.volume.info()
     }
 
-    /// A ring, and what it is to be started with.
+    /// A ring, and what to start it with.
     fn ring(&mut self, index: u32) -> Result<(&mut RingSlot, Surroundings<'_>)> {
         let surroundings = surroundings(&self.map, self.inflight.as_ref(), self.features);
         let ring = self.rings.get_mut(index as usize).ok_or(Error::InvalidParam)?;
         Ok((ring, surroundings))
     }
 
-    /// Does something while no ring runs.
+    /// Calls `act` while no ring runs.
     fn between<T>(&mut self, act: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
         self.rings.iter().for_each(RingSlot::ask_to_stop);
         self.rings.iter_mut().try_for_each(RingSlot::pause)?;
@@ -94,8 +95,8 @@ impl Device {
         self.between(change).map_err(failed)
     }
 
-    /// Takes into account what the guest knows of a write cache. A guest that knows of none sends no
-    /// flush.
+    /// Switches writeback by what the guest knows of a write cache. A guest that knows of none sends
+    /// no flush.
     fn update_cache(&mut self) -> Result<()> {
         let flushes = if self.features & feature::CONFIG_WCE != 0 {
             self.cache == Some(true)
@@ -105,7 +106,7 @@ impl Device {
         if flushes {
             self.state.writeback.store(true, Ordering::Relaxed);
         } else if self.state.writeback.load(Ordering::Relaxed) {
-            // What it wrote while there was a cache it will not flush any more.
+            // The guest will no longer flush what it wrote while there was a cache.
             let switch_off = |device: &mut Self| {
                 device.state.writeback.store(false, Ordering::Relaxed);
                 flush(&device.state.volume)
@@ -116,7 +117,7 @@ impl Device {
     }
 }
 
-/// What a device's rings are started with.
+/// What to start a device's rings with.
 fn surroundings<'a>(
     map: &'a Arc<GuestMap>,
     inflight: Option<&'a Inflight>,
@@ -125,7 +126,7 @@ fn surroundings<'a>(
     Surroundings { map, inflight, event_idx: features & feature::EVENT_IDX != 0 }
 }
 
-/// Makes durable what was answered.
+/// Makes every answered write durable.
 fn flush(volume: &Arc<Volume>) -> io::Result<()> {
     let mut queue = volume.queue(QueueConfig { memory: 4096, depth: 1 })?;
     let refused = || io::Error::other("the volume takes no flush");
@@ -136,7 +137,7 @@ fn flush(volume: &Arc<Volume>) -> io::Result<()> {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // All at once; each is waited for when it is dropped.
+        // Ask all at once; dropping each ring waits for it.
         self.rings.iter().for_each(RingSlot::ask_to_stop);
     }
 }
@@ -165,7 +166,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         self.features = features;
         self.update_cache()?;
         if features & feature::PROTOCOL_FEATURES == 0 {
-            // Nobody will enable them.
+            // Without protocol features nobody enables the rings.
             for index in 0..u32::from(QUEUES_MAX) {
                 let (ring, surroundings) = self.ring(index)?;
                 ring.enable(&surroundings, true).map_err(failed)?;
@@ -271,7 +272,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
         let asks_for_cache = (offset..offset.saturating_add(size)).contains(&WRITEBACK_AT);
-        // There is a cache, unless the guest does not want it; and from now on it knows.
+        // There is a cache unless the guest has switched it off. From now on the guest knows.
         let cache = self.cache.unwrap_or(true);
         if asks_for_cache && self.cache.is_none() {
             self.cache = Some(cache);
@@ -287,7 +288,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         _flags: VhostUserConfigFlags,
     ) -> Result<()> {
         match (offset, bytes) {
-            // Also before features are accepted: a driver may switch the cache while it starts.
+            // Even before features are accepted: a driver may switch the cache while it starts.
             (WRITEBACK_AT, [cache @ 0..=1]) if self.offered & feature::CONFIG_WCE != 0 => {
                 self.cache = Some(*cache == 1);
                 self.update_cache()

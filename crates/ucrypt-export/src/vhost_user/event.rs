@@ -1,14 +1,14 @@
 //! Events that are shared with the front end: kicks, calls and errors.
 //!
-//! Such an eventfd is the front end's as much as ours: it may clear `O_NONBLOCK`, fill the counter
-//! or empty it at any time, so that any plain read(2) or write(2) may block. Nothing here can:
+//! The front end owns such an eventfd as much as we do: at any time it may clear `O_NONBLOCK`, or
+//! fill or empty the counter, so that any plain read(2) or write(2) may block. Therefore:
 //!
-//! - A [`Signal`] is given by the kernel: a ring of its own has the event registered for its
-//!   completions, and completes a no-op. The kernel adds to an event without waiting; a counter that
-//!   is full stays full, and is readable.
-//! - A kick is watched by its edges (`EPOLLET`), so that it need not be read to sleep again.
-//!   [`clear`] empties the counter where that can be done without waiting, and only out of
-//!   politeness: who polls the event next is not woken for what is done.
+//! - The kernel gives a [`Signal`]: an io_uring of its own has the event registered for its
+//!   completions, and completes a no-op. The kernel adds to an event without waiting; a full counter
+//!   stays full, and readable.
+//! - A kick is watched edge-triggered (`EPOLLET`), so that it need not be read before the next
+//!   sleep. [`clear`] empties the counter if that needs no waiting, and only out of politeness:
+//!   whoever polls the event next is then not woken for a request that is already done.
 
 #![expect(unsafe_code, reason = "an entry of io_uring that names no memory")]
 
@@ -20,10 +20,10 @@ use io_uring::{IoUring, opcode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{ReadWriteFlags, preadv2};
 
-/// What /proc says of an eventfd.
+/// The link of an eventfd in /proc.
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
 
-/// An event of the front end's that is signalled.
+/// An event of the front end that we signal.
 pub(super) struct Signal {
     event: File,
     /// `None` where io_uring is missing or forbidden.
@@ -32,7 +32,7 @@ pub(super) struct Signal {
 
 impl Signal {
     /// # Errors
-    /// `InvalidInput` if it is no event.
+    /// `InvalidInput` if `event` is no eventfd.
     pub(super) fn new(event: File) -> io::Result<Self> {
         check(&event)?;
         let ring = IoUring::new(2).and_then(|ring| {
@@ -42,14 +42,14 @@ impl Signal {
         Ok(Self { event, ring: ring.ok() })
     }
 
-    /// Makes it readable. Never blocks; without io_uring it might, if the front end fills the counter
-    /// right between two system calls.
+    /// Makes the event readable. Never blocks with io_uring; without, it might if the front end
+    /// fills the counter right between two system calls.
     pub(super) fn give(&mut self) {
         let given = self.ring.as_mut().is_some_and(|ring| complete(ring).is_ok());
         if !given {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let has_room = poll(&mut [PollFd::new(&self.event, PollFlags::OUT)], Some(&now));
-            // One that is full is readable already.
+            // A full event is readable already.
             if has_room.is_ok_and(|count| count > 0) {
                 let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
             }
@@ -57,24 +57,24 @@ impl Signal {
     }
 }
 
-/// One completion, which signals the event of the ring.
+/// Causes one completion, which signals the ring's event.
 fn complete(ring: &mut IoUring) -> io::Result<()> {
     // SAFETY: the entry names neither memory nor a descriptor.
     let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
-    // One that could not be submitted before is still there, and as good.
+    // If this fails, an entry that could not be submitted before is still there, and will do.
     drop(pushed);
     ring.submit()?;
     ring.completion().for_each(drop);
     Ok(())
 }
 
-/// Refuses what is no event: anything else may block in any system call, as a file of a FUSE file
-/// system whose server does not answer.
+/// Refuses anything but an eventfd: other files may block in any system call, like a file of a FUSE
+/// file system whose server does not answer.
 pub(super) fn check(file: &File) -> io::Result<()> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let is_event = match rustix::fs::readlink(link, Vec::new()) {
         Ok(link) => link.as_bytes() == EVENTFD,
-        // Without /proc: what can be told without asking the file itself is not known.
+        // Without /proc, there is no way to tell without asking the file itself.
         Err(_) => true,
     };
     if is_event {
@@ -83,10 +83,10 @@ pub(super) fn check(file: &File) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, "a descriptor that is to signal is no eventfd"))
 }
 
-/// Takes the counter of an event back, if that needs no waiting.
+/// Resets the counter of an event, if that needs no waiting.
 pub(super) fn clear(event: BorrowedFd<'_>) {
     let mut counter = [0; 8];
-    // Kernels before 5.9 refuse; then it stays.
+    // Kernels before 5.9 refuse; then the counter stays.
     let _ = preadv2(event, &mut [IoSliceMut::new(&mut counter)], u64::MAX, ReadWriteFlags::NOWAIT);
 }
 

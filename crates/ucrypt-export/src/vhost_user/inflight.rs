@@ -1,14 +1,15 @@
-//! Which requests are under way, in memory that outlives this process (the vhost-user protocol's
+//! Records the requests in flight in memory that outlives this process (the vhost-user protocol's
 //! inflight area for split rings, version 1).
 //!
-//! The front end keeps the area while no server is there and gives it to the next one, which
-//! carries out again what was taken and not answered. A request that was carried out already is
-//! done twice then; that changes nothing, because the guest sees no difference between a request
-//! that takes long and one that was repeated, as long as it waits for it.
+//! The front end keeps the area while there is no server and gives it to the next one, which
+//! carries out again what was taken and not answered. A request that was already carried out is
+//! then done twice. This changes nothing: as long as the guest waits for a request, it cannot tell
+//! a repeated one from a slow one.
 //!
-//! The order of the steps makes the area right whenever the process ends: a request is marked
-//! before it is carried out; at its end its number is noted, then the ring's index moves, then the
-//! mark goes. Whoever finds the index ahead of the area's copy knows that the noted one has ended.
+//! The order of the steps keeps the area right whenever the process ends: a request is marked
+//! before it is carried out; at its end, its number is noted, then the ring's index moves, then the
+//! mark goes. A server that finds the index ahead of the area's copy knows that the noted request
+//! has ended.
 //!
 //! The front end may write here at any time: values are read once, and checked.
 
@@ -25,12 +26,12 @@ use super::memory::Mapped;
 
 const VERSION: u16 = 1;
 const HEADER_LEN: usize = 16;
-/// Bytes that a request takes: a mark, and when it was taken.
+/// Bytes of a request's entry: a mark, and a counter for the order of requests.
 const ENTRY_LEN: usize = 16;
 /// Alignment of a ring's part of the area, in bytes.
 const ALIGN: usize = 64;
 
-// Where the fields are, in bytes of a ring's part, and of an entry.
+// Offsets of the fields in bytes, in a ring's part and in an entry.
 const VERSION_AT: usize = 8;
 const SIZE_AT: usize = 10;
 const LAST_HEAD_AT: usize = 12;
@@ -51,7 +52,7 @@ pub(super) struct Inflight {
 }
 
 impl Inflight {
-    /// A new area, and the file in which it lies.
+    /// Creates an area, and the file in which it lies.
     pub(super) fn create(queues: u16, ring_size: u16) -> io::Result<(Self, File)> {
         let len = Self::check(queues, ring_size)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -62,7 +63,7 @@ impl Inflight {
         Ok((area, file))
     }
 
-    /// The area that the front end has kept.
+    /// Opens the area that the front end has kept.
     pub(super) fn open(
         file: File,
         offset: u64,
@@ -78,7 +79,7 @@ impl Inflight {
         Ok(Self { mapping: Arc::new(mapping), queues, ring_size })
     }
 
-    /// The length of an area in bytes, if its bounds are ours.
+    /// The length of an area in bytes, if its bounds are within ours.
     fn check(queues: u16, ring_size: u16) -> io::Result<usize> {
         let fits = (1..=QUEUES_MAX).contains(&queues) && (1..=RING_SIZE_MAX).contains(&ring_size);
         if !fits {
@@ -87,7 +88,7 @@ impl Inflight {
         Ok(part_len(ring_size) * usize::from(queues))
     }
 
-    /// Bytes of the area.
+    /// Length of the area in bytes.
     pub(super) fn len(&self) -> u64 {
         (part_len(self.ring_size) * usize::from(self.queues)) as u64
     }
@@ -141,20 +142,20 @@ impl Track {
         found.into_iter().map(|(_, head)| head).collect()
     }
 
-    /// Before the request is carried out.
+    /// Marks a request. Call before it is carried out.
     pub(super) fn taken(&mut self, head: u16) {
         self.store(entry(head) + COUNTER_AT, self.counter);
         self.counter = self.counter.wrapping_add(1);
         self.store(entry(head), 1u8);
     }
 
-    /// Before the ring's index of answers moves past the request.
+    /// Notes a request. Call before the ring's index of answers moves past it.
     pub(super) fn ends(&self, head: u16) {
         self.store(entry(head) + NEXT_AT, self.load::<u16>(LAST_HEAD_AT));
         self.store(LAST_HEAD_AT, head);
     }
 
-    /// After it has moved to `used`.
+    /// Removes a request's mark. Call after the index has moved to `used`.
     pub(super) fn ended(&self, head: u16, used: u16) {
         self.store(entry(head), 0u8);
         self.store(USED_AT, used);
@@ -174,7 +175,7 @@ impl Track {
     }
 }
 
-/// Where the entry of a request is.
+/// Offset of a request's entry in its ring's part.
 fn entry(head: u16) -> usize {
     HEADER_LEN + ENTRY_LEN * usize::from(head)
 }
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!(track.recover(2), [5, 0]);
         track.taken(3);
         assert_eq!(track.recover(2), [5, 0, 3]);
-        // And before it has moved: the request is to be done again.
+        // The server ends before the index has moved: the request must be done again.
         track.ends(5);
         assert_eq!(track.recover(2), [5, 0, 3]);
     }

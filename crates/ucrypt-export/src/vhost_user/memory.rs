@@ -1,12 +1,12 @@
-//! The guest's memory: what the front end has given, mapped here.
+//! The guest's memory: maps what the front end has given us.
 //!
 //! A [`GuestMap`] never changes; a new table is a new map that shares the mappings which stay. A
-//! mapping ends when no map and no request under way has it any more, however long the front end
-//! has forgotten it.
+//! mapping ends when no map and no request in flight uses it any more, even if the front end forgot
+//! it long ago.
 //!
-//! The guest and the front end may write to all of it at any time. What is taken from it is read
-//! once and checked afterwards; the data of requests is moved and never looked at. The front end may
-//! also cut its files off: what is behind the end is zeroes from then on, and nobody's.
+//! The guest and the front end may write to the memory at any time. Values are read once and checked
+//! afterwards; the data of requests is moved and never looked at. The front end may also cut its
+//! files off: from then on, the part behind the new end reads as zeroes and belongs to nobody.
 
 #![expect(unsafe_code, reason = "pieces of the mapping are handed out as buffers")]
 
@@ -25,13 +25,13 @@ use vm_memory::{
 /// Most regions of one map; each is one mapping of this process.
 pub(super) const REGIONS_MAX: usize = 509;
 
-/// A region as the front end describes it. Addresses and lengths in bytes.
+/// A region as the front end describes it. Addresses and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Region {
     /// Where the guest sees it.
     pub(super) guest: u64,
     pub(super) len: u64,
-    /// Where the front end has it mapped: rings are named by these addresses.
+    /// Where the front end has it mapped: rings are located by these addresses.
     pub(super) user: u64,
     /// Where it starts in its file.
     pub(super) file_offset: u64,
@@ -45,7 +45,7 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    /// Maps `len` bytes from `offset` of a file, which has to have them.
+    /// Maps `len` bytes of a file from `offset` on. The file must have them.
     pub(super) fn new(file: File, offset: u64, len: u64) -> io::Result<Self> {
         let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidInput, reason);
         let meta = file.metadata()?;
@@ -57,14 +57,14 @@ impl Mapped {
         let memory = MmapRegion::from_file(FileOffset::new(file, offset), len)
             .map_err(|error| io::Error::other(format!("cannot map memory: {error}")))?;
         let base = NonNull::new(memory.as_ptr()).ok_or_else(|| invalid("empty"))?;
-        // SAFETY: the mapping just made, which stays as long as `memory`. It is the front end's, who
-        // may write anything there: whatever is read from it is checked, or taken for data.
+        // SAFETY: this is the mapping just made, which stays as long as `memory`. The front end may
+        // write anything there: whatever is read from it is checked, or treated as data.
         let watch = unsafe { Watch::new(base, len, Access::ReadWrite) };
         let watch = watch.ok_or_else(|| io::Error::other("too many regions of memory"))?;
         Ok(Self { watch, memory: Arc::new(memory) })
     }
 
-    /// Its bytes.
+    /// The bytes of the mapping.
     pub(super) fn bytes(&self) -> VolatileSlice<'_> {
         self.memory.as_volatile_slice()
     }
@@ -76,7 +76,7 @@ pub(super) struct GuestMap {
     memory: GuestMemoryMmap,
     /// By the guest's addresses.
     regions: Vec<(Region, Arc<Mapped>)>,
-    /// The guest's addresses that were removed from this map since it was made: they may come back.
+    /// Addresses of the guest that were removed from the map so far: they may come back.
     gone: Vec<Range<u64>>,
 }
 
@@ -85,17 +85,17 @@ pub(super) struct GuestMap {
 pub(super) enum Outside {
     /// There is no such memory.
     Nowhere,
-    /// There was: see [`Gone`].
+    /// There was such memory: see [`Gone`].
     Gone,
 }
 
 /// A part of a request lies in a region that was removed. A front end changes a region by removing
-/// and adding it, and the guest does not stand still meanwhile: the request waits for the next map.
+/// and adding it while the guest goes on: the request waits for the next map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
 impl GuestMap {
-    /// This map and one region more.
+    /// This map plus one region.
     pub(super) fn with(&self, region: Region, file: File) -> io::Result<Self> {
         let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidInput, reason);
         if self.regions.len() >= REGIONS_MAX {
@@ -149,7 +149,7 @@ impl GuestMap {
         read.map_err(|_| self.check(at, bytes.len()).err().unwrap_or(Outside::Nowhere))
     }
 
-    /// There is no memory at an address.
+    /// The error for an address where there is no memory.
     fn outside(&self, at: u64) -> Outside {
         if self.gone.iter().any(|range| range.contains(&at)) {
             Outside::Gone
@@ -176,8 +176,8 @@ impl GuestMap {
         })
     }
 
-    /// Appends `len` bytes from `at` as buffers: one for each region that they touch, and none if
-    /// they continue the last one.
+    /// Appends `len` bytes from `at` as buffers: one for each region that they touch. Bytes that
+    /// continue the last buffer are joined to it.
     pub(super) fn append(&self, at: u64, len: usize, pieces: &mut Vec<Buf>) -> Result<(), Outside> {
         let (mut at, mut left) = (at, len);
         while left > 0 {
@@ -212,8 +212,8 @@ fn piece(mapped: &Arc<Mapped>, offset: usize, len: usize) -> Option<Buf> {
     }
     let base = NonNull::new(mapped.memory.as_ptr())?;
     // SAFETY: the range lies in the mapping, which is readable and writable and stays as long as
-    // the buffer has `mapped`. Everybody else in this process uses `vm-memory`, whose accesses
-    // are volatile. The engine takes the bytes for data and copies between them and a pool only.
+    // the buffer has `mapped`. All other code in this process uses `vm-memory`, whose accesses are
+    // volatile. The engine treats the bytes as data and only copies between them and a pool.
     unsafe { Some(Buf::foreign(mapped.clone(), base.add(offset), len)) }
 }
 

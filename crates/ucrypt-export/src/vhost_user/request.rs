@@ -1,7 +1,7 @@
-//! From a descriptor chain to a request (virtio 1.2, 2.7.5 and 5.2.6).
+//! Parses a descriptor chain into a request (virtio 1.2, 2.7.5 and 5.2.6).
 //!
 //! Each descriptor and the header are read once; after that the guest may change them as it
-//! likes. Nothing is allocated: the list of pieces is the caller's and keeps its memory.
+//! likes. Parsing allocates nothing: the caller owns the list of pieces, which keeps its memory.
 
 use ucrypt_engine::{Buf, Urgency};
 use vm_memory::GuestAddress;
@@ -17,10 +17,10 @@ const RANGE_LEN: usize = 16;
 pub(super) const ID_LEN: usize = 20;
 /// Most descriptors of a request: the data, the header and the status.
 const DESCRIPTORS_MAX: usize = SEGMENTS_MAX as usize + 2;
-/// Of the range of a write-zeroes request: the space may be given back.
+/// Flag in the range of a write-zeroes request: the space may be given back.
 const UNMAP: u32 = 1;
-/// Of an I/O priority as Linux has it (`ioprio_set(2)`): where the class stands, and the one of who waits until
-/// nobody else needs the disk.
+/// Of an I/O priority of Linux (`ioprio_set(2)`): the shift of its class, and the idle class, whose
+/// requests wait until nobody else needs the disk.
 const CLASS_SHIFT: u32 = 13;
 const CLASS_IDLE: u32 = 3;
 
@@ -33,7 +33,7 @@ pub(super) enum Status {
     Unsupported = 2,
 }
 
-/// What is asked for. Offsets and lengths in bytes of the volume.
+/// The command of a request. Offsets and lengths are in bytes of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Read { offset: u64 },
@@ -44,23 +44,23 @@ pub(super) enum Command {
     WriteZeroes { offset: u64, len: u64, unmap: bool },
 }
 
-/// A request that is to be carried out, or refused.
+/// A request to carry out or to refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) command: Result<Command, Status>,
     /// Where the status goes; `None` if the guest left no room for it.
     pub(super) status_at: Option<GuestAddress>,
-    /// Bytes that are written to the guest if it succeeds, with the status.
+    /// Bytes that are written to the guest on success, including the status.
     pub(super) written: u32,
-    /// How much somebody waits for it.
+    /// How urgent the request is.
     pub(super) urgency: Urgency,
 }
 
 /// Why there is no command.
 enum Failure {
-    /// It is refused.
+    /// The request is refused.
     Refused(Status),
-    /// A part of it is in memory that was removed.
+    /// A part of the request is in memory that was removed.
     Gone,
 }
 
@@ -91,10 +91,10 @@ impl Parser {
         Self { readable: list(), writable: list(), urgency: Urgency::Normal }
     }
 
-    /// Reads a chain. The data of the request is appended to `pieces`.
+    /// Parses a chain. Appends the data of the request to `pieces`.
     ///
     /// # Errors
-    /// A part of it lies in memory that was removed and may come back.
+    /// A part of the request lies in memory that was removed and may come back.
     pub(super) fn parse(
         &mut self,
         map: &GuestMap,
@@ -126,8 +126,9 @@ impl Parser {
         Ok(Request { command, status_at, written, urgency: self.urgency })
     }
 
-    /// Sorts the descriptors. Returns whether the chain is whole, in order, and not too long. What
-    /// is too long is walked over, because the status is at its end.
+    /// Sorts the descriptors into readable and writable ones. Returns whether the chain is whole,
+    /// in order, and not too long. A chain that is too long is still walked to its end, where the
+    /// status is.
     fn collect(
         &mut self,
         chain: impl Iterator<Item = Result<Segment, BadChain>>,
@@ -160,7 +161,7 @@ impl Parser {
     fn command(&mut self, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<Command, Failure> {
         let header: [u8; HEADER_LEN] = take(&mut self.readable, map)?;
         let kind = u32::from_le_bytes(field(&header, 0));
-        // Reserved in the standard; Linux's driver tells the priority there.
+        // Reserved in the standard; Linux's driver puts the I/O priority there.
         let priority = u32::from_le_bytes(field(&header, 4));
         if priority >> CLASS_SHIFT == CLASS_IDLE {
             self.urgency = Urgency::Background;
@@ -199,7 +200,7 @@ impl Parser {
         }
     }
 
-    /// The data of a read or write: whole units of 512 bytes.
+    /// Appends the data of a read or write to `pieces`: whole units of 512 bytes.
     fn data(&self, out: bool, map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Failure> {
         let runs = if out { &self.readable } else { &self.writable };
         append(runs, map, pieces)?;
@@ -207,7 +208,7 @@ impl Parser {
         if len.is_multiple_of(512) { Ok(()) } else { Err(IO_ERR) }
     }
 
-    /// The range of a discard or write-zeroes request; one, as the configuration says.
+    /// The range of a discard or write-zeroes request: only one, as the configuration says.
     fn range(&mut self, map: &GuestMap, sectors_max: u32) -> Result<(u64, u64, u32), Failure> {
         let range: [u8; RANGE_LEN] = take(&mut self.readable, map)?;
         let sectors = u32::from_le_bytes(field(&range, 8));
@@ -219,12 +220,13 @@ impl Parser {
     }
 }
 
-/// The data in `runs` as buffers.
+/// Appends the data in `runs` to `pieces`, as buffers.
 fn append(runs: &[Run], map: &GuestMap, pieces: &mut Vec<Buf>) -> Result<(), Failure> {
     Ok(runs.iter().try_for_each(|&(at, len)| map.append(at, len, pieces))?)
 }
 
-/// Takes `N` bytes off the front of `runs`, wherever they lie: drivers may cut as they like.
+/// Takes `N` bytes off the front of `runs`. They may span several runs: drivers may split requests
+/// as they like.
 fn take<const N: usize>(runs: &mut Vec<Run>, map: &GuestMap) -> Result<[u8; N], Failure> {
     let mut bytes = [0; N];
     let (mut filled, mut used) = (0, 0);

@@ -1,13 +1,13 @@
 //! One virtqueue: a thread with an engine queue of its own.
 //!
-//! The thread takes requests as long as the engine has room, has them carried out straight on the
-//! guest's memory, and puts the answers into the ring. It sleeps in one place, when neither the
-//! ring nor the engine can go on.
+//! The thread takes requests as long as the engine has room, submits them directly on the guest's
+//! memory, and puts the answers into the ring. It sleeps in one place, when neither the ring nor
+//! the engine can go on.
 //!
-//! The thread ends in one way: it takes nothing more, and ends when everything that was taken is
-//! answered. It does so when it is asked to stop; when the ring is broken, because it makes no sense;
-//! and when a request is in memory that was just removed, which is left in the ring until there is
-//! another map.
+//! The thread ends in one way: it takes nothing more, and ends when everything that it took is
+//! answered. It does so when it is asked to stop; when the ring makes no sense and counts as broken;
+//! and when a request is in memory that was just removed. That request stays in the ring until there
+//! is another map.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -38,7 +38,7 @@ use crate::waiter::{EventFlags, Waiter};
 /// are used when they are first touched.
 const MEMORY: usize = 64 << 20;
 
-/// What a ring's thread is given.
+/// Everything that a ring's thread needs to start.
 pub(super) struct Setup {
     pub(super) index: usize,
     pub(super) place: Place,
@@ -50,7 +50,7 @@ pub(super) struct Setup {
     pub(super) device: Arc<DeviceState>,
 }
 
-/// What all rings of a device use.
+/// State shared by all rings of a device.
 pub(super) struct DeviceState {
     pub(super) volume: Arc<Volume>,
     /// The answer to `GET_ID`.
@@ -59,9 +59,9 @@ pub(super) struct DeviceState {
     pub(super) writeback: AtomicBool,
     pub(super) report: Report,
     pub(super) stop: Stop,
-    /// How long requests may take to end once the server is to stop.
+    /// How long requests may take to complete once the server is to stop.
     pub(super) patience: Duration,
-    /// When that is over.
+    /// When that time is over.
     pub(super) deadline: OnceLock<Instant>,
 }
 
@@ -77,7 +77,7 @@ impl DeviceState {
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
             let mut fds = [
                 PollFd::new(&ended, PollFlags::IN),
-                // Readable for ever once it is set.
+                // Stays readable once it is set.
                 PollFd::new(&self.stop, PollFlags::IN),
             ];
             let fds = if left.is_some() { &mut fds[..1] } else { &mut fds[..] };
@@ -101,21 +101,21 @@ pub(super) struct Ended {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
-    /// It was asked to.
+    /// The thread was asked to stop.
     Stopped,
     /// A request is in memory that was removed.
     Parked,
-    /// The ring, or the volume's queue, is not to be used any more.
+    /// The ring or the volume's queue must not be used any more.
     Broken,
 }
 
 /// Why a ring does not start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
-    /// It is not in the guest's memory.
+    /// The ring is not in the guest's memory.
     #[error(transparent)]
     NotThere(#[from] NotThere),
-    /// The system's.
+    /// An error of the system.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -129,18 +129,18 @@ impl From<StartError> for io::Error {
     }
 }
 
-/// What the thread watches beside its queue.
+/// Numbers of the descriptors that the thread watches beside its queue.
 const CHANGE: usize = 0;
 const KICK: usize = 1;
 
-/// Where the answer of a request goes that the engine has.
+/// What the answer to a request in flight needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     status_at: Option<GuestAddress>,
     written: u32,
 }
 
-/// See the module.
+/// The state of a ring's thread.
 pub(super) struct Ring {
     index: usize,
     virtqueue: SplitRing,
@@ -152,27 +152,28 @@ pub(super) struct Ring {
     map: Arc<GuestMap>,
     queue: Queue,
     parser: Parser,
-    /// By first descriptor.
+    /// Requests in flight, by their first descriptor.
     pending: Vec<Option<Pending>>,
     under_way: usize,
-    /// What the engine had no room for: at most one, because no more is taken then.
+    /// The request for which the engine had no room: at most one, because the ring then takes no
+    /// more.
     waiting: VecDeque<(u16, Request)>,
-    /// The data of the request that is being submitted, or waits.
+    /// The data of the request that is being submitted or waits.
     pieces: Vec<Buf>,
-    /// Requests that another server has left, to be done before others; the first one last.
+    /// Requests that another server has left, to carry out before others; the first one is last.
     left_over: Vec<u16>,
-    /// Nothing more is taken.
+    /// Why the ring takes nothing more; `None` as long as it does.
     ends: Option<Why>,
-    /// Answers since the guest last wanted to hear of one.
+    /// Answers since the guest last wanted a call.
     unheard: u32,
 }
 
-/// A guest that wants to hear of none of so many answers polls for them. Who sleeps wants to hear of one in a
-/// few: drivers look for answers without calls only while they are at it.
+/// A guest that wants no call for this many answers polls for them. A guest that sleeps wants a
+/// call every few answers: drivers look for answers without calls only while they process some.
 const POLLED_AFTER: u32 = 1024;
 
 impl Ring {
-    /// Gets a ring ready, without taking anything from it.
+    /// Prepares a ring, without taking anything from it.
     pub(super) fn new(setup: Setup) -> Result<Self, StartError> {
         let Setup { index, place, map, kick, event_idx, mut track, shared, device } = setup;
         let mut virtqueue = SplitRing::locate(&place, &map, event_idx)?;
@@ -208,9 +209,9 @@ impl Ring {
         })
     }
 
-    /// Serves until it ends.
+    /// Serves until the thread is to end.
     pub(super) fn run(mut self) -> Ended {
-        // Who served the ring before may have ended between an answer and its call.
+        // The previous server of the ring may have ended between an answer and its call.
         self.shared.call();
         loop {
             let mut progress = self.take();
@@ -244,7 +245,7 @@ impl Ring {
         self.waiting.is_empty() && (self.left_over.is_empty() || self.ends.is_some())
     }
 
-    /// Takes requests while the engine has room. Returns whether there was any.
+    /// Takes requests while the engine has room. Returns whether there were any.
     fn take(&mut self) -> bool {
         let mut any = self.submit_waiting();
         while self.waiting.is_empty() {
@@ -267,7 +268,7 @@ impl Ring {
         any
     }
 
-    /// The next request to be carried out, if there is one, and whether another server has left it.
+    /// The next request to carry out, if there is one, and whether another server has left it.
     fn next_head(&mut self) -> Result<Option<(u16, bool)>, Broken> {
         if self.ends.is_some() {
             return Ok(None);
@@ -284,7 +285,7 @@ impl Ring {
         Ok(next)
     }
 
-    /// Reads a request.
+    /// Parses a request and marks it as taken.
     fn parse(&mut self, head: u16) -> Result<Request, Gone> {
         let chain = self.virtqueue.chain(&self.map, head);
         let request = self.parser.parse(&self.map, chain, &mut self.pieces)?;
@@ -304,7 +305,7 @@ impl Ring {
         self.ends = Some(Why::Parked);
     }
 
-    /// Answers what the engine has finished. Returns whether there was any.
+    /// Answers what the engine has completed. Returns whether there was anything.
     fn finish(&mut self) -> bool {
         let mut any = false;
         while let Some(done) = self.queue.next_done() {
@@ -315,7 +316,7 @@ impl Ring {
             };
             self.under_way -= 1;
             let status = match done.result {
-                // Its data may be nobody's.
+                // If memory was cut off, the data may have gone nowhere.
                 Ok(()) if self.check_memory() => Status::IoErr,
                 Ok(()) => Status::Ok,
                 Err(Errno::OPNOTSUPP) => Status::Unsupported,
@@ -326,7 +327,7 @@ impl Ring {
         any
     }
 
-    /// Stops if the front end has cut its memory off. Returns whether it has.
+    /// Breaks the ring if the front end has cut its memory off. Returns whether it has.
     fn check_memory(&mut self) -> bool {
         let is_cut_off = self.map.is_cut_off();
         if is_cut_off {
@@ -355,7 +356,7 @@ impl Ring {
         }
     }
 
-    /// Calls the guest if it wants to hear of the answers.
+    /// Calls the guest if it wants to be told of the answers.
     fn call(&mut self) {
         match self.virtqueue.wants_call(&self.map) {
             Ok(true) => {
@@ -367,7 +368,7 @@ impl Ring {
         }
     }
 
-    /// Waits for a kick, an answer of the engine, or a change.
+    /// Waits for a kick, a completion of the engine, or a change.
     fn sleep(&mut self) -> io::Result<()> {
         let takes_more = !self.is_ending() && self.waiting.is_empty();
         if takes_more {
@@ -391,7 +392,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes nothing more from this ring, because of what the front end or the guest has done.
+    /// Breaks the ring: reports the reason and takes nothing more.
     fn fail(&mut self, reason: &dyn std::fmt::Display) {
         if self.ends != Some(Why::Broken) {
             self.ends = Some(Why::Broken);
@@ -412,7 +413,7 @@ impl Submitter for Ring {
         &mut self.waiting
     }
 
-    /// The data of the request is in `pieces`.
+    /// `pieces` must hold the data of the request.
     fn offer(&mut self, (head, request): Self::Request) -> Result<(), Self::Request> {
         let Request { command, status_at, written, urgency } = request;
         let is_polled = self.unheard >= POLLED_AFTER && urgency == Urgency::Normal;
@@ -461,7 +462,7 @@ impl Submitter for Ring {
     }
 }
 
-/// Puts the device's name where the guest wants it, as much of it as has room.
+/// Copies the device's ID to where the guest wants it, as far as it fits.
 fn put_id(mut id: &[u8], pieces: &mut [Buf]) {
     for piece in pieces {
         let (part, rest) = id.split_at(piece.len().min(id.len()));
@@ -470,8 +471,9 @@ fn put_id(mut id: &[u8], pieces: &mut [Buf]) {
     }
 }
 
-/// Waits for a change, the engine, or a kick, which is seen each time it is given, also if its counter is
-/// never read: a front end that fills it changes nothing, and one that reads it takes its own kicks away.
+/// Creates a waiter for a change, the engine and kicks. It sees every kick even if nobody reads the
+/// event's counter: a front end that fills the counter changes nothing, and one that reads it takes
+/// away its own kicks.
 fn waiter(shared: &Shared, queue: &Queue, kick: &File) -> io::Result<Waiter> {
     let mut waiter = Waiter::new(queue)?;
     waiter.watch(CHANGE, shared, EventFlags::IN)?;

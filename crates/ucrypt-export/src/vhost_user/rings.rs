@@ -1,18 +1,19 @@
-//! The rings of a device: what the front end has said about each, and the thread of those that
+//! The rings of a device: what the front end has said about each, and the threads of those that
 //! run.
 //!
 //! A ring runs when the front end has given it a place and a kick, has enabled it, and its place is
-//! in the guest's memory. Whatever changes while it runs, the map of the memory included, its thread
-//! ends first, with all its requests answered, and a new one starts where that has stopped; only calls
-//! change under a running thread.
+//! in the guest's memory. Before anything changes, the map of the memory included, the ring's thread
+//! answers all its requests and ends; a new thread starts where that one stopped. Only calls change
+//! under a running thread.
 //!
-//! A ring that is not in the memory is parked: it starts when it is in a later map. So is one with
-//! a request whose data lies in a region that was just removed, because a front end changes a region
+//! A ring outside the memory is parked: it starts when it lies in a later map. So is a ring with a
+//! request whose data lies in a region that was just removed, because a front end changes a region
 //! by removing and adding it.
 //!
-//! Threads are waited for as long as it takes, because nothing may touch the guest's memory behind
-//! the answer to a front end that takes it back; but once the server is to stop, only for
-//! [`DeviceState::patience`]. What has not ended by then is left behind and said.
+//! The device waits for threads as long as it takes, because nothing may touch the guest's memory
+//! once it has answered a front end that takes the memory back. Only when the server is to stop does
+//! the wait end after [`DeviceState::patience`]; threads that still run are left behind and
+//! reported.
 
 use std::fs::File;
 use std::io;
@@ -35,7 +36,7 @@ pub(super) struct RingSlot {
     place: Place,
     kick: Option<File>,
     enabled: bool,
-    /// It makes no sense, and starts again only when the front end sets it up anew.
+    /// The ring is broken, and starts again only when the front end sets it up anew.
     broken: bool,
     shared: Arc<Shared>,
     device: Arc<DeviceState>,
@@ -44,11 +45,11 @@ pub(super) struct RingSlot {
 
 struct Running {
     thread: JoinHandle<Ended>,
-    /// Readable when the thread is at its end.
+    /// Readable when the thread has ended.
     ended: OwnedFd,
 }
 
-/// What the rings of a connection are started with.
+/// What to start the rings of a connection with.
 pub(super) struct Surroundings<'a> {
     pub(super) map: &'a Arc<GuestMap>,
     pub(super) inflight: Option<&'a Inflight>,
@@ -69,7 +70,7 @@ impl RingSlot {
         })
     }
 
-    /// Changes what only a ring that stands still can change.
+    /// Changes the ring's place while no thread runs.
     pub(super) fn change(
         &mut self,
         surroundings: &Surroundings<'_>,
@@ -93,7 +94,7 @@ impl RingSlot {
         self.start_anew(surroundings)
     }
 
-    /// Where requests are announced from now on; starts the ring.
+    /// Sets the event that announces requests; starts the ring.
     pub(super) fn set_kick(
         &mut self,
         surroundings: &Surroundings<'_>,
@@ -117,14 +118,14 @@ impl RingSlot {
         self.shared.set_error(error)
     }
 
-    /// Stops the ring for good, until there is a new kick. Returns the next request to be taken.
+    /// Stops the ring until it gets a new kick. Returns the next request to be taken.
     pub(super) fn stop(&mut self) -> io::Result<u16> {
         self.pause()?;
         self.kick = None;
         Ok(self.place.base)
     }
 
-    /// Asks the thread to stop, without waiting for that.
+    /// Asks the thread to stop, without waiting for its end.
     pub(super) fn ask_to_stop(&self) {
         self.shared.stop(true);
     }
@@ -132,8 +133,8 @@ impl RingSlot {
     /// Ends the thread when every request is answered.
     ///
     /// # Errors
-    /// `TimedOut`: the server is to stop, and requests have not ended in time. The ring is never
-    /// started again.
+    /// `TimedOut`: the server is to stop, and requests have not completed in time. The ring never
+    /// starts again.
     pub(super) fn pause(&mut self) -> io::Result<()> {
         let Some(Running { thread, ended }) = self.running.take() else { return Ok(()) };
         self.shared.stop(true);
@@ -151,7 +152,7 @@ impl RingSlot {
                 self.place.base = base;
                 self.broken = why == Why::Broken;
             }
-            // It has said so. Where it stood nobody knows.
+            // The thread panicked, which it has printed. Its position in the ring is unknown.
             Err(_) => self.broken = true,
         }
         Ok(())
@@ -160,13 +161,13 @@ impl RingSlot {
     /// Starts the ring if it can run.
     ///
     /// # Errors
-    /// It is not in the guest's memory, or the system's.
+    /// The ring is not in the guest's memory, or an error of the system.
     fn start_anew(&mut self, surroundings: &Surroundings<'_>) -> io::Result<()> {
         self.broken = false;
         self.start(surroundings).map_err(io::Error::from)
     }
 
-    /// Goes on where the ring was paused, if it can run in this map.
+    /// Goes on where the ring was paused, if the ring can run in this map.
     pub(super) fn go_on(&mut self, surroundings: &Surroundings<'_>) -> io::Result<()> {
         if self.broken || self.running.is_some() {
             return Ok(());
@@ -206,7 +207,7 @@ impl RingSlot {
 
 impl Drop for RingSlot {
     fn drop(&mut self) {
-        // What did not end has been reported.
+        // `pause` has reported a thread that did not end.
         let _ = self.pause();
     }
 }

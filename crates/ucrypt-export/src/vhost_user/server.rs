@@ -22,8 +22,7 @@ use super::shared::AtEnd;
 use crate::stop::Stop;
 use crate::unix_socket::{SocketError, UnixSocket};
 
-/// Where a server reports what went wrong with a front end or a guest: one line each, from any
-/// thread.
+/// Gets one line for each problem with a front end or a guest, from any thread.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How long to wait when the system has no descriptor or memory for a front end.
@@ -32,16 +31,16 @@ const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How a volume is served.
 #[derive(Clone)]
 pub struct ServerConfig {
-    /// Tells the guest which disk it is: at most 20 bytes of ASCII, more are cut off.
+    /// The disk's serial number for the guest: at most 20 bytes of ASCII; the rest is cut off.
     pub serial: String,
-    /// Told of front ends and guests that break the rules.
+    /// Is told of front ends and guests that break the rules.
     pub report: Report,
-    /// How long [`Server::shutdown`] waits for requests under way. A front end can make it wait, by
-    /// memory in a file system whose server does not answer for example, and so can the image.
+    /// How long [`Server::shutdown`] waits for requests in flight. A front end can make it wait, for
+    /// example by memory in a file system whose server does not answer, and so can the image.
     pub patience: Duration,
 }
 
-/// How much longer the thread of the server may take than its rings.
+/// How much longer the server's thread may take than its rings.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Default for ServerConfig {
@@ -69,10 +68,10 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread and its owner use.
+/// State shared by the thread and its owner.
 struct Shared {
     device: Arc<DeviceState>,
-    /// The front end that is being served; to end a receive that blocks.
+    /// The front end that is being served; used to end a blocking receive.
     client: Mutex<Option<OwnedFd>>,
     /// Readable when the thread has ended.
     ended: OwnedFd,
@@ -116,11 +115,11 @@ impl Server {
         &self.path
     }
 
-    /// Takes no more front ends and no more requests, runs every request that was taken to its
-    /// end, and returns when the connection is closed. Nothing is flushed beyond that.
+    /// Takes no more front ends and no more requests, completes every request that was taken, and
+    /// returns when the connection is closed. It flushes nothing beyond that.
     ///
-    /// Requests that take longer than [`ServerConfig::patience`] are reported and left behind, with the
-    /// threads that wait for them.
+    /// Requests that take longer than [`ServerConfig::patience`] are reported and left behind, with
+    /// the threads that wait for them.
     pub fn shutdown(mut self) {
         self.end();
     }
@@ -129,15 +128,15 @@ impl Server {
         let device = &self.shared.device;
         device.stop.set();
         if let Some(client) = &*self.shared.client() {
-            // One that is gone already is fine.
+            // Fails if the front end is gone already, which is fine.
             let _ = shutdown(client, Shutdown::Both);
         }
         let Some(thread) = self.thread.take() else { return };
-        // Rings that are waited for in vain are reported there.
+        // The thread reports rings that do not end in time.
         let ended = device.await_end(self.shared.ended.as_fd())
             || is_readable_within(self.shared.ended.as_fd(), GRACE);
         if ended {
-            // A panic there has been printed already and leaves nothing to do here.
+            // A panic of the thread has been printed already and leaves nothing to do.
             let _ = thread.join();
         } else {
             (device.report)("vhost-user front end: the connection did not end, not waited for");
@@ -188,17 +187,18 @@ impl Listener {
         accept_with(&self.socket, SocketFlags::CLOEXEC)
     }
 
-    /// Sleeps until there is a front end or the order to stop; with a timeout, only for the latter.
+    /// Sleeps until there is a front end or the server is to stop; with a timeout, only the latter
+    /// ends the sleep early.
     fn wait(&self, timeout: Option<&Timespec>) {
         let mut fds = vec![PollFd::new(&self.state.stop, PollFlags::IN)];
         if timeout.is_none() {
             fds.push(PollFd::new(&self.socket, PollFlags::IN));
         }
-        // Whatever it returns, the caller looks at both again.
+        // Whatever this returns, the caller looks at both again.
         let _ = poll(&mut fds, timeout);
     }
 
-    /// One front end, until it goes, breaks the protocol, or the server is to stop.
+    /// Serves one front end until it leaves, breaks the protocol, or the server is to stop.
     fn serve(&self, client: OwnedFd) -> Result<(), String> {
         let stream = UnixStream::from(client);
         let other = stream.try_clone().map_err(|error| error.to_string())?;
@@ -214,16 +214,16 @@ impl Listener {
             match messages.handle_request() {
                 Ok(()) => {}
                 Err(Error::Disconnected) => break,
-                // The order to stop shuts the socket down.
+                // A server that stops shuts the socket down.
                 Err(_) if self.state.stop.is_set() => break,
                 Err(error) => return Err(error.to_string()),
             }
         }
-        // Dropping the device ends its rings, with every request answered.
+        // Dropping the device ends its rings, after every request is answered.
         Ok(())
     }
 
-    /// Sleeps until the front end has a message, or is gone. Others are turned away meanwhile.
+    /// Sleeps until the front end has sent a message or is gone; turns others away meanwhile.
     /// Returns false if the server is to stop.
     fn await_message(&self, client: BorrowedFd<'_>) -> bool {
         while !self.state.stop.is_set() {

@@ -1,4 +1,4 @@
-//! What a ring's thread and the control connection have in common.
+//! State shared by a ring's thread and the control connection.
 
 use std::fs::File;
 use std::io;
@@ -10,12 +10,12 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::event::Signal;
 
-/// One per ring; the control connection writes, the ring's thread reads.
+/// There is one per ring; the control connection writes, the ring's thread reads.
 pub(super) struct Shared {
     /// Readable when something here has changed.
     wake: OwnedFd,
     stop: AtomicBool,
-    /// Requests that were taken and not answered, for messages about them.
+    /// Number of requests that were taken and not answered, for messages about them.
     under_way: AtomicUsize,
     /// Signalled when there are answers.
     call: Mutex<Option<Signal>>,
@@ -34,8 +34,8 @@ impl Shared {
         })
     }
 
-    /// Asks the thread to take no more requests and to end when it has answered those it has; or
-    /// allows the next one to start.
+    /// Asks the thread to take no more requests and to end when it has answered those it has; with
+    /// `false`, allows the next thread to start.
     pub(super) fn stop(&self, stop: bool) {
         self.stop.store(stop, Ordering::Release);
         if stop {
@@ -61,7 +61,7 @@ impl Shared {
         let signal = event.map(Signal::new).transpose()?;
         let before = std::mem::replace(&mut *lock(&self.call), signal);
         drop(before);
-        // Answers may have been put while there was nobody to call.
+        // Answers may have been put into the ring while there was no event to signal.
         self.call();
         Ok(())
     }
@@ -92,7 +92,7 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Takes the signal back. Call before looking at what has changed.
+    /// Clears the wake event. Call before looking at what has changed.
     pub(super) fn clear_wake(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }

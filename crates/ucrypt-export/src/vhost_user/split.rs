@@ -1,7 +1,7 @@
 //! The split virtqueue from the device's side (virtio 1.2, 2.7).
 //!
-//! All of it lies in memory that the guest may change at any time. Each value is read once, and
-//! what cannot be right is an error: the ring is not to be used any further then.
+//! The ring lies in memory that the guest may change at any time. Each value is read once, and a
+//! value that cannot be right is an error, after which the ring must not be used any further.
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -13,16 +13,18 @@ use super::memory::{GuestMap, Outside};
 
 /// Bytes of a descriptor.
 const DESCRIPTOR_LEN: u64 = 16;
-/// Of a descriptor: there is a next one; the device writes to it; it names a table of others.
+/// Descriptor flags: there is a next one; the device writes to the segment; the segment is a table
+/// of descriptors.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// Of the ring of requests: the guest needs no call. Of the ring of answers: the device no kick.
+/// Flag of the ring of requests: the guest needs no call. Of the ring of answers: the device needs
+/// no kick.
 const NO_SIGNAL: u16 = 1;
-/// Most descriptors that are read of one request. A table may have more; nobody needs them.
+/// Most descriptors that are read of one request. A table may have more, but nobody needs them.
 const DESCRIPTORS_MAX: u32 = 4096;
 
-/// Where a ring is and where it stands, as the front end says. Addresses are the front end's.
+/// Location and position of a ring, as told by the front end. Addresses are the front end's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     /// Entries; a power of two.
@@ -59,9 +61,9 @@ pub(super) enum NotThere {
 /// Why a request's descriptors cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadChain {
-    /// They make no sense.
+    /// The descriptors make no sense.
     Nonsense,
-    /// They are in memory that was removed.
+    /// The descriptors are in memory that was removed.
     Gone,
 }
 
@@ -98,8 +100,8 @@ pub(super) struct SplitRing {
 }
 
 impl SplitRing {
-    /// Finds a ring in the guest's memory. It stands at `place.base` for requests, and for answers
-    /// where the ring itself says.
+    /// Finds a ring in the guest's memory. The next request is at `place.base`; the position of
+    /// answers is read from the ring itself.
     pub(super) fn locate(place: &Place, map: &GuestMap, event_idx: bool) -> Result<Self, NotThere> {
         let size = place.size;
         if !size.is_power_of_two() || size > RING_SIZE_MAX {
@@ -137,7 +139,7 @@ impl SplitRing {
         self.next_used.0
     }
 
-    /// The first descriptor of the next request, if there is one.
+    /// Takes the next request, if there is one: the number of its first descriptor.
     pub(super) fn take(&mut self, map: &GuestMap) -> Result<Option<u16>, Broken> {
         let ahead = Wrapping(load(map, self.available.0 + 2)?) - self.next_available;
         if ahead.0 == 0 {
@@ -155,7 +157,7 @@ impl SplitRing {
         Ok(Some(head))
     }
 
-    /// Takes the last [`SplitRing::take`] back.
+    /// Undoes the last [`SplitRing::take`].
     pub(super) fn put_back(&mut self) {
         self.next_available -= 1;
     }
@@ -182,7 +184,7 @@ impl SplitRing {
         map.memory().write_slice(&entry, at).map_err(|_| Broken::Memory)?;
         self.next_used += 1;
         self.uncalled += 1;
-        // Releases the data, the status and the entry.
+        // A release store, which publishes the data, the status and the entry.
         store(map, self.used.0 + 2, self.next_used.0)
     }
 
@@ -194,17 +196,18 @@ impl SplitRing {
         } else {
             store(map, self.used.0, 0)?;
         }
-        // The guest looks at that after it has moved its index; so it is one way or the other.
+        // The guest looks at this after it has moved its index: either it kicks, or we see the
+        // index.
         fence(Ordering::SeqCst);
         Ok(load(map, self.available.0 + 2)? != self.next_available.0)
     }
 
-    /// Needs no kick for a while. With event indices none comes anyway.
+    /// Tells the guest that no kick is needed for now. With event indices none comes anyway.
     pub(super) fn need_no_kick(&self, map: &GuestMap) -> Result<(), Broken> {
         if self.event_idx { Ok(()) } else { store(map, self.used.0, NO_SIGNAL) }
     }
 
-    /// Whether the guest is to be called for what was answered since this was last asked.
+    /// Whether to call the guest for the answers since this was last asked.
     pub(super) fn wants_call(&mut self, map: &GuestMap) -> Result<bool, Broken> {
         let answered = std::mem::take(&mut self.uncalled);
         if answered.0 == 0 {
@@ -229,20 +232,20 @@ fn store(map: &GuestMap, at: u64, value: u16) -> Result<(), Broken> {
     stored.map_err(|_| Broken::Memory)
 }
 
-/// `N` bytes of an array from `at` on, which it has.
+/// The `N` bytes from `at` on, which must lie in `bytes`.
 pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);
     field
 }
 
-/// The segments of a request, in order. It ends, whatever the descriptors say; what makes no sense
-/// is the last item.
+/// The segments of a request, in order. The iterator always ends, whatever the descriptors say; an
+/// error is its last item.
 pub(super) struct Chain<'a> {
     map: &'a GuestMap,
     table: u64,
     entries: u32,
-    /// In the table.
+    /// Index of the next descriptor in the table.
     next: Option<u32>,
     /// Descriptors that may still follow: a chain visits each at most once.
     left: u32,

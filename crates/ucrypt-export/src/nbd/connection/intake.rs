@@ -1,4 +1,4 @@
-//! From bytes to operations: the half of a connection that takes requests.
+//! The half of a connection that takes requests: from bytes to operations.
 
 use std::io;
 
@@ -11,12 +11,12 @@ use crate::nbd::outbox::Reply;
 use crate::nbd::pending::{Kind, Pending};
 use crate::nbd::request::{Command, NO_MEMORY, Refusal, Request};
 
-/// From this payload on, writes are received in place.
+/// Writes with at least this many bytes of payload are received in place.
 const BULK_MIN: u32 = 16 << 10;
-/// Bytes that are handed to the engine before the loop looks at what is done, so that the first
-/// replies leave while the rest is worked on.
+/// Bytes to submit to the engine before the loop looks for completions, so that the first replies
+/// leave while the engine works on the rest.
 const ROUND_BYTES: usize = 256 << 10;
-/// Extents in one block status reply; the client asks again from where it ends.
+/// Most extents in one block status reply; the client asks again from where it ends.
 const EXTENTS_MAX: usize = 4096;
 
 /// The part of the stream that comes next.
@@ -27,24 +27,24 @@ pub(super) enum Incoming {
     WantsBuffer { request: Request, fua: bool },
     /// The payload of a write.
     Data { request: Request, fua: bool, buffer: Buf, filled: usize },
-    /// The payload of a write that is refused; the reply goes when it is over.
+    /// The payload of a refused write; the reply goes out when the payload is over.
     Refused { cookie: u64, refusal: Refusal, left: usize },
 }
 
 /// What taking requests waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Bytes from the client.
+    /// For bytes from the client.
     Input,
-    /// A reply to leave, or an operation to be done.
+    /// For a reply to leave, or an operation to complete.
     Room,
-    /// Nothing, the next step can follow at once.
+    /// For nothing: the next step can follow at once.
     Nothing,
 }
 
 impl Connection<'_> {
-    /// Takes requests until the input is used up, something is full, or the round has enough.
-    /// Returns whether anything came of it.
+    /// Takes requests until the input is used up, something is full, or the round has enough bytes.
+    /// Returns whether there was any progress.
     pub(super) fn take_requests(&mut self) -> bool {
         let mut progress = false;
         self.round_bytes = 0;
@@ -60,8 +60,8 @@ impl Connection<'_> {
         progress
     }
 
-    /// Receives what there is; false if that is nothing. Sleeps only with nothing else to do; then
-    /// the order to stop shuts the socket down for reading.
+    /// Receives what is there; false if there is nothing. Sleeps only if there is nothing else to
+    /// do; a server that stops ends this sleep by shutting the socket down for reading.
     fn receive(&mut self) -> bool {
         let flags = if self.idle() { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let payload = match &mut self.incoming {
@@ -91,7 +91,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Does the next thing that the received bytes allow.
+    /// Takes the next step that the received bytes allow.
     fn step(&mut self) -> Need {
         let full = self.full();
         match &mut self.incoming {
@@ -174,7 +174,7 @@ impl Connection<'_> {
         self.start(Pending { cookie: request.cookie, kind }, io);
     }
 
-    /// The reply to a command on no bytes: nothing is done, with success.
+    /// The reply to a command on no bytes: success, without doing anything.
     fn nothing(&self, command: Command, cookie: u64) -> Reply<Buf> {
         match command {
             Command::Read => Reply::read_nothing(self.structured, cookie),
@@ -182,7 +182,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Hands the write whose payload is complete to the engine.
+    /// Submits the write whose payload is complete to the engine.
     fn finish_write(&mut self) {
         let incoming = std::mem::replace(&mut self.incoming, Incoming::Header);
         if let Incoming::Data { request, fua, buffer: data, .. } = incoming {
@@ -199,7 +199,7 @@ impl Connection<'_> {
         self.reply(Reply::block_status(request.cookie, &joined));
     }
 
-    /// Answers with an error once the payload, if there is one, has been read over.
+    /// Answers with an error after skipping the payload, if there is one.
     fn refuse(&mut self, request: Request, refusal: Refusal) {
         let left = request.payload_len() as usize;
         self.incoming = Incoming::Refused { cookie: request.cookie, refusal, left };
