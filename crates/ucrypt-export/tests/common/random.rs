@@ -1,6 +1,6 @@
-//! Numbers by chance for the tests of exports.
+//! Random numbers for the tests of exports.
 
-/// xorshift64*: the same numbers from the same seed, for ever.
+/// xorshift64*: the same seed always gives the same numbers.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

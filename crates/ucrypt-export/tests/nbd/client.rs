@@ -1,5 +1,5 @@
-//! A client that speaks the protocol byte by byte, so that it can also get it wrong. Its numbers
-//! are written out from the protocol description and not taken from the server's code.
+//! A client that speaks the protocol byte by byte, so that it can also break it. Its numbers come
+//! from the protocol description and not from the server's code.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -36,7 +36,7 @@ pub(crate) struct Client {
     pub(crate) stream: UnixStream,
     structured: bool,
     cookie: u64,
-    /// Lengths of reads that are not answered: a simple reply does not carry them.
+    /// Lengths of the reads in flight: a simple reply does not carry them.
     reads: HashMap<u64, usize>,
 }
 
@@ -52,7 +52,7 @@ impl Client {
     /// Connects, takes the greeting and answers with `flags`.
     pub(crate) fn with_flags(harness: &Harness, flags: u32) -> Self {
         let stream = UnixStream::connect(harness.socket()).expect("connected");
-        // So that a server that hangs fails the test.
+        // A server that hangs must fail the test.
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         stream.set_write_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         let mut client = Self { stream, structured: false, cookie: 0, reads: HashMap::new() };
@@ -61,19 +61,19 @@ impl Client {
         client
     }
 
-    /// As a client that is up to date.
+    /// Connects as an up-to-date client.
     pub(crate) fn connect(harness: &Harness) -> Self {
         Self::with_flags(harness, 3)
     }
 
-    /// A client that is through the handshake, with simple replies.
+    /// A client that has finished the handshake, with simple replies.
     pub(crate) fn simple(harness: &Harness) -> Self {
         let mut client = Self::connect(harness);
         client.go();
         client
     }
 
-    /// A client that is through the handshake, with structured replies and block status.
+    /// A client that has finished the handshake, with structured replies and block status.
     pub(crate) fn structured(harness: &Harness) -> Self {
         let mut client = Self::connect(harness);
         assert_eq!(client.option(8, &[]), [(1, vec![])]);
@@ -121,7 +121,7 @@ impl Client {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Sends an option and takes its replies, the final one included.
+    /// Sends an option and takes its replies, including the final one.
     pub(crate) fn option(&mut self, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
         self.send(b"IHAVEOPT");
         self.send(&option.to_be_bytes());
@@ -211,7 +211,7 @@ impl Client {
         Reply { cookie, error, data }
     }
 
-    /// Sends a request and takes its reply, when no other is under way.
+    /// Sends a request and takes its reply. No other request may be in flight.
     pub(crate) fn ask(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> Reply {
         let cookie = self.request(command, flags, offset, length);
         let reply = self.reply();

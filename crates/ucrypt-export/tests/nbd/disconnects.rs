@@ -1,4 +1,4 @@
-//! The end of a connection, in every state: accepted requests are finished, the server lives on.
+//! The end of a connection, in every state: accepted requests are completed, the server lives on.
 
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::client::{Client, DISC, READ, WRITE};
 use crate::harness::{Harness, SMALL, aes, over, plain};
 use crate::random::Random;
 
-/// That the server still serves a new client.
+/// Checks that the server still serves a new client.
 fn assert_alive(harness: &Harness) {
     assert_eq!(Client::simple(harness).read(0, 1).len(), 1);
 }
@@ -89,7 +89,7 @@ fn a_client_that_leaves_its_replies_unread_harms_nobody() {
 
 #[test]
 fn nothing_more_is_read_for_a_client_that_has_gone() {
-    // 1 MiB takes this card 57 ms.
+    // This card takes 57 ms for 1 MiB.
     let card = ModelBackend::new("sd2015", SMALL).expect("a model");
     let volume = over(Arc::new(card), VolumeOptions::default());
     let mut harness = Harness::start(volume.clone());
@@ -167,7 +167,7 @@ fn shutdown_does_not_wait_for_ever_for_a_client_that_reads_nothing() {
     for _ in 0..32 {
         deaf.request(READ, 0, 0, SMALL as u32);
     }
-    // Until replies wait for the client.
+    // Wait until replies wait for the client.
     let until = Instant::now() + Duration::from_secs(30);
     while volume.totals().reads < 2 {
         assert!(Instant::now() < until, "the reads were not taken");

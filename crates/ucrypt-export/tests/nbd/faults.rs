@@ -13,7 +13,7 @@ use crate::harness::{Harness, SMALL, over};
 /// From here on, writes fail with `ENOSPC` and reads with `EIO`.
 const BROKEN_FROM: u64 = SMALL / 2;
 
-/// A plain volume in memory that meets faults.
+/// A plain volume in memory with injected faults.
 fn faulty() -> (Arc<Volume>, Faults) {
     let (memory, faults) = (ucrypt_backend::memory(SMALL).expect("memory"), Faults::new(1));
     let backend = FaultBackend::new(Arc::new(memory), faults.clone()).without_map();
@@ -43,7 +43,7 @@ fn writes_of_a_client_that_is_gone_reach_the_backend() {
     faults.add(Rule::new(Fate::Hang));
     let mut harness = Harness::start(volume.clone());
     let mut client = Client::simple(&harness);
-    // Apart from each other: neighbours would reach the backend as one operation.
+    // Not adjacent: neighbours would reach the backend as one operation.
     for at in 0..32 {
         client.request_write(0, at * 8192, &[7; 4096]);
     }

@@ -17,7 +17,7 @@ pub(crate) fn plain(len: u64) -> Arc<Volume> {
     with_options(len, VolumeOptions::default())
 }
 
-/// A plain volume in memory, served as `options` say.
+/// A plain volume in memory, with these options.
 pub(crate) fn with_options(len: u64, options: VolumeOptions) -> Arc<Volume> {
     over(Arc::new(ucrypt_backend::memory(len).expect("memory")), options)
 }
@@ -75,7 +75,7 @@ impl Harness {
         self.server.take().expect("running").shutdown();
     }
 
-    /// Waits until a report holds `text`: threads report when they get to it.
+    /// Waits until a report contains `text`: threads may report late.
     pub(crate) fn await_report(&self, text: &str) {
         let until = Instant::now() + Duration::from_secs(30);
         while !self.reports.lock().expect("reports").iter().any(|line| line.contains(text)) {

@@ -1,4 +1,4 @@
-//! Clients that send rubbish. The server must neither fall nor forget its other clients.
+//! Clients that send rubbish. The server must neither crash nor neglect its other clients.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -9,13 +9,13 @@ use crate::client::Client;
 use crate::harness::{Harness, SMALL, aes};
 use crate::random::Random;
 
-/// Sends `bytes` while reading whatever comes, then waits for the end of the connection.
+/// Sends `bytes` while reading whatever arrives, then waits for the end of the connection.
 fn rubbish(mut stream: UnixStream, bytes: &[u8]) {
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     let mut reader = stream.try_clone().expect("a clone");
     let reading = std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
-        // Ends with the connection; a timeout here is a server that hangs.
+        // Ends with the connection; a timeout here means that the server hangs.
         loop {
             match reader.read(&mut buffer) {
                 Ok(0) => return true,
@@ -24,7 +24,7 @@ fn rubbish(mut stream: UnixStream, bytes: &[u8]) {
             }
         }
     });
-    // A server that has closed the connection is right.
+    // This may fail: the server may have closed the connection.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     assert!(reading.join().expect("a reader"), "the server did not end the connection");

@@ -1,4 +1,4 @@
-//! Clients that others wrote: libnbd's tools, fio and QEMU.
+//! Third-party clients as judges: libnbd's tools, fio and QEMU.
 
 use std::process::{Command, Output};
 
@@ -10,11 +10,11 @@ use crate::random::Random;
 
 const LEN: u64 = 64 << 20;
 
-/// Runs a judge; a missing one fails with the command that installs it.
+/// Runs a judge; if it is missing, fails with the command that installs it.
 fn judge(program: &str, package: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(program);
     command.args(arguments);
-    // nbdsh starts the first python3 of the path; Debian's is the one that has its module.
+    // nbdsh starts the first python3 of the path; only Debian's has nbdsh's module.
     if let Some(path) = std::env::var_os("PATH") {
         let mut all = std::ffi::OsString::from("/usr/bin:");
         all.push(path);
@@ -26,7 +26,7 @@ fn judge(program: &str, package: &str, arguments: &[&str]) -> Output {
     }
 }
 
-/// As [`judge`], and the judge must be content.
+/// As [`judge`], and the judge must succeed.
 fn passes(program: &str, package: &str, arguments: &[&str]) -> String {
     let output = judge(program, package, arguments);
     let (stdout, stderr) =
@@ -122,7 +122,7 @@ h.shutdown()
     passes("nbdsh", "libnbd-bin python3-libnbd", &["-c", &script]);
 }
 
-/// Random sizes and places, every block verified, over four connections at once.
+/// Random sizes and offsets, every block verified, over four connections at once.
 fn fio(harness: &Harness, arguments: &[&str]) {
     let uri = format!("--uri={}", harness.uri());
     let output = format!("--output={}", harness.dir.path().join("fio.log").display());

@@ -1,5 +1,5 @@
-//! The NBD server over its sockets: judged by a client of our own that can misbehave, and by the
-//! clients that others use.
+//! The NBD server over its sockets, tested by a client of our own that can misbehave, and by widely
+//! used clients.
 
 mod client;
 mod disconnects;

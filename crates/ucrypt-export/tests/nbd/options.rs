@@ -1,5 +1,5 @@
-//! The handshake over a socket. What each option answers is proved next to the code; here is what
-//! needs a server: entering transmission, the bounds on clients, and who is let in.
+//! The handshake over a socket. The unit tests check the answer to each option; these tests check
+//! what needs a server: entering transmission, the bounds on clients, and who is admitted.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -93,7 +93,7 @@ fn no_more_clients_than_allowed_and_a_place_becomes_free_again() {
     harness.await_report("turned away");
     first.request(crate::client::DISC, 0, 0, 0);
     assert!(first.is_closed());
-    // The place is free when the thread has ended, which is shortly after the connection has.
+    // The place becomes free when the thread ends, shortly after the connection.
     let until = Instant::now() + Duration::from_secs(30);
     let welcome = || Client::connect(&harness).option(6, &[0; 6])[0].0 == 3;
     while !welcome() {
@@ -113,7 +113,7 @@ fn silent_sockets_keep_nobody_out() {
     }
     harness.await_report("cut off: it did not negotiate");
     assert_eq!(served.read(0, 1), [0], "who is served stays");
-    // The oldest has gone first.
+    // The oldest was cut off first.
     let mut rest = Vec::new();
     silent[0].read_to_end(&mut rest).expect("the end");
 }
@@ -128,7 +128,7 @@ fn a_server_is_stopped_only_when_nobody_is_served() {
     harness.server().detach();
     assert_eq!(client.read(0, 1), [0], "who is served stays");
     assert!(!harness.server().has_ended());
-    // The socket goes when the thread that listens gets to it.
+    // The listening thread may remove the socket a little later.
     let until = Instant::now() + Duration::from_secs(30);
     while UnixStream::connect(harness.socket()).is_ok() {
         assert!(Instant::now() < until, "the server still listens");

@@ -177,7 +177,7 @@ fn a_client_that_reads_late_gets_everything() {
     let mut client = Client::structured(&harness);
     let data = Random(3).bytes(SMALL as usize);
     assert_eq!(client.write(0, 0, &data), 0);
-    // 2 GiB of replies, 32 times the connection's memory, are asked for before the first is read.
+    // Ask for 2 GiB of replies, 32 times the connection's memory, before reading the first.
     for _ in 0..512 {
         client.request(READ, 0, 0, SMALL as u32);
     }

@@ -1,4 +1,4 @@
-//! The write cache: what was answered is durable unless the guest knows that it has to flush.
+//! The write cache: answered writes are durable unless the guest knows that it has to flush.
 
 use ucrypt_testkit::Faults;
 use ucrypt_testkit::fault::Access;
@@ -12,14 +12,14 @@ use crate::requests::DATA;
 const FLUSHES: u64 = 1 << 9;
 const CONFIG_WCE: u64 = 1 << 11;
 
-/// Where the configuration says whether there is a cache.
+/// Offset of the configuration byte that says whether there is a cache.
 const CACHE_AT: u32 = 32;
 
-/// A front end on a ring of its own.
+/// A front end with a ring of its own.
 struct Guest<'a> {
     front_end: FrontEnd,
     driver: Driver<'a>,
-    /// None; they know what reaches the disk.
+    /// Injects no faults; its log records what reaches the disk.
     faults: Faults,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Guest<'a> {
         durable(&self.faults, Access::Write) > before
     }
 
-    /// As a machine does that is paused and goes on.
+    /// Acts like a machine that is paused and goes on.
     fn stop_and_go_on(&mut self, features: u64) {
         let base = self.front_end.stop_ring(0).expect("stopped");
         let features = features.to_le_bytes();
@@ -52,7 +52,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// How often something was to be durable so far.
+/// How many durable operations of this kind have reached the disk so far.
 fn durable(faults: &Faults, access: Access) -> usize {
     faults.log().iter().filter(|reached| reached.durable && reached.access == access).count()
 }
@@ -76,7 +76,8 @@ fn a_guests_write_through_survives_that_its_machine_is_paused() {
         assert!(guest.writes_through(), "nobody has switched it on");
         assert_eq!(guest.cache(), 0);
     }
-    // Another driver in between that knows of no cache, as firmware: the setting is the front end's.
+    // In between another driver that knows of no cache, such as firmware: the setting belongs to
+    // the front end.
     guest.stop_and_go_on(features & !(FLUSHES | CONFIG_WCE));
     assert!(guest.writes_through());
     guest.stop_and_go_on(features);
@@ -94,13 +95,13 @@ fn a_guest_that_comes_back_writes_through_because_its_setting_is_not_known() {
     assert_eq!(guest.cache(), 1);
     guest.front_end.set_config(CACHE_AT, &[0]).expect("switched off");
     drop(guest);
-    // A front end that comes back says nothing of it, and does not ask.
+    // A front end that reconnects neither reports the setting nor asks for it.
     let mut guest = Guest::new(&harness, &faults, &memory, 0);
     guest.driver.write(guest.driver.available_ring(), &[0; 0x1000]);
     guest.driver.write(guest.driver.used_ring(), &[0; 0x1000]);
     guest.front_end.config(0, 8).expect("the capacity");
     assert!(guest.writes_through());
-    // One that asks tells its guest.
+    // A front end that asks tells its guest.
     assert_eq!(guest.cache(), 1);
     assert!(!guest.writes_through());
 }

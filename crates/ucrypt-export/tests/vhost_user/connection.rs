@@ -1,4 +1,4 @@
-//! Front ends that come and go, and what they may not say.
+//! Front ends that come and go, and the messages that they may not send.
 
 use std::os::fd::AsFd;
 
@@ -8,7 +8,7 @@ use crate::harness::{Harness, aes};
 use crate::random::Random;
 use crate::requests::DATA;
 
-/// A well-behaved front end is served after all that has happened.
+/// Checks that a well-behaved front end is still served.
 #[track_caller]
 pub(crate) fn assert_serves(harness: &Harness) {
     let memory = Memory::new();
@@ -41,7 +41,7 @@ fn what_breaks_the_protocol_ends_the_connection_and_nothing_else() {
     let fd: &dyn AsFd = &file;
     let region = |at: u64, len: u64| [at, len, USER_BASE.wrapping_add(at), 0];
 
-    // Memory that is not there, overlaps, or ends beyond everything.
+    // Memory that is not there, overlaps, or ends beyond the address space.
     assert!(connect().set_table(1, &region(0, 2 << 20), &[fd]).is_err(), "beyond the file");
     let twice = [region(0, 1 << 20), region(4096, 4096)].concat();
     assert!(connect().set_table(2, &twice, &[fd, fd]).is_err(), "overlapping");
@@ -52,7 +52,7 @@ fn what_breaks_the_protocol_ends_the_connection_and_nothing_else() {
     assert!(connect().set_table(99, &[0; 396], &[fd]).is_err(), "too many");
     assert!(connect().set_table(1, &region(0, 4096), &[&event()]).is_err(), "no memory at all");
 
-    // Rings that cannot be.
+    // Impossible rings.
     for size in [0, 3, 100, 2048, 65536, u32::MAX] {
         assert!(connect().ring_word(message::SET_VRING_NUM, 0, size).is_err(), "size {size}");
     }
@@ -82,7 +82,7 @@ fn what_breaks_the_protocol_ends_the_connection_and_nothing_else() {
         assert!(start(&driver, place).is_err(), "a ring at {place:x?}");
     }
 
-    // Features that were not offered, configuration that is not there, areas of no sense.
+    // Features that were not offered, configuration that is not there, areas that make no sense.
     assert!(connect().order(message::SET_FEATURES, &[0xff; 8], &[]).is_err());
     assert!(connect().config(0xf00, 0x200).is_err());
     assert!(connect().set_config(32, &[2]).is_err());
@@ -97,7 +97,7 @@ fn what_breaks_the_protocol_ends_the_connection_and_nothing_else() {
     for body in [area(8, 0), area(1 << 30, u64::MAX - 4095), area(1 << 30, 1 << 30)] {
         assert!(connect().order(message::SET_INFLIGHT_FD, &body, &[fd]).is_err());
     }
-    // Messages of the wrong length, without their file, or of no kind.
+    // Messages of the wrong length, without their file, or of an unknown kind.
     assert!(connect().order(message::SET_VRING_NUM, &[0; 4], &[]).is_err());
     assert!(connect().order(message::SET_INFLIGHT_FD, &area(1 << 20, 0), &[]).is_err());
     assert!(connect().order(9999, &[], &[]).is_err());

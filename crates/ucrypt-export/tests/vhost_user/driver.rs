@@ -31,7 +31,7 @@ pub(crate) type Descriptor = (u64, u32, u16, u16);
 /// A run of the guest's memory: address and bytes.
 pub(crate) type Run = (u64, u32);
 
-/// Descriptors that each request has of its own in the table.
+/// Descriptors in the table that belong to each request.
 pub(crate) const STRIDE: u16 = 8;
 
 /// The ring with the number `index` in the guest's memory, with its events.
@@ -43,7 +43,7 @@ pub(crate) struct Driver<'a> {
     pub(crate) kick: OwnedFd,
     pub(crate) call: OwnedFd,
     pub(crate) error: OwnedFd,
-    /// Requests made available, and answers taken.
+    /// Number of requests made available, and of answers taken.
     pub(crate) available: u16,
     pub(crate) used: u16,
 }
@@ -115,7 +115,7 @@ impl<'a> Driver<'a> {
         self.memory.store(value, GuestAddress(at), Ordering::Release).expect("in the memory");
     }
 
-    /// Makes a request available and kicks, if that is asked for.
+    /// Makes a request available, and kicks if the server wants a kick.
     pub(crate) fn offer(&mut self, head: u16) {
         let slot = u64::from(self.available % self.size);
         self.store(self.available_ring() + 4 + 2 * slot, head);
@@ -145,7 +145,8 @@ impl<'a> Driver<'a> {
     pub(crate) fn answer_within(&mut self, patience: Duration) -> Option<(u16, u32)> {
         let until = Instant::now() + patience;
         loop {
-            // Call me for the next one. Then look: it is there, or the call will come.
+            // Ask for a call with the next answer, then look: either it is there or the call
+            // will come.
             if self.event_idx {
                 let event = self.available_ring() + 4 + 2 * u64::from(self.size);
                 self.store(event, self.used);
@@ -163,13 +164,13 @@ impl<'a> Driver<'a> {
                 return None;
             }
             let timeout = Timespec::try_from(left).expect("seconds");
-            // Whatever it returns, the ring tells.
+            // Whatever this returns, the ring shows the answer.
             let _ = poll(&mut [PollFd::new(&self.call, PollFlags::IN)], Some(&timeout));
             let _ = rustix::io::read(&self.call, &mut [0; 8]);
         }
     }
 
-    /// As [`Driver::answer`], by a driver that polls: it asks for no call.
+    /// As [`Driver::answer`], but polls and asks for no call.
     pub(crate) fn poll_for_answer(&mut self) -> u16 {
         let until = Instant::now() + Duration::from_secs(30);
         // As Linux does for a queue without interrupts.
@@ -190,7 +191,7 @@ impl<'a> Driver<'a> {
         self.submit_with(0, slot, kind, sector, data);
     }
 
-    /// The same with a priority as `ioprio_set(2)` has it.
+    /// The same with a priority in the form of `ioprio_set(2)`.
     pub(crate) fn submit_with(
         &mut self,
         priority: u32,
@@ -247,7 +248,7 @@ impl<'a> Driver<'a> {
         self.read(Self::status(self.index, head / STRIDE), 1)[0]
     }
 
-    /// One request from beginning to end: its status, and the bytes written.
+    /// Runs one request to its end: returns its status, and the bytes written.
     pub(crate) fn run(&mut self, kind: u32, sector: u64, data: &[Run]) -> (u8, u32) {
         self.submit(0, kind, sector, data);
         let (head, written) = self.answer();
@@ -270,7 +271,7 @@ impl<'a> Driver<'a> {
         self.write(at, &bytes);
     }
 
-    /// Where the answers stand in the ring, whether they were taken or not.
+    /// The ring's index of answers, whether they were taken or not.
     pub(crate) fn answered(&self) -> u16 {
         self.load(self.used_ring() + 2)
     }

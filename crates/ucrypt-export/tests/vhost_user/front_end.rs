@@ -39,17 +39,17 @@ pub(crate) mod message {
     pub(crate) const REM_MEM_REG: u32 = 38;
 }
 
-/// Bits of a message's flags: the protocol's version, and that an answer is wanted.
+/// Bits of a message's flags: the protocol's version, and the wish for an answer.
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 8;
 
-/// Where the front end "has mapped" what the guest sees at 0.
+/// Where the front end "has mapped" the guest's address 0.
 pub(crate) const USER_BASE: u64 = 0x7f00_0000_0000;
 
 /// Regions of the guest's memory: address and bytes. The second follows the first.
 pub(crate) const REGIONS: [(u64, u64); 3] = [(0, 1 << 20), (1 << 20, 7 << 20), (1 << 32, 8 << 20)];
 
-/// Memory of a guest, as its front end has it.
+/// Memory of a guest, on the side of its front end.
 pub(crate) struct Memory {
     pub(crate) map: GuestMemoryMmap,
     /// Address and bytes of each.
@@ -102,7 +102,7 @@ impl FrontEnd {
         Self { stream }
     }
 
-    /// Connects and agrees on everything but `without`.
+    /// Connects and negotiates all features but `without`.
     pub(crate) fn negotiated(path: &Path, without: u64) -> Self {
         let mut front_end = Self::connect(path);
         let features = front_end.ask_u64(message::GET_FEATURES) & !without;
@@ -113,7 +113,7 @@ impl FrontEnd {
         front_end
     }
 
-    /// Sending fails from now on where it would have to wait.
+    /// From now on sending fails where it would have to wait.
     pub(crate) fn set_nonblocking(&mut self) {
         self.stream.set_nonblocking(true).expect("a socket");
     }
@@ -205,7 +205,7 @@ impl FrontEnd {
         self.order(message::SET_MEM_TABLE, &body, files)
     }
 
-    /// Takes a region back.
+    /// Removes a region.
     pub(crate) fn remove_region(&mut self, memory: &Memory, number: usize) {
         let (at, len) = memory.regions[number];
         self.order(message::REM_MEM_REG, &region(at, len), &[]).expect("removed");
@@ -217,12 +217,12 @@ impl FrontEnd {
         self.order(message::ADD_MEM_REG, &region(at, len), &[file]).expect("added");
     }
 
-    /// A message about a ring: its number and one word more.
+    /// A message about a ring: the ring's number and one more word.
     pub(crate) fn ring_word(&mut self, code: u32, ring: u32, word: u32) -> Result<(), Closed> {
         self.order(code, &words(&[ring, word]), &[])
     }
 
-    /// Where a ring is, by the guest's addresses.
+    /// Tells where a ring is, by the guest's addresses.
     pub(crate) fn ring_addresses(
         &mut self,
         ring: u32,
@@ -267,7 +267,7 @@ impl FrontEnd {
         self.order(message::SET_CONFIG, &body, &[])
     }
 
-    /// An area for requests under way: its description, and the file.
+    /// An area for requests in flight: its description, and the file.
     pub(crate) fn get_inflight(
         &mut self,
         rings: u16,
@@ -302,7 +302,7 @@ pub(crate) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// What is said of one region, by the guest's address and its bytes.
+/// The description of one region, by the guest's address and its bytes.
 fn region(at: u64, len: u64) -> Vec<u8> {
     let words = [0, at, len, USER_BASE + at, 0];
     words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect()

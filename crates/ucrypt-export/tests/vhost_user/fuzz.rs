@@ -6,7 +6,7 @@ use crate::harness::{Harness, LEN, aes};
 use crate::random::Random;
 use crate::requests::DATA;
 
-/// Half-sensible descriptors: of addresses near and beyond the ends of memory, of all flags.
+/// Half-sensible descriptors: addresses near and beyond the ends of memory, all flags.
 fn descriptor(random: &mut Random) -> (u64, u32, u16, u16) {
     let at = match random.below(6) {
         0 => random.next(),
@@ -49,7 +49,7 @@ fn noise_in_a_ring_harms_its_guest_only() {
         for _ in 0..random.below(64) {
             driver.offer(random.below(65) as u16);
             if random.below(4) == 0 {
-                // While the server reads them.
+                // Change descriptors while the server reads them.
                 let index = random.below(64) as u16;
                 driver.put_descriptor(driver.table(), index, descriptor(&mut random));
             }

@@ -30,7 +30,7 @@ impl Harness {
         harness
     }
 
-    /// One that does not wait long for requests when it ends.
+    /// A server that does not wait long for requests when it ends.
     pub(crate) fn impatient(volume: Arc<Volume>) -> Self {
         let mut harness = Self::start(volume.clone());
         harness.stop();
@@ -39,8 +39,8 @@ impl Harness {
         harness
     }
 
-    /// Ends the server, which has to succeed within a minute; the test fails otherwise, and does not
-    /// wait any longer. Returns what was reported.
+    /// Ends the server within a minute; otherwise the test fails and waits no longer. Returns the
+    /// reports.
     pub(crate) fn stop_or_fail(mut self) -> Vec<String> {
         let (ended, end) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -51,7 +51,7 @@ impl Harness {
         end.recv_timeout(Duration::from_secs(60)).expect("the server did not end within 60 s")
     }
 
-    /// Another server in the place of the one that was stopped.
+    /// Starts another server in the place of the one that was stopped.
     pub(crate) fn restart(&mut self, volume: Arc<Volume>) {
         let sink = Arc::clone(&self.reports);
         let report = Arc::new(move |line: &str| {
@@ -75,7 +75,7 @@ impl Harness {
         self.reports.lock().expect("reports").clone()
     }
 
-    /// Waits until a report holds `text`: threads report when they get to it.
+    /// Waits until a report contains `text`: threads may report late.
     pub(crate) fn await_report(&self, text: &str) {
         let until = Instant::now() + Duration::from_secs(30);
         while !self.reports().iter().any(|line| line.contains(text)) {
@@ -117,7 +117,7 @@ pub(crate) fn with_options(
     Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"))
 }
 
-/// A disk in memory that meets faults.
+/// A disk in memory with injected faults.
 pub(crate) fn faulty() -> (Arc<FaultBackend>, Faults) {
     let (memory, faults) = (ucrypt_backend::memory(LEN).expect("memory"), Faults::new(1));
     let disk = FaultBackend::new(Arc::new(memory), faults.clone()).without_map();

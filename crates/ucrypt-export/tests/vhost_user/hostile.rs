@@ -1,5 +1,5 @@
 //! Guests that break the rules of virtqueues, and front ends that cut their memory off: the request
-//! fails, or the ring stops; the server and the other rings go on.
+//! fails or the ring stops; the server and the other rings go on.
 
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ fn tables_of_tables_and_endless_tables_fail_their_request() {
     put(&driver, driver.table(), &[(DATA, whole, INDIRECT, 0)]);
     driver.offer(0);
     assert_eq!(driver.answer().0, 0);
-    // More data than was agreed on, with a status at the end.
+    // More data than the agreed limit, with a status at the end.
     prepare(&driver, READ);
     for index in 1..=200u16 {
         driver.put_descriptor(TABLE, index, (DATA, 512, DEVICE_WRITES | NEXT, index + 1));
@@ -142,7 +142,7 @@ fn a_header_in_pieces_is_a_header() {
     let memory = Memory::new();
     let (_front_end, mut driver) = started(&harness, &memory);
     prepare(&driver, READ);
-    // The status is the last byte of what is written, wherever the cuts are.
+    // The status is the last writable byte, wherever the segments end.
     let pieces = [
         (HEADER, 5, NEXT, 1),
         (HEADER + 5, 0, NEXT, 2),
@@ -184,7 +184,7 @@ fn rings_of_no_sense_stop_and_others_do_not() {
         let told = rustix::io::read(&first.error, &mut [0; 8]);
         assert_eq!(told, Ok(8), "{what}: the front end is told");
         assert_eq!(second.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "{what}: the other ring");
-        // Stopped and set up anew it works again.
+        // The ring works again after it was stopped and set up anew.
         front_end.stop_ring(0).expect("stopped");
         let mut again = Driver::new(&memory.map, 0, 64);
         again.write(again.available_ring(), &[0; 0x1000]);
@@ -207,7 +207,7 @@ fn offer_twice(driver: &mut Driver<'_>) {
     driver.offer(0);
 }
 
-/// Data behind which the front end has cut its memory off: the request fails.
+/// The front end has cut its memory off under a request's data: the request fails.
 #[test]
 fn data_in_memory_that_is_cut_off_fails_its_request_and_the_server_lives() {
     for kind in [READ, WRITE] {
@@ -239,8 +239,8 @@ fn memory_that_is_cut_off_under_load_is_survived() {
             let kind = if slot % 2 == 0 { READ } else { WRITE };
             driver.submit(slot, kind, 0, &[(DATA + (1 << 19) * u64::from(slot), 1 << 19)]);
         }
-        // At any moment, and anywhere: the rings and the headers, too. The guest's own mapping is
-        // not touched any more.
+        // Cut at any moment and anywhere, even the rings and the headers. From then on the test
+        // does not touch the guest's own mapping.
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         for file in &memory.files {
             let len = file.metadata().expect("a file").len();

@@ -1,4 +1,4 @@
-//! The vhost-user-blk server over its socket: judged by a front end and a driver of our own, which
+//! The vhost-user-blk server over its socket, tested by a front end and a driver of our own, which
 //! can misbehave in every way that others hopefully do not.
 
 mod cache;

@@ -11,7 +11,7 @@ use crate::front_end::{FrontEnd, Memory, REGIONS, USER_BASE, memfd, message};
 use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
-/// The regions with the rings, and with the data.
+/// Indices of the regions with the rings and with the data.
 const RINGS: usize = 0;
 const DATA_REGION: usize = 2;
 
@@ -23,7 +23,7 @@ fn a_ring_whose_memory_is_removed_and_added_again_goes_on() {
     for round in 0..20 {
         front_end.remove_region(&memory, RINGS);
         if round % 2 == 0 {
-            // The guest does not stand still meanwhile.
+            // The guest goes on meanwhile.
             driver.submit(0, READ, 0, &[(DATA, 4096)]);
         }
         front_end.add_region(&memory, RINGS);
@@ -52,16 +52,16 @@ fn a_request_whose_data_is_removed_and_added_again_does_not_fail() {
     for round in 0..20 {
         front_end.remove_region(&memory, DATA_REGION);
         driver.submit(0, READ, 0, &[(DATA, 4096)]);
-        // So that the first ring has time to look at its request.
+        // This gives the first ring time to look at its request.
         assert_eq!(other.run(READ, 0, &[beside]), (OK, 4097), "round {round}: another ring");
         front_end.add_region(&memory, DATA_REGION);
         let (head, written) = driver.answer();
         assert_eq!((head, driver.status_of(head), written), (0, OK, 4097), "round {round}");
     }
-    // What never was memory fails at once, also while other memory is away.
+    // An address that was never memory fails at once, even while other memory is away.
     front_end.remove_region(&memory, DATA_REGION);
     assert_eq!(driver.run(READ, 0, &[(1 << 40, 4096)]), (IO_ERR, 1));
-    // A request that waits for its memory does not keep the ring from stopping, and is not taken.
+    // A request that waits for its memory does not prevent the ring from stopping, and is not taken.
     driver.submit(0, WRITE, 0, &[(DATA, 4096)]);
     let base = front_end.stop_ring(0).expect("stopped");
     assert_eq!(base, u32::from(driver.available) - 1);
@@ -105,10 +105,10 @@ fn a_ring_waits_for_a_table_of_memory_in_which_it_is() {
     let harness = Harness::start(aes(512));
     let memory = Memory::new();
     let (mut front_end, mut driver) = started(&harness, &memory);
-    // The whole table anew, under a running ring.
+    // Set the whole table anew, under a running ring.
     front_end.set_memory(&memory);
     assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
-    // Without the ring, with it again; and stopped in between.
+    // Set a table without the ring, then with it again; and stop the ring in between.
     let (at, len) = REGIONS[DATA_REGION];
     let other = memfd(len);
     let without = [at, len, USER_BASE + at, 0];

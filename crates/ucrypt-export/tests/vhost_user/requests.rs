@@ -1,4 +1,4 @@
-//! What a well-behaved driver asks for.
+//! The requests of a well-behaved driver.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::front_end::{FrontEnd, Memory};
 use crate::harness::{Harness, LEN, aes, faulty, over, with_options};
 use crate::random::Random;
 
-/// Of the guest's memory, for data.
+/// Address of the data in the guest's memory.
 pub(crate) const DATA: u64 = 1 << 32;
 
-/// The feature.
+/// The feature bit.
 const EVENT_IDX: u64 = 1 << 29;
 
 #[test]
@@ -41,7 +41,7 @@ fn random_requests(sector_size: u32, without: u64, seed: u64) {
     let mut random = Random(seed);
     let mut model = vec![0; LEN as usize];
     for chunk in 0..LEN / (1 << 20) {
-        // Everything is known from now on.
+        // From now on all content is known.
         let zeroes = driver.run_range(WRITE_ZEROES, DATA, (chunk * 2048, 2048, 0));
         assert_eq!(zeroes, OK);
     }
@@ -88,8 +88,8 @@ fn random_requests(sector_size: u32, without: u64, seed: u64) {
     assert_eq!(harness.reports(), [""; 0]);
 }
 
-/// Runs of the guest's memory of so many bytes in all, at most 126 of them: whole sectors, any
-/// bytes, or one run.
+/// Runs of the guest's memory with `len` bytes in all, at most 126 runs: whole sectors, any bytes,
+/// or one run.
 pub(crate) fn runs(random: &mut Random, len: u64) -> Vec<Run> {
     let mut runs = Vec::new();
     let (mut left, mut at) = (len, DATA + random.below(1 << 20));

@@ -1,5 +1,5 @@
-//! The server ends while requests are under way, and another one takes their place: they are
-//! answered once each, whatever the end was like.
+//! The server ends while requests are in flight, and another one takes its place: each request is
+//! answered once, however the server ended.
 
 use std::os::fd::OwnedFd;
 
@@ -10,7 +10,7 @@ use crate::front_end::{FrontEnd, Memory, message};
 use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
-/// A front end with an area for requests under way: a new one, or that of an earlier connection.
+/// A front end with an area for requests in flight: a new one, or that of an earlier connection.
 fn with_area(
     harness: &Harness,
     memory: &Memory,
@@ -35,7 +35,7 @@ fn a_server_that_ends_orderly_answers_what_it_took_and_the_next_goes_on() {
     faults.add(Rule::new(Fate::Hang));
     for slot in 0..4 {
         driver.write(DATA + 4096 * slot, &[slot as u8 + 1; 4096]);
-        // Not neighbours, which would go as one.
+        // Not adjacent: neighbours would be merged into one operation.
         driver.submit(slot as u16, WRITE, 80 * slot, &[(DATA + 4096 * slot, 4096)]);
     }
     faults.await_met(4);
@@ -50,7 +50,7 @@ fn a_server_that_ends_orderly_answers_what_it_took_and_the_next_goes_on() {
         let (head, _) = driver.answer_within(std::time::Duration::ZERO).expect("answered");
         assert_eq!(driver.status_of(head), OK);
     }
-    // The guest goes on without knowing.
+    // The guest goes on without noticing.
     driver.submit(4, READ, 80, &[(DATA + (1 << 20), 4096)]);
     drop(front_end);
     harness.restart(over(disk, 512));
@@ -63,7 +63,7 @@ fn a_server_that_ends_orderly_answers_what_it_took_and_the_next_goes_on() {
 
 #[test]
 fn requests_of_a_server_that_was_killed_are_done_by_the_next_one() {
-    // What a killed server leaves: requests taken and marked, in the area and nowhere else.
+    // A killed server leaves requests taken and marked, in the area and nowhere else.
     let first = Harness::start(over(faulty().0, 512));
     let (disk, faults) = faulty();
     faults.add(Rule::new(Fate::Hang));
@@ -77,7 +77,7 @@ fn requests_of_a_server_that_was_killed_are_done_by_the_next_one() {
         driver.submit(slot, WRITE, sector, &[(DATA, 4096)]);
     }
     faults.await_met(2);
-    // The state at this moment, as if the process were gone: a copy of memory and area.
+    // Copy memory and area: the state at this moment, as if the process were gone.
     for ((at, len), _) in crate::front_end::REGIONS.into_iter().zip(&memory.files) {
         let bytes = driver.read(at, len as usize);
         vm_memory::Bytes::write_slice(&copy.map, &bytes, vm_memory::GuestAddress(at))
@@ -93,7 +93,7 @@ fn requests_of_a_server_that_was_killed_are_done_by_the_next_one() {
 
     let mut taken_over = Driver::new(&copy.map, 1, 64);
     taken_over.available = driver.available;
-    // One more that nobody has taken yet.
+    // One more request that nobody has taken yet.
     taken_over.submit(0, READ, 80, &[(DATA + (1 << 20), 4096)]);
     let frozen = (area.0, OwnedFd::from(frozen));
     let (mut front_end, _) = with_area(&first, &copy, Some(frozen));

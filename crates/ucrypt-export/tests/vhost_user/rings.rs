@@ -1,4 +1,4 @@
-//! Several rings, many requests under way, and rings that stop and start.
+//! Several rings, many requests in flight, and rings that stop and start.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A server ends within a bounded time, whatever its front end and its image do.
+//! A server ends within bounded time, whatever its front end and its image do.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,13 +13,13 @@ use crate::front_end::{Memory, message, words};
 use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
-/// What a front end may do to an event that it shares: whoever uses it waits.
+/// Makes a shared event block whoever uses it, as a front end may.
 fn let_block(event: &OwnedFd) {
     let flags = fcntl_getfl(event).expect("flags");
     fcntl_setfl(event, flags & !OFlags::NONBLOCK).expect("blocks from now on");
 }
 
-/// The next signal has no room. The server may signal meanwhile.
+/// Fills an event's counter, so that the next signal has no room. The server may signal meanwhile.
 fn fill(event: &OwnedFd) {
     let full = (u64::MAX - 1).to_ne_bytes();
     while let Err(error) = rustix::io::write(event, &full) {
@@ -28,7 +28,7 @@ fn fill(event: &OwnedFd) {
     }
 }
 
-/// Waits for an answer without the call.
+/// Waits for an answer without using the call event.
 fn await_answer(driver: &mut Driver<'_>) -> u8 {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
@@ -53,7 +53,7 @@ fn a_front_end_that_makes_its_call_block_does_not_keep_the_server_from_ending() 
         driver.submit(slot, READ, 0, &[(DATA, 4096)]);
         assert_eq!(await_answer(&mut driver), OK);
     }
-    // The error event, too: the ring breaks.
+    // The same for the error event: break the ring.
     driver.offer(64);
     harness.await_report("not in its table");
     harness.stop_or_fail();
@@ -65,7 +65,7 @@ fn a_front_end_that_takes_its_kicks_back_does_not_keep_the_server_from_ending() 
     let memory = Memory::new();
     let (_front_end, driver) = started(&harness, &memory);
     let_block(&driver.kick);
-    // Between the server's look and its read.
+    // Aims at the time between the server's poll and its read.
     let take_back = || {
         let mut counter = [0; 8];
         let counter = &mut [IoSliceMut::new(&mut counter)];
@@ -125,7 +125,7 @@ fn a_front_end_that_reads_nothing_does_not_keep_the_server_from_ending() {
     let harness = Harness::start(aes(512));
     let memory = Memory::new();
     let (mut front_end, _driver) = started(&harness, &memory);
-    // Until the server cannot answer any more, and so reads nothing either.
+    // Send until the server cannot answer any more, and therefore reads nothing either.
     front_end.set_nonblocking();
     while front_end.send(message::GET_FEATURES, 0, &[], &[]).is_ok() {}
     harness.stop_or_fail();

@@ -1,4 +1,4 @@
-//! What a guest tells of how much it waits changes where its requests are transformed.
+//! The urgency that a guest shows decides where its requests are transformed.
 
 use std::sync::Arc;
 
@@ -8,12 +8,13 @@ use crate::driver::{Driver, OK, READ, Run, STRIDE, started};
 use crate::front_end::Memory;
 use crate::harness::{Harness, LEN, with_options};
 
-/// Where the guest has its data.
+/// Address of the guest's data.
 const DATA: u64 = 4 << 20;
 
 const IDLE: u32 = 3 << 13;
 
-/// With workers, and a cipher by which 4 KiB take 4 us and 64 KiB longer than waking any of them.
+/// A volume with workers and a cipher that takes 4 us for 4 KiB, and for 64 KiB longer than waking
+/// any worker.
 fn slow() -> Arc<Volume> {
     let cipher_model = Some(CipherModel { ns_per_byte: 1.0, ns_per_call: 0 });
     let options = VolumeOptions { workers: Some(2), cipher_model, ..VolumeOptions::default() };
@@ -61,7 +62,7 @@ fn what_a_guest_polls_for_is_never_offloaded() {
     let memory = Memory::new();
     let (_front_end, mut driver) = started(&harness, &memory);
     read(&mut driver, 0, (50, 65536), |driver| driver.answer().0);
-    // More than it takes to be seen, and as many that what was decided is published.
+    // Enough answers for the server to notice the polling, and for decisions to be published.
     read(&mut driver, 0, (400, 4096), Driver::poll_for_answer);
     let before = stats(&volume);
     assert!(before.offloaded > 0, "with calls, workers pay off: {before:?}");

@@ -1,8 +1,8 @@
-//! A guest that asks for anything in any order, on several rings at once, while its machine is paused,
-//! its memory changes and its front end comes and goes: each request is answered once, and each sector
-//! holds what it may hold.
+//! A guest that sends any requests in any order, on several rings at once, while its machine is
+//! paused, its memory changes and its front end comes and goes: each request is answered once, and
+//! each sector holds what it may hold.
 //!
-//! `ring` is a ring as a port of the random client; here is what happens to the machine.
+//! `ring` makes a ring a port of the random client; this module acts on the machine.
 
 mod ring;
 
@@ -42,7 +42,7 @@ struct Case {
 enum Event {
     /// A ring stops and goes on.
     Ring,
-    /// All do.
+    /// All rings stop and go on.
     Machine,
     /// A region of memory goes and comes back.
     Region,
@@ -70,13 +70,13 @@ struct Machine<'a> {
     rings: Vec<Rc<RefCell<Ring<'a>>>>,
     random: Random,
     front_end: Option<FrontEnd>,
-    /// Where the server keeps what is under way, if the case has it.
+    /// The server's area for requests in flight, if the case has one.
     area: Option<(Vec<u8>, OwnedFd)>,
     with_area: bool,
 }
 
 impl Machine<'_> {
-    /// Connects, and starts the rings where their answers stand.
+    /// Connects, and starts the rings at their index of answers.
     fn connect(&mut self) {
         let mut front_end = FrontEnd::negotiated(&self.harness.socket(), 0);
         if self.with_area {
@@ -87,7 +87,7 @@ impl Machine<'_> {
             self.area = Some(area);
         }
         if self.random.below(8) > 0 {
-            // As a machine that starts: there is a write cache from now on.
+            // Like a machine that starts: from now on there is a write cache.
             front_end.config(0, 60).expect("the configuration");
         }
         front_end.set_memory(self.memory);
@@ -99,7 +99,7 @@ impl Machine<'_> {
         self.front_end = Some(front_end);
     }
 
-    /// Lets something happen. `meanwhile` the client goes on.
+    /// Lets a random event happen. The client goes on in `meanwhile`.
     fn act(&mut self, meanwhile: impl FnOnce()) {
         let event = EVENTS[self.random.below(8) as usize];
         let front_end = self.front_end.as_mut().expect("connected");
@@ -201,7 +201,7 @@ fn run(case: &Case, backend: Arc<dyn Backend>) {
     harness.stop_or_fail();
 }
 
-/// An image on a disk: the system's directory for such files may be in memory.
+/// An image on a disk: the system's directory for temporary files may be in memory.
 fn image(direct: bool) -> (tempfile::TempDir, Arc<FileBackend>) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let path = dir.path().join("image");

@@ -14,7 +14,7 @@ use ucrypt_testkit::{Completion, Port, Random, Submitted};
 
 use crate::driver::{DISCARD, Driver, FLUSH, OK, READ, Run, STRIDE, WRITE, WRITE_ZEROES};
 
-/// Entries of a ring, and requests that it has at a time.
+/// Entries of a ring, and most requests that it has at a time.
 pub(super) const RING: u16 = 256;
 pub(super) const SLOTS: u16 = RING / STRIDE;
 /// Bytes of the largest request.
@@ -27,7 +27,7 @@ pub(super) const DATA: [u64; 2] = [1 << 32, 2 << 32];
 
 /// Slots with room for requests of any size.
 fn large_slots(rings: u32) -> u16 {
-    // One ring has more of them than its server has memory for.
+    // A single ring has more of these slots than its server has memory for.
     if rings == 1 { SLOTS - 4 } else { 3 }
 }
 
@@ -47,7 +47,7 @@ struct Pending {
     runs: Vec<Run>,
 }
 
-/// The driver of a ring, and what it has under way.
+/// The driver of a ring, and its requests in flight.
 pub(super) struct Ring<'a> {
     pub(super) driver: Driver<'a>,
     random: Random,
@@ -61,7 +61,7 @@ impl<'a> Ring<'a> {
         Self { driver, random, rings, slots: (0..SLOTS).map(|_| None).collect() }
     }
 
-    /// Where the data of a slot is.
+    /// Address of a slot's data.
     fn data(&self, slot: u16) -> u64 {
         let before: u64 = (0..slot).map(|slot| slot_bytes(self.rings, slot) + GAPS).sum();
         // The rings' data lies in two regions of memory.
@@ -70,7 +70,7 @@ impl<'a> Ring<'a> {
         base + (index / 2) * (data_bytes(self.rings) / u64::from(self.rings)) + before
     }
 
-    /// A slot that is free and has room.
+    /// A free slot with enough room.
     fn slot_for(&self, operation: &Operation) -> Option<u16> {
         let has_data = matches!(operation.kind, Kind::Read | Kind::Write { .. });
         let need = if has_data { operation.len } else { 0 };
@@ -79,7 +79,7 @@ impl<'a> Ring<'a> {
         (0..SLOTS).rev().filter(fits).find(|&slot| self.slots[usize::from(slot)].is_none())
     }
 
-    /// Runs of memory for so many bytes, from an address on: with gaps of 1 KiB at most.
+    /// Runs of memory for `bytes` bytes, from address `at` on, with gaps of at most 1 KiB.
     fn runs(&mut self, at: u64, bytes: u64) -> Vec<Run> {
         let random = &mut self.random;
         let unit = [bytes, 4096, 512, 1][random.below(4) as usize];
@@ -121,7 +121,7 @@ impl<'a> Ring<'a> {
                 rest = behind;
             }
         }
-        // What somebody waits for, and what may wait until the disk is idle.
+        // Some requests may wait until the disk is idle; somebody waits for the others.
         let priority = if self.random.percent(25) { 3 << 13 } else { self.random.below(4) as u32 };
         self.driver.submit_with(priority, slot, kind, first, &runs);
         self.slots[usize::from(slot)] = Some(Pending { tag, operation, runs });
@@ -144,7 +144,7 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// See the module's comment. The machine stops and starts the ring meanwhile.
+/// A ring as a port of the random client. The machine stops and starts the ring meanwhile.
 pub(super) struct RingPort<'a>(pub(super) Rc<RefCell<Ring<'a>>>);
 
 impl Port for RingPort<'_> {
@@ -160,7 +160,7 @@ impl Port for RingPort<'_> {
         ring.take_answers(done);
         if wait && done.is_empty() {
             let patience = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-            // Whatever it returns, the ring tells.
+            // Whatever this returns, the ring shows the answer.
             let _ = poll(&mut [PollFd::new(&ring.driver.call, PollFlags::IN)], Some(&patience));
             let _ = rustix::io::read(&ring.driver.call, &mut [0; 8]);
             ring.take_answers(done);
