@@ -92,7 +92,7 @@ impl Twofish {
         self.tables[0][a] ^ self.tables[1][b] ^ self.tables[2][c] ^ self.tables[3][d]
     }
 
-    /// The round function F, whose result is XORed into the other half.
+    /// The round function F, whose result the other half is combined with by XOR.
     fn f(&self, left: u32, right: u32, subkeys: [u32; 2]) -> (u32, u32) {
         let (a, b) = (self.g(left), self.g(right.rotate_left(8)));
         let sum = a.wrapping_add(b);

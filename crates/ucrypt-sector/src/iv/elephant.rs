@@ -1,7 +1,7 @@
 //! The diffuser of `BitLocker` in Windows Vista and 7 (`elephant`), around CBC with `eboiv`.
 //!
 //! Niels Ferguson: "AES-CBC + Elephant diffuser: a disk encryption algorithm for Windows Vista"
-//! (Microsoft, 2006). Before encryption, the sector is XORed with a sector key, and two diffusers
+//! (Microsoft, 2006). Before encryption, the sector is combined with a sector key by XOR, and two diffusers
 //! mix it as a ring of little-endian words.
 
 use cipher::InOutBuf;

@@ -19,7 +19,7 @@ pub(crate) struct Tcw {
 }
 
 impl Tcw {
-    /// The eight bytes that are XORed into every eight bytes of a sector's ciphertext.
+    /// The eight bytes that every eight bytes of a sector's ciphertext are combined with, by XOR.
     fn whitening(&self, number: u64) -> [u8; 8] {
         let number = number.to_le_bytes();
         let mut mixed = Zeroizing::new(*self.whitening);

@@ -7,12 +7,11 @@
 
 mod disk;
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
-
-use tempfile::TempDir;
 
 const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 
@@ -53,7 +52,8 @@ const MODULES: [&str; 15] = [
 
 /// The output of the guest.
 struct Guest {
-    out: TempDir,
+    /// What the scenarios left, by name. Statics are not dropped, so their directory is gone by now.
+    files: BTreeMap<String, String>,
     run: Output,
 }
 
@@ -82,15 +82,17 @@ impl Guest {
         }
         command.arg(here.join("guest.sh")).stdin(Stdio::null());
         let run = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        Self { out, run }
+        let listed = fs::read_dir(out.path()).expect("a directory").filter_map(Result::ok);
+        let files = listed.map(|entry| {
+            let content = fs::read(entry.path()).unwrap_or_default();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            (name, String::from_utf8_lossy(&content).into_owned())
+        });
+        Self { files: files.collect(), run }
     }
 
-    fn file(&self, name: &str) -> String {
-        fs::read_to_string(self.path(name)).unwrap_or_else(|_| "(none)".into())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.out.path().join(name)
+    fn file(&self, name: &str) -> &str {
+        self.files.get(name).map_or("(none)", String::as_str)
     }
 
     #[track_caller]
@@ -98,7 +100,7 @@ impl Guest {
         let printed = String::from_utf8_lossy(&self.run.stdout);
         let errors = String::from_utf8_lossy(&self.run.stderr);
         assert!(
-            self.path(&format!("{scenario}.status")).exists(),
+            self.files.contains_key(&format!("{scenario}.status")),
             "the guest did not get through {scenario}: {}\n{printed}\n{errors}",
             self.run.status
         );
