@@ -6,7 +6,7 @@ CARGO ?= cargo
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
-	@echo "make test    install the missing outside judges and a kernel to boot, run every test"
+	@echo "make test    install the missing interop tools and a kernel to boot, run every test"
 	@echo "make flaky   run the tests N=20 times, J=4 at once, beside other load; list each that failed once"
 	@echo "make soak    an hour (S=3600 seconds) of random clients, killed servers, little memory"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
@@ -23,19 +23,19 @@ demo: build
 	target/release/ucrypt demo
 
 test:
-	scripts/setup build judges guest
+	scripts/setup build tools guest
 	$(CARGO) test --workspace --locked
 
 flaky:
-	scripts/setup build judges guest
+	scripts/setup build tools guest
 	scripts/flaky $(or $(N),20) $(or $(J),4)
 
 soak:
-	scripts/setup build judges guest
+	scripts/setup build tools guest
 	scripts/soak $(S)
 
 bench: build
-	scripts/setup judges
+	scripts/setup tools
 	bench/run.py --ucrypt target/release/ucrypt
 	[ "$$(id -u)" != 0 ] || bench/tree.py --ucrypt target/release/ucrypt
 

@@ -32,7 +32,7 @@ fn luks2_image(volume: &NewVolume, options: &luks2::Options) -> Vec<u8> {
 }
 
 /// Checks that cryptsetup and this crate open the image, dump it and find the same key.
-fn judge(image: &[u8], volume: &NewVolume) -> String {
+fn tool(image: &[u8], volume: &NewVolume) -> String {
     let scratch = Scratch::with(image);
     let path = scratch.image();
     let path = text(&path);
@@ -60,7 +60,7 @@ fn luks1_with_every_cipher_and_key_size() {
         ("aes-cbc-essiv:sha256", 16),
     ] {
         let volume = new_volume(cipher, key_len, cheap_pbkdf2());
-        judge(&luks1_image(&volume), &volume);
+        tool(&luks1_image(&volume), &volume);
     }
 }
 
@@ -72,7 +72,7 @@ fn luks2_with_every_pbkdf_cipher_and_sector_size() {
             for sector_size in [512, 1024, 2048, 4096] {
                 let volume = new_volume(cipher, key_len, pbkdf);
                 let options = luks2::Options { sector_size, ..luks2_options() };
-                let dump = judge(&luks2_image(&volume, &options), &volume);
+                let dump = tool(&luks2_image(&volume, &options), &volume);
                 assert!(dump.contains(&format!("sector: {sector_size} [bytes]")), "{dump}");
             }
         }
@@ -84,9 +84,9 @@ fn both_versions_with_other_hashes_and_keyslots() {
     for hash in [Hash::Sha1, Hash::Sha512, Hash::Ripemd160, Hash::Whirlpool, Hash::Blake2s256] {
         let pbkdf = ucrypt_luks::Pbkdf { hash, ..cheap_pbkdf2() };
         let volume = NewVolume { hash, keyslot: 5, ..new_volume("aes-xts-plain64", 64, pbkdf) };
-        let dump = judge(&luks1_image(&volume), &volume);
+        let dump = tool(&luks1_image(&volume), &volume);
         assert!(dump.contains("Key Slot 5: ENABLED"), "{dump}");
-        let dump = judge(&luks2_image(&volume, &luks2_options()), &volume);
+        let dump = tool(&luks2_image(&volume, &luks2_options()), &volume);
         assert!(dump.contains(&format!("AF hash:    {}", hash.name())), "{dump}");
     }
 }
@@ -106,7 +106,7 @@ fn luks2_with_labels_sizes_and_offsets() {
         data_offset: Some(4 << 20),
         ..new_volume("aes-xts-plain64", 64, cheap_pbkdf2())
     };
-    let dump = judge(&luks2_image(&volume, &options), &volume);
+    let dump = tool(&luks2_image(&volume, &options), &volume);
     for line in [
         "Metadata area: \t65536 [bytes]",
         "Keyslots area: \t1048576 [bytes]",
@@ -126,7 +126,7 @@ fn luks1_with_an_offset_keeps_clear_of_the_data() {
         ..new_volume("aes-xts-plain64", 64, cheap_pbkdf2())
     };
     let image = luks1_image(&volume);
-    let dump = judge(&image, &volume);
+    let dump = tool(&image, &volume);
     assert!(dump.contains("Payload offset:\t8192"), "{dump}");
     assert!(image[4 << 20..].iter().all(|byte| *byte == 0xee));
     assert!(image[(2 << 20) + 4096..4 << 20].iter().all(|byte| *byte == 0), "not wiped");
@@ -178,7 +178,7 @@ fn a_detached_header_may_say_where_the_data_begins() {
 #[test]
 fn the_null_cipher_is_protected_by_a_real_one_in_luks2_only() {
     let volume = new_volume("cipher_null-ecb", 32, cheap_pbkdf2());
-    let dump = judge(&luks2_image(&volume, &luks2_options()), &volume);
+    let dump = tool(&luks2_image(&volume, &luks2_options()), &volume);
     assert!(dump.contains("Cipher:     aes-xts-plain64"), "{dump}");
     let refused = with_tools(3, |tools| luks1::format(&volume, PASSPHRASE, tools));
     assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");

@@ -589,8 +589,8 @@ fn no_byte_of_the_image_belongs_to_two_segments() {
         let image = with_segments(segments);
         assert!(problem(&image).contains(words), "{segments:?}: {}", problem(&image));
         let scratch = Scratch::with(&image);
-        let judge = common::cryptsetup(&["luksDump", text(&scratch.image())], b"");
-        assert!(!judge.status.success(), "cryptsetup takes {segments:?}");
+        let theirs = common::cryptsetup(&["luksDump", text(&scratch.image())], b"");
+        assert!(!theirs.status.success(), "cryptsetup takes {segments:?}");
     }
     // Adjacent segments, any order, a hole, the largest possible size.
     for segments in [

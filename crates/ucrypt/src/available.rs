@@ -137,7 +137,7 @@ fn has_helper() -> bool {
         return false;
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::env::split_paths(&path).map(|dir| dir.join("fusermount3"));
+    let mut paths = std::env::split_paths(&path).map(|dir| dir.join("fusermount3"));
     let acts = |program: &Path| {
         fs::metadata(program)
             .is_ok_and(|it| it.is_file() && it.uid() == 0 && it.permissions().mode() & 0o4000 != 0)
@@ -146,5 +146,5 @@ fn has_helper() -> bool {
     let bound = status
         .lines()
         .any(|line| line.strip_prefix("NoNewPrivs:").is_some_and(|value| value.trim() == "1"));
-    places.find(|program| program.is_file()).is_some_and(|program| acts(&program)) && !bound
+    paths.find(|program| program.is_file()).is_some_and(|program| acts(&program)) && !bound
 }

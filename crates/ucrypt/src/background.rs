@@ -19,25 +19,25 @@ use crate::arguments::arguments;
 use crate::ending::{LastFlush, signals};
 use crate::failure::Failure;
 use crate::passphrase::Secret;
-use crate::runtime::Places;
+use crate::runtime::RuntimePaths;
 use crate::secrecy;
 use crate::stdio::{announce, print, print_line, say_line};
 use crate::volume::{KeySource, VolumeArgs};
 
-mod claim;
 mod control;
 mod life;
 mod link;
 mod log;
 mod mounts;
+mod name_lock;
 mod resilience;
 mod served;
 mod show;
 
 pub(crate) use show::FLUSH_FAILED;
 
-use claim::Claim;
 use life::Life;
+use name_lock::NameLock;
 use resilience::Resilience;
 use served::Served;
 
@@ -136,24 +136,24 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     if args.test_passphrase {
         return args.volume.clone().test(args.image());
     }
-    let places = args.places()?;
-    places.prepare()?;
+    let paths = args.paths()?;
+    paths.prepare()?;
     // Check before asking for a passphrase. The claim is only a test: the server takes the name for
     // good.
     args.served().check()?;
-    drop(Claim::take(&places, args.served().is_device())?);
+    drop(NameLock::take(&paths, args.served().is_device())?);
     if let Some(log) = &args.log {
         drop(log.open()?);
     }
     let key = args.volume.volume_key(args.image())?;
     let device = start_server(&key)?;
     if args.json {
-        announce(json!({ "name": places.name(), "device": device }))
+        announce(json!({ "name": paths.name(), "device": device }))
     } else {
         announce(&device)
     }
     .map_err(|failure| Failure {
-        message: format!("{} is open as {device}, but {failure}", places.name()),
+        message: format!("{} is open as {device}, but {failure}", paths.name()),
         ..failure
     })
 }
@@ -164,7 +164,7 @@ impl OpenArgs {
         (!self.volume.has_backend()).then_some(self.first.as_path())
     }
 
-    fn places(&self) -> Result<Places, Failure> {
+    fn paths(&self) -> Result<RuntimePaths, Failure> {
         let name = match (&self.second, self.volume.has_backend()) {
             (Some(_), true) => {
                 return Err(Failure::wrong("--backend replaces the image: name only the volume"));
@@ -176,7 +176,7 @@ impl OpenArgs {
             }
         };
         let name = name.to_str().ok_or_else(|| Failure::wrong("a name is UTF-8 text"))?;
-        Places::of(name)
+        RuntimePaths::of(name)
     }
 
     /// Refuses options that have no effect on the chosen export.
@@ -238,25 +238,25 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     secrecy::keep_files_private();
     let key = secret().map_err(failed)?;
     let signals = signals()?;
-    let places = args.places()?;
-    let claim = Claim::take(&places, args.served().is_device())?;
+    let paths = args.paths()?;
+    let claim = NameLock::take(&paths, args.served().is_device())?;
     // From here on, a failure removes the server's files.
-    let failed_later = |_: &Failure| places.clean_up();
-    let log = args.log.clone().unwrap_or_else(|| log::To::File(places.log())).open()?;
+    let failed_later = |_: &Failure| paths.clean_up();
+    let log = args.log.clone().unwrap_or_else(|| log::To::File(paths.log())).open()?;
     let opened = args.volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
     if args.served().may_leave_mounts() {
-        resilience.leave_mounts(&places);
+        resilience.leave_mounts(&paths);
     }
     let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
-    let started = args.served().start(&opened, &places, args);
+    let started = args.served().start(&opened, &paths, args);
     let (exports, link, device) = started.inspect_err(failed_later)?;
-    let asked = control::start(&places).inspect_err(failed_later)?;
+    let asked = control::start(&paths).inspect_err(failed_later)?;
     resilience.lock_memory();
     // If `open` has gone, the volume is still open, and `list` shows it.
     announce(format_args!("{READY}{device}")).inspect_err(failed_later)?;
     detach(&log).map_err(failed)?;
-    let life = Life { places, claim, opened, exports, link, device, last_flush, resilience };
+    let life = Life { paths, claim, opened, exports, link, device, last_flush, resilience };
     let served = life.run(&asked, &signals);
     // Report the failure before `finish`, which waits for the log.
     let served = served.map_err(|failure| {
@@ -310,26 +310,26 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
 }
 
 fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {
-    let places = Places::of_open(name)?;
+    let paths = RuntimePaths::of_open(name)?;
     let request = if deferred { control::Request::CloseDeferred } else { control::Request::Close };
-    if has_remains(&places) && clean_up_after_killed(&places) {
+    if has_remains(&paths) && clean_up_after_killed(&paths) {
         return Err(Failure::device(format!(
             "the server of {} was killed; what it left has been removed",
-            places.name()
+            paths.name()
         )));
     }
-    said(&control::ask(&places, request)?)
+    said(&control::ask(&paths, request)?)
 }
 
 /// Whether a server of this name, alive or killed, has left files or a link.
-fn has_remains(places: &Places) -> bool {
-    places.are_in_use() || claim::is_link_stale(places.name())
+fn has_remains(paths: &RuntimePaths) -> bool {
+    paths.are_in_use() || name_lock::is_link_stale(paths.name())
 }
 
 /// Removes what a killed server left. Returns whether the name was free to claim.
-fn clean_up_after_killed(places: &Places) -> bool {
+fn clean_up_after_killed(paths: &RuntimePaths) -> bool {
     // A live server holds its claim.
-    Claim::take(places, false).is_ok()
+    NameLock::take(paths, false).is_ok()
 }
 
 /// Turns the server's answer to a request into a result.
@@ -345,23 +345,23 @@ fn said(answer: &Value) -> Result<(), Failure> {
 }
 
 pub(crate) fn resize(args: &ResizeArgs) -> Result<(), Failure> {
-    let places = Places::of_open(&args.name)?;
+    let paths = RuntimePaths::of_open(&args.name)?;
     let sectors = |sectors: u64| {
         sectors.checked_mul(512).ok_or_else(|| Failure::wrong("no disk is that large"))
     };
     let bytes = args.size.map(sectors).transpose()?.or(args.device_size);
     let request = control::Request::Resize { bytes: bytes.filter(|bytes| *bytes > 0) };
-    said(&control::ask(&places, request)?)
+    said(&control::ask(&paths, request)?)
 }
 
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
-    let ask = |places: Places| {
-        let mut status = control::ask(&places, control::Request::Status)
+    let ask = |paths: RuntimePaths| {
+        let mut status = control::ask(&paths, control::Request::Status)
             .unwrap_or_else(|failure| json!({ "active": false, "error": failure.message }));
-        status["name"] = places.name().into();
+        status["name"] = paths.name().into();
         status
     };
-    let volumes: Vec<Value> = Places::all()?.into_iter().map(ask).collect();
+    let volumes: Vec<Value> = RuntimePaths::all()?.into_iter().map(ask).collect();
     if args.json {
         print_line(format_args!("{:#}", Value::from(volumes)))
     } else {
@@ -370,8 +370,8 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
 }
 
 pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
-    let places = Places::of_open(&args.name)?;
-    match control::ask(&places, control::Request::Status) {
+    let paths = RuntimePaths::of_open(&args.name)?;
+    match control::ask(&paths, control::Request::Status) {
         Ok(status) if args.json => print_line(format_args!("{status:#}")),
         Ok(status) if args.dispatch => print(&show::dispatch(&status)),
         Ok(status) => print(&show::status(&status)),
@@ -379,7 +379,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             if args.json {
                 print_line(json!({ "active": false }))?;
             } else {
-                print_line(format_args!("{} is inactive.", places.file().display()))?;
+                print_line(format_args!("{} is inactive.", paths.file().display()))?;
             }
             Err(failure)
         }

@@ -20,12 +20,12 @@ const SOCKET_PATH_MAX: usize = 108;
 
 /// The paths that belong to one name.
 #[derive(Debug, Clone)]
-pub(crate) struct Places {
+pub(crate) struct RuntimePaths {
     dir: PathBuf,
     name: String,
 }
 
-impl Places {
+impl RuntimePaths {
     /// The paths of `name`. Creates nothing.
     pub(crate) fn of(name: &str) -> Result<Self, Failure> {
         let fits = !name.is_empty()
@@ -106,9 +106,9 @@ impl Places {
 
     /// Whether a server is running, or a killed server has left something.
     pub(crate) fn are_in_use(&self) -> bool {
-        let places = [self.socket(), self.file(), self.nbd(), self.lock()];
+        let paths = [self.socket(), self.file(), self.nbd(), self.lock()];
         // The file of a killed server exists, but its metadata cannot be read.
-        places.iter().any(|path| {
+        paths.iter().any(|path| {
             fs::symlink_metadata(path)
                 .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
         })
@@ -195,11 +195,11 @@ mod tests {
     #[test]
     fn no_two_names_share_a_place() {
         let names = ["x", "x.nbd", "x.sock", "x.lock", "x.log", "x.nbd.nbd", "nbd", "sock", "x.x"];
-        let mut places = HashSet::new();
+        let mut paths = HashSet::new();
         for name in names {
-            let of = Places { dir: "/run/ucrypt".into(), name: name.into() };
+            let of = RuntimePaths { dir: "/run/ucrypt".into(), name: name.into() };
             for place in [of.file(), of.socket(), of.nbd(), of.lock(), of.log()] {
-                assert!(places.insert(place.clone()), "{} is another's too", place.display());
+                assert!(paths.insert(place.clone()), "{} is another's too", place.display());
             }
         }
     }

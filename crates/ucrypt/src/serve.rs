@@ -241,8 +241,8 @@ impl Exports {
         let files = self.fuse.iter().map(FuseExport::path);
         let devices = self.loop_device.iter().map(LoopExport::path);
         let devices = devices.chain(self.ublk.iter().map(UblkExport::path));
-        let places: Vec<_> = files.chain(devices).collect();
-        let mut users = users::of(&places);
+        let paths: Vec<_> = files.chain(devices).collect();
+        let mut users = users::of(&paths);
         match self.nbd.iter().map(Server::clients).sum::<usize>() {
             0 => {}
             1 => users.push("an NBD client".into()),

@@ -11,10 +11,10 @@ const NAMED_MAX: usize = 4;
 /// Device managers, which open every device that changes and close it again by themselves.
 const PASSING: [&str; 4] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid"];
 
-/// The programs that have one of these files or devices open, the places where one is mounted, and the
+/// The programs that have one of these files or devices open, the paths where one is mounted, and the
 /// devices on top of one.
-pub(crate) fn of(places: &[&Path]) -> Vec<String> {
-    let watched: Vec<Watched> = places.iter().filter_map(|place| Watched::new(place)).collect();
+pub(crate) fn of(paths: &[&Path]) -> Vec<String> {
+    let watched: Vec<Watched> = paths.iter().filter_map(|place| Watched::new(place)).collect();
     let mut users = Vec::new();
     if watched.is_empty() {
         return users;
@@ -80,7 +80,7 @@ impl Watched {
         Some(Self { name, number })
     }
 
-    /// The places where `mounts`, a `mountinfo` table, shows it mounted.
+    /// The paths where `mounts`, a `mountinfo` table, shows it mounted.
     fn mounted(&self, mounts: &str) -> Vec<String> {
         let Some(number) = &self.number else { return Vec::new() };
         let is_it = |line: &&str| {

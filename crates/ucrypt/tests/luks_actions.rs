@@ -1,5 +1,5 @@
 //! `luksFormat`, `luksDump`, `isLuks`, `luksUUID` as processes: options, prompts, exit codes, with
-//! cryptsetup as the judge.
+//! with cryptsetup as the reference.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -35,7 +35,7 @@ pub struct FileBackend {
     files: Arc<Files>,
     limits: Limits,
     name: String,
-    way: Way,
+    method: IoMethod,
     zones: Option<zones::DeviceZones>,
     in_use: bool,
     /// Used by queues that cannot get a ring although io_uring works.
@@ -43,7 +43,7 @@ pub struct FileBackend {
 }
 
 /// How operations are carried out.
-enum Way {
+enum IoMethod {
     Uring,
     AtOnce,
     Threads(threads::Threads),
@@ -139,14 +139,14 @@ impl FileBackend {
 
     fn new(opened: open::Opened) -> Self {
         let open::Opened { files, limits, name, in_memory, zones, in_use } = opened;
-        let (way, instead) = (choose_way(&files, in_memory), OnceLock::new());
-        Self { files, limits, name, way, zones, in_use, instead }
+        let (method, instead) = (choose_method(&files, in_memory), OnceLock::new());
+        Self { files, limits, name, method, zones, in_use, instead }
     }
 
     /// The reason and the remedy, if io_uring could not be used; the caller reports it once.
     pub fn notice(&self) -> Option<String> {
-        match &self.way {
-            Way::Threads(threads) => Some(threads.reason().to_owned()),
+        match &self.method {
+            IoMethod::Threads(threads) => Some(threads.reason().to_owned()),
             _ => None,
         }
     }
@@ -175,8 +175,8 @@ impl FileBackend {
 
     /// A queue that keeps no order.
     fn plain_queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
-        Ok(match &self.way {
-            Way::Uring => {
+        Ok(match &self.method {
+            IoMethod::Uring => {
                 let flusher = Flusher::new(&self.files);
                 match uring::UringQueue::new(self.files.clone(), flusher, depth) {
                     Ok(queue) => Box::new(queue),
@@ -189,22 +189,24 @@ impl FileBackend {
                     }
                 }
             }
-            Way::AtOnce => {
+            IoMethod::AtOnce => {
                 let (files, flusher) = (self.files.clone(), Flusher::shared());
                 Box::new(AtOnce::new(depth, move |io| ops::perform(&files, &flusher, io)))
             }
-            Way::Threads(threads) => Box::new(threads.queue(depth, Flusher::new(&self.files))?),
+            IoMethod::Threads(threads) => {
+                Box::new(threads.queue(depth, Flusher::new(&self.files))?)
+            }
         })
     }
 }
 
-fn choose_way(files: &Arc<Files>, in_memory: bool) -> Way {
+fn choose_method(files: &Arc<Files>, in_memory: bool) -> IoMethod {
     if in_memory {
-        return Way::AtOnce;
+        return IoMethod::AtOnce;
     }
     match uring::available() {
-        Ok(()) => Way::Uring,
-        Err(error) => Way::Threads(threads::Threads::new(files, &error)),
+        Ok(()) => IoMethod::Uring,
+        Err(error) => IoMethod::Threads(threads::Threads::new(files, &error)),
     }
 }
 
@@ -237,13 +239,13 @@ impl Backend for FileBackend {
     }
 
     fn describe(&self) -> String {
-        let way = match &self.way {
-            Way::Uring if self.files.direct.is_some() => "io_uring, direct",
-            Way::Uring => "io_uring",
-            Way::AtOnce => "in memory",
-            Way::Threads(_) => "threads",
+        let method = match &self.method {
+            IoMethod::Uring if self.files.direct.is_some() => "io_uring, direct",
+            IoMethod::Uring => "io_uring",
+            IoMethod::AtOnce => "in memory",
+            IoMethod::Threads(_) => "threads",
         };
-        format!("{} ({way})", self.name)
+        format!("{} ({method})", self.name)
     }
 }
 

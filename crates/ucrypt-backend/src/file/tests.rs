@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{FileBackend, OpenError, OpenOptions, Way, threads};
+use super::{FileBackend, IoMethod, OpenError, OpenOptions, threads};
 use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory, total_len};
 
 const PAGE: usize = 4096;
@@ -23,7 +23,7 @@ fn open(path: &Path) -> FileBackend {
 fn threaded(path: &Path) -> FileBackend {
     let mut backend = open(path);
     let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
-    backend.way = Way::Threads(threads::Threads::new(&backend.files, &error));
+    backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
     backend
 }
 
@@ -199,7 +199,7 @@ fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
         std::sync::Arc::get_mut(&mut backend.files).expect("nobody else has it").punch_align = 4096;
         if way == "threads" {
             let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
-            backend.way = Way::Threads(threads::Threads::new(&backend.files, &error));
+            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
         }
         backend.write_all_at(0, &vec![9; 65536]).unwrap();
         let mut queue = backend.queue(4).unwrap();
@@ -323,7 +323,7 @@ fn registered_and_other_memory_serve_one_queue() {
     let backend = direct(dir.path(), 1 << 20);
     let pools = [Pool::new(1 << 20).unwrap(), Pool::new(1 << 20).unwrap()];
     let mut queue = backend.queue(8).unwrap();
-    let expected = matches!(backend.way, Way::Uring) && backend.files.direct.is_some();
+    let expected = matches!(backend.method, IoMethod::Uring) && backend.files.direct.is_some();
     assert_eq!(queue.register(&pools[0]), expected);
     assert!(!queue.register(&pools[1]), "one pool only");
     // From either pool, aligned for direct I/O and not, alone and in pieces.

@@ -35,12 +35,12 @@ struct Guest {
 }
 
 /// A client's place while the client is served.
-pub(super) struct Place<'a> {
+pub(super) struct Admission<'a> {
     guests: &'a Guests,
     number: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Admission<'_> {
     fn drop(&mut self) {
         self.guests.lists().served.retain(|guest| guest.number != self.number);
     }
@@ -71,7 +71,7 @@ impl Guests {
 
     /// Gives a place to a client that has finished its handshake. `None`: the client was cut off,
     /// all places are taken, or no more clients are admitted.
-    pub(super) fn admit(&self, number: u64) -> Option<Place<'_>> {
+    pub(super) fn admit(&self, number: u64) -> Option<Admission<'_>> {
         let mut lists = self.lists();
         let at = lists.greeted.iter().position(|guest| guest.number == number)?;
         let guest = lists.greeted.remove(at)?;
@@ -79,7 +79,7 @@ impl Guests {
             return None;
         }
         lists.served.push(guest);
-        Some(Place { guests: self, number })
+        Some(Admission { guests: self, number })
     }
 
     /// Removes a client from the handshakes, if it is there.

@@ -13,7 +13,7 @@ use ucrypt_engine::{QueueConfig, Volume};
 
 use super::address::{Address, AddressError, Listener};
 use super::connection::{Connection, ConnectionError, Service};
-use super::guests::{Guests, Place};
+use super::guests::{Admission, Guests};
 use super::handshake::{Export, Handshake};
 use super::negotiate::negotiate;
 use super::peer;
@@ -327,7 +327,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
             Handshake::refusing(export, why)
         }
     };
-    let mut place: Option<Place<'_>> = None;
+    let mut place: Option<Admission<'_>> = None;
     let admit = || {
         place = guests.admit(number);
         place.is_some()

@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use ucrypt_engine::{QueueConfig, Volume, VolumeZones};
 
 use device::{Bounds, Device};
-use queue::{Place, Server};
+use queue::{QueueParams, Server};
 
 pub use error::UblkError;
 
@@ -117,7 +117,7 @@ impl UblkExport {
         let info = *device.info();
         let mut starting = Starting::default();
         for queue in 0..info.queues {
-            let place = Place {
+            let place = QueueParams {
                 queue,
                 depth: info.depth,
                 io_bytes_max: info.io_bytes_max,
@@ -220,21 +220,21 @@ impl Starting {
     fn prepare(
         &mut self,
         volume: &Arc<Volume>,
-        place: Place,
+        params: QueueParams,
         zones: Option<VolumeZones>,
     ) -> io::Result<()> {
         let ((go, device), (say, said)) = (channel::<Arc<File>>(), channel());
         let volume = volume.clone();
         let serve = move || {
-            let config = QueueConfig { memory: MEMORY, depth: u32::from(place.depth) };
-            let engine = match volume.queue_with_ring(config, u32::from(place.depth)) {
+            let config = QueueConfig { memory: MEMORY, depth: u32::from(params.depth) };
+            let engine = match volume.queue_with_ring(config, u32::from(params.depth)) {
                 Ok(engine) => engine,
                 Err(error) => return tell(&say, Err(error)),
             };
             tell(&say, Ok(()));
             // There is none if another queue has failed.
             let Ok(device) = device.recv() else { return };
-            let server = match Server::attach(engine, device, place, zones) {
+            let server = match Server::attach(engine, device, params, zones) {
                 Ok(server) => server,
                 Err(error) => return tell(&say, Err(error)),
             };
@@ -242,7 +242,7 @@ impl Starting {
             // A broken queue ends the export, see `has_ended`.
             let _ = server.run();
         };
-        let name = format!("ublk-{}", place.queue);
+        let name = format!("ublk-{}", params.queue);
         self.threads.push(std::thread::Builder::new().name(name).spawn(serve)?);
         self.go.push(go);
         self.said.push(said);

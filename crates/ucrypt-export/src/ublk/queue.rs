@@ -27,7 +27,7 @@ use crate::backlog::Submitter;
 
 /// Which queue of a device, and its bounds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct QueueParams {
     pub(super) queue: u16,
     pub(super) depth: u16,
     /// Largest request, in bytes.
@@ -43,7 +43,7 @@ pub(super) struct Server {
     data: Data,
     descriptors: Descriptors,
     zones: Option<Zones>,
-    place: Place,
+    params: QueueParams,
     waiting: VecDeque<u16>,
     /// Tags that the kernel has not given back for good.
     live: u16,
@@ -67,10 +67,10 @@ impl Server {
     pub(super) fn attach(
         engine: Queue,
         device: Arc<File>,
-        place: Place,
+        params: QueueParams,
         zones: Option<VolumeZones>,
     ) -> io::Result<Self> {
-        let Place { queue, depth, io_bytes_max, user_copy } = place;
+        let QueueParams { queue, depth, io_bytes_max, user_copy } = params;
         let mut server = Self {
             engine,
             descriptors: Descriptors::map(&device, queue, depth)?,
@@ -81,7 +81,7 @@ impl Server {
             },
             commands: Commands::new(device, queue),
             zones: zones.map(|zones| Zones::new(zones, depth)),
-            place,
+            params,
             waiting: VecDeque::with_capacity(usize::from(depth)),
             live: depth,
         };
@@ -194,7 +194,7 @@ impl Server {
     /// The length of a request's data, if it is within the agreed limit.
     fn data_len(&self, len: u64) -> Result<usize, NotStarted> {
         match u32::try_from(len) {
-            Ok(len) if len > 0 && len <= self.place.io_bytes_max => Ok(len as usize),
+            Ok(len) if len > 0 && len <= self.params.io_bytes_max => Ok(len as usize),
             _ => Err(refused(Errno::INVAL)),
         }
     }
@@ -240,7 +240,7 @@ impl Server {
         let bytes = self.descriptors.read(tag).and_then(|request| match request.op() {
             Descriptor::READ | Descriptor::WRITE => request.sectors.checked_mul(512),
             // The kernel counts to the end of the buffer, which may be longer than the report.
-            Descriptor::REPORT_ZONES => Some(self.place.io_bytes_max),
+            Descriptor::REPORT_ZONES => Some(self.params.io_bytes_max),
             _ => Some(0),
         });
         bytes.and_then(|bytes| i32::try_from(bytes).ok()).unwrap_or(0)

@@ -199,7 +199,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         let size = u16::try_from(num).ok().filter(|&size| size <= RING_SIZE_MAX);
         let size = size.filter(|size| size.is_power_of_two()).ok_or(Error::InvalidParam)?;
         let (ring, surroundings) = self.ring(index)?;
-        ring.change(&surroundings, |place| place.size = size).map_err(failed)
+        ring.change(&surroundings, |layout| layout.size = size).map_err(failed)
     }
 
     fn set_vring_addr(
@@ -212,8 +212,8 @@ impl VhostUserBackendReqHandlerMut for Device {
         _log: u64,
     ) -> Result<()> {
         let (ring, surroundings) = self.ring(index)?;
-        ring.change(&surroundings, |place| {
-            (place.descriptors, place.available, place.used) = (descriptors, available, used);
+        ring.change(&surroundings, |layout| {
+            (layout.descriptors, layout.available, layout.used) = (descriptors, available, used);
         })
         .map_err(failed)
     }
@@ -221,7 +221,7 @@ impl VhostUserBackendReqHandlerMut for Device {
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
         let (ring, surroundings) = self.ring(index)?;
-        ring.change(&surroundings, |place| place.base = base).map_err(failed)
+        ring.change(&surroundings, |layout| layout.base = base).map_err(failed)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {

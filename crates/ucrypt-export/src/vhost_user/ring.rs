@@ -29,7 +29,7 @@ use super::inflight::Track;
 use super::memory::{Gone, GuestMap};
 use super::request::{Command, ID_LEN, Parser, Request, Status};
 use super::shared::Shared;
-use super::split::{Broken, NotThere, Place, SplitRing};
+use super::split::{Broken, NotThere, RingLayout, SplitRing};
 use crate::backlog::Submitter;
 use crate::stop::Stop;
 use crate::waiter::{EventFlags, Waiter};
@@ -41,7 +41,7 @@ const MEMORY: usize = 64 << 20;
 /// Everything that a ring's thread needs to start.
 pub(super) struct Setup {
     pub(super) index: usize,
-    pub(super) place: Place,
+    pub(super) layout: RingLayout,
     pub(super) map: Arc<GuestMap>,
     pub(super) kick: File,
     pub(super) event_idx: bool,
@@ -175,8 +175,8 @@ const POLLED_AFTER: u32 = 1024;
 impl Ring {
     /// Prepares a ring, without taking anything from it.
     pub(super) fn new(setup: Setup) -> Result<Self, StartError> {
-        let Setup { index, place, map, kick, event_idx, mut track, shared, device } = setup;
-        let mut virtqueue = SplitRing::locate(&place, &map, event_idx)?;
+        let Setup { index, layout, map, kick, event_idx, mut track, shared, device } = setup;
+        let mut virtqueue = SplitRing::locate(&layout, &map, event_idx)?;
         let mut left_over = Vec::new();
         if let Some(track) = &mut track {
             left_over = track.recover(virtqueue.next_used());
@@ -184,14 +184,14 @@ impl Ring {
             virtqueue.set_next_available(virtqueue.next_used().wrapping_add(taken));
             left_over.reverse();
         }
-        let config = QueueConfig { memory: MEMORY, depth: u32::from(place.size) };
+        let config = QueueConfig { memory: MEMORY, depth: u32::from(layout.size) };
         let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
         let waiter = waiter(&shared, &queue, &kick)?;
         Ok(Self {
             index,
             queue,
-            pending: vec![None; usize::from(place.size)],
+            pending: vec![None; usize::from(layout.size)],
             under_way: 0,
             parser: Parser::new(),
             waiting: VecDeque::with_capacity(1),

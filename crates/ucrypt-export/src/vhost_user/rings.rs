@@ -28,12 +28,12 @@ use super::inflight::Inflight;
 use super::memory::GuestMap;
 use super::ring::{DeviceState, Ended, Ring, Setup, StartError, Why};
 use super::shared::{AtEnd, Shared};
-use super::split::Place;
+use super::split::RingLayout;
 
 /// One ring. Dropping it stops it.
 pub(super) struct RingSlot {
     index: usize,
-    place: Place,
+    layout: RingLayout,
     kick: Option<File>,
     enabled: bool,
     /// The ring is broken, and starts again only when the front end sets it up anew.
@@ -60,7 +60,7 @@ impl RingSlot {
     pub(super) fn new(index: usize, device: Arc<DeviceState>) -> io::Result<Self> {
         Ok(Self {
             index,
-            place: Place::default(),
+            layout: RingLayout::default(),
             kick: None,
             enabled: false,
             broken: false,
@@ -70,14 +70,14 @@ impl RingSlot {
         })
     }
 
-    /// Changes the ring's place while no thread runs.
+    /// Changes the ring's layout while no thread runs.
     pub(super) fn change(
         &mut self,
         surroundings: &Surroundings<'_>,
-        change: impl FnOnce(&mut Place),
+        change: impl FnOnce(&mut RingLayout),
     ) -> io::Result<()> {
         self.pause()?;
-        change(&mut self.place);
+        change(&mut self.layout);
         self.start_anew(surroundings)
     }
 
@@ -122,7 +122,7 @@ impl RingSlot {
     pub(super) fn stop(&mut self) -> io::Result<u16> {
         self.pause()?;
         self.kick = None;
-        Ok(self.place.base)
+        Ok(self.layout.base)
     }
 
     /// Asks the thread to stop, without waiting for its end.
@@ -149,7 +149,7 @@ impl RingSlot {
         }
         match thread.join() {
             Ok(Ended { base, why }) => {
-                self.place.base = base;
+                self.layout.base = base;
                 self.broken = why == Why::Broken;
             }
             // The thread panicked, which it has printed. Its position in the ring is unknown.
@@ -181,10 +181,10 @@ impl RingSlot {
     fn start(&mut self, surroundings: &Surroundings<'_>) -> Result<(), StartError> {
         let Some(kick) = self.kick.as_ref().filter(|_| self.enabled) else { return Ok(()) };
         let Surroundings { map, inflight, event_idx } = *surroundings;
-        let ring_size = self.place.size;
+        let ring_size = self.layout.size;
         let ring = Ring::new(Setup {
             index: self.index,
-            place: self.place,
+            layout: self.layout,
             map: map.clone(),
             kick: kick.try_clone()?,
             event_idx,

@@ -26,7 +26,7 @@ const DESCRIPTORS_MAX: u32 = 4096;
 
 /// Location and position of a ring, as told by the front end. Addresses are the front end's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RingLayout {
     /// Entries; a power of two.
     pub(super) size: u16,
     pub(super) descriptors: u64,
@@ -100,10 +100,14 @@ pub(super) struct SplitRing {
 }
 
 impl SplitRing {
-    /// Finds a ring in the guest's memory. The next request is at `place.base`; the position of
+    /// Finds a ring in the guest's memory. The next request is at `layout.base`; the position of
     /// answers is read from the ring itself.
-    pub(super) fn locate(place: &Place, map: &GuestMap, event_idx: bool) -> Result<Self, NotThere> {
-        let size = place.size;
+    pub(super) fn locate(
+        layout: &RingLayout,
+        map: &GuestMap,
+        event_idx: bool,
+    ) -> Result<Self, NotThere> {
+        let size = layout.size;
         if !size.is_power_of_two() || size > RING_SIZE_MAX {
             return Err(NotThere::Size);
         }
@@ -114,11 +118,11 @@ impl SplitRing {
         };
         let mut ring = Self {
             size,
-            descriptors: find(place.descriptors, 16, entries * DESCRIPTOR_LEN)?,
-            available: find(place.available, 2, 4 + 2 * entries + 2)?,
-            used: find(place.used, 4, 4 + 8 * entries + 2)?,
+            descriptors: find(layout.descriptors, 16, entries * DESCRIPTOR_LEN)?,
+            available: find(layout.available, 2, 4 + 2 * entries + 2)?,
+            used: find(layout.used, 4, 4 + 8 * entries + 2)?,
             event_idx,
-            next_available: Wrapping(place.base),
+            next_available: Wrapping(layout.base),
             next_used: Wrapping(0),
             uncalled: Wrapping(0),
         };

@@ -6,8 +6,8 @@ mod disconnects;
 mod faults;
 mod harness;
 mod hostile;
-mod judges;
 mod options;
 #[path = "../common/random.rs"]
 mod random;
+mod tools;
 mod transmission;

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::ending::END_LIMIT;
 use crate::failure::Failure;
-use crate::runtime::Places;
+use crate::runtime::RuntimePaths;
 
 /// Longest request, in bytes.
 const REQUEST_MAX: u64 = 4096;
@@ -46,12 +46,12 @@ pub(super) enum Request {
 }
 
 /// Sends a request to the server of a name, and returns the answer.
-pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
-    let name = places.name();
-    let stream = UnixStream::connect(places.socket()).map_err(|error| match error.kind() {
+pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failure> {
+    let name = paths.name();
+    let stream = UnixStream::connect(paths.socket()).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::denied(format!(
             "{name} is another user's ({}: {error})",
-            places.socket().display()
+            paths.socket().display()
         )),
         io::ErrorKind::NotFound => {
             Failure::device(format!("{name} is not open; ucrypt open IMAGE {name} opens it"))
@@ -71,8 +71,8 @@ pub(super) fn ask(places: &Places, request: Request) -> Result<Value, Failure> {
 
 /// Whether a server answers in time. The socket of a killed server takes connections until the last of
 /// its threads has ended.
-pub(super) fn is_answered(places: &Places, patience: Duration) -> bool {
-    let stream = UnixStream::connect(places.socket());
+pub(super) fn is_answered(paths: &RuntimePaths, patience: Duration) -> bool {
+    let stream = UnixStream::connect(paths.socket());
     let answer = stream.and_then(|stream| exchange(stream, Request::Status, patience));
     matches!(answer, Ok(Some(_)))
 }
@@ -104,12 +104,12 @@ fn has_hung_up(error: &io::Error) -> bool {
 }
 
 /// Listens on the control socket. The channel delivers each request with the stream for its answer.
-pub(super) fn start(places: &Places) -> Result<Receiver<(Request, UnixStream)>, Failure> {
+pub(super) fn start(paths: &RuntimePaths) -> Result<Receiver<(Request, UnixStream)>, Failure> {
     let failed = |error| {
-        let socket = places.socket();
+        let socket = paths.socket();
         Failure::device(format!("cannot listen on {}: {error}", socket.display()))
     };
-    let listener = private_socket(&places.socket()).map_err(failed)?;
+    let listener = private_socket(&paths.socket()).map_err(failed)?;
     let (sender, asked) = mpsc::channel();
     std::thread::Builder::new()
         .name("control".into())

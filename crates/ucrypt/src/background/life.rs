@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use ucrypt_engine::Decisions;
 
-use super::claim::Claim;
 use super::control::{self, OPEN, Request};
 use super::link::Link;
+use super::name_lock::NameLock;
 use super::resilience::Resilience;
 use super::show::{CLOSING, DEFERRED, ENDING};
 use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::failure::Failure;
-use crate::runtime::Places;
+use crate::runtime::RuntimePaths;
 use crate::serve::Exports;
 use crate::stdio::say_line;
 use crate::users;
@@ -31,8 +31,8 @@ const UNSEEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Everything that an open volume has.
 pub(super) struct Life {
-    pub(super) places: Places,
-    pub(super) claim: Claim,
+    pub(super) paths: RuntimePaths,
+    pub(super) claim: NameLock,
     pub(super) opened: Opened,
     pub(super) exports: Exports,
     /// The link of a device.
@@ -67,7 +67,7 @@ impl Life {
     }
 
     fn serve(&mut self, asked: &Receiver<(Request, UnixStream)>, signals: &Receiver<i32>) -> End {
-        let name = self.places.name().to_owned();
+        let name = self.paths.name().to_owned();
         let mut deferred = false;
         // The client that asked for the end, and the deadline for users that cannot be seen.
         let mut closing: Option<(UnixStream, Instant)> = None;
@@ -141,7 +141,7 @@ impl Life {
 
     /// Finishes accepted requests, flushes, and leaves nothing behind.
     fn end(self, end: End) -> Result<(), Failure> {
-        let Self { places, claim, opened, exports, link, last_flush, .. } = self;
+        let Self { paths, claim, opened, exports, link, last_flush, .. } = self;
         let (limit, waiting) = match &end {
             End::Closed(stream) => (END_LIMIT, stream.try_clone().ok()),
             End::Unused => (END_LIMIT, None),
@@ -159,7 +159,7 @@ impl Life {
         // Release the image and the name before telling anyone.
         drop(opened);
         drop(link);
-        places.clean_up();
+        paths.clean_up();
         drop(claim);
         drop(watchdog);
         match end {

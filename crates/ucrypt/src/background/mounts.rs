@@ -49,10 +49,10 @@ fn enter_root(own: &Path) -> io::Result<()> {
     // Leave out mounts below: they would stay busy for whoever unmounts them.
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mounted = mounted();
-    let mut places: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
-    places.extend(mounted.iter().map(PathBuf::as_path).filter(|path| is_node(path)));
-    places.push(place_of(own, &mounted));
-    let trees = places.into_iter().map(|path| Ok((path, open_tree(CWD, path, clone)?)));
+    let mut paths: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
+    paths.extend(mounted.iter().map(PathBuf::as_path).filter(|path| is_node(path)));
+    paths.push(place_of(own, &mounted));
+    let trees = paths.into_iter().map(|path| Ok((path, open_tree(CWD, path, clone)?)));
     let trees: Vec<(&Path, OwnedFd)> = trees.collect::<io::Result<_>>()?;
     let root = tmpfs()?;
     let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use ucrypt_backend::{keep_resident, may_lock_all};
 
 use super::mounts;
-use crate::runtime::Places;
+use crate::runtime::RuntimePaths;
 
 /// Size of the stacks of the server's threads, in bytes. They are locked too.
 pub(super) const THREAD_STACK: &str = "262144";
@@ -44,8 +44,8 @@ impl Resilience {
     }
 
     /// Leaves the mounts of the user, except the server's directory.
-    pub(super) fn leave_mounts(&mut self, places: &Places) {
-        if let Err(error) = mounts::enter(places.dir()) {
+    pub(super) fn leave_mounts(&mut self, paths: &RuntimePaths) {
+        if let Err(error) = mounts::enter(paths.dir()) {
             self.note("it has no mount namespace of its own", "CAP_SYS_ADMIN", errno(&error));
         }
     }

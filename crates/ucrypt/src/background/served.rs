@@ -11,7 +11,7 @@ use super::OpenArgs;
 use super::link::{self, Link};
 use crate::available;
 use crate::failure::Failure;
-use crate::runtime::Places;
+use crate::runtime::RuntimePaths;
 use crate::serve::{ExportArgs, Exports};
 use crate::user;
 use crate::volume::Opened;
@@ -65,27 +65,27 @@ impl Served {
     pub(super) fn start(
         self,
         opened: &Opened,
-        places: &Places,
+        paths: &RuntimePaths,
         args: &OpenArgs,
     ) -> Result<(Exports, Option<Link>, String), Failure> {
         let volume = &opened.volume;
         let path = |path: &Path| path.display().to_string();
         let mut wanted = ExportArgs::default();
         match self {
-            Self::Fuse => wanted.fuse.push(places.file()),
-            Self::Nbd => wanted.nbd.push(Address::Unix(places.nbd())),
+            Self::Fuse => wanted.fuse.push(paths.file()),
+            Self::Nbd => wanted.nbd.push(Address::Unix(paths.nbd())),
             Self::Ublk | Self::Loop => {}
         }
         let mut exports = Exports::start(opened, &wanted)?;
         let mut made = None;
         let mut linked = |device: &Path, sequence: Option<u64>| -> Result<String, Failure> {
-            let link = Link::make(places.name(), device, sequence)?;
+            let link = Link::make(paths.name(), device, sequence)?;
             let shown = path(link.path());
             made = Some(link);
             Ok(shown)
         };
         let device = match self {
-            Self::Fuse => path(&places.file()),
+            Self::Fuse => path(&paths.file()),
             Self::Nbd => exports.nbd[0].uri().to_owned(),
             Self::Ublk => {
                 let options = UblkOptions {
@@ -100,7 +100,7 @@ impl Served {
                 shown
             }
             Self::Loop => {
-                let label = link::label(places.name());
+                let label = link::label(paths.name());
                 let device = LoopExport::start(volume, &label, args.partscan)?;
                 let shown = linked(device.path(), device.sequence())?;
                 exports.loop_device = Some(device);

@@ -74,13 +74,13 @@ pub(super) fn cpus_text(count: usize) -> String {
 
 /// Formats a number with three digits, at most three of them after the point.
 pub(super) fn digits(value: f64) -> String {
-    let places = match value {
+    let paths = match value {
         100.0.. => 0,
         10.0.. => 1,
         1.0.. => 2,
         _ => 3,
     };
-    format!("{value:.places$}")
+    format!("{value:.paths$}")
 }
 
 #[cfg(test)]

@@ -161,8 +161,8 @@ fn a_foreign_owner_over_the_primary_copy_is_not_overwritten() {
         let before = image.bytes();
         let mut open = cryptsetup();
         open.args(["open", "--test-passphrase", "--key-file", "-"]).arg(&image.path);
-        let judge = run(&mut open, PASSPHRASE).exits(1);
-        assert!(judge.stderr.contains("ambiguous signatures"), "{offset}: {:?}", judge.stderr);
+        let theirs = run(&mut open, PASSPHRASE).exits(1);
+        assert!(theirs.stderr.contains("ambiguous signatures"), "{offset}: {:?}", theirs.stderr);
         let message = test_passphrase(&scratch, &image, &[]).refuses(1);
         assert!(message.contains("ambiguous signatures"), "{offset}: {message}");
         let message = run(&mut image.ucrypt(&scratch, "write"), b"").refuses(1);

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
-use crate::process::{Ran, cryptsetup, judge, run};
+use crate::process::{Ran, cryptsetup, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 
@@ -28,9 +28,9 @@ fn test_passphrase(scratch: &Scratch, path: &Path) -> Ran {
 fn has_a_header_only(scratch: &Scratch, path: &Path) -> String {
     let before = fs::read(path).expect("the image is read");
     test_passphrase(scratch, path).exits(0);
-    let mut judge = cryptsetup();
-    judge.args(["open", "--test-passphrase", "--key-file", "-"]).arg(path);
-    run(&mut judge, PASSPHRASE).exits(0);
+    let mut theirs = cryptsetup();
+    theirs.args(["open", "--test-passphrase", "--key-file", "-"]).arg(path);
+    run(&mut theirs, PASSPHRASE).exits(0);
     assert!(fs::read(path).expect("the image is read") == before, "{} changed", path.display());
     has_no_volume(scratch, path, 1)
 }
@@ -95,7 +95,7 @@ fn a_volume_larger_than_its_image_is_refused() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let edit = include_str!("scripts/fix_segment_size.py");
-    let mut python = judge("python3", "python3");
+    let mut python = tool("python3", "python3");
     let size = (DATA + 4096).to_string();
     run(python.args(["-c", edit]).arg(&image.path).arg(&size), b"").passes();
     // cryptsetup accepts the edited header as sound.
@@ -131,12 +131,12 @@ fn foreign_images_are_refused_with_what_they_are() {
     is_refused(&scratch, &scratch.file("text", b"#!/bin/sh\necho no disk\n"), 1);
 
     let ext4 = scratch.sparse("ext4", 8 << 20);
-    run(judge("mkfs.ext4", "e2fsprogs").args(["-q", "-F"]).arg(&ext4), b"").passes();
+    run(tool("mkfs.ext4", "e2fsprogs").args(["-q", "-F"]).arg(&ext4), b"").passes();
     let message = is_refused(&scratch, &ext4, 1);
     assert!(message.contains("ext"), "{message}");
 
     let qcow2 = scratch.path("qcow2");
-    let mut create = judge("qemu-img", "qemu-utils");
+    let mut create = tool("qemu-img", "qemu-utils");
     run(create.args(["create", "-q", "-f", "qcow2"]).arg(&qcow2).arg("8M"), b"").passes();
     let message = is_refused(&scratch, &qcow2, 1);
     assert!(message.to_lowercase().contains("qcow"), "{message}");

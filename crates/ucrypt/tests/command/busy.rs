@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::image::{DATA, Image, LUKS1, LUKS2};
 use crate::nbd_client::NbdClient;
-use crate::process::{judge, run};
+use crate::process::{run, tool};
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
@@ -56,7 +56,7 @@ fn what_qemu_has_open_is_busy_and_what_ucrypt_has_open_is_busy_for_qemu() {
     is_busy(&scratch, &image);
     drop(nbd);
     let server = Server::start(&scratch, On::Nbd, &image.with_key());
-    let mut convert = judge("qemu-img", "qemu-utils");
+    let mut convert = tool("qemu-img", "qemu-utils");
     convert.args(["convert", "-f", "raw", "-O", "raw"]).arg(&image.path);
     let refused = run(convert.arg(scratch.path("copy")), b"").exits(1);
     assert!(refused.stderr.contains("lock"), "{}", refused.stderr);
@@ -67,11 +67,11 @@ fn what_qemu_has_open_is_busy_and_what_ucrypt_has_open_is_busy_for_qemu() {
 fn what_is_attached_to_a_loop_device_is_busy() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    let mut losetup = judge("losetup", "mount");
+    let mut losetup = tool("losetup", "mount");
     losetup.args(["--find", "--show"]).arg(&image.path);
     let device = run(&mut losetup, b"").text();
     is_busy(&scratch, &image);
-    run(judge("losetup", "mount").args(["--detach", device.trim()]), b"").passes();
+    run(tool("losetup", "mount").args(["--detach", device.trim()]), b"").passes();
     run(&mut image.ucrypt(&scratch, "write"), b"data").passes();
 }
 
@@ -79,7 +79,7 @@ fn what_is_attached_to_a_loop_device_is_busy() {
 fn a_block_device_opens_and_is_busy_while_it_is_mounted() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, 16 << 20);
-    let mut losetup = judge("losetup", "mount");
+    let mut losetup = tool("losetup", "mount");
     losetup.args(["--find", "--show"]).arg(&image.path);
     let device = run(&mut losetup, b"").text();
     let device = Image { path: device.trim().into(), ..image };
@@ -87,13 +87,13 @@ fn a_block_device_opens_and_is_busy_while_it_is_mounted() {
     let mut read = device.ucrypt(&scratch, "read");
     assert_eq!(run(read.args(["--length", "4"]), b"").passes(), b"data");
 
-    let mut mkfs = judge("mkfs.ext4", "e2fsprogs");
+    let mut mkfs = tool("mkfs.ext4", "e2fsprogs");
     run(mkfs.args(["-q", "-F"]).arg(&device.path), b"").passes();
     let mount_point = scratch.path("mounted");
     std::fs::create_dir(&mount_point).expect("a directory");
-    run(judge("mount", "mount").args([&device.path, &mount_point]), b"").passes();
+    run(tool("mount", "mount").args([&device.path, &mount_point]), b"").passes();
     is_busy(&scratch, &device);
-    run(judge("umount", "mount").arg(&mount_point), b"").passes();
+    run(tool("umount", "mount").arg(&mount_point), b"").passes();
 }
 
 /// `qemu-nbd` with the image open for writing.
@@ -102,7 +102,7 @@ struct QemuNbd(Child);
 impl QemuNbd {
     fn start(scratch: &Scratch, image: &Image) -> Self {
         let socket = scratch.path("qemu-socket");
-        let mut qemu = judge("qemu-nbd", "qemu-utils");
+        let mut qemu = tool("qemu-nbd", "qemu-utils");
         qemu.arg("--object").arg(format!("secret,id=key,file={}", image.key.display()));
         qemu.arg("--persistent").arg(format!("--socket={}", socket.display()));
         qemu.arg("--image-opts").arg(format!(

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::image::{DATA, Image, LUKS2};
 use crate::namespace::script;
 use crate::nbd_client::NbdClient;
-use crate::process::{Ran, judge, run};
+use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
@@ -69,7 +69,7 @@ fn with_file_system(scratch: &Scratch) -> (Image, PathBuf) {
     let image = Image::by_cryptsetup(scratch, LUKS2, LEN);
     let log = scratch.path("log");
     open(scratch, &image, &["--as", "loop", "--log", log.to_str().expect("text")]).passes();
-    run(judge("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
+    run(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
     scratch.file("data", &vec![7; 1 << 20]);
     (image, log)
 }
@@ -192,7 +192,7 @@ fn close_waits_for_who_only_looks_at_a_device() {
     // Under this name it counts as a device manager, as udev does.
     let looks = scratch.path("blkid");
     fs::copy("/bin/cat", &looks).expect("copied");
-    let mut look = judge("sh", "dash");
+    let mut look = tool("sh", "dash");
     look.args(["-euc", "exec \"$1\" 3<\"$2\"", "sh"]).arg(&looks).arg(scratch.device());
     let mut look = look.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
     let device = fs::read_link(scratch.device()).expect("a link");
@@ -283,7 +283,7 @@ fn a_server_that_was_killed_before_it_listened_is_cleaned_up_by_close() {
 fn a_full_image_is_in_the_log() {
     let scratch = Scratch::new();
     fs::create_dir(scratch.path("small")).expect("a directory");
-    let mut mount = judge("mount", "mount");
+    let mut mount = tool("mount", "mount");
     mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]);
     run(mount.arg(scratch.path("small")), b"").passes();
     let image = scratch.sparse("small/image", 8 << 20);

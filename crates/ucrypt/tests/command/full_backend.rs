@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use crate::image::{Image, LUKS1, PASSPHRASE};
-use crate::process::{judge, python, run};
+use crate::process::{python, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -16,7 +16,7 @@ const LEN: u64 = 32 << 20;
 fn image_with_little_room(scratch: &Scratch) -> Image {
     let small = scratch.path("small");
     fs::create_dir(&small).expect("a directory");
-    let mut mount = judge("mount", "mount");
+    let mut mount = tool("mount", "mount");
     mount.args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]);
     // Only root may mount.
     run(mount.arg(&small), b"").passes();
@@ -88,7 +88,7 @@ struct Lossy(String);
 
 impl Drop for Lossy {
     fn drop(&mut self) {
-        let _ = judge("losetup", "mount").args(["--detach", &self.0]).output();
+        let _ = tool("losetup", "mount").args(["--detach", &self.0]).output();
     }
 }
 
@@ -99,7 +99,7 @@ fn after_a_flush_that_failed_every_client_is_told_and_so_is_who_ends_the_server(
     let scratch = Scratch::new();
     let small = image_with_little_room(&scratch);
     let disk = scratch.sparse("small/disk", LUKS1.data_offset() + LEN);
-    let mut losetup = judge("losetup", "mount");
+    let mut losetup = tool("losetup", "mount");
     let device = run(losetup.args(["--find", "--show"]).arg(&disk), b"").text();
     let device = Lossy(device.trim().to_owned());
     let image = Image { path: device.0.clone().into(), ..small };

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::image::{Image, LUKS1, LUKS2, LUKS2_512};
 use crate::namespace::script;
 use crate::nbd_client::NbdClient;
-use crate::process::{Ran, judge, run};
+use crate::process::{Ran, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -39,7 +39,7 @@ fn fio_verifies_four_jobs_of_random_sizes() {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, LEN);
         let server = serve(&scratch, &image, &[transport]);
-        let mut fio = judge("fio", "fio");
+        let mut fio = tool("fio", "fio");
         fio.args(["--name=verify", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
         fio.arg("--filename").arg(server.file()).arg("--allow_file_create=0");
         fio.arg(format!("--bsrange={align}-1m")).arg(format!("--blockalign={align}"));
@@ -66,7 +66,7 @@ fn unaligned_copies_arrive_byte_for_byte() {
         let source = scratch.file("source", &data);
         let server = serve(&scratch, &image, &[transport]);
         let before = server.read(0, 4 << 20);
-        let mut dd = judge("dd", "coreutils");
+        let mut dd = tool("dd", "coreutils");
         dd.arg(format!("if={}", source.display())).arg(format!("of={}", server.file().display()));
         run(dd.args(["bs=1000", "seek=7", "conv=notrunc"]), b"").passes();
         let mut expected = before;
@@ -95,16 +95,16 @@ fn ext4_is_made_checked_and_read_back() {
         let image = Image::by_cryptsetup(&scratch, kind, LEN);
         let files = tree(&scratch);
         let server = serve(&scratch, &image, &["--allow-discards"]);
-        let mut mkfs = judge("mkfs.ext4", "e2fsprogs");
+        let mut mkfs = tool("mkfs.ext4", "e2fsprogs");
         run(mkfs.args(["-F", "-q", "-d"]).arg(scratch.path("tree")).arg(server.file()), b"")
             .passes();
-        run(judge("e2fsck", "e2fsprogs").arg("-fn").arg(server.file()), b"").passes();
+        run(tool("e2fsck", "e2fsprogs").arg("-fn").arg(server.file()), b"").passes();
         server.terminate();
 
         let server = serve(&scratch, &image, &["--readonly"]);
-        run(judge("e2fsck", "e2fsprogs").arg("-fn").arg(server.file()), b"").passes();
+        run(tool("e2fsck", "e2fsprogs").arg("-fn").arg(server.file()), b"").passes();
         fs::create_dir(scratch.path("out")).expect("a directory");
-        let mut debugfs = judge("debugfs", "e2fsprogs");
+        let mut debugfs = tool("debugfs", "e2fsprogs");
         let dump = format!("rdump / {}", scratch.path("out").display());
         run(debugfs.args(["-R", &dump]).arg(server.file()), b"").passes();
         for (name, content) in files {
@@ -119,11 +119,11 @@ fn xfs_is_made_and_checked() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, XFS_LEN);
     let server = serve(&scratch, &image, &[]);
-    run(judge("mkfs.xfs", "xfsprogs").args(["-q", "-f"]).arg(server.file()), b"").passes();
-    run(judge("xfs_repair", "xfsprogs").args(["-n", "-f"]).arg(server.file()), b"").passes();
+    run(tool("mkfs.xfs", "xfsprogs").args(["-q", "-f"]).arg(server.file()), b"").passes();
+    run(tool("xfs_repair", "xfsprogs").args(["-n", "-f"]).arg(server.file()), b"").passes();
     server.terminate();
     let server = serve(&scratch, &image, &["--readonly"]);
-    run(judge("xfs_repair", "xfsprogs").args(["-n", "-f"]).arg(server.file()), b"").passes();
+    run(tool("xfs_repair", "xfsprogs").args(["-n", "-f"]).arg(server.file()), b"").passes();
     server.terminate();
 }
 
@@ -204,9 +204,9 @@ fn a_copy_that_succeeds_leaves_no_old_content_in_holes() {
         ("truncate -s 0 served", false),
         ("python3 -c 'import shutil; shutil.copyfile(\"source\", \"served\")'", false),
     ] {
-        judge("rsync", "rsync");
+        tool("rsync", "rsync");
         server.open().write_all_at(&old, 0).expect("written");
-        let mut shell = judge("sh", "dash");
+        let mut shell = tool("sh", "dash");
         shell.args(["-c", line]).current_dir(scratch.path(""));
         let ran = run(&mut shell, b"");
         assert_eq!(ran.succeeded(), succeeds, "{line}: {}", ran.stderr);
@@ -292,7 +292,7 @@ fn the_servers_end_leaves_the_users_own_file_alone() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
     let server = Server::start(&scratch, On::Both, &image.with_key());
     let path = server.file().to_owned();
-    run(judge("umount", "mount").arg(&path), b"").passes();
+    run(tool("umount", "mount").arg(&path), b"").passes();
     assert!(File::options().write(true).open(&path).is_err(), "the place-holder is no file");
     fs::remove_file(&path).expect("removed");
     fs::write(&path, b"precious").expect("written");
@@ -307,7 +307,7 @@ fn the_servers_end_leaves_another_mount_at_its_path_alone() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
     let other = Image::by_cryptsetup(&elsewhere, LUKS2, 2 << 20);
     let first = Server::start(&scratch, On::Both, &image.with_key());
-    run(judge("umount", "mount").arg("--lazy").arg(first.file()), b"").passes();
+    run(tool("umount", "mount").arg("--lazy").arg(first.file()), b"").passes();
     let mut line = vec!["serve".into()];
     line.extend(other.with_key());
     line.extend(["--fuse".into(), first.file().into()]);
@@ -332,7 +332,7 @@ fn what_a_killed_server_leaves_is_no_file_that_could_be_taken_for_the_volume() {
     let server = serve(&scratch, &image, &[]);
     let path = server.file().to_owned();
     server.kill();
-    run(judge("umount", "mount").arg(&path), b"").passes();
+    run(tool("umount", "mount").arg(&path), b"").passes();
     let error = File::options().write(true).open(&path).expect_err("opened");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NXIO));
     // The next server replaces the place-holder, and removes it at its end.
@@ -375,7 +375,7 @@ try:
     print('mapped')
 except OSError as error:
     print(errno.errorcode[error.errno])";
-        let mut python = judge("python3", "python3");
+        let mut python = tool("python3", "python3");
         let said = run(python.args(["-c", text]).arg(server.file()), b"").text();
         assert_eq!(said.trim(), expected);
         server.terminate();
@@ -480,7 +480,7 @@ fn ends_as_a_disk(transport: &str) {
     let image = Image::by_cryptsetup(&scratch, LUKS2_512, 1 << 20);
     let server = serve(&scratch, &image, &[transport]);
     let dd = |seek: &str| {
-        let mut dd = judge("dd", "coreutils");
+        let mut dd = tool("dd", "coreutils");
         dd.arg("if=/dev/zero").arg(format!("of={}", server.file().display()));
         run(dd.args(["bs=4096", "count=2", "conv=notrunc", seek]), b"")
     };

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::namespace::{OWN_DEV, script};
-use crate::process::{Ran, cryptsetup, judge, run};
+use crate::process::{Ran, cryptsetup, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{await_end, await_reader};
@@ -113,11 +113,11 @@ fn over_nbd_a_socket_is_served() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let uri = open(&scratch, &image, "volume", &["--as", "nbd"]).text();
-    let mut nbdinfo = judge("nbdinfo", "libnbd-bin");
+    let mut nbdinfo = tool("nbdinfo", "libnbd-bin");
     let size = run(nbdinfo.args(["--size", uri.trim()]), b"").text();
     assert_eq!(size.trim(), DATA.to_string());
     let copy = scratch.path("copy");
-    let mut nbdcopy = judge("nbdcopy", "libnbd-bin");
+    let mut nbdcopy = tool("nbdcopy", "libnbd-bin");
     run(nbdcopy.arg(uri.trim()).arg(&copy), b"").passes();
     close(&scratch, "volume").passes();
     nothing_is_left(&scratch);
@@ -217,7 +217,7 @@ fn a_file_and_new_nbd_connections_follow_a_resize() {
     open(&scratch, &image, "volume", &["--as", "nbd"]).passes();
     let uri = format!("nbd+unix:///?socket={}", scratch.runtime(".volume.nbd").display());
     let size = || {
-        let mut nbdinfo = judge("nbdinfo", "libnbd-bin");
+        let mut nbdinfo = tool("nbdinfo", "libnbd-bin");
         run(nbdinfo.args(["--size", &uri]), b"").text().trim().parse::<u64>().expect("a number")
     };
     assert_eq!(size(), 3 * DATA);
@@ -418,7 +418,7 @@ fn a_program_that_is_gone_by_now_starts_its_server_nevertheless() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let (copy, fifo) = (scratch.path("ucrypt"), scratch.path("fifo"));
     fs::copy(env!("CARGO_BIN_EXE_ucrypt"), &copy).expect("copied");
-    run(judge("mkfifo", "coreutils").arg(&fifo), b"").passes();
+    run(tool("mkfifo", "coreutils").arg(&fifo), b"").passes();
     let mut open = Command::new(&copy);
     open.env("XDG_RUNTIME_DIR", scratch.path("run")).args(["open", "--as", "nbd", "--key-file"]);
     let mut open = open.arg(&fifo).arg(&image.path).arg("replaced").spawn().expect("it starts");

@@ -12,7 +12,7 @@ use crate::aligned::Aligned;
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, LUKS2_512};
 use crate::load::{Disk, Load, volume_len};
 use crate::namespace::{OWN_DEV, script};
-use crate::process::{Ran, judge, run};
+use crate::process::{Ran, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 
@@ -190,7 +190,7 @@ fn fstrim_gives_space_back_where_it_is_allowed_and_zeroes_are_zeroes() {
     open(&scratch, &image, &[]).passes();
     assert_eq!(queue(&node(&scratch), "queue/discard_max_bytes"), "0");
     let before = allocated(&image);
-    run(judge("blkdiscard", "util-linux").arg(scratch.device()), b"").exits(1);
+    run(tool("blkdiscard", "util-linux").arg(scratch.device()), b"").exits(1);
     assert_eq!(allocated(&image), before);
     close(&scratch, &[]).passes();
     nothing_is_left(&scratch);
@@ -371,7 +371,7 @@ fn a_device_in_use_is_not_closed_until_it_is_free() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
     open(&scratch, &image, &[]).passes();
-    run(judge("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
+    run(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
     let shell = mounted(&scratch);
     close(&scratch, &[]).refuses(5);
     end(shell);
@@ -410,7 +410,7 @@ fn a_killed_server_leaves_errors_and_the_next_open_cleans_up() {
     open(&scratch, &image, &[]).passes();
     let (device, first) = (scratch.device(), Attached::now(&scratch));
     scratch.kill_background_server();
-    let mut dd = judge("dd", "coreutils");
+    let mut dd = tool("dd", "coreutils");
     dd.arg(format!("if={}", device.display())).args(["of=/dev/null", "iflag=direct"]);
     run(&mut dd, b"").exits(1);
     open(&scratch, &image, &[]).passes();
@@ -455,12 +455,12 @@ fn a_mount_that_lost_its_server_is_detached_when_it_is_unmounted() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
     open(&scratch, &image, &[]).passes();
-    run(judge("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
+    run(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
     let (shell, old) = (mounted(&scratch), Attached::now(&scratch));
     scratch.kill_background_server();
     open(&scratch, &image, &[]).passes();
     assert!(Attached::now(&scratch) != old && old.is_there(), "the old device is in use");
-    run(judge("e2fsck", "e2fsprogs").arg("-fy").arg(scratch.device()), b"");
+    run(tool("e2fsck", "e2fsprogs").arg("-fy").arg(scratch.device()), b"");
     end(shell);
     // The kernel takes some time to remove a mount namespace.
     let deadline = Instant::now() + Duration::from_secs(30);

@@ -1,7 +1,7 @@
 //! Tests the command from outside: real processes and real images, judged by third-party programs.
 //!
 //! Every test has its own directory and runtime directory ([`scratch`]). Whatever it starts, mounts
-//! or attaches ends with it, even if it fails. A missing judge fails the test and names the command
+//! or attaches ends with it, even if it fails. A missing tool fails the test and names the command
 //! that installs it. Tests of devices and mounts need root, and fail without.
 
 #![forbid(unsafe_code)]

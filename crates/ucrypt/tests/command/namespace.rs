@@ -4,14 +4,14 @@
 use std::ffi::OsStr;
 use std::process::Command;
 
-use crate::process::judge;
+use crate::process::tool;
 use crate::scratch::Scratch;
 
 /// A shell script in the directory of the test, with its arguments as `$1` and so on. It ends at
 /// the first command that fails. `m` is a directory to mount at.
 pub(crate) fn script<S: AsRef<OsStr>>(scratch: &Scratch, text: &str, arguments: &[S]) -> Command {
     assert!(rustix::process::geteuid().is_root(), "this test mounts, and has to run as root");
-    let mut command = judge("unshare", "util-linux");
+    let mut command = tool("unshare", "util-linux");
     command.args(["--mount", "--propagation", "private", "--", "sh", "-eu", "-c"]);
     command.arg(format!("mkdir -p m\n{text}")).arg("sh").args(arguments);
     command.current_dir(scratch.path(""));

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::image::{Image, LUKS2, LUKS2_512};
-use crate::process::{judge, python, run};
+use crate::process::{python, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -19,7 +19,7 @@ fn serve(scratch: &Scratch, image: &Image, options: &[&str]) -> Server {
 }
 
 fn info(server: &Server) -> Value {
-    let mut nbdinfo = judge("nbdinfo", "libnbd-bin");
+    let mut nbdinfo = tool("nbdinfo", "libnbd-bin");
     let text = run(nbdinfo.args(["--json", &server.uri()]), b"").passes();
     let info: Value = serde_json::from_slice(&text).expect("JSON");
     assert_eq!(info["protocol"], "newstyle-fixed");
@@ -69,7 +69,7 @@ fn nbdcopy_brings_data_in_and_out_over_four_connections() {
     let (source, copy) = (scratch.file("source", &data), scratch.path("copy"));
     let server = serve(&scratch, &image, &[]);
     let nbdcopy = || {
-        let mut command = judge("nbdcopy", "libnbd-bin");
+        let mut command = tool("nbdcopy", "libnbd-bin");
         command.args(["--connections=4", "--requests=16", "--flush"]);
         command
     };
@@ -99,7 +99,7 @@ fn nbdsh_writes_what_ucrypt_reads() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
     let server = serve(&scratch, &image, &[]);
     // Use Debian's interpreter; the module is in the same package.
-    let mut nbdsh = judge("nbdsh", "python3-libnbd");
+    let mut nbdsh = tool("nbdsh", "python3-libnbd");
     nbdsh.args(["-u", &server.uri(), "-c", "h.pwrite(b'from nbdsh', 4091)", "-c", "h.flush()"]);
     run(&mut nbdsh, b"").passes();
     server.terminate();
@@ -114,7 +114,7 @@ fn fio_verifies_four_connections_of_random_sizes() {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, LEN);
         let server = serve(&scratch, &image, &[]);
-        let mut fio = judge("fio", "fio");
+        let mut fio = tool("fio", "fio");
         fio.args(["--name=verify", "--ioengine=nbd", "--uri", &server.uri()]);
         fio.args(["--rw=randwrite", "--bsrange=512-256k", "--blockalign=512", "--iodepth=16"]);
         fio.args(["--numjobs=4", "--size=16m", "--offset_increment=16m", "--randseed=4"]);

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::image::{Image, Kind, LUKS2, LUKS2_512};
 use crate::namespace::script;
-use crate::process::{judge, run};
+use crate::process::{run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -59,7 +59,7 @@ fn text(path: &Path) -> &str {
 fn nbdcopy(scratch: &Scratch, server: &Server, source: &Path, options: &[&str]) {
     let copy = scratch.path("copy");
     for [from, to] in [[text(source), &server.uri()], [&server.uri(), text(&copy)]] {
-        run(judge("nbdcopy", "libnbd-bin").args(options).args([from, to]), b"").passes();
+        run(tool("nbdcopy", "libnbd-bin").args(options).args([from, to]), b"").passes();
     }
     assert_same(source, &copy);
 }
@@ -97,7 +97,7 @@ fn qemu_img_converts_out_of_order_in_and_out() {
         let scratch = Scratch::new();
         let (_, server) = serve(&scratch, kind, LEN, &[]);
         let convert = |from: &str, to: &str, more: &[&str]| {
-            let mut convert = judge("qemu-img", "qemu-utils");
+            let mut convert = tool("qemu-img", "qemu-utils");
             convert.args(["convert", "-f", "raw", "-O", "raw", "-W", "-m", "16"]).args(more);
             run(convert.args([from, to]), b"").passes();
         };
@@ -115,7 +115,7 @@ fn qemu_img_converts_out_of_order_in_and_out() {
 /// Runs all commands on one connection, the asynchronous ones at the same time.
 #[track_caller]
 fn qemu_io(server: &Server, commands: &[String]) {
-    let mut qemu_io = judge("qemu-io", "qemu-utils");
+    let mut qemu_io = tool("qemu-io", "qemu-utils");
     qemu_io.args(["-f", "raw"]).args(commands.iter().flat_map(|command| ["-c", command]));
     let said = run(qemu_io.arg(server.uri()), b"").text();
     // The exit code does not cover requests that were not waited for.
@@ -190,7 +190,7 @@ fn dd_through_nbdfuse_finds_what_it_wrote() {
         let (_, server) = serve(&scratch, kind, LEN, &[]);
         source(&scratch, "sparse", LEN, [1, 7]);
         source(&scratch, "dense", LEN, [8, 0]);
-        judge("nbdfuse", "libnbd-bin");
+        tool("nbdfuse", "libnbd-bin");
         let text = "
             here=$(pwd)
             nbdfuse --pidfile $here/pid $here/m/disk $1 &

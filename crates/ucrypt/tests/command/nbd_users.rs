@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::image::{DATA, Image, LUKS2};
 use crate::nbd_client::NbdClient;
-use crate::process::{Ran, judge, run};
+use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
 
 fn open(scratch: &Scratch, image: &Image, name: &str, served: &str) -> Ran {
@@ -84,7 +84,7 @@ fn a_volume_named_as_the_socket_of_another_leaves_it_alone() {
     let uri = open(&scratch, &image, "x", "nbd").text();
     for name in ["x.nbd", "x.sock", "x.lock", "x.log", "nbd"] {
         open(&scratch, &other, name, "fuse").passes();
-        let mut nbdinfo = judge("nbdinfo", "libnbd-bin");
+        let mut nbdinfo = tool("nbdinfo", "libnbd-bin");
         run(nbdinfo.args(["--size", uri.trim()]), b"").passes();
         assert!(fs::metadata(scratch.runtime(name)).expect("served").is_file());
         close(&scratch, &[name]).passes();
@@ -95,7 +95,7 @@ fn a_volume_named_as_the_socket_of_another_leaves_it_alone() {
 
 /// `nbdinfo --size` as another user.
 fn size_as_nobody(uri: &str) -> Ran {
-    let mut nobody = judge("setpriv", "util-linux");
+    let mut nobody = tool("setpriv", "util-linux");
     nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "nbdinfo", "--size", uri]);
     run(&mut nobody, b"")
 }
@@ -132,7 +132,7 @@ fn over_tcp_other_users_are_told_that_they_are_not_served() {
     let server = Tcp::start(&scratch, &image, &[]);
     let refused = size_as_nobody(&server.1).exits(1);
     assert!(refused.stderr.contains("server policy"), "{}", refused.stderr);
-    let mut own = judge("nbdinfo", "libnbd-bin");
+    let mut own = tool("nbdinfo", "libnbd-bin");
     assert_eq!(run(own.args(["--size", &server.1]), b"").text().trim(), DATA.to_string());
     let log = fs::read_to_string(scratch.path("log")).expect("a log");
     assert!(log.contains("turned away: it is of user 65534"), "{log}");

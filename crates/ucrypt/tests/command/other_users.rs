@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::image::{DATA, Image, LUKS2};
 use crate::namespace::{OWN_DEV, script};
 use crate::nbd_client::NbdClient;
-use crate::process::{judge, limited, run};
+use crate::process::{limited, run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 
 /// The capabilities that Docker leaves to root in a container, from its documentation ("Runtime
@@ -293,7 +293,7 @@ fn a_runtime_directory_with_a_path_too_long_for_a_socket_is_refused_before_the_p
     let long = scratch.path(&"x".repeat(90));
     fs::create_dir(&long).expect("a directory");
     fs::set_permissions(&long, Permissions::from_mode(0o700)).expect("set");
-    let mut open = judge("env", "coreutils");
+    let mut open = tool("env", "coreutils");
     open.arg(format!("XDG_RUNTIME_DIR={}", long.display())).arg(UCRYPT);
     open.args(["open", "--key-file", "/no/such/key", "--as", "nbd"]);
     let message = run(open.arg(scratch.path("image")).arg("volume"), b"").refuses(1);

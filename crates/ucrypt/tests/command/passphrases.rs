@@ -1,11 +1,11 @@
-//! Passphrases from a pipe: none, long ones, parts of them. cryptsetup is the judge.
+//! Passphrases from a pipe: none, long ones, parts of them. cryptsetup is the reference.
 
 use std::fs;
 use std::io::Write;
 use std::process::Stdio;
 
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, PASSPHRASE};
-use crate::process::{cryptsetup, judge, run};
+use crate::process::{cryptsetup, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{await_end, await_reader};
@@ -24,9 +24,9 @@ fn an_input_without_a_passphrase_is_not_an_empty_passphrase() {
         let message = run(format.args(key).arg(&image.path), b"").refuses(1);
         assert!(message.contains("nothing to read"), "{message}");
         // As cryptsetup does.
-        let mut judge = cryptsetup();
-        judge.args(LUKS2.format_arguments()).args(key);
-        run(judge.arg(&image.path), b"").exits(1);
+        let mut theirs = cryptsetup();
+        theirs.args(LUKS2.format_arguments()).args(key);
+        run(theirs.arg(&image.path), b"").exits(1);
         assert!(image.bytes() == before, "{key:?} has formatted");
     }
 
@@ -113,7 +113,7 @@ fn what_is_behind_the_line_is_left_for_the_next_program() {
     let scratch = Scratch::new();
     let image = Image::blank(&scratch, LUKS2, DATA);
     run(scratch.ucrypt(&format_line(LUKS2)).arg(&image.path), b"first").exits(0);
-    let mut shell = judge("sh", "dash");
+    let mut shell = tool("sh", "dash");
     shell.args(["-c", "\"$0\" open --test-passphrase \"$1\" && cat"]);
     shell.arg(crate::scratch::UCRYPT).arg(&image.path);
     assert_eq!(run(&mut shell, b"first\nsecond\n").passes(), b"second\n");
@@ -145,13 +145,13 @@ fn what_writes_nothing_works_on_an_image_that_is_in_use_and_on_a_read_only_one()
     let mount_point = scratch.path("read-only");
     fs::create_dir(&mount_point).expect("a directory");
     let mount = |options: &str| {
-        let mut mount = judge("mount", "mount");
+        let mut mount = tool("mount", "mount");
         mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&mount_point);
         run(&mut mount, b"").passes();
     };
     mount("size=32m");
     let copy = mount_point.join("image");
-    run(judge("cp", "coreutils").arg(&image.path).arg(&copy), b"").passes();
+    run(tool("cp", "coreutils").arg(&image.path).arg(&copy), b"").passes();
     mount("remount,ro");
     let image = Image { path: copy, ..image };
     assert!(run(&mut image.ucrypt(&scratch, "read"), b"").passes() == plain);
@@ -165,7 +165,7 @@ fn who_tries_a_passphrase_keeps_nobody_from_using_the_image() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let fifo = scratch.path("fifo");
-    run(judge("mkfifo", "coreutils").arg(&fifo), b"").passes();
+    run(tool("mkfifo", "coreutils").arg(&fifo), b"").passes();
     for (action, code) in [(&["open", "--test-passphrase"][..], 0), (&["read"], 5)] {
         let mut command = scratch.ucrypt_child(action);
         command.arg(&image.path).arg("--key-file").arg(&fifo);

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::image::decrypt;
-use crate::process::{judge, run};
+use crate::process::{run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -28,7 +28,7 @@ fn ucrypt(scratch: &Scratch, action: &str, image: &Path, options: &[&str]) -> Co
 
 /// The digest of a passphrase, by coreutils: `sha256` or `sha512`.
 fn digest(scratch: &Scratch, hash: &str, passphrase: &[u8]) -> PathBuf {
-    let printed = run(&mut judge(&format!("{hash}sum"), "coreutils"), passphrase).text();
+    let printed = run(&mut tool(&format!("{hash}sum"), "coreutils"), passphrase).text();
     let digits = printed.split(' ').next().expect("a digest");
     scratch.file("volume-key", &from_hex(digits))
 }

@@ -1,4 +1,4 @@
-//! Programs that run to their end: the command and its judges.
+//! Programs that run to their end: the command and the interop tools.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -99,7 +99,7 @@ pub(crate) fn limited(program: impl Into<OsString>) -> Command {
 }
 
 /// A third-party program from a Debian package.
-pub(crate) fn judge(program: &str, package: &str) -> Command {
+pub(crate) fn tool(program: &str, package: &str) -> Command {
     // nbdsh starts the first python3 in the path; only Debian's has its module.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = vec![PathBuf::from("/usr/bin")];
@@ -107,7 +107,7 @@ pub(crate) fn judge(program: &str, package: &str) -> Command {
     places.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
     let found = places.iter().map(|place| place.join(program)).find(|file| file.is_file());
     let found = found.unwrap_or_else(|| {
-        panic!("the judge {program} is missing; install it with: apt-get install {package}")
+        panic!("the tool {program} is missing; install it with: apt-get install {package}")
     });
     let mut command = limited(found);
     command.env("PATH", std::env::join_paths(places).expect("a path")).env("LC_ALL", "C");
@@ -115,18 +115,18 @@ pub(crate) fn judge(program: &str, package: &str) -> Command {
 }
 
 pub(crate) fn cryptsetup() -> Command {
-    judge("cryptsetup", "cryptsetup-bin")
+    tool("cryptsetup", "cryptsetup-bin")
 }
 
 /// Debian's Python with a script of this directory; `module` is what the script imports.
 pub(crate) fn python(script: &str, module: &str, package: &str) -> Command {
-    let mut probe = judge("python3", "python3");
+    let mut probe = tool("python3", "python3");
     let there = run(probe.args(["-c", &format!("import {module}")]), b"");
     assert!(
         there.code == Some(0),
         "Debian's Python has no module {module}; install it with: apt-get install {package}"
     );
-    let mut command = judge("python3", "python3");
+    let mut command = tool("python3", "python3");
     command.arg("-c").arg(script);
     command
 }

@@ -11,7 +11,7 @@ use ucrypt_testkit::given::number;
 
 use crate::image::{Image, LUKS2, LUKS2_512};
 use crate::namespace::script;
-use crate::process::{judge, run};
+use crate::process::{run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 
@@ -35,7 +35,7 @@ fn close(scratch: &Scratch) {
 
 /// fio on a disk of [`LEN`] bytes, which it must not create or grow.
 fn fio(scratch: &Scratch, path: &str, job: &[&str]) -> Command {
-    let mut fio = judge("fio", "fio");
+    let mut fio = tool("fio", "fio");
     fio.args(["--name=job", "--allow_file_create=0", "--ioengine=libaio", "--direct=1"]);
     fio.arg(format!("--filename={path}")).args(job).current_dir(scratch.path(""));
     fio
@@ -79,7 +79,7 @@ fn sparse_copies_to_a_loop_device_are_those_of_any_disk() {
         "rsync --inplace --write-devices source $1",
         "cat source > $1",
     ] {
-        judge("rsync", "rsync");
+        tool("rsync", "rsync");
         let text = text.replace("$2", line);
         run(&mut script(&scratch, &text, &[&path]), b"").passes();
         assert!(fs::read(&path).expect("read") == expected, "{line}");
@@ -132,7 +132,7 @@ impl Disk {
 
     fn fio(&self, scratch: &Scratch, job: &[&str]) -> Command {
         let engine = if self.0.starts_with("--uri") { "nbd" } else { "libaio" };
-        let mut fio = judge("fio", "fio");
+        let mut fio = tool("fio", "fio");
         fio.args(["--name=job", "--allow_file_create=0", "--direct=1"]);
         // Options that only one engine knows must follow `--ioengine`.
         fio.args([&format!("--ioengine={engine}"), &self.0]).args(job);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::image::{Image, LUKS1, PASSPHRASE};
-use crate::process::{judge, run};
+use crate::process::{run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -17,7 +17,7 @@ const XTS: &str = "cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64";
 const ESSIV: &str = "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256";
 
 fn qemu_img(key: &Path, action: &str) -> Command {
-    let mut command = judge("qemu-img", "qemu-utils");
+    let mut command = tool("qemu-img", "qemu-utils");
     command.arg(action).arg("--object").arg(format!("secret,id=key,file={}", key.display()));
     command
 }
@@ -37,7 +37,7 @@ fn by_qemu(scratch: &Scratch, options: &str) -> (PathBuf, Vec<u8>, PathBuf) {
 }
 
 fn nbdcopy(from: &str, to: &str) {
-    run(judge("nbdcopy", "libnbd-bin").args(["--flush", from, to]), b"").passes();
+    run(tool("nbdcopy", "libnbd-bin").args(["--flush", from, to]), b"").passes();
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn what_qemu_wrote_reads_back_over_nbd_fuse_and_read() {
         let copy = scratch.path("copy");
         nbdcopy(&server.uri(), copy.to_str().expect("a path"));
         assert!(fs::read(&copy).expect("read") == plain);
-        run(judge("cmp", "diffutils").arg(server.file()).arg(scratch.path("plain")), b"").passes();
+        run(tool("cmp", "diffutils").arg(server.file()).arg(scratch.path("plain")), b"").passes();
         server.terminate();
     }
 }
@@ -68,11 +68,11 @@ fn read_by_others(scratch: &Scratch, image: &Path, key: &Path) -> [Vec<u8>; 2] {
     ));
     run(convert.arg(&of_qemu), b"").passes();
 
-    let mut nbdkit = judge("nbdkit", "nbdkit");
+    let mut nbdkit = tool("nbdkit", "nbdkit");
     nbdkit.args(["--unix", "-", "--filter=luks", "file"]).arg(image);
     nbdkit.arg(format!("passphrase=+{}", key.display()));
     nbdkit.arg("--run").arg(format!("nbdcopy \"$uri\" '{}'", of_nbdkit.display()));
-    judge("nbdcopy", "libnbd-bin");
+    tool("nbdcopy", "libnbd-bin");
     run(&mut nbdkit, b"").passes();
     [of_qemu, of_nbdkit].map(|path| fs::read(path).expect("read"))
 }
@@ -93,7 +93,7 @@ fn what_was_written_over_nbd_fuse_and_write_reads_back_with_qemu_and_nbdkit() {
     let new = Random(13).bytes(LEN as usize);
     let source = scratch.file("new", &new);
     let server = Server::start(&scratch, On::Both, &arguments);
-    let mut dd = judge("dd", "coreutils");
+    let mut dd = tool("dd", "coreutils");
     dd.arg(format!("if={}", source.display())).arg(format!("of={}", server.file().display()));
     run(dd.args(["bs=1M", "conv=notrunc,fsync"]), b"").passes();
     server.terminate();

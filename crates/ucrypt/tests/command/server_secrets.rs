@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::Pid;
 
 use crate::image::{DATA, Image, LUKS2, PASSPHRASE};
-use crate::process::{cryptsetup, judge, limited, run};
+use crate::process::{cryptsetup, limited, run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{On, Server};
 
@@ -121,7 +121,7 @@ fn with_umask_0_nobody_else_gives_orders_to_a_server_or_gets_at_its_volume() {
     }
     for served in ["nbd", "fuse", "loop"] {
         let name = scratch.unique();
-        let mut open = judge("sh", "dash");
+        let mut open = tool("sh", "dash");
         open.args(["-euc", "umask 0; exec \"$@\"", "sh", UCRYPT, "open"]).args(image.with_key());
         open.args([&name, "--as", served]).env("XDG_RUNTIME_DIR", scratch.path("run"));
         let path = run(&mut open, b"").text();
@@ -139,7 +139,7 @@ fn with_umask_0_nobody_else_gives_orders_to_a_server_or_gets_at_its_volume() {
         run(&mut as_nobody(&scratch, &["close", &name]), b"").refuses(2);
         run(&mut as_nobody(&scratch, &["resize", &name, "--size", "8"]), b"").refuses(2);
         if served != "nbd" {
-            let mut read = judge("setpriv", "util-linux");
+            let mut read = tool("setpriv", "util-linux");
             read.args(["--reuid=65534", "--regid=65534", "--clear-groups", "head", "-c", "1"]);
             run(read.arg(path.trim()), b"").exits(1);
         }

@@ -10,13 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::image::{DATA, Image, LUKS2};
 use crate::nbd_client::NbdClient;
-use crate::process::{Ran, judge, run};
+use crate::process::{Ran, run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{On, PATIENCE, Server, await_end, await_reader, await_that};
 
 /// The command, run by a shell that redirects something.
 fn redirected(scratch: &Scratch, redirection: &str, line: &[&str]) -> Ran {
-    let mut shell = judge("sh", "dash");
+    let mut shell = tool("sh", "dash");
     shell.arg("-c").arg(format!("exec \"$0\" \"$@\" {redirection}")).arg(UCRYPT).args(line);
     shell.env("XDG_RUNTIME_DIR", scratch.path("run"));
     run(&mut shell, b"some input\n")
@@ -161,11 +161,11 @@ fn a_write_that_does_not_fit_says_what_is_there_only_after_a_flush() {
     let scratch = Scratch::new();
     let small = scratch.path("small");
     std::fs::create_dir(&small).expect("a directory");
-    let mut mount = judge("mount", "mount");
+    let mut mount = tool("mount", "mount");
     run(mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&small), b"").passes();
     // Writes to a loop device end in the page cache; only the flush finds that there is no room.
     let backing = scratch.sparse("small/image", 4 << 20);
-    let mut losetup = judge("losetup", "mount");
+    let mut losetup = tool("losetup", "mount");
     let device = run(losetup.args(["--find", "--show"]).arg(&backing), b"").text();
     let mut write = scratch.ucrypt(&["write", "--type", "plain", "--volume-key-file"]);
     write.arg(scratch.file("key", &[7; 64])).arg(device.trim());
@@ -211,7 +211,7 @@ fn serve_can_be_ended_while_it_waits_for_a_passphrase() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let fifo = scratch.path("fifo");
-    run(judge("mkfifo", "coreutils").arg(&fifo), b"").passes();
+    run(tool("mkfifo", "coreutils").arg(&fifo), b"").passes();
     let mut serve = scratch.ucrypt_child(&["serve", "--nbd"]);
     serve.arg(format!("unix:{}", scratch.path("socket").display()));
     serve.arg(&image.path).arg("--key-file").arg(&fifo).stdin(Stdio::null());

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 
 use crate::image::{DATA, Image, LUKS2, PASSPHRASE};
-use crate::process::{judge, python, run};
+use crate::process::{python, run, tool};
 use crate::random::Random;
 use crate::scratch::{Scratch, UCRYPT};
 
@@ -33,7 +33,7 @@ fn write_does_not_look_for_a_passphrase_in_its_data() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let before = fs::read(&image.path).expect("read");
     let input = [PASSPHRASE, b"\ndata"].concat();
-    let mut write = judge("setsid", "util-linux");
+    let mut write = tool("setsid", "util-linux");
     write.args([OsStr::new("--wait"), UCRYPT.as_ref(), "write".as_ref()]).arg(&image.path);
     let message = run(&mut write, &input).refuses(1);
     assert!(message.contains("--key-file"), "{message}");

@@ -65,7 +65,7 @@ fn a_server_whose_file_is_unmounted_by_others_ends() {
     let file = server.open();
     std::os::unix::fs::FileExt::write_all_at(&file, b"kept", 5).expect("written");
     drop(file);
-    let mut umount = crate::process::judge("fusermount3", "fuse3");
+    let mut umount = crate::process::tool("fusermount3", "fuse3");
     run(umount.arg("-u").arg(server.file()), b"").passes();
     server.ends();
     let mut read = image.ucrypt(&scratch, "read");

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
 use crate::image::{DATA, Image, LUKS2};
-use crate::process::{judge, limited, run};
+use crate::process::{limited, run, tool};
 use crate::random::Random;
 use crate::scratch::{Scratch, UCRYPT};
 
@@ -20,7 +20,7 @@ fn scratch_of_nobody() -> (Scratch, Image) {
     scratch.file("data", &Random(71).bytes(300_000));
     // Copy in another process: a child that another test starts meanwhile could inherit our
     // descriptor that is open for writing, and then the copy would be busy.
-    run(judge("cp", "coreutils").arg(UCRYPT).arg(scratch.path("ucrypt")), b"").passes();
+    run(tool("cp", "coreutils").arg(UCRYPT).arg(scratch.path("ucrypt")), b"").passes();
     for entry in fs::read_dir(scratch.path("")).expect("a directory") {
         let path = entry.expect("an entry").path();
         chown(path, Some(NOBODY), Some(NOBODY)).expect("given away");
@@ -38,7 +38,7 @@ fn with_runtime(scratch: &Scratch, mut command: Command) -> Command {
 #[test]
 fn a_user_opens_and_serves_a_file_through_the_helper() {
     // The helper that mounts for users; without it this test cannot work.
-    judge("fusermount3", "fuse3");
+    tool("fusermount3", "fuse3");
     let (scratch, image) = scratch_of_nobody();
     let mut script = with_runtime(&scratch, limited("unshare"));
     script.args(["--mount", "--propagation", "private", "--", "sh", "-c"]);

@@ -15,7 +15,7 @@ use super::model::Model;
 use super::operation::{Abilities, By, Operation};
 use super::watchdog::Progress;
 use crate::aligned::Aligned;
-use crate::process::{judge, run};
+use crate::process::{run, tool};
 use crate::random::Random;
 
 /// The kind of export.
@@ -192,7 +192,7 @@ impl Client {
             Operation::Copy { from, to, len } => self.copy(from, to, len),
             Operation::Send { at, len } => self.send(at, len),
             Operation::Discard { at, len } => {
-                let mut discard = judge("blkdiscard", "util-linux");
+                let mut discard = tool("blkdiscard", "util-linux");
                 discard.args(["--offset", &at.to_string(), "--length", &len.to_string()]);
                 run(discard.arg(&self.path), b"").passes();
                 self.model.forget(at, len);

@@ -1,4 +1,4 @@
-//! Third-party clients as judges: libnbd's tools, fio and QEMU.
+//! Third-party clients as interop tools: libnbd's tools, fio and QEMU.
 
 use std::process::{Command, Output};
 
@@ -10,8 +10,8 @@ use crate::random::Random;
 
 const LEN: u64 = 64 << 20;
 
-/// Runs a judge; if it is missing, fails with the command that installs it.
-fn judge(program: &str, package: &str, arguments: &[&str]) -> Output {
+/// Runs an interop tool; if it is missing, fails with the command that installs it.
+fn tool(program: &str, package: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(program);
     command.args(arguments);
     // nbdsh starts the first python3 of the path; only Debian's has nbdsh's module.
@@ -26,9 +26,9 @@ fn judge(program: &str, package: &str, arguments: &[&str]) -> Output {
     }
 }
 
-/// As [`judge`], and the judge must succeed.
+/// As [`tool`], and the tool must succeed.
 fn passes(program: &str, package: &str, arguments: &[&str]) -> String {
-    let output = judge(program, package, arguments);
+    let output = tool(program, package, arguments);
     let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{program} {arguments:?}\n{stdout}\n{stderr}");
@@ -179,7 +179,7 @@ fn the_judges_reach_tcp_on_loopback() {
     let server = Server::start(aes(LEN, 512), &address, config).expect("a server");
     let uri = format!("{}/disk", server.uri());
     assert_eq!(passes("nbdinfo", "libnbd-bin", &["--size", &uri]).trim(), LEN.to_string());
-    let output = judge("nbdinfo", "libnbd-bin", &["--size", &format!("{}/tape", server.uri())]);
+    let output = tool("nbdinfo", "libnbd-bin", &["--size", &format!("{}/tape", server.uri())]);
     assert!(!output.status.success(), "another name is refused");
 
     let dir = tempfile::tempdir().expect("a directory");

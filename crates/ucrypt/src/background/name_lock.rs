@@ -17,25 +17,25 @@ use rustix::io::Errno;
 use super::{control, link};
 use crate::available;
 use crate::failure::Failure;
-use crate::runtime::Places;
+use crate::runtime::RuntimePaths;
 
 /// How long a server may take to start to answer, or to end after it was killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The names that only this process holds. Drop it to release them.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct NameLock {
     _name: Lock,
     _link: Option<Lock>,
 }
 
-impl Claim {
+impl NameLock {
     /// Claims the name, and its link if it is for a `device`. Removes what a killed server left of
     /// either.
-    pub(super) fn take(places: &Places, device: bool) -> Result<Self, Failure> {
-        let name = places.name();
+    pub(super) fn take(paths: &RuntimePaths, device: bool) -> Result<Self, Failure> {
+        let name = paths.name();
         let busy = || {
-            let status = control::ask(places, control::Request::Status);
+            let status = control::ask(paths, control::Request::Status);
             let closing = status.is_ok_and(|status| status["state"] != control::OPEN);
             Failure::busy(if closing {
                 format!("{name} is being closed, but still in use; it ends with its last user")
@@ -53,11 +53,11 @@ impl Claim {
             _ => Failure::device(format!("cannot lock {}: {error}", path.display())),
         };
         let lock =
-            Lock::wait(&places.lock(), places).map_err(|error| failed(&places.lock(), error))?;
+            Lock::wait(&paths.lock(), paths).map_err(|error| failed(&paths.lock(), error))?;
         let mut link = None;
         if device || link::exists(name) {
             let path = link::lock_path(name);
-            match link::prepare().and_then(|()| Lock::wait(&path, places)) {
+            match link::prepare().and_then(|()| Lock::wait(&path, paths)) {
                 Ok(lock) => {
                     link::remove_stale(name);
                     link = Some(lock).filter(|_| device);
@@ -67,7 +67,7 @@ impl Claim {
                 Err(_) => {}
             }
         }
-        places.clean_up();
+        paths.clean_up();
         Ok(Self { _name: lock, _link: link })
     }
 }
@@ -87,14 +87,14 @@ struct Lock {
 impl Lock {
     /// As [`Lock::take`], but waits up to [`PATIENCE`] for a holder that does not answer: the
     /// threads of a killed server do not all end at once.
-    fn wait(path: &Path, places: &Places) -> io::Result<Self> {
+    fn wait(path: &Path, paths: &RuntimePaths) -> io::Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let taken = Self::take(path);
             let is_busy =
                 taken.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
             let left = deadline.saturating_duration_since(Instant::now());
-            if !is_busy || left.is_zero() || control::is_answered(places, left) {
+            if !is_busy || left.is_zero() || control::is_answered(paths, left) {
                 return taken;
             }
             std::thread::sleep(Duration::from_millis(5));
