@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ucrypt_engine::{Buf, Done, Errno, Io, Queue, Rejected, Volume};
+use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected, Volume};
 
 use super::inbox::Inbox;
 use super::outbox::{Outbox, Reply, Sent};
@@ -59,13 +59,28 @@ const STOP: usize = 1;
 /// What a connection serves.
 pub(super) struct Service {
     pub(super) volume: Arc<Volume>,
-    pub(super) queue: Queue,
+    pub(super) means: Means,
     /// What the client was promised.
     pub(super) limits: Limits,
     /// Structured replies were negotiated.
     pub(super) structured: bool,
     /// Most requests that are taken before the first reply has left.
     pub(super) depth: u32,
+}
+
+/// What a connection needs of the system.
+pub(super) struct Means {
+    queue: Queue,
+    waiter: Waiter,
+}
+
+impl Means {
+    /// # Errors
+    /// The system has no memory or no descriptors left.
+    pub(super) fn new(volume: &Arc<Volume>, config: QueueConfig) -> io::Result<Self> {
+        let queue = volume.queue(config)?;
+        Ok(Self { waiter: Waiter::new(&queue)?, queue })
+    }
 }
 
 pub(super) struct Connection<'a> {
@@ -102,13 +117,10 @@ pub(super) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    /// # Errors
-    /// The system has no descriptors left.
-    pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> io::Result<Self> {
-        let Service { volume, queue, limits, structured, depth } = service;
+    pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> Self {
+        let Service { volume, means: Means { queue, waiter }, limits, structured, depth } = service;
         let depth = depth as usize;
-        let waiter = Waiter::new(&queue)?;
-        Ok(Self {
+        Self {
             socket: socket.as_fd(),
             stop,
             volume,
@@ -131,7 +143,7 @@ impl<'a> Connection<'a> {
             output_open: true,
             failure: None,
             give_up: None,
-        })
+        }
     }
 
     /// Serves until the input has ended and every request that was taken is done.

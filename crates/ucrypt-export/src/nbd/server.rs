@@ -12,7 +12,7 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 use ucrypt_engine::{QueueConfig, Volume};
 
 use super::address::{Address, AddressError, Listener};
-use super::connection::{Connection, ConnectionError, Service};
+use super::connection::{Connection, ConnectionError, Means, Service};
 use super::guests::{Admission, Guests};
 use super::handshake::{Export, Handshake};
 use super::negotiate::negotiate;
@@ -327,18 +327,21 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
             Handshake::refusing(export, why)
         }
     };
-    let mut place: Option<Admission<'_>> = None;
+    let mut admission: Option<Admission<'_>> = None;
+    let mut means = None;
+    // A client that was told that it is served must not fail for want of a descriptor.
     let admit = || {
-        place = guests.admit(number);
-        place.is_some()
+        admission = guests.admit(number);
+        means = admission.is_some().then(|| Means::new(volume, QUEUE));
+        matches!(means, Some(Ok(_)))
     };
     let timeout = config.handshake_timeout;
-    let Some(negotiated) = negotiate(socket.as_fd(), handshake, timeout, stop, admit)? else {
-        return Ok(());
-    };
+    let negotiated = negotiate(socket.as_fd(), handshake, timeout, stop, admit)?;
+    let means = means.transpose().map_err(ConnectionError::Queue)?;
+    let (Some(negotiated), Some(means)) = (negotiated, means) else { return Ok(()) };
     let service = Service {
         volume: Arc::clone(volume),
-        queue: volume.queue(QUEUE).map_err(ConnectionError::Queue)?,
+        means,
         limits: Limits {
             size: export.size,
             flags: negotiated.transmission_flags(export),
@@ -348,7 +351,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
         structured: negotiated.structured,
         depth: QUEUE.depth,
     };
-    Connection::new(socket, stop, service).map_err(ConnectionError::Queue)?.run()
+    Connection::new(socket, stop, service).run()
 }
 
 /// Why a client is not served; `None` if it is.
