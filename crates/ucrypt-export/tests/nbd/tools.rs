@@ -173,7 +173,7 @@ fn qemu_img_compares_equal_what_it_converted() {
 }
 
 #[test]
-fn the_judges_reach_tcp_on_loopback() {
+fn the_tools_reach_tcp_on_loopback() {
     let address: Address = "tcp:127.0.0.1:0".parse().expect("an address");
     let config = ServerConfig { export_name: "disk".into(), ..ServerConfig::default() };
     let server = Server::start(aes(LEN, 512), &address, config).expect("a server");
