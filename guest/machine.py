@@ -29,6 +29,26 @@ class GuestTimeout(GuestError):
     """The guest took longer than it was given."""
 
 
+class Limits:
+    """How long a guest may run, and how long it may print nothing; in seconds."""
+
+    def __init__(self, timeout_s, silence_s=None):
+        self.timeout_s, self.silence_s = timeout_s, silence_s or timeout_s
+        self.end = None
+
+    def begin(self):
+        self.end = time.monotonic() + self.timeout_s
+
+    def left_s(self):
+        """How long to wait for the next output."""
+        return max(0, min(self.end - time.monotonic(), self.silence_s))
+
+    def __str__(self):
+        if time.monotonic() >= self.end:
+            return f"after {self.timeout_s} s"
+        return f"because it printed nothing for {self.silence_s} s"
+
+
 def command(options, kernel, initramfs, results):
     """The command line of QEMU."""
     accel = "tcg,thread=multi" if options.accel == "tcg" else options.accel
@@ -54,7 +74,7 @@ def quoted(value):
     return str(value).replace(",", ",,")
 
 
-def run(line, timeout_s, results, out):
+def run(line, limits, results, out):
     """Boots, prints what the guest prints, and puts its /out into `out`, if that is given.
 
     Returns the exit status of its script.
@@ -63,9 +83,10 @@ def run(line, timeout_s, results, out):
     guarded = ["setpriv", "--pdeathsig", "KILL", "--", *line]
     with subprocess.Popen(guarded, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as qemu:
         try:
-            rest = pass_on(qemu.stdout, time.monotonic() + timeout_s)
+            limits.begin()
+            rest = pass_on(qemu.stdout, limits)
         except TimeoutError:
-            raise GuestTimeout(f"the guest was ended after {timeout_s} s") from None
+            raise GuestTimeout(f"the guest was ended {limits}") from None
         finally:
             qemu.kill()
     status = take_results(results, out)
@@ -75,13 +96,13 @@ def run(line, timeout_s, results, out):
     return status
 
 
-def pass_on(console, deadline):
+def pass_on(console, limits):
     """Prints what the console says between BEGINS and ENDS, up to its end. Returns the rest."""
     rest, text, is_script = "", "", False
     with selectors.DefaultSelector() as selector:
         selector.register(console, selectors.EVENT_READ)
         while True:
-            if not selector.select(max(0, deadline - time.monotonic())):
+            if not selector.select(limits.left_s()):
                 sys.stdout.write(rest + text)
                 sys.stdout.flush()
                 raise TimeoutError

@@ -48,6 +48,8 @@ def arguments(words=None):
         help="a raw image or a URL of QEMU (nbd+unix://...), as /dev/disk/NAME")
     add("--out", type=pathlib.Path, metavar="FOLDER", help="where the guest's /out goes")
     add("--timeout", type=float, default=120, metavar="SECONDS", help="for the boot too (120)")
+    add("--silence", type=float, metavar="SECONDS",
+        help="also end a guest that has printed nothing for this long")
     add("--memory", type=int, default=1024, metavar="MIB", help="of the guest (1024)")
     add("--cpus", type=int, default=2, metavar="N", help="of the guest (2)")
     add("--accel", choices=["tcg", "kvm"], default="tcg", help="tcg works everywhere (tcg)")
@@ -131,7 +133,8 @@ def run(options):
         with open(archive, "wb") as file:
             build(options, linux).write(file)
         line = machine.command(options, linux, archive, results)
-        return machine.run(line, options.timeout, results, options.out)
+        limits = machine.Limits(options.timeout, options.silence)
+        return machine.run(line, limits, results, options.out)
 
 
 def main():

@@ -85,6 +85,11 @@ class Guest(unittest.TestCase):
         self.assertEqual((done.stdout, done.returncode), ("before\n", 124), done)
         self.assertLess(time.monotonic() - begin, 40)
 
+    def test_silence_is_bounded_too(self):
+        done = self.run_guest("echo before; sleep 1000", "--timeout", "900", "--silence", "20")
+        self.assertEqual((done.stdout, done.returncode), ("before\n", 124), done)
+        self.assertIn("because it printed nothing for 20.0 s", done.stderr)
+
     def test_nothing_outlives_a_run_that_is_killed(self):
         for number in (signal.SIGTERM, signal.SIGKILL):
             command = self.command("echo up; sleep 1000", "--qemu", f"-name {self.folder.name}")

@@ -35,16 +35,31 @@ mount -t ext4 "$device" /mnt
 major=$(sum 10)
 minor=$(sum 8)
 
+# Tells the host that this machine still gets on.
+(
+    disk=$(basename "$(readlink -f /dev/disk/image)")
+    while sleep 2; do
+        written=$(awk '{ print $7 }' /sys/block/"$disk"/stat)
+        [ "$written" = "${before:-}" ] || echo "$written sectors written"
+        before=$written
+    done
+) &
+teller=$!
+
 end=$(($(date +%s) + $1))
 rounds=0
 while [ "$(date +%s)" -lt "$end" ] || [ "$rounds" = 0 ]; do
+    writers=""
     for writer in 1 2 3 4; do
         # Together the writers write twice the memory that is left.
         yes "$writer $rounds" | head -c 50m | tee /mnt/"$writer" | md5sum > /tmp/"$writer" &
+        writers="$writers $!"
         # Small files make metadata dirty, too.
         (mkdir -p /mnt/d"$writer"; for i in $(seq 100); do echo "$i" > /mnt/d"$writer"/"$i"; done) &
+        writers="$writers $!"
     done
-    wait
+    # shellcheck disable=SC2086 # a list of process ids
+    wait $writers
     for writer in 1 2 3 4; do
         md5sum < /mnt/"$writer" | cmp - /tmp/"$writer" || fail "file $writer is another"
     done
@@ -55,6 +70,7 @@ sync
 echo "$rounds rounds; page faults: $(($(sum 10) - major)) major, $(($(sum 8) - minor)) minor"
 [ "$(sum 10)" = "$major" ] || fail "the server had to wait for pages"
 dmesg | grep -iE 'blocked for more|out of memory|page allocation failure' && fail "see above"
+kill "$teller"
 umount /mnt
 ucrypt close volume
 echo passed
