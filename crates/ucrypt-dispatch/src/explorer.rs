@@ -12,6 +12,7 @@
 //! offloaded, all offloaded where no worker could pay off.
 
 use crate::request::Op;
+use crate::trials::Trials;
 
 /// What decides about the requests of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,123 +51,6 @@ const EPOCH_NS_MIN: u64 = 100_000;
 
 /// An epoch with this many times the minimum requests ends however many are in flight.
 const ENOUGH: u32 = 4;
-
-/// A trial ends after this many epochs, after this many nanoseconds, or when the arm takes this
-/// many times as long as the best one.
-const TRIAL_EPOCHS: u32 = 4;
-const TRIAL_NS: u64 = 10_000_000;
-const HOPELESS: f64 = 1.5;
-
-/// Epochs until an arm that has lost is tried again: the first pause, and the longest.
-const PAUSE_EPOCHS: u32 = 512;
-const PAUSE_EPOCHS_MAX: u32 = 8192;
-/// Lengthens the pause of a slow arm, so that trials cost less than 1 %: an arm that takes twice as
-/// long pauses for `1 + DEAR` times as many epochs.
-const DEAR: f64 = 8.0;
-
-/// 2 % hysteresis: another arm has to be faster by this factor.
-const BETTER: f64 = 0.98;
-
-/// Weight of a new result, if better and if worse. A worse result is capped at this multiple of the
-/// present value: a stall says nothing about an arm.
-const WEIGHT_BETTER: f64 = 0.5;
-const WEIGHT_WORSE: f64 = 0.125;
-const WORSE_MAX: f64 = 1.25;
-
-/// Shortest pause, in epochs, of an arm that cannot pay off now or does the same as the model.
-const PAUSE_EPOCHS_MIN: u32 = 2;
-
-/// Results of one arm under one load.
-#[derive(Debug, Clone, Copy, Default)]
-struct Outcome {
-    /// Moving average of [`Epoch::each_ns`]; 0: never tried.
-    each_ns: f64,
-    /// Epochs and nanoseconds of the arm since its last trial began.
-    epochs: u32,
-    spent_ns: u64,
-    /// Epochs until the arm is tried again, and its base pause when it last lost; 0 if it did not
-    /// lose.
-    pause: u32,
-    paused: u32,
-}
-
-impl Outcome {
-    const NEVER: Self = Self { each_ns: 0.0, epochs: 0, spent_ns: 0, pause: 0, paused: 0 };
-
-    fn add(&mut self, epoch: &Epoch) {
-        self.epochs = self.epochs.saturating_add(1);
-        self.spent_ns = self.spent_ns.saturating_add(epoch.spent_ns);
-        let each_ns = epoch.each_ns();
-        let was = self.each_ns;
-        self.each_ns = match each_ns {
-            first if was == 0.0 => first,
-            better if better < was => was + (better - was) * WEIGHT_BETTER,
-            worse => was + (worse.min(was * WORSE_MAX) - was) * WEIGHT_WORSE,
-        };
-    }
-
-    /// The arm has lost against one that takes `best_ns`: sets its pause.
-    fn lose(&mut self, best_ns: f64) {
-        self.paused = (2 * self.paused).clamp(PAUSE_EPOCHS, PAUSE_EPOCHS_MAX);
-        let behind = (self.each_ns / best_ns - 1.0).max(0.0);
-        #[expect(clippy::cast_sign_loss, reason = "no factor is negative")]
-        let pause = (f64::from(self.paused) * (1.0 + DEAR * behind)) as u32;
-        self.pause = pause;
-    }
-
-    /// The arm cannot pay off now. It keeps its pause, as the model may move around the point where
-    /// the arm could.
-    fn suspend(&mut self) {
-        let pause = self.pause.max(PAUSE_EPOCHS_MIN);
-        *self = Self { pause, paused: self.paused, ..Self::NEVER };
-    }
-}
-
-/// Results of every arm under one load.
-#[derive(Debug, Clone, Copy)]
-struct Record {
-    outcomes: [Outcome; ARMS.len()],
-    best: Arm,
-}
-
-impl Record {
-    const NEW: Self = Self { outcomes: [Outcome::NEVER; ARMS.len()], best: Arm::Model };
-
-    /// The arm does the same as the model now: nothing to try.
-    fn equate(&mut self, arm: Arm) {
-        let model = self.outcomes[Arm::Model as usize];
-        self.outcomes[arm as usize] = Outcome { pause: PAUSE_EPOCHS_MIN, paused: 0, ..model };
-    }
-
-    /// The arm of the next epoch, after one of `now`.
-    fn next(&mut self, now: Arm) -> Arm {
-        let each_ns = |arm: Arm| match self.outcomes[arm as usize].each_ns {
-            0.0 => f64::INFINITY,
-            ns if arm == self.best => ns * BETTER,
-            ns => ns,
-        };
-        let best = ARMS.into_iter().min_by(|&a, &b| each_ns(a).total_cmp(&each_ns(b)));
-        self.best = best.unwrap_or(now);
-        let best_ns = self.outcomes[self.best as usize].each_ns;
-        let Outcome { each_ns, epochs, spent_ns, .. } = self.outcomes[now as usize];
-        if epochs < TRIAL_EPOCHS && spent_ns < TRIAL_NS && each_ns < best_ns * HOPELESS {
-            return now;
-        }
-        for (arm, outcome) in ARMS.into_iter().zip(&mut self.outcomes) {
-            outcome.pause = outcome.pause.saturating_sub(1);
-            if arm == self.best {
-                (outcome.pause, outcome.paused) = (0, 0);
-            } else if outcome.each_ns > 0.0 && (arm == now || outcome.paused == 0) {
-                outcome.lose(best_ns);
-            }
-        }
-        let due = |arm: &Arm| *arm != self.best && self.outcomes[*arm as usize].pause == 0;
-        let Some(due) = ARMS.into_iter().find(due) else { return self.best };
-        let tried = &mut self.outcomes[due as usize];
-        (tried.epochs, tried.spent_ns) = (0, 0);
-        due
-    }
-}
 
 /// Lower bounds of the load classes: mean length in bytes, and depth.
 const LENGTHS: [f64; 4] = [6e3, 24e3, 96e3, 384e3];
@@ -250,7 +134,7 @@ impl Epoch {
 #[derive(Debug)]
 pub(crate) struct Explorer {
     /// Boxed to keep them apart from the data used for each request.
-    records: Box<[Record; LOADS]>,
+    records: Box<[Trials<{ ARMS.len() }>; LOADS]>,
     arm: Arm,
     /// How often the arm has changed.
     changes: u32,
@@ -271,7 +155,7 @@ pub(crate) struct Explorer {
 impl Explorer {
     pub(crate) fn new() -> Self {
         Self {
-            records: Box::new([Record::NEW; LOADS]),
+            records: Box::new([Trials::NEW; LOADS]),
             arm: Arm::Model,
             changes: 0,
             left_over: 0,
@@ -392,18 +276,18 @@ impl Explorer {
 
     /// Records an epoch; returns the arm of the next one.
     fn judge(&mut self, epoch: &Epoch, load: &Load, may_offload: bool) -> Arm {
-        let record = &mut self.records[load.class()];
-        record.outcomes[self.arm as usize].add(epoch);
+        let trials = &mut self.records[load.class()];
+        trials.add(self.arm as usize, epoch.each_ns(), epoch.spent_ns);
         if self.arm == Arm::Model && epoch.offloaded == 0 {
-            record.equate(Arm::AllInline);
+            trials.equate(Arm::AllInline as usize);
         }
         if self.arm == Arm::Model && epoch.reshaped == 0 {
-            record.equate(Arm::Coarse);
+            trials.equate(Arm::Coarse as usize);
         }
         if !may_offload {
-            record.outcomes[Arm::AllOffload as usize].suspend();
+            trials.suspend(Arm::AllOffload as usize);
         }
-        record.next(self.arm)
+        ARMS[trials.next(self.arm as usize)]
     }
 }
 
@@ -560,7 +444,7 @@ mod tests {
             explorer.pass(now_ns + 1000, 1);
             explorer.end(Op::Read, 4096, explorer.changes());
         }
-        assert!(explorer.records.iter().all(|record| record.outcomes[0].each_ns == 0.0));
+        assert!(explorer.records.iter().all(Trials::is_new));
     }
 
     #[test]
@@ -610,6 +494,6 @@ mod tests {
             let op = if round % 8 == 0 { Op::Flush } else { Op::Read };
             explorer.end(op, 4096, explorer.changes());
         }
-        assert!(explorer.records.iter().all(|record| record.outcomes[0].each_ns == 0.0));
+        assert!(explorer.records.iter().all(Trials::is_new));
     }
 }

@@ -18,7 +18,7 @@
 //! - [`policy`]: what should happen: the trait;
 //! - [`fixed`]: dm-crypt's policies, and rules that other systems set by hand;
 //! - `adaptive`: decides by a cost model (`cost_model`) based on measured [`estimates`], and by
-//!   trials (`explorer`); its constants are in `tuning`;
+//!   trials (`explorer`, `trials`); its constants are in `tuning`;
 //! - [`config`]: selects the policies of a queue.
 
 #![forbid(unsafe_code)]
@@ -36,6 +36,7 @@ pub mod policy;
 mod ready;
 mod request;
 mod slab;
+mod trials;
 mod tuning;
 
 pub use adaptive::Explored;

@@ -1,0 +1,131 @@
+//! Compares ways to do the same work (*arms*) by the time that each takes, while the work goes on.
+//!
+//! The work is done in epochs, each by one arm. The arm with the shortest time per piece of work
+//! continues. The others are tried again after a pause that doubles each time they lose.
+
+/// A trial ends after this many epochs, after this many nanoseconds, or when the arm takes this
+/// many times as long as the best one.
+const TRIAL_EPOCHS: u32 = 4;
+const TRIAL_NS: u64 = 10_000_000;
+const HOPELESS: f64 = 1.5;
+
+/// Epochs until an arm that has lost is tried again: the first pause, and the longest.
+const PAUSE_EPOCHS: u32 = 512;
+const PAUSE_EPOCHS_MAX: u32 = 8192;
+/// Lengthens the pause of a slow arm, so that trials cost less than 1 %: an arm that takes twice as
+/// long pauses for `1 + DEAR` times as many epochs.
+const DEAR: f64 = 8.0;
+
+/// 2 % hysteresis: another arm has to be faster by this factor.
+const BETTER: f64 = 0.98;
+
+/// Weight of a new result, if better and if worse. A worse result is capped at this multiple of the
+/// present value: a stall says nothing about an arm.
+const WEIGHT_BETTER: f64 = 0.5;
+const WEIGHT_WORSE: f64 = 0.125;
+const WORSE_MAX: f64 = 1.25;
+
+/// Shortest pause, in epochs, of an arm that cannot pay off now or does the same as the first.
+const PAUSE_EPOCHS_MIN: u32 = 2;
+
+/// Results of one arm.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcome {
+    /// Moving average of the time per piece of work; 0: never tried.
+    each_ns: f64,
+    /// Epochs and nanoseconds of the arm since its last trial began.
+    epochs: u32,
+    spent_ns: u64,
+    /// Epochs until the arm is tried again, and its base pause when it last lost; 0 if it did not
+    /// lose.
+    pause: u32,
+    paused: u32,
+}
+
+impl Outcome {
+    const NEVER: Self = Self { each_ns: 0.0, epochs: 0, spent_ns: 0, pause: 0, paused: 0 };
+
+    fn add(&mut self, each_ns: f64, spent_ns: u64) {
+        self.epochs = self.epochs.saturating_add(1);
+        self.spent_ns = self.spent_ns.saturating_add(spent_ns);
+        let was = self.each_ns;
+        self.each_ns = match each_ns {
+            first if was == 0.0 => first,
+            better if better < was => was + (better - was) * WEIGHT_BETTER,
+            worse => was + (worse.min(was * WORSE_MAX) - was) * WEIGHT_WORSE,
+        };
+    }
+
+    /// The arm has lost against one that takes `best_ns`: sets its pause.
+    fn lose(&mut self, best_ns: f64) {
+        self.paused = (2 * self.paused).clamp(PAUSE_EPOCHS, PAUSE_EPOCHS_MAX);
+        let behind = (self.each_ns / best_ns - 1.0).max(0.0);
+        #[expect(clippy::cast_sign_loss, reason = "no factor is negative")]
+        let pause = (f64::from(self.paused) * (1.0 + DEAR * behind)) as u32;
+        self.pause = pause;
+    }
+}
+
+/// Results of every arm under one load, by the arm's number. The first arm is the default.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trials<const ARMS: usize> {
+    outcomes: [Outcome; ARMS],
+    best: usize,
+}
+
+impl<const ARMS: usize> Trials<ARMS> {
+    /// Nothing was tried yet.
+    pub(crate) const NEW: Self = Self { outcomes: [Outcome::NEVER; ARMS], best: 0 };
+
+    /// Adds the result of an epoch: the time per piece of work, and in all.
+    pub(crate) fn add(&mut self, arm: usize, each_ns: f64, spent_ns: u64) {
+        self.outcomes[arm].add(each_ns, spent_ns);
+    }
+
+    /// The arm does the same as the first one now: nothing to try.
+    pub(crate) fn equate(&mut self, arm: usize) {
+        self.outcomes[arm] = Outcome { pause: PAUSE_EPOCHS_MIN, paused: 0, ..self.outcomes[0] };
+    }
+
+    /// The arm cannot pay off now. It keeps its pause, because this may change often.
+    pub(crate) fn suspend(&mut self, arm: usize) {
+        let Outcome { pause, paused, .. } = self.outcomes[arm];
+        let pause = pause.max(PAUSE_EPOCHS_MIN);
+        self.outcomes[arm] = Outcome { pause, paused, ..Outcome::NEVER };
+    }
+
+    /// The arm of the next epoch, after one of `now`.
+    pub(crate) fn next(&mut self, now: usize) -> usize {
+        let each_ns = |arm: usize| match self.outcomes[arm].each_ns {
+            0.0 => f64::INFINITY,
+            ns if arm == self.best => ns * BETTER,
+            ns => ns,
+        };
+        let best = (0..ARMS).min_by(|&a, &b| each_ns(a).total_cmp(&each_ns(b)));
+        self.best = best.unwrap_or(now);
+        let best_ns = self.outcomes[self.best].each_ns;
+        let Outcome { each_ns, epochs, spent_ns, .. } = self.outcomes[now];
+        if epochs < TRIAL_EPOCHS && spent_ns < TRIAL_NS && each_ns < best_ns * HOPELESS {
+            return now;
+        }
+        for (arm, outcome) in self.outcomes.iter_mut().enumerate() {
+            outcome.pause = outcome.pause.saturating_sub(1);
+            if arm == self.best {
+                (outcome.pause, outcome.paused) = (0, 0);
+            } else if outcome.each_ns > 0.0 && (arm == now || outcome.paused == 0) {
+                outcome.lose(best_ns);
+            }
+        }
+        let due = |arm: &usize| *arm != self.best && self.outcomes[*arm].pause == 0;
+        let Some(due) = (0..ARMS).find(due) else { return self.best };
+        let tried = &mut self.outcomes[due];
+        (tried.epochs, tried.spent_ns) = (0, 0);
+        due
+    }
+
+    /// Whether nothing was tried yet.
+    #[cfg(test)]
+    pub(crate) fn is_new(&self) -> bool {
+        self.outcomes.iter().all(|outcome| outcome.each_ns == 0.0)
+    }
+}
