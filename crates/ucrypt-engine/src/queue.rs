@@ -18,6 +18,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ucrypt_backend::{Buf, Errno, Pool};
 use ucrypt_dispatch::{
@@ -54,6 +55,17 @@ pub struct QueueConfig {
     pub depth: u32,
 }
 
+/// Whether the owner of a queue can put entries on its ring, and how many are under way at most.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum OwnersEntries {
+    /// None.
+    No,
+    /// This many, if the backend has a ring; otherwise none.
+    IfBackendHasRing(u32),
+    /// This many, on a ring of the queue's own if the backend has none.
+    Always(u32),
+}
+
 /// See the module's contract.
 pub struct Queue {
     volume: Arc<Volume>,
@@ -83,6 +95,10 @@ pub struct Queue {
     clients_here: bool,
     /// See [`Queue::set_reads_in_place`].
     reads_in_place: bool,
+    /// The volume counts this queue as busy.
+    is_busy: bool,
+    /// See [`Queue::alone`].
+    alone: u32,
     /// Whether the volume counts this queue as awake.
     awake: bool,
     /// The backend carries out each operation within `submit`.
@@ -118,6 +134,9 @@ const MACHINE_REQUESTS_EACH: u32 = 3;
 /// Maximum memory of an edge, in bytes: its sector, and the new bytes.
 const EDGE_BYTES: usize = 2 * 4096;
 
+/// Requests in a row that were alone in flight, after which the next one will probably be, too.
+const ALONE_MIN: u32 = 8;
+
 /// Minimum number of chunks: room for one request of 32 MiB.
 const CHUNKS_MIN: u32 = 32;
 
@@ -125,7 +144,7 @@ impl Queue {
     pub(crate) fn new(
         volume: Arc<Volume>,
         config: QueueConfig,
-        ring_entries: u32,
+        entries: OwnersEntries,
         counters: Arc<Counters>,
     ) -> std::io::Result<Self> {
         let depth = config.depth.clamp(1, 4096);
@@ -155,11 +174,17 @@ impl Queue {
         );
         volume.calibration.teach(machine.policy_mut().estimates_mut());
         // If the backend has a ring, the ring's size follows the depth of the backend's queue.
-        let mut backend = volume.backend.queue(chunks + ring_entries)?;
-        let ring = match (ring_entries, backend.guest()) {
-            (0, _) => RingOf::Nobody,
+        let more = match entries {
+            OwnersEntries::No => 0,
+            OwnersEntries::IfBackendHasRing(more) | OwnersEntries::Always(more) => more,
+        };
+        let mut backend = volume.backend.queue(chunks + more)?;
+        let ring = match (entries, backend.guest()) {
+            (OwnersEntries::No, _) | (OwnersEntries::IfBackendHasRing(_), None) => RingOf::Nobody,
             (_, Some(_)) => RingOf::Backend,
-            (entries, None) => RingOf::Queue(Box::new(sleep::own_ring(entries)?)),
+            (OwnersEntries::Always(entries), None) => {
+                RingOf::Queue(Box::new(sleep::own_ring(entries)?))
+            }
         };
         let own_ring = if let RingOf::Queue(ring) = &ring { Some(ring.fd()) } else { None };
         let wakers = Wakers::new(volume.workers.is_some(), backend.fd(), own_ring)?;
@@ -184,6 +209,8 @@ impl Queue {
             urgency: Urgency::Normal,
             clients_here: false,
             reads_in_place: false,
+            is_busy: false,
+            alone: ALONE_MIN,
             awake: false,
             synchronous: limits.synchronous,
             environment: Environment::default(),
@@ -229,12 +256,21 @@ impl Queue {
         self.reads_in_place = in_place;
     }
 
+    /// How many requests in a row arrived while no other request of the volume was in flight;
+    /// `None` if so few that the next one may well have company.
+    pub fn alone(&self) -> Option<u32> {
+        Some(self.alone).filter(|&alone| alone >= ALONE_MIN)
+    }
+
     /// Accepts a request, or refuses it and does not touch its memory. The answer carries `tag`.
     pub fn submit<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<(), Rejected<'a>> {
         if self.free.is_empty() {
             return Err(Rejected::Busy(io));
         }
+        let is_first = self.in_flight() == 0;
         let borrowed = self.plan(tag, io)?;
+        let is_alone = is_first && self.set_busy(true);
+        self.alone = if is_alone { self.alone.saturating_add(1) } else { 0 };
         self.start(borrowed);
         Ok(())
     }
@@ -274,7 +310,20 @@ impl Queue {
 
     /// Takes the next answer.
     pub fn next_done(&mut self) -> Option<Done> {
-        self.done.pop_front()
+        let done = self.done.pop_front()?;
+        if self.in_flight() == 0 {
+            self.set_busy(false);
+        }
+        Some(done)
+    }
+
+    /// Tells the volume whether this queue has requests in flight. Returns whether no other has any.
+    fn set_busy(&mut self, busy: bool) -> bool {
+        match (std::mem::replace(&mut self.is_busy, busy), busy) {
+            (false, true) => self.volume.busy.fetch_add(1, Ordering::Relaxed) == 0,
+            (true, false) => self.volume.busy.fetch_sub(1, Ordering::Relaxed) == 1,
+            _ => false,
+        }
     }
 
     /// Whether there is an answer to take.
@@ -308,6 +357,7 @@ impl Drop for Queue {
         // Workers use only the buffers of their jobs, and may finish after this queue is gone.
         drop(self.backend.take());
         self.set_awake(false);
+        self.set_busy(false);
         for request in self.requests.iter().filter(|request| !request.range.is_empty()) {
             match (request.locked, request.mode) {
                 (true, mode) => self.volume.locks.unlock(&request.range, mode),

@@ -10,7 +10,7 @@ use ucrypt_dispatch::{Fixed, Policies, PolicyKind};
 use crate::calibrate::Calibration;
 use crate::counters::{Counters, Decisions, Totals};
 use crate::executor::{Clock, Executor, Monotonic, WorkerPool};
-use crate::queue::{Queue, QueueConfig};
+use crate::queue::{OwnersEntries, Queue, QueueConfig};
 use crate::range_lock::RangeLock;
 use crate::segments::{CipherModel, Segment, Segments};
 use crate::workers::Workers;
@@ -131,6 +131,8 @@ pub struct Volume {
     /// Number of queues that keep a core busy.
     awake: AtomicU32,
     pub(crate) calibration: Calibration,
+    /// Number of queues with requests in flight.
+    pub(crate) busy: AtomicU32,
     info: VolumeInfo,
     /// The present length in bytes; `info.len` is the initial length.
     len: AtomicU64,
@@ -212,6 +214,7 @@ impl Volume {
         Ok(Self {
             backend,
             calibration,
+            busy: AtomicU32::new(0),
             segments,
             starts,
             locks: RangeLock::new(),
@@ -282,7 +285,7 @@ impl Volume {
 
     /// A new queue, for one thread.
     pub fn queue(self: &Arc<Self>, config: QueueConfig) -> io::Result<Queue> {
-        self.queue_with_ring(config, 0)
+        self.new_queue(config, OwnersEntries::No)
     }
 
     /// A new queue whose [`Queue::ring`] has room for `entries` entries of its owner under way.
@@ -293,6 +296,27 @@ impl Volume {
         self: &Arc<Self>,
         config: QueueConfig,
         entries: u32,
+    ) -> io::Result<Queue> {
+        self.new_queue(config, OwnersEntries::Always(entries))
+    }
+
+    /// The same if the backend has a ring; otherwise [`Queue::ring`] is `None`. For owners that
+    /// only gain from a ring which they share with the backend.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn queue_on_backend_ring(
+        self: &Arc<Self>,
+        config: QueueConfig,
+        entries: u32,
+    ) -> io::Result<Queue> {
+        self.new_queue(config, OwnersEntries::IfBackendHasRing(entries))
+    }
+
+    fn new_queue(
+        self: &Arc<Self>,
+        config: QueueConfig,
+        entries: OwnersEntries,
     ) -> io::Result<Queue> {
         let counters = Arc::new(Counters::default());
         let queue = Queue::new(self.clone(), config, entries, counters.clone())?;

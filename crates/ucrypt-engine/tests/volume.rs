@@ -202,6 +202,43 @@ fn what_is_read_ahead_goes_to_workers_and_what_is_polled_for_does_not() {
 }
 
 #[test]
+fn a_queue_is_alone_while_its_requests_come_one_at_a_time_and_no_other_queue_has_any() {
+    for (name, backend, _dir) in backends(4 * MIB) {
+        let volume = volume(backend, MIB, 2 * MIB, 512);
+        let [mut one, mut other] = [(); 2].map(|()| volume.queue(CONFIG).unwrap());
+        let lone = |queue: &mut Queue| assert_eq!(run(queue, Io::read(0, 4096)).result, Ok(()));
+        for _ in 0..8 {
+            lone(&mut one);
+        }
+        assert!(one.alone() >= Some(8), "{name}");
+        // Another queue has a request.
+        other.submit(1, Io::read(8192, 4096)).unwrap();
+        lone(&mut one);
+        assert_eq!(one.alone(), None, "{name}");
+        // The same, if that queue ends.
+        drop(other);
+        for _ in 0..7 {
+            lone(&mut one);
+            assert_eq!(one.alone(), None, "{name}");
+        }
+        lone(&mut one);
+        assert_eq!(one.alone(), Some(8), "{name}");
+        // Two requests at a time.
+        one.submit(1, Io::read(0, 4096)).unwrap();
+        one.submit(2, Io::read(4096, 4096)).unwrap();
+        assert_eq!(one.alone(), None, "{name}");
+        while one.in_flight() > 0 {
+            one.wait().unwrap();
+            one.next_done();
+        }
+        for _ in 0..8 {
+            lone(&mut one);
+        }
+        assert_eq!(one.alone(), Some(8), "{name}");
+    }
+}
+
+#[test]
 fn the_backend_sees_ciphertext_and_the_sectors_lie_where_the_segment_says() {
     let backend = Arc::new(memory(MIB).unwrap());
     let volume = volume(backend.clone(), 65536, 131_072, 512);

@@ -196,6 +196,11 @@ impl Queue {
         }
     }
 
+    /// The thread that drives this queue is about to sleep elsewhere; nothing is in flight.
+    pub fn rest(&mut self) {
+        self.set_awake(false);
+    }
+
     /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call this after
     /// [`Queue::poll`], right before poll(2).
     pub fn may_sleep(&mut self) -> bool {

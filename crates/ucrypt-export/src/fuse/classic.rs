@@ -5,13 +5,19 @@
 //! buffer they arrived in.
 //!
 //! In each round the thread takes the requests that are there, up to some kilobytes, and sends the
-//! answers together ([`Answers`]). Over a backend that completes at once, it then sleeps in a read
-//! of a blocking descriptor, and takes further requests from a second, non-blocking one. Otherwise
-//! it sleeps until there is a request or a completion of the backend. It holds at most its queue's
-//! memory and depth: when a request finds no room, it takes no more until something completes.
+//! answers together ([`Answers`]). It holds at most its queue's memory and depth: when a request
+//! finds no room, it takes no more until something completes. There are three ways to sleep:
+//!
+//! - In a read of a blocking descriptor, if nothing is in flight. Further requests are then taken
+//!   from a second descriptor, which does not block.
+//! - For the queue only, over a backend that completes at once, or if the requests can be left to
+//!   another thread ([`Peer`]). A lone request so takes three system calls: the read, one that
+//!   hands it to the backend and sleeps, and the answer.
+//! - For the queue and for requests.
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
@@ -20,10 +26,11 @@ use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
 use super::answers::{Answers, Payload};
 use super::device::{Device, FRONT_LEN, Received, arguments};
 use super::file::{Outcome, VolumeFile};
+use super::peers::Peer;
 use super::{DEPTH, REQUEST_MAX};
 use crate::backlog::Submitter;
 use crate::table::Table;
-use crate::waiter::{EventFlags, Waiter, sleep_for_queue};
+use crate::waiter::{EventFlags, Waiter};
 
 /// Memory for one receive buffer and for the requests in flight.
 const QUEUE: QueueConfig = QueueConfig { memory: 32 << 20, depth: DEPTH };
@@ -37,6 +44,9 @@ const ROUND_BYTES: usize = 64 << 10;
 
 /// Most requests that a thread takes in a round; the rest are for the other threads.
 const ROUND_MAX: usize = 16;
+
+/// One in this many requests that will probably be alone is followed by a look for another one.
+const LOOK_EVERY: u32 = 16;
 
 /// A request that the engine has.
 #[derive(Clone, Copy)]
@@ -71,9 +81,11 @@ pub(super) enum Work {
 
 pub(super) struct Classic {
     file: Arc<VolumeFile>,
-    /// The first one blocks if the backend completes at once. The last one does not block, unless
-    /// it is the first.
+    /// The last one does not block, unless it is the only one and there is no waiter.
     devices: Vec<Device>,
+    /// The first of the devices blocks.
+    blocks: bool,
+    peer: Peer,
     answers: Answers,
     queue: Queue,
     under_way: Table<Pending>,
@@ -81,7 +93,7 @@ pub(super) struct Classic {
     buffer: Option<Buf>,
     /// Requests for which the engine had no room. While there are any, the thread takes no more.
     backlog: VecDeque<(Pending, Work)>,
-    /// Waits for a request or a completion. `None`: the thread waits for requests only.
+    /// `None` over a backend that completes at once.
     waiter: Option<Waiter>,
     /// Bytes of the reads and writes of this round.
     round_bytes: usize,
@@ -89,23 +101,21 @@ pub(super) struct Classic {
 }
 
 impl Classic {
-    pub(super) fn new(file: Arc<VolumeFile>, device: Device) -> io::Result<Self> {
-        let mut queue = file.volume.queue(QUEUE)?;
+    pub(super) fn new(file: Arc<VolumeFile>, device: Device, peer: Peer) -> io::Result<Self> {
+        let (mut queue, waiter) = queue(&file)?;
         let mut devices = vec![device];
-        let waiter = if file.volume.info().synchronous {
-            if let Some(quick) = devices[0].separate() {
-                quick.set_nonblocking()?;
-                devices.push(quick);
-            }
-            None
-        } else {
-            devices[0].set_nonblocking()?;
-            Some(waiter(&devices[0], &queue)?)
-        };
+        let quick = devices[0].separate();
+        let blocks = quick.is_some() || waiter.is_none();
+        devices.extend(quick);
+        if devices.len() > 1 || !blocks {
+            devices[devices.len() - 1].set_nonblocking()?;
+        }
         Ok(Self {
             buffer: queue.alloc(REQUEST_MAX as usize),
             file,
             devices,
+            blocks,
+            peer,
             answers: Answers::new(),
             queue,
             under_way: Table::new(DEPTH as usize),
@@ -119,42 +129,64 @@ impl Classic {
     /// Serves until the file is no longer mounted.
     pub(super) fn run(mut self) {
         while !(self.gone && self.under_way.len() == 0) {
-            let mut progress = self.take_requests();
+            let (taken, more) = self.take_requests();
+            let sleeps = self.waiter.is_some() && !more && self.answers.is_empty();
             // After a return, the last descriptor is closed and the kernel gives up the rest.
-            if self.queue.poll().is_err() && self.renew().is_err() {
+            let polled = if sleeps { self.sleep() } else { self.queue.poll() };
+            if polled.is_err() && self.renew().is_err() {
                 return;
             }
-            progress |= self.answer_done();
+            let progress = self.answer_done() || taken || !self.answers.is_empty();
             self.answers.send(&self.devices);
-            if !progress && self.sleep().is_err() && self.renew().is_err() {
+            let waits = self.waiter.is_none() && !progress;
+            if waits && self.queue.wait().is_err() && self.renew().is_err() {
                 return;
             }
         }
     }
 
     /// Takes requests until there are none, there is no room, or it is time to answer. Returns
-    /// whether there were any. Sleeps until the first one if nothing else can happen.
-    fn take_requests(&mut self) -> bool {
+    /// whether there were any, and whether there may be more. Sleeps until the first one if
+    /// nothing else can happen.
+    fn take_requests(&mut self) -> (bool, bool) {
         self.submit_waiting();
-        let quick = self.devices.len() - 1;
-        let never_blocks = self.waiter.is_some() || quick > 0;
-        let somebody_waits = self.under_way.len() > 0 || !self.answers.is_empty();
-        let mut device = if somebody_waits { quick } else { 0 };
-        let mut taken = 0;
         self.round_bytes = 0;
-        if self.waiter.is_none() && !somebody_waits {
-            // Tells the queue that the thread may sleep, in `receive`.
-            let _ = self.queue.may_sleep();
-        }
-        while self.takes_more() && (never_blocks || !somebody_waits) {
-            let received = self.take_request(device);
-            taken += usize::from(received != Received::Nothing);
-            if received == Received::Nothing || !never_blocks || taken == ROUND_MAX {
-                break;
+        let mut taken = 0;
+        if self.is_idle() && self.may_block() && self.takes_more() {
+            self.queue.rest();
+            if self.take_request(0) == Received::Nothing {
+                return (false, true);
             }
-            device = quick;
+            taken = 1;
         }
-        taken > 0
+        let quick = self.devices.len() - 1;
+        let never_blocks = quick > 0 || !self.blocks;
+        loop {
+            let alone = self.queue.alone();
+            if taken > 0 && alone.is_some_and(|alone| !alone.is_multiple_of(LOOK_EVERY)) {
+                return (true, false);
+            }
+            if taken == ROUND_MAX {
+                return (true, true);
+            }
+            if !never_blocks || !self.takes_more() {
+                return (taken > 0, self.round_bytes >= ROUND_BYTES);
+            }
+            if self.take_request(quick) == Received::Nothing {
+                return (taken > 0, false);
+            }
+            taken += 1;
+        }
+    }
+
+    /// Whether nobody waits for this thread.
+    fn is_idle(&self) -> bool {
+        self.under_way.len() == 0 && self.answers.is_empty()
+    }
+
+    /// Whether an idle thread sleeps in a read.
+    fn may_block(&self) -> bool {
+        self.blocks && (self.waiter.is_none() || self.queue.alone().is_some())
     }
 
     fn takes_more(&mut self) -> bool {
@@ -255,24 +287,43 @@ impl Classic {
             self.answers.put(&self.devices, device, unique, Err(Errno::IO));
         }
         self.answers.send(&self.devices);
-        self.queue = self.file.volume.queue(QUEUE)?;
-        if self.waiter.is_some() {
-            self.waiter = Some(waiter(&self.devices[0], &self.queue)?);
-        }
+        (self.queue, self.waiter) = queue(&self.file)?;
         Ok(())
     }
 
-    /// Sleeps until there is a request that can be taken, or a completion.
+    /// Polls the queue, and sleeps until there is a completion, or a request that can be taken.
     fn sleep(&mut self) -> io::Result<()> {
+        let is_idle = self.under_way.len() == 0;
+        if is_idle && self.may_block() {
+            return Ok(());
+        }
         let is_full = !self.backlog.is_empty()
             || self.buffer.is_none()
             || self.under_way.len() == DEPTH as usize;
-        match &self.waiter {
-            None => self.queue.wait(),
-            Some(_) if self.gone || is_full => sleep_for_queue(&mut self.queue),
-            Some(waiter) => waiter.sleep(&mut self.queue, None, |_, _| {}),
+        let Self { queue, waiter: Some(waiter), devices, peer, .. } = self else { return Ok(()) };
+        if self.gone || is_full {
+            return queue.wait();
         }
+        if !is_idle
+            && queue.alone().is_some()
+            && let Some(slept) = peer.leave(|| queue.wait())
+        {
+            return slept;
+        }
+        // A request wakes one thread, not all.
+        let wanted = EventFlags::IN | EventFlags::EXCLUSIVE;
+        let device = devices[devices.len() - 1].as_fd();
+        waiter.sleep(queue, &[(device, wanted)], None, |_, _| {})
     }
+}
+
+/// A queue of the volume, and over an asynchronous backend its waiter.
+fn queue(file: &VolumeFile) -> io::Result<(Queue, Option<Waiter>)> {
+    if file.volume.info().synchronous {
+        return Ok((file.volume.queue(QUEUE)?, None));
+    }
+    let (queue, waiter) = Waiter::for_shared(&file.volume, QUEUE)?;
+    Ok((queue, Some(waiter)))
 }
 
 impl Submitter for Classic {
@@ -315,11 +366,4 @@ impl Submitter for Classic {
     fn give_up(&mut self, (pending, _): Self::Request) {
         self.answer(pending.device, pending.unique, Err(Errno::NOMEM));
     }
-}
-
-/// Creates a waiter for requests and completions. A request wakes one thread, not all.
-fn waiter(device: &Device, queue: &Queue) -> io::Result<Waiter> {
-    let mut waiter = Waiter::new(queue)?;
-    waiter.watch(0, device, EventFlags::IN | EventFlags::EXCLUSIVE)?;
-    Ok(waiter)
 }

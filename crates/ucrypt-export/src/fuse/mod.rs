@@ -15,6 +15,7 @@ mod device;
 mod file;
 mod hidden;
 mod mount;
+mod peers;
 mod place;
 mod ring;
 
@@ -34,6 +35,7 @@ use device::{Device, Wanted};
 use file::{User, VolumeFile};
 pub use hidden::HiddenFile;
 use mount::Mounted;
+use peers::Peer;
 use place::Place;
 pub use place::remove_stale;
 use ring::Ring;
@@ -309,8 +311,8 @@ fn serve(
     }
     // With rings, one classic thread takes the requests that do not come by them.
     let count = if transport == Transport::Ring { 1 } else { how.threads };
-    for index in 0..count {
-        let classic = Classic::new(file.clone(), device.another()?)?;
+    for (index, peer) in Peer::all(count).enumerate() {
+        let classic = Classic::new(file.clone(), device.another()?, peer)?;
         threads.push(spawn(format!("fuse-{index}"), move || classic.run())?);
     }
     Ok((transport, threads))

@@ -61,7 +61,11 @@ fn writers_that_fill_a_small_memory_do_not_stop_the_server() {
     let writing_s = asked.map_or(WRITING_S, |text| text.parse().expect("UCRYPT_SOAK_S in seconds"));
     let mut guest = Command::new(here.join("../../../../guest/run.py"));
     guest.args(["--memory", MEMORY_MIB, "--timeout", &(writing_s + PATIENCE_S).to_string()]);
-    guest.args(["--silence", SILENCE_S]).arg("--program").arg(&program).args(["--program", "mkfs.ext4"]);
+    guest
+        .args(["--silence", SILENCE_S])
+        .arg("--program")
+        .arg(&program)
+        .args(["--program", "mkfs.ext4"]);
     for module in MODULES {
         guest.args(["--module", module]);
     }
