@@ -31,7 +31,6 @@ use io_uring::squeue::{Entry, Entry128, EntryMarker};
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{Builder, IoUring, cqueue, opcode};
 use libc::iovec;
-use rustix::event::epoll::EventFlags;
 
 use crate::Errno;
 
@@ -316,21 +315,6 @@ impl Guest<'_> {
         self.0.staged.push_back(entry);
         self.0.under_way += 1;
         self.0.push_staged();
-    }
-
-    /// Stages an entry that completes when `fd` has one of `events`, as of poll(2) and with the
-    /// flags of epoll: at once if it has one already. With [`EventFlags::ET`] it completes at every
-    /// event until the ring is dropped, otherwise once. The result has the events. The ring keeps
-    /// the file open from the next `poll` or `wait` of the queue on, but not before.
-    ///
-    /// # Panics
-    /// As [`Guest::push`].
-    pub fn poll_add(&mut self, fd: BorrowedFd<'_>, events: EventFlags, user_data: u64) {
-        let multi = events.contains(EventFlags::ET);
-        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events.bits()).multi(multi).build();
-        // SAFETY: the entry names no memory. If its descriptor is closed or used for another file
-        // before the kernel sees it, the kernel polls that file or reports an error.
-        unsafe { self.push(entry.user_data(user_data)) };
     }
 
     /// The next completion that the queue's `poll` or `wait` took from the kernel.

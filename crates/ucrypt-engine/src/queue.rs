@@ -55,17 +55,6 @@ pub struct QueueConfig {
     pub depth: u32,
 }
 
-/// Whether the owner of a queue can put entries on its ring, and how many are under way at most.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum OwnersEntries {
-    /// None.
-    No,
-    /// This many, if the backend has a ring; otherwise none.
-    IfBackendHasRing(u32),
-    /// This many, on a ring of the queue's own if the backend has none.
-    Always(u32),
-}
-
 /// See the module's contract.
 pub struct Queue {
     volume: Arc<Volume>,
@@ -144,7 +133,7 @@ impl Queue {
     pub(crate) fn new(
         volume: Arc<Volume>,
         config: QueueConfig,
-        entries: OwnersEntries,
+        ring_entries: u32,
         counters: Arc<Counters>,
     ) -> std::io::Result<Self> {
         let depth = config.depth.clamp(1, 4096);
@@ -174,17 +163,11 @@ impl Queue {
         );
         volume.calibration.teach(machine.policy_mut().estimates_mut());
         // If the backend has a ring, the ring's size follows the depth of the backend's queue.
-        let more = match entries {
-            OwnersEntries::No => 0,
-            OwnersEntries::IfBackendHasRing(more) | OwnersEntries::Always(more) => more,
-        };
-        let mut backend = volume.backend.queue(chunks + more)?;
-        let ring = match (entries, backend.guest()) {
-            (OwnersEntries::No, _) | (OwnersEntries::IfBackendHasRing(_), None) => RingOf::Nobody,
+        let mut backend = volume.backend.queue(chunks + ring_entries)?;
+        let ring = match (ring_entries, backend.guest()) {
+            (0, _) => RingOf::Nobody,
             (_, Some(_)) => RingOf::Backend,
-            (OwnersEntries::Always(entries), None) => {
-                RingOf::Queue(Box::new(sleep::own_ring(entries)?))
-            }
+            (entries, None) => RingOf::Queue(Box::new(sleep::own_ring(entries)?)),
         };
         let own_ring = if let RingOf::Queue(ring) = &ring { Some(ring.fd()) } else { None };
         let wakers = Wakers::new(volume.workers.is_some(), backend.fd(), own_ring)?;

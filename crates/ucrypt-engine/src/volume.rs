@@ -10,7 +10,7 @@ use ucrypt_dispatch::{Fixed, Policies, PolicyKind};
 use crate::calibrate::Calibration;
 use crate::counters::{Counters, Decisions, Totals};
 use crate::executor::{Clock, Executor, Monotonic, WorkerPool};
-use crate::queue::{OwnersEntries, Queue, QueueConfig};
+use crate::queue::{Queue, QueueConfig};
 use crate::range_lock::RangeLock;
 use crate::segments::{CipherModel, Segment, Segments};
 use crate::workers::Workers;
@@ -285,7 +285,7 @@ impl Volume {
 
     /// A new queue, for one thread.
     pub fn queue(self: &Arc<Self>, config: QueueConfig) -> io::Result<Queue> {
-        self.new_queue(config, OwnersEntries::No)
+        self.queue_with_ring(config, 0)
     }
 
     /// A new queue whose [`Queue::ring`] has room for `entries` entries of its owner under way.
@@ -296,27 +296,6 @@ impl Volume {
         self: &Arc<Self>,
         config: QueueConfig,
         entries: u32,
-    ) -> io::Result<Queue> {
-        self.new_queue(config, OwnersEntries::Always(entries))
-    }
-
-    /// The same if the backend has a ring; otherwise [`Queue::ring`] is `None`. For owners that
-    /// only gain from a ring which they share with the backend.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn queue_on_backend_ring(
-        self: &Arc<Self>,
-        config: QueueConfig,
-        entries: u32,
-    ) -> io::Result<Queue> {
-        self.new_queue(config, OwnersEntries::IfBackendHasRing(entries))
-    }
-
-    fn new_queue(
-        self: &Arc<Self>,
-        config: QueueConfig,
-        entries: OwnersEntries,
     ) -> io::Result<Queue> {
         let counters = Arc::new(Counters::default());
         let queue = Queue::new(self.clone(), config, entries, counters.clone())?;

@@ -210,7 +210,7 @@ fn a_queue_is_alone_while_its_requests_come_one_at_a_time_and_no_other_queue_has
         for _ in 0..8 {
             lone(&mut one);
         }
-        assert!(one.alone() >= Some(8), "{name}");
+        assert_eq!(one.alone(), Some(16), "{name}: it begins with 8");
         // Another queue has a request.
         other.submit(1, Io::read(8192, 4096)).unwrap();
         lone(&mut one);

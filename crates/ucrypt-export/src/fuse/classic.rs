@@ -17,7 +17,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
@@ -102,14 +101,13 @@ pub(super) struct Classic {
 
 impl Classic {
     pub(super) fn new(file: Arc<VolumeFile>, device: Device, peer: Peer) -> io::Result<Self> {
-        let (mut queue, waiter) = queue(&file)?;
         let mut devices = vec![device];
-        let quick = devices[0].separate();
-        let blocks = quick.is_some() || waiter.is_none();
-        devices.extend(quick);
+        devices.extend(devices[0].separate());
+        let blocks = devices.len() > 1 || file.volume.info().synchronous;
         if devices.len() > 1 || !blocks {
             devices[devices.len() - 1].set_nonblocking()?;
         }
+        let (mut queue, waiter) = queue(&file, &devices)?;
         Ok(Self {
             buffer: queue.alloc(REQUEST_MAX as usize),
             file,
@@ -287,7 +285,7 @@ impl Classic {
             self.answers.put(&self.devices, device, unique, Err(Errno::IO));
         }
         self.answers.send(&self.devices);
-        (self.queue, self.waiter) = queue(&self.file)?;
+        (self.queue, self.waiter) = queue(&self.file, &self.devices)?;
         Ok(())
     }
 
@@ -297,10 +295,13 @@ impl Classic {
         if is_idle && self.may_block() {
             return Ok(());
         }
+        if self.buffer.is_none() {
+            self.buffer = self.queue.alloc(REQUEST_MAX as usize);
+        }
         let is_full = !self.backlog.is_empty()
             || self.buffer.is_none()
             || self.under_way.len() == DEPTH as usize;
-        let Self { queue, waiter: Some(waiter), devices, peer, .. } = self else { return Ok(()) };
+        let Self { queue, waiter: Some(waiter), peer, .. } = self else { return Ok(()) };
         if self.gone || is_full {
             return queue.wait();
         }
@@ -310,19 +311,20 @@ impl Classic {
         {
             return slept;
         }
-        // A request wakes one thread, not all.
-        let wanted = EventFlags::IN | EventFlags::EXCLUSIVE;
-        let device = devices[devices.len() - 1].as_fd();
-        waiter.sleep(queue, &[(device, wanted)], None, |_, _| {})
+        queue.poll()?;
+        if queue.has_done() { Ok(()) } else { waiter.sleep(queue, None, |_, _| {}) }
     }
 }
 
-/// A queue of the volume, and over an asynchronous backend its waiter.
-fn queue(file: &VolumeFile) -> io::Result<(Queue, Option<Waiter>)> {
+/// A queue of the volume, and over an asynchronous backend a waiter for requests and completions. A
+/// request wakes one thread, not all.
+fn queue(file: &VolumeFile, devices: &[Device]) -> io::Result<(Queue, Option<Waiter>)> {
+    let queue = file.volume.queue(QUEUE)?;
     if file.volume.info().synchronous {
-        return Ok((file.volume.queue(QUEUE)?, None));
+        return Ok((queue, None));
     }
-    let (queue, waiter) = Waiter::for_shared(&file.volume, QUEUE)?;
+    let mut waiter = Waiter::new(&queue)?;
+    waiter.watch(0, &devices[devices.len() - 1], EventFlags::IN | EventFlags::EXCLUSIVE)?;
     Ok((queue, Some(waiter)))
 }
 

@@ -52,8 +52,9 @@ pub(super) enum ConnectionError {
 /// but few enough to be still in the cache when they leave.
 const READY_MAX: usize = 4 << 20;
 
-/// The socket's number among the descriptors that a connection watches.
+/// Numbers of the descriptors that a connection watches beside its queue.
 const SOCKET: usize = 0;
+const STOP: usize = 1;
 
 /// What a connection serves.
 pub(super) struct Service {
@@ -77,8 +78,8 @@ impl Means {
     /// # Errors
     /// The system has no memory or no descriptors left.
     pub(super) fn new(volume: &Arc<Volume>, config: QueueConfig) -> io::Result<Self> {
-        let (queue, waiter) = Waiter::new(volume, config)?;
-        Ok(Self { queue, waiter })
+        let queue = volume.queue(config)?;
+        Ok(Self { waiter: Waiter::new(&queue)?, queue })
     }
 }
 
@@ -153,11 +154,7 @@ impl<'a> Connection<'a> {
             }
             let mut progress = self.submit_waiting();
             progress |= self.take_requests();
-            if self.awaits_answers() {
-                self.wait()?;
-            } else {
-                self.queue.poll().map_err(ConnectionError::Queue)?;
-            }
+            self.queue.poll().map_err(ConnectionError::Queue)?;
             progress |= self.collect();
             progress |= self.send();
             if !self.input_open && self.idle() {
@@ -173,16 +170,6 @@ impl<'a> Connection<'a> {
     /// Whether nothing is in flight and nothing is left to send, so that no memory is held.
     fn idle(&self) -> bool {
         self.pending.len() == 0 && self.outbox.is_empty()
-    }
-
-    /// Whether the next thing to happen is an answer of the engine, or more input: then one call
-    /// hands the requests to the backend, and sleeps.
-    fn awaits_answers(&self) -> bool {
-        self.input_open
-            && self.need != Need::Nothing
-            && !self.try_input
-            && self.outbox.is_empty()
-            && self.queue.in_flight() > 0
     }
 
     /// Whether no request can be taken now. A reply keeps its request's place until it is sent.
@@ -287,16 +274,17 @@ impl<'a> Connection<'a> {
         let mut events = EventFlags::empty();
         events.set(EventFlags::IN, self.input_open && self.need == Need::Input);
         events.set(EventFlags::OUT, !self.outbox.is_empty());
+        self.waiter.watch(SOCKET, self.socket, events)?;
         // Stays readable once it is set, so it is watched only while the input is open.
         let stop = if self.input_open { EventFlags::IN } else { EventFlags::empty() };
-        let watched = [(self.socket, events), (self.stop.as_fd(), stop)];
+        self.waiter.watch(STOP, self.stop, stop)?;
         let try_input = &mut self.try_input;
         *try_input = false;
-        let slept = self.waiter.sleep(&mut self.queue, &watched, left, |number, flags| {
+        self.waiter.sleep(&mut self.queue, left, |number, flags| {
             // A receive also takes note of a hang-up.
             *try_input |= number == SOCKET && flags != EventFlags::OUT;
-        });
-        slept.map_err(ConnectionError::Queue)
+        })?;
+        Ok(())
     }
 
     /// How long to wait for the client to take its last replies; `None`: without a limit.

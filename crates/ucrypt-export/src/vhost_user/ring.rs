@@ -129,8 +129,9 @@ impl From<StartError> for io::Error {
     }
 }
 
-/// The number of a change's descriptor among those that the thread watches; the other is the kick's.
+/// Numbers of the descriptors that the thread watches beside its queue.
 const CHANGE: usize = 0;
+const KICK: usize = 1;
 
 /// What the answer to a request in flight needs.
 #[derive(Clone, Copy, Debug)]
@@ -184,8 +185,9 @@ impl Ring {
             left_over.reverse();
         }
         let config = QueueConfig { memory: MEMORY, depth: u32::from(layout.size) };
-        let (mut queue, waiter) = Waiter::new(&device.volume, config)?;
+        let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
+        let waiter = waiter(&shared, &queue, &kick)?;
         Ok(Self {
             index,
             queue,
@@ -380,11 +382,7 @@ impl Ring {
             }
         }
         let Self { waiter, queue, shared, kick, .. } = self;
-        // Sees every kick even if nobody reads the event's counter: a front end that fills the
-        // counter changes nothing, and one that reads it takes away its own kicks.
-        let kicks = EventFlags::IN | EventFlags::ET;
-        let watched = [(shared.as_fd(), EventFlags::IN), (kick.as_fd(), kicks)];
-        waiter.sleep(queue, &watched, None, |number, _| match number {
+        waiter.sleep(queue, None, |number, _| match number {
             CHANGE => shared.clear_wake(),
             _ => event::clear(kick.as_fd()),
         })?;
@@ -471,4 +469,14 @@ fn put_id(mut id: &[u8], pieces: &mut [Buf]) {
         piece[..part.len()].copy_from_slice(part);
         id = rest;
     }
+}
+
+/// Creates a waiter for a change, the engine and kicks. It sees every kick even if nobody reads the
+/// event's counter: a front end that fills the counter changes nothing, and one that reads it takes
+/// away its own kicks.
+fn waiter(shared: &Shared, queue: &Queue, kick: &File) -> io::Result<Waiter> {
+    let mut waiter = Waiter::new(queue)?;
+    waiter.watch(CHANGE, shared, EventFlags::IN)?;
+    waiter.watch(KICK, kick, EventFlags::IN | EventFlags::ET)?;
+    Ok(waiter)
 }

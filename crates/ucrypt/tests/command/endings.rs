@@ -190,8 +190,7 @@ fn close_waits_for_who_only_looks_at_a_device() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     open(&scratch, &image, &["--as", "loop"]).passes();
     // Under this name it counts as a device manager, as udev does.
-    let looks = scratch.path("blkid");
-    fs::copy("/bin/cat", &looks).expect("copied");
+    let looks = scratch.program("blkid", "/bin/cat");
     let mut look = tool("sh", "dash");
     look.args(["-euc", "exec \"$1\" 3<\"$2\"", "sh"]).arg(&looks).arg(scratch.device());
     let mut look = look.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");

@@ -416,8 +416,8 @@ fn what_a_server_has_to_say_at_its_end_reaches_the_systems_log() {
 fn a_program_that_is_gone_by_now_starts_its_server_nevertheless() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    let (copy, fifo) = (scratch.path("ucrypt"), scratch.path("fifo"));
-    fs::copy(env!("CARGO_BIN_EXE_ucrypt"), &copy).expect("copied");
+    let copy = scratch.program("ucrypt", env!("CARGO_BIN_EXE_ucrypt"));
+    let fifo = scratch.path("fifo");
     run(tool("mkfifo", "coreutils").arg(&fifo), b"").passes();
     let mut open = Command::new(&copy);
     open.env("XDG_RUNTIME_DIR", scratch.path("run")).args(["open", "--as", "nbd", "--key-file"]);

@@ -177,7 +177,7 @@ fn a_user_without_a_session() {
     let number = 1_000_000_000 + std::process::id();
     let places = PathBuf::from(format!("/tmp/ucrypt-{number}"));
     assert!(!places.exists(), "another test has this user");
-    fs::copy(UCRYPT, scratch.path("ucrypt")).expect("copied");
+    scratch.program("ucrypt", UCRYPT);
     for name in ["", "ucrypt", "image", "passphrase"] {
         chown(scratch.path(name), Some(number), Some(number)).expect("given away");
     }

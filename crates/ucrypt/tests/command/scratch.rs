@@ -42,6 +42,15 @@ impl Scratch {
         path
     }
 
+    /// A copy of a program, which can be started at once. If this process wrote it, the kernel might
+    /// refuse that (`ETXTBSY`): a command that another test starts holds the descriptor for a moment.
+    pub(crate) fn program(&self, name: &str, from: impl AsRef<Path>) -> PathBuf {
+        let path = self.path(name);
+        let copied = Command::new("cp").arg(from.as_ref()).arg(&path).status().expect("cp starts");
+        assert!(copied.success(), "{}: {copied}", path.display());
+        path
+    }
+
     /// A file of this length without content.
     pub(crate) fn sparse(&self, name: &str, len: u64) -> PathBuf {
         let path = self.path(name);

@@ -113,7 +113,7 @@ fn as_nobody(scratch: &Scratch, arguments: &[&str]) -> Command {
 fn with_umask_0_nobody_else_gives_orders_to_a_server_or_gets_at_its_volume() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    fs::copy(UCRYPT, scratch.path("ucrypt")).expect("copied");
+    scratch.program("ucrypt", UCRYPT);
     for dir in ["", "run", "run/ucrypt"] {
         // With the mode of a directory made by hand.
         fs::create_dir_all(scratch.path(dir)).expect("a directory");
