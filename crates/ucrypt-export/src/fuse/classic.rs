@@ -188,11 +188,12 @@ impl Classic {
     }
 
     fn takes_more(&mut self) -> bool {
-        if self.gone
-            || !self.backlog.is_empty()
-            || self.under_way.len() == DEPTH as usize
-            || self.round_bytes >= ROUND_BYTES
-        {
+        self.round_bytes < ROUND_BYTES && self.has_room()
+    }
+
+    /// Whether a request could be taken.
+    fn has_room(&mut self) -> bool {
+        if self.gone || !self.backlog.is_empty() || self.under_way.len() == DEPTH as usize {
             return false;
         }
         if self.buffer.is_none() {
@@ -295,16 +296,10 @@ impl Classic {
         if is_idle && self.may_block() {
             return Ok(());
         }
-        if self.buffer.is_none() {
-            self.buffer = self.queue.alloc(REQUEST_MAX as usize);
+        if !self.has_room() {
+            return self.queue.wait();
         }
-        let is_full = !self.backlog.is_empty()
-            || self.buffer.is_none()
-            || self.under_way.len() == DEPTH as usize;
         let Self { queue, waiter: Some(waiter), peer, .. } = self else { return Ok(()) };
-        if self.gone || is_full {
-            return queue.wait();
-        }
         if !is_idle
             && queue.alone().is_some()
             && let Some(slept) = peer.leave(|| queue.wait())

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// One thread of a connection.
 pub(super) struct Peer {
     /// Threads that have not left the requests to others: each of them takes what is there before
-    /// it sleeps, and is then woken by a request.
+    /// it sleeps, and is then woken by a request, or by a completion if it has no room for one.
     attentive: Arc<AtomicUsize>,
 }
 

@@ -27,6 +27,8 @@ format() {
 serve() {
     output=$1
     shift
+    # What an earlier server said must be gone before this one is looked for.
+    : > "$output"
     ucrypt serve "$@" > "$output" 2> "$output.errors" &
     server=$!
     servers="$servers $server"

@@ -105,10 +105,13 @@ impl Guest {
             self.run.status
         );
         let status = self.file(&format!("{scenario}.status"));
+        let log = self.file(&format!("{scenario}.log"));
+        // First what matters most: those who report failures may cut the rest.
+        let last: Vec<&str> = log.lines().rev().take(30).collect();
+        let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
         assert!(
             status.trim() == "0",
-            "{scenario} failed with {status}{}\nthe kernel said:\n{}",
-            self.file(&format!("{scenario}.log")),
+            "{scenario} failed with {status}at the end:\n{last}\n\nall of it:\n{log}\nthe kernel said:\n{}",
             self.file("dmesg.log")
         );
     }
