@@ -41,7 +41,7 @@
 //!   Such writes share a chunk with no other request.
 //! - **Memory for zeroes is reserved before a chunk starts**: at most
 //!   [`Limits::zeroes_sectors_max`] sectors of [`Op::EncryptZeroes`] are under way, each chunk
-//!   counted in whole [`ZEROES_UNIT_SECTORS`](crate::ZEROES_UNIT_SECTORS). Requests that wait for
+//!   counted in whole [`ZEROES_UNIT_SECTORS`]. Requests that wait for
 //!   this memory hold no resources and block no other request.
 //! - [`Machine::cancel`] acts like an error from outside. The caller still answers all earlier
 //!   outputs, but the answers no longer matter; operations that were submitted are not undone. If
@@ -54,7 +54,7 @@
 use std::collections::VecDeque;
 
 use crate::chunk::{Chunk, ChunkId, Part, Phase, RequestId};
-use crate::limits::{BackendTraits, Environment, Limits};
+use crate::limits::{BackendTraits, Environment, Limits, ZEROES_UNIT_SECTORS};
 use crate::policy::{CipherDone, Context, Placed, Policy, Target, Work};
 use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
@@ -203,13 +203,13 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Creates a machine without requests. Allocates all the memory that it will ever use.
     ///
     /// # Panics
-    /// If a bound is zero, or the largest transfer is no multiple of the sector size or exceeds
-    /// `zeroes_sectors_max`.
+    /// If a bound is zero, the largest transfer is no multiple of the sector size, or there is room
+    /// for fewer than two units of zeroes.
     pub fn new(limits: Limits, policy: P, backend: BackendTraits) -> Self {
         assert!(limits.requests_max > 0 && limits.chunks_max > 0 && limits.sector_sectors > 0);
         assert!(limits.transfer_sectors_max >= limits.sector_sectors);
         assert!(limits.transfer_sectors_max.is_multiple_of(limits.sector_sectors));
-        assert!(limits.zeroes_sectors_max >= limits.transfer_sectors_max, "a chunk must fit");
+        assert!(limits.zeroes_sectors_max >= 2 * ZEROES_UNIT_SECTORS, "a chunk must fit");
         let (requests, chunks) = (limits.requests_max as usize, limits.chunks_max as usize);
         Self {
             requests: Slab::new(limits.requests_max, RequestState::spare),

@@ -37,8 +37,9 @@ impl Whole {
     }
 }
 
-/// Chunks of the largest request (32 MiB in transfers of 1 MiB). The tables grow if there are more.
-const PARTS: usize = 33;
+/// Chunks of a request of 1 MiB, if they are not cut shorter than 64 KiB. The tables grow if there are
+/// more.
+const PARTS: usize = 16;
 
 impl Default for Data {
     fn default() -> Self {

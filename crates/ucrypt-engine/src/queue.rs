@@ -12,7 +12,7 @@
 //!   true, or wait for them on the queue's ring: [`Volume::queue_with_ring`] makes a queue whose
 //!   owner can put entries on [`Queue::ring`]. `poll` and `wait` submit these entries, and their
 //!   completions end `wait` as answers do.
-//! - All memory is bounded by [`QueueConfig`].
+//! - All memory is bounded by [`QueueConfig`] and by what the volume's queues share.
 //! - Dropping a queue waits for the backend's operations under way; requests that have not ended
 //!   are not acknowledged.
 
@@ -20,10 +20,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ucrypt_backend::{Buf, Errno, Pool};
+use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{
     BackendTraits, Configured, Environment, Explored, Limits, Machine, Stats, Urgency,
-    ZEROES_UNIT_SECTORS,
 };
 
 use crate::counters::Counters;
@@ -34,6 +33,7 @@ use crate::workers::Inbox;
 mod chunk_io;
 mod driver;
 mod io;
+mod memory;
 mod pieces;
 mod plan;
 mod requests;
@@ -42,6 +42,7 @@ mod tables;
 mod time;
 
 pub use io::{Done, Io, ReadTo, Rejected, WriteFrom};
+use memory::Memory;
 use sleep::{RingOf, Wakers};
 use tables::{Chunk, ClientRequest, MachineRequest};
 use time::Time;
@@ -49,10 +50,23 @@ use time::Time;
 /// Resource bounds of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Buffer memory in bytes. Pages are allocated when they are first touched.
+    /// The queue's own buffer memory in bytes. Pages are allocated when they are first touched. It
+    /// also takes from [`VolumeOptions::shared_memory`](crate::VolumeOptions::shared_memory).
     pub memory: usize,
+    /// Length in bytes up to which a request gets memory of its own if there is no other, while
+    /// nothing else is in flight. Longer ones are refused ([`Rejected::TooLarge`]) if they find no
+    /// memory.
+    pub request_max: usize,
     /// Maximum number of requests between submission and answer.
     pub depth: u32,
+}
+
+impl QueueConfig {
+    /// A queue with this many bytes of buffer memory, which bounds its requests' length too, and
+    /// this depth.
+    pub const fn new(memory: usize, depth: u32) -> Self {
+        Self { memory, request_max: memory, depth }
+    }
 }
 
 /// See the module's contract.
@@ -105,23 +119,11 @@ pub struct Queue {
     ring: RingOf,
 }
 
-/// The queue's buffers.
-struct Memory {
-    /// For the clients' data.
-    data: Pool,
-    /// For partly written sectors, two per request: there is always enough, so that no request that
-    /// holds memory waits for more.
-    edges: Pool,
-    /// For encrypted zeroes, separate so that clients' data cannot use it up: as much as the
-    /// machine allows under way, allocated in the machine's units.
-    zeroes: Pool,
-}
-
 /// Maximum number of machine requests per client request: two edges and the middle.
 const MACHINE_REQUESTS_EACH: u32 = 3;
 
-/// Maximum memory of an edge, in bytes: its sector, and the new bytes.
-const EDGE_BYTES: usize = 2 * 4096;
+/// Encrypted zeroes under way, in 512-byte sectors (256 KiB): enough to keep a disk busy.
+const ZEROES_SECTORS_MAX: u64 = 512;
 
 /// Requests in a row that were alone in flight, after which the next one will probably be, too.
 const ALONE_MIN: u32 = 8;
@@ -141,7 +143,6 @@ impl Queue {
         let (transfer_max, borders) = (limits.transfer_max, &volume.starts[1..]);
         let sector_sectors = u64::from(volume.info().sector_size / 512);
         let chunks = depth.max(CHUNKS_MIN);
-        let zeroes_sectors_max = 2 * (u64::from(transfer_max) / 512).max(ZEROES_UNIT_SECTORS);
         let backend_traits = BackendTraits {
             synchronous: limits.synchronous,
             copies: limits.copies,
@@ -154,7 +155,7 @@ impl Queue {
                 requests_max: depth * MACHINE_REQUESTS_EACH,
                 chunks_max: chunks,
                 transfer_sectors_max: u64::from(transfer_max) / 512,
-                zeroes_sectors_max,
+                zeroes_sectors_max: ZEROES_SECTORS_MAX,
                 sector_sectors,
                 borders: borders.iter().map(|border| border / 512).collect(),
             },
@@ -171,13 +172,11 @@ impl Queue {
         };
         let own_ring = if let RingOf::Queue(ring) = &ring { Some(ring.fd()) } else { None };
         let wakers = Wakers::new(volume.workers.is_some(), backend.fd(), own_ring)?;
-        let zeroes_bytes = zeroes_sectors_max.next_multiple_of(ZEROES_UNIT_SECTORS) as usize * 512;
-        let memory = Memory {
-            data: Pool::new(config.memory)?,
-            edges: Pool::new(depth as usize * 2 * EDGE_BYTES)?,
-            zeroes: Pool::new(zeroes_bytes)?,
-        };
-        backend.register(&memory.data);
+        let config = QueueConfig { depth, ..config };
+        let zeroes_bytes = ZEROES_SECTORS_MAX as usize * 512;
+        let memory = Memory::new(config, zeroes_bytes, volume.shared_memory.clone())?;
+        // The shared memory is not registered: each queue would pin all of it.
+        backend.register(&memory.own);
         Ok(Self {
             memory,
             machine,
@@ -217,7 +216,7 @@ impl Queue {
 
     /// Allocates `len` bytes of buffer memory; `None` if there is not enough now.
     pub fn alloc(&mut self, len: usize) -> Option<Buf> {
-        self.memory.data.alloc(len)
+        self.memory.alloc(len, self.in_flight() == 0).ok()
     }
 
     /// How urgently clients wait for the requests submitted from now on. The adaptive policy never

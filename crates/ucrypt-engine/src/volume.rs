@@ -2,9 +2,9 @@
 
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ucrypt_backend::{Backend, Errno, Extent};
+use ucrypt_backend::{Backend, Errno, Extent, Pool};
 use ucrypt_dispatch::{Fixed, Policies, PolicyKind};
 
 use crate::calibrate::Calibration;
@@ -26,6 +26,9 @@ pub struct VolumeOptions {
     pub policies: Policies,
     /// A slower cipher to model in place of the real one.
     pub cipher_model: Option<CipherModel>,
+    /// Buffer memory in bytes that queues share, in addition to [`QueueConfig::memory`]. Pages are
+    /// allocated when they are first touched.
+    pub shared_memory: usize,
     /// Number of crypto workers; `None`: one per core. With `None`, the adaptive policy uses as
     /// many workers as there are spare cores at the time, and all while it tries offloading
     /// everything; on one core it has none.
@@ -93,6 +96,12 @@ pub enum VolumeError {
         /// The system's error.
         error: String,
     },
+    /// The system refused memory.
+    #[error("cannot reserve the buffer memory: {error}; use less (--memory)")]
+    Memory {
+        /// The system's error.
+        error: String,
+    },
     /// The backend ends before a segment does.
     #[error(
         "the volume ends at byte {needed} but its image has only {available} bytes; the image is \
@@ -131,6 +140,7 @@ pub struct Volume {
     /// Number of queues that keep a core busy.
     awake: AtomicU32,
     pub(crate) calibration: Calibration,
+    pub(crate) shared_memory: Option<Pool>,
     /// Number of queues with requests in flight.
     pub(crate) busy: AtomicU32,
     info: VolumeInfo,
@@ -139,7 +149,11 @@ pub struct Volume {
     counted: Mutex<Counted>,
     /// The error number of the first flush that failed; 0 if none has.
     flush_error: AtomicI32,
+    /// See [`Volume::listen`].
+    listener: OnceLock<Listener>,
 }
+
+type Listener = Box<dyn Fn() + Send + Sync>;
 
 /// The counters of a volume: of its present queues, and the totals of those that have ended.
 #[derive(Default)]
@@ -186,6 +200,13 @@ impl Volume {
         clock: Arc<dyn Clock>,
         executor: impl FnOnce(&Segments) -> Executor,
     ) -> Result<Self, VolumeError> {
+        let shared_memory = match options.shared_memory {
+            0 => None,
+            bytes => Some(
+                Pool::new(bytes)
+                    .map_err(|error| VolumeError::Memory { error: error.to_string() })?,
+            ),
+        };
         let limits = backend.limits().clone();
         let sector_size = segments.iter().map(Segment::sector_size).max().unwrap_or(512);
         let mut starts = vec![0];
@@ -214,6 +235,7 @@ impl Volume {
         Ok(Self {
             backend,
             calibration,
+            shared_memory,
             busy: AtomicU32::new(0),
             segments,
             starts,
@@ -227,6 +249,7 @@ impl Volume {
             len: AtomicU64::new(len),
             counted: Mutex::default(),
             flush_error: AtomicI32::new(0),
+            listener: OnceLock::new(),
         })
     }
 
@@ -239,6 +262,24 @@ impl Volume {
     /// Properties that clients need to know.
     pub fn info(&self) -> VolumeInfo {
         VolumeInfo { len: self.len(), ..self.info }
+    }
+
+    /// Bytes of buffer memory that the queues share ([`VolumeOptions::shared_memory`]).
+    pub fn shared_memory(&self) -> usize {
+        self.shared_memory.as_ref().map_or(0, Pool::len)
+    }
+
+    /// Has `listener` called when a request has failed, and by [`Volume::tell`], on the thread where it
+    /// happens. Only the first listener is taken.
+    pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
+        let _ = self.listener.set(Box::new(listener));
+    }
+
+    /// Calls the listener: something of the volume has changed, for example an export has ended.
+    pub fn tell(&self) {
+        if let Some(listener) = self.listener.get() {
+            listener();
+        }
     }
 
     /// The length for which the backend has room now, in bytes.

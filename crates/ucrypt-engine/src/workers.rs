@@ -26,6 +26,9 @@ use crate::segments::{CipherOp, Segments};
 /// Maximum number of jobs that wait for a worker.
 pub const JOBS_MAX: usize = 1024;
 
+/// Stack of a worker, in bytes: it only runs ciphers.
+const STACK_BYTES: usize = 128 << 10;
+
 /// How often an idle worker looks for work before it parks: a few microseconds.
 const SPINS: u32 = 200;
 
@@ -135,7 +138,7 @@ impl std::fmt::Debug for DoneJob {
 struct Shared {
     /// Jobs for any worker.
     jobs: ArrayQueue<Job>,
-    /// Per worker: jobs for its core.
+    /// Per worker: jobs for its core. Empty if workers move between cores.
     lanes: Box<[ArrayQueue<Job>]>,
     /// Per worker: whether it is parked, or about to.
     asleep: Box<[AtomicBool]>,
@@ -154,9 +157,10 @@ impl Workers {
     /// Starts `count` workers, at least one. `pinned`: each stays on its own core.
     pub(crate) fn start(count: usize, pinned: bool) -> std::io::Result<Self> {
         let count = count.max(1);
+        let lanes = if pinned { count } else { 0 };
         let shared = Arc::new(Shared {
             jobs: ArrayQueue::new(JOBS_MAX),
-            lanes: (0..count).map(|_| ArrayQueue::new(JOBS_MAX)).collect(),
+            lanes: (0..lanes).map(|_| ArrayQueue::new(JOBS_MAX)).collect(),
             asleep: (0..count).map(|_| AtomicBool::new(false)).collect(),
             idle: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -171,6 +175,7 @@ impl Workers {
                 shared.serve(index);
             };
             let thread = std::thread::Builder::new().name(format!("crypt-{index}"));
+            let thread = thread.stack_size(STACK_BYTES);
             workers.handles.push(thread.spawn(run)?);
         }
         workers.threads = workers.handles.iter().map(|handle| handle.thread().clone()).collect();
@@ -202,7 +207,8 @@ impl WorkerPool for Workers {
 
     fn offload_same_core(&self, job: Job) -> Result<(), Job> {
         let index = sched_getcpu() % self.threads.len();
-        self.shared.lanes[index].push(job)?;
+        let Some(lane) = self.shared.lanes.get(index) else { return self.offload(job, true) };
+        lane.push(job)?;
         fence(Ordering::SeqCst);
         if self.shared.rouse(index) {
             self.threads[index].unpark();
@@ -245,7 +251,8 @@ impl Shared {
     }
 
     fn next(&self, index: usize) -> Option<Job> {
-        self.lanes[index].pop().or_else(|| self.jobs.pop())
+        let of_core = self.lanes.get(index).and_then(ArrayQueue::pop);
+        of_core.or_else(|| self.jobs.pop())
     }
 
     fn serve(&self, index: usize) {

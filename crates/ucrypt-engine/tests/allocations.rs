@@ -87,7 +87,7 @@ fn requests_allocate_nothing_after_the_first_ones() {
         for backend in backends {
             let name = backend.describe();
             let volume = volume_under(policy, backend, 0, LEN, 512);
-            let config = QueueConfig { memory: 16 << 20, depth: 16 };
+            let config = QueueConfig::new(16 << 20, 16);
             let mut queue = volume.queue(config).unwrap();
             let memory = Pool::new(1 << 20).unwrap();
             let mut pieces = Pieces { memory, list: Vec::with_capacity(16) };

@@ -12,7 +12,7 @@ use ucrypt_engine::{Done, Errno, Fixed, Io, PolicyKind, Queue, QueueConfig};
 const MIB: u64 = 1 << 20;
 const MEMORY: usize = 8 << 20;
 const DEPTH: u32 = 16;
-const CONFIG: QueueConfig = QueueConfig { memory: MEMORY, depth: DEPTH };
+const CONFIG: QueueConfig = QueueConfig::new(MEMORY, DEPTH);
 
 /// Blocks of the volume; each request touches one block, all but its first and last bytes.
 const BLOCKS: usize = 24;

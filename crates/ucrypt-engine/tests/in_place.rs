@@ -57,7 +57,7 @@ fn queue(backend: Arc<dyn Backend>, cipher: Option<SectorCipher>, policy: Policy
     let options =
         VolumeOptions { policies: policy.into(), workers: Some(2), ..VolumeOptions::default() };
     let volume = Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"));
-    volume.queue(QueueConfig { memory: 8 << 20, depth: 32 }).expect("a queue")
+    volume.queue(QueueConfig::new(8 << 20, 32)).expect("a queue")
 }
 
 fn write(queue: &mut Queue, offset: u64, bytes: &[u8], fua: bool) {

@@ -14,7 +14,7 @@ use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults};
 
 const MIB: u64 = 1 << 20;
-const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
+const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
 
 /// The memory of a virtual machine: shared, and the guest may write to it at any time.
 struct Guest(Box<[AtomicU8]>);
@@ -169,7 +169,7 @@ fn neighbours_of_many_pieces_that_are_joined_go_their_own_ways_again() {
 #[test]
 fn what_is_refused_leaves_the_list_alone() {
     let volume = volume(Arc::new(memory(MIB).unwrap()), 0, MIB, 512);
-    let mut queue = volume.queue(QueueConfig { memory: 65536, depth: 1 }).unwrap();
+    let mut queue = volume.queue(QueueConfig::new(65536, 1)).unwrap();
     let guest = Guest::new(1 << 20);
     let mut pieces = vec![guest.buf(0, 4096), guest.buf(8192, 512)];
     let beyond = queue.submit(0, Io::read_into(MIB - 4096, &mut pieces));

@@ -15,7 +15,7 @@ use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
 
 const MIB: u64 = 1 << 20;
-const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
+const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
 const ENTRIES: u32 = 32;
 /// `-ETIME`: the result of a timeout.
 const TIMED_OUT: i32 = -62;

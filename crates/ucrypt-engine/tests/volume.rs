@@ -15,7 +15,7 @@ use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults};
 
 const MIB: u64 = 1 << 20;
-const CONFIG: QueueConfig = QueueConfig { memory: 8 << 20, depth: 16 };
+const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
 
 #[test]
 fn random_requests_read_back_what_an_array_of_bytes_would() {
@@ -165,7 +165,7 @@ fn a_request_larger_than_the_backends_transfers_is_served_whole() {
 fn large_request(policy: PolicyKind) {
     for (name, backend, _dir) in backends(40 * MIB) {
         let volume = volume_under(policy, backend, 0, 40 * MIB, 512);
-        let mut queue = volume.queue(QueueConfig { memory: 96 << 20, depth: 4 }).unwrap();
+        let mut queue = volume.queue(QueueConfig::new(96 << 20, 4)).unwrap();
         let mut data = queue.alloc(32 << 20).unwrap();
         for (index, chunk) in data.chunks_mut(4096).enumerate() {
             chunk.fill(index as u8);

@@ -7,8 +7,10 @@
 //! - [`ublk`]: as a block device of the kernel, where the kernel has ublk.
 
 mod backlog;
+mod ending;
 pub mod fuse;
 pub mod loop_device;
+mod memory;
 pub mod nbd;
 mod stop;
 mod table;

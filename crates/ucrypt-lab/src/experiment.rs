@@ -107,7 +107,7 @@ impl Experiment {
         let measured = Rc::new(RefCell::new(Measured::default()));
         let queues: Vec<_> = (0..machine.1)
             .map(|index| {
-                let queue = world.queue(&volume, QueueConfig { memory, depth }).expect("a queue");
+                let queue = world.queue(&volume, QueueConfig::new(memory, depth)).expect("a queue");
                 queue.borrow_mut().set_clients_here(true);
                 let requests = Requests::new(self.job, (index as u64, machine.1 as u64), self.seed);
                 world.attach(index, Box::new(Asking::new(self.job, requests, &measured)));

@@ -154,7 +154,7 @@ struct Run {
 
 impl Run {
     fn new(volume: &Arc<Volume>, job: Job, seed: u64) -> io::Result<Self> {
-        let mut queue = volume.queue(QueueConfig { memory: MEMORY_BYTES, depth: job.depth })?;
+        let mut queue = volume.queue(QueueConfig::new(MEMORY_BYTES, job.depth))?;
         queue.set_clients_here(true);
         Ok(Self {
             queue,

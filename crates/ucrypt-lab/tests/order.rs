@@ -76,7 +76,7 @@ fn workers_encrypt_and_no_write_is_out_of_order_or_refused() {
         for policy in [PolicyKind::Adaptive, Fixed::Unbound { sorted: true }.into()] {
             let faults = Faults::new(1);
             let volume = volume(device, policy, &faults);
-            let config = QueueConfig { memory: 8 << 20, depth: DEPTH as u32 };
+            let config = QueueConfig::new(8 << 20, DEPTH as u32);
             let mut queue = volume.queue(config).unwrap();
             write_all(&mut queue);
             check_all(&mut queue);

@@ -42,6 +42,8 @@ pub struct VolumeKind {
     pub workers: usize,
     /// Where the volume begins, in bytes of the backend.
     pub offset: u64,
+    /// Bytes of buffer memory that the queues share.
+    pub shared_memory: usize,
 }
 
 impl VolumeKind {
@@ -74,6 +76,7 @@ impl VolumeKind {
             policies: self.policies,
             workers: Some(self.workers),
             allow_discards: true,
+            shared_memory: self.shared_memory,
             ..VolumeOptions::default()
         }
     }
@@ -85,7 +88,7 @@ impl VolumeKind {
 /// If the volume holds data that it may not hold.
 pub fn check_after_crash(volume: &Arc<Volume>, client: &Client) {
     let len = volume.info().len as usize;
-    let config = QueueConfig { memory: 2 * len.next_power_of_two(), depth: 1 };
+    let config = QueueConfig::new(2 * len.next_power_of_two(), 1);
     let mut queue = volume.queue(config).expect("a queue");
     queue.submit(0, Io::read(0, len)).expect("room for all of it");
     while !queue.has_done() {

@@ -22,8 +22,10 @@ use ucrypt_testkit::{
 const MIB: u64 = 1 << 20;
 
 /// A queue whose memory and depth are exceeded by bursts.
-const SMALL: QueueConfig = QueueConfig { memory: 1 << 20, depth: 8 };
-const LARGE: QueueConfig = QueueConfig { memory: 8 << 20, depth: 64 };
+const SMALL: QueueConfig = QueueConfig::new(1 << 20, 8);
+const LARGE: QueueConfig = QueueConfig::new(8 << 20, 64);
+/// A queue whose longer requests get memory when nothing else is in flight.
+const TINY: QueueConfig = QueueConfig { memory: 64 << 10, request_max: 64 << 20, depth: 8 };
 
 /// Polls within which a backend that makes progress when polled must have answered something.
 const STEPS_MAX: u64 = 20_000;
@@ -48,7 +50,8 @@ fn kind(random: &mut Random, policies: &[Policies], workers: usize) -> (VolumeKi
     let sector_size = [None, Some(512), Some(4096)][random.below(3) as usize];
     let policies = policies[random.below(policies.len() as u64) as usize];
     let offset = [0, 512, 4096, MIB][random.below(4) as usize];
-    (VolumeKind { sector_size, policies, workers, offset }, 1 + random.below(8))
+    let shared_memory = [0, 256 << 10][random.below(2) as usize];
+    (VolumeKind { sector_size, policies, workers, offset, shared_memory }, 1 + random.below(8))
 }
 
 fn run(plan: Plan, volume: &Arc<Volume>, config: QueueConfig, waits: bool, queues: u64) -> Report {
@@ -89,7 +92,7 @@ fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
     prepare(&faults, len);
     let backend = FaultBackend::new(Arc::new(memory(kind.offset + len).unwrap()), faults.clone());
     let volume = kind.over(Arc::new(backend), len);
-    let config = if random.percent(50) { SMALL } else { LARGE };
+    let config = [SMALL, LARGE, TINY][random.below(3) as usize];
     let plan = Plan {
         sector: sector(&kind),
         whole: Whole::sectors(sector(&kind)),
@@ -246,6 +249,7 @@ fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
             policies: PolicyKind::default().into(),
             workers: 0,
             offset: 0,
+            shared_memory: 0,
         };
         let mut queue = kind.over(Arc::new(backend), MIB).queue(LARGE).unwrap();
         let (offset, len) = (512, 8192);
@@ -267,6 +271,7 @@ fn kinds() -> impl Iterator<Item = VolumeKind> {
         policies: PolicyKind::default().into(),
         workers: 0,
         offset: 512,
+        shared_memory: 0,
     })
 }
 
@@ -403,8 +408,13 @@ fn writes_at_odd_offsets_do_not_collide_with_direct_ones() {
         let options = OpenOptions { direct: true, ..OpenOptions::default() };
         let backend = Arc::new(FileBackend::open(&path, options).unwrap());
         let sector_size = [None, Some(512)][seed as usize % 2];
-        let kind =
-            VolumeKind { sector_size, policies: Fixed::Inline.into(), workers: 0, offset: 0 };
+        let kind = VolumeKind {
+            sector_size,
+            policies: Fixed::Inline.into(),
+            workers: 0,
+            offset: 0,
+            shared_memory: 0,
+        };
         let volume = kind.over(backend, len);
         let shape = Shape {
             transfer_max: 8192,
@@ -506,7 +516,7 @@ fn requests_of_64_mib_beside_small_ones() {
                 Shape { transfer_max: 64 * MIB, zeroes_max: len, ..Shape::everything(len) },
             )
         };
-        let report = run(plan, &volume, QueueConfig { memory: 160 << 20, depth: 8 }, true, queues);
+        let report = run(plan, &volume, QueueConfig::new(160 << 20, 8), true, queues);
         assert_eq!((report.failed, report.refused), (0, 0), "{name}, seed {seed}");
     }
 }

@@ -51,7 +51,8 @@ fn setting(seed: u64, len: u64) -> Setting {
     let mut random = Random::new(seed);
     let policies = PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize].into();
     let sector_size = [None, Some(512), Some(4096)][random.below(3) as usize];
-    let kind = VolumeKind { sector_size, policies, workers: 2, offset: 0 };
+    let shared_memory = [0, 1 << 20, 16 << 20][random.below(3) as usize];
+    let kind = VolumeKind { sector_size, policies, workers: 2, offset: 0, shared_memory };
     let shape = match random.below(4) {
         0 => Shape { mix: [20, 20, 50, 5, 5], zeroes_max: len, ..Shape::everything(len) },
         1 => Shape { transfer_max: 32 << 20, ..Shape::everything(len) },

@@ -47,11 +47,17 @@ fn run(seed: u64, faults: Option<Faults>) -> Report {
         Some(faults) => Arc::new(FaultBackend::new(disk, faults.clone())),
         None => disk,
     };
-    let kind = VolumeKind { sector_size, policies, workers: workers as usize, offset: 0 };
+    let kind = VolumeKind {
+        sector_size,
+        policies,
+        workers: workers as usize,
+        offset: 0,
+        shared_memory: 0,
+    };
     let volume = kind.in_world(&world, backend, len);
     let sector = u64::from(sector_size.unwrap_or(512));
     let depth = [8, 64][random.below(2) as usize];
-    let config = QueueConfig { memory: 1 << 20, depth };
+    let config = QueueConfig::new(1 << 20, depth);
     let plan = Plan {
         sector,
         whole: Whole::sectors(sector),
@@ -122,13 +128,19 @@ fn crash_at(seed: u64, step: u64) {
     // A larger sector torn by a power failure is noise, as with dm-crypt on a disk of 512-byte
     // sectors.
     let sector_size = [None, Some(512)][random.below(2) as usize];
-    let kind = VolumeKind { sector_size, policies, workers: workers as usize, offset: 0 };
+    let kind = VolumeKind {
+        sector_size,
+        policies,
+        workers: workers as usize,
+        offset: 0,
+        shared_memory: 0,
+    };
     let plan = Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX));
     let mut client = Client::new(plan, queues as usize);
     {
         let volume = kind.in_world(&world, backend.clone(), len);
         let world = Rc::new(RefCell::new(world));
-        let config = QueueConfig { memory: 1 << 20, depth: 8 };
+        let config = QueueConfig::new(1 << 20, 8);
         let mut ports: Vec<Box<dyn Port>> = (0..queues as usize)
             .map(|index| {
                 let port =

@@ -17,6 +17,7 @@ use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
 use crate::ending::{LastFlush, signals};
+use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::passphrase::Secret;
 use crate::runtime::RuntimePaths;
@@ -207,6 +208,8 @@ fn start_server(key: &Secret) -> Result<String, Failure> {
         .arg(SERVER_ACTION)
         .args(arguments().into_iter().skip(1))
         .env("RUST_MIN_STACK", resilience::THREAD_STACK)
+        // Threads that serve requests allocate nothing: glibc need not keep memory for each.
+        .env("MALLOC_ARENA_MAX", "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -237,27 +240,31 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let mut resilience = Resilience::guard();
     secrecy::keep_files_private();
     let key = secret().map_err(failed)?;
-    let signals = signals()?;
+    let events = Events::<control::Asked>::new();
+    let sender = events.sender();
+    signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
     let paths = args.paths()?;
     let claim = NameLock::take(&paths, args.served().is_device())?;
     // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| paths.clean_up();
     let log = args.log.clone().unwrap_or_else(|| log::To::File(paths.log())).open()?;
-    let opened = args.volume.open(args.image(), KeySource::Known(key));
+    let volume = args.volume.clone().for_serving(args.served().memory());
+    let opened = volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
+    events.listen(&opened.volume);
     if args.served().may_leave_mounts() {
         resilience.leave_mounts(&paths);
     }
     let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
     let started = args.served().start(&opened, &paths, args);
     let (exports, link, device) = started.inspect_err(failed_later)?;
-    let asked = control::start(&paths).inspect_err(failed_later)?;
+    control::start(&paths, events.sender()).inspect_err(failed_later)?;
     resilience.lock_memory();
     // If `open` has gone, the volume is still open, and `list` shows it.
     announce(format_args!("{READY}{device}")).inspect_err(failed_later)?;
     detach(&log).map_err(failed)?;
     let life = Life { paths, claim, opened, exports, link, device, last_flush, resilience };
-    let served = life.run(&asked, &signals);
+    let served = life.run(events);
     // Report the failure before `finish`, which waits for the log.
     let served = served.map_err(|failure| {
         say_line(&failure);

@@ -72,6 +72,7 @@ const EFFECTS: &[Effect] = &[
     effect("readonly", ALL, ANY),
     effect("header", &[Luks], ANY),
     effect("allow_discards", ALL, SERVE),
+    effect("memory", ALL, SERVE),
     effect("direct", IMAGES, DATA),
     effect("backend", &[Scratch], DATA),
     effect("batch_mode", ALL, ANY),

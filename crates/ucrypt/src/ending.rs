@@ -2,7 +2,7 @@
 //! Also reports failed requests before the end.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -138,7 +138,8 @@ pub(crate) struct Troubles {
 }
 
 impl Troubles {
-    pub(crate) fn look(&mut self, opened: &Opened) {
+    /// Returns when to look again, if there are failures to report later.
+    pub(crate) fn look(&mut self, opened: &Opened) -> Option<Instant> {
         if let (Some(error), false) = (opened.volume.flush_error(), self.flush_told) {
             self.flush_told = true;
             say_line(format_args!(
@@ -147,8 +148,13 @@ impl Troubles {
             ));
         }
         let totals = opened.volume.totals();
-        if totals.errors == self.told || self.last.is_some_and(|it| it.elapsed() < TROUBLE_EVERY) {
-            return;
+        if totals.errors == self.told {
+            return None;
+        }
+        if let Some(due) = self.last.map(|last| last + TROUBLE_EVERY)
+            && Instant::now() < due
+        {
+            return Some(due);
         }
         let count = totals.errors - self.told;
         (self.told, self.last) = (totals.errors, Some(Instant::now()));
@@ -156,23 +162,24 @@ impl Troubles {
             totals.last_error.map_or_else(String::new, |error| format!(", the last: {error}"));
         let requests = if count == 1 { "request" } else { "requests" };
         say_line(format_args!("{count} {requests} to {} failed{why}", opened.facts.image));
+        None
     }
 }
 
-/// Delivers termination signals. Call before any thread is started.
-pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
+/// Has `deliver` called with each termination signal, until it returns false. Call before any thread
+/// is started.
+pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<(), Failure> {
     let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
-    let (send, receive) = mpsc::channel();
     let wait = move || {
         for signal in signals.forever() {
-            if send.send(signal).is_err() {
+            if !deliver(signal) {
                 return;
             }
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
-    Ok(receive)
+    Ok(())
 }
 
 /// Makes all acknowledged writes durable.
@@ -189,7 +196,7 @@ impl LastFlush {
         if volume.info().read_only {
             return Ok(Self(None));
         }
-        let config = QueueConfig { memory: 4096, depth: 1 };
+        let config = QueueConfig::new(4096, 1);
         let failed = |error| Failure::device(format!("cannot prepare the last flush: {error}"));
         volume.queue(config).map(|queue| Self(Some(queue))).map_err(failed)
     }

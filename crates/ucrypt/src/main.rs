@@ -14,6 +14,7 @@ mod benchmark;
 mod demo;
 mod effects;
 mod ending;
+mod events;
 mod failure;
 mod luks;
 mod machine;

@@ -1,11 +1,10 @@
 //! `serve`: serves a volume in the foreground on one or more exports.
 
+use std::convert::Infallible;
 use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use ucrypt_export::fuse::{FuseExport, FuseOptions, Transport};
@@ -18,13 +17,11 @@ use crate::available;
 use crate::ending::{
     END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog, signals,
 };
+use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::stdio::{announce, say_line};
 use crate::users;
-use crate::volume::{KeySource, Opened, VolumeArgs};
-
-/// How often to check whether an export was ended from outside.
-const CHECK_EVERY: Duration = Duration::from_millis(200);
+use crate::volume::{KeySource, MEMORY, Opened, VolumeArgs};
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -271,23 +268,29 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     // Check before asking for a passphrase.
     args.exports.check()?;
-    let opened = args.volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    let volume = args.volume.clone().for_serving(MEMORY);
+    let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not earlier: until there is something to end, a signal ends the process.
-    let stop = signals()?;
+    let mut events = Events::<Infallible>::new();
+    let sender = events.sender();
+    signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
+    events.listen(&opened.volume);
     let last_flush = LastFlush::prepare(&opened.volume)?;
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
     announce_all(&exports, args.json);
     let mut troubles = Troubles::default();
     let mut ending: Option<Ending> = None;
+    let mut due = None;
     let left = loop {
-        match stop.recv_timeout(CHECK_EVERY) {
-            Ok(_) if ending.is_some() => break ending.as_ref().map(|it| it.left("the volume")),
-            Ok(signal) => ending = Some(Ending::by(signal)),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break None,
+        match events.next(ending.is_some(), due) {
+            Some(Event::Signal(_)) if ending.is_some() => {
+                break ending.as_ref().map(|it| it.left("the volume"));
+            }
+            Some(Event::Signal(signal)) => ending = Some(Ending::by(signal)),
+            Some(Event::Look) | None => {}
         }
-        troubles.look(&opened);
+        due = troubles.look(&opened);
         if exports.have_ended() {
             break None;
         }

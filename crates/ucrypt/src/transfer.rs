@@ -19,7 +19,7 @@ const CHUNK: usize = 1 << 20;
 /// Requests in flight.
 const DEPTH: u32 = 8;
 
-const QUEUE: QueueConfig = QueueConfig { memory: (DEPTH as usize + 2) * CHUNK * 2, depth: DEPTH };
+const QUEUE: QueueConfig = QueueConfig::new((DEPTH as usize + 2) * CHUNK * 2, DEPTH);
 
 /// Arguments of `read`.
 #[derive(Debug, clap::Args)]

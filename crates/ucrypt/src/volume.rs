@@ -28,6 +28,9 @@ mod weak_key;
 use dispatch::DispatchArgs;
 use plain::{Asked, PlainArgs};
 
+/// Bytes of buffer memory of a served volume.
+pub(crate) const MEMORY: usize = 16 << 20;
+
 /// Which volume, and how it is opened.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Volume")]
@@ -62,6 +65,10 @@ pub(crate) struct VolumeArgs {
     /// model:NAME,SIZE for memory with the timing of a device
     #[arg(long, value_name = "KIND:SIZE", value_parser = Scratch::from_str)]
     backend: Option<Scratch>,
+    /// Most memory for buffers, however many cores there are; 16M if not given, 8M behind a loop
+    /// device
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    memory: Option<usize>,
     /// Ask nothing but the passphrase, and do not warn
     #[arg(short = 'q', long)]
     batch_mode: bool,
@@ -71,6 +78,9 @@ pub(crate) struct VolumeArgs {
     /// Nothing is written, so the image may be in use or not writable
     #[arg(skip)]
     looks: bool,
+    /// Bytes of buffer memory that the queues share
+    #[arg(skip)]
+    shared_memory: usize,
     /// Only the header is read, which needs no lock
     #[arg(skip)]
     unlocked: bool,
@@ -97,6 +107,14 @@ enum Scratch {
     Zero(u64),
     /// Name and length.
     Model(String, u64),
+}
+
+fn parse_memory(text: &str) -> Result<usize, String> {
+    let bytes = size::parse(text)?;
+    if !(1 << 20..=1 << 32).contains(&bytes) {
+        return Err("buffers take at least 1M and at most 4G".into());
+    }
+    usize::try_from(bytes).map_err(|error| error.to_string())
 }
 
 impl FromStr for Scratch {
@@ -191,6 +209,13 @@ impl VolumeArgs {
     /// For an action that reads data from standard input, which then supplies no passphrase.
     pub(crate) fn with_data_on_stdin(mut self) -> Self {
         self.key.stdin_is_data = true;
+        self
+    }
+
+    /// For an action that serves the volume, with this many bytes of buffer memory if the user names
+    /// no other size. One half is shared, the exports divide the other one among their queues.
+    pub(crate) fn for_serving(mut self, memory: usize) -> Self {
+        self.shared_memory = self.memory.unwrap_or(memory) / 2;
         self
     }
 
@@ -431,6 +456,7 @@ impl VolumeArgs {
             policies: self.dispatch.policies(&flags),
             cipher_model: self.dispatch.cipher_model,
             workers: None,
+            shared_memory: self.shared_memory,
         };
         let volume = match unlocked {
             None => Volume::raw(backend, options),

@@ -60,6 +60,20 @@ impl Region {
 impl Pool {
     /// Reserves `bytes`, rounded up to whole pages. Untouched pages use only address space.
     pub fn new(bytes: usize) -> io::Result<Self> {
+        Self::with(bytes, Runs::new)
+    }
+
+    /// A buffer of `len` bytes with memory of its own, which is unmapped with the buffer.
+    pub fn single(len: usize) -> io::Result<Buf> {
+        let Self(region) = Self::with(len, |_| Runs::new(0))?;
+        region.refs[0].store(1, Ordering::Relaxed);
+        let (start, pages) = (region.base, region.refs.len() as u32);
+        Ok(Buf { start, len, memory: region, pages, first: 0 })
+    }
+
+    /// A mapping of `bytes`, rounded up to whole pages. `free` makes its free runs from its number of
+    /// pages.
+    fn with(bytes: usize, free: impl FnOnce(u32) -> Runs) -> io::Result<Self> {
         let len = bytes.max(PAGE).next_multiple_of(PAGE);
         let pages = u32::try_from(len / PAGE)
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the pool is too large"))?;
@@ -81,7 +95,7 @@ impl Pool {
             base,
             len,
             refs: (0..pages).map(|_| AtomicU32::new(0)).collect(),
-            runs: Mutex::new(Runs::new(pages)),
+            runs: Mutex::new(free(pages)),
         })))
     }
 
@@ -101,10 +115,10 @@ impl Pool {
         (self.0.base.as_ptr(), self.0.len)
     }
 
-    /// Whether an allocation of `len` bytes can ever succeed.
-    pub fn could_hold(&self, len: usize) -> bool {
-        // A run is an aligned power of two before its surplus pages are freed.
-        len.div_ceil(PAGE).next_power_of_two() <= 1 << (self.0.len / PAGE).ilog2()
+    /// The pool's size in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a pool is never empty")]
+    pub fn len(&self) -> usize {
+        self.0.len
     }
 }
 
@@ -143,6 +157,16 @@ mod tests {
         let whole = pool.alloc(64 * PAGE).expect("the largest run is whole again");
         assert!(pool.alloc(32 * PAGE).is_some(), "and the next");
         drop(whole);
+    }
+
+    #[test]
+    fn a_single_buffer_takes_what_it_needs_and_its_parts_keep_it_mapped() {
+        let mut all = Pool::single(9 * PAGE + 1).unwrap();
+        assert_eq!(all.len(), 9 * PAGE + 1);
+        all.fill(3);
+        let rest = all.split_off(PAGE);
+        drop(all);
+        assert!(rest.iter().all(|&byte| byte == 3));
     }
 
     #[test]

@@ -221,13 +221,17 @@ pub(super) fn zeroes_units(sectors: u64) -> u64 {
 
 /// Where the chunk that starts at `sector` ends.
 fn chunk_end(limits: &Limits, op: Op, sector: u64, end: u64, chunk_sectors: u64) -> u64 {
+    let transfer = |most: u64| {
+        let most = most.min(limits.transfer_sectors_max);
+        chunk_sectors.min(most).max(1).next_multiple_of(limits.sector_sectors)
+    };
     let longest = match op {
         // These move no data: only borders cut them.
         Op::Discard | Op::BackendZeroes | Op::Flush => end - sector,
-        _ => chunk_sectors
-            .min(limits.transfer_sectors_max)
-            .max(1)
-            .next_multiple_of(limits.sector_sectors),
+        Op::EncryptZeroes { .. } => {
+            transfer(limits.zeroes_sectors_max / 2 / ZEROES_UNIT_SECTORS * ZEROES_UNIT_SECTORS)
+        }
+        Op::Read | Op::Write { .. } => transfer(u64::MAX),
     };
     let border =
         limits.borders[limits.borders.partition_point(|&border| border <= sector)..].first();

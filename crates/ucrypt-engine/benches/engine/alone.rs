@@ -85,7 +85,7 @@ pub(crate) fn run() {
     for sector_size in SECTOR_SIZES {
         let backend = Arc::new(ZeroBackend::new(1 << 30));
         let volume = volume(backend, Some(cipher(sector_size)), None, PolicyKind::Adaptive);
-        let config = QueueConfig { memory: 8 << 20, depth: 32 };
+        let config = QueueConfig::new(8 << 20, 32);
         let mut queue = volume.queue(config).expect("a queue");
         let cipher = cipher(sector_size);
         for bytes in SIZES {

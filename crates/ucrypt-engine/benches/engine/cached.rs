@@ -78,7 +78,7 @@ fn on(directory: &Path) {
     }
     let describe = open(image.path()).describe();
     let kind = describe.rsplit('(').next().unwrap_or_default().trim_end_matches(')');
-    let config = QueueConfig { memory: 8 << 20, depth: 4 };
+    let config = QueueConfig::new(8 << 20, 4);
     let queue = |backend: Arc<dyn Backend>| {
         let volume = volume(backend, Some(cipher(512)), None, PolicyKind::Adaptive);
         volume.queue(config).expect("a queue")

@@ -46,7 +46,7 @@ fn time(queue: &mut Queue, direction: Direction, bytes: usize) -> f64 {
 
 fn queue(policy: PolicyKind) -> Queue {
     let volume = volume(Arc::new(memory(LEN).expect("memory")), Some(cipher(512)), None, policy);
-    let mut queue = volume.queue(QueueConfig { memory: 8 << 20, depth: 4 }).expect("a queue");
+    let mut queue = volume.queue(QueueConfig::new(8 << 20, 4)).expect("a queue");
     let data = vec![7; 1 << 20];
     for block in 0..LEN >> 20 {
         queue.submit(0, Io::write_borrowed(block << 20, &data, false)).expect("room");

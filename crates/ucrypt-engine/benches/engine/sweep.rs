@@ -114,7 +114,7 @@ fn row(what: &str, aim: f64, mut measure: impl FnMut(bool) -> f64) {
 }
 
 pub(crate) fn run() {
-    let config = QueueConfig { memory: 64 << 20, depth: 64 };
+    let config = QueueConfig::new(64 << 20, 64);
     let queue = |encrypted: bool| {
         let backend = Arc::new(ModelBackend::new("sata2017", LEN).expect("a model"));
         let cipher = encrypted.then(|| cipher(512));

@@ -91,7 +91,7 @@ impl Queue {
         let mut left = sectors(self.machine.parts(chunk));
         while left > 0 {
             let unit = left.min(ZEROES_UNIT_SECTORS);
-            let Some(mut buf) = self.memory.zeroes.alloc(unit as usize * 512) else {
+            let Some(mut buf) = self.memory.alloc_zeroes(unit as usize * 512) else {
                 debug_assert!(false, "the machine starts no chunk without memory for it");
                 return false;
             };

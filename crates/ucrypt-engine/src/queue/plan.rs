@@ -6,16 +6,11 @@ use std::ops::Range;
 use ucrypt_backend::{Buf, total_len};
 use ucrypt_dispatch::Op as MachineOp;
 
+use super::memory::Lack;
 use super::pieces::copy_from;
 use super::tables::{ClientRequest, Edge, Kind, Middle};
 use super::{Io, Queue, ReadTo, Rejected, WriteFrom};
 use crate::range_lock::Mode;
-
-/// Why there is no buffer memory.
-enum Lack {
-    Now,
-    Ever,
-}
 
 /// A byte range cut at sector borders: a partial sector at each end, and whole sectors between.
 struct Cut {
@@ -144,12 +139,11 @@ impl Queue {
         let mut buf = None;
         if !range.is_empty() && !is_direct {
             let bytes = usize::try_from(whole.end - whole.start).map_err(|_| Rejected::TooLarge)?;
-            buf = self.memory.data.alloc(bytes);
-            if buf.is_none() && self.memory.data.could_hold(bytes) {
-                return Err(Rejected::Busy(Io::Read { offset, to }));
-            } else if buf.is_none() {
-                return Err(Rejected::TooLarge);
-            }
+            buf = match self.memory.alloc(bytes, self.in_flight() == 0) {
+                Ok(buf) => Some(buf),
+                Err(Lack::Now) => return Err(Rejected::Busy(Io::Read { offset, to })),
+                Err(Lack::Ever) => return Err(Rejected::TooLarge),
+            };
         }
         let head = (range.start - whole.start) as usize;
         let middle = (!range.is_empty()).then(|| middle(MachineOp::Read, &whole));
@@ -204,11 +198,10 @@ impl Queue {
         let mut buf = None;
         let is_elsewhere = matches!(from, Some(WriteFrom::Borrowed(_) | WriteFrom::Scattered(_)));
         if is_elsewhere && bytes > 0 {
-            buf = self.memory.data.alloc(bytes);
-            if buf.is_none() {
-                let lack = if self.memory.data.could_hold(bytes) { Lack::Now } else { Lack::Ever };
-                return Err((lack, from));
-            }
+            buf = match self.memory.alloc(bytes, self.in_flight() == 0) {
+                Ok(buf) => Some(buf),
+                Err(lack) => return Err((lack, from)),
+            };
         }
         let middle = (bytes > 0).then(|| middle(op, &cut.middle));
         let request = self.fill_in(tag, Kind::Write, range.clone(), middle);
@@ -247,8 +240,8 @@ impl Queue {
         let sector = self.sector_size();
         let base = part.start / sector * sector;
         let bytes = (part.start - start) as usize..(part.end - start) as usize;
-        let buf = self.memory.edges.alloc(sector as usize)?;
-        let mut patch = self.memory.edges.alloc(bytes.len())?;
+        let buf = self.memory.alloc_edge(sector as usize)?;
+        let mut patch = self.memory.alloc_edge(bytes.len())?;
         match from {
             Some(WriteFrom::Owned(data)) => patch.copy_from_slice(&data[bytes]),
             Some(WriteFrom::Borrowed(data)) => patch.copy_from_slice(&data[bytes]),

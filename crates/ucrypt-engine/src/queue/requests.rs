@@ -189,7 +189,10 @@ impl Queue {
             None => {}
             // The client asked for it.
             Some(Errno::CANCELED) => return,
-            Some(error) => return counters.count_error(error),
+            Some(error) => {
+                counters.count_error(error);
+                return self.volume.tell();
+            }
         }
         match request.kind {
             Kind::Read => {

@@ -145,7 +145,7 @@ pub(super) struct Chunk {
 
 /// Buffers that each chunk has room for, for joined requests in pieces. The list grows if there are
 /// more.
-const CHUNK_BUFS: usize = 4 * PARTS_MAX;
+const CHUNK_BUFS: usize = 2 * PARTS_MAX;
 
 impl Default for Chunk {
     fn default() -> Self {

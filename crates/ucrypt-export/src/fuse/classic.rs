@@ -21,18 +21,16 @@ use std::sync::Arc;
 
 use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 
+use super::DEPTH;
 use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
 use super::answers::{Answers, Payload};
 use super::device::{Device, FRONT_LEN, Received, arguments};
 use super::file::{Outcome, VolumeFile};
 use super::peers::Peer;
-use super::{DEPTH, REQUEST_MAX};
 use crate::backlog::Submitter;
+use crate::memory::Share;
 use crate::table::Table;
 use crate::waiter::{EventFlags, Waiter};
-
-/// Memory for one receive buffer and for the requests in flight.
-const QUEUE: QueueConfig = QueueConfig { memory: 32 << 20, depth: DEPTH };
 
 /// Writes of at least this many bytes are handed over with the buffer they arrived in.
 const HANDED_OVER_MIN: usize = 64 << 10;
@@ -85,6 +83,7 @@ pub(super) struct Classic {
     /// The first of the devices blocks.
     blocks: bool,
     peer: Peer,
+    share: Share,
     answers: Answers,
     queue: Queue,
     under_way: Table<Pending>,
@@ -100,20 +99,27 @@ pub(super) struct Classic {
 }
 
 impl Classic {
-    pub(super) fn new(file: Arc<VolumeFile>, device: Device, peer: Peer) -> io::Result<Self> {
+    /// `share` has memory for a receive buffer and for requests in flight.
+    pub(super) fn new(
+        file: Arc<VolumeFile>,
+        device: Device,
+        peer: Peer,
+        share: Share,
+    ) -> io::Result<Self> {
         let mut devices = vec![device];
         devices.extend(devices[0].separate());
         let blocks = devices.len() > 1 || file.volume.info().synchronous;
         if devices.len() > 1 || !blocks {
             devices[devices.len() - 1].set_nonblocking()?;
         }
-        let (mut queue, waiter) = queue(&file, &devices)?;
+        let (mut queue, waiter) = queue(&file, &devices, share)?;
         Ok(Self {
-            buffer: queue.alloc(REQUEST_MAX as usize),
+            buffer: queue.alloc(share.request_max),
             file,
             devices,
             blocks,
             peer,
+            share,
             answers: Answers::new(),
             queue,
             under_way: Table::new(DEPTH as usize),
@@ -198,7 +204,7 @@ impl Classic {
         }
         if self.buffer.is_none() {
             // Memory is short only while requests are under way.
-            self.buffer = self.queue.alloc(REQUEST_MAX as usize);
+            self.buffer = self.queue.alloc(self.share.request_max);
         }
         self.buffer.is_some()
     }
@@ -286,7 +292,7 @@ impl Classic {
             self.answers.put(&self.devices, device, unique, Err(Errno::IO));
         }
         self.answers.send(&self.devices);
-        (self.queue, self.waiter) = queue(&self.file, &self.devices)?;
+        (self.queue, self.waiter) = queue(&self.file, &self.devices, self.share)?;
         Ok(())
     }
 
@@ -313,8 +319,14 @@ impl Classic {
 
 /// A queue of the volume, and over an asynchronous backend a waiter for requests and completions. A
 /// request wakes one thread, not all.
-fn queue(file: &VolumeFile, devices: &[Device]) -> io::Result<(Queue, Option<Waiter>)> {
-    let queue = file.volume.queue(QUEUE)?;
+fn queue(
+    file: &VolumeFile,
+    devices: &[Device],
+    Share { memory, request_max, .. }: Share,
+) -> io::Result<(Queue, Option<Waiter>)> {
+    // A read that begins and ends within sectors takes more memory than it has bytes.
+    let config = QueueConfig { memory, request_max: 2 * request_max, depth: DEPTH };
+    let queue = file.volume.queue(config)?;
     if file.volume.info().synchronous {
         return Ok((queue, None));
     }

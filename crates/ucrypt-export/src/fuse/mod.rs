@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_engine::Volume;
 
+use crate::ending::TellsAtItsEnd;
+use crate::memory::{self, Share};
 use classic::Classic;
 use device::{Device, Wanted};
 use file::{User, VolumeFile};
@@ -40,8 +42,8 @@ use place::Place;
 pub use place::remove_stale;
 use ring::Ring;
 
-/// Largest request in bytes: the kernel's limit without privileges.
-const REQUEST_MAX: u32 = 1 << 20;
+/// Largest request in bytes, if there is memory for it: the kernel's limit without privileges.
+const REQUEST_MAX: usize = 1 << 20;
 
 /// Most requests that a thread has in flight.
 const DEPTH: u32 = 128;
@@ -298,22 +300,30 @@ fn serve(
     how: How,
 ) -> io::Result<(Transport, Vec<JoinHandle<()>>)> {
     // Created first: whatever can fail must fail before the kernel is told to wait for rings.
-    let rings = match how.transport {
+    let (rings, request_max) = match how.transport {
         Transport::Ring => rings(file, device).unwrap_or_default(),
-        Transport::Classic => Vec::new(),
+        Transport::Classic => Default::default(),
     };
+    let mut share = memory::divide(&file.volume, how.threads, REQUEST_MAX);
+    if !rings.is_empty() {
+        share = Share { queues: 1, memory: 2 * request_max, request_max };
+    }
     let wanted = Wanted { ring: !rings.is_empty(), shared_mappings: how.shared_mappings };
-    let ring = device.negotiate(REQUEST_MAX, wanted)?;
+    let ring = device.negotiate(share.request_max as u32, wanted)?;
     let mut threads = Vec::new();
     let mut transport = Transport::Classic;
-    if ring && start_rings(rings, &mut threads)? {
+    if ring && start_rings(rings, &file.volume, &mut threads)? {
         transport = Transport::Ring;
     }
     // With rings, one classic thread takes the requests that do not come by them.
-    let count = if transport == Transport::Ring { 1 } else { how.threads };
+    let count = if transport == Transport::Ring { 1 } else { share.queues };
     for (index, peer) in Peer::all(count).enumerate() {
-        let classic = Classic::new(file.clone(), device.another()?, peer)?;
-        threads.push(spawn(format!("fuse-{index}"), move || classic.run())?);
+        let classic = Classic::new(file.clone(), device.another()?, peer, share)?;
+        let end = TellsAtItsEnd(file.volume.clone());
+        threads.push(spawn(format!("fuse-{index}"), move || {
+            let _end = end;
+            classic.run();
+        })?);
     }
     Ok((transport, threads))
 }
@@ -335,27 +345,35 @@ const SPREAD: usize = 2;
 const ENTRIES: usize = 8;
 
 /// Creates a ring for each core that we may use; together they serve the queues of all possible
-/// cores.
-fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<Vec<Ring>> {
+/// cores. Returns the largest request in bytes, too.
+fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<(Vec<Ring>, usize)> {
     let all = usize::from(mount::possible_cores()?);
     let threads = cores().min(all);
     // Fewer entries where a thread has many queues, so that its memory does not grow with them.
     let each = (ENTRIES * threads / all.max(1)).max(1);
+    // Each entry keeps memory for a request.
+    let entries = all * each * SPREAD.min(threads);
+    let request_max = memory::divide(&file.volume, entries, REQUEST_MAX).request_max;
     let ring = |thread: usize| {
         let serves =
             |queue: &u16| (0..SPREAD).any(|next| (usize::from(*queue) + next) % threads == thread);
         let queues: Vec<u16> = (0..all as u16).filter(serves).collect();
-        Ring::new(file.clone(), device.another()?, &queues, each)
+        Ring::new(file.clone(), device.another()?, &queues, each, request_max)
     };
-    (0..threads).map(ring).collect()
+    Ok(((0..threads).map(ring).collect::<io::Result<_>>()?, request_max))
 }
 
 /// Starts a thread for each ring. Returns whether the kernel took all of them.
-fn start_rings(rings: Vec<Ring>, threads: &mut Vec<JoinHandle<()>>) -> io::Result<bool> {
+fn start_rings(
+    rings: Vec<Ring>,
+    volume: &Arc<Volume>,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> io::Result<bool> {
     let (said, heard) = mpsc::channel();
     for (index, mut ring) in rings.into_iter().enumerate() {
-        let said = said.clone();
+        let (said, end) = (said.clone(), TellsAtItsEnd(volume.clone()));
         threads.push(spawn(format!("fuse-ring-{index}"), move || {
+            let _end = end;
             // This fails only if another thread could not be started, so that nobody listens.
             let _ = said.send(ring.register());
             drop(said);

@@ -30,7 +30,6 @@ use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
 use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 
-use super::REQUEST_MAX;
 use super::abi::{self, ANSWER_LEN, Body, Request, ring};
 use super::abort::abort;
 use super::device::Device;
@@ -46,8 +45,8 @@ const VECTORS_AT: usize = 1024;
 /// on the rest, and decrypted data is still in the cache when the kernel copies it.
 const ROUND_BYTES: usize = 256 << 10;
 
-/// Bytes for the ciphertext of writes in flight, beside the entries.
-const WORK_MEMORY: usize = 16 << 20;
+/// Requests of the largest length whose ciphertext a queue has memory for, beside the entries.
+const WORK_REQUESTS: usize = 2;
 
 /// One entry that the kernel fills with requests.
 struct Entry {
@@ -79,14 +78,13 @@ enum Success {
 unsafe impl Send for Entry {}
 
 impl Entry {
-    fn new(queue: u16, engine: &mut Queue) -> Option<Self> {
+    fn new(queue: u16, request_max: usize, engine: &mut Queue) -> Option<Self> {
         let mut page = engine.alloc(PAGE_LEN)?;
         page.fill(0);
-        let mut memory = engine.alloc(REQUEST_MAX as usize)?;
+        let mut memory = engine.alloc(request_max)?;
         let start = NonNull::new(memory.as_mut_ptr())?;
         let head_len = ring::HEADS_LEN as u64;
-        let vectors =
-            [page.as_ptr() as u64, head_len, start.as_ptr() as u64, u64::from(REQUEST_MAX)];
+        let vectors = [page.as_ptr() as u64, head_len, start.as_ptr() as u64, request_max as u64];
         for (place, word) in page[VECTORS_AT..].chunks_exact_mut(8).zip(vectors) {
             place.copy_from_slice(&word.to_ne_bytes());
         }
@@ -97,7 +95,7 @@ impl Entry {
     /// The first `len` bytes of the payload. Only one such buffer may exist at a time, and only
     /// while we own the entry.
     fn payload(&self, len: usize) -> Buf {
-        assert!(len <= REQUEST_MAX as usize);
+        assert!(len <= self.memory.len());
         // SAFETY: `memory` keeps the bytes mapped, is itself never dereferenced, and is a whole
         // allocation of this entry.
         unsafe { Buf::foreign(self.memory.clone(), self.start, len) }
@@ -127,7 +125,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Creates a thread's share: `each` entries in every one of the kernel's `queues`.
+    /// Creates a thread's share: `each` entries in every one of the kernel's `queues`, for requests
+    /// of up to `request_max` bytes.
     ///
     /// # Errors
     /// The system's, where io_uring is missing or forbidden.
@@ -136,19 +135,18 @@ impl Ring {
         device: Device,
         queues: &[u16],
         each: usize,
+        request_max: usize,
     ) -> io::Result<Self> {
         let count = each * queues.len();
         // Runs of pages are powers of two: the pages of heads need a run of their own.
-        let heads = (count * PAGE_LEN).next_multiple_of(REQUEST_MAX as usize);
-        let config = QueueConfig {
-            memory: heads + count * REQUEST_MAX as usize + WORK_MEMORY,
-            depth: count as u32,
-        };
+        let heads = (count * PAGE_LEN).next_multiple_of(request_max);
+        let memory = heads + (count + WORK_REQUESTS) * request_max;
+        let config = QueueConfig { memory, request_max: 2 * request_max, depth: count as u32 };
         let mut queue = file.volume.queue_with_ring(config, count as u32)?;
         let mut entries = Vec::with_capacity(count);
         for &number in queues {
             for _ in 0..each {
-                entries.push(Entry::new(number, &mut queue).ok_or(Errno::NOMEM)?);
+                entries.push(Entry::new(number, request_max, &mut queue).ok_or(Errno::NOMEM)?);
             }
         }
         Ok(Self {

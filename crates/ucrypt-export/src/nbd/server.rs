@@ -66,10 +66,14 @@ impl Default for ServerConfig {
     }
 }
 
-/// The engine queue of each connection. Its memory holds the longest request, 32 MiB with its whole
-/// first and last sector, beside shorter ones; a client with more requests in flight than the depth
-/// waits.
-const QUEUE: QueueConfig = QueueConfig { memory: 64 << 20, depth: 128 };
+/// The engine queue of each connection. A client with more requests in flight than the depth, or
+/// than there is memory for, waits.
+const QUEUE: QueueConfig = QueueConfig {
+    memory: 1 << 20,
+    // With its whole first and last sector.
+    request_max: PAYLOAD_MAX as usize + 2 * 4096,
+    depth: 128,
+};
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]

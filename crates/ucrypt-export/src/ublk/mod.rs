@@ -31,21 +31,20 @@ use std::thread::JoinHandle;
 
 use ucrypt_engine::{QueueConfig, Volume, VolumeZones};
 
+use crate::ending::TellsAtItsEnd;
+use crate::memory::{self, Share};
 use device::{Bounds, Device};
 use queue::{QueueParams, Server};
 
 pub use error::UblkError;
 
-/// Depth of a queue, and its largest request in bytes.
+/// Depth of a queue, and its largest request in bytes if there is memory for it.
 const DEPTH: u16 = 128;
-const IO_BYTES_MAX: u32 = 1 << 20;
+const IO_BYTES_MAX: usize = 1 << 20;
 
 /// The same for users without privileges, whose queues keep a buffer for every request.
 const USER_DEPTH: u16 = 32;
-const USER_IO_BYTES_MAX: u32 = 512 << 10;
-
-/// Buffer memory of an engine queue, in bytes. Requests that find none wait.
-const MEMORY: usize = 8 << 20;
+const USER_IO_BYTES_MAX: usize = 256 << 10;
 
 /// Most queues, however many cores there are.
 const QUEUES_MAX: usize = 64;
@@ -109,18 +108,20 @@ impl UblkExport {
             zones.as_ref().map_or(basic, |zones| limits::zoned(basic, zones))
         };
         let bounds = |privileged| {
-            let bounds = bounds(privileged);
+            let bounds = bounds(volume, privileged);
             // A single queue, because one thread has to order the appends.
             if zones.is_some() { Bounds { queues: 1, ..bounds } } else { bounds }
         };
         let mut device = Device::new(options, bounds, parameters)?;
         let info = *device.info();
+        let memory = memory::bytes(volume) / usize::from(info.queues.max(1));
         let mut starting = Starting::default();
         for queue in 0..info.queues {
             let place = QueueParams {
                 queue,
                 depth: info.depth,
                 io_bytes_max: info.io_bytes_max,
+                memory: memory.max(2 * info.io_bytes_max as usize),
                 user_copy: device.has(abi::feature::USER_COPY),
             };
             starting.prepare(volume, place, zones.clone()).map_err(failed("start the queues"))?;
@@ -224,9 +225,14 @@ impl Starting {
         zones: Option<VolumeZones>,
     ) -> io::Result<()> {
         let ((go, device), (say, said)) = (channel::<Arc<File>>(), channel());
-        let volume = volume.clone();
+        let (volume, end) = (volume.clone(), TellsAtItsEnd(volume.clone()));
         let serve = move || {
-            let config = QueueConfig { memory: MEMORY, depth: u32::from(params.depth) };
+            let _end = end;
+            let config = QueueConfig {
+                memory: params.memory,
+                request_max: 2 * params.io_bytes_max as usize,
+                depth: u32::from(params.depth),
+            };
             let engine = match volume.queue_with_ring(config, u32::from(params.depth)) {
                 Ok(engine) => engine,
                 Err(error) => return tell(&say, Err(error)),
@@ -273,13 +279,16 @@ fn tell(say: &Sender<io::Result<()>>, result: io::Result<()>) {
     let _ = say.send(result);
 }
 
-fn bounds(privileged: bool) -> Bounds {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let queues = cores.min(QUEUES_MAX) as u16;
+fn bounds(volume: &Volume, privileged: bool) -> Bounds {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(QUEUES_MAX);
     if privileged {
-        Bounds { queues, depth: DEPTH, io_bytes_max: IO_BYTES_MAX }
+        let Share { queues, request_max, .. } = memory::divide(volume, cores, IO_BYTES_MAX);
+        let (queues, io_bytes_max) = (queues as u16, request_max as u32);
+        Bounds { queues, depth: DEPTH, io_bytes_max }
     } else {
-        Bounds { queues, depth: USER_DEPTH, io_bytes_max: USER_IO_BYTES_MAX }
+        let fit = memory::bytes(volume) / (usize::from(USER_DEPTH) * USER_IO_BYTES_MAX);
+        let queues = cores.min(fit.max(1)) as u16;
+        Bounds { queues, depth: USER_DEPTH, io_bytes_max: USER_IO_BYTES_MAX as u32 }
     }
 }
 

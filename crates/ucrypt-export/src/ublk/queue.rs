@@ -32,6 +32,8 @@ pub(super) struct QueueParams {
     pub(super) depth: u16,
     /// Largest request, in bytes.
     pub(super) io_bytes_max: u32,
+    /// Bytes of the engine queue's own buffer memory.
+    pub(super) memory: usize,
     /// Whether we copy the data, not the kernel.
     pub(super) user_copy: bool,
 }
@@ -70,7 +72,7 @@ impl Server {
         params: QueueParams,
         zones: Option<VolumeZones>,
     ) -> io::Result<Self> {
-        let QueueParams { queue, depth, io_bytes_max, user_copy } = params;
+        let QueueParams { queue, depth, io_bytes_max, user_copy, .. } = params;
         let mut server = Self {
             engine,
             descriptors: Descriptors::map(&device, queue, depth)?,

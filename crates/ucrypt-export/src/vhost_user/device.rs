@@ -128,7 +128,7 @@ fn surroundings<'a>(
 
 /// Makes every answered write durable.
 fn flush(volume: &Arc<Volume>) -> io::Result<()> {
-    let mut queue = volume.queue(QueueConfig { memory: 4096, depth: 1 })?;
+    let mut queue = volume.queue(QueueConfig::new(4096, 1))?;
     let refused = || io::Error::other("the volume takes no flush");
     queue.submit(0, Io::Flush).map_err(|_| refused())?;
     queue.wait()?;

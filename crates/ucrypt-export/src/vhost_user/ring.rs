@@ -23,7 +23,7 @@ use ucrypt_engine::{Buf, Io, Queue, QueueConfig, Rejected, Urgency, Volume};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Report;
-use super::config::SEGMENTS_MAX;
+use super::config::{SEGMENT_LEN_MAX, SEGMENTS_MAX};
 use super::event;
 use super::inflight::Track;
 use super::memory::{Gone, GuestMap};
@@ -34,9 +34,9 @@ use crate::backlog::Submitter;
 use crate::stop::Stop;
 use crate::waiter::{EventFlags, Waiter};
 
-/// Buffer memory of a ring in bytes: room for the ciphertext of two of the largest writes. Pages
-/// are used when they are first touched.
-const MEMORY: usize = 64 << 20;
+/// A ring's own buffer memory in bytes, for the ciphertext of writes, and its longest request.
+const MEMORY: usize = 1 << 20;
+const REQUEST_MAX: usize = (SEGMENTS_MAX * SEGMENT_LEN_MAX) as usize;
 
 /// Everything that a ring's thread needs to start.
 pub(super) struct Setup {
@@ -184,7 +184,8 @@ impl Ring {
             virtqueue.set_next_available(virtqueue.next_used().wrapping_add(taken));
             left_over.reverse();
         }
-        let config = QueueConfig { memory: MEMORY, depth: u32::from(layout.size) };
+        let depth = u32::from(layout.size);
+        let config = QueueConfig { memory: MEMORY, request_max: REQUEST_MAX, depth };
         let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
         let waiter = waiter(&shared, &queue, &kick)?;

@@ -5,7 +5,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use rustix::fs::{Mode, fchmod};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::ending::END_LIMIT;
+use crate::events::Event;
 use crate::failure::Failure;
 use crate::runtime::RuntimePaths;
 
@@ -103,19 +104,21 @@ fn has_hung_up(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Listens on the control socket. The channel delivers each request with the stream for its answer.
-pub(super) fn start(paths: &RuntimePaths) -> Result<Receiver<(Request, UnixStream)>, Failure> {
+/// A request, and the stream for its answer.
+pub(super) type Asked = (Request, UnixStream);
+
+/// Listens on the control socket, and delivers each request.
+pub(super) fn start(paths: &RuntimePaths, sender: Sender<Event<Asked>>) -> Result<(), Failure> {
     let failed = |error| {
         let socket = paths.socket();
         Failure::device(format!("cannot listen on {}: {error}", socket.display()))
     };
     let listener = private_socket(&paths.socket()).map_err(failed)?;
-    let (sender, asked) = mpsc::channel();
     std::thread::Builder::new()
         .name("control".into())
         .spawn(move || accept(&listener, &sender))
         .map_err(failed)?;
-    Ok(asked)
+    Ok(())
 }
 
 /// Creates a socket for this user only, from its first moment on.
@@ -128,7 +131,7 @@ fn private_socket(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-fn accept(listener: &UnixListener, asked: &Sender<(Request, UnixStream)>) {
+fn accept(listener: &UnixListener, sender: &Sender<Event<Asked>>) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
             // The descriptors are used up; wait until some are free.
@@ -141,7 +144,7 @@ fn accept(listener: &UnixListener, asked: &Sender<(Request, UnixStream)>) {
             continue;
         }
         let Some(request) = receive(&stream) else { continue };
-        if asked.send((request, stream)).is_err() {
+        if sender.send(Event::Asked((request, stream))).is_err() {
             return;
         }
     }

@@ -2,28 +2,25 @@
 //! end.
 
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use ucrypt_engine::Decisions;
 
-use super::control::{self, OPEN, Request};
+use super::control::{self, Asked, OPEN, Request};
 use super::link::Link;
 use super::name_lock::NameLock;
 use super::resilience::Resilience;
 use super::show::{CLOSING, DEFERRED, ENDING};
 use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
+use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::runtime::RuntimePaths;
 use crate::serve::Exports;
 use crate::stdio::say_line;
 use crate::users;
 use crate::volume::Opened;
-
-/// How often to check for signals and for exports that ended from outside.
-const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long `close` waits for users that cannot be seen: the kernel releases a device some time
 /// after its last user has gone, and device managers open it when something changes.
@@ -57,25 +54,23 @@ enum End {
 
 impl Life {
     /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
-    pub(super) fn run(
-        mut self,
-        asked: &Receiver<(Request, UnixStream)>,
-        signals: &Receiver<i32>,
-    ) -> Result<(), Failure> {
-        let end = self.serve(asked, signals);
+    pub(super) fn run(mut self, events: Events<Asked>) -> Result<(), Failure> {
+        let end = self.serve(events);
         self.end(end)
     }
 
-    fn serve(&mut self, asked: &Receiver<(Request, UnixStream)>, signals: &Receiver<i32>) -> End {
+    fn serve(&mut self, mut events: Events<Asked>) -> End {
         let name = self.paths.name().to_owned();
         let mut deferred = false;
         // The client that asked for the end, and the deadline for users that cannot be seen.
         let mut closing: Option<(UnixStream, Instant)> = None;
         let mut ending: Option<Ending> = None;
         let mut troubles = Troubles::default();
+        let mut due = None;
         loop {
-            match asked.recv_timeout(CHECK_EVERY) {
-                Ok((Request::Status, stream)) => {
+            let looks = deferred || closing.is_some() || ending.is_some();
+            match events.next(looks, due) {
+                Some(Event::Asked((Request::Status, stream))) => {
                     let state = match deferred {
                         _ if ending.is_some() => ENDING,
                         _ if closing.is_some() => CLOSING,
@@ -84,27 +79,30 @@ impl Life {
                     };
                     control::reply(stream, &self.status(state));
                 }
-                Ok((Request::Close, stream)) if closing.is_some() => {
+                Some(Event::Asked((Request::Close, stream))) if closing.is_some() => {
                     let failure = Failure::busy(format!("{name} is being closed already"));
                     control::reply(stream, &control::refusal(&failure));
                 }
-                Ok((Request::Close, stream)) => {
+                Some(Event::Asked((Request::Close, stream))) => {
                     closing = Some((stream, Instant::now() + UNSEEN_PATIENCE));
                 }
-                Ok((Request::CloseDeferred, stream)) => {
+                Some(Event::Asked((Request::CloseDeferred, stream))) => {
                     deferred = true;
                     self.exports.detach();
                     self.link = None;
                     control::reply(stream, &json!({ "deferred": true }));
                 }
-                Ok((Request::Resize { bytes }, stream)) => {
+                Some(Event::Asked((Request::Resize { bytes }, stream))) => {
                     let resized = self.resize(bytes);
                     control::reply(stream, &control::answer(&resized, "resized"));
                 }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return End::Unused,
+                Some(Event::Signal(_)) if ending.is_some() => {
+                    return ending.map_or(End::Signal, |ending| End::InUse(ending.left(&name)));
+                }
+                Some(Event::Signal(signal)) => ending = Some(Ending::by(signal)),
+                Some(Event::Look) | None => {}
             }
-            troubles.look(&self.opened);
+            due = troubles.look(&self.opened);
             if let Some((stream, until)) = closing.take() {
                 if self.is_unused(deferred) {
                     return End::Closed(stream);
@@ -118,12 +116,6 @@ impl Life {
             }
             if self.exports.have_ended() {
                 return closing.map_or(End::Unused, |(stream, _)| End::Closed(stream));
-            }
-            if let Ok(signal) = signals.try_recv() {
-                if let Some(ending) = &ending {
-                    return End::InUse(ending.left(&name));
-                }
-                ending = Some(Ending::by(signal));
             }
             match ending.as_mut().map(|it| it.step(&mut self.exports, &name, deferred)) {
                 None | Some(Step::Wait) => {}

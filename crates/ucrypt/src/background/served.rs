@@ -14,7 +14,10 @@ use crate::failure::Failure;
 use crate::runtime::RuntimePaths;
 use crate::serve::{ExportArgs, Exports};
 use crate::user;
-use crate::volume::Opened;
+use crate::volume::{MEMORY, Opened};
+
+/// Bytes of buffer memory behind a loop device.
+const LOOP_MEMORY: usize = 8 << 20;
 
 /// How an open volume can be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,6 +57,11 @@ impl Served {
             Self::Fuse => available::fuse(),
             Self::Nbd => Ok(()),
         }
+    }
+
+    /// Bytes of buffer memory, if the user names no size. A loop device's memory is locked.
+    pub(super) fn memory(self) -> usize {
+        if self == Self::Loop { LOOP_MEMORY } else { MEMORY }
     }
 
     /// Whether the server can leave its user's mounts, because it mounts nothing there.

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use rustix::fs::statvfs;
@@ -60,7 +60,8 @@ struct Row {
 }
 
 pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
-    let stop = signals()?;
+    let (send, stop) = mpsc::channel();
+    signals(move |signal| send.send(signal).is_ok())?;
     let len = args.size / (1 << 20) * (1 << 20);
     if len < 16 << 20 {
         return Err(Failure::wrong("the demo needs a volume of at least 16M"));
@@ -195,7 +196,7 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
     Ok(header.unlock(&medium, &passphrase, None)?)
 }
 
-const QUEUE: QueueConfig = QueueConfig { memory: 8 << 20, depth: 4 };
+const QUEUE: QueueConfig = QueueConfig::new(8 << 20, 4);
 
 /// Fills the volume with random bytes.
 fn fill(volume: &Arc<Volume>, stop: &Receiver<i32>) -> Result<(), Failure> {

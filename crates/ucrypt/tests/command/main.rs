@@ -20,6 +20,7 @@ mod image;
 mod lifecycle;
 mod load;
 mod loop_device;
+mod memory;
 mod namespace;
 mod nbd;
 mod nbd_client;

@@ -141,7 +141,13 @@ fn run(case: &Case, backend: Arc<dyn Backend>) {
     let seed = number("UCRYPT_SEED", 1);
     println!("{}: UCRYPT_SEED={seed}", case.name);
     let policies = case.policy.parse::<PolicyKind>().expect("a policy").into();
-    let kind = VolumeKind { sector_size: Some(case.sector_size), policies, workers: 2, offset: 0 };
+    let kind = VolumeKind {
+        sector_size: Some(case.sector_size),
+        policies,
+        workers: 2,
+        offset: 0,
+        shared_memory: 1 << 20,
+    };
     let harness = Harness::start(kind.over(backend, DISK));
     let half = data_bytes(case.rings).next_multiple_of(1 << 20);
     let memory =

@@ -1,0 +1,112 @@
+//! What the main thread of a server waits for. While nothing happens it sleeps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use ucrypt_engine::Volume;
+
+/// How often to look at what tells nobody: users that are to go, and a ublk device that is detached.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// The same after a thread of an export has said that it is about to end, and for how long.
+const SOON: Duration = Duration::from_millis(10);
+const SOON_FOR: Duration = Duration::from_secs(1);
+
+/// Something that happened.
+#[derive(Debug)]
+pub(crate) enum Event<A> {
+    /// Somebody asks something of the server.
+    Asked(A),
+    /// A termination signal.
+    Signal(i32),
+    /// A request failed, or an export may have ended.
+    Look,
+}
+
+/// The events of a server.
+pub(crate) struct Events<A> {
+    receiver: Receiver<Event<A>>,
+    sender: Sender<Event<A>>,
+    /// A [`Event::Look`] is on its way. One is enough, however many requests fail.
+    looks: Arc<AtomicBool>,
+    soon_until: Option<Instant>,
+}
+
+impl<A: Send + 'static> Events<A> {
+    pub(crate) fn new() -> Self {
+        let (sender, receiver) = mpsc::channel();
+        Self { receiver, sender, looks: Arc::default(), soon_until: None }
+    }
+
+    /// For those who deliver events.
+    pub(crate) fn sender(&self) -> Sender<Event<A>> {
+        self.sender.clone()
+    }
+
+    /// Delivers what the volume tells.
+    pub(crate) fn listen(&self, volume: &Volume) {
+        let (sender, looks) = (self.sender.clone(), self.looks.clone());
+        volume.listen(move || {
+            if !looks.swap(true, Ordering::SeqCst) {
+                let _ = sender.send(Event::Look);
+            }
+        });
+    }
+
+    /// Waits for the next event; `None` if it is time to look without one: at `due`, or soon if
+    /// `looks` says that something may change of which nobody tells.
+    pub(crate) fn next(&mut self, looks: bool, due: Option<Instant>) -> Option<Event<A>> {
+        let now = Instant::now();
+        let left = |until: Instant| until.saturating_duration_since(now);
+        let soon = self.soon_until.filter(|&until| until > now).map(|_| SOON);
+        let every = looks.then_some(LOOK_EVERY);
+        let event = match [soon, every, due.map(left)].into_iter().flatten().min() {
+            Some(timeout) => self.receiver.recv_timeout(timeout),
+            None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        // `sender` keeps the channel connected.
+        let event = event.ok()?;
+        if let Event::Look = event {
+            // Before the caller looks: what happens from now on gives another event.
+            self.looks.store(false, Ordering::SeqCst);
+            self.soon_until = Some(Instant::now() + SOON_FOR);
+        }
+        Some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ucrypt_engine::VolumeOptions;
+
+    use super::*;
+
+    #[test]
+    fn many_failures_are_one_event_and_the_next_one_is_another() {
+        let memory = Arc::new(ucrypt_backend::memory(1 << 20).expect("memory"));
+        let volume = Volume::raw(memory, VolumeOptions::default()).expect("a volume");
+        let mut events = Events::<()>::new();
+        events.listen(&volume);
+        for _ in 0..2 {
+            for _ in 0..1000 {
+                volume.tell();
+            }
+            assert!(matches!(events.next(false, None), Some(Event::Look)));
+            // The export's thread is about to end: looked for soon.
+            let before = Instant::now();
+            assert!(events.next(false, None).is_none());
+            assert!(before.elapsed() >= SOON);
+        }
+    }
+
+    #[test]
+    fn it_is_looked_when_it_is_due_or_something_may_change_untold() {
+        let mut events = Events::<()>::new();
+        assert!(events.next(true, None).is_none());
+        assert!(events.next(false, Some(Instant::now())).is_none());
+        events.sender().send(Event::Signal(15)).expect("it listens");
+        assert!(matches!(events.next(false, None), Some(Event::Signal(15))));
+    }
+}

@@ -1,0 +1,114 @@
+//! A server's memory is bounded, whatever its clients do, and a server that nobody uses sleeps.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use crate::image::{Image, LUKS2};
+use crate::process::{Ran, run, tool};
+use crate::scratch::Scratch;
+
+const LEN: u64 = 96 << 20;
+
+/// Memory of a server beside its buffers, in bytes: stacks, tables, and what the allocator keeps.
+const BESIDE: u64 = 10 << 20;
+
+fn open(scratch: &Scratch, image: &Image, options: &[&str]) -> Ran {
+    let mut command = image.ucrypt(scratch, "open");
+    run(command.arg(scratch.unique()).args(options), b"")
+}
+
+fn server(scratch: &Scratch) -> Pid {
+    let servers = scratch.processes();
+    assert_eq!(servers.len(), 1);
+    servers[0]
+}
+
+/// Bytes that a process has for itself: not those of its program, which all servers share.
+fn own_memory(process: Pid) -> u64 {
+    let path = format!("/proc/{}/smaps_rollup", process.as_raw_nonzero());
+    let rollup = fs::read_to_string(path).expect("the memory of our own process");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("a field");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kib << 10
+}
+
+/// Writes requests of all lengths at a depth that exceeds any buffer, and verifies them.
+fn verify(device: &str) {
+    let mut fio = tool("fio", "fio");
+    if device.starts_with("nbd") {
+        fio.arg("--ioengine=nbd").arg(format!("--uri={device}"));
+    } else {
+        fio.args(["--ioengine=libaio", "--direct=1", "--allow_file_create=0"]);
+        fio.arg(format!("--filename={device}"));
+    }
+    fio.args(["--name=verify", "--rw=randwrite", "--bsrange=4k-1m", "--blockalign=4k"]);
+    fio.args(["--iodepth=128", "--numjobs=2", "--size=40m", "--offset_increment=40m"]);
+    fio.args(["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randseed=7"]);
+    run(&mut fio, b"").passes();
+}
+
+#[test]
+fn buffers_take_no_more_memory_than_the_user_says() {
+    for (served, memory) in [("loop", 1), ("loop", 24), ("fuse", 1), ("fuse", 6), ("nbd", 6)] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+        let memory_arg = format!("{memory}M");
+        let opened = open(&scratch, &image, &["--as", served, "--memory", &memory_arg]);
+        let device = opened.text().trim().to_owned();
+        let server = server(&scratch);
+        verify(&device);
+        let own = own_memory(server);
+        println!("{served} with {memory_arg}: {} KiB", own >> 10);
+        assert!(own <= (memory << 20) + BESIDE, "{served} with {memory_arg}: {own} bytes");
+        if served == "loop" {
+            assert!(own >= memory << 20, "a loop device's buffers are locked: {own} bytes");
+        }
+        run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
+    }
+}
+
+#[test]
+fn buffers_that_are_too_small_or_too_large_are_refused() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    for memory in ["1023K", "5G", "0", "many"] {
+        let refused = open(&scratch, &image, &["--as", "nbd", "--memory", memory]).exits(1);
+        assert!(refused.stderr.contains("--memory"), "{}", refused.stderr);
+    }
+    assert_eq!(scratch.processes(), []);
+}
+
+/// How often the threads of a process have gone to sleep or were taken off their core.
+fn switches(process: Pid) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+    let threads = threads.expect("threads").filter_map(Result::ok);
+    let of_thread = |status: String| -> u64 {
+        let fields = status.lines().filter(|line| line.contains("ctxt_switches:"));
+        fields.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
+    };
+    threads.filter_map(|it| fs::read_to_string(it.path().join("status")).ok()).map(of_thread).sum()
+}
+
+#[test]
+fn a_server_that_nobody_uses_never_wakes_up() {
+    for served in ["loop", "fuse", "nbd"] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+        open(&scratch, &image, &["--as", served]).passes();
+        let server = server(&scratch);
+        // Udev and others look at a new device for a while.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let before = switches(server);
+            std::thread::sleep(Duration::from_secs(2));
+            let woken = switches(server) - before;
+            if woken == 0 {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{served}: woken {woken} times in the last 2 s");
+        }
+        run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
+    }
+}
