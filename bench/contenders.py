@@ -1,6 +1,7 @@
 """Who is measured: how each is started on an image, and how it is ended."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import random
@@ -27,8 +28,10 @@ class Images:
     its 4096-byte sectors.
     """
 
-    def __init__(self, scratch, size):
+    def __init__(self, scratch, size, direct):
         self.size = size
+        # They are on a disk: whoever can, goes past the page cache.
+        self.direct = direct
         self.key = scratch / "passphrase"
         self.raw = scratch / "raw.img"
         self.luks512 = scratch / "luks1-512.img"
@@ -59,6 +62,14 @@ class Images:
             data512 = int.from_bytes(image.read(108)[104:], "big") * 512
         self._fill([(self.raw, 0), (self.luks512, data512), (self.luks4096, LUKS2_DATA * 512)])
 
+    def bound(self):
+        """The program of bound.c, built on its first use."""
+        program = self.raw.with_name("bound")
+        if not program.exists():
+            source = pathlib.Path(__file__).with_name("bound.c")
+            subprocess.run(["cc", "-O2", "-o", program, source, "-lpthread"], check=True)
+        return program
+
     def _fill(self, places):
         chunk = 4 << 20
         source = random.Random(1)
@@ -72,6 +83,7 @@ class Images:
                 file.write(block)
         for file in files:
             file.truncate()
+            os.fsync(file.fileno())
             file.close()
 
 
@@ -94,6 +106,7 @@ class Contender:
 def _ucrypt(transport, image, encrypted, *options):
     def command(ucrypt, images, place):
         key = ["--key-file", images.key] if encrypted else ["--cipher", "none"]
+        key += ["--direct"] if images.direct else []
         if transport == "LOOP":
             return [ucrypt, "open", "--as", "loop", getattr(images, image), place.name, *key]
         where = ["--fuse", place] if transport == "FUSE" else ["--nbd", f"unix:{place}"]
@@ -106,7 +119,8 @@ def _storage_daemon(encrypted):
     def command(_ucrypt, images, place):
         image = images.luks512 if encrypted else images.raw
         line = ["qemu-storage-daemon"]
-        line += ["--blockdev", f"driver=file,node-name=file,filename={image}"]
+        direct = ",cache.direct=on,aio=native" if images.direct else ""
+        line += ["--blockdev", f"driver=file,node-name=file,filename={image}{direct}"]
         node = "file"
         if encrypted:
             node = "luks"
@@ -121,23 +135,31 @@ def _storage_daemon(encrypted):
 def _nbdkit(encrypted):
     def command(_ucrypt, images, place):
         line = ["nbdkit", "--foreground", "--exit-with-parent", "--unix", place]
+        # It has no direct I/O, but drops what it has read and written from the page cache.
+        cache = ["cache=none"] if images.direct else []
         if encrypted:
-            line += ["--filter=luks", "file", images.luks512]
+            line += ["--filter=luks", "file", images.luks512, *cache]
             return [*line, f"passphrase=+{images.key}"]
-        return [*line, "file", images.raw]
+        return [*line, "file", images.raw, *cache]
 
     return command
 
 
 def _qemu_nbd(_ucrypt, images, place):
     image = f"driver=luks,key-secret=key,file.driver=file,file.filename={images.luks512}"
+    image += ",file.cache.direct=on,file.aio=native" if images.direct else ""
     return ["qemu-nbd", "--object", f"secret,id=key,file={images.key}", "--image-opts", image] + [
         *["--persistent", "--shared=8", f"--socket={place}"]
     ]
 
 
 def _losetup(_ucrypt, images, _place):
-    return ["losetup", "--find", "--show", images.raw]
+    direct = ["--direct-io=on"] if images.direct else []
+    return ["losetup", "--find", "--show", *direct, images.raw]
+
+
+def _bound(_ucrypt, images, place):
+    return [images.bound(), images.raw, place]
 
 
 ALL = [
@@ -169,6 +191,13 @@ ALL = [
     Contender("NBD", "qemu-nbd LUKS", _qemu_nbd),
 ]
 
+_NO_PEERS = ("FUSE ucrypt 4096 classic", "FUSE qsd raw", "NBD nbdkit file")
+
+# On a disk: the image itself, and a server that only copies.
+RAW = Contender("FILE", "raw", None)
+BOUND = Contender("FUSE", "bound", _bound)
+DISK = [RAW, BOUND] + [contender for contender in ALL if contender.label not in _NO_PEERS]
+
 # What is asked for it, where the kernel lacks it, is served by read(2) and write(2).
 OVER_IO_URING = "FUSE ucrypt 4096 io_uring"
 
@@ -184,8 +213,24 @@ ENCRYPTED_AND_NOT = [c for c in ALL if c.name in ("ucrypt none", "ucrypt 4096")]
 
 def running(contender, ucrypt, images, scratch):
     """A contender while it serves: a context that gives fio's target."""
-    kind = Attached if contender.transport == "LOOP" else Running
+    kind = {"FILE": Itself, "LOOP": Attached}.get(contender.transport, Running)
     return kind(contender, ucrypt, images, scratch)
+
+
+class Itself:
+    """The image, without anything on top."""
+
+    # Processor time is also asked of those without a process.
+    pid = None
+
+    def __init__(self, _contender, _ucrypt, images, _scratch):
+        self.image = str(images.raw)
+
+    def __enter__(self):
+        return self.image
+
+    def __exit__(self, *_):
+        pass
 
 
 class Attached:
@@ -199,6 +244,7 @@ class Attached:
         self.line = contender.command(ucrypt, images, pathlib.Path(self.name))
         self.environment = os.environ | {"XDG_RUNTIME_DIR": str(scratch)}
         self.device = None
+        self.pid = None
 
     def _run(self, line):
         line = [str(word) for word in line]
@@ -209,6 +255,9 @@ class Attached:
         if done.returncode != 0:
             raise Failed(f"{self.contender.label} does not start: {done.stderr.strip()}")
         self.device = done.stdout.strip()
+        if self.contender.is_ucrypt:
+            status = self._run([self.ucrypt, "status", self.name, "--json"])
+            self.pid = json.loads(status.stdout)["server"]["pid"]
         return self.device
 
     def __exit__(self, *_):
@@ -249,6 +298,10 @@ class Running:
         if self.contender.transport == "FUSE":
             return str(self.place)
         return f"nbd+unix:///?socket={self.place}"
+
+    @property
+    def pid(self):
+        return self.process.pid
 
     def _await(self):
         deadline = time.monotonic() + PATIENCE

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import pathlib
+import resource
 import subprocess
 
 
@@ -43,14 +46,27 @@ GRID = [
     for depth in depths
 ]
 
+# On a disk: --disk.
+DISK = [
+    Job(block, pattern, depth)
+    for block, patterns in (
+        ("4k", ("randread", "randwrite")),
+        ("64k", ("randread", "randwrite")),
+        ("1m", ("read", "write")),
+    )
+    for pattern in patterns
+    for depth in (1, 4, 32, 128)
+]
+
 # Seconds before fio begins to count.
 RAMP = 0.5
 
 
-def run(job, target, size, runtime, scratch):
-    """One measurement: MB/s (10^6 bytes), and the latencies in microseconds.
+def run(job, target, server, size, runtime, scratch):
+    """One measurement: MB/s (10^6 bytes), the latencies in microseconds, and the processor time of an
+    operation in microseconds: of fio, of the server, and of all else that runs (mostly the kernel).
 
-    `target` is the path of a served file, or the URI of an NBD export.
+    `target` is the path of a served file, or the URI of an NBD export; `server` is a process or None.
     """
     output = scratch / "fio.json"
     command = [
@@ -77,10 +93,12 @@ def run(job, target, size, runtime, scratch):
     else:
         command += [f"--ioengine={engine()}", f"--filename={target}", "--allow_file_create=0"]
     limit = runtime + RAMP + 60
+    before = _busy(server)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=scratch)
     except subprocess.TimeoutExpired as error:
         raise Failed(f"fio hangs in '{job.name}' against {target}") from error
+    after = _busy(server)
     if done.returncode != 0:
         raise Failed(f"fio failed in '{job.name}' against {target}: {done.stderr.strip()}")
     # Warnings may stand before the document.
@@ -89,13 +107,33 @@ def run(job, target, size, runtime, scratch):
     if counted["error"] != 0:
         raise Failed(f"fio counts error {counted['error']} in '{job.name}' against {target}")
     side = counted[job.direction]
+    # Nothing is counted before the ramp is over, but it takes time like the rest.
+    operations = max(1, side["iops"] * (runtime + RAMP))
+    client, served, all_of_it = (1e6 * (b - a) / operations for a, b in zip(before, after))
     return {
         "job": job.name,
         "mb_s": side["bw_bytes"] / 1e6,
         "iops": side["iops"],
         "mean_us": side["clat_ns"]["mean"] / 1e3,
         "p99_us": side["clat_ns"]["percentile"]["99.000000"] / 1e3,
+        "client_us": client,
+        "server_us": served,
+        "other_us": all_of_it - client - served,
     }
+
+
+def _busy(server):
+    """Seconds of processor time so far: of our children that have ended, of the server, of all."""
+    tick = os.sysconf("SC_CLK_TCK")
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    served = 0
+    if server is not None:
+        fields = pathlib.Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
+        served = (int(fields[11]) + int(fields[12])) / tick
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _wait, irq, softirq = map(int, file.readline().split()[1:8])
+    busy = (user + nice + system + irq + softirq) / tick
+    return children.ru_utime + children.ru_stime, served, busy
 
 
 def engine(known=[]):

@@ -58,7 +58,9 @@ def _beside_the_kernel():
 def _jobs(figures):
     """The jobs that were measured, in their order."""
     measured = {figure["job"] for figure in figures}
-    return [job for job in dict.fromkeys(fio.JOBS + fio.GRID) if job.name in measured]
+    known = fio.JOBS + fio.GRID + fio.DISK
+    known.sort(key=lambda job: (("4k", "64k", "1m").index(job.block), job.pattern, job.depth))
+    return [job for job in dict.fromkeys(known) if job.name in measured]
 
 
 def context(options, load_before):
@@ -70,6 +72,7 @@ def context(options, load_before):
         "runtime_s": options.runtime,
         "image_mib": options.size,
         "engine": fio.engine(),
+        "disk": options.disk and str(options.disk),
         "load_before": load_before,
     }
 
@@ -85,17 +88,24 @@ def write_json(path, said, figures):
 
 
 def text(said, figures):
+    where = f"in {said['disk']}, past the page cache" if said["disk"] else "on tmpfs"
     head = (
         f"{said['cpu']}, {said['cpus']} CPUs, Linux {said['kernel']}; images of "
-        f"{said['image_mib']} MiB on tmpfs; {said['rounds']} interleaved rounds of "
+        f"{said['image_mib']} MiB {where}; {said['rounds']} interleaved rounds of "
         f"{said['runtime_s']:g} s; files and devices by fio's {said['engine']}, direct; load before the start "
         f"{said['load_before']:.1f}."
     )
-    parts = [head, "MB/s: median (least–greatest); below it, mean / p99 latency in µs."]
-    for transport in ("FUSE", "LOOP", "NBD"):
+    parts = [
+        head,
+        "MB/s: median (least–greatest); below it, mean / p99 latency in µs, and processor time of an "
+        "operation in µs: fio + server + all else.",
+    ]
+    for transport in ("FILE", "FUSE", "LOOP", "NBD"):
         table = _table(transport, figures)
         if table:
             parts += [f"### {transport}", table]
+    if said["disk"]:
+        return "\n\n".join([*parts, *_beside_the_disk(figures)])
     ratios = _ratios(figures)
     if ratios:
         parts += ["### Ratios: median of the rounds (least–greatest)", ratios]
@@ -110,7 +120,8 @@ def _values(figures, contender, job, key):
 
 def _table(transport, figures):
     measured = {figure["contender"] for figure in figures}
-    of_it = [c for c in contenders.ALL if c.transport == transport and c.label in measured]
+    known = dict.fromkeys(contenders.ALL + contenders.DISK)
+    of_it = [c for c in known if c.transport == transport and c.label in measured]
     if not of_it:
         return ""
     jobs = [job.name for job in _jobs(figures)]
@@ -127,7 +138,48 @@ def _cell(figures, contender, job):
     mean = statistics.median(_values(figures, contender, job, "mean_us"))
     p99 = statistics.median(_values(figures, contender, job, "p99_us"))
     spread = f" ({min(speeds):.0f}–{max(speeds):.0f})" if len(speeds) > 1 else ""
-    return f"{statistics.median(speeds):.0f}{spread}<br>{mean:.0f} / {p99:.0f}"
+    spent = [
+        statistics.median(_values(figures, contender, job, key))
+        for key in ("client_us", "server_us", "other_us")
+    ]
+    spent = " + ".join(f"{one:.1f}" for one in spent)
+    return f"{statistics.median(speeds):.0f}{spread}<br>{mean:.0f} / {p99:.0f}<br>{spent}"
+
+
+def _beside_the_disk(figures):
+    """What each contender leaves of the image's speed, and at depth 1 what it adds to its latency."""
+    measured = {figure["contender"] for figure in figures}
+    labels = [c.label for c in contenders.DISK if c.label in measured and c != contenders.RAW]
+    raw = contenders.RAW.label
+    if raw not in measured or not labels:
+        return []
+    rows = ["| job | " + " | ".join(labels) + " |", "|---|" + "---:|" * len(labels)]
+    added = list(rows)
+    for job in _jobs(figures):
+        speed = _values(figures, raw, job.name, "mb_s")
+        cells = []
+        for label in labels:
+            ratios = [a / b for a, b in zip(_values(figures, label, job.name, "mb_s"), speed)]
+            cells.append(_quartiles(ratios, 2))
+        rows.append(f"| {job.name} | " + " | ".join(cells) + " |")
+        if job.depth == 1:
+            took = _values(figures, raw, job.name, "mean_us")
+            cells = []
+            for label in labels:
+                mine = _values(figures, label, job.name, "mean_us")
+                cells.append(_quartiles([a - b for a, b in zip(mine, took)], 0))
+            added.append(f"| {job.name} | " + " | ".join(cells) + " |")
+    parts = ["### Of the image's speed: median of the rounds (quartiles)", "\n".join(rows)]
+    if len(added) > 2:
+        parts += ["### Latency added to the image's at depth 1, µs", "\n".join(added)]
+    return parts
+
+
+def _quartiles(values, digits):
+    if len(values) < 3:
+        return " ".join(f"{value:.{digits}f}" for value in values)
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 def _ratios(figures):

@@ -6,7 +6,8 @@ What distorts this measurement, before any number:
 - Client and server share the same cores. On two cores, fio and the server fight for them; a
   faster client leaves less for the server. Only contenders behind the same transport compare.
 - The images are in memory (tmpfs). No disk hides the cost of a server here: real disks make the
-  differences smaller.
+  differences smaller. With --disk they are on a disk, which has moods of its own: the quartiles of
+  one contender's rounds tell how far to trust its median.
 - Absolute figures move by a third from run to run on shared or virtual machines. Within one run,
   every contender takes its turn in every round; the ratios are taken round by round, and their
   median with the least and the greatest is what to quote.
@@ -24,6 +25,7 @@ What distorts this measurement, before any number:
 import argparse
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -77,6 +79,14 @@ def arguments():
         help="measure what encryption costs, through both exports, at every queue depth; "
         "without peers. --only may split it",
     )
+    parser.add_argument(
+        "--disk",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="measure with images in this directory of a disk, by direct I/O, beside the image itself "
+        "and the kernel's loop device; 7 rounds or more are worth their time. Needs root and cc",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the order in each round (1)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="keep every figure")
     chosen = parser.parse_args()
     if chosen.rounds < 1 or chosen.runtime <= 0 or chosen.size < 64:
@@ -97,9 +107,11 @@ def select(options):
     jobs, chosen, words = fio.JOBS, contenders.ALL, options.only
     if options.against_none:
         jobs, chosen = fio.GRID, contenders.ENCRYPTED_AND_NOT
+    elif options.disk:
+        jobs, chosen = fio.DISK, contenders.DISK
     of_jobs = [word for word in words if any(word in job.name for job in jobs)]
     of_contenders = [word for word in words if word not in of_jobs]
-    jobs = [job for job in jobs if not of_jobs or any(w in job.name for w in of_jobs)]
+    jobs = [job for job in jobs if not of_jobs or job.name in matching(of_jobs, jobs)]
     chosen = [c for c in chosen if not of_contenders or any(w in c.label for w in of_contenders)]
     if os.geteuid() != 0 and any(contender.transport == "LOOP" for contender in chosen):
         print("bench: loop devices are left out, they need root", file=sys.stderr)
@@ -113,19 +125,28 @@ def select(options):
     return jobs, chosen
 
 
+def matching(words, jobs):
+    """The names of the jobs that have one of these words in them; a whole name is only itself."""
+    names = [job.name for job in jobs]
+    return [n for word in words for n in names if n == word or word not in names and word in n]
+
+
 def measure(options, scratch):
     """Every figure, in the order of measuring."""
     jobs, chosen = select(options)
-    images = contenders.Images(scratch, options.size << 20)
+    images = contenders.Images(scratch, options.size << 20, options.disk is not None)
     images.make()
     figures = []
+    order = random.Random(options.seed)
     total = options.rounds * len(jobs) * len(chosen)
     for turn in range(options.rounds):
         for job in jobs:
-            for contender in chosen:
+            for contender in order.sample(chosen, len(chosen)):
                 progress(len(figures), total, f"{contender.label}: {job.name}")
-                with contenders.running(contender, options.ucrypt, images, scratch) as target:
-                    figure = fio.run(job, target, images.size, options.runtime, scratch)
+                server = contenders.running(contender, options.ucrypt, images, scratch)
+                with server as target:
+                    pid, size = server.pid, images.size
+                    figure = fio.run(job, target, pid, size, options.runtime, scratch)
                 figures.append({"round": turn, "contender": contender.label, **figure})
     progress(total, total, "")
     return figures
@@ -144,7 +165,8 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="ucrypt-bench-", dir="/dev/shm") as scratch:
+    place = options.disk or "/dev/shm"
+    with tempfile.TemporaryDirectory(prefix="ucrypt-bench-", dir=place) as scratch:
         figures = measure(options, pathlib.Path(scratch))
     context = report.context(options, before)
     if options.json:

@@ -177,6 +177,7 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
         "volume-key-file" => file("volume-key", &Random(63).bytes(64)),
         "header" => file("header", b"no header"),
         "backend" => text("mem:64K"),
+        "memory" => text("32M"),
         "cipher" => text("aes-cbc-plain64"),
         "hash" => text("sha512"),
         "data-offset" | "skip" => text("8"),
@@ -251,6 +252,7 @@ fn what_has_no_effect_is_refused_by_name_before_a_passphrase_is_read() {
     for (line, words) in [
         (&["read", "--allow-discards"][..], "--allow-discards has no effect on read"),
         (&["write", "--allow-discards", "--type", "plain"], "no effect on write"),
+        (&["read", "--memory", "32M"], "--memory has no effect on read"),
         (&["read", "--hash", "sha1"], "--hash describes a plain volume"),
         (&["read", "--data-offset", "8"], "--data-offset describes a plain volume"),
         (&["read", "--key-slot", "1", "--type", "plain"], "no effect on a plain volume"),
