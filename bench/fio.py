@@ -64,7 +64,7 @@ RAMP = 0.5
 
 def run(job, target, server, size, runtime, scratch):
     """One measurement: MB/s (10^6 bytes), the latencies in microseconds, and the processor time of an
-    operation in microseconds: of fio, of the server, and of all else that runs (mostly the kernel).
+    operation in microseconds: of fio and of the server, the kernel's on their behalf included.
 
     `target` is the path of a served file, or the URI of an NBD export; `server` is a process or None.
     """
@@ -109,7 +109,7 @@ def run(job, target, server, size, runtime, scratch):
     side = counted[job.direction]
     # Nothing is counted before the ramp is over, but it takes time like the rest.
     operations = max(1, side["iops"] * (runtime + RAMP))
-    client, served, all_of_it = (1e6 * (b - a) / operations for a, b in zip(before, after))
+    client, served = (1e6 * (b - a) / operations for a, b in zip(before, after))
     return {
         "job": job.name,
         "mb_s": side["bw_bytes"] / 1e6,
@@ -118,22 +118,17 @@ def run(job, target, server, size, runtime, scratch):
         "p99_us": side["clat_ns"]["percentile"]["99.000000"] / 1e3,
         "client_us": client,
         "server_us": served,
-        "other_us": all_of_it - client - served,
     }
 
 
 def _busy(server):
-    """Seconds of processor time so far: of our children that have ended, of the server, of all."""
-    tick = os.sysconf("SC_CLK_TCK")
+    """Seconds of processor time so far: of our children that have ended, and of the server."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     served = 0
     if server is not None:
         fields = pathlib.Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
-        served = (int(fields[11]) + int(fields[12])) / tick
-    with open("/proc/stat") as file:
-        user, nice, system, _idle, _wait, irq, softirq = map(int, file.readline().split()[1:8])
-    busy = (user + nice + system + irq + softirq) / tick
-    return children.ru_utime + children.ru_stime, served, busy
+        served = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return children.ru_utime + children.ru_stime, served
 
 
 def engine(known=[]):

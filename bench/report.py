@@ -98,7 +98,7 @@ def text(said, figures):
     parts = [
         head,
         "MB/s: median (least–greatest); below it, mean / p99 latency in µs, and processor time of an "
-        "operation in µs: fio + server + all else.",
+        "operation in µs: fio + server.",
     ]
     for transport in ("FILE", "FUSE", "LOOP", "NBD"):
         table = _table(transport, figures)
@@ -140,7 +140,7 @@ def _cell(figures, contender, job):
     spread = f" ({min(speeds):.0f}–{max(speeds):.0f})" if len(speeds) > 1 else ""
     spent = [
         statistics.median(_values(figures, contender, job, key))
-        for key in ("client_us", "server_us", "other_us")
+        for key in ("client_us", "server_us")
     ]
     spent = " + ".join(f"{one:.1f}" for one in spent)
     return f"{statistics.median(speeds):.0f}{spread}<br>{mean:.0f} / {p99:.0f}<br>{spent}"

@@ -7,7 +7,8 @@
 //!
 //! Ownership: the pages of an allocation belong to its `Buf`s, whose ranges never overlap. The
 //! allocation's reference count is the number of its `Buf`s; dropping the last one frees the pages.
-//! Only `Pool::alloc`, `Buf::split_off` and `Buf::join` create or extend ranges of a pool.
+//! Only `Pool::alloc`, `Pool::single`, `Buf::split_off` and `Buf::join` create or extend ranges of a
+//! pool.
 //!
 //! **Foreign memory** ([`Buf::foreign`]) is shared with another process, for example a virtual
 //! machine, which may read and write it at any time. A `Buf` keeps the mapping alive and knows its
@@ -144,7 +145,7 @@ impl Buf {
     /// The pool's region; `None` if the memory is foreign.
     #[expect(clippy::cast_ptr_alignment, reason = "it was a pointer to a `Region` before")]
     fn region(&self) -> Option<&Region> {
-        // SAFETY: only `Pool::alloc` makes a `Buf` with pages, from an `Arc<Region>`, and nothing
+        // SAFETY: only `Pool::alloc` and `Pool::single` make a `Buf` with pages, from an `Arc<Region>`, and nothing
         // changes either field.
         (!self.is_foreign()).then(|| unsafe { &*Arc::as_ptr(&self.memory).cast::<Region>() })
     }

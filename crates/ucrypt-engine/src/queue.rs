@@ -55,7 +55,7 @@ pub struct QueueConfig {
     pub memory: usize,
     /// Length in bytes up to which a request gets memory of its own if there is no other, while
     /// nothing else is in flight. Longer ones are refused ([`Rejected::TooLarge`]) if they find no
-    /// memory.
+    /// memory, which goes back to the system with the answer's data.
     pub request_max: usize,
     /// Maximum number of requests between submission and answer.
     pub depth: u32,
@@ -98,6 +98,8 @@ pub struct Queue {
     clients_here: bool,
     /// See [`Queue::set_reads_in_place`].
     reads_in_place: bool,
+    /// See [`Queue::set_holds_answers`].
+    holds_answers: bool,
     /// The volume counts this queue as busy.
     is_busy: bool,
     /// See [`Queue::alone`].
@@ -191,6 +193,7 @@ impl Queue {
             urgency: Urgency::Normal,
             clients_here: false,
             reads_in_place: false,
+            holds_answers: false,
             is_busy: false,
             alone: ALONE_MIN,
             awake: false,
@@ -216,7 +219,18 @@ impl Queue {
 
     /// Allocates `len` bytes of buffer memory; `None` if there is not enough now.
     pub fn alloc(&mut self, len: usize) -> Option<Buf> {
-        self.memory.alloc(len, self.in_flight() == 0).ok()
+        self.memory.alloc(len, self.is_idle()).ok()
+    }
+
+    /// Whether the owner holds the data of answers, which he will drop. While he does, a long request
+    /// waits for that memory and gets none of its own. `false` at first.
+    pub fn set_holds_answers(&mut self, holds: bool) {
+        self.holds_answers = holds;
+    }
+
+    /// Whether no memory will be freed by waiting.
+    fn is_idle(&self) -> bool {
+        self.in_flight() == 0 && !self.holds_answers
     }
 
     /// How urgently clients wait for the requests submitted from now on. The adaptive policy never

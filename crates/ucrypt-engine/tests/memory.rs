@@ -17,17 +17,16 @@ fn volume(shared_memory: usize) -> Arc<Volume> {
     Arc::new(Volume::new(Arc::new(memory(LEN).unwrap()), vec![segment], options).unwrap())
 }
 
-/// A queue with 64 KiB of its own, for requests of up to 4 MiB.
-fn queue(volume: &Arc<Volume>) -> Queue {
-    let config = QueueConfig { memory: 64 * KIB, request_max: 4096 * KIB, depth: 4 };
-    volume.queue(config).unwrap()
+/// A queue with 64 KiB of its own, where a request of up to `request_max` gets memory of its own.
+fn queue(volume: &Arc<Volume>, request_max: usize) -> Queue {
+    volume.queue(QueueConfig { memory: 64 * KIB, request_max, depth: 4 }).unwrap()
 }
 
 #[test]
 fn a_queue_gets_on_when_another_one_holds_all_shared_memory() {
     let volume = volume(256 * KIB);
     assert_eq!(volume.shared_memory(), 256 * KIB);
-    let (mut greedy, mut modest) = (queue(&volume), queue(&volume));
+    let (mut greedy, mut modest) = (queue(&volume, 0), queue(&volume, 0));
     run(&mut greedy, Io::write_borrowed(0, &vec![7; 64 * KIB], false)).result.unwrap();
     // While something is in flight, a queue gets nothing but what the pools have.
     greedy.submit(9, Io::read(LEN - 512, 512)).unwrap();
@@ -50,7 +49,7 @@ fn a_queue_gets_on_when_another_one_holds_all_shared_memory() {
 #[test]
 fn a_long_request_gets_memory_once_nothing_else_is_in_flight() {
     let volume = volume(0);
-    let mut queue = queue(&volume);
+    let mut queue = queue(&volume, 4096 * KIB);
     let plain: Vec<u8> = (0..3_usize << 20).map(|at| (at / 512) as u8).collect();
     assert_eq!(run(&mut queue, Io::write_borrowed(100, &plain, false)).result, Ok(()));
     queue.submit(1, Io::read(0, 4096)).unwrap();
@@ -59,7 +58,14 @@ fn a_long_request_gets_memory_once_nothing_else_is_in_flight() {
     queue.wait().unwrap();
     assert_eq!(queue.next_done().unwrap().result, Ok(()));
     let read = run(&mut queue, long);
-    assert!(read.data.unwrap()[..] == plain[..]);
+    assert!(read.data.as_ref().unwrap()[..] == plain[..]);
+    // The answer is still held, and the next one waits for its memory.
+    queue.set_holds_answers(true);
+    let refused = queue.submit(2, Io::read(100, plain.len()));
+    let Err(Rejected::Busy(long)) = refused else { panic!("not while an answer is held") };
+    drop(read);
+    queue.set_holds_answers(false);
+    assert!(run(&mut queue, long).data.unwrap()[..] == plain[..]);
     let too_long = queue.submit(3, Io::read(0, 4096 * KIB + 512));
     assert!(matches!(too_long, Err(Rejected::TooLarge)));
     assert_eq!(too_long.unwrap_err().errno(), Some(Errno::INVAL));

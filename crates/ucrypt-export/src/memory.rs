@@ -37,6 +37,22 @@ pub(crate) fn divide(volume: &Volume, wanted: usize, request_wanted: usize) -> S
     divide_bytes(bytes(volume), wanted, request_wanted)
 }
 
+/// Bytes of the largest request if `requests` of that length have memory, a power of two of at most
+/// `request_wanted`; `None` if too few.
+pub(crate) fn request_max(
+    volume: &Volume,
+    requests: usize,
+    request_wanted: usize,
+) -> Option<usize> {
+    let request = (bytes(volume) / requests.max(1)).min(request_wanted);
+    (request >= REQUEST_MIN).then(|| 1 << request.ilog2())
+}
+
+/// Bytes of buffer memory of each of up to `queues` queues, at most `most`.
+pub(crate) fn each(volume: &Volume, queues: usize, most: usize) -> usize {
+    (bytes(volume) / queues.max(1)).clamp(REQUEST_MIN, most)
+}
+
 fn divide_bytes(bytes: usize, wanted: usize, request_wanted: usize) -> Share {
     let fit = bytes / (REQUESTS * request_wanted / 2);
     let queues = fit.max(2).min(wanted).max(1);

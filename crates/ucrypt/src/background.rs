@@ -248,7 +248,7 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| paths.clean_up();
     let log = args.log.clone().unwrap_or_else(|| log::To::File(paths.log())).open()?;
-    let volume = args.volume.clone().for_serving(args.served().memory());
+    let volume = args.volume.clone().for_serving(args.served().memory(), 1);
     let opened = volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
     events.listen(&opened.volume);

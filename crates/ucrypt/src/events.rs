@@ -10,9 +10,11 @@ use ucrypt_engine::Volume;
 /// How often to look at what tells nobody: users that are to go, and a ublk device that is detached.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The same after a thread of an export has said that it is about to end, and for how long.
+/// The same after a thread of an export has said that it is about to end, and for how long. After that,
+/// for a machine that stands still meanwhile, at [`LOOK_EVERY`] for a minute.
 const SOON: Duration = Duration::from_millis(10);
 const SOON_FOR: Duration = Duration::from_secs(1);
+const LATER_FOR: Duration = Duration::from_secs(60);
 
 /// Something that happened.
 #[derive(Debug)]
@@ -31,13 +33,14 @@ pub(crate) struct Events<A> {
     sender: Sender<Event<A>>,
     /// A [`Event::Look`] is on its way. One is enough, however many requests fail.
     looks: Arc<AtomicBool>,
-    soon_until: Option<Instant>,
+    /// When the last [`Event::Look`] came.
+    looked: Option<Instant>,
 }
 
 impl<A: Send + 'static> Events<A> {
     pub(crate) fn new() -> Self {
         let (sender, receiver) = mpsc::channel();
-        Self { receiver, sender, looks: Arc::default(), soon_until: None }
+        Self { receiver, sender, looks: Arc::default(), looked: None }
     }
 
     /// For those who deliver events.
@@ -59,19 +62,26 @@ impl<A: Send + 'static> Events<A> {
     /// `looks` says that something may change of which nobody tells.
     pub(crate) fn next(&mut self, looks: bool, due: Option<Instant>) -> Option<Event<A>> {
         let now = Instant::now();
-        let left = |until: Instant| until.saturating_duration_since(now);
-        let soon = self.soon_until.filter(|&until| until > now).map(|_| SOON);
+        let told = self.looked.map(|looked| now.saturating_duration_since(looked));
+        let soon = match told {
+            Some(ago) if ago < SOON_FOR => Some(SOON),
+            Some(ago) if ago < LATER_FOR => Some(LOOK_EVERY),
+            _ => None,
+        };
         let every = looks.then_some(LOOK_EVERY);
-        let event = match [soon, every, due.map(left)].into_iter().flatten().min() {
+        let due = due.map(|due| due.saturating_duration_since(now));
+        let event = match [soon, every, due].into_iter().flatten().min() {
             Some(timeout) => self.receiver.recv_timeout(timeout),
             None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         // `sender` keeps the channel connected.
         let event = event.ok()?;
         if let Event::Look = event {
+            // While every request fails, this thread does not take a core.
+            std::thread::sleep(told.map_or(Duration::ZERO, |ago| SOON.saturating_sub(ago)));
             // Before the caller looks: what happens from now on gives another event.
-            self.looks.store(false, Ordering::SeqCst);
-            self.soon_until = Some(Instant::now() + SOON_FOR);
+            self.looks.swap(false, Ordering::SeqCst);
+            self.looked = Some(Instant::now());
         }
         Some(event)
     }

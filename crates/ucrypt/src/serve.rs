@@ -268,7 +268,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     // Check before asking for a passphrase.
     args.exports.check()?;
-    let volume = args.volume.clone().for_serving(MEMORY);
+    let volume = args.volume.clone().for_serving(MEMORY, args.exports.count());
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not earlier: until there is something to end, a signal ends the process.
     let mut events = Events::<Infallible>::new();

@@ -212,10 +212,11 @@ impl VolumeArgs {
         self
     }
 
-    /// For an action that serves the volume, with this many bytes of buffer memory if the user names
-    /// no other size. One half is shared, the exports divide the other one among their queues.
-    pub(crate) fn for_serving(mut self, memory: usize) -> Self {
-        self.shared_memory = self.memory.unwrap_or(memory) / 2;
+    /// For an action that serves the volume by `exports`, with this many bytes of buffer memory if the
+    /// user names no other size. All queues share one part, and each export divides as large a part
+    /// among its queues.
+    pub(crate) fn for_serving(mut self, memory: usize, exports: usize) -> Self {
+        self.shared_memory = self.memory.unwrap_or(memory) / (1 + exports);
         self
     }
 

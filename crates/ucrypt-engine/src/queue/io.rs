@@ -104,8 +104,11 @@ pub enum Rejected<'a> {
     ReadOnly,
     /// The volume does not support the operation (a discard where discards are not allowed).
     NotSupported,
-    /// The request needs more buffer memory than the queue has in all.
+    /// The request is longer than the queue has memory for, and than
+    /// [`QueueConfig::request_max`](super::QueueConfig::request_max).
     TooLarge,
+    /// The system has no memory for a long request.
+    NoMemory,
 }
 
 impl Rejected<'_> {
@@ -117,6 +120,7 @@ impl Rejected<'_> {
             Self::ReadOnly => Some(Errno::ROFS),
             Self::NotSupported => Some(Errno::OPNOTSUPP),
             Self::TooLarge => Some(Errno::INVAL),
+            Self::NoMemory => Some(Errno::NOMEM),
         }
     }
 }

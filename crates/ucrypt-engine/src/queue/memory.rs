@@ -8,7 +8,7 @@ use std::io;
 
 use ucrypt_backend::{Buf, Pool};
 
-use super::QueueConfig;
+use super::{Io, QueueConfig, Rejected};
 
 /// Maximum memory of an edge, in bytes: its sector, and the new bytes.
 const EDGE_BYTES: usize = 2 * 4096;
@@ -38,6 +38,19 @@ pub(super) enum Lack {
     Now,
     /// The request is too long.
     Ever,
+    /// The system refuses more.
+    System,
+}
+
+impl Lack {
+    /// The refusal of the request.
+    pub(super) fn reject(self, io: Io<'_>) -> Rejected<'_> {
+        match self {
+            Self::Now => Rejected::Busy(io),
+            Self::Ever => Rejected::TooLarge,
+            Self::System => Rejected::NoMemory,
+        }
+    }
 }
 
 impl Memory {
@@ -56,8 +69,8 @@ impl Memory {
         })
     }
 
-    /// Allocates `len` bytes for a request's data. `is_idle`: nothing is in flight whose end would
-    /// free memory.
+    /// Allocates `len` bytes for a request's data. `is_idle`: the queue's owner holds no memory that
+    /// he will free, and nothing is in flight.
     pub(super) fn alloc(&self, len: usize, is_idle: bool) -> Result<Buf, Lack> {
         let shared = || self.shared.as_ref()?.alloc(len);
         if let Some(buf) = self.own.alloc(len).or_else(shared) {
@@ -69,7 +82,7 @@ impl Memory {
         if !is_idle {
             return Err(Lack::Now);
         }
-        Pool::single(len).map_err(|_| Lack::Ever)
+        Pool::single(len).map_err(|_| Lack::System)
     }
 
     /// Allocates part of an edge; `None` if other requests have all that there is now.

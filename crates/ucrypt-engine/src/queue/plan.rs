@@ -91,8 +91,8 @@ impl Queue {
                 let range = self.check(offset, len as u64)?;
                 let op = MachineOp::Write { fua };
                 self.plan_write(tag, &range, Some(from), op).map_err(|lack| match lack {
-                    (Lack::Now, Some(from)) => Rejected::Busy(Io::Write { offset, from, fua }),
-                    _ => Rejected::TooLarge,
+                    (lack, Some(from)) => lack.reject(Io::Write { offset, from, fua }),
+                    (_, None) => Rejected::TooLarge,
                 })
             }
             Io::Flush => {
@@ -139,10 +139,9 @@ impl Queue {
         let mut buf = None;
         if !range.is_empty() && !is_direct {
             let bytes = usize::try_from(whole.end - whole.start).map_err(|_| Rejected::TooLarge)?;
-            buf = match self.memory.alloc(bytes, self.in_flight() == 0) {
+            buf = match self.memory.alloc(bytes, self.is_idle()) {
                 Ok(buf) => Some(buf),
-                Err(Lack::Now) => return Err(Rejected::Busy(Io::Read { offset, to })),
-                Err(Lack::Ever) => return Err(Rejected::TooLarge),
+                Err(lack) => return Err(lack.reject(Io::Read { offset, to })),
             };
         }
         let head = (range.start - whole.start) as usize;
@@ -198,7 +197,7 @@ impl Queue {
         let mut buf = None;
         let is_elsewhere = matches!(from, Some(WriteFrom::Borrowed(_) | WriteFrom::Scattered(_)));
         if is_elsewhere && bytes > 0 {
-            buf = match self.memory.alloc(bytes, self.in_flight() == 0) {
+            buf = match self.memory.alloc(bytes, self.is_idle()) {
                 Ok(buf) => Some(buf),
                 Err(lack) => return Err((lack, from)),
             };

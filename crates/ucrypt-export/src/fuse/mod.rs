@@ -40,7 +40,7 @@ use mount::Mounted;
 use peers::Peer;
 use place::Place;
 pub use place::remove_stale;
-use ring::Ring;
+use ring::{Ring, WORK_REQUESTS};
 
 /// Largest request in bytes, if there is memory for it: the kernel's limit without privileges.
 const REQUEST_MAX: usize = 1 << 20;
@@ -299,25 +299,27 @@ fn serve(
     device: &Device,
     how: How,
 ) -> io::Result<(Transport, Vec<JoinHandle<()>>)> {
-    // Created first: whatever can fail must fail before the kernel is told to wait for rings.
-    let (rings, request_max) = match how.transport {
-        Transport::Ring => rings(file, device).unwrap_or_default(),
-        Transport::Classic => Default::default(),
-    };
     let mut share = memory::divide(&file.volume, how.threads, REQUEST_MAX);
-    if !rings.is_empty() {
-        share = Share { queues: 1, memory: 2 * request_max, request_max };
+    // Created first: whatever can fail must fail before the kernel is told to wait for rings.
+    let mut rings_made = Vec::new();
+    if how.transport == Transport::Ring
+        && let Ok((rings, request_max)) = rings(file, device)
+    {
+        share.request_max = share.request_max.min(request_max);
+        rings_made = rings;
     }
-    let wanted = Wanted { ring: !rings.is_empty(), shared_mappings: how.shared_mappings };
+    let wanted = Wanted { ring: !rings_made.is_empty(), shared_mappings: how.shared_mappings };
     let ring = device.negotiate(share.request_max as u32, wanted)?;
     let mut threads = Vec::new();
     let mut transport = Transport::Classic;
-    if ring && start_rings(rings, &file.volume, &mut threads)? {
+    if ring && start_rings(rings_made, &file.volume, &mut threads)? {
         transport = Transport::Ring;
     }
     // With rings, one classic thread takes the requests that do not come by them.
-    let count = if transport == Transport::Ring { 1 } else { share.queues };
-    for (index, peer) in Peer::all(count).enumerate() {
+    if transport == Transport::Ring {
+        share = Share { queues: 1, memory: 2 * share.request_max, ..share };
+    }
+    for (index, peer) in Peer::all(share.queues).enumerate() {
         let classic = Classic::new(file.clone(), device.another()?, peer, share)?;
         let end = TellsAtItsEnd(file.volume.clone());
         threads.push(spawn(format!("fuse-{index}"), move || {
@@ -344,6 +346,9 @@ const SPREAD: usize = 2;
 /// queue at once; the rest are for other threads.
 const ENTRIES: usize = 8;
 
+/// Requests that each ring's thread, and the classic one, has memory for beside the entries.
+const BESIDE_ENTRIES: usize = WORK_REQUESTS + 1;
+
 /// Creates a ring for each core that we may use; together they serve the queues of all possible
 /// cores. Returns the largest request in bytes, too.
 fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<(Vec<Ring>, usize)> {
@@ -351,12 +356,20 @@ fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<(Vec<Ring>, usiz
     let threads = cores().min(all);
     // Fewer entries where a thread has many queues, so that its memory does not grow with them.
     let each = (ENTRIES * threads / all.max(1)).max(1);
-    // Each entry keeps memory for a request.
-    let entries = all * each * SPREAD.min(threads);
-    let request_max = memory::divide(&file.volume, entries, REQUEST_MAX).request_max;
+    // And fewer, or no second thread for a queue, where the memory is too little: each entry keeps
+    // memory for a request.
+    let sizes = (1..=each).rev().map(|each| (each, SPREAD)).chain([(1, 1)]);
+    let (each, spread, request_max) = sizes
+        .into_iter()
+        .find_map(|(each, spread)| {
+            let requests = all * each * spread.min(threads) + threads * BESIDE_ENTRIES;
+            let request = memory::request_max(&file.volume, requests, REQUEST_MAX)?;
+            Some((each, spread, request))
+        })
+        .ok_or(io::ErrorKind::OutOfMemory)?;
     let ring = |thread: usize| {
         let serves =
-            |queue: &u16| (0..SPREAD).any(|next| (usize::from(*queue) + next) % threads == thread);
+            |queue: &u16| (0..spread).any(|next| (usize::from(*queue) + next) % threads == thread);
         let queues: Vec<u16> = (0..all as u16).filter(serves).collect();
         Ring::new(file.clone(), device.another()?, &queues, each, request_max)
     };

@@ -46,7 +46,7 @@ const VECTORS_AT: usize = 1024;
 const ROUND_BYTES: usize = 256 << 10;
 
 /// Requests of the largest length whose ciphertext a queue has memory for, beside the entries.
-const WORK_REQUESTS: usize = 2;
+pub(super) const WORK_REQUESTS: usize = 1;
 
 /// One entry that the kernel fills with requests.
 struct Entry {

@@ -152,6 +152,7 @@ impl<'a> Connection<'a> {
             if self.stop.is_set() {
                 self.close_input();
             }
+            self.queue.set_holds_answers(!self.outbox.is_empty());
             let mut progress = self.submit_waiting();
             progress |= self.take_requests();
             self.queue.poll().map_err(ConnectionError::Queue)?;

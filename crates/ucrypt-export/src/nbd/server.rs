@@ -19,6 +19,7 @@ use super::negotiate::negotiate;
 use super::peer;
 use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
 use super::request::Limits;
+use crate::memory;
 use crate::stop::Stop;
 
 /// Send buffer of a Unix socket in bytes; the system may grant less.
@@ -66,14 +67,15 @@ impl Default for ServerConfig {
     }
 }
 
-/// The engine queue of each connection. A client with more requests in flight than the depth, or
-/// than there is memory for, waits.
-const QUEUE: QueueConfig = QueueConfig {
-    memory: 1 << 20,
-    // With its whole first and last sector.
-    request_max: PAYLOAD_MAX as usize + 2 * 4096,
-    depth: 128,
-};
+/// Most requests of a connection in the engine. A client with more in flight, or with more than there
+/// is memory for, waits.
+const DEPTH: u32 = 128;
+
+/// Most bytes of a connection's own buffer memory.
+const MEMORY_MAX: usize = 1 << 20;
+
+/// Bytes of the longest request, with its whole first and last sector.
+const REQUEST_MAX: usize = PAYLOAD_MAX as usize + 2 * 4096;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -333,10 +335,12 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     };
     let mut admission: Option<Admission<'_>> = None;
     let mut means = None;
+    let memory = memory::each(volume, config.connections_max, MEMORY_MAX);
+    let queue = QueueConfig { memory, request_max: REQUEST_MAX, depth: DEPTH };
     // A client that was told that it is served must not fail for want of a descriptor.
     let admit = || {
         admission = guests.admit(number);
-        means = admission.is_some().then(|| Means::new(volume, QUEUE));
+        means = admission.is_some().then(|| Means::new(volume, queue));
         matches!(means, Some(Ok(_)))
     };
     let timeout = config.handshake_timeout;
@@ -353,7 +357,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
             fast_zero: volume.info().fast_write_zeroes,
         },
         structured: negotiated.structured,
-        depth: QUEUE.depth,
+        depth: DEPTH,
     };
     Connection::new(socket, stop, service).run()
 }

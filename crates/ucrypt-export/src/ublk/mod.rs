@@ -44,7 +44,7 @@ const IO_BYTES_MAX: usize = 1 << 20;
 
 /// The same for users without privileges, whose queues keep a buffer for every request.
 const USER_DEPTH: u16 = 32;
-const USER_IO_BYTES_MAX: usize = 256 << 10;
+const USER_IO_BYTES_MAX: usize = 128 << 10;
 
 /// Most queues, however many cores there are.
 const QUEUES_MAX: usize = 64;
@@ -114,15 +114,20 @@ impl UblkExport {
         };
         let mut device = Device::new(options, bounds, parameters)?;
         let info = *device.info();
-        let memory = memory::bytes(volume) / usize::from(info.queues.max(1));
+        let has_user_copy = device.has(abi::feature::USER_COPY);
+        let longest = info.io_bytes_max as usize;
+        let kept = if has_user_copy { 0 } else { usize::from(info.depth) * longest };
+        let each = memory::bytes(volume) / usize::from(info.queues.max(1));
+        // At least for two requests, also on a device that another server has made.
+        let memory = each.saturating_sub(kept).max(2 * longest);
         let mut starting = Starting::default();
         for queue in 0..info.queues {
             let place = QueueParams {
                 queue,
                 depth: info.depth,
                 io_bytes_max: info.io_bytes_max,
-                memory: memory.max(2 * info.io_bytes_max as usize),
-                user_copy: device.has(abi::feature::USER_COPY),
+                memory,
+                user_copy: has_user_copy,
             };
             starting.prepare(volume, place, zones.clone()).map_err(failed("start the queues"))?;
         }
@@ -286,7 +291,7 @@ fn bounds(volume: &Volume, privileged: bool) -> Bounds {
         let (queues, io_bytes_max) = (queues as u16, request_max as u32);
         Bounds { queues, depth: DEPTH, io_bytes_max }
     } else {
-        let fit = memory::bytes(volume) / (usize::from(USER_DEPTH) * USER_IO_BYTES_MAX);
+        let fit = memory::bytes(volume) / (2 * usize::from(USER_DEPTH) * USER_IO_BYTES_MAX);
         let queues = cores.min(fit.max(1)) as u16;
         Bounds { queues, depth: USER_DEPTH, io_bytes_max: USER_IO_BYTES_MAX as u32 }
     }

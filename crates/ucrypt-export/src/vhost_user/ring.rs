@@ -23,7 +23,7 @@ use ucrypt_engine::{Buf, Io, Queue, QueueConfig, Rejected, Urgency, Volume};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Report;
-use super::config::{SEGMENT_LEN_MAX, SEGMENTS_MAX};
+use super::config::SEGMENTS_MAX;
 use super::event;
 use super::inflight::Track;
 use super::memory::{Gone, GuestMap};
@@ -31,12 +31,16 @@ use super::request::{Command, ID_LEN, Parser, Request, Status};
 use super::shared::Shared;
 use super::split::{Broken, NotThere, RingLayout, SplitRing};
 use crate::backlog::Submitter;
+use crate::memory;
 use crate::stop::Stop;
 use crate::waiter::{EventFlags, Waiter};
 
-/// A ring's own buffer memory in bytes, for the ciphertext of writes, and its longest request.
-const MEMORY: usize = 1 << 20;
-const REQUEST_MAX: usize = (SEGMENTS_MAX * SEGMENT_LEN_MAX) as usize;
+/// Rings that a virtual machine may have before their own buffers, for the ciphertext of writes,
+/// exceed an export's share, and most bytes of each.
+const RINGS: usize = 16;
+const MEMORY_MAX: usize = 1 << 20;
+/// Bytes of the longest request: twice what is announced, for guests that do not take note.
+const REQUEST_MAX: usize = 64 << 20;
 
 /// Everything that a ring's thread needs to start.
 pub(super) struct Setup {
@@ -185,7 +189,8 @@ impl Ring {
             left_over.reverse();
         }
         let depth = u32::from(layout.size);
-        let config = QueueConfig { memory: MEMORY, request_max: REQUEST_MAX, depth };
+        let memory = memory::each(&device.volume, RINGS, MEMORY_MAX);
+        let config = QueueConfig { memory, request_max: REQUEST_MAX, depth };
         let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
         let waiter = waiter(&shared, &queue, &kick)?;

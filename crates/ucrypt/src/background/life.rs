@@ -54,12 +54,13 @@ enum End {
 
 impl Life {
     /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
-    pub(super) fn run(mut self, events: Events<Asked>) -> Result<(), Failure> {
-        let end = self.serve(events);
+    pub(super) fn run(mut self, mut events: Events<Asked>) -> Result<(), Failure> {
+        let end = self.serve(&mut events);
+        // Who asks during the end waits for its result: `events` is there until then.
         self.end(end)
     }
 
-    fn serve(&mut self, mut events: Events<Asked>) -> End {
+    fn serve(&mut self, events: &mut Events<Asked>) -> End {
         let name = self.paths.name().to_owned();
         let mut deferred = false;
         // The client that asked for the end, and the deadline for users that cannot be seen.
