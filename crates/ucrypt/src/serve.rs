@@ -23,6 +23,10 @@ use crate::stdio::{announce, say_line};
 use crate::users;
 use crate::volume::{KeySource, MEMORY, Opened, VolumeArgs};
 
+/// Bytes of buffer memory with FUSE over `io_uring`, which keeps a buffer for each request that it may
+/// take.
+const RINGS_MEMORY: usize = 64 << 20;
+
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
@@ -114,6 +118,12 @@ impl UblkArgs {
 }
 
 impl ExportArgs {
+    /// Bytes of buffer memory, if the user names no size.
+    fn memory(&self) -> usize {
+        let has_rings = self.fuse_transport == Transport::Ring && !self.fuse.is_empty();
+        if has_rings { RINGS_MEMORY } else { MEMORY }
+    }
+
     fn count(&self) -> usize {
         let ublk = usize::from(self.ublk.is_wanted());
         self.nbd.len() + self.vhost_user.len() + self.fuse.len() + ublk
@@ -268,7 +278,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     // Check before asking for a passphrase.
     args.exports.check()?;
-    let volume = args.volume.clone().for_serving(MEMORY, args.exports.count());
+    let volume = args.volume.clone().for_serving(args.exports.memory(), args.exports.count());
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not earlier: until there is something to end, a signal ends the process.
     let mut events = Events::<Infallible>::new();

@@ -66,7 +66,7 @@ pub(crate) struct VolumeArgs {
     #[arg(long, value_name = "KIND:SIZE", value_parser = Scratch::from_str)]
     backend: Option<Scratch>,
     /// Most memory for buffers, however many cores there are; 16M if not given, 8M behind a loop
-    /// device
+    /// device, 64M for FUSE over io_uring
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<usize>,
     /// Ask nothing but the passphrase, and do not warn

@@ -28,13 +28,29 @@ const FIRST_BUFFER: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Device(OwnedFd);
 
-/// What the server asks for, if the kernel supports it.
+/// What the server asks for. Without effect if the kernel does not support it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     /// Requests come by io_uring.
     pub(super) ring: bool,
     /// Programs may map the file shared; the kernel then caches it.
     pub(super) shared_mappings: bool,
+}
+
+/// The kernel's first request.
+#[derive(Debug)]
+pub(super) struct FirstRequest {
+    unique: u64,
+    minor: u32,
+    readahead: u32,
+    flags: u64,
+}
+
+impl FirstRequest {
+    /// Whether the kernel can send requests by io_uring.
+    pub(super) fn offers_rings(&self) -> bool {
+        self.flags & init::OVER_IO_URING != 0
+    }
 }
 
 /// What a read brought.
@@ -96,9 +112,8 @@ impl Device {
         while writev(&self.0, &[IoSlice::new(head), IoSlice::new(body)]) == Err(Errno::INTR) {}
     }
 
-    /// Answers the kernel's first request and negotiates the features. Returns whether requests
-    /// will come by io_uring. The kernel then waits for the ring's entries.
-    pub(super) fn negotiate(&self, request_max: u32, wanted: Wanted) -> io::Result<bool> {
+    /// Receives the kernel's first request, which says what the kernel can do.
+    pub(super) fn first_request(&self) -> io::Result<FirstRequest> {
         let mut front = [0; FRONT_LEN];
         let mut data = vec![0; FIRST_BUFFER];
         loop {
@@ -116,36 +131,48 @@ impl Device {
             else {
                 return Err(unreadable());
             };
+            let unique = head.unique;
             if major < abi::MAJOR || major == abi::MAJOR && minor < abi::MINOR_MIN {
-                self.answer(&abi::answer_head(head.unique, Some(Errno::PROTO), 0), &[]);
+                self.answer(&abi::answer_head(unique, Some(Errno::PROTO), 0), &[]);
                 return Err(io::Error::other(format!(
                     "the kernel speaks FUSE {major}.{minor}, which is too old"
                 )));
             }
-            // ATOMIC_O_TRUNC is left out: with it, the kernel would take the file for empty after
-            // an open with O_TRUNC. Without it, the kernel sends SETATTR, which is refused.
-            let mut known =
-                init::ASYNC_READ | init::BIG_WRITES | init::ASYNC_DIO | init::MAX_PAGES | init::EXT;
-            if wanted.ring {
-                known |= init::OVER_IO_URING;
-            }
-            if wanted.shared_mappings {
-                known |= init::DIRECT_IO_ALLOW_MMAP;
-            }
-            let answer = InitAnswer {
-                minor: minor.min(abi::MINOR),
-                readahead,
-                flags: known & flags,
-                background_max: BACKGROUND_MAX,
-                request_max,
-            };
-            let body = Body::init(&answer);
-            self.answer(&abi::answer_head(head.unique, None, body.bytes().len()), body.bytes());
-            // A kernel with a newer major version asks again in ours.
+            let first = FirstRequest { unique, minor, readahead, flags };
             if major == abi::MAJOR {
-                return Ok(answer.flags & init::OVER_IO_URING != 0);
+                return Ok(first);
             }
+            // A kernel with a newer major version asks again in ours.
+            self.accept(&first, 0, 0);
         }
+    }
+
+    /// Answers the kernel's first request: requests may be of up to `request_max` bytes. With
+    /// `wanted.ring`, the kernel then waits for the ring's entries.
+    pub(super) fn negotiate(&self, first: &FirstRequest, request_max: u32, wanted: Wanted) {
+        // ATOMIC_O_TRUNC is left out: with it, the kernel would take the file for empty after
+        // an open with O_TRUNC. Without it, the kernel sends SETATTR, which is refused.
+        let mut known =
+            init::ASYNC_READ | init::BIG_WRITES | init::ASYNC_DIO | init::MAX_PAGES | init::EXT;
+        if wanted.ring {
+            known |= init::OVER_IO_URING;
+        }
+        if wanted.shared_mappings {
+            known |= init::DIRECT_IO_ALLOW_MMAP;
+        }
+        self.accept(first, request_max, known);
+    }
+
+    fn accept(&self, first: &FirstRequest, request_max: u32, known: u64) {
+        let FirstRequest { unique, minor, readahead, flags } = *first;
+        let body = Body::init(&InitAnswer {
+            minor: minor.min(abi::MINOR),
+            readahead,
+            flags: known & flags,
+            background_max: BACKGROUND_MAX,
+            request_max,
+        });
+        self.answer(&abi::answer_head(unique, None, body.bytes().len()), body.bytes());
     }
 }
 

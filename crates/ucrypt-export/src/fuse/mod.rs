@@ -300,16 +300,19 @@ fn serve(
     how: How,
 ) -> io::Result<(Transport, Vec<JoinHandle<()>>)> {
     let mut share = memory::divide(&file.volume, how.threads, REQUEST_MAX);
-    // Created first: whatever can fail must fail before the kernel is told to wait for rings.
+    let first = device.first_request()?;
+    // Created now: whatever can fail must fail before the kernel is told to wait for rings.
     let mut rings_made = Vec::new();
     if how.transport == Transport::Ring
+        && first.offers_rings()
         && let Ok((rings, request_max)) = rings(file, device)
     {
         share.request_max = share.request_max.min(request_max);
         rings_made = rings;
     }
-    let wanted = Wanted { ring: !rings_made.is_empty(), shared_mappings: how.shared_mappings };
-    let ring = device.negotiate(share.request_max as u32, wanted)?;
+    let ring = !rings_made.is_empty();
+    let wanted = Wanted { ring, shared_mappings: how.shared_mappings };
+    device.negotiate(&first, share.request_max as u32, wanted);
     let mut threads = Vec::new();
     let mut transport = Transport::Classic;
     if ring && start_rings(rings_made, &file.volume, &mut threads)? {

@@ -559,6 +559,11 @@ fn a_file_with_content_is_never_hidden_by_a_mount() {
     assert!(scratch.mounts().is_empty());
 }
 
+pub(crate) fn kernel_has_rings() -> bool {
+    let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    parameter.is_ok_and(|value| value.trim() == "Y")
+}
+
 /// Serves, checks the transport that the server reports, and moves data.
 fn transport_in_use(wanted: &str) -> String {
     let scratch = Scratch::new();
@@ -587,9 +592,7 @@ fn transport_in_use(wanted: &str) -> String {
 
 #[test]
 fn requests_come_by_io_uring_where_the_kernel_has_it_and_else_by_read() {
-    let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    let here =
-        if parameter.is_ok_and(|value| value.trim() == "Y") { "io_uring" } else { "classic" };
+    let here = if kernel_has_rings() { "io_uring" } else { "classic" };
     assert_eq!(transport_in_use(TRANSPORTS[0]), here);
     assert_eq!(transport_in_use(TRANSPORTS[1]), "classic");
 }
