@@ -1,15 +1,16 @@
-//! Cells of the grid in real time: the engine over a model of the cell's disk, driven in process.
+//! Cells of the grid in real time: the engine over a disk, driven in process.
 //!
 //! One thread is client and queue: it keeps the cell's depth in flight, as the simulator's clients
-//! do, and serves its own requests. The cipher is slowed down to the grid's; the disk is memory
-//! with the model's timing. So the run measures what the simulator computes for the same cell, on
-//! the cores of this machine.
+//! do, and serves its own requests. [`Bench::new`] takes a model for a disk, which is memory with
+//! the model's timing, and slows the cipher down to the grid's: the run measures what the simulator
+//! computes for the same cell, on the cores of this machine. [`Bench::over`] takes any backend.
 
 use std::io;
 use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ucrypt_backend::Backend;
 use ucrypt_backend::model::{ModelBackend, Profile};
 use ucrypt_engine::{
     CipherModel, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Stats, Volume,
@@ -51,21 +52,36 @@ impl Bench {
     /// # Errors
     /// If there is not enough memory, or a volume cannot be opened.
     pub fn new(device: &Profile, cipher: CipherModel, policies: &[PolicyKind]) -> io::Result<Self> {
-        let backend =
-            Arc::new(ModelBackend::new(device.name, DISK_BYTES).map_err(io::Error::other)?);
+        let backend = ModelBackend::new(device.name, DISK_BYTES).map_err(io::Error::other)?;
+        Self::over(&(Arc::new(backend) as Arc<dyn Backend>), AES, Some(cipher), policies)
+    }
+
+    /// Volumes with the cipher `spec`, as in `aes-xts-plain64`, and a key of 64 bytes, over one
+    /// backend of [`DISK_BYTES`]. Writes every byte.
+    ///
+    /// # Errors
+    /// If a volume cannot be opened, or a write fails.
+    pub fn over(
+        backend: &Arc<dyn Backend>,
+        spec: &str,
+        model: Option<CipherModel>,
+        policies: &[PolicyKind],
+    ) -> io::Result<Self> {
         let volume = |&policy: &PolicyKind| -> io::Result<_> {
             let options = VolumeOptions {
                 policies: policy.into(),
-                cipher_model: Some(cipher),
+                cipher_model: model,
                 ..VolumeOptions::default()
             };
-            let segment = Segment { len: DISK_BYTES, backend_offset: 0, cipher: Some(aes()?) };
+            let segment =
+                Segment { len: DISK_BYTES, backend_offset: 0, cipher: Some(cipher(spec)?) };
             let volume = Volume::new(backend.clone(), vec![segment], options);
             Ok((policy, Arc::new(volume.map_err(io::Error::other)?)))
         };
         let volumes = policies.iter().map(volume).collect::<io::Result<Vec<_>>>()?;
-        let ns_per_byte = cipher.ns_per_byte.max(aes_ns_per_byte()?);
-        let bench = Self { volumes, cipher: CipherModel { ns_per_byte, ..cipher } };
+        let model = model.unwrap_or(CipherModel { ns_per_byte: 0.0, ns_per_call: 0 });
+        let ns_per_byte = model.ns_per_byte.max(ns_per_byte(spec)?);
+        let bench = Self { volumes, cipher: CipherModel { ns_per_byte, ..model } };
         bench.fill()?;
         Ok(bench)
     }
@@ -116,20 +132,23 @@ impl Bench {
     }
 }
 
-/// AES-256-XTS with a fixed key that is not secret.
-fn aes() -> io::Result<SectorCipher> {
-    let spec = CipherSpec::from_str("aes-xts-plain64").map_err(io::Error::other)?;
+/// The cipher of device models.
+const AES: &str = "aes-xts-plain64";
+
+/// A cipher with a fixed key that is not secret.
+fn cipher(spec: &str) -> io::Result<SectorCipher> {
+    let spec = CipherSpec::from_str(spec).map_err(io::Error::other)?;
     let key: Vec<u8> = (0..64).collect();
     let options =
         SectorOptions { sector_size: SECTOR_BYTES, iv_offset: 0, iv_large_sectors: false };
     SectorCipher::new(&spec, &key, options).map_err(io::Error::other)
 }
 
-/// Time of [`aes`] on this core, the fastest of a few rounds.
-fn aes_ns_per_byte() -> io::Result<f64> {
+/// Time of a cipher on this core, the fastest of a few rounds.
+fn ns_per_byte(spec: &str) -> io::Result<f64> {
     const BYTES: usize = 64 << 10;
     const ROUNDS: u32 = 64;
-    let (cipher, mut data) = (aes()?, vec![0; BYTES]);
+    let (cipher, mut data) = (cipher(spec)?, vec![0; BYTES]);
     let rounds = (0..ROUNDS).map(|_| {
         let started = Instant::now();
         cipher.decrypt_in_place(0, &mut data).map(|()| started.elapsed())
