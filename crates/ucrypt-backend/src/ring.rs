@@ -164,6 +164,12 @@ impl Ring {
         Ok(self.watching)
     }
 
+    /// Whether the descriptor of [`Ring::watch`] is watched now: it was not readable at the last
+    /// [`Ring::reap`].
+    pub(crate) fn is_watching(&self) -> bool {
+        self.watching
+    }
+
     /// Whether any completion can be expected.
     pub(crate) fn is_awaited(&self) -> bool {
         self.watching || self.under_way > 0
@@ -180,6 +186,14 @@ impl Ring {
                 Rings::Large(ring) => wants(ring),
                 Rings::Small(ring) => wants(ring),
             }
+    }
+
+    /// Whether the kernel has taken all entries of the submission ring.
+    fn is_submitted(&mut self) -> bool {
+        match &mut self.rings {
+            Rings::Large(ring) => ring.submission().is_empty(),
+            Rings::Small(ring) => ring.submission().is_empty(),
+        }
     }
 
     /// Pushes guests' entries into the submission ring; false if some found no room.
@@ -206,7 +220,8 @@ impl Ring {
             let all = self.push_staged();
             let want = if all { want } else { 0 };
             match self.submit(want, None) {
-                Ok(()) if all => return Ok(true),
+                // The kernel may take only some of the entries, and then it has not waited.
+                Ok(()) if all && self.is_submitted() => return Ok(true),
                 Ok(()) => {}
                 Err(error) => match Errno::from_io_error(&error) {
                     // The completion ring is full or the kernel is short of memory: take

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, fstat, fstatfs, ioctl_blksszget, major,
-    minor, openat, seek, statx,
+    AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, fstat, fstatfs, ioctl_blksszget,
+    major, minor, openat, seek, statx,
 };
 
 use super::zones::DeviceZones;
@@ -115,7 +115,11 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
                 in_use = true;
                 fd
             }
-            exclusive => exclusive.map_err(failed)?,
+            exclusive => {
+                let exclusive = exclusive.map_err(failed)?;
+                check_same(&stat, &exclusive).map_err(failed)?;
+                exclusive
+            }
         },
         FileType::RegularFile | FileType::BlockDevice => fd,
         _ => return Err(OpenError::Unsuitable { path: path.into(), what: kind_name(kind) }),
@@ -135,6 +139,9 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
     }
     let is_zoned = kind == FileType::BlockDevice && is_zoned(stat.st_rdev);
     let direct = (options.direct || is_zoned).then(|| open_direct(path, access, kind)).flatten();
+    if let Some(direct) = &direct {
+        check_same(&stat, &direct.fd).map_err(failed)?;
+    }
     let name = path.display().to_string();
     let opened = describe(fd, direct, name, options.read_only).map_err(failed)?;
     Ok(Opened { in_use, ..opened })
@@ -142,6 +149,13 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
 
 pub(super) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Opened> {
     Ok(describe(fd, None, name, read_only)?)
+}
+
+/// Refuses a second descriptor of another file, which has got the path meanwhile.
+fn check_same(stat: &Stat, second: &OwnedFd) -> Result<(), Errno> {
+    let now = fstat(second)?;
+    let same = (stat.st_dev, stat.st_ino, stat.st_rdev) == (now.st_dev, now.st_ino, now.st_rdev);
+    if same { Ok(()) } else { Err(Errno::STALE) }
 }
 
 fn open_at(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {

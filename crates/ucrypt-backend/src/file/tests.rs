@@ -1,8 +1,12 @@
 //! The same tests for the three ways to carry operations out.
 
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use io_uring::{opcode, types};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{FileBackend, IoMethod, OpenError, OpenOptions, threads};
 use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory, total_len};
@@ -196,7 +200,7 @@ fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
     let path = image(dir.path(), 1 << 20);
     for way in ["as chosen for a file", "threads"] {
         let mut backend = open(&path);
-        std::sync::Arc::get_mut(&mut backend.files).expect("nobody else has it").punch_align = 4096;
+        Arc::get_mut(&mut backend.files).expect("nobody else has it").punch_align = 4096;
         if way == "threads" {
             let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
             backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
@@ -357,4 +361,38 @@ fn registered_and_other_memory_serve_one_queue() {
     // The pools are dropped first: their memory outlives the ring all the same.
     drop(pools);
     drop(queue);
+}
+
+#[test]
+#[expect(unsafe_code, reason = "an entry names a descriptor")]
+fn a_watched_descriptor_that_becomes_readable_before_the_wait_ends_it() {
+    every_way(1 << 20, |way, backend| {
+        let mut queue = backend.queue(4).unwrap();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let (waker, never) = (eventfd(0, flags).unwrap(), eventfd(0, flags).unwrap());
+        let never = Arc::new(never);
+        let Some(mut guest) = queue.guest() else { return };
+        // Something else is under way, as an export's entries always are.
+        let poll = opcode::PollAdd::new(types::Fd(never.as_raw_fd()), 1).build().user_data(1);
+        // SAFETY: `never` is open until the entry has completed.
+        unsafe { guest.push(poll) };
+        assert!(guest.watch(waker.as_fd()).unwrap());
+        let mut done = Vec::new();
+        queue.poll(&mut done).unwrap();
+        // The kernel posts the completion before the write returns.
+        rustix::io::write(&waker, &1u64.to_ne_bytes()).unwrap();
+        let (told, ended) = std::sync::mpsc::channel::<()>();
+        let other = never.clone();
+        let watchdog = std::thread::spawn(move || {
+            let late = ended.recv_timeout(Duration::from_secs(10)).is_err();
+            rustix::io::write(&*other, &1u64.to_ne_bytes()).unwrap();
+            late
+        });
+        queue.wait(&mut done).unwrap();
+        told.send(()).unwrap();
+        assert!(!watchdog.join().unwrap(), "{way}: the wait missed it");
+        while queue.guest().unwrap().next().is_none() {
+            queue.wait(&mut done).unwrap();
+        }
+    });
 }

@@ -403,9 +403,12 @@ impl Queue for UringQueue {
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         let before = done.len();
         done.append(&mut self.answered);
+        let watched = self.ring.is_watching();
         self.reap(done);
+        // The watched descriptor has become readable: that is an event, and the watch is over.
+        let fired = watched && !self.ring.is_watching();
         let awaited = self.under_way() > 0 || self.ring.is_awaited();
-        if done.len() == before && awaited && !self.ring.has_completion() {
+        if done.len() == before && awaited && !fired && !self.ring.has_completion() {
             self.turn(1, done)
         } else if self.staged.is_empty() {
             Ok(())
