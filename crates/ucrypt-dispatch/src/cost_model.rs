@@ -48,6 +48,9 @@ impl CostModel<'_> {
         let left = self.context.left_sectors as f64 * 512.0;
         let operation_ns = self.operation_ns_all();
         let chunks = (2.0 * self.cipher_ns(left) / operation_ns).sqrt().round().max(1.0);
+        if chunks <= 1.0 {
+            return left;
+        }
         let shorter = operation_ns / self.cipher_ns(1.0);
         let bytes = left / chunks + shorter * (chunks - 1.0) / 2.0;
         let bytes = (bytes / PAGE_BYTES).round().max(1.0) * PAGE_BYTES;

@@ -49,7 +49,7 @@ impl Average {
     }
 
     /// The average; `None` before the first sample.
-    fn get(&self) -> Option<f64> {
+    pub fn get(&self) -> Option<f64> {
         (self.samples > 0).then_some(self.value)
     }
 
@@ -98,21 +98,27 @@ pub struct Estimates {
     writes: [Average; SIZES],
 }
 
-/// The estimates so far, in nanoseconds; `None`: not measured yet, decisions use a default.
+/// The measurements so far, in nanoseconds. Without samples, decisions use a default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Measured {
     /// Cipher time per byte read.
-    pub decrypt_ns_per_byte: Option<f64>,
+    pub decrypt_ns_per_byte: Average,
     /// Cipher time per byte written.
-    pub encrypt_ns_per_byte: Option<f64>,
+    pub encrypt_ns_per_byte: Average,
+    /// Cipher time per byte read, on a worker.
+    pub worker_decrypt_ns_per_byte: Average,
+    /// Cipher time per byte written, on a worker.
+    pub worker_encrypt_ns_per_byte: Average,
     /// Wake latency: from waking a worker to having its answer, without the cipher time.
-    pub wake_latency_ns: Option<f64>,
+    pub wake_latency_ns: Average,
     /// The part of the wake latency that is the queue thread's own time.
-    pub wake_cost_ns: Option<f64>,
+    pub wake_cost_ns: Average,
     /// Enqueue cost: to give a chunk to an awake worker, and to take it back.
-    pub enqueue_cost_ns: Option<f64>,
+    pub enqueue_cost_ns: Average,
     /// Extra time to copy a byte that a worker has transformed.
-    pub copy_penalty_ns_per_byte: Option<f64>,
+    pub copy_penalty_ns_per_byte: Average,
+    /// Time for which the kernel copies a byte written to a backend in memory.
+    pub copy_ns_per_byte: Average,
 }
 
 fn class(bytes: u64) -> usize {
@@ -122,14 +128,17 @@ fn class(bytes: u64) -> usize {
 impl Estimates {
     /// The measurements so far.
     pub fn measured(&self) -> Measured {
-        let [reads, writes] = &self.ciphers;
+        let [reads, writes] = self.ciphers;
         Measured {
-            decrypt_ns_per_byte: reads.here.get(),
-            encrypt_ns_per_byte: writes.here.get(),
-            wake_latency_ns: self.wake_latency.get(),
-            wake_cost_ns: self.wake_cost.get(),
-            enqueue_cost_ns: self.enqueue_cost.get(),
-            copy_penalty_ns_per_byte: self.copy_penalty.get(),
+            decrypt_ns_per_byte: reads.here,
+            encrypt_ns_per_byte: writes.here,
+            worker_decrypt_ns_per_byte: reads.worker,
+            worker_encrypt_ns_per_byte: writes.worker,
+            wake_latency_ns: self.wake_latency,
+            wake_cost_ns: self.wake_cost,
+            enqueue_cost_ns: self.enqueue_cost,
+            copy_penalty_ns_per_byte: self.copy_penalty,
+            copy_ns_per_byte: self.copy,
         }
     }
 

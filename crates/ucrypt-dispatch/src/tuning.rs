@@ -29,15 +29,15 @@ pub(crate) const IN_FLIGHT_MANY: u32 = 16;
 /// Halved: 0.919 to 1.069. Doubled: 0.838 to 1.023.
 pub(crate) const JOIN_WORTH: f64 = 8.0;
 
-/// The share of all requests in flight that each awake worker may have waiting before this thread transforms
-/// the next chunk itself.
+/// The share of all requests in flight that each awake worker may have waiting before this thread
+/// transforms the next chunk itself.
 /// Halved: 0.886 to 1.046. Doubled: 0.836 to 1.028.
 pub(crate) const BACKLOG_SHARE: f64 = 2.0 / 3.0;
 
 /// Assumed cost of one more operation, in nanoseconds, thread and device together. It is not
-/// measured: the explorer multiplies it. Chunk lengths change with its
-/// square root. Halved: 0.919 to 1.069. Doubled: 0.838 to 1.023.
-pub(crate) const OPERATION_NS: f64 = 1_500.0;
+/// measured: the explorer multiplies it. Chunk lengths change with its square root.
+/// Halved: 0.919 to 1.069. Doubled: 0.838 to 1.023.
+pub const OPERATION_NS: f64 = 1_500.0;
 
 /// Factor by which an estimate may be wrong, including what it leaves out.
 /// Halved or doubled: no change.

@@ -289,3 +289,17 @@ fn few_neighbours_stay_apart_many_are_joined_and_all_of_them_where_order_matters
     let hdd = BackendTraits { rotational: true, ..DISK };
     assert_eq!((chunks(4, hdd), chunks(16, hdd)), (1, 1));
 }
+
+#[test]
+fn without_a_cipher_a_read_is_one_operation() {
+    for sectors in [8, 128, 2048] {
+        let limits = Limits { requests_max: 64, chunks_max: 64, ..large_transfers() };
+        let backend = BackendTraits { depth_max: 64, ..DISK };
+        let mut machine = Machine::new(limits, Configured::new(PolicyKind::Adaptive), backend);
+        machine.policy_mut().estimates_mut().calibrated(1 << 20, 0);
+        machine.request(request(Op::Read, 2000, sectors)).unwrap();
+        let chunks = started(&mut machine);
+        assert_eq!(chunks.len(), 1, "{chunks:?}");
+        assert_eq!(chunks[0].1[0].sectors, sectors);
+    }
+}

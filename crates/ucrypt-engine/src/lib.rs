@@ -32,7 +32,9 @@ pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
     Access, Buf, Errno, Guest, Pool, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,
 };
-pub use ucrypt_dispatch::{Explored, Fixed, Measured, Policies, PolicyKind, Stats, Urgency};
+pub use ucrypt_dispatch::{
+    Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Stats, Urgency,
+};
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
 pub use workers::{DoneJob, JOBS_MAX, Job};
 pub use zones::{VolumeZones, ZonesError};

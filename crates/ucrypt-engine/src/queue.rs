@@ -283,8 +283,8 @@ impl Queue {
                 continue;
             }
             request.error = Some(Errno::CANCELED);
-            if request.mode == Mode::Exclusive {
-                self.volume.locks.give_up(&request.range);
+            if request.mode != Mode::Shared {
+                self.volume.locks.give_up(&request.range, request.mode);
             }
             self.end_request(index);
         }
@@ -357,8 +357,8 @@ impl Drop for Queue {
         for request in self.requests.iter().filter(|request| !request.range.is_empty()) {
             match (request.locked, request.mode) {
                 (true, mode) => self.volume.locks.unlock(&request.range, mode),
-                (false, Mode::Exclusive) => self.volume.locks.give_up(&request.range),
                 (false, Mode::Shared) => {}
+                (false, mode) => self.volume.locks.give_up(&request.range, mode),
             }
         }
         self.volume.retire(&self.counters);

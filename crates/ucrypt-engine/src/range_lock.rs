@@ -3,8 +3,8 @@
 //! Clients may read and write single bytes; the cipher works on whole sectors. A write of part of a
 //! sector reads the sector, changes it and writes it back. In between no other request may write
 //! there (the change would be lost) or read there (ciphertext that is half old and half new
-//! decrypts to noise). Such writes lock their range **exclusively**, all other requests **share**
-//! it.
+//! decrypts to noise). Such writes lock the ends of their range **exclusively**; everything else is
+//! **shared**.
 //!
 //! The volume is divided into stripes of 1 MiB, which are mapped onto a fixed table. No thread
 //! blocks: a queue that cannot lock a range calls [`RangeLock::lock_or_sleep`], which sets
@@ -38,14 +38,36 @@ const SHARERS: u32 = AWAITED - 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Shared,
-    Exclusive,
+    /// The first byte of the range, its last, or both are in sectors that are written in part: their
+    /// stripes are locked exclusively, those between are shared.
+    Ends {
+        first: bool,
+        last: bool,
+    },
 }
 
 impl Mode {
-    /// Whether a stripe in this state refuses the mode.
+    /// Both ends are exclusive.
+    #[cfg(test)]
+    const BOTH_ENDS: Self = Self::Ends { first: true, last: true };
+}
+
+/// The way one stripe is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    Shared,
+    /// Shared, between exclusive ends. It does not wait for those who only want the stripe: they may
+    /// be waiting for these ends.
+    Between,
+    Exclusive,
+}
+
+impl Hold {
+    /// Whether a stripe in this state refuses it.
     fn is_refused(self, state: u32) -> bool {
         match self {
             Self::Shared => state & (EXCLUSIVE | WANTED) != 0,
+            Self::Between => state & EXCLUSIVE != 0,
             Self::Exclusive => state & (EXCLUSIVE | SHARERS) != 0,
         }
     }
@@ -54,7 +76,7 @@ impl Mode {
     /// waiters as well; they set it again when they are woken.
     fn taken(self, state: u32) -> u32 {
         match self {
-            Self::Shared => state + 1,
+            Self::Shared | Self::Between => state + 1,
             Self::Exclusive => state & AWAITED | EXCLUSIVE,
         }
     }
@@ -66,12 +88,24 @@ pub(crate) struct RangeLock {
     sleepers: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
-/// The stripes of a byte range, each once. The range is a cyclic run of the table.
-fn stripes(range: &Range<u64>) -> impl DoubleEndedIterator<Item = usize> + Clone + use<> {
+/// The stripes of a byte range, each once, and how they are held. The range is a cyclic run of the
+/// table.
+fn stripes(range: &Range<u64>, mode: Mode) -> impl Iterator<Item = (usize, Hold)> + Clone + use<> {
     let first = range.start >> STRIPE_SHIFT;
     let last = range.end.saturating_sub(1).max(range.start) >> STRIPE_SHIFT;
     let count = (last - first + 1).min(STRIPES);
-    (0..count).map(move |index| ((first + index) % STRIPES) as usize)
+    let (ends, rest) = match mode {
+        Mode::Shared => ([None, None], Hold::Shared),
+        Mode::Ends { first: with_first, last: with_last } => {
+            let ends = [with_first.then_some(first % STRIPES), with_last.then_some(last % STRIPES)];
+            (ends, Hold::Between)
+        }
+    };
+    (0..count).map(move |index| {
+        let stripe = (first + index) % STRIPES;
+        let hold = if ends.contains(&Some(stripe)) { Hold::Exclusive } else { rest };
+        (stripe as usize, hold)
+    })
 }
 
 impl RangeLock {
@@ -94,12 +128,12 @@ impl RangeLock {
         mode: Mode,
         waker: &Arc<OwnedFd>,
     ) -> bool {
-        while let Err(stripe) = self.attempt(range, mode) {
+        while let Err((stripe, hold)) = self.attempt(range, mode) {
             // First the list, then the mark: whoever clears the mark finds the waker.
             self.add_sleeper(waker);
             let marked =
                 self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
-                    mode.is_refused(state).then_some(state | AWAITED)
+                    hold.is_refused(state).then_some(state | AWAITED)
                 });
             if marked.is_ok() {
                 return false;
@@ -110,46 +144,47 @@ impl RangeLock {
     }
 
     /// Locks the whole range, or returns the stripe that refused.
-    fn attempt(&self, range: &Range<u64>, mode: Mode) -> Result<(), usize> {
-        let wanted = stripes(range);
-        if mode == Mode::Exclusive {
-            for stripe in wanted.clone() {
+    fn attempt(&self, range: &Range<u64>, mode: Mode) -> Result<(), (usize, Hold)> {
+        let wanted = stripes(range, mode);
+        if mode != Mode::Shared {
+            for (stripe, _) in wanted.clone().filter(|(_, hold)| *hold == Hold::Exclusive) {
                 self.stripes[stripe].fetch_or(WANTED, Ordering::SeqCst);
             }
         }
         // Check before locking anything: stripes that are locked and released again may refuse
         // others, which would then be woken for nothing.
-        let refused =
-            |&stripe: &usize| mode.is_refused(self.stripes[stripe].load(Ordering::SeqCst));
+        let refused = |(stripe, hold): &(usize, Hold)| {
+            hold.is_refused(self.stripes[*stripe].load(Ordering::SeqCst))
+        };
         if let Some(stripe) = wanted.clone().find(refused) {
             return Err(stripe);
         }
-        for (taken, stripe) in wanted.clone().enumerate() {
+        for (taken, (stripe, hold)) in wanted.clone().enumerate() {
             let got =
                 self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
-                    (!mode.is_refused(state)).then(|| mode.taken(state))
+                    (!hold.is_refused(state)).then(|| hold.taken(state))
                 });
             if got.is_err() {
                 // Other queues came in between.
-                for stripe in wanted.take(taken) {
-                    self.release(stripe, mode);
+                for (stripe, hold) in wanted.take(taken) {
+                    self.release(stripe, hold);
                 }
-                return Err(stripe);
+                return Err((stripe, hold));
             }
         }
         Ok(())
     }
 
     /// Releases one stripe, and wakes the sleepers if one of them waits for it.
-    fn release(&self, stripe: usize, mode: Mode) {
+    fn release(&self, stripe: usize, hold: Hold) {
         let stripe = &self.stripes[stripe];
-        let left = match mode {
-            Mode::Shared => {
+        let left = match hold {
+            Hold::Shared | Hold::Between => {
                 let before = stripe.fetch_sub(1, Ordering::SeqCst);
                 debug_assert!(before & SHARERS != 0, "unlock of a range that was not held");
                 before - 1
             }
-            Mode::Exclusive => {
+            Hold::Exclusive => {
                 let before = stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst);
                 debug_assert!(before & EXCLUSIVE != 0, "unlock of a range that was not held");
                 before & !EXCLUSIVE
@@ -162,15 +197,15 @@ impl RangeLock {
 
     /// Unlocks a range that was locked.
     pub(crate) fn unlock(&self, range: &Range<u64>, mode: Mode) {
-        for stripe in stripes(range) {
-            self.release(stripe, mode);
+        for (stripe, hold) in stripes(range, mode) {
+            self.release(stripe, hold);
         }
     }
 
-    /// Gives up a failed exclusive attempt. This also clears the marks of others that wait for the
-    /// same range; they set them again when they are woken.
-    pub(crate) fn give_up(&self, range: &Range<u64>) {
-        for stripe in stripes(range) {
+    /// Gives up a failed attempt that wanted ends. This also clears the marks of others that wait for
+    /// the same stripes; they set them again when they are woken.
+    pub(crate) fn give_up(&self, range: &Range<u64>, mode: Mode) {
+        for (stripe, _) in stripes(range, mode).filter(|(_, hold)| *hold == Hold::Exclusive) {
             let stripe = &self.stripes[stripe];
             if stripe.fetch_and(!WANTED, Ordering::SeqCst) & AWAITED != 0 {
                 self.wake(stripe);
@@ -221,9 +256,9 @@ mod tests {
     fn who_waits_for_a_range_is_woken_when_it_is_free_and_not_by_itself_or_by_others() {
         let lock = RangeLock::new();
         for (held, wanted) in [
-            (Mode::Shared, Mode::Exclusive),
-            (Mode::Exclusive, Mode::Exclusive),
-            (Mode::Exclusive, Mode::Shared),
+            (Mode::Shared, Mode::BOTH_ENDS),
+            (Mode::BOTH_ENDS, Mode::BOTH_ENDS),
+            (Mode::BOTH_ENDS, Mode::Shared),
         ] {
             let (one, other) = (waker(), waker());
             assert!(lock.try_lock(&(0..4 * MIB), held));
@@ -233,7 +268,7 @@ mod tests {
             // Neither their own attempts nor traffic elsewhere wake them.
             assert!(!is_woken(&one) && !is_woken(&other), "{held:?}, {wanted:?}");
             assert!(!lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &one));
-            for mode in [Mode::Shared, Mode::Exclusive] {
+            for mode in [Mode::Shared, Mode::BOTH_ENDS] {
                 assert!(lock.try_lock(&(7 * MIB..8 * MIB), mode));
                 lock.unlock(&(7 * MIB..8 * MIB), mode);
             }
@@ -248,7 +283,7 @@ mod tests {
                 lock.unlock(&(3 * MIB..5 * MIB), wanted);
             } else {
                 assert!(is_woken(&other), "{held:?}, {wanted:?}");
-                lock.give_up(&(3 * MIB..5 * MIB));
+                lock.give_up(&(3 * MIB..5 * MIB), Mode::BOTH_ENDS);
             }
             assert!(!is_woken(&one), "{held:?}, {wanted:?}");
         }
@@ -265,7 +300,7 @@ mod tests {
                     let waker = waker();
                     for round in 0..3000u64 {
                         let exclusive = (round + thread) % 3 == 0;
-                        let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
+                        let mode = if exclusive { Mode::BOTH_ENDS } else { Mode::Shared };
                         let start = (round * 7 + thread) % 4 * MIB;
                         let range = start..start + (round % 3 + 1) * MIB;
                         while !lock.lock_or_sleep(&range, mode, &waker) {
@@ -286,23 +321,23 @@ mod tests {
     #[test]
     fn an_exclusive_range_keeps_everyone_out_until_it_is_unlocked() {
         let lock = RangeLock::new();
-        assert!(lock.try_lock(&(MIB..3 * MIB), Mode::Exclusive));
+        assert!(lock.try_lock(&(MIB..3 * MIB), Mode::BOTH_ENDS));
         assert!(!lock.try_lock(&(2 * MIB..2 * MIB + 1), Mode::Shared));
-        assert!(!lock.try_lock(&(0..MIB + 1), Mode::Exclusive));
+        assert!(!lock.try_lock(&(0..MIB + 1), Mode::BOTH_ENDS));
         assert!(lock.try_lock(&(3 * MIB..4 * MIB), Mode::Shared));
-        lock.unlock(&(MIB..3 * MIB), Mode::Exclusive);
-        assert!(lock.try_lock(&(0..MIB + 1), Mode::Exclusive));
+        lock.unlock(&(MIB..3 * MIB), Mode::BOTH_ENDS);
+        assert!(lock.try_lock(&(0..MIB + 1), Mode::BOTH_ENDS));
     }
 
     #[test]
     fn a_refused_exclusive_attempt_keeps_new_sharers_out_and_gets_its_turn() {
         let lock = RangeLock::new();
         assert!(lock.try_lock(&(0..10), Mode::Shared));
-        assert!(!lock.try_lock(&(0..10), Mode::Exclusive));
+        assert!(!lock.try_lock(&(0..10), Mode::BOTH_ENDS));
         assert!(!lock.try_lock(&(5..6), Mode::Shared), "it would never get its turn");
         lock.unlock(&(0..10), Mode::Shared);
-        assert!(lock.try_lock(&(0..10), Mode::Exclusive));
-        lock.unlock(&(0..10), Mode::Exclusive);
+        assert!(lock.try_lock(&(0..10), Mode::BOTH_ENDS));
+        lock.unlock(&(0..10), Mode::BOTH_ENDS);
         assert!(lock.try_lock(&(0..10), Mode::Shared));
     }
 
@@ -310,17 +345,17 @@ mod tests {
     fn who_gives_up_its_turn_keeps_nobody_out() {
         let lock = RangeLock::new();
         assert!(lock.try_lock(&(0..10), Mode::Shared));
-        assert!(!lock.try_lock(&(0..2 * MIB), Mode::Exclusive));
-        lock.give_up(&(0..2 * MIB));
+        assert!(!lock.try_lock(&(0..2 * MIB), Mode::BOTH_ENDS));
+        lock.give_up(&(0..2 * MIB), Mode::BOTH_ENDS);
         assert!(lock.try_lock(&(5..6), Mode::Shared));
-        assert!(!lock.try_lock(&(0..10), Mode::Exclusive), "two share it");
+        assert!(!lock.try_lock(&(0..10), Mode::BOTH_ENDS), "two share it");
     }
 
     #[test]
     fn a_range_larger_than_the_table_takes_each_stripe_once() {
         let lock = RangeLock::new();
-        assert!(lock.try_lock(&(5 * MIB..5000 * MIB), Mode::Exclusive));
-        lock.unlock(&(5 * MIB..5000 * MIB), Mode::Exclusive);
+        assert!(lock.try_lock(&(5 * MIB..5000 * MIB), Mode::BOTH_ENDS));
+        lock.unlock(&(5 * MIB..5000 * MIB), Mode::BOTH_ENDS);
         assert!(lock.try_lock(&(0..u64::MAX), Mode::Shared));
         lock.unlock(&(0..u64::MAX), Mode::Shared);
         assert!(lock.stripes.iter().all(|stripe| stripe.load(Ordering::SeqCst) == 0));
@@ -335,12 +370,12 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2000 {
-                        while !lock.try_lock(&(0..3 * MIB), Mode::Exclusive) {
+                        while !lock.try_lock(&(0..3 * MIB), Mode::BOTH_ENDS) {
                             std::thread::yield_now();
                         }
                         assert!(!inside.swap(true, Ordering::SeqCst));
                         inside.store(false, Ordering::SeqCst);
-                        lock.unlock(&(0..3 * MIB), Mode::Exclusive);
+                        lock.unlock(&(0..3 * MIB), Mode::BOTH_ENDS);
                         while !lock.try_lock(&(MIB..2 * MIB), Mode::Shared) {
                             std::thread::yield_now();
                         }
@@ -351,5 +386,30 @@ mod tests {
             }
         });
         assert!(lock.stripes.iter().all(|stripe| stripe.load(Ordering::SeqCst) & !WANTED == 0));
+    }
+
+    #[test]
+    fn between_exclusive_ends_others_go_on() {
+        const MIB: u64 = 1 << 20;
+        let locks = RangeLock::new();
+        for (first, last) in [(true, true), (true, false), (false, true)] {
+            let mode = Mode::Ends { first, last };
+            for range in [MIB + 5..4 * MIB + 7, 5 * MIB + 5..3000 * MIB + 7] {
+                assert!(locks.try_lock(&range, mode));
+                let free = |at: u64| {
+                    let one = at..at + 1;
+                    let free = locks.try_lock(&one, Mode::Shared);
+                    if free {
+                        locks.unlock(&one, Mode::Shared);
+                    }
+                    free
+                };
+                assert_eq!(free(range.start), !first, "{mode:?} {range:?}");
+                assert_eq!(free(range.end - 1), !last, "{mode:?} {range:?}");
+                assert!(free(range.start + MIB) && free(range.end - MIB), "{mode:?} {range:?}");
+                locks.unlock(&range, mode);
+                assert!(free(range.start) && free(range.end - 1));
+            }
+        }
     }
 }

@@ -40,7 +40,8 @@ impl VolumeOptions {
         let cores = cores();
         // On one core a worker gains nothing. The static policies offload all the same, whatever it
         // costs, as dm-crypt does.
-        let none = self.shares_cores() && cores == 1;
+        let adaptive = self.policies == Policies::from(PolicyKind::Adaptive);
+        let none = self.shares_cores() && adaptive && cores == 1;
         let count = self.workers.unwrap_or(if none { 0 } else { cores });
         if !self.policies.uses_workers() || count == 0 {
             return Ok(None);
@@ -52,9 +53,10 @@ impl VolumeOptions {
             .map_err(|error| VolumeError::Workers { error: error.to_string() })
     }
 
-    /// Whether workers are used only while there are spare cores.
+    /// Whether the adaptive policy uses workers only while there are spare cores.
     fn shares_cores(&self) -> bool {
-        self.workers.is_none() && self.policies == Policies::from(PolicyKind::Adaptive)
+        let Policies { reads, writes } = self.policies;
+        self.workers.is_none() && [reads, writes].contains(&PolicyKind::Adaptive)
     }
 }
 

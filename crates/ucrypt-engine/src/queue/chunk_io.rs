@@ -75,11 +75,14 @@ impl Queue {
         source: Borrowed<'_>,
         mut bufs: Vec<Buf>,
     ) {
+        let started_ns = self.time.start(sectors(self.machine.parts(chunk)));
         match self.gather(chunk, target, source, &mut bufs) {
             Ok(false) => self.transform_bufs(chunk, target, bufs, CipherOp::Encrypt),
             Ok(true) => {
+                let spent_ns = self.time.since(started_ns);
+                self.time.transformed(spent_ns);
                 self.chunks[chunk.index()].bufs = bufs;
-                self.machine.cipher_done(chunk, Ok(()), None, self.time.now_ns());
+                self.machine.cipher_done(chunk, Ok(()), spent_ns, self.time.now_ns());
             }
             Err(error) => self.machine.cipher_done(chunk, Err(error), None, self.time.now_ns()),
         }

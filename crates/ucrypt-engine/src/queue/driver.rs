@@ -8,6 +8,7 @@ use ucrypt_dispatch::{ChunkId, Environment, Output, Target};
 use super::Queue;
 use super::chunk_io::{Borrowed, sectors};
 use super::time::LONG_SECTORS;
+use crate::counters::Decisions;
 use crate::workers::Transformed;
 
 /// Rounds of the loop between two publications of the queue's decisions.
@@ -42,6 +43,9 @@ impl Queue {
     }
 
     fn begin_round(&mut self) -> io::Result<()> {
+        if self.in_flight() > 0 {
+            self.set_awake(true);
+        }
         self.read_waker()?;
         self.poll_own_ring()?;
         self.time.read();
@@ -83,8 +87,13 @@ impl Queue {
             || self.in_flight() == 0 && self.unpublished >= PUBLISH_IDLE
         {
             self.unpublished = 0;
-            let workers = self.environment.workers;
-            self.counters.publish(self.machine.stats(), self.machine.policy(), workers);
+            let policy = self.machine.policy();
+            self.counters.publish(|| Decisions {
+                stats: self.machine.stats(),
+                explored: policy.explored(),
+                measured: policy.estimates().measured(),
+                workers: self.environment.workers,
+            });
         }
     }
 

@@ -207,7 +207,8 @@ impl Queue {
         request.fua =
             matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
         if has_edges {
-            (request.mode, request.edges) = (Mode::Exclusive, edges);
+            let [first, last] = [&edges[0], &edges[1]].map(Option::is_some);
+            (request.mode, request.edges) = (Mode::Ends { first, last }, edges);
         }
         let mut borrowed = None;
         match from {

@@ -17,7 +17,7 @@ impl Queue {
         let index = self.free.pop().expect("submit() saw a free place");
         let request = &self.requests[index as usize];
         // A request without a middle needs its range only if it has edges.
-        let needs_range = request.middle.is_some() || request.mode == Mode::Exclusive;
+        let needs_range = request.middle.is_some() || request.mode != Mode::Shared;
         self.choose_clock(request.len);
         if !needs_range {
             self.end_request(index);
@@ -70,7 +70,7 @@ impl Queue {
     fn launch(&mut self, index: u32, source: Option<&[u8]>) {
         let request = &mut self.requests[index as usize];
         let (middle, buf) = (request.middle, request.buf.take());
-        if request.mode == Mode::Exclusive {
+        if request.mode != Mode::Shared {
             for number in 0..2 {
                 let edges = &mut self.requests[index as usize].edges;
                 let Some(edge) = &mut edges[number] else { continue };
@@ -162,7 +162,7 @@ impl Queue {
 
     pub(super) fn end_request(&mut self, index: u32) {
         let request = &mut self.requests[index as usize];
-        if request.mode == Mode::Exclusive {
+        if request.mode != Mode::Shared {
             request.edges = [None, None];
         }
         self.free.push(index);

@@ -4,9 +4,9 @@
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use ucrypt_engine::Decisions;
+use ucrypt_engine::{Decisions, OPERATION_NS};
 
 use super::control::{self, Asked, OPEN, Request};
 use super::link::Link;
@@ -26,6 +26,9 @@ use crate::volume::Opened;
 /// after its last user has gone, and device managers open it when something changes.
 const UNSEEN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long `close` waits for users that can be seen: one that has just ended may still be there.
+const USERS_PATIENCE: Duration = Duration::from_millis(500);
+
 /// Everything that an open volume has.
 pub(super) struct Life {
     pub(super) paths: RuntimePaths,
@@ -38,6 +41,9 @@ pub(super) struct Life {
     pub(super) device: String,
     pub(super) last_flush: LastFlush,
     pub(super) resilience: Resilience,
+    pub(super) troubles: Troubles,
+    /// Limits the time from a signal on.
+    pub(super) limit_of_all: Option<Watchdog>,
 }
 
 /// Why the volume ends.
@@ -63,10 +69,9 @@ impl Life {
     fn serve(&mut self, events: &mut Events<Asked>) -> End {
         let name = self.paths.name().to_owned();
         let mut deferred = false;
-        // The client that asked for the end, and the deadline for users that cannot be seen.
+        // The client that asked for the end, and when.
         let mut closing: Option<(UnixStream, Instant)> = None;
         let mut ending: Option<Ending> = None;
-        let mut troubles = Troubles::default();
         let mut due = None;
         loop {
             let looks = deferred || closing.is_some() || ending.is_some();
@@ -85,7 +90,7 @@ impl Life {
                     control::reply(stream, &control::refusal(&failure));
                 }
                 Some(Event::Asked((Request::Close, stream))) => {
-                    closing = Some((stream, Instant::now() + UNSEEN_PATIENCE));
+                    closing = Some((stream, Instant::now()));
                 }
                 Some(Event::Asked((Request::CloseDeferred, stream))) => {
                     deferred = true;
@@ -100,19 +105,24 @@ impl Life {
                 Some(Event::Signal(_)) if ending.is_some() => {
                     return ending.map_or(End::Signal, |ending| End::InUse(ending.left(&name)));
                 }
-                Some(Event::Signal(signal)) => ending = Some(Ending::by(signal)),
+                Some(Event::Signal(signal)) => {
+                    self.limit_of_all = Some(Watchdog::of_ending(|failure| say_line(failure)));
+                    ending = Some(Ending::by(signal));
+                }
                 Some(Event::Look) | None => {}
             }
-            due = troubles.look(&self.opened);
-            if let Some((stream, until)) = closing.take() {
+            due = self.troubles.look(&self.opened);
+            if let Some((stream, since)) = closing.take() {
                 if self.is_unused(deferred) {
                     return End::Closed(stream);
                 }
                 let users = self.exports.users();
-                if users.is_empty() && Instant::now() < until {
-                    closing = Some((stream, until));
+                let patience = if users.is_empty() { UNSEEN_PATIENCE } else { USERS_PATIENCE };
+                if since.elapsed() < patience {
+                    closing = Some((stream, since));
                 } else {
-                    control::reply(stream, &control::refusal(&in_use(&name, &users, deferred)));
+                    let failure = self.in_use(&name, &users, deferred);
+                    control::reply(stream, &control::refusal(&failure));
                 }
             }
             if self.exports.have_ended() {
@@ -132,9 +142,24 @@ impl Life {
         if deferred { self.exports.have_ended() } else { self.exports.try_stop() }
     }
 
+    /// The refusal of a `close` because of these users.
+    fn in_use(&self, name: &str, users: &[String], deferred: bool) -> Failure {
+        let by = match self.exports.unanswered_clients() {
+            _ if !users.is_empty() => users::by(users),
+            0 => " (by a program that cannot be seen from here)".into(),
+            _ => " (clients are gone, but the image has not answered their requests)".into(),
+        };
+        let remedy = if deferred {
+            "it ends with its last user"
+        } else {
+            "unmount or close it first, or use --deferred"
+        };
+        Failure::busy(format!("{name} is in use{by}; {remedy}"))
+    }
+
     /// Finishes accepted requests, flushes, and leaves nothing behind.
     fn end(self, end: End) -> Result<(), Failure> {
-        let Self { paths, claim, opened, exports, link, last_flush, .. } = self;
+        let Self { paths, claim, opened, exports, link, last_flush, mut troubles, .. } = self;
         let (limit, waiting) = match &end {
             End::Closed(stream) => (END_LIMIT, stream.try_clone().ok()),
             End::Unused => (END_LIMIT, None),
@@ -148,6 +173,7 @@ impl Life {
             }
         });
         let stopped = exports.stop();
+        troubles.tell(&opened);
         let flushed = last_flush.run().and(stopped);
         // Release the image and the name before telling anyone.
         drop(opened);
@@ -207,24 +233,23 @@ impl Life {
     }
 }
 
-fn in_use(name: &str, users: &[String], deferred: bool) -> Failure {
-    let by = if users.is_empty() {
-        " (by a program that cannot be seen from here)".to_owned()
-    } else {
-        users::by(users)
-    };
-    let remedy = if deferred {
-        "it ends with its last user"
-    } else {
-        "unmount or close it first, or use --deferred"
-    };
-    Failure::busy(format!("{name} is in use{by}; {remedy}"))
-}
-
 /// The decisions of one queue, and the measurements behind them.
 fn queue(decisions: &Decisions) -> Value {
-    let (stats, explored, measured) = (decisions.stats, decisions.explored, decisions.measured);
-    json!({
+    let Decisions { stats, explored, measured, workers } = *decisions;
+    let figures = [
+        ("decrypt_ns_per_byte", measured.decrypt_ns_per_byte),
+        ("encrypt_ns_per_byte", measured.encrypt_ns_per_byte),
+        ("worker_decrypt_ns_per_byte", measured.worker_decrypt_ns_per_byte),
+        ("worker_encrypt_ns_per_byte", measured.worker_encrypt_ns_per_byte),
+        ("wake_latency_ns", measured.wake_latency_ns),
+        ("wake_cost_ns", measured.wake_cost_ns),
+        ("enqueue_cost_ns", measured.enqueue_cost_ns),
+        ("copy_penalty_ns_per_byte", measured.copy_penalty_ns_per_byte),
+        ("copy_ns_per_byte", measured.copy_ns_per_byte),
+    ];
+    let samples: Map<_, _> =
+        figures.iter().map(|(name, figure)| ((*name).into(), figure.samples().into())).collect();
+    let mut shown = json!({
         "requests_whole": stats.whole,
         "requests_split": stats.split,
         "requests_joined": stats.joined,
@@ -233,12 +258,12 @@ fn queue(decisions: &Decisions) -> Value {
         "chunks_all_inline": explored.all_inline,
         "chunks_all_offload": explored.all_offload,
         "chunks_coarser": explored.coarse,
-        "decrypt_ns_per_byte": measured.decrypt_ns_per_byte,
-        "encrypt_ns_per_byte": measured.encrypt_ns_per_byte,
-        "wake_latency_ns": measured.wake_latency_ns,
-        "wake_cost_ns": measured.wake_cost_ns,
-        "enqueue_cost_ns": measured.enqueue_cost_ns,
-        "copy_penalty_ns_per_byte": measured.copy_penalty_ns_per_byte,
-        "workers": decisions.workers,
-    })
+        "operation_ns_assumed": OPERATION_NS,
+        "samples": samples,
+        "workers": workers,
+    });
+    for (name, figure) in figures {
+        shown[name] = json!(figure.get());
+    }
+    shown
 }

@@ -126,7 +126,11 @@ struct Why<'a> {
     explored_inline: u64,
     /// Workers that a queue might use.
     workers: f64,
-    wake_cost_ns: Option<f64>,
+    wake_latency_ns: Option<f64>,
+    enqueue_cost_ns: Option<f64>,
+    /// Bytes that clients have read and written.
+    read_bytes: f64,
+    written_bytes: f64,
     /// Cipher time of a mean chunk.
     cipher_ns: f64,
 }
@@ -134,26 +138,36 @@ struct Why<'a> {
 impl Why<'_> {
     fn in_a_sentence(&self) -> String {
         let share = |chunks: u64| chunks as f64 / self.chunks.max(1) as f64;
-        let inline = "is encrypted on the thread that receives it";
+        let verb = match (self.read_bytes > 0.0, self.written_bytes > 0.0) {
+            (true, true) => "encrypted and decrypted",
+            (true, false) => "decrypted",
+            (false, _) => "encrypted",
+        };
+        let inline = format!("is {verb} on the thread that receives it");
         let cipher_us = self.cipher_ns / 1000.0;
         let what = match share(self.offloaded) {
             _ if self.chunks == 0 => return "Nothing has been encrypted yet.\n".into(),
             share if share < 0.005 => format!("Everything {inline}"),
-            share if share > 0.995 => "Everything is encrypted by workers".into(),
-            share => format!("{:.0} % is encrypted by workers, the rest {inline}", share * 100.0),
+            share if share > 0.995 => format!("Everything is {verb} by workers"),
+            share => format!("{:.0} % is {verb} by workers, the rest {inline}", share * 100.0),
         };
+        let us = |ns: Option<f64>| ns.map(|ns| ns / 1000.0);
         let why = if self.policy != "adaptive" {
             format!("the policy is {}", self.policy)
         } else if share(self.offloaded) >= 0.005 {
-            format!("a chunk takes {cipher_us:.1} µs of cipher")
+            match us(self.enqueue_cost_ns) {
+                Some(us) => format!(
+                    "a chunk takes {cipher_us:.1} µs of cipher, giving it to a worker {us:.1} µs"
+                ),
+                None => format!("a chunk takes {cipher_us:.1} µs of cipher"),
+            }
         } else if share(self.explored_inline) > 0.5 {
             "that was seen to be faster than what the estimates say".into()
         } else if self.workers < 0.5 {
             "no core is free for a worker".into()
-        } else if let Some(wake_cost_ns) = self.wake_cost_ns {
-            let wake_us = wake_cost_ns / 1000.0;
+        } else if let Some(wake_us) = us(self.wake_latency_ns) {
             format!(
-                "waking another core costs {wake_us:.1} µs, and a chunk {cipher_us:.1} µs of cipher"
+                "waking another core takes {wake_us:.1} µs, a chunk {cipher_us:.1} µs of cipher"
             )
         } else {
             "there are no workers".into()
@@ -174,8 +188,15 @@ pub(super) fn dispatch(status: &Value) -> String {
         let figures: Vec<f64> = used().filter_map(|queue| queue[key].as_f64()).collect();
         (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
     };
-    let measured = |key: &str, digits: usize, unit: &str| {
+    let figure = |key: &str, digits: usize, unit: &str| {
         mean(key).map_or_else(|| NOT_MEASURED.into(), |figure| format!("{figure:.digits$} {unit}"))
+    };
+    let measured = |key: &str, digits: usize, unit: &str| {
+        let samples: u64 = used().filter_map(|queue| queue["samples"][key].as_u64()).sum();
+        match figure(key, digits, unit) {
+            shown if samples > 0 => format!("{shown} ({samples} samples)"),
+            shown => shown,
+        }
     };
     let share = |key: &str, all: u64| {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
@@ -194,11 +215,15 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("queues", format!("{} ({} used)", queues.len(), used().count())),
         ("decryption", measured("decrypt_ns_per_byte", 3, "ns per byte")),
         ("encryption", measured("encrypt_ns_per_byte", 3, "ns per byte")),
+        ("decryption by workers", measured("worker_decrypt_ns_per_byte", 3, "ns per byte")),
+        ("encryption by workers", measured("worker_encrypt_ns_per_byte", 3, "ns per byte")),
         ("wake latency", measured("wake_latency_ns", 0, "ns")),
         ("wake cost", measured("wake_cost_ns", 0, "ns")),
         ("enqueue cost", measured("enqueue_cost_ns", 0, "ns")),
         ("cross-core copy penalty", measured("copy_penalty_ns_per_byte", 3, "ns per byte")),
-        ("workers at hand", measured("workers", 1, "a queue")),
+        ("copy by the kernel", measured("copy_ns_per_byte", 3, "ns per byte")),
+        ("one more operation", figure("operation_ns_assumed", 0, "ns (assumed)")),
+        ("workers at hand", figure("workers", 1, "a queue")),
         ("requests served whole", share("requests_whole", requests)),
         ("requests split", share("requests_split", requests)),
         ("requests joined", share("requests_joined", requests)),
@@ -214,7 +239,10 @@ pub(super) fn dispatch(status: &Value) -> String {
         offloaded: sum("chunks_offloaded"),
         explored_inline: sum("chunks_all_inline"),
         workers: mean("workers").unwrap_or(0.0),
-        wake_cost_ns: mean("wake_cost_ns"),
+        wake_latency_ns: mean("wake_latency_ns"),
+        enqueue_cost_ns: mean("enqueue_cost_ns"),
+        read_bytes: counted("read_bytes"),
+        written_bytes: counted("written_bytes"),
         cipher_ns,
     };
     let mut shown = why.in_a_sentence();
@@ -242,18 +270,19 @@ mod tests {
         let queue = |offloaded: u64, workers: u32, all_inline: u64| {
             json!({
                 "chunks_inline": 1000 - offloaded, "chunks_offloaded": offloaded,
-                "chunks_all_inline": all_inline, "workers": workers, "wake_cost_ns": 6100.0,
-                "decrypt_ns_per_byte": 0.075,
+                "chunks_all_inline": all_inline, "workers": workers, "wake_latency_ns": 6100.0,
+                "decrypt_ns_per_byte": 0.075, "enqueue_cost_ns": 400.0,
+                "samples": { "wake_latency_ns": 9 },
             })
         };
-        let inline = "Everything is encrypted on the thread that receives it";
-        let reason = "waking another core costs 6.1 µs, and a chunk 0.3 µs of cipher.";
+        let inline = "Everything is decrypted on the thread that receives it";
+        let reason = "waking another core takes 6.1 µs, a chunk 0.3 µs of cipher.";
         assert_eq!(said(queue(0, 1, 0), "adaptive"), format!("{inline}: {reason}"));
         let none = format!("{inline}: no core is free for a worker.");
         assert_eq!(said(queue(0, 0, 0), "adaptive"), none);
         assert!(said(queue(0, 1, 900), "adaptive").contains("seen to be faster"));
         assert!(said(queue(1000, 1, 0), "unbound").ends_with("by workers: the policy is unbound."));
-        assert!(said(queue(90, 1, 0), "adaptive").starts_with("9 % is encrypted by workers"));
+        assert!(said(queue(90, 1, 0), "adaptive").starts_with("9 % is decrypted by workers"));
     }
 
     #[test]

@@ -63,7 +63,12 @@ impl Connection<'_> {
     /// Receives what is there; false if there is nothing. Sleeps only if there is nothing else to
     /// do; a server that stops ends this sleep by shutting the socket down for reading.
     fn receive(&mut self) -> bool {
-        let flags = if self.idle() { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        let flags = if self.idle() {
+            self.queue.rest();
+            RecvFlags::empty()
+        } else {
+            RecvFlags::DONTWAIT
+        };
         let payload = match &mut self.incoming {
             Incoming::Data { buffer, filled, .. } => &mut buffer[*filled..],
             _ => &mut [],
