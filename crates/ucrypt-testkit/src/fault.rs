@@ -226,6 +226,20 @@ impl Faults {
         self
     }
 
+    /// In three of four cases, adds rules by chance: some writes are torn, writes of zeroes and
+    /// discards fail, or the flush that comes after some others fails.
+    pub fn fail_now_and_then(&self, random: &mut Random) -> &Self {
+        match random.below(4) {
+            0 => self,
+            1 => self.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(10)),
+            2 => self.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Punch).chance(20)),
+            _ => {
+                let flush = Rule::new(Fate::Fail(Errno::IO)).on(Access::Flush);
+                self.add(flush.nth(random.below(8)))
+            }
+        }
+    }
+
     /// Answers hanging operations with `EIO`; no operation hangs from now on.
     pub fn release(&self) {
         self.state().end = Some(End::Failed);

@@ -191,13 +191,16 @@ fn crash_at(seed: u64, step: u64) {
     let (kind, queues) = kind(&mut random, &policies(), 0);
     let len = 256 << 10;
     let faults = Faults::new(seed ^ step << 32);
-    faults.delay(random.below(6)).volatile();
+    faults.delay(random.below(6)).volatile().fail_now_and_then(&mut random);
     let inner: Arc<dyn Backend> = Arc::new(memory(kind.offset + len).unwrap());
     let backend = Arc::new(FaultBackend::new(inner.clone(), faults.clone()));
     // A 4096-byte sector torn by a power failure is noise, as with dm-crypt on a disk of 512-byte
     // sectors.
     let kind = VolumeKind { sector_size: kind.sector_size.map(|_| 512), ..kind };
-    let plan = Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX));
+    let plan = Plan {
+        faults: Some((faults.clone(), kind.offset)),
+        ..Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX))
+    };
     let mut client = Client::new(plan, queues as usize);
     {
         let volume = kind.over(backend.clone(), len);

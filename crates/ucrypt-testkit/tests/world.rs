@@ -122,7 +122,7 @@ fn crash_at(seed: u64, step: u64) {
     world.set_stalls(Stalls { per_mille: 50, max_ns: 500_000 }, seed);
     let len = 256 << 10;
     let faults = Faults::new(seed ^ step << 32);
-    faults.delay(random.below(6)).volatile();
+    faults.delay(random.below(6)).volatile().fail_now_and_then(&mut random);
     let disk = world.disk(profile(&mut random), len, seed);
     let backend = Arc::new(FaultBackend::new(disk.clone(), faults.clone()));
     // A larger sector torn by a power failure is noise, as with dm-crypt on a disk of 512-byte
@@ -135,7 +135,10 @@ fn crash_at(seed: u64, step: u64) {
         offset: 0,
         shared_memory: 0,
     };
-    let plan = Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX));
+    let plan = Plan {
+        faults: Some((faults.clone(), 0)),
+        ..Plan::until_a_crash(seed, len, Watchdog::Steps(STEPS_MAX))
+    };
     let mut client = Client::new(plan, queues as usize);
     {
         let volume = kind.in_world(&world, backend.clone(), len);

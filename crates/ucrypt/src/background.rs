@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
-use crate::ending::{LastFlush, signals};
+use crate::ending::{LastFlush, Troubles, signals};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::passphrase::Secret;
@@ -263,7 +263,18 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     // If `open` has gone, the volume is still open, and `list` shows it.
     announce(format_args!("{READY}{device}")).inspect_err(failed_later)?;
     detach(&log).map_err(failed)?;
-    let life = Life { paths, claim, opened, exports, link, device, last_flush, resilience };
+    let life = Life {
+        paths,
+        claim,
+        opened,
+        exports,
+        link,
+        device,
+        last_flush,
+        resilience,
+        troubles: Troubles::default(),
+        limit_of_all: None,
+    };
     let served = life.run(events);
     // Report the failure before `finish`, which waits for the log.
     let served = served.map_err(|failure| {

@@ -105,6 +105,12 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
+    /// For the time from a signal on: the volume's users may keep it, and the end its limit, but
+    /// nothing may take longer than both, not even the look for users.
+    pub(crate) fn of_ending(last_words: impl FnOnce(&Failure) + Send + 'static) -> Self {
+        Self::start(USERS_PATIENCE + SIGNAL_LIMIT, last_words)
+    }
+
     /// `last_words` gets the failure to report.
     pub(crate) fn start(
         limit: Duration,
@@ -147,8 +153,7 @@ impl Troubles {
                 opened.facts.image
             ));
         }
-        let totals = opened.volume.totals();
-        if totals.errors == self.told {
+        if opened.volume.totals().errors == self.told {
             return None;
         }
         if let Some(due) = self.last.map(|last| last + TROUBLE_EVERY)
@@ -156,13 +161,22 @@ impl Troubles {
         {
             return Some(due);
         }
+        self.tell(opened);
+        None
+    }
+
+    /// Reports what has not been reported yet.
+    pub(crate) fn tell(&mut self, opened: &Opened) {
+        let totals = opened.volume.totals();
         let count = totals.errors - self.told;
+        if count == 0 {
+            return;
+        }
         (self.told, self.last) = (totals.errors, Some(Instant::now()));
         let why =
             totals.last_error.map_or_else(String::new, |error| format!(", the last: {error}"));
         let requests = if count == 1 { "request" } else { "requests" };
         say_line(format_args!("{count} {requests} to {} failed{why}", opened.facts.image));
-        None
     }
 }
 

@@ -223,16 +223,49 @@ impl Exports {
     pub(crate) fn try_stop_kernels(&mut self) -> bool {
         // Try every export, so that none gets new users while another still has its last.
         let files = self.fuse.iter_mut().map(FuseExport::try_stop);
-        let devices = self.loop_device.iter_mut().map(LoopExport::try_stop);
-        let devices = devices.chain(self.ublk.iter_mut().map(UblkExport::try_stop));
-        files.chain(devices).filter(|stopped| !stopped).count() == 0
+        // Who can be seen is looked for first: asking the loop driver stops the requests of its users
+        // for a moment, and a ublk device does not tell who has it open.
+        let loops = self.loop_device.iter_mut().map(|export| {
+            (export.has_ended() || users::of(&[export.path()]).is_empty()) && export.try_stop()
+        });
+        let ublk = self.ublk.iter_mut().map(|export| {
+            (export.is_dead() || users::of(&[export.path()]).is_empty()) && export.try_stop()
+        });
+        files.chain(loops).chain(ublk).filter(|stopped| !stopped).count() == 0
     }
 
     /// Whether the kernel's exports were ended from outside.
     pub(crate) fn have_kernels_ended(&self) -> bool {
         self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
-            && self.ublk.iter().all(UblkExport::has_ended)
+            && self.ublk.iter().all(|export| {
+                let has_users = || !users::of(&[export.path()]).is_empty();
+                export.has_ended() && (export.is_dead() || !has_users())
+            })
+    }
+
+    /// Parts with exports that were ended from outside, while others go on, and says so.
+    ///
+    /// # Errors
+    /// The first of them was not ended properly.
+    fn part_with_ended(&mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        let mut told = |path: PathBuf, stopped: Result<(), Failure>| {
+            say_line(format_args!("{} has ended; the other exports go on", path.display()));
+            if let Err(error) = &stopped {
+                say_line(error);
+            }
+            if result.is_ok() {
+                result = stopped;
+            }
+        };
+        for export in self.fuse.extract_if(.., |export| export.has_ended()) {
+            told(export.path().to_owned(), export.stop().map_err(Failure::from));
+        }
+        if let Some(export) = self.ublk.take_if(|export| export.is_dead()) {
+            told(export.path().to_owned(), export.stop().map_err(Failure::from));
+        }
+        result
     }
 
     /// Detaches the exports: present users go on, and an export ends with its last user.
@@ -258,15 +291,22 @@ impl Exports {
         users
     }
 
-    /// Stops all exports; they finish accepted requests first. Fails if a served file had become
-    /// unusable before.
+    /// Clients that are gone while the image has not answered all their requests.
+    pub(crate) fn unanswered_clients(&self) -> usize {
+        self.nbd.iter().map(Server::unanswered_clients).sum()
+    }
+
+    /// Stops all exports; they finish accepted requests first. Fails if a served file or device had
+    /// become unusable before.
     pub(crate) fn stop(self) -> Result<(), Failure> {
         self.nbd.into_iter().for_each(Server::shutdown);
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
         let fuse: Vec<_> = self.fuse.into_iter().map(FuseExport::stop).collect();
-        self.loop_device.into_iter().for_each(LoopExport::stop);
-        self.ublk.into_iter().for_each(UblkExport::stop);
-        Ok(fuse.into_iter().collect::<Result<(), _>>()?)
+        let loops: Vec<_> = self.loop_device.into_iter().map(LoopExport::stop).collect();
+        let ublk: Vec<_> = self.ublk.into_iter().map(UblkExport::stop).collect();
+        fuse.into_iter().collect::<Result<(), _>>()?;
+        loops.into_iter().collect::<Result<(), _>>()?;
+        Ok(ublk.into_iter().collect::<Result<(), _>>()?)
     }
 }
 
@@ -292,17 +332,26 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let mut troubles = Troubles::default();
     let mut ending: Option<Ending> = None;
     let mut due = None;
+    let mut limit_of_all = None;
+    let mut parted = Ok(());
     let left = loop {
         match events.next(ending.is_some(), due) {
             Some(Event::Signal(_)) if ending.is_some() => {
                 break ending.as_ref().map(|it| it.left("the volume"));
             }
-            Some(Event::Signal(signal)) => ending = Some(Ending::by(signal)),
+            Some(Event::Signal(signal)) => {
+                limit_of_all = Some(Watchdog::of_ending(|failure| say_line(failure)));
+                ending = Some(Ending::by(signal));
+            }
             Some(Event::Look) | None => {}
         }
         due = troubles.look(&opened);
         if exports.have_ended() {
             break None;
+        }
+        let ended = exports.part_with_ended();
+        if parted.is_ok() {
+            parted = ended;
         }
         match ending.as_mut().map(|ending| ending.step(&mut exports, "the volume", false)) {
             None | Some(Step::Wait) => {}
@@ -312,8 +361,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
     let _watchdog = Watchdog::start(limit, |failure| say_line(failure));
+    drop(limit_of_all);
     let stopped = exports.stop();
-    last_flush.run().and(stopped)?;
+    troubles.tell(&opened);
+    last_flush.run().and(stopped).and(parted)?;
     left.map_or(Ok(()), Err)
 }
 

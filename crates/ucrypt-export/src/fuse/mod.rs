@@ -220,11 +220,15 @@ impl FuseExport {
 
     /// Unmounts if no program has the file open. Returns whether it did.
     pub fn try_stop(&mut self) -> bool {
+        // First, so that a file keeps its name while programs have it open that opened it under
+        // another name, in another mount namespace.
+        if !within(CLOSE_PATIENCE, || self.has_ended() || !self.file.is_open()) {
+            return false;
+        }
         if !self.has_ended() && !self.mounted.unmount_unused() {
             return false;
         }
-        // The name may be gone, removed by us or by others, while programs still have the file
-        // open; or they opened it under a name in another mount namespace.
+        // Somebody may have opened it meanwhile.
         if !within(CLOSE_PATIENCE, || self.has_ended() || !self.file.is_open()) {
             return false;
         }

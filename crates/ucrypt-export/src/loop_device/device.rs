@@ -106,6 +106,11 @@ impl Device {
         }
     }
 
+    /// Whether it is still attached to our file, which nobody serves any more.
+    pub(super) fn is_orphan(&self) -> bool {
+        matches!(self.open(), Some((_, None)))
+    }
+
     /// Detaches if nobody has it open or mounted. Returns whether it is detached.
     pub(super) fn try_detach(&self) -> bool {
         let deadline = Instant::now() + LOOKS;
@@ -121,6 +126,12 @@ impl Device {
     /// Tells the driver to detach at the last close. If our descriptor is the only one, the driver
     /// refuses everybody else from then on, and reports that nothing is attached (`ENXIO`).
     fn detach_if_unused(&self) -> bool {
+        // Of a device with a file system on it nothing more is asked: the driver would stop its
+        // requests meanwhile, and wait for those that are under way.
+        let exclusive = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+        if open(&self.path, exclusive, Mode::empty()).is_err_and(|error| error == Errno::BUSY) {
+            return false;
+        }
         let Some((device, info)) = self.open() else { return true };
         if ioctl::clear(&device).is_err() || ioctl::status(&device).is_err_and(is_detached) {
             return true;

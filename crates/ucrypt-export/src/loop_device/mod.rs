@@ -50,6 +50,15 @@ pub enum LoopError {
         /// The reason.
         error: Errno,
     },
+    /// The connection of the attached file to the kernel ended.
+    #[error(
+        "the kernel no longer asks for {device}: somebody aborted its connection; programs that used \
+         it got errors: unmount it, and open the volume again"
+    )]
+    Aborted {
+        /// The device.
+        device: PathBuf,
+    },
     /// There is no file to attach.
     #[error(transparent)]
     File(#[from] FuseError),
@@ -127,8 +136,14 @@ impl LoopExport {
 
     /// Detaches, at once if nobody uses the device, and ends the export. Remaining users get errors
     /// once the process ends.
-    pub fn stop(self) {
+    ///
+    /// # Errors
+    /// [`LoopError::Aborted`] if the file's connection ended while the device was attached.
+    pub fn stop(self) -> Result<(), LoopError> {
+        let aborted = self.has_ended() && self.device.is_orphan();
+        let device = self.path().into();
         drop(self);
+        if aborted { Err(LoopError::Aborted { device }) } else { Ok(()) }
     }
 }
 

@@ -104,6 +104,12 @@ impl Guests {
         lists.closed && lists.served.is_empty()
     }
 
+    /// Number of clients that are served, and of those that have hung up while the volume had not
+    /// answered all their requests.
+    pub(super) fn served(&self) -> usize {
+        self.lists().served.len()
+    }
+
     /// Number of clients that are served and have not hung up.
     pub(super) fn count(&self) -> usize {
         let stays = |guest: &&Guest| {

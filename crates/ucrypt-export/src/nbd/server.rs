@@ -135,6 +135,11 @@ impl Server {
         self.shared.guests.count()
     }
 
+    /// Clients that have hung up while the volume had not answered all their requests.
+    pub fn unanswered_clients(&self) -> usize {
+        self.shared.guests.served().saturating_sub(self.clients())
+    }
+
     /// Takes no more clients from now on, if none is being served. Returns whether that is the
     /// case.
     pub fn try_stop(&self) -> bool {

@@ -96,6 +96,16 @@ pub enum UblkError {
         /// The number.
         device: u32,
     },
+    /// A queue broke, which ended the device.
+    #[error(
+        "a queue of {device} broke: {error}; programs that used it got errors: open the volume again"
+    )]
+    Broken {
+        /// The device.
+        device: std::path::PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
     /// A step of the set-up failed.
     #[error("cannot {what}: {error}; use a loop device (--as loop)")]
     Control {

@@ -24,9 +24,9 @@ mod zones;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use ucrypt_engine::{QueueConfig, Volume, VolumeZones};
@@ -96,6 +96,7 @@ pub struct UblkExport {
     /// `None` only while the export starts or ends.
     device: Option<Device>,
     threads: Vec<JoinHandle<()>>,
+    failed: BrokenQueue,
     detached: AtomicBool,
 }
 
@@ -131,8 +132,13 @@ impl UblkExport {
             };
             starting.prepare(volume, place, zones.clone()).map_err(failed("start the queues"))?;
         }
-        let mut export =
-            Self { path: device.path(), device: None, threads: vec![], detached: false.into() };
+        let mut export = Self {
+            path: device.path(),
+            device: None,
+            threads: vec![],
+            failed: starting.failed.clone(),
+            detached: false.into(),
+        };
         // Everything that could be missing is there: from here on the kernel depends on us.
         let attached = starting.await_all().map_err(failed("prepare the queues")).and_then(|()| {
             let file = Arc::new(device.open_for_queues()?);
@@ -151,12 +157,16 @@ impl UblkExport {
         &self.path
     }
 
-    /// Whether the export has ended by itself: somebody else stopped the device, a queue broke, or
-    /// nobody uses the device any more after [`UblkExport::detach`].
-    pub fn has_ended(&self) -> bool {
+    /// Whether somebody else stopped the device, or a queue broke.
+    pub fn is_dead(&self) -> bool {
         // With one broken queue, a part of the disk does not answer.
         self.threads.iter().any(JoinHandle::is_finished)
-            || self.detached.load(Ordering::Relaxed) && !self.is_in_use()
+    }
+
+    /// Whether the export has ended by itself: it [is dead](UblkExport::is_dead), or after
+    /// [`UblkExport::detach`] no file system and no other device uses it any more.
+    pub fn has_ended(&self) -> bool {
+        self.is_dead() || self.detached.load(Ordering::Relaxed) && !self.is_in_use()
     }
 
     /// Stops the device if no file system and no other device uses it. Returns whether it did.
@@ -180,8 +190,14 @@ impl UblkExport {
     }
 
     /// Stops the device. Requests in flight are finished, later ones get errors.
-    pub fn stop(mut self) {
+    ///
+    /// # Errors
+    /// [`UblkError::Broken`] if a queue broke.
+    pub fn stop(mut self) -> Result<(), UblkError> {
         self.end();
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let device = self.path.clone();
+        failed.map_or(Ok(()), |error| Err(UblkError::Broken { device, error }))
     }
 
     fn is_in_use(&self) -> bool {
@@ -212,10 +228,14 @@ impl std::fmt::Debug for UblkExport {
     }
 }
 
+/// Why the last queue that broke did.
+type BrokenQueue = Arc<Mutex<Option<io::Error>>>;
+
 /// Queues that are starting: first each takes what it needs, then all attach to the device.
 #[derive(Default)]
 struct Starting {
     threads: Vec<JoinHandle<()>>,
+    failed: BrokenQueue,
     /// By thread: sends the device to attach to, and receives the result of each step.
     go: Vec<Sender<Arc<File>>>,
     said: Vec<Receiver<io::Result<()>>>,
@@ -231,6 +251,7 @@ impl Starting {
     ) -> io::Result<()> {
         let ((go, device), (say, said)) = (channel::<Arc<File>>(), channel());
         let (volume, end) = (volume.clone(), TellsAtItsEnd(volume.clone()));
+        let failed = self.failed.clone();
         let serve = move || {
             let _end = end;
             let config = QueueConfig {
@@ -251,7 +272,9 @@ impl Starting {
             };
             tell(&say, Ok(()));
             // A broken queue ends the export, see `has_ended`.
-            let _ = server.run();
+            if let Err(error) = server.run() {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
         };
         let name = format!("ublk-{}", params.queue);
         self.threads.push(std::thread::Builder::new().name(name).spawn(serve)?);

@@ -292,8 +292,52 @@ fn a_full_image_is_in_the_log() {
     file.write_all_at(&vec![5; 4 << 20], 0).expect_err("there is no room");
     server.await_said("No space left on device");
     assert!(server.stderr().contains("small/image"), "{}", server.stderr());
+    let told = |text: &str| text.matches("failed, the last: ").count();
+    assert_eq!(told(&server.stderr()), 1);
+    // Soon after: the next line would come a minute later.
+    file.write_all_at(&vec![5; 4 << 20], 4 << 20).expect_err("there is no room");
     drop(file);
-    server.terminate();
+    server.signal(Signal::TERM);
+    let said = server.exits(0);
+    assert_eq!(told(&said), 2, "{said}");
+}
+
+/// A mounted loop device whose image does not answer: nothing on the way to the end waits for it.
+#[test]
+fn a_mounted_device_whose_image_does_not_answer_does_not_keep_its_server_from_the_end() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", 64 << 20);
+    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let path = run(below.arg(&image).arg("below"), b"").text();
+    let holder = server(&scratch);
+    let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "loop"]);
+    run(above.args([path.trim(), &scratch.unique()]), b"").passes();
+    let above = scratch.processes().into_iter().find(|process| *process != holder);
+    let above = above.expect("a server");
+    let device = scratch.device();
+    let mut shell = script(
+        &scratch,
+        "mkfs.ext4 -q $1; mount $1 m; echo on > on; read -r _
+        dd if=/dev/zero of=m/file bs=1M count=8 conv=fsync || :
+        read -r _ || :; umount -l m",
+        &[&device],
+    );
+    let mut shell = shell.stdin(Stdio::piped()).spawn().expect("a shell");
+    scratch.await_file("on");
+    stop(holder);
+    let mut input = shell.stdin.take().expect("its input");
+    std::io::Write::write_all(&mut input, b"\n").expect("told");
+    // The write needs a moment to get to the image; without it the test proves less.
+    std::thread::sleep(Duration::from_millis(500));
+    close(&scratch).refuses(5);
+    kill_process(above, Signal::TERM).expect("a signal");
+    kill_process(above, Signal::TERM).expect("a signal");
+    // What is left waits only for the image.
+    std::thread::sleep(Duration::from_secs(1));
+    kill_process(holder, Signal::CONT).expect("it goes on");
+    scratch.await_end(above);
+    drop(input);
+    shell.wait().expect("waited");
 }
 
 #[test]
@@ -310,4 +354,23 @@ fn a_log_that_cannot_be_written_is_named_before_the_passphrase_is_asked_for() {
     let mut open = script(&scratch, text, &[crate::scratch::UCRYPT]);
     let message = run(open.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").refuses(4);
     assert!(message.contains("/dev/log"), "{message}");
+}
+
+#[test]
+fn one_export_that_ends_is_told_and_the_others_go_on() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let server = Server::start(&scratch, On::Both, &image.with_key());
+    let number = std::os::unix::fs::MetadataExt::dev(&fs::metadata(server.file()).expect("a file"));
+    let text = "mount -t fusectl none /sys/fs/fuse/connections || :
+        echo 1 > /sys/fs/fuse/connections/$1/abort";
+    run(&mut script(&scratch, text, &[number.to_string()]), b"").passes();
+    server.await_said("the other exports go on");
+    assert!(scratch.mounts().is_empty(), "no dead file stays");
+    let mut client = NbdClient::connect(server.socket()).expect("connected");
+    client.write(0, &[1; 4096]).expect("the volume goes on");
+    drop(client);
+    server.signal(Signal::TERM);
+    let said = server.exits(4);
+    assert!(said.contains("abort"), "{said}");
 }

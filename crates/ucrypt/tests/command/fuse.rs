@@ -16,7 +16,7 @@ use crate::nbd_client::NbdClient;
 use crate::process::{Ran, run, tool};
 use crate::random::Random;
 use crate::scratch::Scratch;
-use crate::server::{On, Server};
+use crate::server::{On, Server, await_that};
 
 const LEN: u64 = 32 << 20;
 /// mkfs.xfs makes no smaller file systems.
@@ -294,7 +294,9 @@ fn the_servers_end_leaves_the_users_own_file_alone() {
     let path = server.file().to_owned();
     run(tool("umount", "mount").arg(&path), b"").passes();
     assert!(File::options().write(true).open(&path).is_err(), "the place-holder is no file");
-    fs::remove_file(&path).expect("removed");
+    // The server removes it while the other export goes on.
+    server.await_said("the other exports go on");
+    await_that("the place-holder to go", || !path.exists());
     fs::write(&path, b"precious").expect("written");
     server.terminate();
     assert_eq!(fs::read(&path).expect("read"), b"precious");
@@ -456,6 +458,7 @@ fn a_volume_that_is_open_in_another_mount_namespace_is_in_use() {
     let mut shell = shell.stdin(Stdio::piped()).spawn().expect("a shell");
     scratch.await_file("on");
     close(&scratch, &[]).refuses(5);
+    File::open(scratch.runtime("volume")).expect("the file has kept its name");
     let mut input = shell.stdin.take().expect("its input");
     input.write_all(b"\n").expect("told");
     scratch.await_file("off");

@@ -550,3 +550,21 @@ fn a_name_in_use_by_another_runtime_directory_is_refused() {
     close(&scratch, &[]).passes();
     nothing_is_left(&scratch);
 }
+
+#[test]
+fn an_aborted_connection_below_a_device_is_told() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let log = scratch.path("log");
+    open(&scratch, &image, &["--log", log.to_str().expect("text")]).passes();
+    let server = scratch.processes();
+    assert_eq!(server.len(), 1);
+    // A FUSE connection has the number of its file system, which is that of the attached file.
+    let text = "mount -t fusectl none /sys/fs/fuse/connections || :
+        echo 1 > /sys/fs/fuse/connections/$(losetup -nlO BACK-MAJ:MIN $(realpath $1) | sed 's/.*://; s/ //g')/abort";
+    run(&mut script(&scratch, text, &[scratch.device()]), b"").passes();
+    scratch.await_end(server[0]);
+    let said = fs::read_to_string(&log).expect("a log");
+    assert!(said.contains("aborted its connection") && said.contains("/dev/loop"), "{said}");
+    nothing_is_left(&scratch);
+}

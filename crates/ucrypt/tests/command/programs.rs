@@ -245,3 +245,63 @@ fn forget_state(scratch: &Scratch) {
 fn len(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |file| file.len())
 }
+
+/// Where `scripts/setup tools` installs programs that are no packages.
+const FSX: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/bin/fsx");
+
+/// fsx on a disk of a megabyte or more: it never changes its length.
+const FSX_DISK: &str = "flen = 1048576
+blockmode = true
+[opsize]
+max = 65536
+[weights]
+read = 10
+write = 10
+mapread = 5
+mapwrite = 5
+truncate = 0
+fsync = 1
+fdatasync = 1
+sendfile = 2
+posix_fadvise = 1
+";
+
+const FSX_FILE: &str = "flen = 1048576
+[opsize]
+max = 65536
+[weights]
+read = 10
+write = 10
+mapread = 5
+mapwrite = 5
+truncate = 3
+fsync = 1
+fdatasync = 1
+punch_hole = 3
+posix_fallocate = 1
+sendfile = 2
+copy_file_range = 3
+close_open = 1
+invalidate = 1
+";
+
+#[test]
+fn fsx_finds_what_it_wrote_in_a_file_on_a_device_and_in_a_file_system() {
+    assert!(Path::new(FSX).exists(), "fsx is missing; scripts/setup tools installs it");
+    let text = "for seed in 1 2 3; do $1 -q -f $2 -N 3000 -S $seed -P . $(eval echo $3); done";
+    for served in SERVED {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, 4 << 20);
+        let path = open(&scratch, &image, served, &[]);
+        scratch.file("fsx.toml", FSX_DISK.as_bytes());
+        run(&mut script(&scratch, text, &[FSX, "fsx.toml", &path]), b"").passes();
+        close(&scratch);
+    }
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    let path = open(&scratch, &image, "loop", &[]);
+    scratch.file("fsx.toml", FSX_FILE.as_bytes());
+    let text = format!("mkfs.ext4 -q $4; mount $4 m; {text}; umount m; fsck.ext4 -fn $4");
+    run(&mut script(&scratch, &text, &[FSX, "fsx.toml", "m/$seed", &path]), b"").passes();
+    close(&scratch);
+}

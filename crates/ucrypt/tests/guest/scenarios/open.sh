@@ -7,6 +7,10 @@ link=$(ucrypt open --key-file key image disk)
 readlink "$link" | grep /dev/ublkb
 dd if=random of="$link" bs=64k conv=fsync
 refused 4 "keeps its size" ucrypt resize disk --size 8
+exec 3< "$link"
+refused 5 "in use" ucrypt close disk
+cmp -n 65536 random - <&3
+exec 3<&-
 mkfs.ext4 -q "$link"
 mkdir mnt
 mount "$link" mnt

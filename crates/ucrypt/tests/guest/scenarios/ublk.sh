@@ -39,9 +39,12 @@ umount mnt
 mount -t ext4 "$disk" mnt
 cmp random mnt/file
 umount mnt
-# A program that has the disk open does not keep it from ending, and reads nothing then.
+# A program that has the disk open is waited for, but not for ever, and reads nothing then.
 exec 3< "$disk"
-stop "$server"
+kill "$server"
+status=0
+wait "$server" || status=$?
+[ "$status" = 5 ]
 [ ! -e "$disk" ]
 [ "$(dd bs=4k count=1 iflag=direct <&3 | wc -c)" = 0 ]
 exec 3<&-
