@@ -1,6 +1,6 @@
 //! Prints the policies side by side on a real disk, with slow ciphers: `disk DIR [OPTION]...`, with
 //! `--cipher SPEC,...` (of 512 bits; `SPEC@NS` slows a cipher down to NS nanoseconds per byte),
-//! `--block`, `--depth` and `--pattern` of [`ucrypt_lab::options`], `--ms 400` (length of a run) and
+//! `--block`, `--depth` and `--pattern` of [`ucrypt_lab::options`], `--ms 400` (least length of a run) and
 //! `--rounds 5` (runs of each policy, interleaved).
 //!
 //! Makes an image in DIR, opens it with direct I/O, and removes it at the end. `speed` is
@@ -23,6 +23,10 @@ use ucrypt_lab::{Job, options};
 
 /// Minimum throughput relative to the best fixed policy.
 const SPEED_MIN: f64 = 0.97;
+
+/// Minimum length of a run, in times that the requests in flight take: in the first half, which is
+/// not measured, the explorer tries arms.
+const ROUNDS_MIN: f64 = 24.0;
 
 /// By default a cipher in software that is fast for one, one that is slow, and dm-crypt's AES of
 /// a slow core.
@@ -100,6 +104,10 @@ fn measure(
     arguments: &Arguments,
 ) -> io::Result<Vec<Vec<f64>>> {
     let count = PolicyKind::ALL.len() + 1;
+    let pilot = again.run(Fixed::Inline.into(), job, arguments.time, 1)?;
+    let in_flight = job.block_bytes as f64 * f64::from(job.depth);
+    let settled = Duration::from_secs_f64(ROUNDS_MIN * in_flight / (pilot.mb_s * 1e6));
+    let time = arguments.time.max(settled);
     let mut rounds = Vec::new();
     for round in 0..arguments.rounds {
         let mut mb_s = vec![0.0; count];
@@ -107,8 +115,8 @@ fn measure(
         for turn in 0..count {
             let of = (turn + 3 * round as usize) % count;
             let run = match PolicyKind::ALL.get(of) {
-                Some(&policy) => all.run(policy, job, arguments.time, round + 1),
-                None => again.run(Fixed::Inline.into(), job, arguments.time, round + 1),
+                Some(&policy) => all.run(policy, job, time, round + 1),
+                None => again.run(Fixed::Inline.into(), job, time, round + 1),
             };
             mb_s[of] = run?.mb_s;
         }
