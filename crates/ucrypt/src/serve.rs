@@ -349,9 +349,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         if exports.have_ended() {
             break None;
         }
-        let ended = exports.part_with_ended();
-        if parted.is_ok() {
-            parted = ended;
+        // During the end the exports are stopped one by one.
+        if ending.is_none() {
+            parted = parted.and(exports.part_with_ended());
         }
         match ending.as_mut().map(|ending| ending.step(&mut exports, "the volume", false)) {
             None | Some(Step::Wait) => {}
