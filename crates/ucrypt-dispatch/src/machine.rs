@@ -60,6 +60,7 @@ use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
 use crate::slab::Slab;
 
+mod describe;
 mod end;
 mod start;
 

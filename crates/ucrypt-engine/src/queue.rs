@@ -31,6 +31,7 @@ use crate::volume::Volume;
 use crate::workers::Inbox;
 
 mod chunk_io;
+mod describe;
 mod driver;
 mod io;
 mod memory;

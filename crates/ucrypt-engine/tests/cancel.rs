@@ -4,10 +4,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Random, run, volume, volume_under};
+use common::{run, volume, volume_under};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{Done, Errno, Fixed, Io, PolicyKind, Queue, QueueConfig};
+use ucrypt_testkit::Random;
 
 const MIB: u64 = 1 << 20;
 const MEMORY: usize = 8 << 20;
@@ -40,7 +41,7 @@ impl Clients {
     fn new(queue: Queue, seed: u64) -> Self {
         let asked = (0..DEPTH).map(|_| None).collect();
         let blocks = vec![vec![0]; BLOCKS];
-        Self { queue, random: Random(seed), blocks, asked, ended: [0; 2] }
+        Self { queue, random: Random::new(seed), blocks, asked, ended: [0; 2] }
     }
 
     fn offset(block: usize) -> u64 {

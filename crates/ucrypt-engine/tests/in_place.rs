@@ -4,12 +4,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Random, aes, run};
+use common::{aes, run};
 use ucrypt_backend::{Backend, FileBackend, memory};
 use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use ucrypt_testkit::fault::{Access, Reached};
-use ucrypt_testkit::{FaultBackend, Faults};
+use ucrypt_testkit::{FaultBackend, Faults, Random};
 
 const LEN: u64 = 4 << 20;
 /// Where the volume begins: not at a page of the backend.
@@ -112,7 +112,7 @@ fn the_backend_ends_up_with_the_same_bytes_as_without() {
 }
 
 fn overlapping(queue: &mut Queue, seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for round in 0..60u8 {
         // Requests of one round do not overlap: under some policies any of them may be the last.
         let mut offset = random.below(64) * 512;

@@ -3,66 +3,17 @@
 
 mod common;
 
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Random, aes, volume, volume_under};
+use common::{aes, volume, volume_under};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Buf, Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
-use ucrypt_testkit::{FaultBackend, Faults};
+use ucrypt_testkit::{FaultBackend, Faults, ForeignMemory, Random};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
-
-/// The memory of a virtual machine: shared, and the guest may write to it at any time.
-struct Guest(Box<[AtomicU8]>);
-
-impl Guest {
-    fn new(len: usize) -> Arc<Self> {
-        Arc::new(Self((0..len).map(|_| AtomicU8::new(0)).collect()))
-    }
-
-    fn buf(self: &Arc<Self>, at: usize, len: usize) -> Buf {
-        let start = NonNull::from(&self.0[at..at + len]).cast();
-        // SAFETY: `self` keeps the bytes mapped; all other code accesses them atomically; the
-        // engine uses them as data only.
-        #[expect(unsafe_code, reason = "foreign memory is what is tested")]
-        unsafe {
-            Buf::foreign(self.clone(), start, len)
-        }
-    }
-
-    fn fill(&self, at: usize, bytes: &[u8]) {
-        let there = &self.0[at..at + bytes.len()];
-        there.iter().zip(bytes).for_each(|(to, &from)| to.store(from, Ordering::Relaxed));
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        self.0.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
-    }
-
-    /// Pieces with a total length of `len` bytes, at random places that do not overlap, and the
-    /// place of each byte. `align`: lengths are multiples of it.
-    fn pieces(
-        self: &Arc<Self>,
-        random: &mut Random,
-        len: usize,
-        align: usize,
-    ) -> (Vec<Buf>, Vec<usize>) {
-        let (mut pieces, mut places, mut at) = (Vec::new(), Vec::new(), 0);
-        while places.len() < len {
-            let longest = (len - places.len()).min(1 + random.below(20_000) as usize);
-            let piece = longest.next_multiple_of(align).min(len - places.len());
-            at += random.below(100) as usize;
-            pieces.push(self.buf(at, piece));
-            places.extend(at..at + piece);
-            at += piece;
-        }
-        (pieces, places)
-    }
-}
 
 fn finish(queue: &mut Queue) -> Result<(), Errno> {
     queue.wait().unwrap();
@@ -92,13 +43,13 @@ fn random_pieces(sector_size: u32, policy: PolicyKind) {
     for (backend, _dir) in backends(LEN) {
         let seed = 11 + u64::from(sector_size);
         println!("{}, sectors of {sector_size}, {policy}, seed {seed}", backend.describe());
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let volume = volume_under(policy, backend, 0, LEN, sector_size);
         let mut queue = volume.queue(CONFIG).unwrap();
         let mut model = vec![0x11; LEN as usize];
         queue.submit(0, Io::write_borrowed(0, &model, false)).unwrap();
         assert_eq!(finish(&mut queue), Ok(()));
-        let guest = Guest::new(1 << 20);
+        let guest = ForeignMemory::new(1 << 20);
         for round in 0..100 {
             // Whole sectors in pieces of whole sectors, whole sectors in any pieces, any bytes.
             let (bytes, align) = match random.below(3) {
@@ -108,9 +59,11 @@ fn random_pieces(sector_size: u32, policy: PolicyKind) {
             };
             let len = (random.below(300_000) + 1).next_multiple_of(bytes);
             let offset = random.below(LEN - len) / bytes * bytes;
-            let (mut pieces, places) = guest.pieces(&mut random, len as usize, align);
+            let (mut pieces, places) =
+                guest.pieces(&mut random, len as usize, align).expect("room");
+            let places: Vec<usize> = places.into_iter().flatten().collect();
             let range = offset as usize..(offset + len) as usize;
-            let mut image: Vec<u8> = (0..guest.0.len()).map(|at| (at * 7 + round) as u8).collect();
+            let mut image: Vec<u8> = (0..1u32 << 20).map(|at| (at * 7 + round) as u8).collect();
             guest.fill(0, &image);
             if random.below(2) == 0 {
                 queue.submit(1, Io::write_scattered(offset, &mut pieces, round % 8 == 0)).unwrap();
@@ -136,7 +89,7 @@ fn neighbours_of_many_pieces_that_are_joined_go_their_own_ways_again() {
     for (backend, _dir) in backends(4 * MIB) {
         let volume = volume(backend, 0, 4 * MIB, 512);
         let mut queue = volume.queue(CONFIG).unwrap();
-        let guest = Guest::new(4 << 20);
+        let guest = ForeignMemory::new(4 << 20);
         let image: Vec<u8> = (0..4u32 << 20).map(|at| (at / 512 * 31 + at) as u8).collect();
         // 16 requests of 128 pieces: twice as many pieces as one system call takes.
         for (tag, write) in [true, false].into_iter().enumerate() {
@@ -170,7 +123,7 @@ fn neighbours_of_many_pieces_that_are_joined_go_their_own_ways_again() {
 fn what_is_refused_leaves_the_list_alone() {
     let volume = volume(Arc::new(memory(MIB).unwrap()), 0, MIB, 512);
     let mut queue = volume.queue(QueueConfig::new(65536, 1)).unwrap();
-    let guest = Guest::new(1 << 20);
+    let guest = ForeignMemory::new(1 << 20);
     let mut pieces = vec![guest.buf(0, 4096), guest.buf(8192, 512)];
     let beyond = queue.submit(0, Io::read_into(MIB - 4096, &mut pieces));
     assert!(matches!(beyond, Err(Rejected::OutOfRange)));
@@ -203,7 +156,7 @@ fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
     queue.submit(0, Io::write_borrowed(0, &plain, false)).unwrap();
     queue.wait().unwrap();
     queue.next_done().unwrap();
-    let guest = Guest::new(2 << 20);
+    let guest = ForeignMemory::new(2 << 20);
     guest.fill(0, &vec![7; 2 << 20]);
     // One request: its first half can be read, its second half cannot.
     let mut pieces = (0..256).map(|index| guest.buf(index * 8192, 4096)).collect();
@@ -226,7 +179,7 @@ fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
     for (backend, _dir) in backends(4 * MIB) {
         let volume =
             volume_under(Fixed::Unbound { sorted: false }.into(), backend, 0, 4 * MIB, 512);
-        let guest = Guest::new(4 << 20);
+        let guest = ForeignMemory::new(4 << 20);
         let mut queue = volume.queue(CONFIG).unwrap();
         for tag in 0..8 {
             let mut pieces = vec![guest.buf(tag as usize * 131_072, 131_072)];
@@ -236,7 +189,7 @@ fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
         queue.poll().unwrap();
         drop(queue);
         drop(volume);
-        assert_eq!(Arc::strong_count(&guest), 1, "no buffer is left");
+        assert!(guest.is_unused(), "a buffer is left");
         let mut clear = vec![0; 1 << 20];
         aes(512).decrypt_in_place(0, &mut clear).unwrap();
         for (sector, bytes) in guest.bytes()[..1 << 20].chunks(512).enumerate() {
@@ -250,14 +203,14 @@ fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
 #[test]
 fn a_client_that_scribbles_in_its_memory_spoils_its_own_data_only() {
     let volume = volume(Arc::new(memory(4 * MIB).unwrap()), 0, 4 * MIB, 512);
-    let guest = Guest::new(1 << 20);
+    let guest = ForeignMemory::new(1 << 20);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut random = Random(3);
+            let mut random = Random::new(3);
             while !stop.load(Ordering::Relaxed) {
                 let at = random.below(1 << 20) as usize;
-                guest.0[at].store(at as u8, Ordering::Relaxed);
+                guest.put(at, at as u8);
             }
         });
         let mut queue = volume.queue(CONFIG).unwrap();

@@ -7,12 +7,13 @@ mod common;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-use common::{Random, backends, volume_under};
+use common::{backends, volume_under};
 use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
+use ucrypt_testkit::Random;
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
@@ -66,7 +67,7 @@ fn entries_and_requests_under_load_each_end_once_with_their_own_result() {
     const COUNT: u64 = 600;
     every_queue(|name, queue| {
         let seed = 11;
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let delay = types::Timespec::new().nsec(30_000);
         let event = event();
         let (mut pushed, mut ended) = (0, vec![false; COUNT as usize]);

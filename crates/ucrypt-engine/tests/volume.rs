@@ -5,14 +5,14 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Random, aes, backends, run, volume, volume_under};
+use common::{aes, backends, run, volume, volume_under};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
     Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
     VolumeError, VolumeOptions,
 };
 use ucrypt_testkit::fault::{Access, Fate, Rule};
-use ucrypt_testkit::{FaultBackend, Faults};
+use ucrypt_testkit::{FaultBackend, Faults, Random};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
@@ -40,7 +40,7 @@ fn random_requests(sector_size: u32, policy: PolicyKind) {
 
 /// Random requests, one at a time, each compared with `model`.
 fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for round in 0..600 {
         let offset = random.below(model.len() as u64);
         let longest =
@@ -96,7 +96,7 @@ fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
                 let volume = volume.clone();
                 scope.spawn(move || {
                     let mut queue = volume.queue(CONFIG).unwrap();
-                    let mut random = Random(thread + 1);
+                    let mut random = Random::new(thread + 1);
                     let mut last = vec![None; 250];
                     for _ in 0..400 {
                         let slot = random.below(250);

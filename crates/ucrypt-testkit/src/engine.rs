@@ -1,6 +1,7 @@
 //! The engine's queue as a port, and the volumes of tests.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 use std::str::FromStr as _;
@@ -15,6 +16,7 @@ use ucrypt_lab::world::World;
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 use crate::client::Client;
+use crate::foreign::{ForeignMemory, Places};
 use crate::model::Tag;
 use crate::operation::{Kind, Operation};
 use crate::port::{Completion, Port, Submitted};
@@ -109,8 +111,10 @@ pub struct EnginePort {
     /// The world of the queue, and the queue's index there.
     world: Option<(Rc<RefCell<World>>, usize)>,
     random: Random,
-    /// The client's own memory.
+    /// The client's own memory, for writes.
     pool: Pool,
+    /// By read under way: the client's own memory, and where in it the data comes.
+    reads: HashMap<Tag, (ForeignMemory, Places)>,
     /// Whether [`Port::poll`] may sleep.
     waits: bool,
 }
@@ -127,8 +131,7 @@ impl EnginePort {
         waits: bool,
     ) -> io::Result<Self> {
         let queue = Rc::new(RefCell::new(volume.queue(config)?));
-        let (random, pool) = (Random::new(seed), Pool::new(16 << 20)?);
-        Ok(Self { queue, world: None, random, pool, waits })
+        Self::over(queue, None, seed, waits)
     }
 
     /// Queue `index` of a world, which advances when the port is polled.
@@ -143,8 +146,17 @@ impl EnginePort {
         seed: u64,
     ) -> io::Result<Self> {
         let queue = world.borrow_mut().queue(volume, config)?;
+        Self::over(queue, Some((world.clone(), index)), seed, false)
+    }
+
+    fn over(
+        queue: Rc<RefCell<Queue>>,
+        world: Option<(Rc<RefCell<World>>, usize)>,
+        seed: u64,
+        waits: bool,
+    ) -> io::Result<Self> {
         let (random, pool) = (Random::new(seed), Pool::new(16 << 20)?);
-        Ok(Self { queue, world: Some((world.clone(), index)), random, pool, waits: false })
+        Ok(Self { queue, world, random, pool, reads: HashMap::new(), waits })
     }
 
     /// Polls the queue, or advances its world.
@@ -203,6 +215,23 @@ impl EnginePort {
         }
     }
 
+    fn read(&mut self, tag: Tag, offset: u64, len: usize) -> Submitted {
+        let own = ForeignMemory::new(len + len / 8 + 1000);
+        let align = [1, 512, 4096][self.random.below(3) as usize];
+        let placed = match self.random.below(2) {
+            0 => own.pieces(&mut self.random, len, align),
+            _ => None,
+        };
+        let Some((mut pieces, places)) = placed else {
+            return self.submit_io(tag, Io::read(offset, len));
+        };
+        let submitted = self.submit_io(tag, Io::read_into(offset, &mut pieces));
+        if submitted == Submitted::Accepted {
+            self.reads.insert(tag, (own, places));
+        }
+        submitted
+    }
+
     fn write(&mut self, tag: Tag, offset: u64, data: &[u8], fua: bool) -> Submitted {
         match self.random.below(3) {
             0 if let Some(mut buf) = self.alloc(data.len()) => {
@@ -230,7 +259,7 @@ impl Port for EnginePort {
         };
         self.queue.borrow_mut().set_urgency(urgency);
         let submitted = match kind {
-            Kind::Read => self.submit_io(tag, Io::read(offset, len as usize)),
+            Kind::Read => self.read(tag, offset, len as usize),
             Kind::Write { fua } => self.write(tag, offset, data, fua),
             Kind::WriteZeroes { fua } => {
                 let no_unmap = self.random.percent(50);
@@ -249,7 +278,9 @@ impl Port for EnginePort {
         self.work(wait)?;
         let mut queue = self.queue.borrow_mut();
         while let Some(answer) = queue.next_done() {
-            let data = answer.data.map(|data| data.to_vec());
+            let own = self.reads.remove(&answer.tag).filter(|_| answer.result.is_ok());
+            let own = own.map(|(memory, places)| memory.at(&places));
+            let data = own.or(answer.data.map(|data| data.to_vec()));
             done.push(Completion { tag: answer.tag, result: answer.result, data });
         }
         if !done.is_empty() {
@@ -264,8 +295,7 @@ impl Port for EnginePort {
     }
 
     fn describe(&self) -> String {
-        let requests = self.queue.borrow().in_flight();
         let world = self.world.as_ref().map(|(world, _)| world.borrow().describe());
-        format!("the queue has {requests} requests\n{}", world.unwrap_or_default())
+        self.queue.borrow().describe() + &world.unwrap_or_default()
     }
 }

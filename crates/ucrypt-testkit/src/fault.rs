@@ -3,8 +3,8 @@
 //! Fault model. A [`FaultBackend`] does the following, as its [`Faults`] say:
 //!
 //! - answer an operation with an error: by place ([`Rule::range`]), by kind, the n-th that a rule
-//!   matches, or at random. A failed write may have been done in part, in whole sectors; a failed
-//!   read may have filled its buffers;
+//!   matches, or at random. A failed write or discard may have been done in part, in whole sectors;
+//!   a failed read may have filled its buffers;
 //! - answer late, and in another order;
 //! - neither carry out nor answer an operation until [`Faults::release`] or [`Faults::resume`];
 //! - keep writes in a volatile cache until a flush: [`Faults::crash`] loses any of it, and nothing
@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use ucrypt_backend::map::{PutBytes, UseBytes};
 use ucrypt_backend::{
-    Backend, Buf, Done, Errno, Extent, Guest, Io, Limits, Map, Pool, Queue, Zones, total_len,
+    Backend, Buf, Done, Errno, Extent, FileBackend, Guest, Io, Limits, Map, Pool, Queue, Zones,
+    memory, total_len,
 };
 
 use crate::random::Random;
@@ -59,7 +60,8 @@ pub enum Access {
 pub enum Fate {
     /// It is not carried out, and answered with an error.
     Fail(Errno),
-    /// A write is carried out in part, a read completely; it is answered with an error.
+    /// A write, a write of zeroes and a discard are carried out in part, a read completely; it is
+    /// answered with an error.
     Tear(Errno),
     /// It waits until [`Faults::release`] answers it with `EIO` or [`Faults::resume`] carries it
     /// out. After a minute it fails, so that a failed test ends.
@@ -174,6 +176,8 @@ struct State {
     random: Random,
     /// Maximum polls that an operation waits before it is carried out, and again before its answer.
     delay_max: u64,
+    /// Bytes of the units that a torn operation does or leaves as a whole.
+    tear_unit: usize,
     met: Vec<Met>,
     log: Vec<Reached>,
     /// Sectors in the volatile cache, if there is one.
@@ -190,6 +194,7 @@ impl Faults {
             rules: Vec::new(),
             random: Random::new(seed),
             delay_max: 0,
+            tear_unit: SECTOR,
             met: Vec::new(),
             log: Vec::new(),
             cache: None,
@@ -220,6 +225,13 @@ impl Faults {
         self
     }
 
+    /// Torn operations do or leave units of this many bytes as a whole, counted from where the
+    /// operation begins. 512 at first.
+    pub fn tears_between(&self, unit: u64) -> &Self {
+        self.state().tear_unit = unit as usize;
+        self
+    }
+
     /// Keeps writes in a volatile cache until a flush.
     pub fn volatile(&self) -> &Self {
         self.state().cache.get_or_insert_default();
@@ -227,12 +239,12 @@ impl Faults {
     }
 
     /// In three of four cases, adds rules by chance: some writes are torn, writes of zeroes and
-    /// discards fail, or the flush that comes after some others fails.
+    /// discards are torn, or the flush that comes after some others fails.
     pub fn fail_now_and_then(&self, random: &mut Random) -> &Self {
         match random.below(4) {
             0 => self,
             1 => self.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(10)),
-            2 => self.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Punch).chance(20)),
+            2 => self.add(Rule::new(Fate::Tear(Errno::IO)).on(Access::Punch).chance(20)),
             _ => {
                 let flush = Rule::new(Fate::Fail(Errno::IO)).on(Access::Flush);
                 self.add(flush.nth(random.below(8)))
@@ -255,13 +267,8 @@ impl Faults {
     /// what is left.
     pub fn crash(&self) {
         let mut state = self.state();
-        let State { random, cache, crashed, .. } = &mut *state;
-        *crashed = true;
-        if let Some(cache) = cache {
-            // Keep nothing, about half, or all of it.
-            let percent = [0, 50, 100][random.below(3) as usize];
-            cache.retain(|_, _| random.percent(percent));
-        }
+        let survivors = state.survivors();
+        (state.crashed, state.cache) = (true, survivors);
     }
 
     /// The operations that have met a fate so far.
@@ -303,6 +310,16 @@ impl Faults {
 }
 
 impl State {
+    /// What a power failure now would leave of the volatile cache: nothing, about half, or all of
+    /// it.
+    fn survivors(&mut self) -> Option<BTreeMap<u64, Box<[u8; SECTOR]>>> {
+        let State { random, cache, .. } = self;
+        let percent = [0, 50, 100][random.below(3) as usize];
+        let all = cache.as_ref()?.iter();
+        let some = all.filter(|_| random.percent(percent));
+        Some(some.map(|(sector, bytes)| (*sector, bytes.clone())).collect())
+    }
+
     fn judge(&mut self, reached: Reached) -> Option<Fate> {
         let Reached { access, durable, range, .. } = reached.clone();
         self.log.push(reached);
@@ -360,6 +377,25 @@ impl FaultBackend {
     pub fn without_map(mut self) -> Self {
         self.has_map = false;
         self
+    }
+
+    /// A copy of the disk as a power failure now would leave it: any sectors of the volatile cache
+    /// have reached it. Everything goes on here.
+    ///
+    /// # Errors
+    /// The errors of the inner backend, which must be synchronous.
+    pub fn after_a_crash(&self) -> io::Result<FileBackend> {
+        let len = self.inner.len_now()?;
+        let image = memory(len)?;
+        let pool = Pool::new(2 * len.next_power_of_two() as usize)?;
+        let whole = pool.alloc(len as usize).ok_or(Errno::NOMEM)?;
+        let read = Io::Read { token: 0, offset: 0, bufs: vec![whole] };
+        let read = carry_out(&mut *self.inner.queue(1)?, read);
+        read.result?;
+        image.write_all_at(0, &read.bufs[0])?;
+        let survivors = self.faults.state().survivors().unwrap_or_default();
+        write_out(&mut *image.queue(1)?, survivors)?;
+        Ok(image)
     }
 
     /// Writes the remaining volatile cache to the inner backend.
@@ -551,6 +587,13 @@ fn reached(io: &Io) -> Reached {
     Reached { access, durable, range, in_place: false }
 }
 
+/// A buffer with these bytes; `None` if there is no memory.
+fn copy(bytes: &[u8]) -> Option<Buf> {
+    let mut buf = Pool::new(2 * bytes.len().next_power_of_two()).ok()?.alloc(bytes.len())?;
+    buf.copy_from_slice(bytes);
+    Some(buf)
+}
+
 fn failed(io: Io, error: Errno) -> Done {
     let (token, bufs) = io.into_parts();
     Done { token, result: Err(error), bufs }
@@ -607,27 +650,46 @@ impl FaultQueue {
         }
     }
 
-    /// Carries out a read, or a random part of a write's buffers, each whole or not at all, and
-    /// fails.
+    /// Carries out a read, or random parts of another operation, and fails.
     fn tear(&mut self, io: Io, error: Errno) -> Done {
-        let (token, offset, bufs, fua) = match io {
+        match &io {
             Io::Read { .. } => return Done { result: Err(error), ..self.at_once(io) },
-            Io::Write { token, offset, bufs, fua } => (token, offset, bufs, fua),
-            io => return failed(io, error),
-        };
-        let (mut at, mut kept) = (offset, Vec::new());
-        for buf in bufs {
-            let len = buf.len() as u64;
-            let write = Io::Write { token, offset: at, bufs: vec![buf], fua };
-            let done = if self.faults.state().random.percent(50) {
-                self.at_once(write)
-            } else {
-                failed(write, error)
-            };
-            kept.extend(done.bufs);
-            at += len;
+            Io::Flush { .. } => {}
+            &Io::Discard { token, offset, len } => {
+                for (offset, len) in self.parts(offset, len as usize) {
+                    self.at_once(Io::Discard { token, offset, len: len as u64 });
+                }
+            }
+            &Io::WriteZeroes { token, offset, len } => {
+                for (offset, len) in self.parts(offset, len as usize) {
+                    self.at_once(Io::WriteZeroes { token, offset, len: len as u64 });
+                }
+            }
+            Io::Write { token, offset, bufs, fua } => {
+                let (token, fua) = (*token, *fua);
+                let whole: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+                for (at, len) in self.parts(*offset, whole.len()) {
+                    let from = (at - offset) as usize;
+                    let Some(part) = copy(&whole[from..from + len]) else { continue };
+                    self.at_once(Io::Write { token, offset: at, bufs: vec![part], fua });
+                }
+            }
         }
-        Done { token, result: Err(error), bufs: kept }
+        failed(io, error)
+    }
+
+    /// Random parts of a torn operation, in whole units: for each its offset and length.
+    fn parts(&self, offset: u64, len: usize) -> Vec<(u64, usize)> {
+        let mut state = self.faults.state();
+        let (unit, mut at, mut parts) = (state.tear_unit, 0, Vec::new());
+        while at < len {
+            let part = (unit * state.random.length((len / unit) as u64 + 1) as usize).min(len - at);
+            if state.random.percent(50) {
+                parts.push((offset + at as u64, part));
+            }
+            at += part;
+        }
+        parts
     }
 
     /// Carries out an operation at once, on the volatile cache if there is one.

@@ -7,17 +7,17 @@
 //! - [`fault`]: a backend around a backend that injects faults;
 //! - [`engine`], [`nbd`], [`disk`]: ports to the engine's queue, to an NBD connection, and to a
 //!   file or block device of this machine;
+//! - [`foreign`]: the memory of a virtual machine;
 //! - [`given`]: the seeds set in the environment.
 //!
 //! A failing run prints its seed. The same seed gives the same run wherever one thread does
 //! everything (no workers, a backend in memory).
 
-#![forbid(unsafe_code)]
-
 pub mod client;
 pub mod disk;
 pub mod engine;
 pub mod fault;
+pub mod foreign;
 pub mod given;
 pub mod model;
 pub mod nbd;
@@ -27,6 +27,7 @@ pub mod random;
 
 pub use client::{Client, Failure, Plan, Report, Watchdog};
 pub use fault::{FaultBackend, Faults};
+pub use foreign::ForeignMemory;
 pub use model::{Initial, Whole};
 pub use operation::Shape;
 pub use port::{Completion, Port, Submitted};

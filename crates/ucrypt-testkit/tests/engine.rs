@@ -88,7 +88,7 @@ fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
     // On a short disk, requests overlap and neighbours are joined.
     let len = [MIB / 4, 2 * MIB][random.below(2) as usize];
     let faults = Faults::new(seed);
-    faults.delay(random.below(6));
+    faults.delay(random.below(6)).tears_between(sector(&kind));
     prepare(&faults, len);
     let backend = FaultBackend::new(Arc::new(memory(kind.offset + len).unwrap()), faults.clone());
     let volume = kind.over(Arc::new(backend), len);
@@ -125,10 +125,11 @@ fn errors_reach_the_requests_that_they_concern_and_no_others() {
         let (report, _) = virtual_run(seed, |faults, len| {
             let mut random = Random::new(seed ^ 7);
             let at = random.below(len) / 512 * 512;
-            match random.below(4) {
+            match random.below(5) {
                 0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(at..at + 4096)),
                 1 => faults.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(5)),
-                2 => faults.add(Rule::new(Fate::Fail(Errno::IO)).nth(random.below(100))),
+                2 => faults.add(Rule::new(Fate::Tear(Errno::IO)).on(Access::Punch).chance(20)),
+                3 => faults.add(Rule::new(Fate::Fail(Errno::IO)).nth(random.below(100))),
                 _ => faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Read).chance(5)),
             };
         });
@@ -185,12 +186,13 @@ fn mapped_images_meet_faults_too() {
     assert!(failed > 50, "{failed} requests failed");
 }
 
-/// Checks that the crash image at one step of a run holds the data flushed before.
-fn crash_at(seed: u64, step: u64) {
+/// Runs a client for `steps` and lets the power fail then: the disk holds what was flushed before.
+/// With `at_every_step`, so do the disks that a power failure at any earlier step would leave.
+fn crash_after(steps: u64, seed: u64, at_every_step: bool) {
     let mut random = Random::new(seed);
     let (kind, queues) = kind(&mut random, &policies(), 0);
     let len = 256 << 10;
-    let faults = Faults::new(seed ^ step << 32);
+    let faults = Faults::new(seed ^ steps << 32);
     faults.delay(random.below(6)).volatile().fail_now_and_then(&mut random);
     let inner: Arc<dyn Backend> = Arc::new(memory(kind.offset + len).unwrap());
     let backend = Arc::new(FaultBackend::new(inner.clone(), faults.clone()));
@@ -205,23 +207,28 @@ fn crash_at(seed: u64, step: u64) {
     {
         let volume = kind.over(backend.clone(), len);
         let mut ports = ports(&volume, SMALL, seed, false, queues);
-        for _ in 0..step {
+        for step in 0..steps {
             client.step(&mut ports).unwrap_or_else(|failure| panic!("step {step}: {failure}"));
+            if at_every_step {
+                println!("seed {seed}, crash after step {step}");
+                let image = backend.after_a_crash().expect("memory");
+                check_after_crash(&kind.over(Arc::new(image), len), &client);
+            }
         }
         faults.crash();
     }
     backend.settle().expect("memory");
-    println!("seed {seed}, crash at step {step}");
+    println!("seed {seed}, crash after {steps} steps");
     check_after_crash(&kind.over(inner, len), &client);
 }
 
 #[test]
 fn what_was_flushed_survives_a_crash_at_any_step() {
     for seed in seeds(300) {
-        crash_at(seed, Random::new(!seed).below(300));
+        crash_after(Random::new(!seed).below(300), seed, false);
     }
-    for step in 0..150 {
-        crash_at(number("UCRYPT_SEED", 1), step);
+    for seed in seeds(20) {
+        crash_after(200, seed, true);
     }
 }
 
@@ -335,6 +342,26 @@ fn durable_writes_are_durable_to_their_first_and_last_byte() {
                 assert_eq!(byte, if new { 0 } else { 9 }, "{kind:?}, seed {seed}: byte {at}");
             }
         }
+    }
+}
+
+#[test]
+fn a_hang_is_reported_with_what_each_request_waits_for() {
+    for kind in kinds() {
+        let (len, faults) = (64 << 10, Faults::new(1));
+        faults.add(Rule::new(Fate::Hang).on(Access::Write));
+        let backend = FaultBackend::new(Arc::new(memory(MIB).unwrap()), faults.clone());
+        let volume = kind.over(Arc::new(backend), len);
+        // Writes that overlap, most of them in the middle of sectors.
+        let shape = Shape { unaligned: 90, mix: [0, 100, 0, 0, 0], ..Shape::everything(len) };
+        let watchdog = Watchdog::Steps(1000);
+        let plan = Plan { operations: 50, watchdog, ..Plan::new(1, shape) };
+        let mut client = Client::new(plan, 1);
+        let failure = client.run(&mut ports(&volume, LARGE, 1, false, 1)).expect_err("a hang");
+        for reason in ["is with the backend", "waits for its range"] {
+            assert!(failure.to_string().contains(reason), "{kind:?}: {failure}");
+        }
+        faults.release();
     }
 }
 

@@ -100,7 +100,7 @@ fn errors_of_the_backend_reach_the_replies_that_they_concern() {
         let len = 8 * MIB;
         let Setting { kind, connections, plan } = setting(seed, len);
         let faults = Faults::new(seed);
-        faults.delay(seed % 5);
+        faults.delay(seed % 5).tears_between(u64::from(kind.sector_size.unwrap_or(512)));
         match seed % 3 {
             0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(MIB..MIB + 65536)),
             1 => faults.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(5)),

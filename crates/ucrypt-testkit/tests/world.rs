@@ -56,6 +56,9 @@ fn run(seed: u64, faults: Option<Faults>) -> Report {
     };
     let volume = kind.in_world(&world, backend, len);
     let sector = u64::from(sector_size.unwrap_or(512));
+    if let Some(faults) = &faults {
+        faults.tears_between(sector);
+    }
     let depth = [8, 64][random.below(2) as usize];
     let config = QueueConfig::new(1 << 20, depth);
     let plan = Plan {
@@ -100,10 +103,11 @@ fn errors_reach_the_requests_that_they_concern_with_workers_too() {
         let faults = Faults::new(seed);
         let mut random = Random::new(seed ^ 7);
         let at = random.below(MIB / 4) / 512 * 512;
-        match random.below(4) {
+        match random.below(5) {
             0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(at..at + 4096)),
             1 => faults.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(5)),
-            2 => faults.add(Rule::new(Fate::Fail(Errno::IO)).nth(random.below(100))),
+            2 => faults.add(Rule::new(Fate::Tear(Errno::IO)).on(Access::Punch).chance(20)),
+            3 => faults.add(Rule::new(Fate::Fail(Errno::IO)).nth(random.below(100))),
             _ => faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Read).chance(5)),
         };
         failed += run(seed, Some(faults)).failed;

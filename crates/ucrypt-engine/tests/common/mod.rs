@@ -9,18 +9,6 @@ use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Io, PolicyKind, Queue, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
-/// xorshift64: the same sequence for the same seed.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
-}
-
 /// A backend that carries out operations within `submit`, and one that uses io_uring.
 pub fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::TempDir>)> {
     let dir = tempfile::tempdir().unwrap();
