@@ -156,17 +156,31 @@ fn a_server_whose_image_does_not_answer_ends_and_says_so() {
     let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
     let path = run(below.arg(&image).arg("below"), b"").text();
     let holder = server(&scratch);
-    let above = Server::start(&scratch, On::Nbd, &["--cipher", "none", path.trim()]);
+    let above = Server::start(&scratch, On::Both, &["--cipher", "none", path.trim()]);
     let mut client = NbdClient::connect(above.socket()).expect("connected");
     client.write(0, &[1; 4096]).expect("written");
+    let file = above.open();
+    file.write_all_at(&[1; 4096], 4096).expect("written");
     stop(holder);
-    let writer = std::thread::spawn(move || client.write(8192, &[2; 4096]));
+    let writers = [
+        std::thread::spawn(move || client.write(8192, &[2; 4096]).is_ok()),
+        std::thread::spawn(move || file.write_all_at(&[2; 4096], 12288).is_ok()),
+        // Who stops to write waits for the image, too.
+        std::thread::spawn({
+            let file = above.open();
+            move || file.sync_all().is_ok()
+        }),
+    ];
+    above.signal(Signal::TERM);
+    above.await_said("waits for at most");
     above.signal(Signal::TERM);
     above.await_said("did not answer");
     // The process exits, but the kernel releases it only once nothing is left for it to wait for.
     kill_process(holder, Signal::KILL).expect("killed");
     above.exits(4);
-    assert!(writer.join().expect("it ends").is_err(), "nothing was acknowledged");
+    for writer in writers {
+        assert!(!writer.join().expect("it ends"), "nothing was acknowledged");
+    }
 }
 
 #[test]

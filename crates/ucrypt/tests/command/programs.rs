@@ -87,6 +87,41 @@ fn sparse_copies_to_a_loop_device_are_those_of_any_disk() {
     close(&scratch);
 }
 
+/// A program that skips zeroes leaves there what was there before, as on any disk, and nothing else.
+#[test]
+fn programs_that_skip_zeroes_on_a_loop_device_leave_there_what_was_there() {
+    for options in [&[][..], &["--allow-discards"]] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+        let path = open(&scratch, &image, "loop", options);
+        let source = scratch.sparse("source", LEN);
+        let file = fs::File::options().write(true).open(&source).expect("the source");
+        let data = Random(82).bytes(3_000_000);
+        std::os::unix::fs::FileExt::write_all_at(&file, &data, 7_000_000).expect("written");
+        let wanted = fs::read(&source).expect("read");
+        let before = Random(83).bytes(LEN as usize);
+        scratch.file("before", &before);
+        for line in
+            ["cp --sparse=always source $1", "dd if=source of=$1 bs=1M conv=sparse,notrunc,fsync"]
+        {
+            let text = format!(
+                "cp before $1; {line}; sync; echo 3 > /proc/sys/vm/drop_caches
+                if cmp -s before $1; then exit 1; fi"
+            );
+            run(&mut script(&scratch, &text, &[&path]), b"").passes();
+            let found = fs::read(&path).expect("read");
+            for (at, block) in found.chunks(512).enumerate() {
+                let place = at * 512..(at + 1) * 512;
+                let is_zero = wanted[place.clone()].iter().all(|&byte| byte == 0);
+                let is_right =
+                    block == &wanted[place.clone()] || is_zero && block == &before[place];
+                assert!(is_right, "{line}, {options:?}: sector {at}");
+            }
+        }
+        close(&scratch);
+    }
+}
+
 /// Only the file system on the volume is full: the image is sparse, and its own file system has
 /// room.
 #[test]

@@ -8,7 +8,9 @@ use std::process::Stdio;
 use rustix::process::Pid;
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
-use crate::process::{cryptsetup, run};
+use crate::plain::hex;
+use crate::process::{cryptsetup, run, tool};
+use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::await_that;
 
@@ -51,13 +53,15 @@ fn volume_key(scratch: &Scratch, image: &Image) -> Vec<u8> {
 }
 
 #[track_caller]
-fn assert_clean(process: Pid, key: &[u8]) {
+fn assert_clean(process: Pid, secrets: &[&[u8]]) {
     // Check that the search finds bytes that exist.
     let line = fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero())).expect("read");
     let name = line.split(|byte| *byte == 0).nth(2).expect("an argument").to_vec();
     assert!(!found_in(process, &name).is_empty());
-    assert_eq!(found_in(process, PASSPHRASE), [""; 0], "the passphrase is left");
-    assert_eq!(found_in(process, key), [""; 0], "the volume key is left in one piece");
+    for secret in secrets {
+        let shown = String::from_utf8_lossy(secret);
+        assert_eq!(found_in(process, secret), [""; 0], "left in one piece: {shown}");
+    }
 }
 
 #[test]
@@ -70,7 +74,7 @@ fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_in_the_background() 
         run(open.arg(&image.path).arg("volume"), PASSPHRASE).passes();
         let processes = scratch.processes();
         assert_eq!(processes.len(), 1, "one server");
-        assert_clean(processes[0], &key);
+        assert_clean(processes[0], &[PASSPHRASE, &key]);
         run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
     }
 }
@@ -95,9 +99,56 @@ fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_that_read_them_itsel
             let _ = std::io::Write::write_all(&mut stdin, PASSPHRASE);
             drop(stdin);
             await_that("the server listens", || Path::new(&socket).exists());
-            assert_clean(Pid::from_child(&child), &key);
+            assert_clean(Pid::from_child(&child), &[PASSPHRASE, &key]);
             child.kill().and_then(|()| child.wait()).expect("it ends");
             let _ = fs::remove_file(&socket);
         }
+    }
+}
+
+#[test]
+fn nothing_of_the_key_of_a_volume_without_a_header_is_left_in_a_server() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", DATA);
+    let key = Random(83).bytes(64);
+    let hex = hex(&key);
+    let file = scratch.file("key", &key);
+    let mut hash = tool("sha512sum", "coreutils");
+    let text = run(&mut hash, PASSPHRASE).text();
+    let digit = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("a hash");
+    let hashed: Vec<u8> = (0..64).map(|byte| digit(2 * byte)).collect();
+    let line = format!("0 2048 crypt aes-xts-plain64 {hex} 0 {} 0", image.display());
+    let in_file = scratch.file("table", line.as_bytes());
+    let plain = ["--type", "plain", "--cipher", "aes-xts-plain64", "--key-size", "512"];
+    let key_file = [&plain[..], &["--key-file", file.to_str().expect("text")]].concat();
+    let passphrase = [&plain[..], &["--hash", "sha512"]].concat();
+    let ways: [(&[&str], &[u8]); 5] = [
+        (&key_file, b""),
+        (&passphrase, PASSPHRASE),
+        (&["--table", &line], b""),
+        (&["--table", "-"], line.as_bytes()),
+        (&["--table-file", in_file.to_str().expect("text")], b""),
+    ];
+    for (options, input) in ways {
+        let secrets = [&key, PASSPHRASE, &hashed, hex.as_bytes()];
+        let mut open = scratch.ucrypt(&["open", "--as", "nbd"]);
+        run(open.args(options).arg(&image).arg("volume"), input).passes();
+        let processes = scratch.processes();
+        assert_eq!(processes.len(), 1, "one server");
+        assert_clean(processes[0], &secrets);
+        run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+        scratch.await_end(processes[0]);
+
+        let socket = scratch.path("socket");
+        let mut serve = scratch.ucrypt_child(&["serve", "--nbd"]);
+        serve.arg(format!("unix:{}", socket.display())).args(options).arg(&image);
+        let mut child =
+            serve.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
+        // With a key file, the server does not read standard input.
+        let _ = std::io::Write::write_all(&mut child.stdin.take().expect("a pipe"), input);
+        await_that("the server listens", || socket.exists());
+        assert_clean(Pid::from_child(&child), &secrets);
+        child.kill().and_then(|()| child.wait()).expect("it ends");
+        let _ = fs::remove_file(&socket);
     }
 }
