@@ -180,15 +180,17 @@ impl Request {
         limits.allow_write()?;
         self.allow_flags(limits, command_flag::NO_HOLE | command_flag::FAST_ZERO)?;
         self.in_range(limits, NbdError::NoSpc)?;
-        let no_hole = self.flags & command_flag::NO_HOLE != 0;
-        // Zeroes that must be allocated are written like data, so they are never fast.
-        if self.flags & command_flag::FAST_ZERO != 0 && (no_hole || !limits.fast_zero) {
+        let has = |flag| self.flags & flag != 0;
+        let (no_hole, fua) = (has(command_flag::NO_HOLE), has(command_flag::FUA));
+        // Zeroes that must be allocated or durable are written like data, so they are never fast.
+        let fast = limits.fast_zero && !no_hole && !fua;
+        if has(command_flag::FAST_ZERO) && !fast {
             return Err(Refusal {
                 error: NbdError::NotSup,
                 message: "zeroing this range is not faster than writing it",
             });
         }
-        Ok(Command::WriteZeroes { fua: self.flags & command_flag::FUA != 0, no_hole })
+        Ok(Command::WriteZeroes { fua, no_hole })
     }
 
     fn check_block_status(&self, limits: &Limits) -> Result<Command, Refusal> {
@@ -339,11 +341,10 @@ mod tests {
         assert_eq!(error(fast, &WRITABLE), NbdError::NotSup);
         let limits = Limits { fast_zero: true, ..WRITABLE };
         assert_eq!(fast.check(&limits), Ok(Command::WriteZeroes { fua: false, no_hole: false }));
-        let flags = command_flag::FAST_ZERO | command_flag::NO_HOLE;
-        assert_eq!(
-            error(request(command::WRITE_ZEROES, flags, 0, 4096), &limits),
-            NbdError::NotSup
-        );
+        for other in [command_flag::NO_HOLE, command_flag::FUA] {
+            let slow = request(command::WRITE_ZEROES, command_flag::FAST_ZERO | other, 0, 4096);
+            assert_eq!(error(slow, &limits), NbdError::NotSup);
+        }
     }
 
     #[test]
