@@ -161,6 +161,7 @@ fn mapped_images_meet_faults_too() {
         let (kind, queues) = kind(&mut random, &policies(), 0);
         let len = 2 * MIB;
         let faults = Faults::new(seed);
+        faults.tears_between(sector(&kind));
         let image = memory(kind.offset + len).unwrap();
         // No holes: mapped and resident data is used in place.
         image.write_all_at(0, &vec![0; (kind.offset + len) as usize]).unwrap();
