@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use crate::{Done, Guest, Io, Pool, Queue, hand_out};
+use crate::{Done, Io, Pool, Queue, SharedRing, hand_out};
 
 /// A queue that calls `perform` for each operation.
 pub(crate) struct AtOnce<F> {
@@ -46,7 +46,7 @@ impl<F: FnMut(Io) -> Done + Send> Queue for AtOnce<F> {
         false
     }
 
-    fn guest(&mut self) -> Option<Guest<'_>> {
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
         None
     }
 }

@@ -46,7 +46,7 @@ pub use file::{FileBackend, OpenError, OpenOptions};
 pub use map::{Map, Mapping};
 pub use memory::memory;
 pub use resident::{keep_resident, lock_on_fault, may_lock_all};
-pub use ring::{Guest, Ring};
+pub use ring::{Ring, SharedRing};
 pub use rustix::io::Errno;
 pub use stream::copy_streaming;
 pub use streams::was_closed_at_start;
@@ -75,8 +75,6 @@ pub struct Limits {
     /// Whether a core copies the written data, to the page cache or to memory, and no device
     /// fetches it: then it matters which core has the data in its cache.
     pub copies: bool,
-    /// Operations in flight beyond which the backend gets no faster; `u32::MAX` if unknown.
-    pub depth_max: u32,
 }
 
 /// One operation; offsets and lengths in bytes of the backend.
@@ -197,8 +195,8 @@ pub trait Queue: Send {
 
     /// The queue's ring, for entries of others: they are submitted with the queue's own, and its
     /// [`Queue::wait`] also returns for them. `None` if the queue has no ring, or its ring takes no
-    /// guests.
-    fn guest(&mut self) -> Option<Guest<'_>>;
+    /// entries of others.
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>>;
 }
 
 /// A piece of a backend, for block status.

@@ -22,7 +22,6 @@ mod fit;
 mod flash;
 mod profile;
 mod queue;
-mod random;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! One ring for two parties: the operations of a backend (the host), and those of a guest.
+//! One ring for two parties: the operations of a backend, and the entries of others (foreign entries).
 //!
 //! An export whose kernel interface is io_uring (ublk, FUSE over io_uring) would otherwise run a
 //! second ring beside the backend's. With one ring, one system call submits what both have staged
@@ -6,16 +6,16 @@
 //!
 //! Contract:
 //!
-//! - User data tells the parties apart: bit 63 marks the host's entries. A guest's user data is its
-//!   own, below 2^63, and comes back unchanged. Neither party sees the other's completions.
-//! - [`Guest::push`] stages an entry. The next `poll` or `wait` of the queue submits it to the
+//! - User data tells the parties apart: bit 63 marks the backend's entries. The user data of
+//!   foreign entries is below 2^63 and comes back unchanged. Neither party sees the other's completions.
+//! - [`SharedRing::push`] stages an entry. The next `poll` or `wait` of the queue submits it to the
 //!   kernel, in the order of staging, together with everything else. There is always room: the
 //!   table grows if more entries are under way than the ring was made for.
-//! - [`Guest::next`] returns completions in the order in which the kernel gave them. A pending
+//! - [`SharedRing::next`] returns completions in the order in which the kernel gave them. A pending
 //!   completion keeps the queue's `wait` from blocking.
 //! - Memory and descriptors that an entry names live until its (last) completion was taken.
-//!   Dropping the ring cancels the guests' entries and waits for them, but only for a bounded time:
-//!   if the owner is dropped while [`Guest::under_way`] is not zero, it must leak what its entries
+//!   Dropping the ring cancels the foreign entries and waits for them, but only for a bounded time:
+//!   if the owner is dropped while [`SharedRing::under_way`] is not zero, it must leak what its entries
 //!   name.
 //! - Like its queue, a ring belongs to one thread at a time. Some kernel interfaces (ublk) require
 //!   all entries from the same thread.
@@ -34,12 +34,12 @@ use libc::iovec;
 
 use crate::Errno;
 
-/// Marks the host's entries in their user data.
-const HOST: u64 = 1 << 63;
-/// User data of the poll entry of [`Ring::watch`], and of the entry that cancels the guests'
+/// Marks the backend's entries in their user data.
+const OWN: u64 = 1 << 63;
+/// User data of the poll entry of [`Ring::watch`], and of the entry that cancels foreign
 /// entries.
-const WATCH: u64 = HOST | 1 << 62;
-const CANCEL: u64 = HOST | 1 << 61;
+const WATCH: u64 = OWN | 1 << 62;
+const CANCEL: u64 = OWN | 1 << 61;
 
 /// How long a dropped ring waits for cancelled entries.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -47,23 +47,23 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// See the module's contract.
 pub struct Ring {
     rings: Rings,
-    /// Guests' entries that found the submission ring full.
+    /// Foreign entries that found the submission ring full.
     staged: VecDeque<Entry128>,
     completions: VecDeque<Completion>,
-    /// Guests' entries whose last completion has not been taken from the kernel.
+    /// Foreign entries whose last completion has not been taken from the kernel.
     under_way: usize,
     /// A poll entry of `watch` is under way.
     watching: bool,
 }
 
 /// ublk's control commands and FUSE's commands need entries of 128 bytes. Kernels before 5.19 have
-/// none; there a ring takes no guests.
+/// none; there a ring takes no foreign entries.
 enum Rings {
     Large(IoUring<Entry128>),
     Small(IoUring),
 }
 
-/// The completion of a guest's entry.
+/// The completion of a foreign entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// The entry's user data.
@@ -105,23 +105,23 @@ impl Ring {
         })
     }
 
-    /// The guest's side; `None` where the kernel has no entries of 128 bytes (before 5.19).
-    pub fn guest(&mut self) -> Option<Guest<'_>> {
-        matches!(self.rings, Rings::Large(_)).then_some(Guest(self))
+    /// The ring as others use it; `None` where the kernel has no entries of 128 bytes (before 5.19).
+    pub fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
+        matches!(self.rings, Rings::Large(_)).then_some(SharedRing(self))
     }
 
-    /// Whether there is a completion for a guest.
+    /// Whether there is a completion of a foreign entry.
     pub fn has_completion(&self) -> bool {
         !self.completions.is_empty()
     }
 
-    /// Stages an entry of the host; false if there is no room before the next [`Ring::enter`].
+    /// Stages an entry of the backend; false if there is no room before the next [`Ring::enter`].
     /// [`Ring::reap`] reports its completion with `token`.
     ///
     /// # Safety
     /// What the entry names lives until its completion was reaped; for ever if that never happens.
-    pub(crate) unsafe fn push_host(&mut self, entry: Entry, token: u32) -> bool {
-        self.push_marked(entry.user_data(HOST | u64::from(token)))
+    pub(crate) unsafe fn push_own(&mut self, entry: Entry, token: u32) -> bool {
+        self.push_marked(entry.user_data(OWN | u64::from(token)))
     }
 
     /// Registers memory as the ring's buffer 0. The kernel keeps it resident.
@@ -144,7 +144,7 @@ impl Ring {
 
     fn push_marked(&mut self, entry: Entry) -> bool {
         match &mut self.rings {
-            // SAFETY: the callers' contract (`push_host`), or the entry names no memory.
+            // SAFETY: the callers' contract (`push_own`), or the entry names no memory.
             Rings::Large(ring) => unsafe { ring.submission().push(&entry.into()) }.is_ok(),
             // SAFETY: as above.
             Rings::Small(ring) => unsafe { ring.submission().push(&entry) }.is_ok(),
@@ -196,12 +196,12 @@ impl Ring {
         }
     }
 
-    /// Pushes guests' entries into the submission ring; false if some found no room.
+    /// Pushes foreign entries into the submission ring; false if some found no room.
     fn push_staged(&mut self) -> bool {
         let Rings::Large(ring) = &mut self.rings else { return true };
         let mut submission = ring.submission();
         while let Some(entry) = self.staged.front() {
-            // SAFETY: the guest's promise in `Guest::push`.
+            // SAFETY: the promise of `SharedRing::push`.
             if unsafe { submission.push(entry) }.is_err() {
                 return false;
             }
@@ -248,8 +248,9 @@ impl Ring {
         .map(drop)
     }
 
-    /// Takes completions: passes the host's to `host` as token and result, keeps the guests'.
-    pub fn reap(&mut self, mut host: impl FnMut(u32, i32)) {
+    /// Takes completions: passes the backend's to `own` as token and result, keeps the
+    /// others.
+    pub fn reap(&mut self, mut own: impl FnMut(u32, i32)) {
         let completion_ring = match &mut self.rings {
             Rings::Large(ring) => ring.completion(),
             Rings::Small(ring) => ring.completion(),
@@ -260,7 +261,7 @@ impl Ring {
                 WATCH => self.watching = false,
                 CANCEL => {}
                 #[expect(clippy::cast_possible_truncation, reason = "the mark is cut off")]
-                _ if user_data & HOST != 0 => host(user_data as u32, result),
+                _ if user_data & OWN != 0 => own(user_data as u32, result),
                 _ => {
                     let more = cqueue::more(completion.flags());
                     self.under_way -= usize::from(!more);
@@ -311,22 +312,22 @@ impl Drop for Ring {
     }
 }
 
-/// A guest's side of a ring. See the module's contract.
-pub struct Guest<'a>(&'a mut Ring);
+/// A ring as others than its backend use it. See the module's contract.
+pub struct SharedRing<'a>(&'a mut Ring);
 
-impl Guest<'_> {
+impl SharedRing<'_> {
     /// Stages an entry, whose user data is below 2^63.
     ///
     /// # Safety
     /// The memory and the descriptors that the entry names are valid for its operation, and nothing
-    /// else uses them, until its last completion was taken from [`Guest::next`]; for ever if that
+    /// else uses them, until its last completion was taken from [`SharedRing::next`]; for ever if that
     /// never happens.
     ///
     /// # Panics
     /// If bit 63 of the user data is set.
     pub unsafe fn push(&mut self, entry: impl Into<Entry128>) {
         let entry = entry.into();
-        assert!(entry.get_user_data() & HOST == 0, "bit 63 of the user data is the host's");
+        assert!(entry.get_user_data() & OWN == 0, "bit 63 of the user data is the backend's");
         self.0.staged.push_back(entry);
         self.0.under_way += 1;
         self.0.push_staged();

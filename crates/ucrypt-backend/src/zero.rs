@@ -25,7 +25,6 @@ impl ZeroBackend {
                 rotational: false,
                 synchronous: true,
                 copies: false,
-                depth_max: u32::MAX,
             },
         }
     }

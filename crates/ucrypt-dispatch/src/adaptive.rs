@@ -6,9 +6,9 @@
 //! the other arms offload nothing, or everything. The explorer compares only arms that may differ.
 
 use crate::cost_model::CostModel;
+use crate::environment::{BackendTraits, Environment};
 use crate::estimates::Estimates;
 use crate::explorer::{Arm, Explorer};
-use crate::limits::{BackendTraits, Environment};
 use crate::policy::{CipherDone, Context, Placed, Policy, Shape, Split, Target, Work};
 use crate::request::{Op, Urgency};
 use crate::tuning::{CACHE_BYTES, OPERATION_NS, PAGE_BYTES, SPREAD_BYTES};

@@ -4,9 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::adaptive::{Adaptive, Explored};
+use crate::environment::{BackendTraits, Environment};
 use crate::estimates::Estimates;
 use crate::fixed::Fixed;
-use crate::limits::{BackendTraits, Environment};
 use crate::policy::{CipherDone, Context, Placed, Policy, Shape, Split, Target, Work};
 use crate::request::Op;
 

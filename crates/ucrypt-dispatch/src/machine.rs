@@ -40,21 +40,21 @@
 //!   success for a chunk that [is a retry](Machine::retried_after) must treat it as a failed flush.
 //!   Such writes share a chunk with no other request.
 //! - **Memory for zeroes is reserved before a chunk starts**: at most
-//!   [`Limits::zeroes_sectors_max`] sectors of [`Op::EncryptZeroes`] are under way, each chunk
+//!   [`Bounds::zeroes_sectors_max`] sectors of [`Op::EncryptZeroes`] are under way, each chunk
 //!   counted in whole [`ZEROES_UNIT_SECTORS`]. Requests that wait for
 //!   this memory hold no resources and block no other request.
 //! - [`Machine::cancel`] acts like an error from outside. The caller still answers all earlier
 //!   outputs, but the answers no longer matter; operations that were submitted are not undone. If
 //!   no request of a chunk can succeed any more, the chunk goes no further: [`Output::Drop`]
 //!   replaces its next output.
-//! - A chunk never crosses one of [`Limits::borders`].
+//! - A chunk never crosses one of [`Bounds::borders`].
 //! - Time only goes forward and is only compared; its origin does not matter.
 //! - The [`Policy`] decides within this contract. No answer of a policy breaks it.
 
 use std::collections::VecDeque;
 
 use crate::chunk::{Chunk, ChunkId, Part, Phase, RequestId};
-use crate::limits::{BackendTraits, Environment, Limits, ZEROES_UNIT_SECTORS};
+use crate::environment::{BackendTraits, Bounds, Environment, ZEROES_UNIT_SECTORS};
 use crate::policy::{CipherDone, Context, Placed, Policy, Target, Work};
 use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
@@ -173,7 +173,7 @@ impl<E> RequestState<E> {
 /// See the module's contract. `E` is the backend's error.
 #[derive(Debug)]
 pub struct Machine<E, P> {
-    limits: Limits,
+    bounds: Bounds,
     backend: BackendTraits,
     policy: P,
     environment: Environment,
@@ -206,19 +206,19 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// # Panics
     /// If a bound is zero, the largest transfer is no multiple of the sector size, or there is room
     /// for fewer than two units of zeroes.
-    pub fn new(limits: Limits, policy: P, backend: BackendTraits) -> Self {
-        assert!(limits.requests_max > 0 && limits.chunks_max > 0 && limits.sector_sectors > 0);
-        assert!(limits.transfer_sectors_max >= limits.sector_sectors);
-        assert!(limits.transfer_sectors_max.is_multiple_of(limits.sector_sectors));
-        assert!(limits.zeroes_sectors_max >= 2 * ZEROES_UNIT_SECTORS, "a chunk must fit");
-        let (requests, chunks) = (limits.requests_max as usize, limits.chunks_max as usize);
+    pub fn new(bounds: Bounds, policy: P, backend: BackendTraits) -> Self {
+        assert!(bounds.requests_max > 0 && bounds.chunks_max > 0 && bounds.sector_sectors > 0);
+        assert!(bounds.transfer_sectors_max >= bounds.sector_sectors);
+        assert!(bounds.transfer_sectors_max.is_multiple_of(bounds.sector_sectors));
+        assert!(bounds.zeroes_sectors_max >= 2 * ZEROES_UNIT_SECTORS, "a chunk must fit");
+        let (requests, chunks) = (bounds.requests_max as usize, bounds.chunks_max as usize);
         Self {
-            requests: Slab::new(limits.requests_max, RequestState::spare),
-            chunks: Slab::new(limits.chunks_max, Chunk::spare),
+            requests: Slab::new(bounds.requests_max, RequestState::spare),
+            chunks: Slab::new(bounds.chunks_max, Chunk::spare),
             failed: 0,
             waiting: VecDeque::with_capacity(requests),
             wait_for_zeroes: VecDeque::with_capacity(requests),
-            zeroes_free: start::zeroes_units(limits.zeroes_sectors_max),
+            zeroes_free: start::zeroes_units(bounds.zeroes_sectors_max),
             zeroes_freed: false,
             order: VecDeque::with_capacity(chunks),
             ready: ReadyQueue::new(chunks),
@@ -228,7 +228,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             stats: Stats::default(),
             policy,
             backend,
-            limits,
+            bounds,
         }
     }
 

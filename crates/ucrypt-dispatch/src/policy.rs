@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use crate::limits::{BackendTraits, Environment};
+use crate::environment::{BackendTraits, Environment};
 use crate::request::{Op, Urgency};
 
 /// Where a chunk is encrypted or decrypted.

@@ -1,24 +1,23 @@
 //! Decisions of `adaptive`, given measurements that the tests make up.
 
 use ucrypt_dispatch::{
-    BackendTraits, Configured, Environment, Fixed, IoKind, Limits, Machine, Op, Output, Policies,
+    BackendTraits, Bounds, Configured, Environment, Fixed, IoKind, Machine, Op, Output, Policies,
     PolicyKind, Request, Target, Urgency,
 };
 
 mod common;
 
-use common::{DISK, Shipped, WORKERS, WRITE, limits, offload, request, started};
+use common::{DISK, Shipped, WORKERS, WRITE, bounds, offload, request, started};
 
 /// Transfers of up to 1 MiB.
-fn large_transfers() -> Limits {
-    Limits { transfer_sectors_max: 2048, zeroes_sectors_max: 4096, ..limits() }
+fn large_transfers() -> Bounds {
+    Bounds { transfer_sectors_max: 2048, zeroes_sectors_max: 4096, ..bounds() }
 }
 
 /// A machine with `adaptive`, calibrated to a cipher of 1 ns per byte and a wake latency of 5 us.
 fn adaptive(backend: BackendTraits) -> Shipped {
-    let limits = Limits { requests_max: 64, chunks_max: 64, ..large_transfers() };
-    let backend = BackendTraits { depth_max: 64, ..backend };
-    let mut machine = Machine::new(limits, Configured::new(PolicyKind::Adaptive), backend);
+    let bounds = Bounds { requests_max: 64, chunks_max: 64, ..large_transfers() };
+    let mut machine = Machine::new(bounds, Configured::new(PolicyKind::Adaptive), backend);
     machine.policy_mut().estimates_mut().calibrated(1 << 20, 1 << 20);
     machine.policy_mut().estimates_mut().wake_latency(5000);
     machine
@@ -160,8 +159,8 @@ fn a_read_is_split_into_pages_next_to_where_the_sum_is_least() {
 fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is() {
     let policies =
         Policies { reads: PolicyKind::Adaptive, writes: Fixed::Unbound { sorted: true }.into() };
-    let limits = large_transfers();
-    let mut machine: Shipped = Machine::new(limits, Configured::new(policies), DISK);
+    let bounds = large_transfers();
+    let mut machine: Shipped = Machine::new(bounds, Configured::new(policies), DISK);
     machine.policy_mut().estimates_mut().calibrated(1 << 20, 1 << 20);
     machine.policy_mut().estimates_mut().wake_latency(5000);
     let (mut now_ns, mut reads, mut kept_reads) = (0, 0, 0);
@@ -293,9 +292,8 @@ fn few_neighbours_stay_apart_many_are_joined_and_all_of_them_where_order_matters
 #[test]
 fn without_a_cipher_a_read_is_one_operation() {
     for sectors in [8, 128, 2048] {
-        let limits = Limits { requests_max: 64, chunks_max: 64, ..large_transfers() };
-        let backend = BackendTraits { depth_max: 64, ..DISK };
-        let mut machine = Machine::new(limits, Configured::new(PolicyKind::Adaptive), backend);
+        let bounds = Bounds { requests_max: 64, chunks_max: 64, ..large_transfers() };
+        let mut machine = Machine::new(bounds, Configured::new(PolicyKind::Adaptive), DISK);
         machine.policy_mut().estimates_mut().calibrated(1 << 20, 0);
         machine.request(request(Op::Read, 2000, sectors)).unwrap();
         let chunks = started(&mut machine);

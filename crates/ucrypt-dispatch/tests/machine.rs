@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use fastrand::Rng;
 use ucrypt_dispatch::policy::{Context, Policy, Split, Work};
 use ucrypt_dispatch::{
     BackendTraits, ChunkId, Configured, Fixed, IoKind, Machine, Op, Output, Part, PolicyKind,
@@ -12,7 +13,7 @@ use ucrypt_dispatch::{
 mod common;
 
 use common::{
-    BORDERS, DISK, Random, WORKERS, WRITE, ZEROES_CHUNKS, limits, machine, request, started, told,
+    BORDERS, DISK, WORKERS, WRITE, ZEROES_CHUNKS, bounds, machine, request, started, told,
 };
 
 /// A request as the world around the machine sees it.
@@ -56,7 +57,7 @@ struct World<P> {
     machine: Machine<u32, P>,
     /// Writes leave in order.
     sorted: bool,
-    random: Random,
+    random: Rng,
     now: u64,
     seen: HashMap<RequestId, Seen>,
     transforms: Vec<Transform>,
@@ -79,9 +80,9 @@ impl<P: Policy> World<P> {
     fn new(policy: P, sorted: bool, seed: u64) -> Self {
         let backend = BackendTraits { mapped: seed.is_multiple_of(3), ..DISK };
         Self {
-            machine: Machine::new(limits(), policy, backend),
+            machine: Machine::new(bounds(), policy, backend),
             sorted,
-            random: Random(seed),
+            random: Rng::with_seed(seed),
             now: 0,
             seen: HashMap::new(),
             transforms: Vec::new(),
@@ -100,19 +101,19 @@ impl<P: Policy> World<P> {
     }
 
     fn ask(&mut self) {
-        let fua = self.random.below(2) == 0;
-        let op = match self.random.below(7) {
+        let fua = self.random.bool();
+        let op = match self.random.u64(..7) {
             0 | 1 => Op::Read,
             2 | 3 => Op::Write { fua },
             4 => Op::EncryptZeroes { fua },
             5 => Op::Flush,
             _ => Op::Discard,
         };
-        let sectors = if op == Op::Flush { 0 } else { self.random.below(120) + 1 };
-        let sector = if op == Op::Flush { 0 } else { self.random.below(1200) };
+        let sectors = if op == Op::Flush { 0 } else { self.random.u64(..120) + 1 };
+        let sector = if op == Op::Flush { 0 } else { self.random.u64(..1200) };
         // Sometimes a row of small neighbours, which may be joined.
         let (count, sectors) =
-            if op != Op::Flush && self.random.below(4) == 0 { (3, 2) } else { (1, sectors) };
+            if op != Op::Flush && self.random.u64(..4) == 0 { (3, 2) } else { (1, sectors) };
         for index in 0..count {
             self.ask_for(request(op, sector + index * sectors, sectors));
         }
@@ -135,7 +136,7 @@ impl<P: Policy> World<P> {
     fn cancel(&mut self) {
         let ids = (0..8).filter_map(|index| self.machine.request_at(index)).collect::<Vec<_>>();
         assert_eq!(ids.len(), self.seen.len());
-        let Some(&id) = ids.get(self.random.below(8) as usize) else { return };
+        let Some(&id) = ids.get(self.random.usize(..8)) else { return };
         self.seen.get_mut(&id).expect("a request in flight").cancelled = true;
         self.cancelled += 1;
         self.machine.cancel(id, CANCELLED);
@@ -197,7 +198,7 @@ impl<P: Policy> World<P> {
             assert!(!self.in_mapping.contains(&chunk), "no output for a mapped read");
         }
         // Sometimes workers have no room.
-        if target != Target::Inline && self.random.below(4) > 0 {
+        if target != Target::Inline && self.random.u64(..4) > 0 {
             self.machine.offloaded(chunk, target, self.now, self.now);
         }
         self.transforms.push(Transform { chunk, parts, to_mapping });
@@ -267,12 +268,12 @@ impl<P: Policy> World<P> {
 
     /// Answers a random transform or operation under way.
     fn answer(&mut self) {
-        let choices = (self.transforms.len() + self.stores.len()) as u64;
+        let choices = self.transforms.len() + self.stores.len();
         if choices == 0 {
             return;
         }
-        self.now += self.random.below(10_000);
-        let pick = self.random.below(choices) as usize;
+        self.now += self.random.u64(..10_000);
+        let pick = self.random.usize(..choices);
         if pick < self.transforms.len() {
             self.answer_transform(pick);
         } else {
@@ -282,11 +283,11 @@ impl<P: Policy> World<P> {
 
     fn answer_transform(&mut self, pick: usize) {
         let Transform { chunk, parts, to_mapping } = self.transforms.swap_remove(pick);
-        let fails = self.random.below(40) == 0;
+        let fails = self.random.u64(..40) == 0;
         let result = if fails { Err(FAILED) } else { Ok(()) };
-        let spent_ns = (self.random.below(4) > 0).then(|| self.random.below(5000));
+        let spent_ns = (self.random.u64(..4) > 0).then(|| self.random.u64(..5000));
         let again = fails && self.machine.will_retry(chunk);
-        let is_mapped = to_mapping && self.random.below(2) == 0;
+        let is_mapped = to_mapping && self.random.bool();
         if is_mapped {
             self.mapped += 1;
             let op = self.machine.op(chunk).expect("a chunk under way");
@@ -313,8 +314,8 @@ impl<P: Policy> World<P> {
     fn answer_io(&mut self, pick: usize) {
         let (chunk, parts) = self.stores.swap_remove(pick);
         let op = self.machine.op(chunk).expect("a chunk under way");
-        let is_mapped = op == Op::Read && self.random.below(3) == 0;
-        let fails = !is_mapped && self.random.below(40) == 0;
+        let is_mapped = op == Op::Read && self.random.u64(..3) == 0;
+        let fails = !is_mapped && self.random.u64(..40) == 0;
         let again = fails && self.machine.will_retry(chunk);
         // The write could be written, but not durably.
         let lost = !fails
@@ -339,12 +340,12 @@ impl<P: Policy> World<P> {
 
 /// A policy with random answers: keeping the contract is the machine's task.
 #[derive(Debug)]
-struct Whim(RefCell<Random>);
+struct Whim(RefCell<Rng>);
 
 impl Policy for Whim {
     fn split(&self, _: &Context<'_>) -> Split {
         let mut random = self.0.borrow_mut();
-        let mut any = |of: &[u64]| of[random.below(of.len() as u64) as usize];
+        let mut any = |of: &[u64]| of[random.usize(..of.len())];
         Split {
             chunk_sectors: any(&[0, 1, 7, 16, 100, u64::MAX]),
             ordered: true,
@@ -355,7 +356,7 @@ impl Policy for Whim {
 
     fn target(&self, _: &Context<'_>, _: &Work) -> Target {
         let targets = [Target::Inline, Target::SameCore, Target::Offload, Target::OffloadAwake];
-        targets[self.0.borrow_mut().below(4) as usize]
+        targets[self.0.borrow_mut().usize(..4)]
     }
 }
 
@@ -372,13 +373,13 @@ fn run<P: Policy>(name: &str, sorted: bool, joins: bool, policy: impl Fn(u64) ->
                 break;
             }
             assert!(step < 10_000, "{name} seed {seed}: {} requests accepted", world.accepted);
-            if world.random.below(3) == 0 {
+            if world.random.u64(..3) == 0 {
                 world.ask();
             }
-            if seed % 2 == 0 && world.random.below(8) == 0 {
+            if seed % 2 == 0 && world.random.u64(..8) == 0 {
                 world.cancel();
             }
-            let most = [1, 3, u64::MAX][world.random.below(3) as usize];
+            let most = [1, 3, u64::MAX][world.random.usize(..3)];
             world.take_outputs(most);
             world.answer();
         }
@@ -417,7 +418,7 @@ fn every_request_ends_once_whatever_the_order_of_answers_errors_and_cancels() {
 
 #[test]
 fn every_request_ends_once_whatever_the_policy_answers() {
-    run("whim", true, true, |seed| Whim(RefCell::new(Random(seed))));
+    run("whim", true, true, |seed| Whim(RefCell::new(Rng::with_seed(seed))));
 }
 
 #[test]
@@ -443,7 +444,7 @@ fn writes_leave_in_the_order_in_which_they_came() {
 /// A machine over a backend with mappings.
 fn mapped(policy: Fixed) -> common::Shipped {
     let backend = BackendTraits { synchronous: true, mapped: true, ..DISK };
-    Machine::new(limits(), Configured::new(policy), backend)
+    Machine::new(bounds(), Configured::new(policy), backend)
 }
 
 #[test]

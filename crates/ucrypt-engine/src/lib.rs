@@ -30,7 +30,7 @@ pub use executor::{Clock, Executor, WorkerPool};
 pub use queue::{Done, Io, Queue, QueueConfig, ReadTo, Rejected, WriteFrom};
 pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
-    Access, Buf, Errno, Guest, Pool, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,
+    Access, Buf, Errno, Pool, SharedRing, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,
 };
 pub use ucrypt_dispatch::{
     Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Stats, Urgency,

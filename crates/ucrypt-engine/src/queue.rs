@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{
-    BackendTraits, Configured, Environment, Explored, Limits, Machine, Stats, Urgency,
+    BackendTraits, Bounds, Configured, Environment, Explored, Machine, Stats, Urgency,
 };
 
 use crate::counters::Counters;
@@ -151,10 +151,9 @@ impl Queue {
             copies: limits.copies,
             mapped: volume.segments.are_mapped(),
             rotational: limits.rotational,
-            depth_max: limits.depth_max,
         };
         let mut machine = Machine::new(
-            Limits {
+            Bounds {
                 requests_max: depth * MACHINE_REQUESTS_EACH,
                 chunks_max: chunks,
                 transfer_sectors_max: u64::from(transfer_max) / 512,
@@ -168,7 +167,7 @@ impl Queue {
         volume.calibration.teach(machine.policy_mut().estimates_mut());
         // If the backend has a ring, the ring's size follows the depth of the backend's queue.
         let mut backend = volume.backend.queue(chunks + ring_entries)?;
-        let ring = match (ring_entries, backend.guest()) {
+        let ring = match (ring_entries, backend.shared_ring()) {
             (0, _) => RingOf::Nobody,
             (_, Some(_)) => RingOf::Backend,
             (entries, None) => RingOf::Queue(Box::new(sleep::own_ring(entries)?)),

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ucrypt_backend::Backend;
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{
-    Calibration, CipherModel, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Volume,
-    VolumeOptions,
+    Calibration, CipherModel, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency,
+    Volume, VolumeOptions,
 };
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
@@ -49,6 +49,8 @@ pub struct Experiment {
     pub job: Job,
     /// The policy of every queue.
     pub policy: PolicyKind,
+    /// How urgently the clients wait for their requests.
+    pub urgency: Urgency,
     /// Whether the queues start with the engine's calibration: cipher, wake latency, caches.
     pub calibrated: bool,
     /// How often a core is taken away from its thread.
@@ -74,6 +76,7 @@ impl Experiment {
             device,
             job,
             policy: policy.into(),
+            urgency: Urgency::Normal,
             calibrated: true,
             stalls: Stalls::default(),
             seed: 1,
@@ -109,6 +112,7 @@ impl Experiment {
             .map(|index| {
                 let queue = world.queue(&volume, QueueConfig::new(memory, depth)).expect("a queue");
                 queue.borrow_mut().set_clients_here(true);
+                queue.borrow_mut().set_urgency(self.urgency);
                 let requests = Requests::new(self.job, (index as u64, machine.1 as u64), self.seed);
                 world.attach(index, Box::new(Asking::new(self.job, requests, &measured)));
                 queue

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ucrypt_backend::Errno;
 use ucrypt_backend::model::Profile;
-use ucrypt_engine::{CipherModel, Fixed, PolicyKind};
+use ucrypt_engine::{CipherModel, Fixed, PolicyKind, Urgency};
 use ucrypt_lab::experiment::AES_NI;
 use ucrypt_lab::world::{Costs, Stalls};
 use ucrypt_lab::{Experiment, Job, Pattern, Report};
@@ -90,6 +90,21 @@ fn more_cores_than_work_change_nothing() {
 
 /// A run in which cores stall, over a disk that logs its operations. Returns how many requests
 /// failed, how many chunks went to workers, and where the writes began.
+#[test]
+fn urgency_decides_where_adaptive_transforms() {
+    // Neither obviously here nor obviously elsewhere: 16 us of cipher, and other requests.
+    let job = job(Pattern::RandRead, 65536, 4);
+    let adaptive = Experiment::new(4, device("optane2020"), job, PolicyKind::Adaptive);
+    let chunks = |urgency| {
+        let stats = run(&Experiment { urgency, ..adaptive.clone() }).stats;
+        (stats.inline, stats.offloaded)
+    };
+    let (inline, offloaded) = chunks(Urgency::Normal);
+    assert!(inline > 0 && offloaded > 0, "{inline} inline, {offloaded} offloaded");
+    assert_eq!(chunks(Urgency::Urgent).1, 0, "a client that polls waits for no other core");
+    assert_eq!(chunks(Urgency::Background).0, 0, "read-ahead does not keep the queue's thread");
+}
+
 fn logged(mut experiment: Experiment) -> (u64, u64, Vec<u64>) {
     experiment.stalls = Stalls { per_mille: 100, max_ns: 300_000 };
     let faults = Faults::new(1);

@@ -6,9 +6,10 @@ mod common;
 use std::fs;
 
 use common::{
-    PASSPHRASE, Scratch, Stream, cryptsetup, edit, flip, is_quick, json_text, put_json, seal,
-    small_luks1, small_luks2, text,
+    PASSPHRASE, Scratch, cryptsetup, edit, flip, is_quick, json_text, put_json, seal, small_luks1,
+    small_luks2, text,
 };
+use fastrand::Rng;
 use ucrypt_luks::Header;
 
 /// Where the verdicts may differ: words of this crate's error, and the reason.
@@ -112,7 +113,7 @@ fn luks1_headers_with_flipped_bytes() {
     let (sound, scratch, mut tally) = (small_luks1(), Scratch::new(0), Tally::default());
     for seed in 0..60 {
         let mut image = sound.clone();
-        flip(&mut image[..592], &mut Stream(seed));
+        flip(&mut image[..592], &mut Rng::with_seed(seed));
         tally.compare(&scratch, &format!("seed {seed}"), &image);
     }
     tally.finish();
@@ -125,7 +126,7 @@ fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
         let mut image = sound.clone();
         for copy in image[..0x8000].chunks_mut(0x4000) {
             // The same damage in both copies, outside their magic and offset, which differ.
-            flip(&mut copy[6..256], &mut Stream(seed));
+            flip(&mut copy[6..256], &mut Rng::with_seed(seed));
             seal(copy);
         }
         tally.compare(&scratch, &format!("seed {seed}"), &image);
@@ -137,19 +138,19 @@ fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
 fn luks2_copies_of_which_one_is_damaged() {
     let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
     for seed in 0..60 {
-        let (mut image, mut stream) = (sound.clone(), Stream(seed));
-        let begin = 0x4000 * stream.below(2);
+        let (mut image, mut random) = (sound.clone(), Rng::with_seed(seed));
+        let begin = 0x4000 * random.usize(..2);
         let copy = &mut image[begin..begin + 0x4000];
-        match stream.below(4) {
-            0 => flip(&mut copy[..512], &mut stream),
-            1 => flip(copy, &mut stream),
+        match random.usize(..4) {
+            0 => flip(&mut copy[..512], &mut random),
+            1 => flip(copy, &mut random),
             2 => {
-                flip(&mut copy[4096..5200], &mut stream);
+                flip(&mut copy[4096..5200], &mut random);
                 seal(copy);
             }
             _ => {
                 // Older or newer than the other copy, and whole.
-                copy[23] = stream.below(3) as u8;
+                copy[23] = random.u8(..3);
                 seal(copy);
             }
         }
@@ -163,10 +164,10 @@ fn luks2_json_with_edits_and_right_checksums() {
     let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
     let json = json_text(&sound);
     for seed in 0..240 {
-        let (mut image, mut stream, mut json) = (sound.clone(), Stream(seed), json.clone());
-        for _ in 0..=stream.below(2) {
+        let (mut image, mut random, mut json) = (sound.clone(), Rng::with_seed(seed), json.clone());
+        for _ in 0..=random.usize(..2) {
             if !json.is_empty() {
-                edit(&mut json, &mut stream);
+                edit(&mut json, &mut random);
             }
         }
         put_json(&mut image, &json);

@@ -10,9 +10,9 @@ use std::cell::RefCell;
 use std::io;
 
 use common::{
-    PASSPHRASE, Stream, cheap_pbkdf2, luks2_options, new_volume, seal, small_luks1, small_luks2,
-    with_tools,
+    PASSPHRASE, cheap_pbkdf2, luks2_options, new_volume, seal, small_luks1, small_luks2, with_tools,
 };
+use fastrand::Rng;
 use ucrypt_luks::{
     Header, Medium, NewVolume, ReadAt, Write, luks1, luks2, overwrite, signature, write_durably,
 };
@@ -47,14 +47,14 @@ impl Recorder {
         let mut count = 0;
         let mut durable = self.before.clone();
         let mut pending: Vec<Piece> = Vec::new();
-        let mut stream = Stream(seed);
+        let mut random = Rng::with_seed(seed);
         for event in self.events.borrow().iter().chain([&Event::Flush]) {
             if let Event::Write(piece) = event {
                 pending.push(piece.clone());
                 continue;
             }
             let sectors: Vec<Piece> = pending.drain(..).flat_map(into_sectors).collect();
-            for survivors in choices(sectors.len(), &mut stream) {
+            for survivors in choices(sectors.len(), &mut random) {
                 let mut image = durable.clone();
                 put(
                     &mut image,
@@ -89,19 +89,19 @@ fn into_sectors((at, bytes): Piece) -> Vec<Piece> {
 
 /// Which of `count` sectors survive. For few sectors, every combination. For many: none, all,
 /// beginnings, ends, all but one, only one, and random combinations.
-fn choices(count: usize, stream: &mut Stream) -> Vec<Vec<bool>> {
+fn choices(count: usize, random: &mut Rng) -> Vec<Vec<bool>> {
     if count <= 8 {
         let all = 0..1_usize << count;
         return all.map(|bits| (0..count).map(|at| bits >> at & 1 == 1).collect()).collect();
     }
     let mut choices = vec![vec![false; count], vec![true; count]];
     for _ in 0..5 {
-        let cut = stream.below(count);
+        let cut = random.usize(..count);
         choices.push((0..count).map(|at| at < cut).collect());
         choices.push((0..count).map(|at| at >= cut).collect());
-        choices.push((0..count).map(|_| stream.below(2) == 0).collect());
+        choices.push((0..count).map(|_| random.bool()).collect());
     }
-    for one in (0..8).chain([count - 1, stream.below(count)]) {
+    for one in (0..8).chain([count - 1, random.usize(..count)]) {
         choices.push((0..count).map(|at| at == one).collect());
         choices.push((0..count).map(|at| at != one).collect());
     }

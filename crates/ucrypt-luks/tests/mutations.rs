@@ -7,8 +7,9 @@ use std::cell::Cell;
 use std::io;
 
 use common::{
-    PASSPHRASE, Stream, edit, flip, is_quick, json_text, put_json, seal, small_luks1, small_luks2,
+    PASSPHRASE, edit, flip, is_quick, json_text, put_json, seal, small_luks1, small_luks2,
 };
+use fastrand::Rng;
 use ucrypt_luks::{Header, ReadAt};
 
 /// The largest header copy of LUKS2, in bytes. No single read is larger.
@@ -74,7 +75,7 @@ fn luks1_headers_with_flipped_bytes() {
     let mut tally = Tally::default();
     for seed in 0..1000 {
         let mut image = image.clone();
-        flip(&mut image[..592], &mut Stream(seed));
+        flip(&mut image[..592], &mut Rng::with_seed(seed));
         tally.try_image(&image);
     }
     assert!(tally.refused > 100 && tally.read > 100 && tally.opened > 0, "{tally:?}");
@@ -85,9 +86,9 @@ fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
     let image = small_luks2();
     let mut tally = Tally::default();
     for seed in 0..1000 {
-        let (mut image, mut stream) = (image.clone(), Stream(seed));
+        let (mut image, mut random) = (image.clone(), Rng::with_seed(seed));
         for copy in image[..0x8000].chunks_mut(0x4000) {
-            flip(&mut copy[..448], &mut stream);
+            flip(&mut copy[..448], &mut random);
             seal(copy);
         }
         tally.try_image(&image);
@@ -100,10 +101,10 @@ fn luks2_copies_with_flipped_bytes() {
     let image = small_luks2();
     let mut tally = Tally::default();
     for seed in 0..500 {
-        let (mut image, mut stream) = (image.clone(), Stream(seed));
-        flip(&mut image[..0x4000], &mut stream);
-        if stream.below(2) == 0 {
-            flip(&mut image[0x4000..0x8000], &mut stream);
+        let (mut image, mut random) = (image.clone(), Rng::with_seed(seed));
+        flip(&mut image[..0x4000], &mut random);
+        if random.bool() {
+            flip(&mut image[0x4000..0x8000], &mut random);
         }
         tally.try_image(&image);
     }
@@ -116,10 +117,10 @@ fn luks2_json_with_edits_and_right_checksums() {
     let json = json_text(&image);
     let mut tally = Tally::default();
     for seed in 0..4000 {
-        let (mut image, mut stream, mut json) = (image.clone(), Stream(seed), json.clone());
-        for _ in 0..=stream.below(2) {
+        let (mut image, mut random, mut json) = (image.clone(), Rng::with_seed(seed), json.clone());
+        for _ in 0..=random.usize(..2) {
             if !json.is_empty() {
-                edit(&mut json, &mut stream);
+                edit(&mut json, &mut random);
             }
         }
         put_json(&mut image, &json);
@@ -131,9 +132,9 @@ fn luks2_json_with_edits_and_right_checksums() {
 #[test]
 fn images_cut_off_anywhere() {
     for image in [small_luks1(), small_luks2()] {
-        let mut stream = Stream(1);
+        let mut random = Rng::with_seed(1);
         let mut tally = Tally::default();
-        for length in (0..1100).chain((0..200).map(|_| stream.below(image.len()))) {
+        for length in (0..1100).chain((0..200).map(|_| random.usize(..image.len()))) {
             tally.try_image(&image[..length]);
         }
         assert!(tally.refused > 1000, "{tally:?}");
@@ -144,9 +145,9 @@ fn images_cut_off_anywhere() {
 fn noise_behind_the_magic() {
     let mut tally = Tally::default();
     for seed in 0..500 {
-        let mut stream = Stream(seed);
-        let mut image = vec![0; 0x8000 + stream.below(0x8000)];
-        stream.fill(&mut image);
+        let mut random = Rng::with_seed(seed);
+        let mut image = vec![0; 0x8000 + random.usize(..0x8000)];
+        random.fill(&mut image);
         image[..6].copy_from_slice(b"LUKS\xba\xbe");
         image[6..8].copy_from_slice(&[0, 1 + (seed % 2) as u8]);
         if seed % 4 == 1 {

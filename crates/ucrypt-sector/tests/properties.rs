@@ -62,15 +62,9 @@ fn arb_cipher() -> impl Strategy<Value = (SectorCipher, SectorOptions, usize)> {
 }
 
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        })
-        .collect()
+    let mut pattern = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut pattern);
+    pattern
 }
 
 proptest! {

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use ucrypt_backend::map::{PutBytes, UseBytes};
 use ucrypt_backend::{
-    Backend, Buf, Done, Errno, Extent, FileBackend, Guest, Io, Limits, Map, Pool, Queue, Zones,
-    memory, total_len,
+    Backend, Buf, Done, Errno, Extent, FileBackend, Io, Limits, Map, Pool, Queue, SharedRing,
+    Zones, memory, total_len,
 };
 
 use crate::random::Random;
@@ -840,7 +840,7 @@ impl Queue for FaultQueue {
     }
 
     /// None: entries of others would see no faults, and `wait` does not return for them.
-    fn guest(&mut self) -> Option<Guest<'_>> {
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
         None
     }
 }

@@ -1,26 +1,32 @@
 //! Reproducible random numbers.
 
-/// xorshift64*, seeded by splitmix64.
+use fastrand::Rng;
+
+/// A generator, with the choices that a random client makes.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct Random(Rng);
 
 impl Random {
-    /// A generator; every seed is valid, including 0.
+    /// A generator. Consecutive seeds give unrelated numbers.
     pub fn new(seed: u64) -> Self {
-        Self(mix(seed).max(1))
+        Self(Rng::with_seed(mix(seed)))
     }
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        self.0.u64(..)
+    }
+
+    /// Random bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.0.fill(&mut bytes);
+        bytes
     }
 
     /// A number below `bound`, which is at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
-        (self.bits() >> 11) % bound
+        self.0.u64(..bound)
     }
 
     /// True `percent` times in a hundred.

@@ -2,7 +2,8 @@
 //!
 //! While a passphrase is typed, the terminal echoes nothing and delivers each key at once. This
 //! module edits the line itself, with the keys that the terminal is set to: a key that ends or
-//! stops the program must restore the echo first.
+//! stops the program must restore the echo first. `rpassword` has no time limit, leaves the echo off
+//! when the program is stopped, and does not edit UTF-8.
 
 use std::fs::File;
 use std::io;

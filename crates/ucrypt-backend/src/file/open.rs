@@ -205,7 +205,6 @@ fn describe(
         rotational: is_device && is_rotational(stat.st_rdev),
         synchronous: in_memory,
         copies: direct.is_none(),
-        depth_max: u32::MAX,
     };
     // Without write access or ownership, the kernel does not report which pages are resident
     // (mincore).

@@ -371,12 +371,12 @@ fn a_watched_descriptor_that_becomes_readable_before_the_wait_ends_it() {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let (waker, never) = (eventfd(0, flags).unwrap(), eventfd(0, flags).unwrap());
         let never = Arc::new(never);
-        let Some(mut guest) = queue.guest() else { return };
+        let Some(mut ring) = queue.shared_ring() else { return };
         // Something else is under way, as an export's entries always are.
         let poll = opcode::PollAdd::new(types::Fd(never.as_raw_fd()), 1).build().user_data(1);
         // SAFETY: `never` is open until the entry has completed.
-        unsafe { guest.push(poll) };
-        assert!(guest.watch(waker.as_fd()).unwrap());
+        unsafe { ring.push(poll) };
+        assert!(ring.watch(waker.as_fd()).unwrap());
         let mut done = Vec::new();
         queue.poll(&mut done).unwrap();
         // The kernel posts the completion before the write returns.
@@ -391,7 +391,7 @@ fn a_watched_descriptor_that_becomes_readable_before_the_wait_ends_it() {
         queue.wait(&mut done).unwrap();
         told.send(()).unwrap();
         assert!(!watchdog.join().unwrap(), "{way}: the wait missed it");
-        while queue.guest().unwrap().next().is_none() {
+        while queue.shared_ring().unwrap().next().is_none() {
             queue.wait(&mut done).unwrap();
         }
     });

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::{Files, Flusher, ops};
-use crate::{Done, Guest, Io, Pool, Queue};
+use crate::{Done, Io, Pool, Queue, SharedRing};
 
 /// Enough to keep one SSD busy; more threads would only wait for each other.
 const THREADS: usize = 8;
@@ -163,7 +163,7 @@ impl Queue for ThreadsQueue {
         false
     }
 
-    fn guest(&mut self) -> Option<Guest<'_>> {
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
         None
     }
 }

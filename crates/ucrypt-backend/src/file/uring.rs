@@ -18,7 +18,7 @@ use libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::{Files, Flusher};
-use crate::ring::{Guest, Ring};
+use crate::ring::{Ring, SharedRing};
 use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
 
 const RWF_DSYNC: i32 = 0x2;
@@ -135,7 +135,7 @@ impl UringQueue {
             // SAFETY: the buffers, their vectors and the descriptor that the entry names are held
             // by the slot, by `vectors`, by `files` and by `flusher` until the completion is taken;
             // what is registered, by `fixed`.
-            if !unsafe { self.ring.push_host(entry, index) } {
+            if !unsafe { self.ring.push_own(entry, index) } {
                 self.staged.push_front(index);
                 return false;
             }
@@ -430,8 +430,8 @@ impl Queue for UringQueue {
         true
     }
 
-    fn guest(&mut self) -> Option<Guest<'_>> {
-        self.ring.guest()
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
+        self.ring.shared_ring()
     }
 }
 
@@ -439,7 +439,7 @@ impl Drop for UringQueue {
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.under_way() > 0 {
-            // Not `wait`, which returns at once while a guest has an untaken completion.
+            // Not `wait`, which returns at once while there is an untaken completion of a foreign entry.
             if self.enter(1).is_err() {
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return;

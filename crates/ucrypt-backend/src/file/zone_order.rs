@@ -15,7 +15,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 
 use super::zones::DeviceZones;
-use crate::{Done, Guest, Io, Pool, Queue, Zone, Zones, total_len};
+use crate::{Done, Io, Pool, Queue, SharedRing, Zone, Zones, total_len};
 
 /// A queue of a zoned device. See the module's comment.
 pub(super) struct ZoneOrder<K> {
@@ -165,8 +165,8 @@ impl<K: ZoneKinds> Queue for ZoneOrder<K> {
         self.inner.register(pool)
     }
 
-    fn guest(&mut self) -> Option<Guest<'_>> {
-        self.inner.guest()
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
+        self.inner.shared_ring()
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
             false
         }
 
-        fn guest(&mut self) -> Option<Guest<'_>> {
+        fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
             None
         }
     }

@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn every_nanosecond_is_booked_once() {
-        let (mut bus, mut free, mut state) = (Bus::default(), vec![true; 4000], 7u64);
+        let (mut bus, mut free) = (Bus::default(), vec![true; 4000]);
+        let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..60 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let (from, need) = ((state >> 33) % 2000, (state >> 50) % 40 + 1);
+            let (from, need) = (random.u64(..2000), random.u64(1..=40));
             let booked = bus.book(0, from, need);
             // The same by counting free nanoseconds one by one.
             let taken = (from as usize..4000).filter(|&at| free[at]).take(need as usize);

@@ -1,10 +1,11 @@
 //! The timing of one device: given when an operation arrives, it returns when the operation is
 //! complete.
 
+use fastrand::Rng;
+
 use super::disk::Disk;
 use super::flash::Flash;
 use super::profile::{Media, Profile};
-use super::random::Random;
 use super::zones::{Refusal, Zones};
 
 /// The kind of an operation.
@@ -56,7 +57,7 @@ pub struct Counts {
 pub struct Device {
     mechanics: Mechanics,
     zones: Option<Zones>,
-    random: Random,
+    random: Rng,
     counts: Counts,
 }
 
@@ -70,7 +71,7 @@ impl Device {
     /// A device that has done nothing yet. `seed` determines the random parts: latencies, the
     /// position of the platter.
     pub fn new(profile: &Profile, seed: u64) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = Rng::with_seed(seed);
         Self {
             mechanics: match &profile.media {
                 Media::Flash(flash) => Mechanics::Flash(Flash::new(flash)),

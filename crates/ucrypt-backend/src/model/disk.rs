@@ -4,9 +4,10 @@
 //! one of its direction ended streams on (neighbours merge, as long as they come in order). Any
 //! other costs a seek and the rotational delay.
 
+use fastrand::Rng;
+
 use super::device::{DeviceOp, Kind};
 use super::profile::DiskProfile;
-use super::random::Random;
 
 #[derive(Debug, Clone)]
 pub(super) struct Disk {
@@ -23,10 +24,10 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub(super) fn new(profile: &DiskProfile, random: &mut Random) -> Self {
+    pub(super) fn new(profile: &DiskProfile, random: &mut Rng) -> Self {
         Self {
             track: profile.rate.bytes(profile.rotation_ns).max(1),
-            phase: random.next() % profile.rotation_ns.max(1),
+            phase: random.u64(..profile.rotation_ns.max(1)),
             head: 0,
             reading: false,
             free: 0,

@@ -8,7 +8,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::random::Random;
+use fastrand::Rng;
+
 use super::{Device, DeviceOp, Kind, Profile};
 
 const KIB: u64 = 1 << 10;
@@ -60,8 +61,8 @@ fn sequential(kind: Kind, len: u64) -> impl FnMut(u64) -> DeviceOp {
 }
 
 fn random(kind: Kind, len: u64, span: u64) -> impl FnMut(u64) -> DeviceOp {
-    let mut random = Random::new(5);
-    move |_| DeviceOp { kind, offset: random.next() % (span / len) * len, len }
+    let mut random = Rng::with_seed(5);
+    move |_| DeviceOp { kind, offset: random.u64(..span / len) * len, len }
 }
 
 fn name(kind: Kind) -> &'static str {
@@ -189,11 +190,9 @@ fn writes_that_leave_a_disk_out_of_order_cost_what_was_published_or_more() {
     // parallel_2013.csv: parallel encryption without sorting is 8 times slower than one worker with
     // CFQ, and 50 % slower where the scheduler could still sort and merge. The model has none.
     let mut order: Vec<u64> = (0..4096).collect();
-    let mut chance = Random::new(5);
+    let mut chance = Rng::with_seed(5);
     for workers in order.chunks_mut(8) {
-        for index in (1..workers.len()).rev() {
-            workers.swap(index, (chance.next() % (index as u64 + 1)) as usize);
-        }
+        chance.shuffle(workers);
     }
     let len = 64 * KIB;
     let sorted = run(&mut device("hdd"), 32, 4096, 0, sequential(WRITE, len)).mb_s;

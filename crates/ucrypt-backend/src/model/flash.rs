@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use fastrand::Rng;
+
 use super::bus::Bus;
 use super::device::{DeviceOp, Kind};
 use super::profile::FlashProfile;
-use super::random::Random;
 
 /// Number of recent write positions kept, and how near to one of them a write must be to reach the
 /// medium with it: a few streams, each a little out of order, are not random writes.
@@ -37,7 +38,7 @@ impl Flash {
     }
 
     /// Returns when `op` is complete, and its number of commands.
-    pub(super) fn submit(&mut self, now: u64, op: DeviceOp, random: &mut Random) -> (u64, u64) {
+    pub(super) fn submit(&mut self, now: u64, op: DeviceOp, random: &mut Rng) -> (u64, u64) {
         match op.kind {
             Kind::Read => self.by_command(op, |flash, _, len| flash.read(now, len, random)),
             Kind::Write { fua } => {
@@ -74,10 +75,10 @@ impl Flash {
         }
     }
 
-    fn read(&mut self, now: u64, len: u64, random: &mut Random) -> u64 {
+    fn read(&mut self, now: u64, len: u64, random: &mut Rng) -> u64 {
         let profile = &self.profile;
         let busy =
-            random.spread(profile.read_ns, profile.spread_percent) + profile.lane.time_ns(len);
+            spread(random, profile.read_ns, profile.spread_percent) + profile.lane.time_ns(len);
         let need = profile.command_ns + profile.bus.time_ns(len);
         let lanes = self.lanes.len() as u64;
         let mut lane = self.lanes.peek_mut().expect("there is a lane");
@@ -109,4 +110,10 @@ impl Flash {
         self.recent[..=place].rotate_right(1);
         found.is_some()
     }
+}
+
+/// A time of `mean` ns that varies by `percent` to either side.
+fn spread(random: &mut Rng, mean: u64, percent: u64) -> u64 {
+    let reach = mean * percent.min(100) / 100;
+    random.u64(mean - reach..=mean + reach)
 }

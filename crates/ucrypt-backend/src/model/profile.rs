@@ -148,7 +148,6 @@ impl Profile {
             rotational: matches!(self.media, Media::Disk(_)) || self.zones.is_some(),
             synchronous: self.takes_no_time(),
             copies: true,
-            depth_max: u32::MAX,
         }
     }
 

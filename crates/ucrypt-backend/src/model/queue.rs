@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::{Device, DeviceOp, Kind};
 use super::timer::{Timer, now_ns};
-use crate::{Done, Errno, Guest, Io, Pool, Queue, total_len};
+use crate::{Done, Errno, Io, Pool, Queue, SharedRing, total_len};
 
 pub(super) struct ModelQueue {
     device: Arc<Mutex<Device>>,
@@ -221,7 +221,7 @@ impl Queue for ModelQueue {
         false
     }
 
-    fn guest(&mut self) -> Option<Guest<'_>> {
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
         None
     }
 }

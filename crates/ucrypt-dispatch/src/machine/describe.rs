@@ -19,14 +19,14 @@ impl<E, P> Machine<E, P> {
             let free = self.zeroes_free;
             let _ = write!(text, "; from {} on waits for zeroes, {free} units free", state.next);
         } else if state.waits {
-            let (next, of) = (state.next, self.limits.chunks_max);
+            let (next, of) = (state.next, self.bounds.chunks_max);
             let _ = write!(
                 text,
                 "; from {next} on waits for a chunk, {} of {of} in use",
                 self.chunks.len()
             );
         }
-        for index in 0..self.limits.chunks_max {
+        for index in 0..self.bounds.chunks_max {
             let Some(chunk) = self.chunks.get(index) else { continue };
             if chunk.parts.as_slice().iter().any(|part| part.request == request) {
                 let (first, end) = (chunk.parts.sector(), chunk.parts.end());

@@ -1,7 +1,7 @@
 //! The start of chunks: admission, splitting, joining neighbours, memory for zeroes.
 
 use crate::chunk::{ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
-use crate::limits::{Limits, ZEROES_UNIT_SECTORS};
+use crate::environment::{Bounds, ZEROES_UNIT_SECTORS};
 use crate::policy::{Policy, Shape, Split};
 use crate::request::Op;
 
@@ -23,7 +23,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             self.stop_waiting(id);
             return true;
         }
-        if self.is_out_of_chunks() {
+        if self.chunks.is_full() {
             return false;
         }
         let split = self.policy.split(&self.context(request));
@@ -66,14 +66,10 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.policy.on_split(op, shape, &self.backend);
     }
 
-    fn is_out_of_chunks(&self) -> bool {
-        self.chunks.is_full() || self.chunks.len() >= self.backend.depth_max as usize
-    }
-
     /// Starts a chunk of the request that has waited longest for memory for zeroes, if there is
     /// enough now. Returns whether to go on.
     pub(super) fn start_zeroes(&mut self, now_ns: u64) -> bool {
-        if !self.zeroes_freed || self.is_out_of_chunks() {
+        if !self.zeroes_freed || self.chunks.is_full() {
             return false;
         }
         let Some(&id) = self.wait_for_zeroes.front() else {
@@ -96,7 +92,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Whether there is memory for the next chunk of a write of zeroes.
     fn has_zeroes(&self, request: &RequestState<E>, split: &Split) -> bool {
         let RequestState { op, next, end, .. } = *request;
-        let until = chunk_end(&self.limits, op, next, end, split.chunk_sectors);
+        let until = chunk_end(&self.bounds, op, next, end, split.chunk_sectors);
         zeroes_units(until - next) <= self.zeroes_free
     }
 
@@ -124,7 +120,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     fn take_part(&mut self, id: RequestId, chunk_sectors: u64) -> Part {
         let request = self.requests.get_mut(id.0).expect("a waiting request");
         let sector = request.next;
-        let until = chunk_end(&self.limits, request.op, sector, request.end, chunk_sectors);
+        let until = chunk_end(&self.bounds, request.op, sector, request.end, chunk_sectors);
         request.next = until;
         request.under_way += 1;
         if until == request.end {
@@ -158,7 +154,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     }
 
     fn find_neighbours(&mut self, op: Op, split: &Split, parts: &mut Parts) {
-        let longest = split.join_sectors.min(self.limits.transfer_sectors_max);
+        let longest = split.join_sectors.min(self.bounds.transfer_sectors_max);
         let requests = PARTS_MAX.min(split.join_requests as usize);
         while parts.as_slice().len() < requests {
             let end = parts.end();
@@ -175,7 +171,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             let Some(id) = neighbour else { return };
             let from = parts.sector();
             let until = self.requests.get(id.0).map_or(end, |request| request.end);
-            if self.limits.borders.iter().any(|&border| border > from && border < until) {
+            if self.bounds.borders.iter().any(|&border| border > from && border < until) {
                 return;
             }
             parts.push(self.take_part(id, room));
@@ -220,21 +216,21 @@ pub(super) fn zeroes_units(sectors: u64) -> u64 {
 }
 
 /// Where the chunk that starts at `sector` ends.
-fn chunk_end(limits: &Limits, op: Op, sector: u64, end: u64, chunk_sectors: u64) -> u64 {
+fn chunk_end(bounds: &Bounds, op: Op, sector: u64, end: u64, chunk_sectors: u64) -> u64 {
     let transfer = |most: u64| {
-        let most = most.min(limits.transfer_sectors_max);
-        chunk_sectors.min(most).max(1).next_multiple_of(limits.sector_sectors)
+        let most = most.min(bounds.transfer_sectors_max);
+        chunk_sectors.min(most).max(1).next_multiple_of(bounds.sector_sectors)
     };
     let longest = match op {
         // These move no data: only borders cut them.
         Op::Discard | Op::BackendZeroes | Op::Flush => end - sector,
         Op::EncryptZeroes { .. } => {
-            transfer(limits.zeroes_sectors_max / 2 / ZEROES_UNIT_SECTORS * ZEROES_UNIT_SECTORS)
+            transfer(bounds.zeroes_sectors_max / 2 / ZEROES_UNIT_SECTORS * ZEROES_UNIT_SECTORS)
         }
         Op::Read | Op::Write { .. } => transfer(u64::MAX),
     };
     let border =
-        limits.borders[limits.borders.partition_point(|&border| border <= sector)..].first();
+        bounds.borders[bounds.borders.partition_point(|&border| border <= sector)..].first();
     let until = end.min(sector.saturating_add(longest));
     border.map_or(until, |&border| until.min(border))
 }

@@ -4,27 +4,14 @@
 
 use ucrypt_dispatch::policy::Policy;
 use ucrypt_dispatch::{
-    BackendTraits, ChunkId, Configured, Environment, Limits, Machine, Op, Output, Part, Policies,
+    BackendTraits, Bounds, ChunkId, Configured, Environment, Machine, Op, Output, Part, Policies,
     Request, Target, Urgency, ZEROES_UNIT_SECTORS,
 };
 
-/// xorshift64: the same run for the same seed.
-#[derive(Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
-}
-
 pub(crate) const BORDERS: [u64; 3] = [100, 1000, 1008];
 
-pub(crate) fn limits() -> Limits {
-    Limits {
+pub(crate) fn bounds() -> Bounds {
+    Bounds {
         requests_max: 8,
         chunks_max: 12,
         transfer_sectors_max: 16,
@@ -37,13 +24,8 @@ pub(crate) fn limits() -> Limits {
 /// Chunks of zeroes that memory suffices for: fewer than requests may need.
 pub(crate) const ZEROES_CHUNKS: u64 = 3;
 
-pub(crate) const DISK: BackendTraits = BackendTraits {
-    synchronous: false,
-    copies: false,
-    mapped: false,
-    rotational: false,
-    depth_max: 12,
-};
+pub(crate) const DISK: BackendTraits =
+    BackendTraits { synchronous: false, copies: false, mapped: false, rotational: false };
 
 pub(crate) const WORKERS: Environment =
     Environment { workers: 4, idle_workers: 2, reads_in_place: false };
@@ -59,7 +41,7 @@ pub(crate) type Shipped = Machine<u32, Configured>;
 
 /// A machine over [`DISK`].
 pub(crate) fn machine(policies: impl Into<Policies>) -> Shipped {
-    Machine::new(limits(), Configured::new(policies), DISK)
+    Machine::new(bounds(), Configured::new(policies), DISK)
 }
 
 /// Hands a chunk to a worker, if it is to be offloaded.

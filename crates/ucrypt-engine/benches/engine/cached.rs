@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use ucrypt_backend::{Backend, Extent, FileBackend, Limits, OpenOptions, Queue as BackendQueue};
 use ucrypt_engine::{Io, PolicyKind, Queue, QueueConfig};
+use ucrypt_testkit::Random;
 
 use crate::stand::{cipher, finish, median, name, volume};
 
@@ -52,12 +53,11 @@ impl Backend for Unmapped {
     }
 }
 
-/// Nanoseconds per read of `bytes`, at random offsets from `state`.
-fn time(queue: &mut Queue, bytes: usize, state: &mut u64) -> f64 {
+/// Nanoseconds per read of `bytes`, at random offsets.
+fn time(queue: &mut Queue, bytes: usize, random: &mut Random) -> f64 {
     let (started, mut reads) = (Instant::now(), 0u32);
     while started.elapsed() < SLICE {
-        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let offset = (*state >> 20) % (LEN / bytes as u64) * bytes as u64;
+        let offset = random.below(LEN / bytes as u64) * bytes as u64;
         queue.submit(0, Io::read(offset, bytes)).expect("room");
         finish(queue);
         reads += 1;
@@ -85,12 +85,12 @@ fn on(directory: &Path) {
     };
     let mut mapped = queue(Arc::new(open(image.path())));
     let mut copied = queue(Arc::new(Unmapped(open(image.path()))));
-    let mut state = 1;
+    let mut random = Random::new(1);
     for bytes in SIZES {
         let (mut with, mut without, mut ratio) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let (a, b) =
-                (time(&mut mapped, bytes, &mut state), time(&mut copied, bytes, &mut state));
+                (time(&mut mapped, bytes, &mut random), time(&mut copied, bytes, &mut random));
             with.push(a / 1e3);
             without.push(b / 1e3);
             ratio.push(b / a);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_engine::{CipherModel, Done, Io, PolicyKind, Queue, QueueConfig, Rejected};
+use ucrypt_testkit::Random;
 
 use crate::stand::{cipher, median, name, volume};
 
@@ -75,15 +76,14 @@ fn fill(queue: &mut Queue) {
 }
 
 /// MB/s of random writes of 64 KiB, `JOBS` under way.
-fn writes(queue: &mut Queue, state: &mut u64) -> f64 {
+fn writes(queue: &mut Queue, random: &mut Random) -> f64 {
     const BYTES: u64 = 64 << 10;
     let data = vec![0x5a; BYTES as usize];
     let (started, mut done) = (Instant::now(), 0);
     let mut under_way = 0;
     while under_way > 0 || started.elapsed() < 4 * SLICE {
         while under_way < JOBS && started.elapsed() < 4 * SLICE {
-            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let offset = (*state >> 20) % (WRITTEN / BYTES) * BYTES;
+            let offset = random.below(WRITTEN / BYTES) * BYTES;
             queue.submit(0, Io::write_borrowed(offset, &data, false)).expect("room");
             under_way += 1;
         }
@@ -141,8 +141,8 @@ pub(crate) fn run() {
             0.0
         });
     }
-    let mut state = [1, 1];
+    let mut random = [1, 1].map(Random::new);
     row("random write 64 KiB x 20", LARGE, |is| {
-        pick(is, &mut |queue| writes(queue, &mut state[usize::from(is)]))
+        pick(is, &mut |queue| writes(queue, &mut random[usize::from(is)]))
     });
 }

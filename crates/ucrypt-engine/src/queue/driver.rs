@@ -124,7 +124,7 @@ impl Queue {
         any
     }
 
-    /// Whether only the backend, or guests on its ring, can end a wait.
+    /// Whether only the backend, or foreign entries on its ring, can end a wait.
     pub(super) fn awaits_backend_only(&self) -> bool {
         self.done.is_empty() && self.offloaded == 0 && self.parked.is_empty()
     }

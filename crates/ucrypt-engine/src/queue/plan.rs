@@ -8,7 +8,7 @@ use ucrypt_dispatch::Op as MachineOp;
 
 use super::memory::Lack;
 use super::pieces::copy_from;
-use super::tables::{ClientRequest, Edge, Kind, Middle};
+use super::tables::{ClientRequest, Edge, Middle, RequestKind};
 use super::{Io, Queue, ReadTo, Rejected, WriteFrom};
 use crate::range_lock::Mode;
 
@@ -57,7 +57,7 @@ impl Queue {
     fn fill_in(
         &mut self,
         tag: u64,
-        kind: Kind,
+        kind: RequestKind,
         range: Range<u64>,
         middle: Option<Middle>,
     ) -> &mut ClientRequest {
@@ -97,7 +97,7 @@ impl Queue {
             }
             Io::Flush => {
                 let middle = Middle { op: MachineOp::Flush, sector: 0, sectors: 0 };
-                self.fill_in(tag, Kind::Flush, 0..0, Some(middle));
+                self.fill_in(tag, RequestKind::Flush, 0..0, Some(middle));
                 Ok(None)
             }
             Io::Discard { offset, len } => self.plan_discard(tag, offset, len).map(|()| None),
@@ -146,7 +146,7 @@ impl Queue {
         }
         let head = (range.start - whole.start) as usize;
         let middle = (!range.is_empty()).then(|| middle(MachineOp::Read, &whole));
-        let request = self.fill_in(tag, Kind::Read, range, middle);
+        let request = self.fill_in(tag, RequestKind::Read, range, middle);
         (request.head, request.buf) = (head, buf);
         if let ReadTo::Scattered(pieces) = &mut to {
             request.pieces.append(pieces);
@@ -162,7 +162,7 @@ impl Queue {
         let range = self.check(offset, len)?;
         let sector = self.sector_size();
         let whole = range.start.next_multiple_of(sector)..range.end / sector * sector;
-        let request = self.fill_in(tag, Kind::Discard, range, None);
+        let request = self.fill_in(tag, RequestKind::Discard, range, None);
         if whole.start < whole.end {
             request.middle = Some(middle(MachineOp::Discard, &whole));
             request.range = whole;
@@ -203,7 +203,7 @@ impl Queue {
             };
         }
         let middle = (bytes > 0).then(|| middle(op, &cut.middle));
-        let request = self.fill_in(tag, Kind::Write, range.clone(), middle);
+        let request = self.fill_in(tag, RequestKind::Write, range.clone(), middle);
         request.fua =
             matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
         if has_edges {

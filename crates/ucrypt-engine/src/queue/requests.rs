@@ -4,7 +4,7 @@
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{Op as MachineOp, Request, RequestId};
 
-use super::tables::{Kind, Middle, Role};
+use super::tables::{Middle, RequestKind, Role};
 use super::{Done, Queue};
 use crate::counters::add;
 use crate::data::Whole;
@@ -195,16 +195,16 @@ impl Queue {
             }
         }
         match request.kind {
-            Kind::Read => {
+            RequestKind::Read => {
                 add(&counters.reads, 1);
                 add(&counters.read_bytes, request.len);
             }
-            Kind::Write => {
+            RequestKind::Write => {
                 add(&counters.writes, 1);
                 add(&counters.written_bytes, request.len);
             }
-            Kind::Flush => add(&counters.flushes, 1),
-            Kind::Discard => add(&counters.discards, 1),
+            RequestKind::Flush => add(&counters.flushes, 1),
+            RequestKind::Discard => add(&counters.discards, 1),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! How a queue waits: for its backend, for workers, for a range, and for guests' entries.
+//! How a queue waits: for its backend, for workers, for a range, and for foreign entries.
 //!
 //! Depending on the backend and on the use of the queue's ring, there are three ways:
 //!
-//! - No guest uses a ring: the backend's own `wait`, or poll(2) on the waker and the backend's
+//! - There are no foreign entries: the backend's own `wait`, or poll(2) on the waker and the backend's
 //!   descriptor.
-//! - The backend has a ring: guests' entries are on it, and the backend's `wait` covers both. A
+//! - The backend has a ring: foreign entries are on it, and the backend's `wait` covers both. A
 //!   poll entry on the ring watches the waker.
 //! - The backend has no ring: the queue has its own, where a poll entry watches the waker and the
 //!   backend's descriptor.
@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
-use ucrypt_backend::{Errno, Guest, Ring};
+use ucrypt_backend::{Errno, Ring, SharedRing};
 
 use super::Queue;
 
@@ -111,10 +111,10 @@ fn join_fds(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(both)
 }
 
-/// A ring for guests' entries, for backends without one.
+/// A ring for foreign entries, for backends without one.
 pub(super) fn own_ring(entries: u32) -> io::Result<Ring> {
     let mut ring = Ring::new(entries)?;
-    if ring.guest().is_none() {
+    if ring.shared_ring().is_none() {
         let text = "the kernel is too old for a shared ring: Linux 5.19 or newer is needed";
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
@@ -124,15 +124,15 @@ pub(super) fn own_ring(entries: u32) -> io::Result<Ring> {
 impl Queue {
     /// The ring for entries of the queue's owner; `None` unless the queue was made by
     /// [`crate::Volume::queue_with_ring`].
-    pub fn ring(&mut self) -> Option<Guest<'_>> {
+    pub fn ring(&mut self) -> Option<SharedRing<'_>> {
         match &mut self.ring {
             RingOf::Nobody => None,
-            RingOf::Backend => self.backend.as_mut()?.guest(),
-            RingOf::Queue(ring) => ring.guest(),
+            RingOf::Backend => self.backend.as_mut()?.shared_ring(),
+            RingOf::Queue(ring) => ring.shared_ring(),
         }
     }
 
-    /// Submits the entries that guests have staged on the queue's own ring, and takes completions.
+    /// Submits the foreign entries that are staged on the queue's own ring, and takes completions.
     pub(super) fn poll_own_ring(&mut self) -> io::Result<()> {
         if let RingOf::Queue(ring) = &mut self.ring {
             ring.enter(0)?;
@@ -141,25 +141,25 @@ impl Queue {
         Ok(())
     }
 
-    /// Guests' entries: how many are under way, and whether there is a completion to take.
-    fn guests(&mut self) -> (usize, bool) {
-        self.ring().map_or((0, false), |guest| (guest.under_way(), guest.has_next()))
+    /// Foreign entries: how many are under way, and whether there is a completion to take.
+    fn foreign_entries(&mut self) -> (usize, bool) {
+        self.ring().map_or((0, false), |ring| (ring.under_way(), ring.has_next()))
     }
 
     /// Blocks until there is an answer or a completion on [`Queue::ring`]. Returns at once if
-    /// neither requests nor guests' entries are in flight.
+    /// neither requests nor foreign entries are in flight.
     ///
     /// # Errors
     /// As [`Queue::poll`].
     pub fn wait(&mut self) -> io::Result<()> {
         loop {
-            let (guests, completed) = self.guests();
-            if !self.done.is_empty() || completed || self.in_flight() == 0 && guests == 0 {
+            let (foreign, completed) = self.foreign_entries();
+            if !self.done.is_empty() || completed || self.in_flight() == 0 && foreign == 0 {
                 return Ok(());
             }
-            let beside = guests > 0 && matches!(self.ring, RingOf::Queue(_));
+            let beside = foreign > 0 && matches!(self.ring, RingOf::Queue(_));
             if beside && self.in_flight() == 0 && self.may_sleep() {
-                // Only guests' entries are in flight: one system call submits staged entries and
+                // Only foreign entries are in flight: one system call submits staged entries and
                 // sleeps.
                 self.sleep()?;
             }
@@ -176,8 +176,8 @@ impl Queue {
         match &mut self.ring {
             RingOf::Nobody => {}
             RingOf::Backend => {
-                let guest = self.backend.as_mut().and_then(|backend| backend.guest());
-                if guest.map_or(Ok(false), |mut guest| guest.watch(self.wakers.own.as_fd()))? {
+                let ring = self.backend.as_mut().and_then(|backend| backend.shared_ring());
+                if ring.map_or(Ok(false), |mut ring| ring.watch(self.wakers.own.as_fd()))? {
                     self.take_stored(true)?;
                 }
                 return Ok(());
@@ -204,7 +204,7 @@ impl Queue {
     /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call this after
     /// [`Queue::poll`], right before poll(2).
     pub fn may_sleep(&mut self) -> bool {
-        if !self.done.is_empty() || self.ring().is_some_and(|guest| guest.has_next()) {
+        if !self.done.is_empty() || self.ring().is_some_and(|ring| ring.has_next()) {
             return false;
         }
         self.wakers.arm();

@@ -12,7 +12,7 @@ use crate::range_lock::Mode;
 #[derive(Debug)]
 pub(super) struct ClientRequest {
     pub(super) tag: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: RequestKind,
     /// Byte range of the volume that the request touches, and how the range is locked.
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
@@ -43,7 +43,7 @@ impl Default for ClientRequest {
     fn default() -> Self {
         Self {
             tag: 0,
-            kind: Kind::Flush,
+            kind: RequestKind::Flush,
             range: 0..0,
             mode: Mode::Shared,
             locked: false,
@@ -62,7 +62,7 @@ impl Default for ClientRequest {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RequestKind {
     Read,
     Write,
     Flush,

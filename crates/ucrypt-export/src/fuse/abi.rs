@@ -2,7 +2,8 @@
 //!
 //! Requests are parsed and answers are built here, for both transports. All integers are in the
 //! machine's byte order. A newer kernel's structure may be longer than the part read here; a
-//! shorter one is refused with `EINVAL`.
+//! shorter one is refused with `EINVAL`. Of each structure a few fields are needed, so reading them
+//! one by one is shorter than declaring all of them for `zerocopy`.
 
 use std::time::Duration;
 

@@ -58,7 +58,7 @@ pub(super) struct Answers {
 impl Answers {
     pub(super) fn new() -> Self {
         let ring = in_place().then(|| Ring::new(TOGETHER_MAX as u32).ok()).flatten();
-        let ring = ring.and_then(|mut ring| ring.guest().is_some().then_some(ring));
+        let ring = ring.and_then(|mut ring| ring.shared_ring().is_some().then_some(ring));
         Self { ring, staged: Vec::with_capacity(TOGETHER_MAX) }
     }
 
@@ -113,7 +113,7 @@ impl Answers {
             // SAFETY: an `IoSlice` is an iovec. The answers stay where they are until all
             // completions were taken; if those do not come, the ring is never entered again, so
             // `parts` is not read any more, and the answers, which `parts` names, are leaked.
-            unsafe { ring.guest()?.push(entry.user_data(index as u64)) };
+            unsafe { ring.shared_ring()?.push(entry.user_data(index as u64)) };
         }
         let mut done = 0;
         while done < self.staged.len() {
@@ -127,7 +127,7 @@ impl Answers {
                 return None;
             }
             ring.reap(|_, _| {});
-            while ring.guest().and_then(|mut guest| guest.next()).is_some() {
+            while ring.shared_ring().and_then(|mut ring| ring.next()).is_some() {
                 done += 1;
             }
         }

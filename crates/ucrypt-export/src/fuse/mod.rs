@@ -15,8 +15,8 @@ mod device;
 mod file;
 mod hidden;
 mod mount;
+mod mount_point;
 mod peers;
-mod place;
 mod ring;
 
 use std::fmt;
@@ -37,9 +37,9 @@ use device::{Device, Wanted};
 use file::{User, VolumeFile};
 pub use hidden::HiddenFile;
 use mount::Mounted;
+use mount_point::MountPoint;
+pub use mount_point::remove_stale;
 use peers::Peer;
-use place::Place;
-pub use place::remove_stale;
 use ring::{Ring, WORK_REQUESTS};
 
 /// Largest request in bytes, if there is memory for it: the kernel's limit without privileges.
@@ -145,7 +145,7 @@ pub struct FuseOptions {
 /// A mounted file. Dropping it unmounts.
 #[derive(Debug)]
 pub struct FuseExport {
-    place: Place,
+    place: MountPoint,
     mounted: Mounted,
     file: Arc<VolumeFile>,
     transport: Transport,
@@ -166,7 +166,7 @@ impl FuseExport {
         if !Path::new(mount::DEVICE).exists() {
             return Err(FuseError::Missing);
         }
-        let mut place = Place::prepare(path)
+        let mut place = MountPoint::prepare(path)
             .map_err(|error| FuseError::MountPoint { path: path.into(), error })?;
         let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
         let started = mount::mount(&mut place, volume.info().read_only);

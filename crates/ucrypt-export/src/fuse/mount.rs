@@ -16,7 +16,7 @@ use rustix::net::{
     recvmsg, socketpair,
 };
 
-use super::place::Place;
+use super::mount_point::MountPoint;
 
 pub(super) const DEVICE: &str = "/dev/fuse";
 
@@ -41,7 +41,7 @@ struct Identity {
 
 /// Mounts over `place`. Also returns the server's side of the connection. The file belongs to the
 /// user of this process; nobody else can access it.
-pub(super) fn mount(place: &mut Place, read_only: bool) -> io::Result<(Mounted, OwnedFd)> {
+pub(super) fn mount(place: &mut MountPoint, read_only: bool) -> io::Result<(Mounted, OwnedFd)> {
     let device = match mount_as_root(place.path(), read_only) {
         Err(Errno::PERM | Errno::ACCESS) => {
             place.unlock()?;

@@ -200,10 +200,10 @@ impl Ring {
             .addr(Some(vectors.as_ptr() as u64))
             .build();
         let entry = with_length(entry, 2).user_data(index as u64);
-        let Some(mut guest) = self.queue.ring() else { return };
+        let Some(mut ring) = self.queue.ring() else { return };
         // SAFETY: the vectors lie in the entry's page, and name it and its payload. Until the
         // completion nobody here uses either, and `drop` leaks them if there is none.
-        unsafe { guest.push(entry) };
+        unsafe { ring.push(entry) };
     }
 
     /// Takes requests and ended entries, up to the bytes of a round. Returns whether there were
@@ -212,7 +212,7 @@ impl Ring {
         let mut any = false;
         self.round_bytes = 0;
         while self.round_bytes < ROUND_BYTES
-            && let Some(completion) = self.queue.ring().and_then(|mut guest| guest.next())
+            && let Some(completion) = self.queue.ring().and_then(|mut ring| ring.next())
         {
             any = true;
             if completion.result < 0 {
@@ -339,7 +339,7 @@ impl Submitter for Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if self.queue.ring().is_some_and(|guest| guest.under_way() > 0) {
+        if self.queue.ring().is_some_and(|ring| ring.under_way() > 0) {
             // The kernel still has the entries' addresses, even if it has no reason to use them.
             std::mem::forget(std::mem::take(&mut self.entries));
         }

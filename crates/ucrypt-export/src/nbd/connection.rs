@@ -22,7 +22,7 @@ use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected, Volume};
 use super::inbox::Inbox;
 use super::outbox::{Outbox, Reply, Sent};
 use super::pending::{Kind, Pending, PendingTable};
-use super::request::{Limits, NO_MEMORY, Refusal};
+use super::request::{NO_MEMORY, Negotiated, Refusal};
 use crate::backlog::Submitter;
 use crate::stop::Stop;
 use crate::waiter::{EventFlags, Waiter};
@@ -61,7 +61,7 @@ pub(super) struct Service {
     pub(super) volume: Arc<Volume>,
     pub(super) means: Means,
     /// What the client was promised.
-    pub(super) limits: Limits,
+    pub(super) negotiated: Negotiated,
     /// Structured replies were negotiated.
     pub(super) structured: bool,
     /// Most requests that are taken before the first reply has left.
@@ -88,7 +88,7 @@ pub(super) struct Connection<'a> {
     stop: &'a Stop,
     volume: Arc<Volume>,
     queue: Queue,
-    limits: Limits,
+    negotiated: Negotiated,
     structured: bool,
     depth: usize,
     inbox: Inbox,
@@ -118,14 +118,15 @@ pub(super) struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> Self {
-        let Service { volume, means: Means { queue, waiter }, limits, structured, depth } = service;
+        let Service { volume, means: Means { queue, waiter }, negotiated, structured, depth } =
+            service;
         let depth = depth as usize;
         Self {
             socket: socket.as_fd(),
             stop,
             volume,
             queue,
-            limits,
+            negotiated,
             structured,
             depth,
             inbox: Inbox::new(),

@@ -7,14 +7,14 @@
 //! the replies. The pure modules (`protocol`, `handshake`, `options`, `request`) know no socket.
 //!
 //! There is no TLS, so the server listens for TCP on loopback addresses only, and serves only its own
-//! user and root there ([`ServerConfig::any_user`], `peer`). `guests` bounds the number of clients.
+//! user and root there ([`ServerConfig::any_user`], `peer`). `clients` bounds the number of clients.
 
 #![forbid(unsafe_code)]
 
 mod address;
+mod clients;
 mod connection;
 mod extents;
-mod guests;
 pub mod handshake;
 mod inbox;
 mod negotiate;

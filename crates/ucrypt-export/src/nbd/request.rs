@@ -87,7 +87,7 @@ impl From<Errno> for Refusal {
 
 /// What requests are checked against: the export, and what was negotiated.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct Negotiated {
     /// Bytes of the export.
     pub size: u64,
     /// The transmission flags that the client was sent.
@@ -98,7 +98,7 @@ pub struct Limits {
     pub fast_zero: bool,
 }
 
-impl Limits {
+impl Negotiated {
     fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -137,53 +137,53 @@ impl Request {
     }
 
     /// Checks the request against the export.
-    pub fn check(&self, limits: &Limits) -> Result<Command, Refusal> {
+    pub fn check(&self, negotiated: &Negotiated) -> Result<Command, Refusal> {
         let fua = self.flags & command_flag::FUA != 0;
         match self.command {
             command::READ => {
-                self.allow_flags(limits, command_flag::DF)?;
-                self.in_range(limits, NbdError::Inval)?;
+                self.allow_flags(negotiated, command_flag::DF)?;
+                self.in_range(negotiated, NbdError::Inval)?;
                 self.payload_fits()?;
                 Ok(Command::Read)
             }
             command::WRITE => {
-                limits.allow_write()?;
-                self.allow_flags(limits, 0)?;
-                self.in_range(limits, NbdError::NoSpc)?;
+                negotiated.allow_write()?;
+                self.allow_flags(negotiated, 0)?;
+                self.in_range(negotiated, NbdError::NoSpc)?;
                 self.payload_fits()?;
                 Ok(Command::Write { fua })
             }
             command::DISC => Ok(Command::Disconnect),
             command::FLUSH => {
-                self.allow_flags(limits, 0)?;
+                self.allow_flags(negotiated, 0)?;
                 if self.offset != 0 || self.length != 0 {
                     return Err(inval("flush: offset and length must be zero"));
                 }
                 Ok(Command::Flush)
             }
             command::TRIM => {
-                limits.allow_write()?;
-                if !limits.has(transmission_flag::SEND_TRIM) {
+                negotiated.allow_write()?;
+                if !negotiated.has(transmission_flag::SEND_TRIM) {
                     return Err(inval("trim was not advertised: discards are not allowed"));
                 }
-                self.allow_flags(limits, 0)?;
-                self.in_range(limits, NbdError::Inval)?;
+                self.allow_flags(negotiated, 0)?;
+                self.in_range(negotiated, NbdError::Inval)?;
                 Ok(Command::Trim { fua })
             }
-            command::WRITE_ZEROES => self.check_write_zeroes(limits),
-            command::BLOCK_STATUS => self.check_block_status(limits),
+            command::WRITE_ZEROES => self.check_write_zeroes(negotiated),
+            command::BLOCK_STATUS => self.check_block_status(negotiated),
             _ => Err(inval("unknown command")),
         }
     }
 
-    fn check_write_zeroes(&self, limits: &Limits) -> Result<Command, Refusal> {
-        limits.allow_write()?;
-        self.allow_flags(limits, command_flag::NO_HOLE | command_flag::FAST_ZERO)?;
-        self.in_range(limits, NbdError::NoSpc)?;
+    fn check_write_zeroes(&self, negotiated: &Negotiated) -> Result<Command, Refusal> {
+        negotiated.allow_write()?;
+        self.allow_flags(negotiated, command_flag::NO_HOLE | command_flag::FAST_ZERO)?;
+        self.in_range(negotiated, NbdError::NoSpc)?;
         let has = |flag| self.flags & flag != 0;
         let (no_hole, fua) = (has(command_flag::NO_HOLE), has(command_flag::FUA));
         // Zeroes that must be allocated or durable are written like data, so they are never fast.
-        let fast = limits.fast_zero && !no_hole && !fua;
+        let fast = negotiated.fast_zero && !no_hole && !fua;
         if has(command_flag::FAST_ZERO) && !fast {
             return Err(Refusal {
                 error: NbdError::NotSup,
@@ -193,12 +193,12 @@ impl Request {
         Ok(Command::WriteZeroes { fua, no_hole })
     }
 
-    fn check_block_status(&self, limits: &Limits) -> Result<Command, Refusal> {
-        if !limits.block_status {
+    fn check_block_status(&self, negotiated: &Negotiated) -> Result<Command, Refusal> {
+        if !negotiated.block_status {
             return Err(inval("block status: no metadata context was negotiated"));
         }
-        self.allow_flags(limits, command_flag::REQ_ONE)?;
-        self.in_range(limits, NbdError::Inval)?;
+        self.allow_flags(negotiated, command_flag::REQ_ONE)?;
+        self.in_range(negotiated, NbdError::Inval)?;
         if self.length == 0 {
             // A reply holds at least one extent, and an extent at least one byte.
             return Err(inval("block status: length must not be zero"));
@@ -208,23 +208,23 @@ impl Request {
 
     /// Refuses every flag but those of the command. `FUA` is allowed with every command if the
     /// export has it; `DF` and `FAST_ZERO` only if they were advertised.
-    fn allow_flags(&self, limits: &Limits, of_command: u16) -> Result<(), Refusal> {
+    fn allow_flags(&self, negotiated: &Negotiated, of_command: u16) -> Result<(), Refusal> {
         let mut allowed = of_command;
-        if limits.has(transmission_flag::SEND_FUA) {
+        if negotiated.has(transmission_flag::SEND_FUA) {
             allowed |= command_flag::FUA;
         }
-        if !limits.has(transmission_flag::SEND_DF) {
+        if !negotiated.has(transmission_flag::SEND_DF) {
             allowed &= !command_flag::DF;
         }
-        if !limits.has(transmission_flag::SEND_FAST_ZERO) {
+        if !negotiated.has(transmission_flag::SEND_FAST_ZERO) {
             allowed &= !command_flag::FAST_ZERO;
         }
         if self.flags & !allowed == 0 { Ok(()) } else { Err(inval("unknown or misplaced flag")) }
     }
 
-    fn in_range(&self, limits: &Limits, error: NbdError) -> Result<(), Refusal> {
+    fn in_range(&self, negotiated: &Negotiated, error: NbdError) -> Result<(), Refusal> {
         match self.offset.checked_add(u64::from(self.length)) {
-            Some(end) if end <= limits.size => Ok(()),
+            Some(end) if end <= negotiated.size => Ok(()),
             _ => Err(Refusal { error, message: "the range ends beyond the export" }),
         }
     }
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const WRITABLE: Limits = Limits {
+    const WRITABLE: Negotiated = Negotiated {
         size: 64 << 20,
         flags: transmission_flag::HAS_FLAGS
             | transmission_flag::SEND_FLUSH
@@ -259,8 +259,8 @@ mod tests {
         Request { flags, command, cookie: 7, offset, length }
     }
 
-    fn error(request: Request, limits: &Limits) -> NbdError {
-        request.check(limits).expect_err("refused").error
+    fn error(request: Request, negotiated: &Negotiated) -> NbdError {
+        request.check(negotiated).expect_err("refused").error
     }
 
     #[test]
@@ -297,11 +297,11 @@ mod tests {
     #[test]
     fn a_read_only_export_refuses_every_write_with_eperm() {
         let flags = transmission_flag::HAS_FLAGS | transmission_flag::READ_ONLY;
-        let limits = Limits { flags, ..WRITABLE };
+        let negotiated = Negotiated { flags, ..WRITABLE };
         for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
-            assert_eq!(error(request(command, 0, 0, 512), &limits), NbdError::Perm);
+            assert_eq!(error(request(command, 0, 0, 512), &negotiated), NbdError::Perm);
         }
-        assert_eq!(request(command::FLUSH, 0, 0, 0).check(&limits), Ok(Command::Flush));
+        assert_eq!(request(command::FLUSH, 0, 0, 0).check(&negotiated), Ok(Command::Flush));
     }
 
     #[test]
@@ -324,33 +324,39 @@ mod tests {
 
     #[test]
     fn flags_that_were_not_advertised_are_refused() {
-        let limits = Limits { flags: transmission_flag::HAS_FLAGS, ..WRITABLE };
-        assert_eq!(error(request(command::READ, command_flag::DF, 0, 1), &limits), NbdError::Inval);
+        let negotiated = Negotiated { flags: transmission_flag::HAS_FLAGS, ..WRITABLE };
         assert_eq!(
-            error(request(command::WRITE, command_flag::FUA, 0, 1), &limits),
+            error(request(command::READ, command_flag::DF, 0, 1), &negotiated),
+            NbdError::Inval
+        );
+        assert_eq!(
+            error(request(command::WRITE, command_flag::FUA, 0, 1), &negotiated),
             NbdError::Inval
         );
         let fast = request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 0, 1);
-        assert_eq!(error(fast, &limits), NbdError::Inval);
-        assert_eq!(error(request(command::TRIM, 0, 0, 1), &limits), NbdError::Inval);
+        assert_eq!(error(fast, &negotiated), NbdError::Inval);
+        assert_eq!(error(request(command::TRIM, 0, 0, 1), &negotiated), NbdError::Inval);
     }
 
     #[test]
     fn fast_zero_is_enotsup_where_zeroing_is_not_fast() {
         let fast = request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 0, 4096);
         assert_eq!(error(fast, &WRITABLE), NbdError::NotSup);
-        let limits = Limits { fast_zero: true, ..WRITABLE };
-        assert_eq!(fast.check(&limits), Ok(Command::WriteZeroes { fua: false, no_hole: false }));
+        let negotiated = Negotiated { fast_zero: true, ..WRITABLE };
+        assert_eq!(
+            fast.check(&negotiated),
+            Ok(Command::WriteZeroes { fua: false, no_hole: false })
+        );
         for other in [command_flag::NO_HOLE, command_flag::FUA] {
             let slow = request(command::WRITE_ZEROES, command_flag::FAST_ZERO | other, 0, 4096);
-            assert_eq!(error(slow, &limits), NbdError::NotSup);
+            assert_eq!(error(slow, &negotiated), NbdError::NotSup);
         }
     }
 
     #[test]
     fn block_status_needs_a_context_and_a_length() {
-        let limits = Limits { block_status: false, ..WRITABLE };
-        assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 512), &limits), NbdError::Inval);
+        let negotiated = Negotiated { block_status: false, ..WRITABLE };
+        assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 512), &negotiated), NbdError::Inval);
         assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 0), &WRITABLE), NbdError::Inval);
     }
 

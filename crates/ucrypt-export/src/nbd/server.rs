@@ -12,13 +12,13 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 use ucrypt_engine::{QueueConfig, Volume};
 
 use super::address::{Address, AddressError, Listener};
+use super::clients::{Admission, Clients};
 use super::connection::{Connection, ConnectionError, Means, Service};
-use super::guests::{Admission, Guests};
 use super::handshake::{Export, Handshake};
 use super::negotiate::negotiate;
 use super::peer;
 use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
-use super::request::Limits;
+use super::request::Negotiated;
 use crate::memory;
 use crate::stop::Stop;
 
@@ -113,10 +113,10 @@ impl Server {
         }
         let listener = Listener::open(address)?;
         let uri = listener.uri.clone();
-        let guests = Guests::new(config.connections_max, HANDSHAKES_MAX);
+        let clients = Clients::new(config.connections_max, HANDSHAKES_MAX);
         let is_tcp = listener.is_tcp();
         let (stop, no_more) = (Stop::new()?, Stop::new()?);
-        let shared = Arc::new(Shared { volume, config, stop, no_more, guests, is_tcp });
+        let shared = Arc::new(Shared { volume, config, stop, no_more, clients, is_tcp });
         let acceptor =
             Acceptor { shared: shared.clone(), clients: Vec::new(), number: 0, said: None };
         let acceptor = thread::Builder::new()
@@ -132,18 +132,18 @@ impl Server {
 
     /// Clients that are being served and have not hung up.
     pub fn clients(&self) -> usize {
-        self.shared.guests.count()
+        self.shared.clients.count()
     }
 
     /// Clients that have hung up while the volume had not answered all their requests.
     pub fn unanswered_clients(&self) -> usize {
-        self.shared.guests.served().saturating_sub(self.clients())
+        self.shared.clients.served().saturating_sub(self.clients())
     }
 
     /// Takes no more clients from now on, if none is being served. Returns whether that is the
     /// case.
     pub fn try_stop(&self) -> bool {
-        let stopped = self.shared.guests.close_if_empty();
+        let stopped = self.shared.clients.close_if_empty();
         if stopped {
             self.shared.no_more.set();
         }
@@ -153,13 +153,13 @@ impl Server {
     /// Takes no more clients; those that are being served go on. The server ends with the last of
     /// them.
     pub fn detach(&self) {
-        self.shared.guests.close();
+        self.shared.clients.close();
         self.shared.no_more.set();
     }
 
     /// Whether the server takes no more clients and the last one has gone.
     pub fn has_ended(&self) -> bool {
-        self.shared.guests.are_gone()
+        self.shared.clients.are_gone()
     }
 
     /// Takes no more clients and no more requests, completes every request that was taken, and
@@ -219,7 +219,7 @@ struct Shared {
     stop: Stop,
     /// Set when no more clients are taken.
     no_more: Stop,
-    guests: Guests,
+    clients: Clients,
     is_tcp: bool,
 }
 
@@ -258,7 +258,7 @@ impl Acceptor {
         while !self.shared.stop.is_set() {
             let _ = poll(&mut [stop.clone()], None);
         }
-        self.shared.guests.hang_up();
+        self.shared.clients.hang_up();
         for client in self.clients.drain(..) {
             let _ = client.thread.join();
         }
@@ -290,7 +290,7 @@ impl Acceptor {
         let shared = Arc::clone(&self.shared);
         tune(&socket, shared.is_tcp);
         let socket = Arc::new(socket);
-        if let Some(gone) = shared.guests.greet(number, &socket) {
+        if let Some(gone) = shared.clients.greet(number, &socket) {
             (shared.config.report)(&format!(
                 "NBD client {gone} cut off: it did not negotiate, and others wait"
             ));
@@ -304,12 +304,12 @@ impl Acceptor {
             if let Err(error) = serve(&socket, number, &shared) {
                 (shared.config.report)(&format!("NBD client {number}: {error}"));
             }
-            shared.guests.forget(number);
+            shared.clients.forget(number);
         });
         match spawned {
             Ok(thread) => self.clients.push(Client { number, thread }),
             Err(error) => {
-                self.shared.guests.forget(number);
+                self.shared.clients.forget(number);
                 let line = format!("NBD client {number} turned away: no thread: {error}");
                 (self.shared.config.report)(&line);
             }
@@ -328,7 +328,7 @@ fn tune(socket: &OwnedFd, tcp: bool) {
 
 /// Serves one client, from the greeting to the end.
 fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), ConnectionError> {
-    let Shared { volume, config, stop, guests, .. } = shared;
+    let Shared { volume, config, stop, clients, .. } = shared;
     // The volume may have been resized since the last connection.
     let export = &export(volume, config);
     let handshake = match refusal(socket, shared)? {
@@ -344,7 +344,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     let queue = QueueConfig { memory, request_max: REQUEST_MAX, depth: DEPTH };
     // A client that was told that it is served must not fail for want of a descriptor.
     let admit = || {
-        admission = guests.admit(number);
+        admission = clients.admit(number);
         means = admission.is_some().then(|| Means::new(volume, queue));
         matches!(means, Some(Ok(_)))
     };
@@ -355,7 +355,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     let service = Service {
         volume: Arc::clone(volume),
         means,
-        limits: Limits {
+        negotiated: Negotiated {
             size: export.size,
             flags: negotiated.transmission_flags(export),
             block_status: negotiated.block_status,
@@ -384,5 +384,5 @@ fn refusal(socket: &OwnedFd, shared: &Shared) -> io::Result<Option<String>> {
         }
     }
     let most = config.connections_max;
-    Ok(shared.guests.is_full().then(|| format!("{most} clients are connected, which is the most")))
+    Ok(shared.clients.is_full().then(|| format!("{most} clients are connected, which is the most")))
 }

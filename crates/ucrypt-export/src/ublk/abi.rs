@@ -1,7 +1,8 @@
 //! The commands and structures of the kernel's ublk driver (`include/uapi/linux/ublk_cmd.h`).
 //!
 //! Structures are written to bytes and read from bytes field by field: the kernel never gets a
-//! layout of ours, and everything that comes back is plain numbers.
+//! layout of ours, and everything that comes back is plain numbers. `zerocopy` would need the
+//! declaration of every field, most of which are zero.
 
 use ucrypt_engine::{Zone, ZoneKind};
 

@@ -19,9 +19,9 @@ mod inflight;
 mod memory;
 mod request;
 mod ring;
+mod ring_control;
 mod rings;
 mod server;
-mod shared;
 mod split;
 
 pub use server::{Report, Server, ServerConfig, ServerError};

@@ -28,7 +28,7 @@ use super::event;
 use super::inflight::Track;
 use super::memory::{Gone, GuestMap};
 use super::request::{Command, ID_LEN, Parser, Request, Status};
-use super::shared::Shared;
+use super::ring_control::RingControl;
 use super::split::{Broken, NotThere, RingLayout, SplitRing};
 use crate::backlog::Submitter;
 use crate::memory;
@@ -50,7 +50,7 @@ pub(super) struct Setup {
     pub(super) kick: File,
     pub(super) event_idx: bool,
     pub(super) track: Option<Track>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) control: Arc<RingControl>,
     pub(super) device: Arc<DeviceState>,
 }
 
@@ -151,7 +151,7 @@ pub(super) struct Ring {
     kick: File,
     waiter: Waiter,
     track: Option<Track>,
-    shared: Arc<Shared>,
+    control: Arc<RingControl>,
     device: Arc<DeviceState>,
     map: Arc<GuestMap>,
     queue: Queue,
@@ -179,7 +179,7 @@ const POLLED_AFTER: u32 = 1024;
 impl Ring {
     /// Prepares a ring, without taking anything from it.
     pub(super) fn new(setup: Setup) -> Result<Self, StartError> {
-        let Setup { index, layout, map, kick, event_idx, mut track, shared, device } = setup;
+        let Setup { index, layout, map, kick, event_idx, mut track, control, device } = setup;
         let mut virtqueue = SplitRing::locate(&layout, &map, event_idx)?;
         let mut left_over = Vec::new();
         if let Some(track) = &mut track {
@@ -193,7 +193,7 @@ impl Ring {
         let config = QueueConfig { memory, request_max: REQUEST_MAX, depth };
         let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
-        let waiter = waiter(&shared, &queue, &kick)?;
+        let waiter = waiter(&control, &queue, &kick)?;
         Ok(Self {
             index,
             queue,
@@ -209,7 +209,7 @@ impl Ring {
             kick,
             waiter,
             track,
-            shared,
+            control,
             device,
             map,
         })
@@ -218,7 +218,7 @@ impl Ring {
     /// Serves until the thread is to end.
     pub(super) fn run(mut self) -> Ended {
         // The previous server of the ring may have ended between an answer and its call.
-        self.shared.call();
+        self.control.call();
         loop {
             let mut progress = self.take();
             if let Err(error) = self.queue.poll() {
@@ -228,7 +228,7 @@ impl Ring {
             progress |= self.finish();
             self.check_memory();
             self.call();
-            self.shared.set_under_way(self.under_way + self.waiting.len());
+            self.control.set_under_way(self.under_way + self.waiting.len());
             if self.is_ending() && self.under_way == 0 && self.has_no_work() {
                 break;
             }
@@ -243,7 +243,7 @@ impl Ring {
 
     /// Whether nothing more is taken from the guest.
     fn is_ending(&self) -> bool {
-        self.ends.is_some() || self.shared.is_stopped()
+        self.ends.is_some() || self.control.is_stopped()
     }
 
     /// Whether nothing that was taken waits to be submitted.
@@ -281,7 +281,7 @@ impl Ring {
         }
         let next = match self.left_over.pop() {
             Some(head) => Some((head, true)),
-            None if self.shared.is_stopped() => None,
+            None if self.control.is_stopped() => None,
             None => self.virtqueue.take(&self.map)?.map(|head| (head, false)),
         };
         let is_taken = |head: u16| self.pending.get(usize::from(head)).is_none_or(Option::is_some);
@@ -367,7 +367,7 @@ impl Ring {
         match self.virtqueue.wants_call(&self.map) {
             Ok(true) => {
                 self.unheard = 0;
-                self.shared.call();
+                self.control.call();
             }
             Ok(false) => {}
             Err(broken) => self.fail(&broken),
@@ -387,9 +387,9 @@ impl Ring {
                 }
             }
         }
-        let Self { waiter, queue, shared, kick, .. } = self;
+        let Self { waiter, queue, control, kick, .. } = self;
         waiter.sleep(queue, None, |number, _| match number {
-            CHANGE => shared.clear_wake(),
+            CHANGE => control.clear_wake(),
             _ => event::clear(kick.as_fd()),
         })?;
         if takes_more && let Err(broken) = self.virtqueue.need_no_kick(&self.map) {
@@ -403,7 +403,7 @@ impl Ring {
         if self.ends != Some(Why::Broken) {
             self.ends = Some(Why::Broken);
             self.report(&format!("stopped: {reason}"));
-            self.shared.tell_broken();
+            self.control.tell_broken();
         }
     }
 
@@ -480,9 +480,9 @@ fn put_id(mut id: &[u8], pieces: &mut [Buf]) {
 /// Creates a waiter for a change, the engine and kicks. It sees every kick even if nobody reads the
 /// event's counter: a front end that fills the counter changes nothing, and one that reads it takes
 /// away its own kicks.
-fn waiter(shared: &Shared, queue: &Queue, kick: &File) -> io::Result<Waiter> {
+fn waiter(control: &RingControl, queue: &Queue, kick: &File) -> io::Result<Waiter> {
     let mut waiter = Waiter::new(queue)?;
-    waiter.watch(CHANGE, shared, EventFlags::IN)?;
+    waiter.watch(CHANGE, control, EventFlags::IN)?;
     waiter.watch(KICK, kick, EventFlags::IN | EventFlags::ET)?;
     Ok(waiter)
 }

@@ -27,7 +27,7 @@ use super::event;
 use super::inflight::Inflight;
 use super::memory::GuestMap;
 use super::ring::{DeviceState, Ended, Ring, Setup, StartError, Why};
-use super::shared::{AtEnd, Shared};
+use super::ring_control::{AtEnd, RingControl};
 use super::split::RingLayout;
 
 /// One ring. Dropping it stops it.
@@ -38,7 +38,7 @@ pub(super) struct RingSlot {
     enabled: bool,
     /// The ring is broken, and starts again only when the front end sets it up anew.
     broken: bool,
-    shared: Arc<Shared>,
+    control: Arc<RingControl>,
     device: Arc<DeviceState>,
     running: Option<Running>,
 }
@@ -64,7 +64,7 @@ impl RingSlot {
             kick: None,
             enabled: false,
             broken: false,
-            shared: Arc::new(Shared::new()?),
+            control: Arc::new(RingControl::new()?),
             device,
             running: None,
         })
@@ -111,11 +111,11 @@ impl RingSlot {
     }
 
     pub(super) fn set_call(&self, call: Option<File>) -> io::Result<()> {
-        self.shared.set_call(call)
+        self.control.set_call(call)
     }
 
     pub(super) fn set_error(&self, error: Option<File>) -> io::Result<()> {
-        self.shared.set_error(error)
+        self.control.set_error(error)
     }
 
     /// Stops the ring until it gets a new kick. Returns the next request to be taken.
@@ -127,7 +127,7 @@ impl RingSlot {
 
     /// Asks the thread to stop, without waiting for its end.
     pub(super) fn ask_to_stop(&self) {
-        self.shared.stop(true);
+        self.control.stop(true);
     }
 
     /// Ends the thread when every request is answered.
@@ -137,9 +137,9 @@ impl RingSlot {
     /// starts again.
     pub(super) fn pause(&mut self) -> io::Result<()> {
         let Some(Running { thread, ended }) = self.running.take() else { return Ok(()) };
-        self.shared.stop(true);
+        self.control.stop(true);
         if !self.device.await_end(ended.as_fd()) {
-            let (index, left) = (self.index, self.shared.under_way());
+            let (index, left) = (self.index, self.control.under_way());
             let reason =
                 format!("vhost-user ring {index}: {left} requests did not end, not waited for");
             (self.device.report)(&reason);
@@ -189,12 +189,12 @@ impl RingSlot {
             kick: kick.try_clone()?,
             event_idx,
             track: inflight.and_then(|area| area.ring(self.index, ring_size)),
-            shared: self.shared.clone(),
+            control: self.control.clone(),
             device: self.device.clone(),
         })?;
         let ended = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
         let at_end = AtEnd(ended.try_clone()?);
-        self.shared.stop(false);
+        self.control.stop(false);
         let name = format!("vhost-user-{}", self.index);
         let thread = thread::Builder::new().name(name).spawn(move || {
             let _at_end = at_end;

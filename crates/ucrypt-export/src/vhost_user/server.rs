@@ -18,7 +18,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::device::Device;
 use super::request::ID_LEN;
 use super::ring::DeviceState;
-use super::shared::AtEnd;
+use super::ring_control::AtEnd;
 use crate::stop::Stop;
 use crate::unix_socket::{SocketError, UnixSocket};
 

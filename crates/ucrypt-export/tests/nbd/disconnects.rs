@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_engine::VolumeOptions;
+use ucrypt_testkit::Random;
 
 use crate::client::{Client, DISC, READ, WRITE};
 use crate::harness::{Harness, SMALL, aes, over, plain};
-use crate::random::Random;
 
 /// Checks that the server still serves a new client.
 fn assert_alive(harness: &Harness) {
@@ -126,7 +126,7 @@ fn shutdown_finishes_what_was_taken_and_keeps_every_acknowledged_write() {
             let mut client = Client::structured(&harness);
             let shut = client.stream.try_clone().expect("a clone");
             let thread = std::thread::spawn(move || {
-                let mut random = Random(number + 1);
+                let mut random = Random::new(number + 1);
                 let mut acknowledged = Vec::new();
                 // Each thread has a quarter of the volume, and writes each block once.
                 for block in 0..SMALL / 4 / 4096 {

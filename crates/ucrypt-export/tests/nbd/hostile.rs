@@ -5,9 +5,10 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use ucrypt_testkit::Random;
+
 use crate::client::Client;
 use crate::harness::{Harness, SMALL, aes};
-use crate::random::Random;
 
 /// Sends `bytes` while reading whatever arrives, then waits for the end of the connection.
 fn rubbish(mut stream: UnixStream, bytes: &[u8]) {
@@ -33,7 +34,7 @@ fn rubbish(mut stream: UnixStream, bytes: &[u8]) {
 #[test]
 fn random_bytes_in_the_handshake_do_no_harm() {
     let harness = Harness::start(aes(SMALL, 512));
-    let mut random = Random(0x5eed_0001);
+    let mut random = Random::new(0x5eed_0001);
     for round in 0..200 {
         let mut bytes = Vec::new();
         if round % 4 != 0 {
@@ -57,7 +58,7 @@ fn random_bytes_in_the_handshake_do_no_harm() {
 #[test]
 fn random_requests_do_no_harm() {
     let harness = Harness::start(aes(SMALL, 512));
-    let mut random = Random(0x5eed_0002);
+    let mut random = Random::new(0x5eed_0002);
     let mut witness = Client::simple(&harness);
     for round in 0..100 {
         let client =
@@ -65,10 +66,10 @@ fn random_requests_do_no_harm() {
         let mut bytes = Vec::new();
         for cookie in 0..random.below(40) {
             let command = random.below(9) as u16;
-            let flags = if random.below(3) == 0 { random.next() as u16 } else { 0 };
+            let flags = if random.below(3) == 0 { random.bits() as u16 } else { 0 };
             let wild = random.below(10) == 0;
-            let offset = if wild { random.next() } else { random.below(SMALL) };
-            let length = if wild { random.next() as u32 } else { random.below(100_000) as u32 };
+            let offset = if wild { random.bits() } else { random.below(SMALL) };
+            let length = if wild { random.bits() as u32 } else { random.below(100_000) as u32 };
             bytes.extend(Client::header(command, flags, cookie, offset, length));
             if command == 1 {
                 bytes.extend(random.bytes(length.min(100_000) as usize));

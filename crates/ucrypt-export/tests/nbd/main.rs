@@ -7,7 +7,5 @@ mod faults;
 mod harness;
 mod hostile;
 mod options;
-#[path = "../common/random.rs"]
-mod random;
 mod tools;
 mod transmission;

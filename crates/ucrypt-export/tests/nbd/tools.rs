@@ -4,9 +4,9 @@ use std::process::{Command, Output};
 
 use ucrypt_engine::VolumeOptions;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
+use ucrypt_testkit::Random;
 
 use crate::harness::{Harness, aes, plain, with_options};
-use crate::random::Random;
 
 const LEN: u64 = 64 << 20;
 
@@ -70,7 +70,7 @@ fn nbdinfo_reads_every_ability() {
 fn nbdcopy_brings_a_file_in_and_out() {
     let harness = Harness::start(aes(LEN, 512));
     let (source, copy) = (harness.dir.path().join("in"), harness.dir.path().join("out"));
-    let data = Random(4).bytes(LEN as usize);
+    let data = Random::new(4).bytes(LEN as usize);
     std::fs::write(&source, &data).expect("written");
     let (source, copy) = (source.to_str().expect("a path"), copy.to_str().expect("a path"));
     passes("nbdcopy", "libnbd-bin", &["--connections=4", "--flush", source, harness.uri()]);
@@ -162,7 +162,7 @@ fn fio_verifies_large_requests_at_depth() {
 fn qemu_img_compares_equal_what_it_converted() {
     let harness = Harness::start(aes(LEN, 4096));
     let image = harness.dir.path().join("image");
-    let mut data = Random(5).bytes(LEN as usize / 2);
+    let mut data = Random::new(5).bytes(LEN as usize / 2);
     data.resize(LEN as usize, 0);
     std::fs::write(&image, data).expect("written");
     let image = image.to_str().expect("a path");
@@ -184,7 +184,7 @@ fn the_tools_reach_tcp_on_loopback() {
 
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("in"), dir.path().join("out"));
-    let data = Random(6).bytes(LEN as usize);
+    let data = Random::new(6).bytes(LEN as usize);
     std::fs::write(&source, &data).expect("written");
     let (source, copy) = (source.to_str().expect("a path"), copy.to_str().expect("a path"));
     passes("nbdcopy", "libnbd-bin", &["--connections=2", source, &uri]);

@@ -1,12 +1,12 @@
 //! Requests and replies: what is served, what is refused, and that a refusal keeps the connection.
 
 use ucrypt_engine::VolumeOptions;
+use ucrypt_testkit::Random;
 
 use crate::client::{
     BLOCK_STATUS, Client, EINVAL, ENOSPC, ENOTSUP, EPERM, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES,
 };
 use crate::harness::{Harness, SMALL, aes, plain, with_options};
-use crate::random::Random;
 
 const FUA: u16 = 1;
 const NO_HOLE: u16 = 2;
@@ -20,7 +20,7 @@ fn what_was_written_is_read_at_any_alignment_and_on_any_connection() {
         let harness = Harness::start(volume);
         let mut clients = [Client::simple(&harness), Client::structured(&harness)];
         let mut model = vec![0; SMALL as usize];
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         assert_eq!(clients[0].ask(WRITE_ZEROES, 0, 0, SMALL as u32).error, 0);
         for round in 0..400 {
             let client = &mut clients[round % 2];
@@ -50,7 +50,7 @@ fn requests_of_32_mib_are_served_and_larger_ones_refused() {
     let max = 32 << 20;
     let harness = Harness::start(aes(80 << 20, 512));
     let mut client = Client::structured(&harness);
-    let data = Random(2).bytes(max as usize);
+    let data = Random::new(2).bytes(max as usize);
     for at in [0, 4096, 513] {
         assert_eq!(client.write(0, at, &data), 0);
         assert!(client.read(at, max) == data, "at {at}");
@@ -175,7 +175,7 @@ fn many_requests_at_once_are_all_answered() {
 fn a_client_that_reads_late_gets_everything() {
     let harness = Harness::start(plain(SMALL));
     let mut client = Client::structured(&harness);
-    let data = Random(3).bytes(SMALL as usize);
+    let data = Random::new(3).bytes(SMALL as usize);
     assert_eq!(client.write(0, 0, &data), 0);
     // Ask for 2 GiB of replies, 32 times the connection's memory, before reading the first.
     for _ in 0..512 {

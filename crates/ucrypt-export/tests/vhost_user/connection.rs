@@ -2,10 +2,11 @@
 
 use std::os::fd::AsFd;
 
+use ucrypt_testkit::Random;
+
 use crate::driver::{Driver, OK, READ, started};
 use crate::front_end::{FrontEnd, Memory, USER_BASE, event, memfd, message, words};
 use crate::harness::{Harness, aes};
-use crate::random::Random;
 use crate::requests::DATA;
 
 /// Checks that a well-behaved front end is still served.
@@ -126,17 +127,17 @@ fn random_messages_harm_nobody() {
     let harness = Harness::start(aes(512));
     let seed = 77;
     println!("seed {seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let file = memfd(1 << 20);
     for _ in 0..300 {
         let mut front_end = FrontEnd::connect(&harness.socket());
         let messages = random.below(12);
         for _ in 0..messages {
             let code = random.below(45) as u32;
-            let flags = if random.below(2) == 0 { 0 } else { random.next() as u32 };
+            let flags = if random.below(2) == 0 { 0 } else { random.bits() as u32 };
             let len = [0, 8, 12, 16, 40, random.below(200)][random.below(6) as usize];
             let word = |random: &mut Random| match random.below(4) {
-                0 => random.next(),
+                0 => random.bits(),
                 1 => USER_BASE + random.below(1 << 20) / 4096 * 4096,
                 2 => 1 << random.below(20),
                 _ => random.below(4),

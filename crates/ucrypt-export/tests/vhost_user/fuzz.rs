@@ -1,21 +1,22 @@
 //! Rings full of noise.
 
+use ucrypt_testkit::Random;
+
 use crate::driver::{Driver, OK, READ, started};
 use crate::front_end::{FrontEnd, Memory};
 use crate::harness::{Harness, LEN, aes};
-use crate::random::Random;
 use crate::requests::DATA;
 
 /// Half-sensible descriptors: addresses near and beyond the ends of memory, all flags.
 fn descriptor(random: &mut Random) -> (u64, u32, u16, u16) {
     let at = match random.below(6) {
-        0 => random.next(),
+        0 => random.bits(),
         1 => (8 << 20) - random.below(8192),
         2 => random.below(0x10000),
         _ => DATA + random.below(8 << 20),
     };
     let len = match random.below(5) {
-        0 => random.next() as u32,
+        0 => random.bits() as u32,
         1 => 16,
         2 => 1,
         _ => random.below(64) as u32 * 512,
@@ -27,7 +28,7 @@ fn descriptor(random: &mut Random) -> (u64, u32, u16, u16) {
 fn noise_in_a_ring_harms_its_guest_only() {
     let seed = 4242;
     println!("seed {seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let harness = Harness::start(aes(512));
     for round in 0..150 {
         let memory = Memory::new();

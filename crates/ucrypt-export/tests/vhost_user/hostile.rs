@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use rustix::fs::ftruncate;
+use ucrypt_testkit::Random;
 use ucrypt_testkit::fault::{Fate, Rule};
 
 use crate::connection::assert_serves;
@@ -12,7 +13,6 @@ use crate::driver::{
 };
 use crate::front_end::{FrontEnd, Memory};
 use crate::harness::{Harness, aes, faulty, over};
-use crate::random::Random;
 use crate::requests::DATA;
 
 const HEADER: u64 = DATA + (4 << 20);
@@ -231,7 +231,7 @@ fn memory_that_is_cut_off_under_load_is_survived() {
     let harness = Harness::start(aes(512));
     let seed = 5;
     println!("seed {seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for _ in 0..20 {
         let memory = Memory::new();
         let (front_end, mut driver) = started(&harness, &memory);

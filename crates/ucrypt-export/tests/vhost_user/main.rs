@@ -9,8 +9,6 @@ mod fuzz;
 mod harness;
 mod hostile;
 mod memory;
-#[path = "../common/random.rs"]
-mod random;
 mod random_client;
 mod requests;
 mod resume;

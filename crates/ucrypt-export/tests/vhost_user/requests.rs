@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ucrypt_backend::Errno;
 use ucrypt_engine::VolumeOptions;
+use ucrypt_testkit::Random;
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 
 use crate::driver::{
@@ -12,7 +13,6 @@ use crate::driver::{
 };
 use crate::front_end::{FrontEnd, Memory};
 use crate::harness::{Harness, LEN, aes, faulty, over, with_options};
-use crate::random::Random;
 
 /// Address of the data in the guest's memory.
 pub(crate) const DATA: u64 = 1 << 32;
@@ -38,7 +38,7 @@ fn random_requests(sector_size: u32, without: u64, seed: u64) {
     driver.event_idx = without & EVENT_IDX == 0;
     driver.start(&mut front_end, 0).expect("started");
 
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut model = vec![0; LEN as usize];
     for chunk in 0..LEN / (1 << 20) {
         // From now on all content is known.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ucrypt_backend::model::{Device, DeviceOp, Kind, Profile};
 use ucrypt_backend::{
-    Backend, Done, Errno, Extent, Guest, Io, Limits, Map, Pool, Queue, Zones, total_len,
+    Backend, Done, Errno, Extent, Io, Limits, Map, Pool, Queue, SharedRing, Zones, total_len,
 };
 
 use super::caches::addresses;
@@ -302,7 +302,7 @@ impl Queue for DiskQueue {
         false
     }
 
-    fn guest(&mut self) -> Option<Guest<'_>> {
+    fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
         None
     }
 }

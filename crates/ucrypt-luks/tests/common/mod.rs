@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use fastrand::Rng;
 use tempfile::TempDir;
 use ucrypt_luks::luks2::{DigestKind, KeyslotKind};
 use ucrypt_luks::{
@@ -123,36 +124,11 @@ pub(crate) fn apply(image: &mut Vec<u8>, writes: &[Write]) {
     }
 }
 
-/// A reproducible stream of bytes (`SplitMix64`), for tests only.
-pub(crate) struct Stream(pub(crate) u64);
-
-impl Stream {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `limit`, which is not 0.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    pub(crate) fn fill(&mut self, buf: &mut [u8]) {
-        for chunk in buf.chunks_mut(8) {
-            let bytes = self.next().to_le_bytes();
-            chunk.copy_from_slice(&bytes[..chunk.len()]);
-        }
-    }
-}
-
 /// Runs `make` with random bytes from `seed`, a clock that stands still and a small machine.
 pub(crate) fn with_tools<T>(seed: u64, make: impl FnOnce(&mut Tools<'_>) -> T) -> T {
-    let mut stream = Stream(seed);
+    let mut noise = Rng::with_seed(seed);
     let mut random = |buf: &mut [u8]| {
-        stream.fill(buf);
+        noise.fill(buf);
         Ok(())
     };
     let mut clock = || Duration::ZERO;
@@ -173,7 +149,7 @@ pub(crate) fn cheap_argon2(kind: PbkdfKind) -> Pbkdf {
 /// Parameters of a volume with a fixed key.
 pub(crate) fn new_volume(cipher: &str, key_len: usize, pbkdf: Pbkdf) -> NewVolume {
     let mut key = vec![0; key_len];
-    Stream(0x6b65_7900 + key_len as u64).fill(&mut key);
+    Rng::with_seed(0x6b65_7900 + key_len as u64).fill(&mut key);
     NewVolume {
         cipher: cipher.parse().unwrap(),
         volume_key: Zeroizing::new(key),
@@ -287,20 +263,20 @@ pub(crate) fn is_quick(header: &Header) -> bool {
 }
 
 /// Changes one to four bytes of `bytes`.
-pub(crate) fn flip(bytes: &mut [u8], stream: &mut Stream) {
-    for _ in 0..=stream.below(4) {
-        let at = stream.below(bytes.len());
-        bytes[at] = match stream.below(4) {
+pub(crate) fn flip(bytes: &mut [u8], random: &mut Rng) {
+    for _ in 0..=random.usize(..4) {
+        let at = random.usize(..bytes.len());
+        bytes[at] = match random.usize(..4) {
             0 => 0,
             1 => 0xff,
-            2 => bytes[at] ^ (1 << stream.below(8)),
-            _ => stream.next() as u8,
+            2 => bytes[at] ^ (1 << random.usize(..8)),
+            _ => random.u8(..),
         };
     }
 }
 
 /// Changes digits, words or pieces of a JSON text, so that it often stays valid JSON.
-pub(crate) fn edit(json: &mut Vec<u8>, stream: &mut Stream) {
+pub(crate) fn edit(json: &mut Vec<u8>, random: &mut Rng) {
     const WORDS: &[&str] = &[
         "0",
         "1",
@@ -323,36 +299,36 @@ pub(crate) fn edit(json: &mut Vec<u8>, stream: &mut Stream) {
         "}",
         "\\u0000",
     ];
-    let at = stream.below(json.len());
-    match stream.below(10) {
-        0 => flip(json, stream),
+    let at = random.usize(..json.len());
+    match random.usize(..10) {
+        0 => flip(json, random),
         1 => {
             // One run of digits or one quoted word becomes another word.
             let is_end = |byte: &u8| !byte.is_ascii_alphanumeric();
             let start = json[..at].iter().rposition(is_end).map_or(0, |found| found + 1);
             let end = json[at..].iter().position(is_end).map_or(json.len(), |found| at + found);
-            let word = WORDS[stream.below(WORDS.len())];
+            let word = WORDS[random.usize(..WORDS.len())];
             json.splice(start..end.max(start), word.bytes());
         }
         2 => {
-            let end = (at + stream.below(40)).min(json.len());
+            let end = (at + random.usize(..40)).min(json.len());
             json.drain(at..end);
         }
         3 => {
-            let end = (at + stream.below(200)).min(json.len());
+            let end = (at + random.usize(..200)).min(json.len());
             let piece = json[at..end].to_vec();
-            let to = stream.below(json.len());
+            let to = random.usize(..json.len());
             json.splice(to..to, piece);
         }
         4 => {
-            let word = WORDS[stream.below(WORDS.len())];
+            let word = WORDS[random.usize(..WORDS.len())];
             json.splice(at..at, word.bytes());
         }
         _ => {
             // One digit becomes another.
             let digits = json[at..].iter().position(u8::is_ascii_digit);
             if let Some(found) = digits {
-                json[at + found] = b'0' + stream.below(10) as u8;
+                json[at + found] = b'0' + random.u8(..10);
             }
         }
     }

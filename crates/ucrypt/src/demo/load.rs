@@ -59,7 +59,9 @@ impl Job {
         let pool = Pool::new(self.block * self.depth as usize * 2)?;
         let mut free: Vec<Buf> = (0..self.depth).filter_map(|_| pool.alloc(self.block)).collect();
         let blocks = disk.limits().len / self.block as u64;
-        let (mut next, mut state, mut bytes) = (0u64, 0x2545_f491_4f6c_dd1d_u64, 0u64);
+        let (mut next, mut bytes) = (0u64, 0u64);
+        // The same offsets in each run.
+        let mut random = fastrand::Rng::with_seed(1);
         let mut done = Vec::new();
         let started = Instant::now();
         let mut stopped = false;
@@ -69,11 +71,7 @@ impl Job {
                 && started.elapsed() < time
                 && let Some(buf) = free.pop()
             {
-                // xorshift64 gives the offset: the same sequence in each run.
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                let block = if self.random { state } else { next } % blocks;
+                let block = if self.random { random.u64(..blocks) } else { next % blocks };
                 next += 1;
                 let (token, offset) = (next, block * self.block as u64);
                 queue.submit(match self.kind {

@@ -27,7 +27,6 @@ impl NbdClient {
             rotational: false,
             synchronous: false,
             copies: true,
-            depth_max: u32::MAX,
         };
         Self { path: path.into(), limits }
     }
@@ -172,7 +171,7 @@ impl Queue for Connection {
         false
     }
 
-    fn guest(&mut self) -> Option<ucrypt_backend::Guest<'_>> {
+    fn shared_ring(&mut self) -> Option<ucrypt_backend::SharedRing<'_>> {
         None
     }
 }

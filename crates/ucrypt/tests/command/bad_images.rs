@@ -3,9 +3,10 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use ucrypt_testkit::Random;
+
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{Ran, cryptsetup, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 
 /// Every action that reads a header refuses the image with this exit code, says why in one line,
@@ -125,7 +126,7 @@ fn a_last_part_of_a_sector_is_left_out() {
 #[test]
 fn foreign_images_are_refused_with_what_they_are() {
     let scratch = Scratch::new();
-    let garbage = scratch.file("garbage", &Random(41).bytes(1 << 20));
+    let garbage = scratch.file("garbage", &Random::new(41).bytes(1 << 20));
     is_refused(&scratch, &garbage, 1);
     is_refused(&scratch, &scratch.sparse("zeroes", 1 << 20), 1);
     is_refused(&scratch, &scratch.file("text", b"#!/bin/sh\necho no disk\n"), 1);
@@ -159,7 +160,7 @@ fn what_is_no_image_at_all_is_refused_as_the_wrong_device() {
 #[test]
 fn foreign_images_are_no_luks() {
     let scratch = Scratch::new();
-    let garbage = scratch.file("garbage", &Random(42).bytes(1 << 20));
+    let garbage = scratch.file("garbage", &Random::new(42).bytes(1 << 20));
     run(scratch.ucrypt(&["isLuks"]).arg(&garbage), b"").exits(1);
     run(scratch.ucrypt(&["luksUUID"]).arg(&garbage), b"").refuses(1);
     run(scratch.ucrypt(&["luksDump"]).arg(&garbage), b"").refuses(1);

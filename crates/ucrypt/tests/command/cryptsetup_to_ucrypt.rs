@@ -1,8 +1,9 @@
 //! The command opens, reads and writes volumes that cryptsetup made.
 
+use ucrypt_testkit::Random;
+
 use crate::image::{DATA, Image, KINDS, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{cryptsetup, run};
-use crate::random::Random;
 use crate::scratch::Scratch;
 
 /// Reads and writes, both judged by a decryption that shares no code with ours.
@@ -10,7 +11,7 @@ pub(crate) fn data_agrees_with_python(scratch: &Scratch, image: &Image) {
     let read = run(&mut image.ucrypt(scratch, "read"), b"").passes();
     assert!(read.len() as u64 == DATA && read == image.decrypted_by_python(scratch), "{image:?}");
 
-    let (written, at) = (Random(7).bytes(300_001), 70_001);
+    let (written, at) = (Random::new(7).bytes(300_001), 70_001);
     let mut write = image.ucrypt(scratch, "write");
     run(write.args(["--offset", &at.to_string()]), &written).passes();
     let mut expected = read;
@@ -103,5 +104,5 @@ fn a_volume_key_file_opens_and_a_foreign_one_does_not() {
         run(command.arg(key).arg(&image.path), b"")
     };
     open(&scratch.path("volume-key")).passes();
-    open(&scratch.file("other", &Random(1).bytes(64))).refuses(2);
+    open(&scratch.file("other", &Random::new(1).bytes(64))).refuses(2);
 }

@@ -4,9 +4,10 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
+use ucrypt_testkit::Random;
+
 use crate::image::{Image, LUKS1, PASSPHRASE};
 use crate::process::{python, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
@@ -35,9 +36,9 @@ fn over_fuse_a_write_gets_the_error_and_reads_go_on() {
     let image = image_with_little_room(&scratch);
     let mut server = Server::start(&scratch, On::Fuse, &image.with_key());
     let file = server.open();
-    let kept = Random(51).bytes(1 << 20);
+    let kept = Random::new(51).bytes(1 << 20);
     file.write_all_at(&kept, 0).expect("there is room");
-    let more = Random(52).bytes(8 << 20);
+    let more = Random::new(52).bytes(8 << 20);
     let error = file.write_all_at(&more, 4 << 20).expect_err("there is no room");
     assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     assert!(server.read(0, 1 << 20) == kept, "what was there is there");
@@ -65,7 +66,7 @@ fn over_nbd_a_write_gets_the_error_and_the_connection_goes_on() {
 fn write_tells_where_it_failed_and_fails() {
     let scratch = Scratch::new();
     let image = image_with_little_room(&scratch);
-    let data = Random(53).bytes(LEN as usize);
+    let data = Random::new(53).bytes(LEN as usize);
     let message = run(&mut image.ucrypt(&scratch, "write"), &data).refuses(4);
     assert!(message.contains("No space left") && message.contains("byte"), "{message}");
 }

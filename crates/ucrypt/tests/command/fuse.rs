@@ -9,12 +9,12 @@ use std::process::Stdio;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek, sendfile};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
+use ucrypt_testkit::Random;
 
 use crate::image::{Image, LUKS1, LUKS2, LUKS2_512};
 use crate::namespace::script;
 use crate::nbd_client::NbdClient;
 use crate::process::{Ran, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server, await_that};
 
@@ -62,7 +62,7 @@ fn unaligned_copies_arrive_byte_for_byte() {
     for (kind, transport) in TRANSPORTS.iter().flat_map(|by| [(LUKS1, by), (LUKS2, by)]) {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, 4 << 20);
-        let data = Random(31).bytes(3_000_001);
+        let data = Random::new(31).bytes(3_000_001);
         let source = scratch.file("source", &data);
         let server = serve(&scratch, &image, &[transport]);
         let before = server.read(0, 4 << 20);
@@ -81,7 +81,7 @@ fn unaligned_copies_arrive_byte_for_byte() {
 fn tree(scratch: &Scratch) -> Vec<(String, Vec<u8>)> {
     fs::create_dir(scratch.path("tree")).expect("a directory");
     let lengths = [0, 1, 511, 4096, 4097, 100_000, 2 << 20];
-    let files = lengths.map(|len| (format!("file-{len}"), Random(len as u64).bytes(len)));
+    let files = lengths.map(|len| (format!("file-{len}"), Random::new(len as u64).bytes(len)));
     for (name, content) in &files {
         scratch.file(&format!("tree/{name}"), content);
     }
@@ -179,14 +179,14 @@ fn a_copy_that_succeeds_leaves_no_old_content_in_holes() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
     let mut source = vec![0; LEN as usize];
-    source[5 << 20..6 << 20].copy_from_slice(&Random(34).bytes(1 << 20));
-    source[20 << 20..(20 << 20) + 700].copy_from_slice(&Random(35).bytes(700));
+    source[5 << 20..6 << 20].copy_from_slice(&Random::new(34).bytes(1 << 20));
+    source[20 << 20..(20 << 20) + 700].copy_from_slice(&Random::new(35).bytes(700));
     let path = scratch.sparse("source", LEN);
     let file = File::options().write(true).open(&path).expect("the source");
     file.write_all_at(&source[5 << 20..6 << 20], 5 << 20).expect("written");
     file.write_all_at(&source[20 << 20..(20 << 20) + 700], 20 << 20).expect("written");
     let server = serve(&scratch, &image, &[]);
-    let old = Random(36).bytes(LEN as usize);
+    let old = Random::new(36).bytes(LEN as usize);
     for (line, succeeds) in [
         ("cp source served", false),
         ("cp --sparse=always source served", false),
@@ -525,7 +525,7 @@ fn zeroed_and_punched_ranges_read_back_as_zeroes() {
         let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
         let server = serve(&scratch, &image, options);
         let file = server.open();
-        let mut expected = Random(33).bytes(LEN as usize);
+        let mut expected = Random::new(33).bytes(LEN as usize);
         file.write_all_at(&expected, 0).expect("written");
         let keep = FallocateFlags::KEEP_SIZE;
         for (flags, offset, len) in [
@@ -579,7 +579,7 @@ fn transport_in_use(wanted: &str) -> String {
     let read = BufReader::new(stdout).read_line(&mut line);
     let served = read.and_then(|_| {
         let file = File::options().read(true).write(true).open(scratch.path("served"))?;
-        let data = Random(51).bytes(2_000_000);
+        let data = Random::new(51).bytes(2_000_000);
         file.write_all_at(&data, 4096)?;
         file.sync_all()?;
         let mut back = vec![0; data.len()];

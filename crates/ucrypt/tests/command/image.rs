@@ -6,8 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ucrypt_testkit::Random;
+
 use crate::process::{cryptsetup, python, run};
-use crate::random::Random;
 use crate::scratch::Scratch;
 
 pub(crate) const PASSPHRASE: &[u8] = b"correct horse battery staple";
@@ -111,7 +112,7 @@ impl Image {
     pub(crate) fn blank(scratch: &Scratch, kind: Kind, data: u64) -> Self {
         let path = scratch.sparse("image", kind.data_offset() + data);
         let file = fs::File::options().write(true).open(&path).expect("the image");
-        let bytes = Random(data).bytes(data.min(DATA) as usize);
+        let bytes = Random::new(data).bytes(data.min(DATA) as usize);
         file.write_all_at(&bytes, kind.data_offset()).expect("random data");
         let header = kind.detached.then(|| scratch.path("header"));
         let key = scratch.file("passphrase", PASSPHRASE);

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
+use ucrypt_testkit::Random;
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, cryptsetup, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{await_end, await_reader};
 
@@ -53,7 +53,7 @@ fn a_volume_is_opened_used_and_closed() {
         let path = open(&scratch, &image, "volume", &[]).text();
         assert_eq!(path, format!("{}\n", scratch.runtime("volume").display()));
         let file = File::options().read(true).write(true).open(path.trim_end()).expect("opened");
-        let data = Random(61).bytes(100_000);
+        let data = Random::new(61).bytes(100_000);
         file.write_all_at(&data, 1234).expect("written");
         drop(file);
         close(&scratch, "volume").passes();

@@ -15,8 +15,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ucrypt_testkit::Random;
+
 use crate::nbd_client::NbdClient;
-use crate::random::Random;
 
 /// Bytes of a block.
 const BLOCK: usize = 4096;
@@ -138,7 +139,7 @@ fn write_until_it_fails(
 ) -> Record {
     let none = vec![0; BLOCKS as usize];
     let mut record = Record { first, acknowledged: none.clone(), flushed: none, under_way: None };
-    let mut random = Random(seed ^ first);
+    let mut random = Random::new(seed ^ first);
     for number in 1.. {
         let len = 1 + random.below(RUN_MAX);
         let start = random.below(BLOCKS - len);
@@ -166,7 +167,7 @@ fn write_until_it_fails(
 
 /// The content of a block after a write.
 fn content(seed: u64, block: u64, number: u64) -> Vec<u8> {
-    Random(seed ^ (block << 40) ^ number).bytes(BLOCK)
+    Random::new(seed ^ (block << 40) ^ number).bytes(BLOCK)
 }
 
 impl Record {

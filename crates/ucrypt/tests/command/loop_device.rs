@@ -7,13 +7,13 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use ucrypt_testkit::Random;
 
 use crate::aligned::Aligned;
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, LUKS2_512};
 use crate::load::{Disk, Load, volume_len};
 use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 
 const LEN: u64 = 64 << 20;
@@ -78,8 +78,8 @@ fn file_systems_hold_a_tree_and_pass_their_checks() {
     for (kind, len, make, check) in [
         (LUKS1, LEN, "mkfs.ext4 -q", "e2fsck -fn"),
         (LUKS2, LEN, "mkfs.ext4 -q", "e2fsck -fn"),
-        (LUKS2_512, LARGE, "mkfs.xfs -q", "xfs_repair -n"),
-        (LUKS2, LARGE, "mkfs.btrfs -q", "btrfs check --readonly"),
+        (LUKS2_512, LARGE, "mkfs.xfs -q -f", "xfs_repair -n"),
+        (LUKS2, LARGE, "mkfs.btrfs -q -f", "btrfs check --readonly"),
     ] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, len);
@@ -87,7 +87,7 @@ fn file_systems_hold_a_tree_and_pass_their_checks() {
         assert_eq!(path.trim_end(), scratch.device().to_str().expect("ASCII"));
         fs::create_dir(scratch.path("tree")).expect("a directory");
         for (number, len) in [0, 1, 511, 4096, 4097, 100_000, 9 << 20].into_iter().enumerate() {
-            scratch.file(&format!("tree/{number}"), &Random(number as u64).bytes(len));
+            scratch.file(&format!("tree/{number}"), &Random::new(number as u64).bytes(len));
         }
         let text = format!(
             "{make} $1; mount $1 m; cp -r tree m; mkdir m/d; for i in $(seq 300); do
@@ -125,7 +125,7 @@ fn the_device_is_the_volume_sector_by_sector() {
         assert_eq!(queue(&node, "queue/write_cache"), "write back");
         assert_eq!(queue(&node, "loop/dio"), "1");
         assert_eq!(queue(&node, "ro"), "0");
-        let data = Random(11).bytes(DATA as usize);
+        let data = Random::new(11).bytes(DATA as usize);
         let device = File::options().write(true).open(scratch.device()).expect("opened");
         device.write_all_at(&data, 0).expect("written");
         device.sync_all().expect("flushed");

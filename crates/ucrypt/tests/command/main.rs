@@ -34,7 +34,6 @@ mod plain_keys;
 mod process;
 mod programs;
 mod qemu;
-mod random;
 mod random_client;
 mod scratch;
 mod secrets;

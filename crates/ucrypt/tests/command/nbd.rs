@@ -3,10 +3,10 @@
 use std::fs;
 
 use serde_json::Value;
+use ucrypt_testkit::Random;
 
 use crate::image::{Image, LUKS2, LUKS2_512};
 use crate::process::{python, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
@@ -65,7 +65,7 @@ fn nbdinfo_reads_size_block_sizes_and_abilities() {
 fn nbdcopy_brings_data_in_and_out_over_four_connections() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2_512, LEN);
-    let data = Random(21).bytes(LEN as usize);
+    let data = Random::new(21).bytes(LEN as usize);
     let (source, copy) = (scratch.file("source", &data), scratch.path("copy"));
     let server = serve(&scratch, &image, &[]);
     let nbdcopy = || {

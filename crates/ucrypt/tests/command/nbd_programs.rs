@@ -8,10 +8,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ucrypt_testkit::Random;
+
 use crate::image::{Image, Kind, LUKS2, LUKS2_512};
 use crate::namespace::script;
 use crate::process::{run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
@@ -34,7 +35,7 @@ fn source(scratch: &Scratch, name: &str, len: u64, [data, hole]: [u64; 2]) -> Pa
     let path = scratch.sparse(name, len);
     let file = fs::File::options().write(true).open(&path).expect("the source");
     for start in (0..len).step_by(((data + hole) * MIB) as usize) {
-        let bytes = Random(start + data).bytes((data * MIB) as usize);
+        let bytes = Random::new(start + data).bytes((data * MIB) as usize);
         file.write_all_at(&bytes, start).expect("written");
     }
     path
@@ -143,7 +144,7 @@ fn qemu_io_finds_its_patterns_after_writes_zeroes_and_discards_at_once() {
     for (kind, seed) in KINDS.into_iter().zip(61..) {
         let scratch = Scratch::new();
         let (image, server) = serve(&scratch, kind, LEN, &["--allow-discards"]);
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut pieces = pieces(&mut random, LEN);
         for _ in 0..3 {
             let mut write = Vec::new();

@@ -4,9 +4,10 @@ use std::fs;
 use std::io::Write;
 use std::process::Stdio;
 
+use ucrypt_testkit::Random;
+
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{cryptsetup, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{await_end, await_reader};
 
@@ -62,7 +63,7 @@ fn a_long_line_is_a_passphrase_to_its_end() {
     for (kind, len) in [(LUKS1, 513), (LUKS2, 600), (LUKS2, 100_000)] {
         let image = Image::blank(&scratch, kind, DATA);
         let passphrase: Vec<u8> =
-            Random(len as u64).bytes(len).iter().map(|byte| b'a' + byte % 26).collect();
+            Random::new(len as u64).bytes(len).iter().map(|byte| b'a' + byte % 26).collect();
         let line = [&passphrase[..], b"\nnot this"].concat();
         let opens = |input: &[u8]| {
             let mut ours = scratch.ucrypt(&["open", "--test-passphrase"]);

@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use ucrypt_testkit::Random;
 
 use crate::image::decrypt;
 use crate::process::{run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
 const LEN: usize = 1 << 20;
 
 fn image(scratch: &Scratch) -> PathBuf {
-    scratch.file("image", &Random(71).bytes(LEN))
+    scratch.file("image", &Random::new(71).bytes(LEN))
 }
 
 fn ucrypt(scratch: &Scratch, action: &str, image: &Path, options: &[&str]) -> Command {
@@ -67,7 +67,7 @@ fn a_hashed_passphrase_decrypts_as_cryptsetup_documents_it() {
 fn offset_skip_size_and_sector_size_are_honoured() {
     let scratch = Scratch::new();
     let image = image(&scratch);
-    let key = scratch.file("key", &Random(72).bytes(64));
+    let key = scratch.file("key", &Random::new(72).bytes(64));
     let key_file = key.to_str().expect("a path");
     // `read` has its own `--offset`, so the image's offset has another name.
     for (sector, large, unit) in [("512", None, 512), ("4096", None, 512), ("4096", Some(()), 4096)]
@@ -99,13 +99,13 @@ fn a_table_line_is_read_and_written_as_dm_crypt_would() {
     ] {
         let scratch = Scratch::new();
         let image = image(&scratch);
-        let key = scratch.file("key", &Random(73).bytes(key_len));
-        let line = table(&Random(73).bytes(key_len), cipher, iv_offset, &image, flags);
+        let key = scratch.file("key", &Random::new(73).bytes(key_len));
+        let line = table(&Random::new(73).bytes(key_len), cipher, iv_offset, &image, flags);
         let options = ["--table", &line];
         let plain = run(&mut ucrypt(&scratch, "read", &image, &options), b"").passes();
         assert!(plain == decrypt(&image, &key, cipher, &numbers), "{line}");
         let first = fs::read(&image).expect("read")[..4096].to_vec();
-        let data = Random(74).bytes(LEN - 4096);
+        let data = Random::new(74).bytes(LEN - 4096);
         run(&mut ucrypt(&scratch, "write", &image, &options), &data).passes();
         assert!(data == decrypt(&image, &key, cipher, &numbers), "{line}");
         assert!(fs::read(&image).expect("read")[..4096] == first);
@@ -116,7 +116,7 @@ fn a_table_line_is_read_and_written_as_dm_crypt_would() {
 fn a_plain_volume_is_opened_shown_and_closed() {
     let scratch = Scratch::new();
     let image = image(&scratch);
-    let key = scratch.file("key", &Random(75).bytes(64));
+    let key = scratch.file("key", &Random::new(75).bytes(64));
     let mut open = scratch.ucrypt(&["open", "--as", "fuse", "--type", "plain"]);
     open.args(["--cipher", "aes-xts-plain64"]);
     open.args(["--key-size", "512", "--offset", "8", "--key-file"]).args([&key, &image]);
@@ -136,7 +136,7 @@ fn without_encryption_the_image_is_served_as_it_is() {
     let image = image(&scratch);
     let arguments = [image.as_os_str(), OsStr::new("--cipher"), OsStr::new("none")];
     let server = Server::start(&scratch, On::Fuse, &arguments);
-    assert!(fs::read(server.file()).expect("read") == Random(71).bytes(LEN));
+    assert!(fs::read(server.file()).expect("read") == Random::new(71).bytes(LEN));
     server.terminate();
 }
 
@@ -147,7 +147,7 @@ fn a_plain_volume_larger_than_its_image_and_nonsense_tables_are_refused() {
     let before = fs::read(&image).expect("read");
     let options = ["--type", "plain", "--size", "2041", "--data-offset", "8"];
     run(&mut ucrypt(&scratch, "read", &image, &options), b"pass\n").refuses(1);
-    let key = Random(76).bytes(32);
+    let key = Random::new(76).bytes(32);
     let right = table(&key, "aes-xts-plain64", 0, &image, "");
     for wrong in [
         right.replace("0 2040", "0 2041"),

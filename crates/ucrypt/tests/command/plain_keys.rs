@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use ucrypt_testkit::Random;
+
 use crate::process::{Ran, run};
-use crate::random::Random;
 use crate::scratch::Scratch;
 
 const LEN: usize = 64 << 10;
@@ -105,7 +106,7 @@ fn under_key(scratch: &Scratch, image: &Path, cipher: &str, key: &str) -> Vec<u8
 #[test]
 fn the_key_is_the_one_that_cryptsetups_own_vectors_give() {
     let scratch = Scratch::new();
-    let image = scratch.file("image", &Random(61).bytes(LEN));
+    let image = scratch.file("image", &Random::new(61).bytes(LEN));
     for vector @ (hash, bits, by, size, offset, key) in VECTORS {
         let cipher = if *bits > 256 { "aes-xts-plain" } else { "aes-cbc-essiv:sha256" };
         let mut read = scratch.ucrypt(&["read", "--type", "plain", "--cipher", cipher]);
@@ -171,10 +172,10 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
         "offset" | "key-size" => text("512"),
         "length" => text("1024"),
         "type" => text("luks2"),
-        "key-file" => file("another-key", &Random(62).bytes(64)),
+        "key-file" => file("another-key", &Random::new(62).bytes(64)),
         "keyfile-size" => text("5"),
         "keyfile-offset" | "key-slot" => text("1"),
-        "volume-key-file" => file("volume-key", &Random(63).bytes(64)),
+        "volume-key-file" => file("volume-key", &Random::new(63).bytes(64)),
         "header" => file("header", b"no header"),
         "backend" => text("mem:64K"),
         "memory" => text("32M"),
@@ -204,8 +205,8 @@ fn options_of_read(scratch: &Scratch) -> BTreeSet<String> {
 #[test]
 fn an_option_changes_what_is_read_or_is_refused_or_warned_of() {
     let scratch = Scratch::new();
-    let image = scratch.file("image", &Random(64).bytes(LEN));
-    let key = scratch.file("key", &Random(65).bytes(64)).display().to_string();
+    let image = scratch.file("image", &Random::new(64).bytes(LEN));
+    let key = scratch.file("key", &Random::new(65).bytes(64)).display().to_string();
     let passphrase =
         b"passphrase\nand another line of it, and more than the key of 64 bytes takes\n";
     for given in [
@@ -248,7 +249,7 @@ fn an_option_changes_what_is_read_or_is_refused_or_warned_of() {
 #[test]
 fn what_has_no_effect_is_refused_by_name_before_a_passphrase_is_read() {
     let scratch = Scratch::new();
-    let image = scratch.file("image", &Random(66).bytes(LEN));
+    let image = scratch.file("image", &Random::new(66).bytes(LEN));
     for (line, words) in [
         (&["read", "--allow-discards"][..], "--allow-discards has no effect on read"),
         (&["write", "--allow-discards", "--type", "plain"], "no effect on write"),

@@ -7,12 +7,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use ucrypt_testkit::Random;
 use ucrypt_testkit::given::number;
 
 use crate::image::{Image, LUKS2, LUKS2_512};
 use crate::namespace::script;
 use crate::process::{run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 
 const LEN: u64 = 64 << 20;
@@ -67,7 +67,7 @@ fn sparse_copies_to_a_loop_device_are_those_of_any_disk() {
     let path = open(&scratch, &image, "loop", &[]);
     let source = scratch.sparse("source", LEN);
     let file = fs::File::options().write(true).open(&source).expect("the source");
-    let data = Random(81).bytes(3_000_000);
+    let data = Random::new(81).bytes(3_000_000);
     std::os::unix::fs::FileExt::write_all_at(&file, &data, 7_000_000).expect("written");
     let expected = fs::read(&source).expect("read");
     let text = "head -c 64M /dev/urandom | dd of=$1 bs=1M conv=fsync status=none
@@ -96,10 +96,10 @@ fn programs_that_skip_zeroes_on_a_loop_device_leave_there_what_was_there() {
         let path = open(&scratch, &image, "loop", options);
         let source = scratch.sparse("source", LEN);
         let file = fs::File::options().write(true).open(&source).expect("the source");
-        let data = Random(82).bytes(3_000_000);
+        let data = Random::new(82).bytes(3_000_000);
         std::os::unix::fs::FileExt::write_all_at(&file, &data, 7_000_000).expect("written");
         let wanted = fs::read(&source).expect("read");
-        let before = Random(83).bytes(LEN as usize);
+        let before = Random::new(83).bytes(LEN as usize);
         scratch.file("before", &before);
         for line in
             ["cp --sparse=always source $1", "dd if=source of=$1 bs=1M conv=sparse,notrunc,fsync"]
@@ -128,8 +128,8 @@ fn programs_that_skip_zeroes_on_a_loop_device_leave_there_what_was_there() {
 fn a_full_file_system_keeps_what_it_took_and_passes_its_check() {
     for (kind, len, make, check) in [
         (LUKS2, LEN, "mkfs.ext4 -q", "e2fsck -fn"),
-        (LUKS2_512, LARGE, "mkfs.xfs -q", "xfs_repair -n"),
-        (LUKS2, LARGE, "mkfs.btrfs -q", "btrfs check --readonly"),
+        (LUKS2_512, LARGE, "mkfs.xfs -q -f", "xfs_repair -n"),
+        (LUKS2, LARGE, "mkfs.btrfs -q -f", "btrfs check --readonly"),
     ] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, len);
@@ -238,7 +238,7 @@ fn kill_after(scratch: &Scratch, bytes: u64) {
 fn fio_finds_what_it_had_flushed_when_the_server_is_killed() {
     let seed = number("UCRYPT_SEED", 1);
     println!("UCRYPT_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for served in ["fuse", "loop", "nbd"] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2_512, LEN);

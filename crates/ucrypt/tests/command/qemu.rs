@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ucrypt_testkit::Random;
+
 use crate::image::{Image, LUKS1, PASSPHRASE};
 use crate::process::{run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 
@@ -24,7 +25,7 @@ fn qemu_img(key: &Path, action: &str) -> Command {
 
 /// A LUKS1 image that QEMU wrote, the plaintext, and the file with its passphrase.
 fn by_qemu(scratch: &Scratch, options: &str) -> (PathBuf, Vec<u8>, PathBuf) {
-    let plain = Random(11).bytes(LEN as usize);
+    let plain = Random::new(11).bytes(LEN as usize);
     let source = scratch.file("plain", &plain);
     let key = scratch.file("passphrase", PASSPHRASE);
     let image = scratch.path("image");
@@ -81,7 +82,7 @@ fn read_by_others(scratch: &Scratch, image: &Path, key: &Path) -> [Vec<u8>; 2] {
 fn what_was_written_over_nbd_fuse_and_write_reads_back_with_qemu_and_nbdkit() {
     let scratch = Scratch::new();
     let (image, _, key) = by_qemu(&scratch, XTS);
-    let new = Random(12).bytes(LEN as usize);
+    let new = Random::new(12).bytes(LEN as usize);
     let source = scratch.file("new", &new);
     let arguments = [image.as_os_str(), "--key-file".as_ref(), key.as_os_str()];
 
@@ -90,7 +91,7 @@ fn what_was_written_over_nbd_fuse_and_write_reads_back_with_qemu_and_nbdkit() {
     server.terminate();
     assert!(read_by_others(&scratch, &image, &key) == [new.clone(), new.clone()], "over NBD");
 
-    let new = Random(13).bytes(LEN as usize);
+    let new = Random::new(13).bytes(LEN as usize);
     let source = scratch.file("new", &new);
     let server = Server::start(&scratch, On::Both, &arguments);
     let mut dd = tool("dd", "coreutils");
@@ -99,7 +100,7 @@ fn what_was_written_over_nbd_fuse_and_write_reads_back_with_qemu_and_nbdkit() {
     server.terminate();
     assert!(read_by_others(&scratch, &image, &key) == [new.clone(), new.clone()], "over FUSE");
 
-    let new = Random(14).bytes(LEN as usize);
+    let new = Random::new(14).bytes(LEN as usize);
     run(scratch.ucrypt(&["write"]).args(arguments), &new).passes();
     assert!(read_by_others(&scratch, &image, &key) == [new.clone(), new], "with write");
 }
@@ -108,7 +109,7 @@ fn what_was_written_over_nbd_fuse_and_write_reads_back_with_qemu_and_nbdkit() {
 fn qemu_and_nbdkit_read_an_image_that_the_command_made_and_wrote() {
     let scratch = Scratch::new();
     let image = Image::by_ucrypt(&scratch, LUKS1, LEN);
-    let new = Random(15).bytes(LEN as usize);
+    let new = Random::new(15).bytes(LEN as usize);
     run(&mut image.ucrypt(&scratch, "write"), &new).passes();
     assert!(read_by_others(&scratch, &image.path, &image.key) == [new.clone(), new]);
     let mut info = qemu_img(&image.key, "info");

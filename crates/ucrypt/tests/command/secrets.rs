@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::Stdio;
 
 use rustix::process::Pid;
+use ucrypt_testkit::Random;
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::plain::hex;
 use crate::process::{cryptsetup, run, tool};
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::await_that;
 
@@ -110,7 +110,7 @@ fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_that_read_them_itsel
 fn nothing_of_the_key_of_a_volume_without_a_header_is_left_in_a_server() {
     let scratch = Scratch::new();
     let image = scratch.sparse("image", DATA);
-    let key = Random(83).bytes(64);
+    let key = Random::new(83).bytes(64);
     let hex = hex(&key);
     let file = scratch.file("key", &key);
     let mut hash = tool("sha512sum", "coreutils");

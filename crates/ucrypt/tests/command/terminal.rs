@@ -3,9 +3,10 @@
 use std::ffi::OsStr;
 use std::fs;
 
+use ucrypt_testkit::Random;
+
 use crate::image::{DATA, Image, LUKS2, PASSPHRASE};
 use crate::process::{python, run, tool};
-use crate::random::Random;
 use crate::scratch::{Scratch, UCRYPT};
 
 #[test]
@@ -13,7 +14,7 @@ fn write_asks_at_the_terminal_and_takes_all_of_its_input_for_data() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     // The first line of this file is not the passphrase.
-    let data = [b"no passphrase\n".to_vec(), Random(7).bytes(300_000)].concat();
+    let data = [b"no passphrase\n".to_vec(), Random::new(7).bytes(300_000)].concat();
     let input = scratch.file("input", &data);
     let passphrase = std::str::from_utf8(PASSPHRASE).expect("text");
     let mut terminal = python(include_str!("scripts/terminal.py"), "pty", "python3");

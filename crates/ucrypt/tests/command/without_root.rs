@@ -4,9 +4,10 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
+use ucrypt_testkit::Random;
+
 use crate::image::{DATA, Image, LUKS2};
 use crate::process::{limited, run, tool};
-use crate::random::Random;
 use crate::scratch::{Scratch, UCRYPT};
 
 /// The user `nobody`, whose ID is the same on every Linux.
@@ -17,7 +18,7 @@ const NOBODY: u32 = 65534;
 fn scratch_of_nobody() -> (Scratch, Image) {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    scratch.file("data", &Random(71).bytes(300_000));
+    scratch.file("data", &Random::new(71).bytes(300_000));
     // Copy in another process: a child that another test starts meanwhile could inherit our
     // descriptor that is open for writing, and then the copy would be busy.
     run(tool("cp", "coreutils").arg(UCRYPT).arg(scratch.path("ucrypt")), b"").passes();

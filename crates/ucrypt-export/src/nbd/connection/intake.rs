@@ -148,7 +148,7 @@ impl Connection<'_> {
     /// Starts a request whose header was just taken.
     fn begin(&mut self, request: Request) {
         self.bulk = request.payload_len() >= BULK_MIN;
-        let command = match request.check(&self.limits) {
+        let command = match request.check(&self.negotiated) {
             Ok(command) => command,
             Err(refusal) => return self.refuse(request, refusal),
         };

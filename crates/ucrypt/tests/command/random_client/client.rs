@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate, seek, sendfile};
 use rustix::io::Errno;
+use ucrypt_testkit::Random;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 use super::model::Model;
@@ -16,7 +17,6 @@ use super::operation::{Abilities, By, Operation};
 use super::watchdog::Progress;
 use crate::aligned::Aligned;
 use crate::process::{run, tool};
-use crate::random::Random;
 
 /// The kind of export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Client {
                 .expect("a file"),
             end,
             model: Model::new(part.start, &content),
-            random: Random(seed ^ 0x5eed),
+            random: Random::new(seed ^ 0x5eed),
             history: Vec::new(),
         }
     }

@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, kill_process};
+use ucrypt_testkit::Random;
 
 use crate::image::{Image, Kind, LUKS2, LUKS2_512};
 use crate::process::run;
-use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
 use client::{Client, Target};
@@ -106,7 +106,7 @@ impl Run<'_> {
 
     /// Parts of random lengths.
     fn parts(&self, seed: u64) -> Vec<Range<u64>> {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mean = self.len / self.clients;
         let mut start = 0;
         let mut parts = Vec::new();

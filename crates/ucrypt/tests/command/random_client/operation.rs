@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::random::Random;
+use ucrypt_testkit::Random;
 
 /// The descriptor by which a client reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +138,7 @@ const LEN_MAX: u64 = 8 << 20;
 impl Generator {
     /// Operations on `part` of a file of `end` bytes.
     pub(crate) fn new(seed: u64, part: Range<u64>, end: u64, abilities: Abilities) -> Self {
-        Self { random: Random(seed), part, end, abilities }
+        Self { random: Random::new(seed), part, end, abilities }
     }
 
     pub(crate) fn next(&mut self) -> Operation {

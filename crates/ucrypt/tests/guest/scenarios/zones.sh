@@ -53,7 +53,7 @@ blkzone reset "$disk"
 
 # btrfs uses zone append, for which the server returns the position. On dm-crypt it finds all its
 # files again.
-mkfs.btrfs -q "$disk"
+mkfs.btrfs -q -f "$disk"
 mkdir mnt
 mount -t btrfs "$disk" mnt
 copies=""

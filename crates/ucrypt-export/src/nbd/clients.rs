@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
 
 /// The clients of a listener.
-pub(super) struct Guests {
+pub(super) struct Clients {
     lists: Mutex<Lists>,
     served_max: usize,
     greeted_max: usize,
@@ -21,13 +21,13 @@ pub(super) struct Guests {
 #[derive(Default)]
 struct Lists {
     /// Clients in their handshake, the oldest first.
-    greeted: VecDeque<Guest>,
-    served: Vec<Guest>,
+    greeted: VecDeque<Client>,
+    served: Vec<Client>,
     /// No more clients are admitted.
     closed: bool,
 }
 
-struct Guest {
+struct Client {
     number: u64,
     /// Weak, so that the socket closes as soon as its thread is done with it and the client sees
     /// the end at once.
@@ -36,17 +36,17 @@ struct Guest {
 
 /// A client's place while the client is served.
 pub(super) struct Admission<'a> {
-    guests: &'a Guests,
+    clients: &'a Clients,
     number: u64,
 }
 
 impl Drop for Admission<'_> {
     fn drop(&mut self) {
-        self.guests.lists().served.retain(|guest| guest.number != self.number);
+        self.clients.lists().served.retain(|client| client.number != self.number);
     }
 }
 
-impl Guests {
+impl Clients {
     pub(super) fn new(served_max: usize, greeted_max: usize) -> Self {
         Self { lists: Mutex::default(), served_max, greeted_max: greeted_max.max(1) }
     }
@@ -60,7 +60,7 @@ impl Guests {
         if let Some(gone) = &gone {
             cut(gone, Shutdown::Both);
         }
-        lists.greeted.push_back(Guest { number, socket: Arc::downgrade(socket) });
+        lists.greeted.push_back(Client { number, socket: Arc::downgrade(socket) });
         gone.map(|gone| gone.number)
     }
 
@@ -73,18 +73,18 @@ impl Guests {
     /// all places are taken, or no more clients are admitted.
     pub(super) fn admit(&self, number: u64) -> Option<Admission<'_>> {
         let mut lists = self.lists();
-        let at = lists.greeted.iter().position(|guest| guest.number == number)?;
-        let guest = lists.greeted.remove(at)?;
+        let at = lists.greeted.iter().position(|client| client.number == number)?;
+        let client = lists.greeted.remove(at)?;
         if lists.closed || lists.served.len() >= self.served_max {
             return None;
         }
-        lists.served.push(guest);
-        Some(Admission { guests: self, number })
+        lists.served.push(client);
+        Some(Admission { clients: self, number })
     }
 
     /// Removes a client from the handshakes, if it is there.
     pub(super) fn forget(&self, number: u64) {
-        self.lists().greeted.retain(|guest| guest.number != number);
+        self.lists().greeted.retain(|client| client.number != number);
     }
 
     /// Admits no more clients from now on, if none is served. Returns whether none is served.
@@ -112,8 +112,8 @@ impl Guests {
 
     /// Number of clients that are served and have not hung up.
     pub(super) fn count(&self) -> usize {
-        let stays = |guest: &&Guest| {
-            guest.socket.upgrade().is_some_and(|socket| {
+        let stays = |client: &&Client| {
+            client.socket.upgrade().is_some_and(|socket| {
                 let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
                 matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0))
             })
@@ -125,8 +125,8 @@ impl Guests {
     pub(super) fn hang_up(&self) {
         let lists = self.lists();
         // Wakes a thread that sleeps in a receive.
-        lists.served.iter().for_each(|guest| cut(guest, Shutdown::Read));
-        lists.greeted.iter().for_each(|guest| cut(guest, Shutdown::Both));
+        lists.served.iter().for_each(|client| cut(client, Shutdown::Read));
+        lists.greeted.iter().for_each(|client| cut(client, Shutdown::Both));
     }
 
     fn lists(&self) -> MutexGuard<'_, Lists> {
@@ -134,8 +134,8 @@ impl Guests {
     }
 }
 
-fn cut(guest: &Guest, how: Shutdown) {
-    if let Some(socket) = guest.socket.upgrade() {
+fn cut(client: &Client, how: Shutdown) {
+    if let Some(socket) = client.socket.upgrade() {
         // Fails if the client is gone already, which is fine.
         let _ = shutdown(socket.as_fd(), how);
     }
@@ -154,30 +154,30 @@ mod tests {
 
     #[test]
     fn the_oldest_in_the_handshake_goes_and_who_is_served_stays() {
-        let guests = Guests::new(2, 2);
+        let clients = Clients::new(2, 2);
         let sockets: Vec<_> = (0..4).map(|_| socket()).collect();
-        assert_eq!(guests.greet(0, &sockets[0].0), None);
-        let place = guests.admit(0).expect("a place");
-        assert_eq!(guests.greet(1, &sockets[1].0), None);
-        assert_eq!(guests.greet(2, &sockets[2].0), None);
-        assert_eq!(guests.greet(3, &sockets[3].0), Some(1));
-        assert!(guests.admit(1).is_none(), "it had to go");
-        assert!(guests.admit(2).is_some() && !guests.is_full());
-        assert!(!guests.close_if_empty() && guests.count() == 1);
+        assert_eq!(clients.greet(0, &sockets[0].0), None);
+        let place = clients.admit(0).expect("a place");
+        assert_eq!(clients.greet(1, &sockets[1].0), None);
+        assert_eq!(clients.greet(2, &sockets[2].0), None);
+        assert_eq!(clients.greet(3, &sockets[3].0), Some(1));
+        assert!(clients.admit(1).is_none(), "it had to go");
+        assert!(clients.admit(2).is_some() && !clients.is_full());
+        assert!(!clients.close_if_empty() && clients.count() == 1);
         drop(place);
-        assert!(guests.close_if_empty() && guests.are_gone());
-        assert!(guests.admit(3).is_none(), "closed");
+        assert!(clients.close_if_empty() && clients.are_gone());
+        assert!(clients.admit(3).is_none(), "closed");
     }
 
     #[test]
     fn a_client_that_has_hung_up_uses_nothing() {
-        let guests = Guests::new(2, 2);
+        let clients = Clients::new(2, 2);
         let (ours, theirs) = socket();
-        guests.greet(1, &ours);
-        let _place = guests.admit(1).expect("a place");
-        assert_eq!(guests.count(), 1);
+        clients.greet(1, &ours);
+        let _place = clients.admit(1).expect("a place");
+        assert_eq!(clients.count(), 1);
         drop(theirs);
-        assert_eq!(guests.count(), 0);
-        assert!(!guests.close_if_empty(), "what it asked for may not be done");
+        assert_eq!(clients.count(), 0);
+        assert!(!clients.close_if_empty(), "what it asked for may not be done");
     }
 }

@@ -1,4 +1,4 @@
-//! State shared by a ring's thread and the control connection.
+//! State control by a ring's thread and the control connection.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::event::Signal;
 
 /// There is one per ring; the control connection writes, the ring's thread reads.
-pub(super) struct Shared {
+pub(super) struct RingControl {
     /// Readable when something here has changed.
     wake: OwnedFd,
     stop: AtomicBool,
@@ -23,7 +23,7 @@ pub(super) struct Shared {
     error: Mutex<Option<Signal>>,
 }
 
-impl Shared {
+impl RingControl {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -98,7 +98,7 @@ impl Shared {
     }
 }
 
-impl AsFd for Shared {
+impl AsFd for RingControl {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }

@@ -7,7 +7,7 @@ pub const ZEROES_UNIT_SECTORS: u64 = 64;
 
 /// Bounds of a machine, fixed at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct Bounds {
     /// Maximum number of requests between acceptance and finish.
     pub requests_max: u32,
     /// Maximum number of chunks under way.
@@ -38,8 +38,6 @@ pub struct BackendTraits {
     /// The backend has moving parts: order matters, and one more operation costs more than anything
     /// else.
     pub rotational: bool,
-    /// Operations in flight beyond which the backend gets no faster.
-    pub depth_max: u32,
 }
 
 /// The resources that the queue may use now.

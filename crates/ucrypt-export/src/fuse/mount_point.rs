@@ -1,12 +1,12 @@
 //! The path that the file is mounted at: what is there before and after the mount.
 //!
-//! A mount needs something to cover. Where there is nothing, [`Place`] creates a place-holder. No
+//! A mount needs something to cover. Where there is nothing, [`MountPoint`] creates a place-holder. No
 //! program may ever take it for the volume: not before the mount, not after it, and not after the
 //! server was killed. As root the place-holder is a socket, which open(2) refuses to everybody. The
 //! setuid helper mounts over regular files only; for it the place-holder is an empty file, whose
 //! mode becomes 0 as soon as the helper is done.
 //!
-//! [`Place`] removes only its own place-holder, and only while that is empty: anything that somebody
+//! [`MountPoint`] removes only its own place-holder, and only while that is empty: anything that somebody
 //! puts there is theirs. An open descriptor keeps the inode, so that no other file can get its
 //! number.
 
@@ -23,13 +23,13 @@ use super::mount::unmount_stale;
 
 /// A path, with a file that the mount may cover.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct MountPoint {
     path: PathBuf,
     /// The place-holder, if we created one. An `O_PATH` descriptor.
     made: Option<OwnedFd>,
 }
 
-impl Place {
+impl MountPoint {
     /// Creates a place-holder unless there is an empty file already. First removes what a killed
     /// server left.
     pub(super) fn prepare(path: &Path) -> io::Result<Self> {
@@ -69,7 +69,7 @@ impl Place {
         Ok(())
     }
 
-    /// Undoes [`Place::unlock`] as far as the helper lets us, once the mount covers it.
+    /// Undoes [`MountPoint::unlock`] as far as the helper lets us, once the mount covers it.
     pub(super) fn lock(&self) {
         if let Some(made) = &self.made {
             let file = format!("/proc/self/fd/{}", made.as_raw_fd());
@@ -131,7 +131,7 @@ mod tests {
     fn a_place_holder_cannot_be_opened_and_goes_away() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let place = Place::prepare(&path).unwrap();
+        let place = MountPoint::prepare(&path).unwrap();
         // Root may open any file, but no socket.
         assert!(OpenOptions::new().write(true).open(&path).is_err());
         assert!(fs::read(&path).is_err());
@@ -145,7 +145,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         for content in ["", "precious"] {
-            let mut place = Place::prepare(&path).unwrap();
+            let mut place = MountPoint::prepare(&path).unwrap();
             place.unlock().unwrap();
             fs::remove_file(&path).unwrap();
             fs::write(&path, content).unwrap();
@@ -155,7 +155,7 @@ mod tests {
         }
         // The same if somebody wrote to the place-holder itself, which for a moment the helper's
         // file allows.
-        let mut place = Place::prepare(&path).unwrap();
+        let mut place = MountPoint::prepare(&path).unwrap();
         place.unlock().unwrap();
         fs::write(&path, "precious").unwrap();
         place.remove();
@@ -167,17 +167,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "").unwrap();
-        Place::prepare(&path).unwrap().remove();
+        MountPoint::prepare(&path).unwrap().remove();
         assert!(path.exists());
         fs::remove_file(&path).unwrap();
         // A killed server never removes its place-holder: a socket, or a file of mode 0 if it used
         // the helper.
-        drop(Place::prepare(&path).unwrap());
-        let mut place = Place::prepare(&path).unwrap();
+        drop(MountPoint::prepare(&path).unwrap());
+        let mut place = MountPoint::prepare(&path).unwrap();
         place.unlock().unwrap();
         place.lock();
         drop(place);
-        let place = Place::prepare(&path).unwrap();
+        let place = MountPoint::prepare(&path).unwrap();
         assert!(place.made.is_some());
         place.remove();
         assert!(!path.exists());
