@@ -300,7 +300,7 @@ mod tests {
     struct Clients {
         explorer: Explorer,
         now_ns: u64,
-        random: u64,
+        random: fastrand::Rng,
         /// Requests that began under each arm.
         begun: [u64; ARMS.len()],
     }
@@ -315,12 +315,8 @@ mod tests {
     impl Clients {
         fn new(seed: u64) -> Self {
             println!("seed {seed}");
-            Self { explorer: Explorer::new(), now_ns: 0, random: seed, begun: [0; ARMS.len()] }
-        }
-
-        fn random(&mut self, below: u64) -> u64 {
-            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (self.random >> 33) % below
+            let random = fastrand::Rng::with_seed(seed);
+            Self { explorer: Explorer::new(), now_ns: 0, random, begun: [0; ARMS.len()] }
         }
 
         /// Runs bursts of `depth` requests. Each request takes about its arm's `each_ns`; one burst
@@ -346,12 +342,10 @@ mod tests {
                 if arm != Arm::AllInline {
                     self.explorer.offloaded();
                 }
-                if arm == Arm::Model {
-                    self.explorer.reshaped();
-                }
+                self.explorer.reshaped();
                 let each = each_ns[arm as usize];
-                let stall = if self.random(500) == 0 { 50 * each } else { 0 };
-                let noise = self.random(each / 5 + 1) * depth as u64;
+                let stall = if self.random.u64(..500) == 0 { 50 * each } else { 0 };
+                let noise = self.random.u64(..=each / 5) * depth as u64;
                 self.now_ns += each * depth as u64 + noise + stall;
                 self.explorer.pass(self.now_ns, depth);
                 for _ in 0..depth {
@@ -395,16 +389,31 @@ mod tests {
         }
     }
 
+    /// With one seed this says nothing: an explorer that stayed with the wrong arm in one run of
+    /// ten passed for months.
     #[test]
-    fn coarser_splits_are_found_where_requests_are_split() {
-        for (each_ns, best) in
-            [([2000, 1500, 2500, 2500], Arm::Coarse), ([1000, 1050, 2500, 2500], Arm::Model)]
-        {
-            let mut load = Clients::new(9);
-            load.run_with(Op::Read, 1, 20_000, each_ns, |_| false);
-            load.begun = [0; ARMS.len()];
-            load.run_with(Op::Read, 1, 100_000, each_ns, |_| false);
-            assert!(load.share(best) > 0.95, "{each_ns:?}: {:?}", load.begun);
+    fn the_fastest_arm_is_found_whatever_the_stalls() {
+        for (each_ns, best) in [
+            ([2000, 1500, 2500, 2500], Arm::Coarse),
+            ([2000, 2500, 1500, 2500], Arm::AllInline),
+            ([70_000, 60_000, 90_000, 50_000], Arm::AllOffload),
+            ([1000, 1100, 2500, 2500], Arm::Model),
+            ([1000, 1200, 1300, 9000], Arm::Model),
+        ] {
+            let best_ns = each_ns[best as usize];
+            // Nearly always soon, and always in the end.
+            for (requests, mean_max, most_max) in [(20_000, 1.03, 1.5), (200_000, 1.01, 1.1)] {
+                let lost = |seed| {
+                    let mut load = Clients::new(seed);
+                    load.run(Op::Read, 1, requests, each_ns);
+                    let each = |arm: Arm| each_ns[arm as usize] * load.begun[arm as usize];
+                    ARMS.into_iter().map(each).sum::<u64>() as f64 / (best_ns * requests) as f64
+                };
+                let lost: Vec<f64> = (0..100).map(lost).collect();
+                let mean = lost.iter().sum::<f64>() / 100.0;
+                let most = lost.into_iter().fold(0.0, f64::max);
+                assert!(mean < mean_max && most < most_max, "{each_ns:?}: {mean}, {most}");
+            }
         }
     }
 

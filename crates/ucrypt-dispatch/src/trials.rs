@@ -3,13 +3,17 @@
 //! The work is done in epochs, each by one arm. The arm with the shortest time per piece of work
 //! continues. The others are tried again after a pause that doubles each time they lose.
 
-/// A trial ends after this many epochs, after this many nanoseconds, or when the arm takes this
-/// many times as long as the best one.
+/// A trial ends after this many epochs, after this many nanoseconds, or when the arm takes this many
+/// times as long as the best one after one, two or more epochs: a stall may have fallen into the
+/// first ones. The result of a trial is its best epoch, because stalls only lengthen one.
 const TRIAL_EPOCHS: u32 = 4;
 const TRIAL_NS: u64 = 10_000_000;
-const HOPELESS: f64 = 1.5;
+const HOPELESS: [f64; 3] = [8.0, 4.0, 1.5];
 
-/// Epochs until an arm that has lost is tried again: the first pause, and the longest.
+/// Epochs until an arm that has lost is tried again: once soon, if it took at most this much longer
+/// than the best, because one trial says little; then the second pause, and the longest.
+const PAUSE_EPOCHS_FIRST: u32 = 32;
+const CLOSE: f64 = 0.5;
 const PAUSE_EPOCHS: u32 = 512;
 const PAUSE_EPOCHS_MAX: u32 = 8192;
 /// Lengthens the pause of a slow arm, so that trials cost less than 1 %: an arm that takes twice as
@@ -19,7 +23,7 @@ const DEAR: f64 = 8.0;
 /// 2 % hysteresis: another arm has to be faster by this factor.
 const BETTER: f64 = 0.98;
 
-/// Weight of a new result, if better and if worse. A worse result is capped at this multiple of the
+/// Weight of a new result after the trial, if better and if worse. A worse result is capped at this multiple of the
 /// present value: a stall says nothing about an arm.
 const WEIGHT_BETTER: f64 = 0.5;
 const WEIGHT_WORSE: f64 = 0.125;
@@ -50,7 +54,8 @@ impl Outcome {
         self.spent_ns = self.spent_ns.saturating_add(spent_ns);
         let was = self.each_ns;
         self.each_ns = match each_ns {
-            first if was == 0.0 => first,
+            first if self.epochs == 1 => first,
+            any if self.epochs <= TRIAL_EPOCHS => any.min(was),
             better if better < was => was + (better - was) * WEIGHT_BETTER,
             worse => was + (worse.min(was * WORSE_MAX) - was) * WEIGHT_WORSE,
         };
@@ -58,8 +63,11 @@ impl Outcome {
 
     /// The arm has lost against one that takes `best_ns`: sets its pause.
     fn lose(&mut self, best_ns: f64) {
-        self.paused = (2 * self.paused).clamp(PAUSE_EPOCHS, PAUSE_EPOCHS_MAX);
         let behind = (self.each_ns / best_ns - 1.0).max(0.0);
+        self.paused = match self.paused {
+            0 if behind < CLOSE => PAUSE_EPOCHS_FIRST,
+            before => (2 * before).clamp(PAUSE_EPOCHS, PAUSE_EPOCHS_MAX),
+        };
         #[expect(clippy::cast_sign_loss, reason = "no factor is negative")]
         let pause = (f64::from(self.paused) * (1.0 + DEAR * behind)) as u32;
         self.pause = pause;
@@ -105,7 +113,9 @@ impl<const ARMS: usize> Trials<ARMS> {
         self.best = best.unwrap_or(now);
         let best_ns = self.outcomes[self.best].each_ns;
         let Outcome { each_ns, epochs, spent_ns, .. } = self.outcomes[now];
-        if epochs < TRIAL_EPOCHS && spent_ns < TRIAL_NS && each_ns < best_ns * HOPELESS {
+        let most = HOPELESS[(epochs as usize).clamp(1, HOPELESS.len()) - 1];
+        let is_hopeless = each_ns > best_ns * most;
+        if epochs < TRIAL_EPOCHS && spent_ns < TRIAL_NS && !is_hopeless {
             return now;
         }
         for (arm, outcome) in self.outcomes.iter_mut().enumerate() {
