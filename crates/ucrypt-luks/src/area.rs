@@ -1,6 +1,7 @@
 //! A keyslot area: the volume key, split into stripes and encrypted under a key derived from the
 //! passphrase. LUKS1 and LUKS2 share this module.
 
+use subtle::ConstantTimeEq;
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use zeroize::Zeroizing;
 
@@ -61,6 +62,22 @@ impl Area<'_> {
         area[..split.len()].copy_from_slice(&split);
         cipher.encrypt_in_place(0, &mut area).map_err(|problem| self.failed(&problem))?;
         Ok(std::mem::take(&mut *area))
+    }
+
+    /// As [`seal`](Self::seal), and opens the result once: what is stored is known to hold the key
+    /// before anything that it replaces is destroyed.
+    pub(crate) fn seal_verified(
+        &self,
+        volume_key: &[u8],
+        area_key: &[u8],
+        random: Random<'_>,
+    ) -> Result<Vec<u8>> {
+        let material = self.seal(volume_key, area_key, random)?;
+        let opened = Area { offset: 0, ..*self }.open(&material, area_key)?;
+        if !bool::from(opened.as_slice().ct_eq(volume_key)) {
+            return Err(Error::damaged("new keyslot", "it does not give back its key"));
+        }
+        Ok(material)
     }
 
     fn keyed(&self, area_key: &[u8]) -> Result<SectorCipher> {

@@ -92,6 +92,22 @@ pub enum Error {
         source: io::Error,
     },
 
+    /// What was written is not what can be read.
+    #[error(
+        "{length} bytes at byte {offset} are not what was written there: does somebody else write \
+         to the image? nothing more was changed"
+    )]
+    NotStored {
+        /// First byte of the write.
+        offset: u64,
+        /// Its length in bytes.
+        length: usize,
+    },
+
+    /// The header must not be changed by this program.
+    #[error("the header is not changed: {0}")]
+    Unchangeable(String),
+
     /// A foreign signature is on the image although it was wiped.
     #[error("{0} does not go away: does somebody else write to the image?")]
     NotWiped(Signature),

@@ -45,6 +45,33 @@ impl Json {
         }
     }
 
+    /// As [`get`](Self::get), to change the member.
+    pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+        match self {
+            Self::Object(members) => {
+                members.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value)
+            }
+            _ => None,
+        }
+    }
+
+    /// Replaces the member `key` of an object in its place, or appends it. Does nothing to other
+    /// values.
+    pub(crate) fn set(&mut self, key: &str, value: Self) {
+        if let Some(member) = self.get_mut(key) {
+            *member = value;
+        } else if let Self::Object(members) = self {
+            members.push((key.to_owned(), value));
+        }
+    }
+
+    /// Removes the member `key` of an object, if it is there.
+    pub(crate) fn remove(&mut self, key: &str) {
+        if let Self::Object(members) = self {
+            members.retain(|(name, _)| name != key);
+        }
+    }
+
     /// An object with these members.
     pub(crate) fn object<const N: usize>(members: [(&str, Self); N]) -> Self {
         Self::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())

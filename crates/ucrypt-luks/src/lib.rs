@@ -34,6 +34,7 @@
 mod af;
 mod area;
 mod attempt;
+mod backup;
 mod dump;
 mod error;
 mod fields;
@@ -41,27 +42,32 @@ mod hash;
 mod header;
 mod json;
 mod kdf;
+mod keys;
 pub mod luks1;
 pub mod luks2;
 mod medium;
 mod new_volume;
 mod pbkdf;
 pub mod plain;
+mod rotate;
 pub mod signature;
 mod table;
 mod uuid;
 mod volume;
 
+pub use backup::{Restore, restore};
 pub use error::{Error, Result};
 pub use fields::FieldText;
 pub use hash::Hash;
 pub use header::Header;
 pub use json::Json;
 pub use kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, KEY_LEN_MAX, Kdf};
-pub use medium::{Clock, Medium, Random, ReadAt, Write, write_durably};
+pub use keys::{HeaderChange, NewKey, OpenedKey};
+pub use medium::{Clock, Medium, Random, ReadAt, Write, write_durably, write_verified};
 pub use new_volume::{NewVolume, Tools, overwrite, random_volume_key};
 pub use pbkdf::{
     ARGON2_MEMORY_MIN_KIB, ARGON2_TIME_MIN, Cost, Machine, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind,
 };
+pub use rotate::{Rotation, rotate};
 pub use table::Table;
 pub use volume::{Flag, Format, SECTOR_BYTES, Segment, Unlocked};

@@ -1,8 +1,10 @@
 //! LUKS1: one binary header with eight keyslots.
 
+mod change;
 mod dump;
 mod format;
 mod header;
+mod keyslot;
 mod unlock;
 
 pub use format::format;

@@ -1,16 +1,22 @@
 //! LUKS2: two copies of a binary header with JSON metadata, and a keyslots area.
 
 mod binary;
+mod change;
+mod change_keyslots;
+mod change_tokens;
 mod copies;
 mod dump;
 mod dump_json;
 mod format;
+mod keyslot;
 mod metadata;
 mod parse;
 mod unlock;
 mod validate;
 
 pub use binary::{Binary, HEADER_SIZES};
+pub use change::Change;
+pub use change_tokens::keyring_token;
 pub use copies::{Copy, Damage, Header, Kept};
 pub use format::{Options, format};
 pub use metadata::{

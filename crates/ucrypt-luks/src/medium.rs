@@ -77,10 +77,36 @@ pub fn write_durably(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
     Ok(())
 }
 
+/// As [`write_durably`], and reads each write back before the next begins. Nothing is destroyed
+/// before what replaces it is known to be on the medium.
+pub fn write_verified(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
+    for write in writes {
+        write_durably(medium, std::slice::from_ref(write))?;
+        let length = write.bytes.len();
+        let mut stored = zeroed(length as u64)?;
+        medium.read_exact_at(write.offset, &mut stored).map_err(|source| Error::Read {
+            offset: write.offset,
+            length,
+            source,
+        })?;
+        if stored != write.bytes {
+            return Err(Error::NotStored { offset: write.offset, length });
+        }
+    }
+    Ok(())
+}
+
+/// A write of `length` random bytes: what lay there cannot be read again.
+pub(crate) fn wipe(offset: u64, length: u64, random: Random<'_>) -> Result<Write> {
+    let mut bytes = zeroed(length)?;
+    fill_random(random, &mut bytes)?;
+    Ok(Write { offset, bytes })
+}
+
 /// Bytes to be written to the image that holds the header.
 ///
 /// A list of writes must be carried out in order, each durable (`fdatasync`) before the next begins
-/// ([`write_durably`]). An interruption then never leaves a header that looks whole but is not.
+/// ([`write_durably`], [`write_verified`]). An interruption then never leaves a header that looks whole but is not.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Write {
     /// First byte in the image.

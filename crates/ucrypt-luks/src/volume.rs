@@ -68,6 +68,11 @@ impl Flag {
         Self::NAMES.iter().find(|(_, header, _)| *header == name).map(|(flag, ..)| *flag)
     }
 
+    /// The name of the flag in a LUKS2 header.
+    pub fn header_name(self) -> &'static str {
+        Self::NAMES.iter().find(|(flag, ..)| *flag == self).map_or("", |(_, header, _)| header)
+    }
+
     /// Finds a flag by its name in a dm-crypt table line.
     pub fn from_table_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(.., table)| *table == Some(name)).map(|(flag, ..)| *flag)

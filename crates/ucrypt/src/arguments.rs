@@ -22,24 +22,10 @@ const OLD_NAMES: [(&str, [&str; 3]); 2] =
     [("luksOpen", ["open", "--type", "luks"]), ("plainOpen", ["open", "--type", "plain"])];
 
 /// Actions of cryptsetup that this command does not have yet, with their old names.
-const NOT_YET: [&str; 28] = [
-    "luksAddKey",
-    "luksRemoveKey",
-    "luksChangeKey",
-    "luksKillSlot",
-    "luksDelKey",
-    "luksConvertKey",
-    "luksHeaderBackup",
-    "luksHeaderRestore",
+const NOT_YET: [&str; 14] = [
     "luksSuspend",
     "luksResume",
-    "luksErase",
-    "luksConfig",
-    "erase",
-    "token",
-    "config",
     "convert",
-    "repair",
     "refresh",
     "reencrypt",
     "tcryptOpen",

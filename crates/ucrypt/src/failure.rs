@@ -79,7 +79,9 @@ impl From<ucrypt_luks::Error> for Failure {
         match error {
             Luks::WrongPassphrase { .. } | Luks::WrongVolumeKey => Self::denied(error),
             Luks::OutOfMemory { .. } => Self::memory(error),
-            Luks::Read { .. } | Luks::Write { .. } | Luks::NotWiped(_) => Self::device(error),
+            Luks::Read { .. } | Luks::Write { .. } | Luks::NotWiped(_) | Luks::NotStored { .. } => {
+                Self::device(error)
+            }
             error => Self::wrong(error),
         }
     }

@@ -1,14 +1,31 @@
-//! The actions on LUKS headers, as in cryptsetup: `luksFormat`, `luksDump`, `isLuks`, `luksUUID`.
-//! `ucrypt-luks` reads and makes headers; this module has the options, the prompts and the images.
+//! The actions on LUKS headers, as in cryptsetup. `ucrypt-luks` reads, makes and changes headers;
+//! this module has the options, the prompts and the images.
 
+mod backup;
+mod change;
+mod config;
 mod confirm;
 mod format;
 mod format_args;
 mod image;
+mod keys;
+mod new_key_args;
+mod pbkdf_args;
+mod rotate;
 mod show;
+mod token;
 
+pub(crate) use backup::{BackupArgs, WholeArgs, backup, erase, repair, restore};
+pub(crate) use change::lock_header;
+pub(crate) use config::{ConfigArgs, UuidArgs, config, uuid};
 pub(crate) use confirm::{confirm, confirm_at};
 pub(crate) use format::run as format;
 pub(crate) use format_args::FormatArgs;
 pub(crate) use image::HeaderImage;
-pub(crate) use show::{DumpArgs, IsLuksArgs, UuidArgs, dump, is_luks, uuid};
+pub(crate) use keys::{
+    AddKeyArgs, ChangeKeyArgs, ConvertKeyArgs, KillSlotArgs, RemoveKeyArgs, add, change, convert,
+    kill_slot, remove,
+};
+pub(crate) use rotate::{RotateKeyArgs, run as rotate};
+pub(crate) use show::{DumpArgs, IsLuksArgs, dump, is_luks};
+pub(crate) use token::{TokenArgs, token};

@@ -82,9 +82,43 @@ enum Action {
     /// Tell by the exit code whether an image has a LUKS header
     #[command(name = "isLuks")]
     IsLuks(luks::IsLuksArgs),
-    /// Print the UUID of a LUKS header
+    /// Print or change the UUID of a LUKS header
     #[command(name = "luksUUID")]
     LuksUuid(luks::UuidArgs),
+    /// Add a passphrase
+    #[command(name = "luksAddKey")]
+    LuksAddKey(Box<luks::AddKeyArgs>),
+    /// Remove the keyslot that a passphrase opens
+    #[command(name = "luksRemoveKey")]
+    LuksRemoveKey(luks::RemoveKeyArgs),
+    /// Replace a passphrase
+    #[command(name = "luksChangeKey")]
+    LuksChangeKey(Box<luks::ChangeKeyArgs>),
+    /// Remove a keyslot by its number
+    #[command(name = "luksKillSlot", visible_alias = "luksDelKey")]
+    LuksKillSlot(luks::KillSlotArgs),
+    /// Change the key derivation of a keyslot
+    #[command(name = "luksConvertKey")]
+    LuksConvertKey(Box<luks::ConvertKeyArgs>),
+    /// Replace a passphrase in steps that can be run again after any interruption
+    #[command(name = "luksRotateKey")]
+    LuksRotateKey(Box<luks::RotateKeyArgs>),
+    /// Set labels and the priority of keyslots
+    #[command(visible_alias = "luksConfig")]
+    Config(luks::ConfigArgs),
+    /// Add, remove, import, export or unassign a token
+    Token(luks::TokenArgs),
+    /// Save the header and its keyslots in a file
+    #[command(name = "luksHeaderBackup")]
+    LuksHeaderBackup(luks::BackupArgs),
+    /// Put a saved header back
+    #[command(name = "luksHeaderRestore")]
+    LuksHeaderRestore(luks::BackupArgs),
+    /// Write a damaged header copy again from the other one
+    Repair(luks::WholeArgs),
+    /// Destroy all keyslots
+    #[command(visible_alias = "luksErase")]
+    Erase(luks::WholeArgs),
     /// Measure ciphers and key derivations, in memory only
     Benchmark(benchmark::BenchmarkArgs),
     /// Make, serve and measure a volume in a scratch file
@@ -168,6 +202,18 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::LuksDump(args) => luks::dump(&args),
         Action::IsLuks(args) => luks::is_luks(&args),
         Action::LuksUuid(args) => luks::uuid(&args),
+        Action::LuksAddKey(args) => luks::add(&args),
+        Action::LuksRemoveKey(args) => luks::remove(&args),
+        Action::LuksChangeKey(args) => luks::change(&args),
+        Action::LuksKillSlot(args) => luks::kill_slot(&args),
+        Action::LuksConvertKey(args) => luks::convert(&args),
+        Action::LuksRotateKey(args) => luks::rotate(&args),
+        Action::Config(args) => luks::config(&args),
+        Action::Token(args) => luks::token(&args),
+        Action::LuksHeaderBackup(args) => luks::backup(&args),
+        Action::LuksHeaderRestore(args) => luks::restore(&args),
+        Action::Repair(args) => luks::repair(&args),
+        Action::Erase(args) => luks::erase(&args),
         Action::Benchmark(args) => benchmark::run(&args),
         Action::Demo(args) => demo::run(&args),
         Action::Background(args) => background::serve(&args),

@@ -125,6 +125,17 @@ impl KeyArgs {
         }
     }
 
+    /// As [`KeyArgs::read`], but `None` if standard input has nothing to read.
+    pub(crate) fn read_if_any(&self, prompt: &str) -> Result<Option<Secret>, Failure> {
+        let part = Part { offset: self.keyfile_offset, size: self.keyfile_size, line: false };
+        match self.source() {
+            Ok(Source::Line(stdin)) => Part { line: true, ..part }.of_stdin_if_any(stdin),
+            Ok(Source::Stdin(stdin)) => part.of_stdin_if_any(stdin),
+            Err(_) if Stdin::get().is_none() => Ok(None),
+            _ => self.read(prompt).map(Some),
+        }
+    }
+
     /// As [`KeyArgs::read`], but asks a person twice.
     pub(crate) fn read_verified(&self, prompt: &str) -> Result<Secret, Failure> {
         let first = self.read(prompt)?;
@@ -165,14 +176,17 @@ struct Part {
 }
 
 impl Part {
-    fn of_stdin(self, mut stdin: Stdin) -> Result<Secret, Failure> {
+    fn of_stdin(self, stdin: Stdin) -> Result<Secret, Failure> {
+        self.of_stdin_if_any(stdin)?.ok_or_else(|| {
+            Failure::wrong("nothing to read on standard input: it has no passphrase")
+        })
+    }
+
+    fn of_stdin_if_any(self, mut stdin: Stdin) -> Result<Option<Secret>, Failure> {
         let failed = failed("standard input");
         skip(&mut stdin, self.offset).map_err(failed)?;
         let (key, newline) = self.read(&mut stdin, "standard input")?;
-        if key.is_empty() && !newline {
-            return Err(Failure::wrong("nothing to read on standard input: it has no passphrase"));
-        }
-        Ok(key)
+        Ok(if key.is_empty() && !newline { None } else { Some(key) })
     }
 
     fn of_file(self, path: &Path) -> Result<Secret, Failure> {

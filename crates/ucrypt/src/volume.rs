@@ -16,7 +16,7 @@ use ucrypt_luks::{Flag, Header, Unlocked, signature, write_durably};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
-use crate::luks::{HeaderImage, confirm, confirm_at};
+use crate::luks::{HeaderImage, confirm, confirm_at, lock_header};
 use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
 use crate::stdio::{say, say_line};
 use crate::{secrecy, size};
@@ -253,7 +253,8 @@ impl VolumeArgs {
                 unlocked.check_data(&name)?;
                 let file = Arc::new(file);
                 let opened = self.join(file.clone(), Some(&unlocked.volume), name)?;
-                unlocked.tell_of_damage(if self.readonly { None } else { Some(&file) })?;
+                let place = self.header.as_deref().unwrap_or(&image);
+                unlocked.tell_of_damage((!self.readonly).then_some((&file, place)))?;
                 Ok(opened)
             }
         }
@@ -500,9 +501,9 @@ impl UnlockedImage {
     }
 
     /// Reports a damaged header copy. Repairs it if there is an image to write to and the repair
-    /// can lose nothing.
-    fn tell_of_damage(&self, image: Option<&FileBackend>) -> Result<(), Failure> {
-        let (Some(Header::Luks2(header)), Some(damage)) = (&self.header, &self.damage) else {
+    /// can lose nothing. `image` comes with the path of the header.
+    fn tell_of_damage(&self, image: Option<(&FileBackend, &Path)>) -> Result<(), Failure> {
+        let (Some(Header::Luks2(_)), Some(damage)) = (&self.header, &self.damage) else {
             return Ok(());
         };
         let done = match (image, damage.kept()) {
@@ -511,9 +512,18 @@ impl UnlockedImage {
                 "using the other one; nothing was repaired, for {kept}; if the volume is this one \
                  without any doubt, \"cryptsetup repair\" writes the copy again"
             ),
-            (Some(image), None) => {
-                let write = header.repair(damage, &mut secrecy::random)?;
-                let medium = HeaderImage(self.detached.as_ref().unwrap_or(image));
+            (Some((image, place)), None) => {
+                let medium = self.detached.as_ref().unwrap_or(image);
+                let _lock = lock_header(place, medium)?;
+                let medium = HeaderImage(medium);
+                // Another program may have changed the header since it was read.
+                let (Header::Luks2(header), Some(damage)) = Header::read(&medium)? else {
+                    return Ok(());
+                };
+                if damage.kept().is_some() {
+                    return Ok(());
+                }
+                let write = header.repair(&damage, &mut secrecy::random)?;
                 write_durably(&medium, &[write]).map_err(|error| {
                     Failure::device(format!(
                         "{damage}, and the header cannot be repaired: {error}; use --readonly to \

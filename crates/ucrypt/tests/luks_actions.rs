@@ -1,85 +1,15 @@
 //! `luksFormat`, `luksDump`, `isLuks`, `luksUUID` as processes: options, prompts, exit codes, with
-//! with cryptsetup as the reference.
+//! cryptsetup as the reference.
+
+mod luks;
 
 use std::fs;
-use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
 
-const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
-const PASSPHRASE: &[u8] = b"correct horse battery staple";
-const CHEAP: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+use luks::{CHEAP, PASSPHRASE, Scratch, Terminal, UCRYPT, code, good, run, stderr, text, ucrypt};
+
 const CHEAP_ARGON2: &[&str] = &["--pbkdf-memory", "32", "--pbkdf-force-iterations", "4"];
-
-fn run(program: &str, args: &[&str], stdin: &[u8]) -> Output {
-    let child = Command::new(program)
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = child.unwrap_or_else(|error| {
-        panic!("{program} cannot be run ({error}): apt-get install cryptsetup-bin bsdutils")
-    });
-    // A child that ends without reading closes the pipe; its exit code tells why.
-    let _ = child.stdin.take().unwrap().write_all(stdin);
-    child.wait_with_output().unwrap()
-}
-
-fn ucrypt(args: &[&str], stdin: &[u8]) -> Output {
-    run(UCRYPT, args, stdin)
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().expect("killed by a signal")
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Standard output of a program that has to succeed.
-fn good(output: &Output) -> String {
-    assert_eq!(code(output), 0, "{}", stderr(output));
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-struct Scratch(tempfile::TempDir);
-
-impl Scratch {
-    fn new() -> Self {
-        let scratch = Self(tempfile::tempdir().unwrap());
-        scratch.make("image", 18 << 20);
-        scratch
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn make(&self, name: &str, len: u64) -> PathBuf {
-        let path = self.path(name);
-        fs::File::create(&path).unwrap().set_len(len).unwrap();
-        path
-    }
-
-    fn image(&self) -> PathBuf {
-        self.path("image")
-    }
-
-    /// Formats the image with `args`; the passphrase comes through standard input.
-    fn format(&self, args: &[&str]) -> Output {
-        let image = self.image();
-        let args: Vec<&str> =
-            ["luksFormat"].iter().chain(args).copied().chain([text(&image)]).collect();
-        ucrypt(&args, PASSPHRASE)
-    }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 fn cryptsetup_opens(image: &Path, more: &[&str]) {
     let args = ["open", "--test-passphrase", "--key-file", "-", text(image)];
@@ -398,47 +328,6 @@ fn an_image_in_use_can_be_looked_at_and_not_formatted() {
     good(&ucrypt(&["isLuks", text(&path)], b""));
     drop(user);
     good(&scratch.format(CHEAP));
-}
-
-/// A program on a terminal of its own, by `script` of util-linux.
-struct Terminal {
-    child: Child,
-    seen: String,
-}
-
-impl Terminal {
-    fn start(args: &[&str]) -> Self {
-        let quoted: Vec<String> =
-            [UCRYPT].iter().chain(args).map(|word| format!("'{word}'")).collect();
-        let child = Command::new("timeout")
-            .args(["60", "script", "-qefc", &quoted.join(" "), "/dev/null"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        let child = child.unwrap_or_else(|error| {
-            panic!("script cannot be run ({error}): apt-get install bsdutils")
-        });
-        Self { child, seen: String::new() }
-    }
-
-    /// Waits until `text` is on the terminal, then types `answer`.
-    fn expect(&mut self, text: &str, answer: &str) {
-        let stdout = self.child.stdout.as_mut().unwrap();
-        while !self.seen.contains(text) {
-            let mut buf = [0; 256];
-            let got = stdout.read(&mut buf).unwrap();
-            assert!(got > 0, "{text} did not come: {}", self.seen);
-            self.seen.push_str(&String::from_utf8_lossy(&buf[..got]));
-        }
-        self.seen.clear();
-        self.child.stdin.as_mut().unwrap().write_all(answer.as_bytes()).unwrap();
-    }
-
-    /// The exit code, and the output after the last answer.
-    fn end(mut self) -> (i32, String) {
-        self.child.stdout.as_mut().unwrap().read_to_string(&mut self.seen).unwrap();
-        (self.child.wait().unwrap().code().unwrap(), self.seen)
-    }
 }
 
 #[test]

@@ -1,13 +1,12 @@
 //! Making a LUKS1 volume (on-disk format 1.2.3, section 4.1).
 
-use zeroize::Zeroizing;
-
 use super::header::{
     DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, NAME_BYTES, SALT_BYTES,
 };
-use crate::area::{Area, STRIPES, material_len};
+use super::keyslot::seal;
+use crate::area::{STRIPES, material_len};
 use crate::error::{Error, Result};
-use crate::kdf::Kdf;
+use crate::keys::NewKey;
 use crate::medium::{Write, fill_random};
 use crate::new_volume::{DATA_ALIGNMENT, NewVolume, Region, Tools};
 use crate::pbkdf::PbkdfKind;
@@ -30,18 +29,17 @@ pub fn format(
     if volume.pbkdf.hash != volume.hash {
         return Err(Error::request("LUKS1 uses one hash for everything"));
     }
-    if volume.cipher.is_null() && !passphrase.is_empty() {
-        return Err(Error::request("only an empty passphrase goes with the null cipher"));
-    }
     let mut header = empty_header(volume, tools)?;
     let mut region = Region::new(header.areas_end(), header.data_offset())?;
     let length = material_len(volume.key_len(), STRIPES);
     for keyslot in &header.keyslots {
         region.fill(keyslot.material_start(), length, tools.random)?;
     }
-    let (keyslot, material) = fill_keyslot(&header, volume, passphrase, tools)?;
-    region.put(keyslot.material_start(), &material);
-    header.keyslots[volume.keyslot as usize] = keyslot;
+    let new = NewKey { passphrase, pbkdf: volume.pbkdf, area: None };
+    let sealed = seal(&header, &volume.volume_key, &new, tools)?;
+    let keyslot = &mut header.keyslots[volume.keyslot as usize];
+    (keyslot.active, keyslot.iterations, keyslot.salt) = (true, sealed.iterations, sealed.salt);
+    region.put(keyslot.material_start(), &sealed.material);
     let bytes = header.to_bytes();
     // The new header has to parse.
     Header::parse(&bytes)?;
@@ -103,32 +101,4 @@ fn payload_offset(volume: &NewVolume, areas_end: u64) -> Result<u32> {
     };
     let too_far = || Error::request("LUKS1 has no data offset above 2 TiB; use --type luks2");
     u32::try_from(bytes / SECTOR_BYTES).map_err(|_| too_far())
-}
-
-/// The keyslot that `passphrase` opens, and its key material.
-fn fill_keyslot(
-    header: &Header,
-    volume: &NewVolume,
-    passphrase: &[u8],
-    tools: &mut Tools<'_>,
-) -> Result<(Keyslot, Vec<u8>)> {
-    let key_len = volume.volume_key.len();
-    let kdf = volume.pbkdf.resolve(key_len, tools.machine, tools.clock)?;
-    let Kdf::Pbkdf2 { iterations, .. } = kdf else {
-        return Err(Error::unsupported("PBKDF for LUKS1", kdf.name()));
-    };
-    let mut keyslot = header.keyslots[volume.keyslot as usize];
-    (keyslot.active, keyslot.iterations) = (true, iterations);
-    fill_random(tools.random, &mut keyslot.salt)?;
-    let mut area_key = Zeroizing::new(vec![0; key_len]);
-    kdf.derive(passphrase, &keyslot.salt, &mut area_key)?;
-    let area = Area {
-        offset: keyslot.material_start(),
-        key_len: volume.key_len(),
-        stripes: STRIPES,
-        hash: volume.hash,
-        cipher: &volume.cipher,
-    };
-    let material = area.seal(&volume.volume_key, &area_key, tools.random)?;
-    Ok((keyslot, material))
 }

@@ -92,6 +92,8 @@ pub enum Kept {
     Unread,
     /// Its version, size or checksum algorithm is unknown.
     Unknown,
+    /// It is a whole copy of an earlier state: a change was interrupted. The next change writes it.
+    Older,
     /// Its checksum is right: the copy is as some program wrote it.
     Whole,
     /// The search for foreign signatures failed.
@@ -104,7 +106,7 @@ impl fmt::Display for Kept {
             Self::NoMagic => f.write_str("nothing says that what is there is LUKS"),
             Self::Unread => f.write_str("it cannot be read"),
             Self::Unknown => f.write_str("a newer program may have made it"),
-            Self::Whole => f.write_str("its checksum is right"),
+            Self::Older | Self::Whole => f.write_str("its checksum is right"),
             Self::Unprobed(problem) => {
                 write!(f, "foreign signatures cannot be ruled out: {problem}")
             }
@@ -212,6 +214,15 @@ impl Header {
         self.write_of(damage.copy, random)
     }
 
+    /// As [`repair`](Self::repair), for a user who knows that the image holds this volume: also
+    /// writes over a copy that [`Damage::kept`] protects, unless a newer program may have made it.
+    pub fn repair_by_request(&self, damage: &Damage, random: Random<'_>) -> Result<Write> {
+        if let Some(kept @ Kept::Unknown) = &damage.kept {
+            return Err(Error::request(format!("the copy is not written again: {kept}")));
+        }
+        self.write_of(damage.copy, random)
+    }
+
     /// The write that stores `copy` of this header.
     pub(crate) fn write_of(&self, copy: Copy, random: Random<'_>) -> Result<Write> {
         let mut salt = [0; 64];
@@ -295,7 +306,7 @@ fn choose(primary: Candidate, secondary: Candidate) -> Result<(Header, Option<Da
             let stale = |copy, old: u64, new: u64| {
                 let problem = format!("it is older, sequence id {old} instead of {new}");
                 let problem = Error::damaged("sequence id", problem);
-                Some(Damage { copy, problem, kept: Some(Kept::Whole) })
+                Some(Damage { copy, problem, kept: Some(Kept::Older) })
             };
             Ok(match first.cmp(&second) {
                 std::cmp::Ordering::Equal => (primary, None),

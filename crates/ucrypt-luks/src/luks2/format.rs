@@ -1,29 +1,22 @@
 //! Making a LUKS2 volume.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use ucrypt_sector::CipherSpec;
-use zeroize::Zeroizing;
 
 use super::binary::{BINARY_BYTES, Binary, HEADER_SIZES, LABEL_BYTES};
 use super::copies::{Copy, Header};
+use super::keyslot::{
+    FALLBACK_AREA_CIPHER, FALLBACK_AREA_KEY_LEN, Plan, area_size, decimal, digest,
+};
 use super::parse::KEYSLOTS_MAX;
 use super::validate::{AREA_ALIGNMENT, KEYSLOTS_SIZE_MAX};
-use crate::area::{Area, STRIPES, material_len, parse_cipher};
+use crate::area::parse_cipher;
 use crate::error::{Error, Result};
 use crate::json::Json;
-use crate::kdf::Kdf;
-use crate::medium::{Write, fill_random};
+use crate::medium::Write;
 use crate::new_volume::{DATA_ALIGNMENT, NewVolume, Region, Tools};
 
 /// Default size of both header copies and the keyslots area together, in bytes.
 const DEFAULT_SIZE: u64 = 16 << 20;
-
-/// Cipher and key length of a keyslot area if the volume has the null cipher.
-const FALLBACK_AREA_CIPHER: &str = "aes-xts-plain64";
-const FALLBACK_AREA_KEY_LEN: u32 = 64;
-
-const SALT_BYTES: usize = 32;
 
 /// The LUKS2-only parameters of a new volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,11 +56,13 @@ pub fn format(
     region.fill(layout.area_offset(), layout.keyslots_size, tools.random)?;
     let (keyslot, material) = new_keyslot(volume, &layout, passphrase, tools)?;
     region.put(layout.area_offset(), &material);
+    let number = volume.keyslot.to_string();
+    let digest = digest(&volume.volume_key, &volume.pbkdf, &[&number], &["0"], tools)?;
     let json = Json::object([
-        ("keyslots", Json::Object(vec![(volume.keyslot.to_string(), keyslot)])),
+        ("keyslots", Json::Object(vec![(number, keyslot)])),
         ("tokens", Json::object([])),
         ("segments", Json::object([("0", segment(volume, options, layout.data_offset))])),
-        ("digests", Json::object([("0", digest(volume, tools)?)])),
+        ("digests", Json::object([("0", digest)])),
         ("config", layout.config()),
     ]);
     // What was made has to be readable.
@@ -87,8 +82,6 @@ struct Layout {
     data_offset: u64,
     /// The data offset if the data follows the header in the same image, otherwise 0.
     wiped_data_offset: u64,
-    /// Length of the first keyslot's area.
-    area_size: u64,
 }
 
 impl Layout {
@@ -111,7 +104,7 @@ impl Layout {
             None if volume.detached => 0,
             None => end.next_multiple_of(DATA_ALIGNMENT),
         };
-        let area_size = material_len(volume.key_len(), STRIPES).next_multiple_of(AREA_ALIGNMENT);
+        let area_size = area_size(volume.key_len());
         if area_size > keyslots_size || behind.is_some_and(|offset| offset < end) {
             return Err(Error::request(format!(
                 "the data would begin inside the header: {} bytes are needed in front of it",
@@ -119,7 +112,7 @@ impl Layout {
             )));
         }
         let wiped_data_offset = if volume.detached { 0 } else { data_offset };
-        Ok(Self { header_size, keyslots_size, data_offset, wiped_data_offset, area_size })
+        Ok(Self { header_size, keyslots_size, data_offset, wiped_data_offset })
     }
 
     fn area_offset(&self) -> u64 {
@@ -138,13 +131,18 @@ impl Layout {
     }
 }
 
-fn check_options(options: &Options) -> Result<()> {
-    for (what, text) in [("label", &options.label), ("subsystem", &options.subsystem)] {
-        if text.len() >= LABEL_BYTES || text.chars().any(char::is_control) {
-            let problem = format!("the {what} has to be printable, in at most 47 bytes");
-            return Err(Error::request(problem));
-        }
+/// Refuses a label that its field does not hold.
+pub(super) fn check_label(what: &str, text: &str) -> Result<()> {
+    if text.len() >= LABEL_BYTES || text.chars().any(char::is_control) {
+        let problem = format!("the {what} has to be printable, in at most 47 bytes");
+        return Err(Error::request(problem));
     }
+    Ok(())
+}
+
+fn check_options(options: &Options) -> Result<()> {
+    check_label("label", &options.label)?;
+    check_label("subsystem", &options.subsystem)?;
     if !matches!(options.sector_size, 512 | 1024 | 2048 | 4096) {
         let size = options.sector_size;
         let problem = format!("the sector size {size} is none of 512, 1024, 2048 and 4096");
@@ -161,15 +159,6 @@ fn check_options(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A decimal string, because JSON numbers are not safe above 2^53.
-fn decimal(number: u64) -> Json {
-    Json::String(number.to_string())
-}
-
-fn base64(bytes: &[u8]) -> Json {
-    Json::String(BASE64.encode(bytes))
-}
-
 fn segment(volume: &NewVolume, options: &Options, data_offset: u64) -> Json {
     Json::object([
         ("type", "crypt".into()),
@@ -181,24 +170,6 @@ fn segment(volume: &NewVolume, options: &Options, data_offset: u64) -> Json {
     ])
 }
 
-fn digest(volume: &NewVolume, tools: &mut Tools<'_>) -> Result<Json> {
-    let hash = volume.pbkdf.hash;
-    let mut salt = [0; SALT_BYTES];
-    fill_random(tools.random, &mut salt)?;
-    let iterations = volume.pbkdf.digest_iterations(volume.volume_key.len(), tools.clock)?;
-    let mut digest = vec![0; hash.size()];
-    hash.pbkdf2(&volume.volume_key, &salt, iterations, &mut digest);
-    Ok(Json::object([
-        ("type", "pbkdf2".into()),
-        ("keyslots", Json::strings(&[&volume.keyslot.to_string()])),
-        ("segments", Json::strings(&["0"])),
-        ("hash", hash.name().into()),
-        ("iterations", iterations.into()),
-        ("salt", base64(&salt)),
-        ("digest", base64(&digest)),
-    ]))
-}
-
 /// The keyslot that `passphrase` opens, and its key material.
 fn new_keyslot(
     volume: &NewVolume,
@@ -207,43 +178,16 @@ fn new_keyslot(
     tools: &mut Tools<'_>,
 ) -> Result<(Json, Vec<u8>)> {
     let (cipher, area_key_len) = area_cipher(volume)?;
-    let kdf = volume.pbkdf.resolve(area_key_len as usize, tools.machine, tools.clock)?;
-    let mut salt = [0; SALT_BYTES];
-    fill_random(tools.random, &mut salt)?;
-    let mut area_key = Zeroizing::new(vec![0; area_key_len as usize]);
-    kdf.derive(passphrase, &salt, &mut area_key)?;
-    let area = Area {
-        offset: layout.area_offset(),
-        key_len: volume.key_len(),
-        stripes: STRIPES,
+    let plan = Plan {
+        key: &volume.volume_key,
+        passphrase,
+        pbkdf: volume.pbkdf,
         hash: volume.hash,
-        cipher: &cipher,
+        cipher,
+        area_key_len,
+        offset: layout.area_offset(),
     };
-    let material = area.seal(&volume.volume_key, &area_key, tools.random)?;
-    let keyslot = Json::object([
-        ("type", "luks2".into()),
-        ("key_size", volume.key_len().into()),
-        (
-            "af",
-            Json::object([
-                ("type", "luks1".into()),
-                ("stripes", STRIPES.into()),
-                ("hash", volume.hash.name().into()),
-            ]),
-        ),
-        (
-            "area",
-            Json::object([
-                ("type", "raw".into()),
-                ("offset", decimal(area.offset)),
-                ("size", decimal(layout.area_size)),
-                ("encryption", cipher.to_string().as_str().into()),
-                ("key_size", area_key_len.into()),
-            ]),
-        ),
-        ("kdf", kdf_json(&kdf, &salt)),
-    ]);
-    Ok((keyslot, material))
+    plan.make(tools)
 }
 
 /// Keyslot areas use the cipher of the volume, unless that is the null cipher.
@@ -253,23 +197,4 @@ fn area_cipher(volume: &NewVolume) -> Result<(CipherSpec, u32)> {
         return Ok((cipher, FALLBACK_AREA_KEY_LEN));
     }
     Ok((volume.cipher.clone(), volume.key_len()))
-}
-
-fn kdf_json(kdf: &Kdf, salt: &[u8]) -> Json {
-    let mut members = vec![("type".to_owned(), Json::from(kdf.name()))];
-    let mut put = |name: &str, value: Json| members.push((name.to_owned(), value));
-    match kdf {
-        Kdf::Pbkdf2 { hash, iterations } => {
-            put("hash", hash.as_str().into());
-            put("iterations", (*iterations).into());
-        }
-        Kdf::Argon2 { time, memory_kib, lanes, .. } => {
-            put("time", (*time).into());
-            put("memory", (*memory_kib).into());
-            put("cpus", (*lanes).into());
-        }
-        Kdf::Unknown(_) => {}
-    }
-    put("salt", base64(salt));
-    Json::Object(members)
 }

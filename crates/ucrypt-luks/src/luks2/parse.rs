@@ -16,9 +16,9 @@ use crate::kdf::{Argon2Variant, Kdf};
 
 /// Largest number of objects of each kind in a header: cryptsetup's limits.
 pub(crate) const KEYSLOTS_MAX: u32 = 32;
-const TOKENS_MAX: u32 = 32;
+pub(crate) const TOKENS_MAX: u32 = 32;
 const SEGMENTS_MAX: u32 = 32;
-const DIGESTS_MAX: u32 = 8;
+pub(crate) const DIGESTS_MAX: u32 = 8;
 
 /// Longest salt or digest in bytes.
 const BINARY_MAX: usize = 512;

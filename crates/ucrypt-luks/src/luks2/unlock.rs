@@ -7,13 +7,14 @@ use zeroize::Zeroizing;
 
 use super::copies::Header;
 use super::metadata::{
-    Digest, DigestKind, Keyslot, KeyslotKind, Metadata, Pbkdf2Digest, Priority, SegmentKind,
+    Digest, DigestKind, Keyslot, KeyslotKind, Pbkdf2Digest, Priority, SegmentKind,
 };
 use crate::area::{self, Area, STRIPES, parse_cipher};
 use crate::attempt::Attempts;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::kdf::{KEY_LEN_MAX, Kdf};
+use crate::keys::OpenedKey;
 use crate::medium::ReadAt;
 use crate::volume::{Flag, Format, Segment, Unlocked};
 
@@ -26,9 +27,9 @@ impl Header {
         keyslot: Option<u32>,
     ) -> Result<Unlocked> {
         let segments = self.usable_segments()?;
-        let digest = self.volume_digest()?;
+        let (_, digest) = self.volume_digest()?;
         let mut attempts = Attempts::default();
-        for number in self.candidates(digest, keyslot)? {
+        for number in self.candidates(keyslot, |number| digest.keyslots.contains(&number))? {
             let opened = self.open_keyslot(image, number, passphrase, digest);
             if let Some(key) = attempts.note(number, opened)? {
                 return self.unlocked(key, segments, Some(number));
@@ -42,7 +43,7 @@ impl Header {
     /// The length matters: PBKDF2 gives a key the same digest with and without trailing zero bytes.
     pub fn unlock_with_volume_key(&self, key: &[u8]) -> Result<Unlocked> {
         let segments = self.usable_segments()?;
-        let digest = self.volume_digest()?;
+        let (_, digest) = self.volume_digest()?;
         let keyslots = digest.keyslots.iter().filter_map(|id| self.metadata.keyslots.get(id));
         let wrong_length =
             keyslots.map(|keyslot| keyslot.key_size as usize).any(|len| len != key.len());
@@ -86,8 +87,39 @@ impl Header {
         Ok(segments)
     }
 
-    /// The one digest of all segments.
-    fn volume_digest(&self) -> Result<&Digest> {
+    /// Tries `passphrase` on `keyslot`, or on all keyslots by priority and number, whether or not
+    /// they hold the key of the volume.
+    pub fn open_key(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+    ) -> Result<OpenedKey> {
+        let mut attempts = Attempts::default();
+        for number in self.candidates(keyslot, |_| true)? {
+            let digest = self.metadata.digests_of_keyslot(number);
+            let Some(digest) = digest.first().and_then(|id| self.metadata.digests.get(id)) else {
+                continue;
+            };
+            let opened = self.open_keyslot(image, number, passphrase, digest);
+            if let Some(key) = attempts.note(number, opened)? {
+                if !self.metadata.is_unbound(number) {
+                    self.check_key_len(&key)?;
+                }
+                return Ok(OpenedKey { keyslot: number, key });
+            }
+        }
+        Err(attempts.failed())
+    }
+
+    /// Refuses a key that the ciphers of the segments do not take. PBKDF2 gives a key the same
+    /// digest with and without trailing zero bytes, so the digest alone does not tell the length.
+    fn check_key_len(&self, key: &[u8]) -> Result<()> {
+        self.usable_segments()?.iter().try_for_each(|segment| segment.cipher(key).map(drop))
+    }
+
+    /// The one digest of all segments, with its number.
+    pub(super) fn volume_digest(&self) -> Result<(u32, &Digest)> {
         let metadata = &self.metadata;
         let mut digests = metadata.segments.keys().map(|id| metadata.digest_of_segment(*id));
         let missing = || Error::damaged("JSON/digests", "none belongs to the segments");
@@ -96,21 +128,28 @@ impl Header {
             return Err(Error::unsupported("volume with more than one", "volume key"));
         }
         match &digest.kind {
-            DigestKind::Pbkdf2(_) => Ok(digest),
+            DigestKind::Pbkdf2(_) => Ok((number, digest)),
             DigestKind::Other(name) => Err(Error::unsupported("digest type", name)),
         }
     }
 
-    /// The keyslots to try, in order.
-    fn candidates(&self, digest: &Digest, keyslot: Option<u32>) -> Result<Vec<u32>> {
+    /// The keyslots to try, in order, of those that `belongs` accepts.
+    fn candidates(&self, keyslot: Option<u32>, belongs: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
+        let there = |number: u32| self.metadata.keyslots.contains_key(&number) && belongs(number);
         if let Some(number) = keyslot {
-            let belongs = digest.keyslots.contains(&number);
-            return if belongs { Ok(vec![number]) } else { Err(Error::InactiveKeyslot(number)) };
+            return if there(number) {
+                Ok(vec![number])
+            } else {
+                Err(Error::InactiveKeyslot(number))
+            };
         }
-        Ok([Priority::Prefer, Priority::Normal]
-            .into_iter()
-            .flat_map(|priority| of_priority(&self.metadata, digest, priority))
-            .collect())
+        let of_priority = |priority: Priority| {
+            let keyslots = self.metadata.keyslots.iter();
+            keyslots
+                .filter(move |(number, keyslot)| keyslot.priority == priority && there(**number))
+                .map(|(number, _)| *number)
+        };
+        Ok(of_priority(Priority::Prefer).chain(of_priority(Priority::Normal)).collect())
     }
 
     /// The volume key, or `None` if the passphrase does not open this keyslot.
@@ -149,16 +188,6 @@ impl Header {
             label: Some(self.binary.label.to_string()).filter(|label| !label.is_empty()),
         })
     }
-}
-
-fn of_priority(metadata: &Metadata, digest: &Digest, priority: Priority) -> Vec<u32> {
-    let mut numbers: Vec<u32> = digest.keyslots.clone();
-    numbers.sort_unstable();
-    let wanted = |number: &u32| {
-        metadata.keyslots.get(number).is_some_and(|keyslot| keyslot.priority == priority)
-    };
-    numbers.retain(wanted);
-    numbers
 }
 
 /// Opens a keyslot with `passphrase`. Returns the volume key, or noise if the passphrase is wrong.

@@ -1,6 +1,8 @@
 //! Images for the tests, made by cryptsetup, the independent reference, or by this crate.
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
+pub(crate) mod recorder;
+
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -206,6 +208,19 @@ pub(crate) fn small_luks2() -> Vec<u8> {
     let options = luks2_options();
     let format = with_tools(10, |tools| luks2::format(&volume, &options, PASSPHRASE, tools));
     let mut image = vec![0x77; 1 << 20];
+    apply(&mut image, &format.unwrap().1);
+    image
+}
+
+/// A small LUKS2 image with room for seven keys.
+pub(crate) fn roomy_luks2() -> Vec<u8> {
+    let volume = NewVolume {
+        data_offset: Some(1 << 20),
+        ..new_volume("aes-xts-plain64", 32, cheap_pbkdf2())
+    };
+    let options = luks2_options();
+    let format = with_tools(49, |tools| luks2::format(&volume, &options, PASSPHRASE, tools));
+    let mut image = vec![0x77; (1 << 20) + (64 << 10)];
     apply(&mut image, &format.unwrap().1);
     image
 }

@@ -12,11 +12,29 @@ pub(crate) fn confirm(warning: &str, batch_mode: bool) -> Result<(), Failure> {
     }
 }
 
+/// As [`confirm`], with the exit code and the words that cryptsetup has when no key was touched.
+pub(super) fn confirm_on_keys(
+    warning: &str,
+    batch_mode: bool,
+    aborted: &str,
+) -> Result<(), Failure> {
+    match Terminal::of_stdin() {
+        Some(terminal) if !batch_mode && !agrees(&terminal, warning)? => {
+            Err(Failure::denied(format!("operation aborted{aborted}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// As [`confirm`], at this terminal.
 pub(crate) fn confirm_at(terminal: &Terminal, warning: &str) -> Result<(), Failure> {
-    match terminal.agrees(warning) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Failure::wrong("operation aborted: the answer was not YES")),
-        Err(error) => Err(Failure::wrong(format!("cannot read from the terminal: {error}"))),
+    if agrees(terminal, warning)? {
+        return Ok(());
     }
+    Err(Failure::wrong("operation aborted: the answer was not YES"))
+}
+
+fn agrees(terminal: &Terminal, warning: &str) -> Result<bool, Failure> {
+    let failed = |error| Failure::wrong(format!("cannot read from the terminal: {error}"));
+    terminal.agrees(warning).map_err(failed)
 }

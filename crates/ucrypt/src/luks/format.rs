@@ -11,6 +11,7 @@ use ucrypt_luks::{
     Format, Header, NewVolume, Tools, Write, luks1, luks2, overwrite, random_volume_key,
 };
 
+use super::change::lock_header;
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
 use super::image::{HeaderImage, NewFile, open_to_format, reserve};
@@ -49,6 +50,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     let (made, writes) = make(args, &volume, &passphrase, data_len)?;
     check_room(&made, &writes, medium, path, args)?;
     reserve(path, &writes)?;
+    let _lock = lock_header(path, medium)?;
     overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(error, path))?;
     new_file.flatten().map_or(Ok(()), NewFile::keep)
 }

@@ -1,22 +1,18 @@
 //! The options of `luksFormat`, and what they mean for a new volume.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::ValueEnum;
-use ucrypt_luks::{Cost, Format, Hash, Pbkdf, PbkdfKind, SECTOR_BYTES};
+use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES};
 use ucrypt_sector::{CipherSpec, Mode};
 
+use super::pbkdf_args::PbkdfArgs;
 use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
 use crate::size;
 
 /// Default length of the volume key in bits; XTS takes two keys.
 const KEY_BITS: u32 = 256;
-
-/// Default limits of Argon2's memory and threads, as in cryptsetup.
-const ARGON2_MEMORY_KIB: u32 = 1024 * 1024;
-const ARGON2_LANES: u32 = 4;
 
 /// Arguments of `luksFormat`.
 #[derive(Debug, clap::Args)]
@@ -93,26 +89,6 @@ pub(crate) struct Luks2Args {
     pub(super) luks2_keyslots_size: Option<u64>,
 }
 
-/// How the passphrase becomes a key.
-#[derive(Debug, clap::Args)]
-struct PbkdfArgs {
-    /// Key derivation function: pbkdf2, argon2i, argon2id [default: argon2id, LUKS1 pbkdf2]
-    #[arg(long, value_name = "NAME")]
-    pbkdf: Option<String>,
-    /// Time that unlocking may take on this machine, in milliseconds
-    #[arg(short = 'i', long, value_name = "MS", default_value_t = 2000)]
-    iter_time: u64,
-    /// Most memory for Argon2 [default: 1048576]
-    #[arg(long, value_name = "KIB")]
-    pbkdf_memory: Option<u32>,
-    /// Most parallel threads for Argon2 [default: 4]
-    #[arg(long, value_name = "THREADS")]
-    pbkdf_parallel: Option<u32>,
-    /// Do not measure: use this many iterations, and the memory and threads as they are given
-    #[arg(long, value_name = "COUNT", conflicts_with = "iter_time")]
-    pbkdf_force_iterations: Option<u32>,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
     Luks1,
@@ -163,29 +139,16 @@ impl FormatArgs {
 
     /// The key derivation of the first keyslot.
     pub(super) fn pbkdf(&self) -> Result<Pbkdf, Failure> {
-        let kind = match (&self.pbkdf.pbkdf, self.kind) {
-            (Some(name), _) => PbkdfKind::from_name(name)?,
-            (None, Kind::Luks1) => PbkdfKind::Pbkdf2,
-            (None, Kind::Luks2) => PbkdfKind::Argon2id,
-        };
-        let cost = match self.pbkdf.pbkdf_force_iterations {
-            Some(forced) => Cost::Iterations(forced),
-            None => Cost::Time(Duration::from_millis(self.pbkdf.iter_time)),
-        };
-        let memory_kib = self.pbkdf.pbkdf_memory.unwrap_or(ARGON2_MEMORY_KIB);
-        let lanes = self.pbkdf.pbkdf_parallel.unwrap_or(ARGON2_LANES);
-        Ok(Pbkdf { kind, hash: self.hash()?, cost, memory_kib, lanes })
+        self.pbkdf.pbkdf(self.format(), self.hash()?)
     }
 
     /// The options given that have no effect, but that cryptsetup accepts.
     pub(super) fn ignored(&self) -> Result<Vec<&'static str>, Failure> {
-        let is_pbkdf2 = self.pbkdf()?.kind == PbkdfKind::Pbkdf2;
-        let known = [
-            (is_pbkdf2 && self.pbkdf.pbkdf_memory.is_some(), "--pbkdf-memory"),
-            (is_pbkdf2 && self.pbkdf.pbkdf_parallel.is_some(), "--pbkdf-parallel"),
-            (self.verify_passphrase && !self.key().is_interactive(), "--verify-passphrase"),
-        ];
-        Ok(known.into_iter().filter_map(|(ignored, option)| ignored.then_some(option)).collect())
+        let mut ignored = self.pbkdf.ignored(&self.pbkdf()?);
+        if self.verify_passphrase && !self.key().is_interactive() {
+            ignored.push("--verify-passphrase");
+        }
+        Ok(ignored)
     }
 
     /// First byte of the data, if it was chosen.

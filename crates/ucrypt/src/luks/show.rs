@@ -1,4 +1,4 @@
-//! `luksDump`, `isLuks`, `luksUUID`: the content of a header.
+//! `luksDump`, `isLuks`: the content of a header.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -66,15 +66,8 @@ pub(crate) struct IsLuksArgs {
     kind: Kind,
 }
 
-/// Arguments of `luksUUID`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct UuidArgs {
-    /// The image: a file or a block device
-    image: PathBuf,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
+pub(super) enum Kind {
     /// A header of either version
     Luks,
     Luks1,
@@ -82,7 +75,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn includes(self, header: &Header) -> bool {
+    pub(super) fn includes(self, header: &Header) -> bool {
         match self {
             Self::Luks => true,
             Self::Luks1 => matches!(header, Header::Luks1(_)),
@@ -154,11 +147,4 @@ pub(crate) fn is_luks(args: &IsLuksArgs) -> Result<(), Failure> {
         Ok(_) | Err(Error::NotLuks { .. }) => Err(no),
         Err(error) => Err(Failure::from(error).about(args.image.display())),
     }
-}
-
-/// Carries out `luksUUID`.
-pub(crate) fn uuid(args: &UuidArgs) -> Result<(), Failure> {
-    let image = open_to_look(&args.image)?;
-    let header = read_header(&image, &args.image)?;
-    print(&format!("{}\n", header.uuid()))
 }

@@ -1,0 +1,125 @@
+//! Header backups: the bytes of header and keyslot areas, as cryptsetup's `luksHeaderBackup` writes
+//! them.
+//!
+//! Restoring cannot keep the keys of both headers, because their areas lie in the same place. The
+//! areas are written first and the header last: an interruption leaves the old header, and the
+//! restore has to be run again.
+
+use crate::area::material_len;
+use crate::error::{Error, Result};
+use crate::header::Header;
+use crate::luks1::{self, HEADER_BYTES, KEYSLOTS};
+use crate::luks2::HEADER_SIZES;
+use crate::medium::{ReadAt, Write, read_bytes};
+
+/// The length of a backup is a multiple of this, in bytes.
+const BACKUP_ALIGNMENT: u64 = 4096;
+
+/// Largest backup in bytes: two copies of 4 MiB and 128 MiB of keyslots; LUKS1 headers are smaller,
+/// but their areas may lie anywhere in front of the data.
+const BACKUP_MAX: u64 = 2 * HEADER_SIZES[HEADER_SIZES.len() - 1] + (128 << 20);
+
+/// A backup that fits an image.
+#[derive(Debug)]
+pub struct Restore {
+    /// The header of the backup.
+    pub header: Header,
+    /// The header that is overwritten, if the image has one that can be read.
+    pub old: Option<Header>,
+    /// The writes, for [`write_verified`](crate::write_verified).
+    pub writes: Vec<Write>,
+}
+
+impl Header {
+    /// The backup of this header, which was read from `image`.
+    pub fn backup(&self, image: &dyn ReadAt) -> Result<Vec<u8>> {
+        let length = self.backup_len();
+        let mut bytes = read_bytes(image, "the header", 0, length, BACKUP_MAX)?;
+        if let Self::Luks1(header) = self
+            && header.keyslots[0].material_start() == BACKUP_ALIGNMENT
+        {
+            // Between header and keyslots lies nothing, unless it is an old signature.
+            bytes[HEADER_BYTES..BACKUP_ALIGNMENT as usize].fill(0);
+        }
+        bytes.resize(length.next_multiple_of(BACKUP_ALIGNMENT) as usize, 0);
+        Ok(bytes)
+    }
+
+    /// Bytes from the start of the image that belong to the header.
+    fn backup_len(&self) -> u64 {
+        match self {
+            Self::Luks1(header) => {
+                let ends = header.keyslots.iter().map(|keyslot| {
+                    keyslot.material_start() + material_len(header.key_bytes, keyslot.stripes)
+                });
+                ends.max().unwrap_or(HEADER_BYTES as u64)
+            }
+            Self::Luks2(header) => {
+                2 * header.binary.header_size + header.metadata.config.keyslots_size
+            }
+        }
+    }
+}
+
+/// Checks that `backup` fits `image`, and returns the writes that restore it. The data is not
+/// touched.
+///
+/// Refused: a file that is no backup, an image that is too small, and another data offset or key
+/// length than the header has that is there now.
+pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
+    let (header, _) = Header::read(&backup)?;
+    let length = header.backup_len();
+    if (backup.len() as u64) < length || length > BACKUP_MAX {
+        let len = backup.len();
+        return Err(Error::request(format!(
+            "the backup is cut off: it has {len} bytes, its header needs {length}"
+        )));
+    }
+    let room = header.data_offset().max(length);
+    if room > image.len() {
+        return Err(Error::LargerThanImage { needed: room, image_len: image.len() });
+    }
+    let old = Header::read(image).ok().map(|(old, _)| old);
+    if let Some(old) = &old {
+        check_fits(old, &header)?;
+    }
+    let bytes = |from: u64, to: u64| backup[from as usize..to as usize].to_vec();
+    let put = |from: u64, to: u64| Write { offset: from, bytes: bytes(from, to) };
+    let writes = match &header {
+        Header::Luks1(header) => {
+            let begins = header.keyslots.iter().map(luks1::Keyslot::material_start);
+            let areas = begins.min().unwrap_or(length).min(length);
+            // No keyslot is active while the header is half old and half new.
+            let mut inactive = header.clone();
+            for number in 0..KEYSLOTS {
+                inactive.keyslots[number].active = false;
+            }
+            vec![
+                put(areas, length),
+                Write { offset: 0, bytes: inactive.to_bytes() },
+                put(0, areas.min(HEADER_BYTES as u64)),
+            ]
+        }
+        Header::Luks2(luks2) => {
+            let size = luks2.binary.header_size;
+            vec![put(2 * size, length), put(size, 2 * size), put(0, size)]
+        }
+    };
+    Ok(Restore { header, old, writes })
+}
+
+fn check_fits(old: &Header, new: &Header) -> Result<()> {
+    let same_key = match (old.volume_key_len(), new.volume_key_len()) {
+        (Some(old), Some(new)) => old == new,
+        _ => true,
+    };
+    if same_key && old.data_offset() == new.data_offset() {
+        return Ok(());
+    }
+    Err(Error::request(format!(
+        "the data offset or key size differs on device and backup: {} and {} bytes; nothing was \
+         restored",
+        old.data_offset(),
+        new.data_offset()
+    )))
+}

@@ -1,0 +1,210 @@
+//! Replacing a passphrase by another one in steps that can be interrupted and run again.
+//!
+//! 1. The new key is added. In the same write a token of the type [`MARK`] names the keyslots that
+//!    the old key opens, with their salts (LUKS2).
+//! 2. Both header copies are read again, and the new key has to open the volume.
+//! 3. The old keyslots are wiped and removed, and the token with them.
+//!
+//! If step 3 was interrupted, the token still names keyslots that nobody opens any more. LUKS1 has
+//! no tokens: there an old keyslot becomes inactive before it is wiped, and keeps its salt until the
+//! end.
+
+use subtle::ConstantTimeEq;
+
+use crate::error::{Error, Result};
+use crate::header::Header;
+use crate::json::Json;
+use crate::keys::NewKey;
+use crate::luks2::{self, Damage};
+use crate::medium::{Medium, write_verified};
+use crate::new_volume::Tools;
+use crate::volume::Unlocked;
+
+/// The type of the token that names keyslots to be removed.
+const MARK: &str = "ucrypt-rotation";
+
+/// What a rotation found and did. All numbers are keyslots.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Rotation {
+    /// Those that the old key opened.
+    pub found_old: Vec<u32>,
+    /// The one that the new key opened already.
+    pub found_new: Option<u32>,
+    /// The one that was added.
+    pub added: Option<u32>,
+    /// The one that the new key opens, proven by a fresh look at the header.
+    pub verified: u32,
+    /// Those that were wiped and removed.
+    pub retired: Vec<u32>,
+}
+
+/// Makes `new` open the volume on `medium`, and `old` not. The medium must be locked against other
+/// changes.
+pub fn rotate(
+    medium: &dyn Medium,
+    old: &[u8],
+    new: &NewKey<'_>,
+    tools: &mut Tools<'_>,
+) -> Result<Rotation> {
+    if bool::from(old.ct_eq(new.passphrase)) {
+        return Err(Error::request("the new key is the old one"));
+    }
+    let (header, damage) = Header::read(medium)?;
+    let mut rotation = Rotation::default();
+    let marked = marked(&header);
+    let mut volume = None;
+    for number in header.volume_keyslots() {
+        if let Some(unlocked) = opened(&header, medium, old, number)? {
+            rotation.found_old.push(number);
+            volume = Some(unlocked);
+        } else if rotation.found_new.is_none()
+            && !marked.contains(&number)
+            && let Some(unlocked) = opened(&header, medium, new.passphrase, number)?
+        {
+            rotation.found_new = Some(number);
+            volume.get_or_insert(unlocked);
+        }
+    }
+    let volume = volume.ok_or(Error::WrongPassphrase { skipped: None })?;
+    let mut retire = marked;
+    retire.extend(&rotation.found_old);
+    retire.sort_unstable();
+    retire.dedup();
+    let number = if let Some(number) = rotation.found_new {
+        number
+    } else {
+        let added = add(medium, &header, damage.as_ref(), &volume, &retire, new, tools)?;
+        rotation.added = Some(added);
+        added
+    };
+    let (header, damage) = prove(medium, &volume, new.passphrase, number)?;
+    rotation.verified = number;
+    rotation.retired = finish(medium, &header, damage.as_ref(), &retire, tools)?;
+    Ok(rotation)
+}
+
+/// The keyslots that an interrupted rotation was to remove, and that are as they were then: a
+/// keyslot that got another key meanwhile has another salt.
+fn marked(header: &Header) -> Vec<u32> {
+    let Header::Luks2(header) = header else { return Vec::new() };
+    let Some(token) = mark_number(header).and_then(|number| header.metadata.tokens.get(&number))
+    else {
+        return Vec::new();
+    };
+    let salts = token.json.get("salts");
+    let same = |number: &u32| {
+        let salt = salts.and_then(|salts| salts.get(&number.to_string()));
+        salt.is_some() && salt == salt_of(header, *number)
+    };
+    token.keyslots.iter().copied().filter(same).collect()
+}
+
+/// The salt of a keyslot as the header stores it.
+fn salt_of(header: &luks2::Header, number: u32) -> Option<&Json> {
+    header.json.get("keyslots")?.get(&number.to_string())?.get("kdf")?.get("salt")
+}
+
+/// Opens one keyslot; `None` if the passphrase is wrong.
+fn opened(
+    header: &Header,
+    medium: &dyn Medium,
+    passphrase: &[u8],
+    number: u32,
+) -> Result<Option<Unlocked>> {
+    match header.unlock(&medium, passphrase, Some(number)) {
+        Ok(unlocked) => Ok(Some(unlocked)),
+        Err(Error::WrongPassphrase { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Adds the new key, and marks the keyslots that are to be removed.
+fn add(
+    medium: &dyn Medium,
+    header: &Header,
+    damage: Option<&Damage>,
+    volume: &Unlocked,
+    retire: &[u32],
+    new: &NewKey<'_>,
+    tools: &mut Tools<'_>,
+) -> Result<u32> {
+    let Header::Luks2(luks2) = header else {
+        let change = header.add_key(damage, volume, None, new, tools)?;
+        write_verified(medium, &change.writes)?;
+        return Ok(change.keyslot);
+    };
+    let mut change = luks2.change(damage)?;
+    let added = change.add_keyslot(luks2, &volume.volume_key, None, new, tools)?;
+    let numbers: Vec<String> = retire.iter().map(u32::to_string).collect();
+    let names: Vec<&str> = numbers.iter().map(String::as_str).collect();
+    let salts = retire.iter().filter_map(|number| {
+        salt_of(luks2, *number).map(|salt| (number.to_string(), salt.clone()))
+    });
+    let token = Json::object([
+        ("type", MARK.into()),
+        ("keyslots", Json::strings(&names)),
+        ("salts", Json::Object(salts.collect())),
+    ]);
+    let number = mark_number(luks2);
+    change.put_token(number, token, number.is_some())?;
+    let (_, writes) = change.finish(tools.random)?;
+    write_verified(medium, &writes)?;
+    Ok(added)
+}
+
+/// The number of the token that an interrupted rotation has left.
+fn mark_number(header: &luks2::Header) -> Option<u32> {
+    let mut tokens = header.metadata.tokens.iter();
+    tokens.find(|(_, token)| token.kind == MARK).map(|(number, _)| *number)
+}
+
+/// Reads both header copies again, and opens the volume with the new key.
+fn prove(
+    medium: &dyn Medium,
+    volume: &Unlocked,
+    passphrase: &[u8],
+    number: u32,
+) -> Result<(Header, Option<Damage>)> {
+    let (header, damage) = Header::read(medium)?;
+    let unlocked = header.unlock(&medium, passphrase, Some(number))?;
+    if !bool::from(unlocked.volume_key.as_slice().ct_eq(&volume.volume_key)) {
+        return Err(Error::WrongVolumeKey);
+    }
+    Ok((header, damage))
+}
+
+/// Removes the old keyslots and the mark. Returns the keyslots that were removed.
+fn finish(
+    medium: &dyn Medium,
+    header: &Header,
+    damage: Option<&Damage>,
+    retire: &[u32],
+    tools: &mut Tools<'_>,
+) -> Result<Vec<u32>> {
+    match header {
+        Header::Luks1(luks1) => {
+            let mut numbers = retire.to_vec();
+            numbers.extend(luks1.unfinished_keyslots());
+            let (_, writes) = luks1.retire_keys(&numbers, tools.random)?;
+            write_verified(medium, &writes)?;
+            Ok(numbers)
+        }
+        Header::Luks2(luks2) => {
+            let mark = mark_number(luks2);
+            // A copy that is out of date still shows the old keyslots.
+            if retire.is_empty() && mark.is_none() && damage.is_none() {
+                return Ok(Vec::new());
+            }
+            let mut change = luks2.change(damage)?;
+            for number in retire {
+                change.remove_keyslot(*number, tools.random)?;
+            }
+            if let Some(mark) = mark {
+                change.remove_token(mark)?;
+            }
+            let (_, writes) = change.finish(tools.random)?;
+            write_verified(medium, &writes)?;
+            Ok(retire.to_vec())
+        }
+    }
+}

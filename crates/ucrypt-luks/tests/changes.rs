@@ -1,0 +1,191 @@
+//! What a change of a header keeps, and which headers are not changed at all.
+
+mod common;
+
+use common::{
+    PASSPHRASE, apply, cheap_pbkdf2, edit_json, json_text, roomy_luks2, seal, small_luks1,
+    small_luks2, with_tools,
+};
+use ucrypt_luks::{Error, Header, Json, NewKey, write_verified};
+
+fn luks2(image: &[u8]) -> (Box<ucrypt_luks::luks2::Header>, Option<ucrypt_luks::luks2::Damage>) {
+    match Header::read(&image).unwrap() {
+        (Header::Luks2(header), damage) => (header, damage),
+        (Header::Luks1(_), _) => panic!("not LUKS2"),
+    }
+}
+
+fn new_key() -> NewKey<'static> {
+    NewKey { passphrase: b"new", pbkdf: cheap_pbkdf2(), area: None }
+}
+
+/// Sets a label, the smallest change.
+fn label(image: &mut Vec<u8>) -> Result<(), Error> {
+    let (header, damage) = luks2(image);
+    let mut change = header.change(damage.as_ref())?;
+    change.set_label("changed")?;
+    let (_, writes) = with_tools(70, |tools| change.finish(tools.random))?;
+    apply(image, &writes);
+    Ok(())
+}
+
+#[test]
+fn unknown_members_survive_every_change_in_their_order() {
+    let mut image = small_luks2();
+    edit_json(
+        &mut image,
+        "\"tokens\":{}",
+        "\"tokens\":{\"3\":{\"z\":1,\"type\":\"t\",\"keyslots\":[\"0\"],\"a\":[{}]}},\"new\":{\"b\":null,\"a\":2.5}",
+    );
+    edit_json(&mut image, "\"kdf\":", "\"x\":{\"y\":[1]},\"kdf\":");
+    edit_json(&mut image, "\"config\":{", "\"config\":{\"later\":true,");
+    let before = Json::parse(&json_text(&image)).unwrap();
+    label(&mut image).unwrap();
+    assert_eq!(Json::parse(&json_text(&image)).unwrap(), before);
+
+    assert_eq!(luks2(&image).0.binary.sequence_id, 2);
+}
+
+#[test]
+fn a_replaced_keyslot_keeps_what_is_not_part_of_its_key() {
+    let mut image = roomy_luks2();
+    edit_json(&mut image, "\"kdf\":", "\"x\":{\"y\":[1]},\"priority\":2,\"kdf\":");
+    let before = Json::parse(&json_text(&image)).unwrap();
+    let (header, _) = Header::read(&image).unwrap();
+    let opened = header.open_key(&image, PASSPHRASE, None).unwrap();
+    let change = with_tools(71, |tools| header.change_key(None, &opened, true, &new_key(), tools));
+    apply(&mut image, &change.unwrap().writes);
+    let after = Json::parse(&json_text(&image)).unwrap();
+    let member = |json: &Json, name: &str| {
+        json.get("keyslots").unwrap().get("0").unwrap().get(name).unwrap().clone()
+    };
+    for kept in ["type", "key_size", "x", "priority", "af"] {
+        assert_eq!(member(&after, kept), member(&before, kept), "{kept}");
+    }
+    assert_ne!(member(&after, "kdf"), member(&before, "kdf"));
+    for kept in ["tokens", "segments", "digests", "config"] {
+        assert_eq!(after.get(kept), before.get(kept), "{kept}");
+    }
+}
+
+#[test]
+fn a_key_is_not_changed_where_the_old_one_would_have_to_be_overwritten_first() {
+    // This header has room for one key.
+    let image = small_luks2();
+    let (header, _) = Header::read(&image).unwrap();
+    let opened = header.open_key(&image, PASSPHRASE, None).unwrap();
+    let change = with_tools(73, |tools| header.change_key(None, &opened, true, &new_key(), tools));
+    let error = change.unwrap_err().to_string();
+    assert!(error.contains("no room") && error.contains("remove a keyslot first"), "{error}");
+    // And here all keyslots are taken.
+    let mut image = small_luks1();
+    for number in 1..8 {
+        let (header, _) = Header::read(&image).unwrap();
+        let volume = header.unlock(&image, PASSPHRASE, Some(0)).unwrap();
+        let change = with_tools(74 + u64::from(number), |tools| {
+            header.add_key(None, &volume, None, &new_key(), tools).unwrap()
+        });
+        assert_eq!(change.keyslot, number);
+        apply(&mut image, &change.writes);
+    }
+    let (header, _) = Header::read(&image).unwrap();
+    let opened = header.open_key(&image, PASSPHRASE, None).unwrap();
+    for keep_number in [false, true] {
+        let change = with_tools(90, |tools| {
+            header.change_key(None, &opened, keep_number, &new_key(), tools)
+        });
+        let error = change.unwrap_err().to_string();
+        assert!(error.contains("all 8") && error.contains("remove a keyslot first"), "{error}");
+    }
+}
+
+#[test]
+fn both_copies_are_written_with_the_next_sequence_id() {
+    let mut image = small_luks2();
+    label(&mut image).unwrap();
+    let sequence = |at: usize| u64::from_be_bytes(image[at + 16..at + 24].try_into().unwrap());
+    assert_eq!((sequence(0), sequence(0x4000)), (2, 2));
+    assert!(luks2(&image).1.is_none());
+    // The salts of the copies differ from each other and from those before.
+    assert!(image[104..168] != image[0x4000 + 104..0x4000 + 168]);
+    assert!(image[104..168] != small_luks2()[104..168]);
+}
+
+#[test]
+fn headers_of_newer_programs_are_refused_by_name() {
+    for (from, to, name) in [
+        ("\"config\":{", "\"config\":{\"requirements\":{\"mandatory\":[\"later\"]},", "later"),
+        ("\"type\":\"crypt\"", "\"type\":\"future-segment\"", "future-segment"),
+        ("\"type\":\"luks2\"", "\"type\":\"reencrypt\"", "reencrypt"),
+        (
+            "\"sector_size\":512",
+            "\"sector_size\":512,\"flags\":[\"in-reencryption\"]",
+            "in-reencryption",
+        ),
+        ("\"type\":\"pbkdf2\"", "\"type\":\"future-digest\"", "future-digest"),
+    ] {
+        let mut image = small_luks2();
+        edit_json(&mut image, from, to);
+        let before = image.clone();
+        let error = label(&mut image).unwrap_err().to_string();
+        assert!(error.contains(name), "{name}: {error}");
+        assert!(image == before);
+        assert!(Header::read(&image).unwrap().0.backup(&image).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn a_copy_that_must_stay_keeps_the_header_from_being_changed() {
+    // A secondary copy of another size may come from a newer program.
+    let mut image = small_luks2();
+    image[0x4000 + 8..0x4000 + 16].copy_from_slice(&0x4001_u64.to_be_bytes());
+    let error = label(&mut image).unwrap_err();
+    assert!(matches!(error, Error::Unchangeable(_)), "{error}");
+    // A torn copy is written again, and so is one that is out of date.
+    let mut image = small_luks2();
+    image[5000] ^= 1;
+    label(&mut image).unwrap();
+    assert!(luks2(&image).1.is_none());
+    let mut image = small_luks2();
+    image[0x4000 + 23] += 1;
+    seal(&mut image[0x4000..0x8000]);
+    label(&mut image).unwrap();
+    let (header, damage) = luks2(&image);
+    assert!(damage.is_none());
+    assert_eq!(
+        (header.binary.sequence_id, header.binary.label.to_string().as_str()),
+        (3, "changed")
+    );
+}
+
+/// A medium that loses every write.
+struct Forgetful(Vec<u8>);
+
+impl ucrypt_luks::ReadAt for Forgetful {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_exact_at(offset, buf)
+    }
+}
+
+impl ucrypt_luks::Medium for Forgetful {
+    fn write_all_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn nothing_is_destroyed_before_what_was_written_can_be_read() {
+    let image = small_luks2();
+    let (header, _) = Header::read(&image).unwrap();
+    let change = with_tools(72, |tools| header.remove_key(None, 0, tools.random)).unwrap();
+    let error = write_verified(&Forgetful(image), &change.writes).unwrap_err();
+    assert!(matches!(error, Error::NotStored { .. }), "{error}");
+}

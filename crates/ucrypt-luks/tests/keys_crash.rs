@@ -1,0 +1,315 @@
+//! Every change of keys is cut at every write and at every flush, with unflushed sectors lost in any
+//! combination: the volume opens afterwards with the old or the new key.
+
+mod common;
+
+use common::recorder::Recorder;
+use common::{PASSPHRASE, cheap_pbkdf2, roomy_luks2, small_luks1, with_tools};
+use ucrypt_luks::luks2::{Damage, Priority};
+use ucrypt_luks::{
+    Header, HeaderChange, NewKey, Rotation, Tools, Unlocked, Write, restore, rotate, write_verified,
+};
+
+const NEW: &[u8] = b"the new one";
+const OTHER: &[u8] = b"another one";
+
+fn new_key(passphrase: &[u8]) -> NewKey<'_> {
+    NewKey { passphrase, pbkdf: cheap_pbkdf2(), area: None }
+}
+
+fn read(image: &[u8]) -> Header {
+    Header::read(&image).unwrap().0
+}
+
+fn opens(image: &[u8], passphrase: &[u8]) -> Option<Unlocked> {
+    Header::read(&image).ok()?.0.unlock(&image, passphrase, None).ok()
+}
+
+/// The image after `make`'s change was carried out.
+fn changed(
+    image: &[u8],
+    seed: u64,
+    make: impl FnOnce(&Header, &Unlocked, &mut Tools<'_>) -> HeaderChange,
+) -> Vec<u8> {
+    let mut image = image.to_vec();
+    let (header, volume) = (read(&image), opens(&image, PASSPHRASE).unwrap());
+    let writes = with_tools(seed, |tools| make(&header, &volume, tools)).writes;
+    common::apply(&mut image, &writes);
+    image
+}
+
+fn with_new_key(image: &[u8], passphrase: &[u8], number: Option<u32>) -> Vec<u8> {
+    changed(image, 50, |header, volume, tools| {
+        header.add_key(None, volume, number, &new_key(passphrase), tools).unwrap()
+    })
+}
+
+fn images() -> [(&'static str, Vec<u8>); 2] {
+    [("LUKS1", small_luks1()), ("LUKS2", roomy_luks2())]
+}
+
+/// Cuts `writes` everywhere. One of `passphrases` has to open the volume afterwards.
+fn survives(what: &str, image: &[u8], writes: &[Write], passphrases: &[&[u8]]) -> Vec<u8> {
+    let key = opens(image, PASSPHRASE).unwrap().volume_key;
+    let medium = Recorder::new(image);
+    write_verified(&medium, writes).unwrap();
+    let count = medium.crashes(3, |image| {
+        let opened = passphrases.iter().find_map(|passphrase| opens(image, passphrase));
+        let opened = opened.unwrap_or_else(|| panic!("{what}: no key opens the volume"));
+        assert_eq!(opened.volume_key, key, "{what}");
+    });
+    assert!(count > writes.len(), "{what}: {count} crashes");
+    medium.now.into_inner()
+}
+
+#[test]
+fn a_crash_while_a_key_is_added_leaves_the_old_one() {
+    for (what, image) in images() {
+        for number in [None, Some(6), Some(7)] {
+            let (header, volume) = (read(&image), opens(&image, PASSPHRASE).unwrap());
+            let change = with_tools(51, |tools| {
+                header.add_key(None, &volume, number, &new_key(NEW), tools).unwrap()
+            });
+            let after = survives(what, &image, &change.writes, &[PASSPHRASE]);
+            let opened = opens(&after, NEW).unwrap();
+            assert_eq!(opened.keyslot, Some(number.unwrap_or(1)));
+            assert!(opens(&after, PASSPHRASE).is_some());
+        }
+    }
+}
+
+/// Keyslot 6 of LUKS1 lies across a sector border: no crash may leave it active and half written.
+#[test]
+fn no_crash_leaves_a_keyslot_of_luks1_half_valid() {
+    let image = small_luks1();
+    let with_six = with_new_key(&image, NEW, Some(6));
+    let (before, after) = (read(&image), read(&with_six));
+    let (Header::Luks1(before), Header::Luks1(after)) = (before, after) else { panic!() };
+    let whole = [before.keyslots[6], after.keyslots[6]];
+    let change = with_tools(52, |tools| read(&with_six).remove_key(None, 6, tools.random).unwrap());
+    let add = with_tools(50, |tools| {
+        let volume = opens(&image, PASSPHRASE).unwrap();
+        read(&image).add_key(None, &volume, Some(6), &new_key(NEW), tools).unwrap()
+    });
+    for (start, writes) in [(&image, add.writes), (&with_six, change.writes)] {
+        let medium = Recorder::new(start);
+        write_verified(&medium, &writes).unwrap();
+        medium.crashes(4, |image| {
+            let Header::Luks1(header) = read(image) else { panic!() };
+            let keyslot = header.keyslots[6];
+            assert!(!keyslot.active || whole.contains(&keyslot), "{keyslot:?}");
+        });
+    }
+}
+
+#[test]
+fn a_crash_while_a_key_is_changed_leaves_the_old_or_the_new_one() {
+    for (what, image) in images() {
+        for keep_number in [false, true] {
+            for at in [0, 6] {
+                let image =
+                    if at == 0 { image.clone() } else { with_new_key(&image, OTHER, Some(at)) };
+                let old = if at == 0 { PASSPHRASE } else { OTHER };
+                let header = read(&image);
+                let opened = header.open_key(&image, old, None).unwrap();
+                assert_eq!(opened.keyslot, at);
+                let change = with_tools(53, |tools| {
+                    header.change_key(None, &opened, keep_number, &new_key(NEW), tools).unwrap()
+                });
+                let after = survives(what, &image, &change.writes, &[old, NEW]);
+                assert!(opens(&after, old).is_none(), "{what}: the old key still opens");
+                let moved = matches!(header, Header::Luks1(_)) && !keep_number;
+                let expected = if moved { 1 } else { at };
+                assert_eq!(opens(&after, NEW).unwrap().keyslot, Some(expected), "{what}");
+                assert_eq!(read(&after).keyslots().len(), header.keyslots().len());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_crash_while_a_key_is_removed_leaves_the_others() {
+    for (what, image) in images() {
+        let image = with_new_key(&image, NEW, Some(6));
+        let change =
+            with_tools(54, |tools| read(&image).remove_key(None, 6, tools.random).unwrap());
+        let after = survives(what, &image, &change.writes, &[PASSPHRASE]);
+        assert!(opens(&after, NEW).is_none());
+        assert_eq!(read(&after).keyslots(), [0]);
+    }
+}
+
+#[test]
+fn a_crash_while_a_label_a_priority_or_the_uuid_changes_leaves_the_volume() {
+    for (what, image) in images() {
+        let uuid = "01234567-89ab-cdef-0123-456789abcdef";
+        let change = with_tools(55, |tools| {
+            read(&image).change_uuid(None, Some(uuid), tools.random).unwrap()
+        });
+        let after = survives(what, &image, &change.writes, &[PASSPHRASE]);
+        assert_eq!(read(&after).uuid().to_string(), uuid);
+    }
+    let image = roomy_luks2();
+    let Header::Luks2(header) = read(&image) else { panic!() };
+    let mut change = header.change(None).unwrap();
+    change.set_label("a label").unwrap();
+    change.set_priority(0, Priority::Prefer).unwrap();
+    let (_, writes) = with_tools(56, |tools| change.finish(tools.random)).unwrap();
+    survives("config", &image, &writes, &[PASSPHRASE]);
+}
+
+/// The image after an interrupted change: one copy is newer than the other. The next change is cut
+/// too.
+#[test]
+fn a_crash_while_an_interrupted_change_is_made_up_for_leaves_a_good_copy() {
+    let image = roomy_luks2();
+    let (header, volume) = (read(&image), opens(&image, PASSPHRASE).unwrap());
+    let add = |seed, header: &Header, damage: Option<&Damage>, passphrase: &[u8]| {
+        with_tools(seed, |tools| {
+            header.add_key(damage, &volume, None, &new_key(passphrase), tools).unwrap().writes
+        })
+    };
+    let first = add(57, &header, None, NEW);
+    for cut in 1..first.len() {
+        let mut image = image.clone();
+        common::apply(&mut image, &first[..cut]);
+        let (header, damage) = Header::read(&image).unwrap();
+        let second = add(58, &header, damage.as_ref(), OTHER);
+        let after = survives("second change", &image, &second, &[PASSPHRASE]);
+        assert!(opens(&after, OTHER).is_some(), "after {cut} writes");
+        assert!(Header::read(&after).unwrap().1.is_none());
+    }
+}
+
+fn rotated(medium: &Recorder, old: &[u8]) -> Result<Rotation, ucrypt_luks::Error> {
+    with_tools(60, |tools| rotate(medium, old, &new_key(NEW), tools))
+}
+
+#[test]
+fn a_rotation_comes_to_the_same_end_after_any_interruption() {
+    for (what, image) in images() {
+        // The old key is in two keyslots, and somebody else has a key of their own.
+        let image = with_new_key(&image, OTHER, Some(3));
+        let image = with_new_key(&image, PASSPHRASE, Some(6));
+        let medium = Recorder::new(&image);
+        let done = rotated(&medium, PASSPHRASE).unwrap();
+        assert_eq!(done.found_old, [0, 6]);
+        assert_eq!((done.added, done.verified), (Some(1), 1));
+        assert_eq!(done.retired, [0, 6]);
+        assert_at_the_end(what, &medium.now.borrow());
+
+        let mut restarts = 0;
+        medium.crashes(5, |crashed| {
+            assert!(
+                opens(crashed, PASSPHRASE).is_some() || opens(crashed, NEW).is_some(),
+                "{what}: no key opens the volume"
+            );
+            // A part of the images is enough: each costs a dozen derivations.
+            restarts += 1;
+            if restarts % 7 > 0 {
+                return;
+            }
+            let again = Recorder::new(crashed);
+            rotated(&again, PASSPHRASE).unwrap();
+            assert_at_the_end(what, &again.now.borrow());
+        });
+        // Once more changes nothing.
+        let end = medium.now.borrow().clone();
+        let again = Recorder::new(&end);
+        let found = rotated(&again, PASSPHRASE).unwrap();
+        assert_eq!((found.found_new, found.added), (Some(1), None));
+        assert!(found.retired.is_empty() && *again.now.borrow() == end);
+        assert!(rotated(&Recorder::new(&image), b"neither").is_err());
+    }
+}
+
+/// A rotation was interrupted, and a marked keyslot got another key before the next rotation.
+#[test]
+fn a_rotation_leaves_a_keyslot_that_was_changed_after_an_interruption() {
+    let image = with_new_key(&roomy_luks2(), PASSPHRASE, Some(3));
+    let medium = Recorder::new(&image);
+    rotated(&medium, PASSPHRASE).unwrap();
+    let mut tried = 0;
+    medium.crashes(8, |crashed| {
+        let header = read(crashed);
+        let Ok(opened) = header.open_key(crashed, PASSPHRASE, Some(3)) else { return };
+        tried += 1;
+        if tried % 5 > 0 {
+            return;
+        }
+        let (_, damage) = Header::read(crashed).unwrap();
+        let change = with_tools(63, |tools| {
+            header.change_key(damage.as_ref(), &opened, true, &new_key(OTHER), tools).unwrap()
+        });
+        let mut image = crashed.clone();
+        common::apply(&mut image, &change.writes);
+        let again = Recorder::new(&image);
+        rotated(&again, PASSPHRASE).unwrap();
+        let end = again.now.borrow();
+        assert_eq!(opens(&end, OTHER).unwrap().keyslot, Some(3));
+        assert!(opens(&end, NEW).is_some() && opens(&end, PASSPHRASE).is_none());
+        assert!(!common::json_text(&end).windows(8).any(|word| word == b"rotation"));
+    });
+    assert!(tried > 5, "{tried}");
+}
+
+fn assert_at_the_end(what: &str, image: &[u8]) {
+    let (header, damage) = Header::read(&image).unwrap();
+    assert!(damage.is_none(), "{what}: {damage:?}");
+    assert!(opens(image, PASSPHRASE).is_none(), "{what}: the old key still opens");
+    assert!(opens(image, OTHER).is_some(), "{what}: another key was lost");
+    assert_eq!(opens(image, NEW).unwrap().keyslot, Some(1), "{what}");
+    assert_eq!(header.keyslots(), [1, 3], "{what}");
+    match header {
+        Header::Luks1(header) => {
+            assert!(header.keyslots.iter().all(|slot| slot.active || slot.iterations == 0));
+        }
+        Header::Luks2(header) => assert!(header.metadata.tokens.is_empty()),
+    }
+}
+
+#[test]
+fn an_interrupted_restore_is_completed_by_the_next_one() {
+    for (what, image) in images() {
+        let backup = read(&image).backup(&image).unwrap();
+        let damaged =
+            changed(&image, 61, |header, _, tools| header.erase(None, tools.random).unwrap());
+        assert!(opens(&damaged, PASSPHRASE).is_none(), "{what}");
+        let writes = restore(&damaged, &backup).unwrap().writes;
+        let medium = Recorder::new(&damaged);
+        write_verified(&medium, &writes).unwrap();
+        medium.crashes(6, |crashed| {
+            let mut image = crashed.clone();
+            let writes = restore(&image, &backup).unwrap().writes;
+            common::apply(&mut image, &writes);
+            assert!(opens(&image, PASSPHRASE).is_some(), "{what}");
+        });
+        assert!(*medium.now.borrow() == image, "{what}: header or data differ");
+    }
+}
+
+#[test]
+fn erased_keyslots_are_gone_and_their_areas_overwritten() {
+    for (what, image) in images() {
+        let areas: Vec<(u64, u64)> = match read(&image) {
+            Header::Luks1(header) => {
+                header.keyslots.iter().map(|keyslot| (keyslot.material_start(), 128_000)).collect()
+            }
+            Header::Luks2(header) => {
+                let keyslots = header.metadata.keyslots.values();
+                keyslots.map(|keyslot| (keyslot.area.offset, keyslot.area.size)).collect()
+            }
+        };
+        let erased =
+            changed(&image, 62, |header, _, tools| header.erase(None, tools.random).unwrap());
+        assert!(read(&erased).keyslots().is_empty(), "{what}");
+        for (offset, length) in areas {
+            let range = offset as usize..(offset + length) as usize;
+            let same = image[range.clone()].iter().zip(&erased[range]).filter(|(a, b)| a == b);
+            // 1 of 256 random bytes is the same by chance.
+            assert!((same.count() as u64) < length / 100, "{what}: the area at {offset}");
+        }
+        let data = read(&image).data_offset() as usize;
+        assert!(image[data..] == erased[data..], "{what}: the data was touched");
+    }
+}

@@ -1,0 +1,134 @@
+//! `luksHeaderBackup`, `luksHeaderRestore`, `repair`, `erase`: the header as a whole.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use ucrypt_luks::{Header, Restore, restore as restore_from, write_verified};
+
+use super::change::{HeaderArgs, lock_to_change};
+use super::confirm::{confirm, confirm_on_keys};
+use super::image::{HeaderImage, NewFile};
+use crate::failure::Failure;
+use crate::secrecy;
+use crate::stdio::{say, say_line};
+
+/// Longest backup that is read, in bytes: two copies of 4 MiB, 128 MiB of keyslots, and a page.
+const BACKUP_MAX: u64 = (136 << 20) + 4096;
+
+/// Arguments of `luksHeaderBackup` and `luksHeaderRestore`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BackupArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    /// The backup; it is never overwritten
+    #[arg(long, value_name = "FILE")]
+    header_backup_file: PathBuf,
+}
+
+/// Arguments of `repair` and `erase`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WholeArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+}
+
+/// Carries out `luksHeaderBackup`.
+pub(crate) fn backup(args: &BackupArgs) -> Result<(), Failure> {
+    let (image, header) = args.header.look()?;
+    let bytes = header.backup(&HeaderImage(&image))?;
+    let path = &args.header_backup_file;
+    let shown = path.display();
+    let Some(made) = NewFile::create(path)? else {
+        return Err(Failure::wrong(format!("requested header backup file {shown} already exists")));
+    };
+    let failed =
+        |error: io::Error| Failure::device(format!("cannot write the backup to {shown}: {error}"));
+    let mut file = OpenOptions::new().write(true).mode(0o600).open(path).map_err(failed)?;
+    file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+    made.keep()
+}
+
+/// Carries out `luksHeaderRestore`.
+pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
+    let backup = read_backup(&args.header_backup_file)?;
+    let name = args.header.place().display().to_string();
+    let look = super::image::open_to_look(args.header.place())?;
+    let asked = restore_from(&HeaderImage(&look), &backup)
+        .map_err(|error| Failure::from(error).about(&name))?;
+    confirm(&warning(&name, &asked), args.header.batch_mode)?;
+    let (_lock, image) = lock_to_change(args.header.place())?;
+    let medium = HeaderImage(&image);
+    // The header may have changed while a person was asked.
+    let Restore { writes, .. } =
+        restore_from(&medium, &backup).map_err(|error| Failure::from(error).about(&name))?;
+    write_verified(&medium, &writes).map_err(|error| {
+        Failure::device(format!("{error}; the header is half restored, run this again"))
+    })
+}
+
+/// What is lost, in cryptsetup's words.
+fn warning(name: &str, restore: &Restore) -> String {
+    let Some(old) = &restore.old else {
+        return format!(
+            "Device {name} does not contain LUKS header. Replacing header can destroy data on that \
+             device."
+        );
+    };
+    let version = old.format().name().to_uppercase();
+    let mut warning = format!(
+        "Device {name} already contains {version} header. Replacing header will destroy existing \
+         keyslots."
+    );
+    if old.uuid() != restore.header.uuid() {
+        warning.push_str("\n\nWARNING: real device header has different UUID than backup!");
+    }
+    warning
+}
+
+fn read_backup(path: &Path) -> Result<Vec<u8>, Failure> {
+    let failed = |error: io::Error| {
+        Failure::wrong(format!("cannot read the backup {}: {error}", path.display()))
+    };
+    let len = fs::metadata(path).map_err(failed)?.len();
+    if len > BACKUP_MAX {
+        let path = path.display();
+        return Err(Failure::wrong(format!("{path} is no backup: it has {len} bytes")));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(BACKUP_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
+}
+
+/// Carries out `repair`.
+pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
+    let locked = args.header.lock()?;
+    let (Header::Luks2(header), Some(damage)) = (&locked.header, &locked.damage) else {
+        say("No known problems detected for LUKS header.\n");
+        return Ok(());
+    };
+    let kept = damage.kept().map(|kept| format!(" ({kept})")).unwrap_or_default();
+    let warning =
+        format!("Really try to repair LUKS device header?\n{damage}{kept}; it is overwritten.");
+    confirm(&warning, args.header.batch_mode)?;
+    let write = header.repair_by_request(damage, &mut secrecy::random)?;
+    locked.carry_out(&[write])?;
+    say_line(format_args!("{damage}; it was written again from the other one"));
+    Ok(())
+}
+
+/// Carries out `erase`.
+pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
+    args.header.look()?;
+    let name = args.header.name();
+    let warning = format!(
+        "This operation will erase all keyslots on device {name}.\nDevice will become unusable \
+         after this operation."
+    );
+    confirm_on_keys(&warning, args.header.batch_mode, ", keyslots were NOT wiped")?;
+    let locked = args.header.lock()?;
+    let change = locked.header.erase(locked.damage.as_ref(), &mut secrecy::random)?;
+    locked.carry_out(&change.writes)
+}

@@ -1,0 +1,159 @@
+//! Changing the header of an image that may be in use.
+//!
+//! As in cryptsetup, keys change while a volume is open: a server reads the header only when it
+//! opens the volume, and never writes data there. So a change does not take the locks that exclude
+//! users of the data. It takes the lock that excludes other changes, `flock` on the file of the
+//! header, which cryptsetup takes for LUKS2 too. On a block device this lock excludes other changes
+//! by this program only, because cryptsetup locks a file of its own for each device.
+//!
+//! The lock is not held while a person types. What was found before is checked again under it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use ucrypt_backend::{FileBackend, OpenOptions};
+use ucrypt_luks::luks2::Damage;
+use ucrypt_luks::{Header, Tools, Write, write_verified};
+
+use super::image::{HeaderImage, open_to_look, read_header};
+use super::show::Kind;
+use crate::failure::Failure;
+use crate::machine::machine;
+use crate::secrecy;
+
+/// How long to wait for another change, which may derive a key meanwhile.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The header that an action is about.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HeaderArgs {
+    /// The image: a file or a block device
+    pub(super) image: PathBuf,
+    /// Where the LUKS header is, if not on the image
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+    /// Refuse a header of another version
+    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    kind: Kind,
+    /// Ask nothing but passphrases
+    #[arg(short = 'q', long)]
+    pub(super) batch_mode: bool,
+}
+
+impl HeaderArgs {
+    /// The file or device that holds the header.
+    pub(super) fn place(&self) -> &Path {
+        self.header.as_ref().unwrap_or(&self.image)
+    }
+
+    /// The name of the image in messages.
+    pub(super) fn name(&self) -> String {
+        self.image.display().to_string()
+    }
+
+    /// Opens the image to read its header.
+    pub(super) fn look(&self) -> Result<(FileBackend, Header), Failure> {
+        let image = open_to_look(self.place())?;
+        let header = read_header(&image, self.place())?;
+        self.check_kind(&header)?;
+        Ok((image, header))
+    }
+
+    /// Locks the header for a change, and reads it.
+    pub(super) fn lock(&self) -> Result<Locked, Failure> {
+        let (lock, image) = lock_to_change(self.place())?;
+        let (header, damage) = Header::read(&HeaderImage(&image))
+            .map_err(|error| Failure::from(error).about(self.place().display()))?;
+        self.check_kind(&header)?;
+        Ok(Locked { image, header, damage, _lock: lock })
+    }
+
+    fn check_kind(&self, header: &Header) -> Result<(), Failure> {
+        if self.kind.includes(header) {
+            return Ok(());
+        }
+        let (place, found) = (self.place().display(), header.format().name());
+        Err(Failure::wrong(format!("{place}: the header is {found}, which --type excludes")))
+    }
+}
+
+/// A header that nobody else changes.
+pub(super) struct Locked {
+    pub(super) image: FileBackend,
+    pub(super) header: Header,
+    pub(super) damage: Option<Damage>,
+    _lock: File,
+}
+
+impl Locked {
+    /// Carries out a change and makes it durable.
+    pub(super) fn carry_out(&self, writes: &[Write]) -> Result<(), Failure> {
+        Ok(write_verified(&HeaderImage(&self.image), writes)?)
+    }
+
+    /// Refuses to go on if the keyslot is not the one that `before` has shown.
+    pub(super) fn check_same(&self, before: &Header, number: u32) -> Result<(), Failure> {
+        if self.header.has_same_keyslot(before, number) {
+            return Ok(());
+        }
+        Err(Failure::busy(format!(
+            "keyslot {number} was changed by another program meanwhile; nothing was done"
+        )))
+    }
+}
+
+/// Opens an image whose header is to be changed, under the lock against other changes.
+pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure> {
+    let options = OpenOptions { unlocked: true, ..OpenOptions::default() };
+    let lock = lock_header(path, &FileBackend::open(path, options)?)?;
+    // What was opened before the lock may have been replaced by another file.
+    let image = FileBackend::open(path, options)?;
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    let same = fs::metadata(path).ok().map(identity) == lock.metadata().ok().map(identity);
+    if !same {
+        return Err(Failure::busy(format!("{} was replaced meanwhile", path.display())));
+    }
+    Ok((lock, image))
+}
+
+/// Takes the lock against other changes of the header in this file or device, which `_opened` has
+/// shown to be usable. It lives as long as the result.
+pub(crate) fn lock_header(path: &Path, _opened: &FileBackend) -> Result<File, Failure> {
+    let failed = |error: io::Error| {
+        Failure::device(format!("cannot lock the header of {}: {error}", path.display()))
+    };
+    let file = File::options().read(true).write(true).open(path).map_err(failed)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // File systems without locks let everyone in.
+            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
+                return Ok(file);
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                let path = path.display();
+                return Err(Failure::busy(format!(
+                    "another program has held the header of {path} for {} s; try again later",
+                    PATIENCE.as_secs()
+                )));
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+}
+
+/// Calls `make` with the kernel's random numbers, a clock and what this machine has.
+pub(super) fn with_tools<T>(make: impl FnOnce(&mut Tools<'_>) -> T) -> T {
+    let begin = Instant::now();
+    let mut clock = || begin.elapsed();
+    let mut random = secrecy::random;
+    make(&mut Tools { random: &mut random, clock: &mut clock, machine: machine() })
+}

@@ -1,0 +1,91 @@
+//! `config` and `luksUUID --uuid`: labels, priorities, the UUID.
+
+use clap::ValueEnum;
+use ucrypt_luks::luks2;
+
+use super::change::HeaderArgs;
+use super::confirm::confirm_on_keys;
+use crate::failure::Failure;
+use crate::secrecy;
+use crate::stdio::print;
+
+/// Arguments of `config`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    /// Label of the header; an empty one removes it
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+    /// Subsystem label of the header; an empty one removes it
+    #[arg(long, value_name = "TEXT")]
+    subsystem: Option<String>,
+    /// When a keyslot is tried
+    #[arg(long, value_enum, value_name = "PRIORITY", requires = "key_slot")]
+    priority: Option<Priority>,
+    /// The keyslot of --priority
+    #[arg(short = 'S', long, value_name = "NUMBER", requires = "priority")]
+    key_slot: Option<u32>,
+}
+
+/// Arguments of `luksUUID`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UuidArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    /// Set this UUID instead of printing the present one
+    #[arg(long, value_name = "UUID")]
+    uuid: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Priority {
+    /// Only if it is named by number
+    Ignore,
+    /// After the preferred ones
+    Normal,
+    /// First
+    Prefer,
+}
+
+/// Carries out `config`.
+pub(crate) fn config(args: &ConfigArgs) -> Result<(), Failure> {
+    if args.label.is_none() && args.subsystem.is_none() && args.priority.is_none() {
+        return Err(Failure::wrong("--priority, --label or --subsystem is missing"));
+    }
+    let locked = args.header.lock()?;
+    let header = locked.header.luks2("labels and priorities")?;
+    let mut change = header.change(locked.damage.as_ref())?;
+    if let Some(label) = &args.label {
+        change.set_label(label)?;
+    }
+    if let Some(subsystem) = &args.subsystem {
+        change.set_subsystem(subsystem)?;
+    }
+    if let (Some(priority), Some(number)) = (args.priority, args.key_slot) {
+        change.set_priority(number, priority.into())?;
+    }
+    let (_, writes) = change.finish(&mut secrecy::random)?;
+    locked.carry_out(&writes)
+}
+
+impl From<Priority> for luks2::Priority {
+    fn from(priority: Priority) -> Self {
+        match priority {
+            Priority::Ignore => Self::Ignore,
+            Priority::Normal => Self::Normal,
+            Priority::Prefer => Self::Prefer,
+        }
+    }
+}
+
+/// Carries out `luksUUID`.
+pub(crate) fn uuid(args: &UuidArgs) -> Result<(), Failure> {
+    let (_, header) = args.header.look()?;
+    let Some(uuid) = &args.uuid else { return print(&format!("{}\n", header.uuid())) };
+    confirm_on_keys("Do you really want to change UUID of device?", args.header.batch_mode, "")?;
+    let locked = args.header.lock()?;
+    let damage = locked.damage.as_ref();
+    let change = locked.header.change_uuid(damage, Some(uuid), &mut secrecy::random)?;
+    locked.carry_out(&change.writes)
+}

@@ -1,0 +1,341 @@
+//! `luksAddKey`, `luksChangeKey`, `luksConvertKey`, `luksRemoveKey`, `luksKillSlot`.
+//!
+//! A passphrase is tried once on the header as it is, before the next one is asked for. The change
+//! itself happens under the lock, on a header that is read again. The only derivation there is that
+//! of the new keyslot.
+
+use std::path::{Path, PathBuf};
+
+use ucrypt_luks::{Error, Header, OpenedKey};
+
+use super::change::{HeaderArgs, with_tools};
+use super::confirm::confirm_on_keys;
+use super::image::HeaderImage;
+use super::new_key_args::{KeyslotArgs, NewPassphraseArgs, bytes_of};
+use crate::failure::Failure;
+use crate::passphrase::{KeyArgs, Secret, read_volume_key};
+use crate::secrecy;
+use crate::stdio::say;
+
+/// cryptsetup's words before the last key is removed.
+const LAST: &str = "This is the last keyslot. Device will become unusable after purging this key.";
+
+const KEPT: &str = ", the keyslot was NOT wiped";
+
+/// Arguments of `luksAddKey`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AddKeyArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    #[command(flatten)]
+    new: NewPassphraseArgs,
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Number of the new keyslot; with --new-key-slot, the keyslot that is unlocked
+    #[arg(short = 'S', long, value_name = "NUMBER")]
+    key_slot: Option<u32>,
+    /// Number of the new keyslot
+    #[arg(long, value_name = "NUMBER")]
+    new_key_slot: Option<u32>,
+    /// Use the volume key in this file instead of a passphrase; with --unbound, the key to be stored
+    #[arg(long, alias = "master-key-file", value_name = "FILE")]
+    volume_key_file: Option<PathBuf>,
+    /// Length of the key in --volume-key-file, or of the new key with --unbound
+    #[arg(short = 's', long, value_name = "BITS")]
+    key_size: Option<u32>,
+    /// Store a key that encrypts nothing of this volume; random without --volume-key-file
+    #[arg(long, requires = "key_size")]
+    unbound: bool,
+    #[command(flatten)]
+    keyslot: KeyslotArgs,
+}
+
+/// Arguments of `luksChangeKey`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChangeKeyArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    #[command(flatten)]
+    new: NewPassphraseArgs,
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Change only this keyslot
+    #[arg(short = 'S', long, value_name = "NUMBER")]
+    key_slot: Option<u32>,
+    #[command(flatten)]
+    keyslot: KeyslotArgs,
+}
+
+/// Arguments of `luksConvertKey`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConvertKeyArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Convert only this keyslot
+    #[arg(short = 'S', long, value_name = "NUMBER")]
+    key_slot: Option<u32>,
+    #[command(flatten)]
+    keyslot: KeyslotArgs,
+}
+
+/// Arguments of `luksRemoveKey`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RemoveKeyArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    /// Key file with the passphrase to be removed
+    #[arg(value_name = "KEY_FILE", conflicts_with = "key_file")]
+    old_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    key: KeyArgs,
+}
+
+/// Arguments of `luksKillSlot`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct KillSlotArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+    /// The keyslot to be wiped
+    number: u32,
+    #[command(flatten)]
+    key: KeyArgs,
+}
+
+/// Carries out `luksAddKey`.
+pub(crate) fn add(args: &AddKeyArgs) -> Result<(), Failure> {
+    secrecy::lock_memory();
+    let (image, header) = args.header.look()?;
+    args.check(&header)?;
+    if args.unbound {
+        return add_unbound(args, &header);
+    }
+    let key = args.volume_key(&header, &HeaderImage(&image))?;
+    let prompt = "Enter new passphrase for key slot";
+    let passphrase = args.new.read(prompt, &args.key, args.header.batch_mode)?;
+    let locked = args.header.lock()?;
+    let volume = locked.header.unlock_with_volume_key(&key)?;
+    let new = args.keyslot.new_key(locked.header.format(), &passphrase)?;
+    let change = with_tools(|tools| {
+        locked.header.add_key(locked.damage.as_ref(), &volume, args.new_number(), &new, tools)
+    })?;
+    locked.carry_out(&change.writes)
+}
+
+fn add_unbound(args: &AddKeyArgs, header: &Header) -> Result<(), Failure> {
+    header.luks2("unbound keyslots")?;
+    let len = bytes_of(args.key_size.unwrap_or_default())?;
+    let key = match &args.volume_key_file {
+        Some(path) => read_volume_key(path, Some(u64::from(len)))?,
+        None => ucrypt_luks::random_volume_key(len, &mut secrecy::random)?,
+    };
+    let prompt = "Enter new passphrase for key slot";
+    let passphrase = args.new.read(prompt, &args.key, args.header.batch_mode)?;
+    let locked = args.header.lock()?;
+    let new = args.keyslot.new_key(locked.header.format(), &passphrase)?;
+    let change = with_tools(|tools| {
+        let damage = locked.damage.as_ref();
+        locked.header.add_unbound_key(damage, &key, args.new_number(), &new, tools)
+    })?;
+    locked.carry_out(&change.writes)
+}
+
+impl AddKeyArgs {
+    /// Refuses wrong options before anything is asked.
+    fn check(&self, header: &Header) -> Result<(), Failure> {
+        self.new.check()?;
+        self.keyslot.check(header.format())?;
+        if self.key_size.is_some() && !self.unbound && self.volume_key_file.is_none() {
+            return Err(Failure::wrong(
+                "--key-size has an effect only with --volume-key-file or --unbound",
+            ));
+        }
+        let no_passphrase = self.unbound || self.volume_key_file.is_some();
+        if no_passphrase && self.key.key_file.is_some() {
+            return Err(Failure::wrong(
+                "--key-file has no effect beside --volume-key-file or --unbound; the new key file \
+                 is the last argument",
+            ));
+        }
+        if self.key_slot.is_some() && self.new_key_slot.is_none() {
+            say("WARNING: The --key-slot parameter is used for new keyslot number.\n");
+        }
+        if no_passphrase && self.key_slot.is_some() && self.new_key_slot.is_some() {
+            return Err(Failure::wrong("--key-slot has no effect: no keyslot is unlocked"));
+        }
+        // Changes that cannot succeed are refused before a key is derived.
+        if let Some(number) = self.new_number() {
+            let limit = if matches!(header, Header::Luks1(_)) { 8 } else { 32 };
+            if number >= limit {
+                return Err(Failure::wrong(format!(
+                    "keyslot {number} is invalid, select one between 0 and {}",
+                    limit - 1
+                )));
+            }
+            if header.keyslots().contains(&number) {
+                let problem = format!("keyslot {number} is full, select another one");
+                return Err(Failure::wrong(problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// The number that the new keyslot is to have.
+    fn new_number(&self) -> Option<u32> {
+        self.new_key_slot.or(self.key_slot)
+    }
+
+    /// The volume key, from a passphrase or from a file.
+    fn volume_key(&self, header: &Header, image: &HeaderImage<'_>) -> Result<Secret, Failure> {
+        let Some(path) = &self.volume_key_file else {
+            let passphrase = self.key.read("Enter any existing passphrase")?;
+            let keyslot = self.new_key_slot.and(self.key_slot);
+            return Ok(header.unlock(image, &passphrase, keyslot)?.volume_key);
+        };
+        let len = match (self.key_size, header.volume_key_len()) {
+            (Some(bits), _) => bytes_of(bits)?,
+            (None, Some(len)) => len,
+            (None, None) => {
+                return Err(Failure::wrong(
+                    "the header has no keyslot that tells the length of the volume key; use \
+                     --key-size",
+                ));
+            }
+        };
+        let key = read_volume_key(path, Some(u64::from(len)))?;
+        Ok(header.unlock_with_volume_key(&key)?.volume_key)
+    }
+}
+
+/// Carries out `luksChangeKey`.
+pub(crate) fn change(args: &ChangeKeyArgs) -> Result<(), Failure> {
+    secrecy::lock_memory();
+    let (image, header) = args.header.look()?;
+    args.new.check()?;
+    args.keyslot.check(header.format())?;
+    let old = args.key.read("Enter passphrase to be changed")?;
+    let opened = header.open_key(&HeaderImage(&image), &old, args.key_slot)?;
+    let passphrase = args.new.read("Enter new passphrase", &args.key, args.header.batch_mode)?;
+    let keep_number = args.key_slot.is_some();
+    replace(&args.header, &header, &opened, &args.keyslot, &passphrase, keep_number)
+}
+
+/// Carries out `luksConvertKey`.
+pub(crate) fn convert(args: &ConvertKeyArgs) -> Result<(), Failure> {
+    secrecy::lock_memory();
+    let (image, header) = args.header.look()?;
+    header.luks2("key derivation to convert")?;
+    args.keyslot.check(header.format())?;
+    if let Some(number) = args.key_slot.filter(|number| !header.keyslots().contains(number)) {
+        return Err(Error::InactiveKeyslot(number).into());
+    }
+    let passphrase = args.key.read("Enter passphrase for keyslot to be converted")?;
+    let opened = header.open_key(&HeaderImage(&image), &passphrase, args.key_slot)?;
+    replace(&args.header, &header, &opened, &args.keyslot, &passphrase, true)
+}
+
+fn replace(
+    place: &HeaderArgs,
+    before: &Header,
+    opened: &OpenedKey,
+    keyslot: &KeyslotArgs,
+    passphrase: &[u8],
+    keep_number: bool,
+) -> Result<(), Failure> {
+    let locked = place.lock()?;
+    locked.check_same(before, opened.keyslot)?;
+    let new = keyslot.new_key(locked.header.format(), passphrase)?;
+    let change = with_tools(|tools| {
+        locked.header.change_key(locked.damage.as_ref(), opened, keep_number, &new, tools)
+    })?;
+    locked.carry_out(&change.writes)
+}
+
+/// Carries out `luksRemoveKey`.
+pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
+    secrecy::lock_memory();
+    let (image, header) = args.header.look()?;
+    if header.keyslots().is_empty() {
+        return Err(Error::NoKeyslot.into());
+    }
+    let mut key = args.key.clone();
+    key.key_file = key.key_file.or_else(|| args.old_key_file.clone());
+    let passphrase = key.read("Enter passphrase to be deleted")?;
+    let opened = header.open_key(&HeaderImage(&image), &passphrase, None)?;
+    if is_last(&header, opened.keyslot) {
+        confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
+    }
+    wipe(&args.header, &header, opened.keyslot)
+}
+
+/// Carries out `luksKillSlot`.
+pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
+    secrecy::lock_memory();
+    let (image, header) = args.header.look()?;
+    if !header.keyslots().contains(&args.number) {
+        return Err(Error::InactiveKeyslot(args.number).into());
+    }
+    let last = is_last(&header, args.number);
+    if last {
+        confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
+    }
+    if let Some(passphrase) = args.passphrase()? {
+        let open = |number: u32| header.unlock(&HeaderImage(&image), &passphrase, Some(number));
+        let opens = if last {
+            open(args.number).map(drop)
+        } else {
+            opens_another(&header, args.number, open)
+        };
+        opens?;
+    }
+    wipe(&args.header, &header, args.number)
+}
+
+impl KillSlotArgs {
+    /// The passphrase of a keyslot that remains. In batch mode there need not be one.
+    fn passphrase(&self) -> Result<Option<Secret>, Failure> {
+        let prompt = "Enter any remaining passphrase";
+        if !self.header.batch_mode {
+            return self.key.read(prompt).map(Some);
+        }
+        let named = self.key.key_file.as_deref().is_some_and(|file| file != Path::new("-"));
+        if !named && self.key.is_interactive() {
+            return Ok(None);
+        }
+        self.key.read_if_any(prompt)
+    }
+}
+
+/// Tries the keyslots of the volume other than `number`.
+fn opens_another<T>(
+    header: &Header,
+    number: u32,
+    open: impl Fn(u32) -> Result<T, Error>,
+) -> Result<(), Error> {
+    for other in header.volume_keyslots().into_iter().filter(|other| *other != number) {
+        match open(other) {
+            Ok(_) => return Ok(()),
+            Err(Error::WrongPassphrase { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Error::WrongPassphrase { skipped: None })
+}
+
+/// Whether nothing but the volume key opens the volume without this keyslot.
+fn is_last(header: &Header, number: u32) -> bool {
+    header.volume_keyslots() == [number]
+}
+
+fn wipe(place: &HeaderArgs, before: &Header, number: u32) -> Result<(), Failure> {
+    let locked = place.lock()?;
+    locked.check_same(before, number)?;
+    if is_last(&locked.header, number) && !is_last(before, number) {
+        return Err(Failure::busy(
+            "another program has removed the other keyslots meanwhile; nothing was done",
+        ));
+    }
+    let change = locked.header.remove_key(locked.damage.as_ref(), number, &mut secrecy::random)?;
+    locked.carry_out(&change.writes)
+}

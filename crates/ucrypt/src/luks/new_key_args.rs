@@ -1,0 +1,146 @@
+//! The options of a new passphrase and of the keyslot that stores it.
+
+use std::path::PathBuf;
+
+use ucrypt_luks::{Format, Hash, NewKey};
+use ucrypt_sector::CipherSpec;
+
+use super::pbkdf_args::PbkdfArgs;
+use crate::failure::Failure;
+use crate::passphrase::{KeyArgs, Secret};
+use crate::stdio::say;
+
+/// The hash of cryptsetup's default.
+const HASH: &str = "sha256";
+
+/// Where a new passphrase comes from.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct NewPassphraseArgs {
+    /// Key file with the new passphrase
+    #[arg(value_name = "NEW_KEY_FILE", conflicts_with = "new_keyfile")]
+    new_key_file: Option<PathBuf>,
+    /// Read the new passphrase from a file; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    new_keyfile: Option<PathBuf>,
+    /// Use only this many bytes of the new key file
+    #[arg(long, value_name = "BYTES")]
+    new_keyfile_size: Option<u64>,
+    /// Skip this many bytes of the new key file
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    new_keyfile_offset: u64,
+    /// Ask for the new passphrase twice, in batch mode too
+    #[arg(short = 'y', long)]
+    verify_passphrase: bool,
+    /// Accepted; passphrases are not judged
+    #[arg(long)]
+    force_password: bool,
+}
+
+/// How a keyslot stores its key.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct KeyslotArgs {
+    /// Hash of PBKDF2 and of the keyslot [default: sha256; LUKS1 has that of the header]
+    #[arg(short = 'h', long, value_name = "NAME")]
+    hash: Option<String>,
+    /// Cipher of the keyslot [default: the volume's]; LUKS2 only
+    #[arg(long, value_name = "SPEC", requires = "keyslot_key_size")]
+    keyslot_cipher: Option<String>,
+    /// Length of the keyslot's own key in bits
+    #[arg(long, value_name = "BITS", requires = "keyslot_cipher")]
+    keyslot_key_size: Option<u32>,
+    #[command(flatten)]
+    pbkdf: PbkdfArgs,
+}
+
+impl NewPassphraseArgs {
+    /// Refuses options that have no effect, and warns of those that cryptsetup ignores.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let file = self.file();
+        if file.is_none() && (self.new_keyfile_size.is_some() || self.new_keyfile_offset > 0) {
+            return Err(Failure::wrong(
+                "--new-keyfile-size and --new-keyfile-offset have an effect only with a new key \
+                 file",
+            ));
+        }
+        if self.verify_passphrase && !self.key(0).is_interactive() {
+            say("WARNING: The --verify-passphrase option is being ignored.\n");
+        }
+        Ok(())
+    }
+
+    /// Reads the new passphrase. Asks a person twice, unless in batch mode.
+    pub(super) fn read(
+        &self,
+        prompt: &str,
+        old: &KeyArgs,
+        batch_mode: bool,
+    ) -> Result<Secret, Failure> {
+        let key = self.key(old.timeout);
+        if self.verify_passphrase || !batch_mode {
+            key.read_verified(prompt)
+        } else {
+            key.read(prompt)
+        }
+    }
+
+    fn file(&self) -> Option<&PathBuf> {
+        self.new_keyfile.as_ref().or(self.new_key_file.as_ref())
+    }
+
+    fn key(&self, timeout: u64) -> KeyArgs {
+        KeyArgs {
+            key_file: self.file().cloned(),
+            keyfile_size: self.new_keyfile_size,
+            keyfile_offset: self.new_keyfile_offset,
+            timeout,
+            stdin_is_data: false,
+        }
+    }
+}
+
+impl KeyslotArgs {
+    /// Refuses options that a header of this version does not store. Warns of those that
+    /// cryptsetup ignores.
+    pub(super) fn check(&self, format: Format) -> Result<(), Failure> {
+        if format == Format::Luks1 {
+            let given = [
+                (self.hash.is_some(), "--hash: the header has one hash for all keyslots"),
+                (self.keyslot_cipher.is_some(), "--keyslot-cipher"),
+            ];
+            if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
+                return Err(Failure::wrong(format!("LUKS1 has no {option}")));
+            }
+        }
+        let new = self.new_key(format, b"")?;
+        for option in self.pbkdf.ignored(&new.pbkdf) {
+            say(&format!("WARNING: The {option} option is being ignored.\n"));
+        }
+        Ok(())
+    }
+
+    /// What the keyslot of `passphrase` is to be.
+    pub(super) fn new_key<'a>(
+        &self,
+        format: Format,
+        passphrase: &'a [u8],
+    ) -> Result<NewKey<'a>, Failure> {
+        let hash = Hash::from_name(self.hash.as_deref().unwrap_or(HASH))?;
+        let pbkdf = self.pbkdf.pbkdf(format, hash)?;
+        let area = match (&self.keyslot_cipher, self.keyslot_key_size) {
+            (Some(cipher), Some(bits)) => {
+                let cipher: CipherSpec = cipher.parse().map_err(Failure::wrong)?;
+                Some((cipher, bytes_of(bits)?))
+            }
+            _ => None,
+        };
+        Ok(NewKey { passphrase, pbkdf, area })
+    }
+}
+
+/// The bytes of a key of `bits` bits.
+pub(super) fn bytes_of(bits: u32) -> Result<u32, Failure> {
+    if bits == 0 || !bits.is_multiple_of(8) {
+        return Err(Failure::wrong("the key size has to be a multiple of 8 bits, above 0"));
+    }
+    Ok(bits / 8)
+}

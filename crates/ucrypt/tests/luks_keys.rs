@@ -1,0 +1,621 @@
+//! The actions that change keys and headers. Each is done by this command on one image and by
+//! cryptsetup on a copy of it. The headers are compared field by field, and each program opens what
+//! the other one has made.
+
+mod luks;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Output;
+
+use luks::{CHEAP, Scratch, Terminal, UCRYPT, code, good, run, stderr, text, ucrypt};
+use serde_json::{Value, json};
+
+const LUKS2: &[&str] = &["--type", "luks2", "--luks2-keyslots-size", "3M", "--offset", "8192"];
+const LUKS1: &[&str] = &["--type", "luks1", "--key-size", "256"];
+
+/// The same image twice.
+struct Both {
+    scratch: Scratch,
+    ours: PathBuf,
+    theirs: PathBuf,
+}
+
+impl Both {
+    /// An image that `one` opens, in keyslot 0.
+    fn new(kind: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        let (ours, theirs) = (scratch.make("ours", 5 << 20), scratch.path("theirs"));
+        let format = ["luksFormat", "-q", "--key-file", "-", text(&ours)];
+        good(&run("cryptsetup", &[&format, kind, CHEAP].concat(), b"one"));
+        fs::copy(&ours, &theirs).unwrap();
+        Self { scratch, ours, theirs }
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> String {
+        let path = self.scratch.path(name);
+        fs::write(&path, content).unwrap();
+        text(&path).to_owned()
+    }
+
+    /// Carries out an action with both programs, in which `IMAGE` stands for the image. The exit
+    /// codes and the headers have to be the same afterwards.
+    fn act(&self, args: &[&str], stdin: &[u8]) -> [Output; 2] {
+        let outputs =
+            [(UCRYPT, &self.ours), ("cryptsetup", &self.theirs)].map(|(program, image)| {
+                let place = |arg: &&str| {
+                    if *arg == "IMAGE" { text(image).to_owned() } else { (*arg).into() }
+                };
+                let words: Vec<String> = args.iter().map(place).collect();
+                run(program, &words.iter().map(String::as_str).collect::<Vec<_>>(), stdin)
+            });
+        let [ours, theirs] = &outputs;
+        let told = format!("{args:?}: {} / {}", stderr(ours), stderr(theirs));
+        assert_eq!(code(ours), code(theirs), "{told}");
+        assert_eq!(header(&self.ours), header(&self.theirs), "{args:?}");
+        outputs
+    }
+
+    /// As [`Both::act`], for an action that has to succeed.
+    fn does(&self, args: &[&str], stdin: &[u8]) {
+        let [ours, _] = self.act(args, stdin);
+        assert_eq!(code(&ours), 0, "{args:?}: {}", stderr(&ours));
+    }
+
+    /// Checks with both programs, on both images, which passphrases open the volume.
+    fn opens(&self, right: &[&str], wrong: &[&str]) {
+        for (passphrases, expected) in [(right, 0), (wrong, 2)] {
+            for passphrase in passphrases {
+                for image in [&self.ours, &self.theirs] {
+                    for program in [UCRYPT, "cryptsetup"] {
+                        let args = ["open", "--test-passphrase", "--key-file", "-", text(image)];
+                        let ran = run(program, &args, passphrase.as_bytes());
+                        let name = image.display();
+                        let told = format!("{program} {name} {passphrase}: {}", stderr(&ran));
+                        assert_eq!(code(&ran), expected, "{told}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The header as cryptsetup shows it, without what is random.
+fn header(image: &std::path::Path) -> Value {
+    let dump = run("cryptsetup", &["luksDump", "--dump-json-metadata", text(image)], b"");
+    if code(&dump) == 0 {
+        let mut json: Value = serde_json::from_str(&good(&dump)).unwrap();
+        // The order of references has no meaning.
+        without_random(&mut json);
+        let shown = good(&run("cryptsetup", &["luksDump", text(image)], b""));
+        let fields = ["UUID:", "Label:", "Subsystem:"];
+        let named = shown.lines().filter(|line| fields.iter().any(|field| line.starts_with(field)));
+        return json!({ "metadata": json, "named": named.collect::<Vec<_>>() });
+    }
+    let shown = good(&run("cryptsetup", &["luksDump", text(image)], b""));
+    let fields = ["Key Slot", "\tIterations", "\tKey material", "UUID", "Hash", "MK bits"];
+    let kept = shown.lines().filter(|line| fields.iter().any(|field| line.starts_with(field)));
+    json!(kept.collect::<Vec<_>>())
+}
+
+fn without_random(json: &mut Value) {
+    match json {
+        Value::Object(members) => {
+            for random in ["salt", "digest"] {
+                if members.get(random).is_some_and(Value::is_string) {
+                    members.remove(random);
+                }
+            }
+            members.values_mut().for_each(without_random);
+        }
+        Value::Array(items) => {
+            items.sort_by_key(ToString::to_string);
+            items.iter_mut().for_each(without_random);
+        }
+        _ => {}
+    }
+}
+
+fn cheap(args: &[&'static str]) -> Vec<&'static str> {
+    [args, CHEAP, &["IMAGE"]].concat()
+}
+
+#[test]
+fn keys_are_added_and_removed_as_cryptsetup_does_it() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        both.does(&cheap(&["luksAddKey"]), b"one\ntwo\n");
+        both.does(&cheap(&["luksAddKey", "-S", "6"]), b"two\nsix");
+        both.does(&cheap(&["luksAddKey", "--new-key-slot", "4", "--key-slot", "6"]), b"six\nfour");
+        both.opens(&["one", "two", "six", "four"], &["five"]);
+        // The gap of a removed keyslot is used again.
+        both.does(&["luksRemoveKey", "-q", "IMAGE"], b"two");
+        both.opens(&["one", "six", "four"], &["two"]);
+        both.does(&cheap(&["luksAddKey"]), b"one\nagain");
+        both.does(&["luksKillSlot", "IMAGE", "4"], b"six");
+        both.does(&["luksDump", "IMAGE"], b"");
+        both.opens(&["one", "six", "again"], &["two", "four"]);
+        // The passphrase of the keyslot itself does not do, and nothing changes.
+        let [ours, _] = both.act(&["luksKillSlot", "IMAGE", "6"], b"six");
+        assert_eq!(code(&ours), 2, "{}", stderr(&ours));
+        both.does(&["luksKillSlot", "-q", "IMAGE", "6"], b"");
+        both.opens(&["one", "again"], &["six"]);
+        both.does(&["luksRemoveKey", "IMAGE"], b"one");
+        both.does(&["luksRemoveKey", "IMAGE"], b"again");
+        let [ours, _] = both.act(&["luksRemoveKey", "IMAGE"], b"again");
+        assert_eq!(code(&ours), 1);
+    }
+}
+
+#[test]
+fn wrong_passphrases_and_numbers_are_refused_with_cryptsetups_codes_and_nothing_changes() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        let before = fs::read(&both.ours).unwrap();
+        for (args, stdin, expected) in [
+            (&cheap(&["luksAddKey"])[..], &b"wrong\nnew"[..], 2),
+            (&cheap(&["luksChangeKey"]), b"wrong\nnew", 2),
+            (&["luksRemoveKey", "-q", "IMAGE"], b"wrong", 2),
+            (&["luksKillSlot", "IMAGE", "0"], b"wrong", 2),
+            (&["luksKillSlot", "-q", "IMAGE", "0"], b"wrong", 2),
+            (&["luksKillSlot", "-q", "IMAGE", "3"], b"", 1),
+            (&cheap(&["luksAddKey", "-S", "0"]), b"one\nnew", 1),
+            (&cheap(&["luksAddKey", "-S", "32"]), b"one\nnew", 1),
+            (&cheap(&["luksAddKey", "--pbkdf", "scrypt"])[..], b"one\nnew", 1),
+            (&["luksUUID", "-q", "--uuid", "nonsense", "IMAGE"], b"", 1),
+            (&["config", "IMAGE"], b"", 1),
+            (&["config", "--priority", "prefer", "-S", "3", "IMAGE"], b"", 1),
+        ] {
+            // clap refuses an option that stands twice.
+            let args: Vec<&str> = if args.contains(&"scrypt") {
+                vec!["luksAddKey", "--pbkdf", "scrypt", "IMAGE"]
+            } else {
+                args.to_vec()
+            };
+            let [ours, _] = both.act(&args, stdin);
+            assert_eq!(code(&ours), expected, "{args:?}: {}", stderr(&ours));
+            assert!(fs::read(&both.ours).unwrap() == before, "{args:?} has written");
+        }
+    }
+}
+
+#[test]
+fn keys_are_changed_and_converted_as_cryptsetup_does_it() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        both.does(&cheap(&["luksAddKey"]), b"one\ntwo\n");
+        both.does(&cheap(&["luksChangeKey"]), b"one\nuno\n");
+        both.opens(&["uno", "two"], &["one"]);
+        // cryptsetup overwrites the named keyslot. Here the new key is written beside it.
+        for (program, image) in [(UCRYPT, &both.ours), ("cryptsetup", &both.theirs)] {
+            let number = if kind == LUKS1 { "2" } else { "0" };
+            let change = [&["luksChangeKey", "-S", number], CHEAP, &[text(image)]].concat();
+            good(&run(program, &change, b"uno\neins"));
+        }
+        let numbers = |image| match header(image) {
+            Value::Array(lines) => json!(lines),
+            json => {
+                json!(json["metadata"]["keyslots"].as_object().unwrap().keys().collect::<Vec<_>>())
+            }
+        };
+        assert_eq!(numbers(&both.ours), numbers(&both.theirs));
+        both.opens(&["eins", "two"], &["uno"]);
+    }
+    let both = Both::new(LUKS2);
+    both.does(&["token", "add", "--key-description", "text", "IMAGE"], b"");
+    let argon2 = ["--pbkdf", "argon2id", "--pbkdf-memory", "64", "--pbkdf-parallel", "1"];
+    let forced = ["--pbkdf-force-iterations", "5", "--hash", "sha512", "IMAGE"];
+    both.does(&[&["luksConvertKey"], &argon2[..], &forced].concat(), b"one");
+    both.opens(&["one"], &["two"]);
+    let [ours, _] =
+        both.act(&[&["luksConvertKey", "-S", "3"], &argon2[..], &forced].concat(), b"one");
+    assert_eq!(code(&ours), 1);
+    let cipher = ["--keyslot-cipher", "aes-cbc-essiv:sha256", "--keyslot-key-size", "128"];
+    both.does(&[&["luksAddKey"], &cipher[..], CHEAP, &["IMAGE"]].concat(), b"one\ntwo");
+    both.opens(&["one", "two"], &[]);
+}
+
+#[test]
+fn a_changed_key_keeps_its_priority() {
+    let both = Both::new(LUKS2);
+    good(&ucrypt(&["config", "--priority", "prefer", "-S", "0", text(&both.ours)], b""));
+    let change = [&["luksChangeKey"], CHEAP, &[text(&both.ours)]].concat();
+    good(&ucrypt(&change, b"one\nuno"));
+    let shown = good(&run("cryptsetup", &["luksDump", text(&both.ours)], b""));
+    assert!(shown.contains("Priority:   preferred"), "{shown}");
+}
+
+#[test]
+fn key_files_and_volume_keys_are_cut_as_cryptsetup_cuts_them() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        let old = both.file("old", b"xxoneyy");
+        let new = both.file("new", b"12345678");
+        let args =
+            ["luksAddKey", "--key-file", &old, "--keyfile-offset", "2", "--keyfile-size", "3"];
+        let part = ["--new-keyfile-offset", "1", "--new-keyfile-size", "4", "IMAGE", &new];
+        both.does(&[&args, CHEAP, &part[..]].concat(), b"");
+        both.opens(&["one", "2345"], &["12345678"]);
+        let named = ["luksAddKey", "--new-keyfile", &new, "IMAGE"];
+        both.does(&[&named, CHEAP].concat(), b"one\n");
+        both.opens(&["12345678"], &[]);
+
+        let key = both.scratch.path("volume-key");
+        let dump = ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", text(&key)];
+        good(&run("cryptsetup", &[&dump[..], &[text(&both.ours)]].concat(), b"one"));
+        let with_key = ["luksAddKey", "--volume-key-file", text(&key), "IMAGE", &old];
+        both.does(&[&with_key, CHEAP].concat(), b"");
+        both.opens(&["xxoneyy"], &[]);
+        // The volume key alone is enough, even with no keyslot left.
+        both.does(&["erase", "-q", "IMAGE"], b"");
+        let bits = if kind == LUKS1 { "256" } else { "512" };
+        let again = ["luksAddKey", "--key-size", bits, "--volume-key-file", text(&key), "IMAGE"];
+        both.does(&[&again, CHEAP, &[&old]].concat(), b"");
+        both.opens(&["xxoneyy"], &["one"]);
+        let wrong = both.file("wrong-key", &[7; 64]);
+        let wrong = ["luksAddKey", "--key-size", bits, "--volume-key-file", &wrong, "IMAGE", &old];
+        let [ours, _] = both.act(&[&wrong, CHEAP].concat(), b"");
+        assert_ne!(code(&ours), 0);
+    }
+}
+
+/// PBKDF2 gives a key and the same key with a zero byte behind it the same digest.
+#[test]
+fn a_volume_key_with_zero_bytes_behind_it_is_refused() {
+    let both = Both::new(LUKS1);
+    let key = both.scratch.path("volume-key");
+    let image = text(&both.ours);
+    let dump = ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", text(&key), image];
+    good(&run("cryptsetup", &dump, b"one"));
+    let longer = both.file("longer", &[fs::read(&key).unwrap(), vec![0; 8]].concat());
+    for kind in ["luks1", "luks2"] {
+        if kind == "luks2" {
+            good(&run("cryptsetup", &["convert", "-q", "--type", "luks2", image], b""));
+        }
+        let new = both.file("new", b"new");
+        let args = ["luksAddKey", "--key-size", "320", "--volume-key-file", &longer, image, &new];
+        let ran = ucrypt(&[&args[..], CHEAP].concat(), b"");
+        assert_eq!(code(&ran), 2, "{kind}: {}", stderr(&ran));
+        assert!(stderr(&ran).contains("volume key does not match"), "{}", stderr(&ran));
+    }
+}
+
+#[test]
+fn unbound_keys_have_a_digest_of_their_own_and_go_with_it() {
+    let both = Both::new(LUKS2);
+    let new = both.file("new", b"other");
+    let unbound = ["luksAddKey", "--unbound", "--key-size", "256", "-S", "5", "IMAGE", &new];
+    both.does(&[&unbound, CHEAP].concat(), b"");
+    let json = header(&both.ours);
+    assert_eq!(json["metadata"]["digests"]["1"]["keyslots"], json!(["5"]));
+    // It opens nothing of the volume.
+    assert_ne!(code(&ucrypt(&["open", "--test-passphrase", text(&both.ours)], b"other")), 0);
+    both.does(&cheap(&["luksChangeKey"]), b"other\nanother");
+    both.does(&["luksKillSlot", "-q", "IMAGE", "5"], b"");
+    assert_eq!(header(&both.ours)["metadata"]["digests"]["1"], Value::Null);
+    both.opens(&["one"], &["other"]);
+    // Its passphrase removes it too, which cryptsetup 2.6 refuses.
+    both.does(&[&unbound[..], CHEAP].concat(), b"");
+    good(&ucrypt(&["luksRemoveKey", text(&both.ours)], b"other"));
+    assert_eq!(header(&both.ours)["metadata"]["keyslots"]["5"], Value::Null);
+}
+
+#[test]
+fn labels_priorities_and_uuids_are_those_of_cryptsetup() {
+    let both = Both::new(LUKS2);
+    both.does(&["config", "--label", "a label", "--subsystem", "s", "IMAGE"], b"");
+    for priority in ["prefer", "ignore", "normal"] {
+        both.does(&["config", "--priority", priority, "-S", "0", "IMAGE"], b"");
+    }
+    let uuid = "01234567-89AB-cdef-0123-456789abcdef";
+    both.does(&["luksUUID", "-q", "--uuid", uuid, "IMAGE"], b"");
+    assert_eq!(good(&ucrypt(&["luksUUID", text(&both.ours)], b"")), uuid.to_lowercase() + "\n");
+    both.opens(&["one"], &[]);
+    // One label does not remove the other.
+    good(&ucrypt(&["config", "--label", "new", text(&both.ours)], b""));
+    let shown = good(&run("cryptsetup", &["luksDump", text(&both.ours)], b""));
+    assert!(
+        shown.contains("Label:         \tnew") && shown.contains("Subsystem:     \ts"),
+        "{shown}"
+    );
+    let both = Both::new(LUKS1);
+    both.does(&["luksUUID", "-q", "--uuid", uuid, "IMAGE"], b"");
+    let [ours, _] = both.act(&["config", "--label", "x", "IMAGE"], b"");
+    assert!(stderr(&ours).contains("LUKS1"), "{}", stderr(&ours));
+}
+
+#[test]
+fn tokens_are_kept_stored_and_assigned_as_cryptsetup_does_it() {
+    let both = Both::new(LUKS2);
+    both.does(&cheap(&["luksAddKey"]), b"one\ntwo\n");
+    both.does(&["token", "add", "--key-description", "text", "IMAGE"], b"");
+    both.does(
+        &["token", "add", "--key-description", "two", "-S", "1", "--token-id", "7", "IMAGE"],
+        b"",
+    );
+    let foreign = br#"{"type":"example-tpm2","keyslots":["1"],"tpm2-blob":"AAA=","n":[1,2.5,{}]}"#;
+    both.does(&["token", "import", "IMAGE"], foreign);
+    let file = both.file("token", br#"{"type":"other","keyslots":[],"x":1}"#);
+    both.does(
+        &["token", "import", "--json-file", &file, "--token-id", "3", "-S", "0", "IMAGE"],
+        b"",
+    );
+    for id in ["0", "1", "3", "7"] {
+        let [ours, theirs] = both.act(&["token", "export", "--token-id", id, "IMAGE"], b"");
+        assert_eq!(good(&ours), good(&theirs));
+    }
+    both.does(&["token", "unassign", "--token-id", "0", "-S", "1", "IMAGE"], b"");
+    both.does(&["token", "remove", "--token-id", "7", "IMAGE"], b"");
+    for (args, stdin) in [
+        (
+            &["token", "import", "--token-id", "0", "IMAGE"][..],
+            &b"{\"type\":\"x\",\"keyslots\":[]}"[..],
+        ),
+        (&["token", "import", "IMAGE"], b"{\"type\":\"x\",\"keyslots\":[\"9\"]}"),
+        (&["token", "import", "IMAGE"], b"{\"keyslots\":[]}"),
+        (&["token", "import", "IMAGE"], b"no JSON"),
+        (&["token", "remove", "--token-id", "9", "IMAGE"], b""),
+        (&["token", "add", "IMAGE"], b""),
+    ] {
+        assert_eq!(code(&both.act(args, stdin)[0]), 1, "{args:?}");
+    }
+    let replace = ["token", "import", "--token-replace", "--token-id", "0", "IMAGE"];
+    both.does(&replace, br#"{"type":"replaced","keyslots":[]}"#);
+    // A keyslot that goes takes its assignments with it, and the tokens stay.
+    both.does(&["luksKillSlot", "-q", "IMAGE", "1"], b"");
+    both.opens(&["one"], &["two"]);
+}
+
+#[test]
+fn backups_are_cryptsetups_byte_for_byte_and_restore_what_was_erased() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        let (ours, theirs) = (both.scratch.path("a"), both.scratch.path("b"));
+        let backup = |program, file: &PathBuf| {
+            let args = ["luksHeaderBackup", "--header-backup-file", text(file), text(&both.ours)];
+            run(program, &args, b"")
+        };
+        good(&backup(UCRYPT, &ours));
+        good(&backup("cryptsetup", &theirs));
+        assert!(fs::read(&ours).unwrap() == fs::read(&theirs).unwrap());
+        assert_eq!(fs::metadata(&ours).unwrap().permissions().mode() & 0o777, 0o600);
+        let again = backup(UCRYPT, &ours);
+        assert!(code(&again) == 1 && stderr(&again).contains("already exists"));
+
+        let before = fs::read(&both.ours).unwrap();
+        both.does(&["erase", "-q", "IMAGE"], b"");
+        for passphrase in [&b"one"[..], b"two"] {
+            let ran = ucrypt(&["open", "--test-passphrase", text(&both.ours)], passphrase);
+            assert_eq!(code(&ran), 1, "{}", stderr(&ran));
+        }
+        both.does(&["luksHeaderRestore", "-q", "--header-backup-file", text(&ours), "IMAGE"], b"");
+        assert!(fs::read(&both.ours).unwrap() == before);
+        both.opens(&["one"], &["two"]);
+    }
+}
+
+#[test]
+fn a_backup_that_does_not_fit_is_refused_and_nothing_changes() {
+    let scratch = Scratch::new();
+    let image = |name: &str, args: &[&str]| {
+        let path = scratch.make(name, 5 << 20);
+        let format = ["luksFormat", "-q", "--key-file", "-", text(&path)];
+        good(&run("cryptsetup", &[&format, args, CHEAP].concat(), b"one"));
+        path
+    };
+    let base = image("base", LUKS2);
+    let backup = scratch.path("backup");
+    let save = ["luksHeaderBackup", "--header-backup-file", text(&backup), text(&base)];
+    good(&ucrypt(&save, b""));
+    let whole = fs::read(&backup).unwrap();
+    let other = [LUKS2, &["--key-size", "256"]].concat();
+    let offset = ["--type", "luks2", "--luks2-keyslots-size", "3M", "--offset", "7168"];
+    let small = scratch.make("small", 1 << 20);
+    for (target, words) in [
+        (image("key", &other), "differs"),
+        (image("offset", &offset), "differs"),
+        (small, "larger than its image"),
+    ] {
+        let before = fs::read(&target).unwrap();
+        let restore =
+            ["luksHeaderRestore", "-q", "--header-backup-file", text(&backup), text(&target)];
+        let ran = ucrypt(&restore, b"");
+        assert!(code(&ran) == 1 && stderr(&ran).contains(words), "{}", stderr(&ran));
+        assert!(fs::read(&target).unwrap() == before);
+    }
+    for (content, words) in
+        [(&whole[..whole.len() - 1], "truncated"), (&[0; 9000], "no LUKS header")]
+    {
+        fs::write(&backup, content).unwrap();
+        let restore =
+            ["luksHeaderRestore", "-q", "--header-backup-file", text(&backup), text(&base)];
+        let ran = ucrypt(&restore, b"");
+        assert!(code(&ran) == 1 && stderr(&ran).contains(words), "{}", stderr(&ran));
+    }
+    good(&ucrypt(&["open", "--test-passphrase", text(&base)], b"one"));
+}
+
+#[test]
+fn repair_writes_the_damaged_copy_again_and_says_so() {
+    let both = Both::new(LUKS2);
+    let ran = ucrypt(&["repair", text(&both.ours)], b"");
+    good(&ran);
+    assert!(stderr(&ran).contains("No known problems"), "{}", stderr(&ran));
+    let before = header(&both.ours);
+    for at in [4200, 0x4000 + 4200] {
+        let mut image = fs::read(&both.ours).unwrap();
+        image[at] ^= 1;
+        fs::write(&both.ours, &image).unwrap();
+        let ran = ucrypt(&["repair", "-q", text(&both.ours)], b"");
+        good(&ran);
+        assert!(stderr(&ran).contains("it was written again"), "{}", stderr(&ran));
+        let ran = ucrypt(&["repair", text(&both.ours)], b"");
+        assert!(stderr(&ran).contains("No known problems"), "{}", stderr(&ran));
+        assert_eq!(header(&both.ours), before);
+    }
+}
+
+#[test]
+fn detached_headers_are_changed_and_the_data_left_alone() {
+    for kind in ["luks1", "luks2"] {
+        let scratch = Scratch::new();
+        let (image, place) = (scratch.make("data", 1 << 20), scratch.path("header"));
+        let args = ["luksFormat", "-q", "--type", kind, "--header", text(&place), text(&image)];
+        good(&ucrypt(&[&args[..], CHEAP].concat(), b"one"));
+        let before = fs::read(&image).unwrap();
+        let at = ["--header", text(&place), text(&image)];
+        good(&ucrypt(&[&["luksAddKey"], CHEAP, &at].concat(), b"one\ntwo"));
+        good(&ucrypt(&[&["luksChangeKey"], CHEAP, &at].concat(), b"one\nuno"));
+        good(&ucrypt(&[&["luksRemoveKey"], &at[..]].concat(), b"two"));
+        let open = [&["open", "--test-passphrase"], &at[..]].concat();
+        good(&run("cryptsetup", &open, b"uno"));
+        assert_eq!(code(&run("cryptsetup", &open, b"one")), 2);
+        assert!(fs::read(&image).unwrap() == before);
+    }
+}
+
+#[test]
+fn a_rotation_says_what_it_did_and_can_be_run_again() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        let (old, new) = (both.file("old", b"one"), both.file("new", b"new"));
+        let image = text(&both.ours);
+        let args = ["luksRotateKey", "--json", "--key-file", &old, "--new-keyfile", &new, image];
+        let rotate = || ucrypt(&[&args[..], CHEAP].concat(), b"");
+        let told = |ran: &Output| serde_json::from_str::<Value>(&good(ran)).unwrap();
+        let first = told(&rotate());
+        let found = json!({ "old": [0], "new": null });
+        assert_eq!((&first["found"], &first["added"]), (&found, &json!(1)));
+        assert_eq!((&first["verified"], &first["retired"]), (&json!(1), &json!([0])));
+        let after = fs::read(&both.ours).unwrap();
+        let second = told(&rotate());
+        assert_eq!(second["found"], json!({ "old": [], "new": 1 }));
+        assert_eq!((&second["added"], &second["retired"]), (&Value::Null, &json!([])));
+        assert!(fs::read(&both.ours).unwrap() == after, "the second run has written");
+        let test = ["open", "--test-passphrase", image];
+        good(&run("cryptsetup", &test, b"new"));
+        assert_eq!(code(&run("cryptsetup", &test, b"one")), 2);
+        let wrong = ["luksRotateKey", "--key-file", &old, "--new-keyfile", &old, image];
+        assert_eq!(code(&ucrypt(&[&wrong[..], CHEAP].concat(), b"")), 1);
+        let other = both.file("other", b"neither");
+        let wrong = ["luksRotateKey", "--key-file", &old, "--new-keyfile", &other, image];
+        assert_eq!(code(&ucrypt(&[&wrong[..], CHEAP].concat(), b"")), 2);
+        assert!(fs::read(&both.ours).unwrap() == after);
+    }
+}
+
+/// A header of which this program does not know everything.
+#[test]
+fn a_header_of_a_newer_program_is_shown_and_not_changed() {
+    let both = Both::new(LUKS2);
+    let json = header(&both.ours)["metadata"].clone();
+    assert!(json["config"]["requirements"].is_null());
+    // cryptsetup marks the volume for a reencryption that has not begun.
+    let start = ["reencrypt", "-q", "--init-only", "--key-slot", "0", text(&both.ours)];
+    let started = run("cryptsetup", &[&start[..], CHEAP].concat(), b"one");
+    assert_eq!(code(&started), 0, "{}", stderr(&started));
+    let before = fs::read(&both.ours).unwrap();
+    let image = text(&both.ours);
+    good(&ucrypt(&["luksDump", image], b""));
+    for args in [
+        &["config", "--label", "x", image][..],
+        &["erase", "-q", image],
+        &["luksUUID", "-q", "--uuid", "01234567-89ab-cdef-0123-456789abcdef", image],
+        &["luksKillSlot", "-q", image, "0"],
+        &["token", "add", "--key-description", "x", image],
+    ] {
+        let ran = ucrypt(args, b"");
+        assert_eq!(code(&ran), 1, "{args:?}: {}", stderr(&ran));
+        assert!(stderr(&ran).contains("online-reencrypt"), "{args:?}: {}", stderr(&ran));
+    }
+    assert!(fs::read(&both.ours).unwrap() == before);
+}
+
+#[test]
+fn options_without_effect_are_refused_by_name() {
+    let (two, one) = (Both::new(LUKS2), Both::new(LUKS1));
+    let (luks2, luks1) = (text(&two.ours), text(&one.ours));
+    for (args, words) in [
+        (&["luksAddKey", "--new-keyfile-size", "3", luks2][..], "--new-keyfile-size"),
+        (&["luksAddKey", "--key-size", "256", luks2], "--key-size"),
+        (&["luksAddKey", "--unbound", luks2], "--key-size"),
+        (&["luksAddKey", "--unbound", "-s", "256", luks1], "unbound"),
+        (&["luksAddKey", "--hash", "sha512", luks1], "--hash"),
+        (&["luksAddKey", "--pbkdf", "argon2id", luks1], "pbkdf2"),
+        (&["luksConvertKey", luks1], "LUKS1"),
+        (&["luksAddKey", "--keyslot-cipher", "aes-xts-plain64", luks2], "--keyslot-key-size"),
+        (&["config", "--priority", "prefer", luks2], "--key-slot"),
+        (&["config", "-S", "0", "--label", "x", luks2], "--priority"),
+        (&["token", "remove", "--token-id", "0", "--json-file", "x", luks2], "--json-file"),
+        (&["token", "add", "--key-description", "x", luks1], "LUKS1"),
+        (&["luksAddKey", "--type", "luks1", luks2], "--type"),
+        (&["luksHeaderBackup", luks2], "--header-backup-file"),
+    ] {
+        let ran = ucrypt(args, b"one\ntwo");
+        assert_eq!(code(&ran), 1, "{args:?}: {}", stderr(&ran));
+        assert!(stderr(&ran).contains(words), "{args:?}: {}", stderr(&ran));
+    }
+    two.opens(&["one"], &["two"]);
+}
+
+#[test]
+fn keys_change_while_the_volume_is_open_and_one_change_waits_for_another() {
+    let both = Both::new(LUKS2);
+    let image = both.ours.clone();
+    let user = ucrypt_backend::FileBackend::open(&image, ucrypt_backend::OpenOptions::default());
+    let user = user.unwrap();
+    let add = [&["luksAddKey"], CHEAP, &[text(&image)]].concat();
+    good(&ucrypt(&add, b"one\ntwo"));
+    // Eight at once: each finds the header that the others have left.
+    std::thread::scope(|scope| {
+        for number in 0..8 {
+            let add = &add;
+            scope.spawn(move || good(&ucrypt(add, format!("one\nkey {number}").as_bytes())));
+        }
+    });
+    drop(user);
+    let keyslots = header(&image)["metadata"]["keyslots"].as_object().unwrap().len();
+    assert_eq!(keyslots, 10);
+    for number in 0..8 {
+        let passphrase = format!("key {number}");
+        good(&run(
+            "cryptsetup",
+            &["open", "--test-passphrase", text(&image)],
+            passphrase.as_bytes(),
+        ));
+    }
+}
+
+#[test]
+fn a_person_is_asked_in_cryptsetups_words() {
+    let both = Both::new(LUKS2);
+    let image = text(&both.ours);
+    let mut terminal = Terminal::start(&[&["luksAddKey"], CHEAP, &[image]].concat());
+    terminal.expect("Enter any existing passphrase: ", "one\n");
+    terminal.expect("Enter new passphrase for key slot: ", "two\n");
+    terminal.expect("Verify passphrase: ", "two\n");
+    assert_eq!(terminal.end().0, 0);
+    let mut terminal = Terminal::start(&[&["luksChangeKey"], CHEAP, &[image]].concat());
+    terminal.expect("Enter passphrase to be changed: ", "two\n");
+    terminal.expect("Enter new passphrase: ", "due\n");
+    terminal.expect("Verify passphrase: ", "due\n");
+    assert_eq!(terminal.end().0, 0);
+    let mut terminal = Terminal::start(&["luksKillSlot", image, "1"]);
+    terminal.expect("Enter any remaining passphrase: ", "one\n");
+    assert_eq!(terminal.end().0, 0);
+    let sure = "Are you sure? (Type 'yes' in capital letters): ";
+    let mut terminal = Terminal::start(&["luksRemoveKey", image]);
+    terminal.expect("Enter passphrase to be deleted: ", "one\n");
+    terminal.expect(sure, "no\n");
+    assert_eq!(terminal.end().0, 2);
+    let mut terminal = Terminal::start(&["erase", image]);
+    terminal.expect(sure, "no\n");
+    assert_eq!(terminal.end().0, 2);
+    good(&ucrypt(&["open", "--test-passphrase", image], b"one"));
+    let mut terminal = Terminal::start(&["luksRemoveKey", image]);
+    terminal.expect("Enter passphrase to be deleted: ", "one\n");
+    terminal.expect(sure, "YES\n");
+    assert_eq!(terminal.end().0, 0);
+    assert_eq!(code(&ucrypt(&["open", "--test-passphrase", image], b"one")), 1);
+}
