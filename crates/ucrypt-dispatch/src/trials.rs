@@ -10,6 +10,10 @@ const TRIAL_EPOCHS: u32 = 4;
 const TRIAL_NS: u64 = 10_000_000;
 const HOPELESS: [f64; 3] = [8.0, 4.0, 1.5];
 
+/// Where one epoch takes longer than a trial may, the trials so far and the next one take at most
+/// one part in this many of all the time: who does little should not spend it on trials.
+const SLOW_SHARE: u64 = 10;
+
 /// Epochs until an arm that has lost is tried again: once soon, if it took at most this much longer
 /// than the best, because one trial says little; then the second pause, and the longest.
 const PAUSE_EPOCHS_FIRST: u32 = 32;
@@ -79,15 +83,32 @@ impl Outcome {
 pub(crate) struct Trials<const ARMS: usize> {
     outcomes: [Outcome; ARMS],
     best: usize,
+    /// Nanoseconds of all epochs, and of those of other arms than the best.
+    total_ns: u64,
+    others_ns: u64,
+    /// Nanoseconds of the last epoch.
+    epoch_ns: u64,
 }
 
 impl<const ARMS: usize> Trials<ARMS> {
     /// Nothing was tried yet.
-    pub(crate) const NEW: Self = Self { outcomes: [Outcome::NEVER; ARMS], best: 0 };
+    pub(crate) const NEW: Self =
+        Self { outcomes: [Outcome::NEVER; ARMS], best: 0, total_ns: 0, others_ns: 0, epoch_ns: 0 };
 
     /// Adds the result of an epoch: the time per piece of work, and in all.
     pub(crate) fn add(&mut self, arm: usize, each_ns: f64, spent_ns: u64) {
         self.outcomes[arm].add(each_ns, spent_ns);
+        self.total_ns = self.total_ns.saturating_add(spent_ns);
+        if arm != self.best {
+            self.others_ns = self.others_ns.saturating_add(spent_ns);
+        }
+        self.epoch_ns = spent_ns;
+    }
+
+    /// Whether a trial would take too much of the time that there was so far.
+    fn is_too_early(&self) -> bool {
+        let others_ns = self.others_ns.saturating_add(self.epoch_ns);
+        self.epoch_ns > TRIAL_NS && others_ns.saturating_mul(SLOW_SHARE) > self.total_ns
     }
 
     /// The arm does the same as the first one now: nothing to try.
@@ -127,7 +148,9 @@ impl<const ARMS: usize> Trials<ARMS> {
             }
         }
         let due = |arm: &usize| *arm != self.best && self.outcomes[*arm].pause == 0;
-        let Some(due) = (0..ARMS).find(due) else { return self.best };
+        let Some(due) = (0..ARMS).find(due).filter(|_| !self.is_too_early()) else {
+            return self.best;
+        };
         let tried = &mut self.outcomes[due];
         (tried.epochs, tried.spent_ns) = (0, 0);
         due
