@@ -412,6 +412,7 @@ mod tests {
                 let lost: Vec<f64> = (0..100).map(lost).collect();
                 let mean = lost.iter().sum::<f64>() / 100.0;
                 let most = lost.into_iter().fold(0.0, f64::max);
+                println!("{each_ns:?}, {requests} requests: {mean:.3}, worst seed {most:.3}");
                 assert!(mean < mean_max && most < most_max, "{each_ns:?}: {mean}, {most}");
             }
         }
@@ -430,17 +431,31 @@ mod tests {
 
     #[test]
     fn every_load_has_its_own() {
-        let mut load = Clients::new(6);
-        for _ in 0..50 {
-            load.run(Op::Read, 4, 500, arms([1200, 1000, 3000]));
-            load.run(Op::Write { fua: false }, 32, 100, arms([3000, 2500, 1000]));
+        let reads = arms([1200, 1000, 3000]);
+        let writes = arms([3000, 2500, 1000]);
+        let mut late = Vec::new();
+        for seed in 0..100 {
+            let mut load = Clients::new(seed);
+            for _ in 0..50 {
+                load.run(Op::Read, 4, 500, reads);
+                load.run(Op::Write { fua: false }, 32, 100, writes);
+            }
+            let mut settled = |op, depth, bursts, each_ns, arm| {
+                load.begun = [0; ARMS.len()];
+                load.run(op, depth, bursts, each_ns);
+                load.share(arm) > 0.9
+            };
+            let mut both = || {
+                settled(Op::Read, 4, 5000, reads, Arm::AllInline)
+                    && settled(Op::Write { fua: false }, 32, 1000, writes, Arm::AllOffload)
+            };
+            if !both() {
+                late.push(seed);
+                assert!((0..10).any(|_| both()), "seed {seed} has not settled");
+            }
         }
-        load.begun = [0; ARMS.len()];
-        load.run(Op::Read, 4, 5000, arms([1200, 1000, 3000]));
-        assert!(load.share(Arm::AllInline) > 0.9, "{:?}", load.begun);
-        load.begun = [0; ARMS.len()];
-        load.run(Op::Write { fua: false }, 32, 1000, arms([3000, 2500, 1000]));
-        assert!(load.share(Arm::AllOffload) > 0.9, "{:?}", load.begun);
+        // An arm that lost by a stall and is the fastest waits for its next trial.
+        assert!(late.len() <= 3, "{late:?} settle late");
     }
 
     #[test]

@@ -66,6 +66,10 @@ pub trait Medium: ReadAt {
 
     /// Makes all earlier writes durable.
     fn sync(&self) -> io::Result<()>;
+
+    /// Forgets what is cached of these bytes, where the system can, so that the next read asks the
+    /// medium. They were synced.
+    fn forget_cached(&self, offset: u64, length: u64);
 }
 
 /// Carries out `writes` in order, each durable before the next begins.
@@ -83,6 +87,7 @@ pub fn write_verified(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
     for write in writes {
         write_durably(medium, std::slice::from_ref(write))?;
         let length = write.bytes.len();
+        medium.forget_cached(write.offset, length as u64);
         let mut stored = zeroed(length as u64)?;
         medium.read_exact_at(write.offset, &mut stored).map_err(|source| Error::Read {
             offset: write.offset,
@@ -106,7 +111,8 @@ pub(crate) fn wipe(offset: u64, length: u64, random: Random<'_>) -> Result<Write
 /// Bytes to be written to the image that holds the header.
 ///
 /// A list of writes must be carried out in order, each durable (`fdatasync`) before the next begins
-/// ([`write_durably`], [`write_verified`]). An interruption then never leaves a header that looks whole but is not.
+/// ([`write_durably`], [`write_verified`]). An interruption then never leaves a header that looks
+/// whole but is not.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Write {
     /// First byte in the image.

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::cell::RefCell;
+
 use common::{
     PASSPHRASE, apply, cheap_pbkdf2, edit_json, json_text, roomy_luks2, seal, small_luks1,
     small_luks2, with_tools,
@@ -158,34 +160,45 @@ fn a_copy_that_must_stay_keeps_the_header_from_being_changed() {
     );
 }
 
-/// A medium that loses every write.
-struct Forgetful(Vec<u8>);
+/// A medium that loses every write, below a cache that does not.
+struct Forgetful {
+    medium: Vec<u8>,
+    cache: RefCell<Option<Vec<u8>>>,
+}
 
 impl ucrypt_luks::ReadAt for Forgetful {
     fn len(&self) -> u64 {
-        self.0.len() as u64
+        self.medium.len() as u64
     }
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        self.0.read_exact_at(offset, buf)
+        self.cache.borrow().as_ref().unwrap_or(&self.medium).read_exact_at(offset, buf)
     }
 }
 
 impl ucrypt_luks::Medium for Forgetful {
-    fn write_all_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+    fn write_all_at(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let mut cache = self.cache.borrow_mut();
+        let cached = cache.get_or_insert_with(|| self.medium.clone());
+        cached[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     fn sync(&self) -> std::io::Result<()> {
         Ok(())
     }
+
+    fn forget_cached(&self, _offset: u64, _length: u64) {
+        self.cache.take();
+    }
 }
 
 #[test]
-fn nothing_is_destroyed_before_what_was_written_can_be_read() {
+fn nothing_is_destroyed_before_what_was_written_can_be_read_from_the_medium() {
     let image = small_luks2();
     let (header, _) = Header::read(&image).unwrap();
     let change = with_tools(72, |tools| header.remove_key(None, 0, tools.random)).unwrap();
-    let error = write_verified(&Forgetful(image), &change.writes).unwrap_err();
+    let medium = Forgetful { medium: image, cache: RefCell::default() };
+    let error = write_verified(&medium, &change.writes).unwrap_err();
     assert!(matches!(error, Error::NotStored { .. }), "{error}");
 }

@@ -164,6 +164,10 @@ impl Medium for Failing {
     fn sync(&self) -> io::Result<()> {
         self.0.sync()
     }
+
+    fn forget_cached(&self, offset: u64, length: u64) {
+        self.0.forget_cached(offset, length);
+    }
 }
 
 #[test]

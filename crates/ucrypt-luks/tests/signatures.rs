@@ -41,6 +41,8 @@ impl Medium for Image {
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
+
+    fn forget_cached(&self, _offset: u64, _length: u64) {}
 }
 
 fn tool(program: &str, package: &str, args: &[&str]) -> String {
@@ -216,6 +218,7 @@ fn a_signature_that_comes_back_is_told() {
         fn sync(&self) -> io::Result<()> {
             Ok(())
         }
+        fn forget_cached(&self, _offset: u64, _length: u64) {}
     }
     let mut image = vec![0; 1 << 20];
     image[..4].copy_from_slice(b"XFSB");

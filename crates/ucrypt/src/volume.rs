@@ -510,11 +510,11 @@ impl UnlockedImage {
             (None, _) => "using the other one; nothing was repaired".to_owned(),
             (Some(_), Some(kept)) => format!(
                 "using the other one; nothing was repaired, for {kept}; if the volume is this one \
-                 without any doubt, \"cryptsetup repair\" writes the copy again"
+                 without any doubt, \"ucrypt repair\" writes the copy again"
             ),
             (Some((image, place)), None) => {
                 let medium = self.detached.as_ref().unwrap_or(image);
-                let _lock = lock_header(place, medium)?;
+                let _lock = lock_header(place)?;
                 let medium = HeaderImage(medium);
                 // Another program may have changed the header since it was read.
                 let (Header::Luks2(header), Some(damage)) = Header::read(&medium)? else {

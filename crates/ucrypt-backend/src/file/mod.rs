@@ -17,11 +17,12 @@ mod zones;
 mod tests;
 
 use std::io;
+use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::{Advice, Mode, OFlags, SeekFrom, fadvise};
 
 pub use open::{OpenError, OpenOptions};
 
@@ -171,6 +172,13 @@ impl FileBackend {
     /// Makes all writes durable.
     pub fn sync(&self) -> Result<(), Errno> {
         ops::flush(self.files.buffered.as_fd())
+    }
+
+    /// Drops `length` bytes at `offset` bytes from the page cache, as far as they are clean and
+    /// nobody maps them, so that the next [`FileBackend::read_exact_at`] asks the disk.
+    pub fn forget_cached(&self, offset: u64, length: u64) {
+        // Advice: where it is refused, the cache answers as before.
+        let _ = fadvise(&self.files.buffered, offset, NonZero::new(length), Advice::DontNeed);
     }
 
     /// A queue that keeps no order.

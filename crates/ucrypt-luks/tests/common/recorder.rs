@@ -121,4 +121,6 @@ impl Medium for Recorder {
         self.events.borrow_mut().push(Event::Flush);
         Ok(())
     }
+
+    fn forget_cached(&self, _offset: u64, _length: u64) {}
 }

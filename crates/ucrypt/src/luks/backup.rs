@@ -36,7 +36,8 @@ pub(crate) struct WholeArgs {
 
 /// Carries out `luksHeaderBackup`.
 pub(crate) fn backup(args: &BackupArgs) -> Result<(), Failure> {
-    let (image, header) = args.header.look()?;
+    // A backup in the middle of a change would hold keyslots that its header does not know.
+    let (_lock, image, header) = args.header.look_locked()?;
     let bytes = header.backup(&HeaderImage(&image))?;
     let path = &args.header_backup_file;
     let shown = path.display();
@@ -104,19 +105,30 @@ fn read_backup(path: &Path) -> Result<Vec<u8>, Failure> {
 
 /// Carries out `repair`.
 pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
-    let locked = args.header.lock()?;
-    let (Header::Luks2(header), Some(damage)) = (&locked.header, &locked.damage) else {
+    let Some(found) = args.header.damage()? else {
         say("No known problems detected for LUKS header.\n");
         return Ok(());
     };
-    let kept = damage.kept().map(|kept| format!(" ({kept})")).unwrap_or_default();
+    let kept = found.kept().map(|kept| format!(" ({kept})")).unwrap_or_default();
     let warning =
-        format!("Really try to repair LUKS device header?\n{damage}{kept}; it is overwritten.");
+        format!("Really try to repair LUKS device header?\n{found}{kept}; it is overwritten.");
     confirm(&warning, args.header.batch_mode)?;
+    let locked = args.header.lock()?;
+    // The header may have changed while a person was asked.
+    let (Header::Luks2(header), Some(damage)) = (&locked.header, &locked.damage) else {
+        return Err(changed());
+    };
+    if damage.to_string() != found.to_string() {
+        return Err(changed());
+    }
     let write = header.repair_by_request(damage, &mut secrecy::random)?;
     locked.carry_out(&[write])?;
     say_line(format_args!("{damage}; it was written again from the other one"));
     Ok(())
+}
+
+fn changed() -> Failure {
+    Failure::busy("another program has changed the header meanwhile; nothing was repaired")
 }
 
 /// Carries out `erase`.

@@ -57,12 +57,28 @@ impl HeaderArgs {
         self.image.display().to_string()
     }
 
+    /// As [`HeaderArgs::look`], while nobody changes the header.
+    pub(super) fn look_locked(&self) -> Result<(File, FileBackend, Header), Failure> {
+        let lock = lock(self.place(), Access::Shared)?;
+        let (image, header) = self.look()?;
+        Ok((lock, image, header))
+    }
+
     /// Opens the image to read its header.
     pub(super) fn look(&self) -> Result<(FileBackend, Header), Failure> {
         let image = open_to_look(self.place())?;
         let header = read_header(&image, self.place())?;
         self.check_kind(&header)?;
         Ok((image, header))
+    }
+
+    /// What is wrong with one of the copies of a LUKS2 header, if anything is.
+    pub(super) fn damage(&self) -> Result<Option<Damage>, Failure> {
+        let image = open_to_look(self.place())?;
+        let (header, damage) = Header::read(&HeaderImage(&image))
+            .map_err(|error| Failure::from(error).about(self.place().display()))?;
+        self.check_kind(&header)?;
+        Ok(damage)
     }
 
     /// Locks the header for a change, and reads it.
@@ -111,7 +127,9 @@ impl Locked {
 /// Opens an image whose header is to be changed, under the lock against other changes.
 pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure> {
     let options = OpenOptions { unlocked: true, ..OpenOptions::default() };
-    let lock = lock_header(path, &FileBackend::open(path, options)?)?;
+    // Its errors name the cause before anybody waits for the lock.
+    drop(FileBackend::open(path, options)?);
+    let lock = lock_header(path)?;
     // What was opened before the lock may have been replaced by another file.
     let image = FileBackend::open(path, options)?;
     let identity = |found: fs::Metadata| (found.dev(), found.ino());
@@ -122,16 +140,33 @@ pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure
     Ok((lock, image))
 }
 
-/// Takes the lock against other changes of the header in this file or device, which `_opened` has
-/// shown to be usable. It lives as long as the result.
-pub(crate) fn lock_header(path: &Path, _opened: &FileBackend) -> Result<File, Failure> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// To read what nobody changes meanwhile.
+    Shared,
+    /// To change it.
+    Exclusive,
+}
+
+/// Takes the lock against other changes of the header in this file or device. It lives as long as
+/// the result.
+pub(crate) fn lock_header(path: &Path) -> Result<File, Failure> {
+    lock(path, Access::Exclusive)
+}
+
+fn lock(path: &Path, access: Access) -> Result<File, Failure> {
     let failed = |error: io::Error| {
         Failure::device(format!("cannot lock the header of {}: {error}", path.display()))
     };
-    let file = File::options().read(true).write(true).open(path).map_err(failed)?;
+    let changes = access == Access::Exclusive;
+    let file = File::options().read(true).write(changes).open(path).map_err(failed)?;
+    let operation = match access {
+        Access::Shared => FlockOperation::NonBlockingLockShared,
+        Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
+    };
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match flock(&file, operation) {
             // File systems without locks let everyone in.
             Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
                 return Ok(file);

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     let (made, writes) = make(args, &volume, &passphrase, data_len)?;
     check_room(&made, &writes, medium, path, args)?;
     reserve(path, &writes)?;
-    let _lock = lock_header(path, medium)?;
+    let _lock = lock_header(path)?;
     overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(error, path))?;
     new_file.flatten().map_or(Ok(()), NewFile::keep)
 }

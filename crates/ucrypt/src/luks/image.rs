@@ -34,6 +34,10 @@ impl Medium for HeaderImage<'_> {
     fn sync(&self) -> io::Result<()> {
         Ok(self.0.sync()?)
     }
+
+    fn forget_cached(&self, offset: u64, length: u64) {
+        self.0.forget_cached(offset, length);
+    }
 }
 
 /// Opens an image to read its header, even if the image is in use.
