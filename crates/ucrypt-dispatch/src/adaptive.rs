@@ -96,12 +96,11 @@ impl Policy for Adaptive {
         let pages = (self.chunk_bytes(context) / PAGE_BYTES).ceil();
         #[expect(clippy::cast_sign_loss, reason = "positive lengths")]
         let sectors = |bytes: f64| (bytes / 512.0) as u64;
-        Split {
-            chunk_sectors: sectors(pages * PAGE_BYTES),
-            ordered: true,
-            join_requests,
-            join_sectors: sectors(join_bytes),
-        }
+        let chunk_sectors = sectors(pages * PAGE_BYTES);
+        let BackendTraits { rotational, zoned, .. } = *context.backend;
+        // A request whose chunks overtake those of earlier ones ends later.
+        let ordered = rotational || zoned || context.sequential || chunk_sectors < context.sectors;
+        Split { chunk_sectors, ordered, join_requests, join_sectors: sectors(join_bytes) }
     }
 
     fn target(&self, context: &Context<'_>, work: &Work) -> Target {

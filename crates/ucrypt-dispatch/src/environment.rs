@@ -35,9 +35,11 @@ pub struct BackendTraits {
     /// ([`Output::EncryptMapped`](crate::Output::EncryptMapped)). Data that a worker encrypts has
     /// to be written.
     pub mapped: bool,
-    /// The backend has moving parts: order matters, and one more operation costs more than anything
-    /// else.
+    /// The backend has moving parts: order matters, and one more operation costs more than
+    /// anything else.
     pub rotational: bool,
+    /// The backend takes the writes of a zone in order only.
+    pub zoned: bool,
 }
 
 /// The resources that the queue may use now.

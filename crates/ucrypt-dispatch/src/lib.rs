@@ -38,6 +38,7 @@ mod request;
 mod slab;
 mod trials;
 mod tuning;
+mod writers;
 
 pub use adaptive::Explored;
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};

@@ -59,6 +59,7 @@ use crate::policy::{CipherDone, Context, Placed, Policy, Target, Work};
 use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
 use crate::slab::Slab;
+use crate::writers::Writers;
 
 mod describe;
 mod end;
@@ -149,6 +150,8 @@ struct RequestState<E> {
     /// Whether it is in `Machine::waiting` or `Machine::wait_for_zeroes`.
     waits: bool,
     error: Option<E>,
+    /// See [`Context::sequential`].
+    sequential: bool,
     /// See [`Policy::stamp`].
     stamp: u32,
 }
@@ -165,6 +168,7 @@ impl<E> RequestState<E> {
             under_way: 0,
             waits: false,
             error: None,
+            sequential: false,
             stamp: 0,
         }
     }
@@ -190,6 +194,8 @@ pub struct Machine<E, P> {
     zeroes_free: u64,
     /// Memory for zeroes was freed since the first of `wait_for_zeroes` was refused.
     zeroes_freed: bool,
+    /// The sequential writers.
+    writers: Writers,
     /// Ordered writes that have not left.
     order: VecDeque<ChunkId>,
     /// Outputs that cost this thread little time: operations and finishes.
@@ -220,6 +226,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             wait_for_zeroes: VecDeque::with_capacity(requests),
             zeroes_free: start::zeroes_units(bounds.zeroes_sectors_max),
             zeroes_freed: false,
+            writers: Writers::new(),
             order: VecDeque::with_capacity(chunks),
             ready: ReadyQueue::new(chunks),
             now_ns: 0,
@@ -276,6 +283,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             under_way: 0,
             waits: true,
             error: None,
+            sequential: op.is_write() && self.writers.continues(sector, end),
             stamp: self.policy.stamp(),
         };
         let id = RequestId(id);
@@ -412,6 +420,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             op: request.op,
             sectors: request.end - request.start,
             left_sectors: request.end - request.next,
+            sequential: request.sequential,
             urgency: request.urgency,
             in_flight: self.requests.len() as u32,
             backend: &self.backend,

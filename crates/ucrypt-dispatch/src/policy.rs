@@ -35,6 +35,8 @@ pub struct Context<'a> {
     pub sectors: u64,
     /// Sectors of the request that are in no chunk yet.
     pub left_sectors: u64,
+    /// Whether the request is a write that continues a recent one.
+    pub sequential: bool,
     /// How urgently the request is awaited.
     pub urgency: Urgency,
     /// Requests in flight, this one included.

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use fastrand::Rng;
 use ucrypt_dispatch::policy::{Context, Policy, Split, Work};
 use ucrypt_dispatch::{
-    BackendTraits, ChunkId, Configured, Fixed, IoKind, Machine, Op, Output, Part, PolicyKind,
-    Request, RequestId, Target,
+    BackendTraits, Bounds, ChunkId, Configured, Fixed, IoKind, Machine, Op, Output, Part,
+    PolicyKind, Request, RequestId, Target,
 };
 
 mod common;
@@ -52,6 +52,15 @@ struct Transform {
     to_mapping: bool,
 }
 
+/// Which writes leave in the order in which they arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    All,
+    /// All where the backend needs it, elsewhere those that continue another one.
+    WhereNeeded,
+    None,
+}
+
 /// Plays engine and backend for a machine, and checks every output.
 struct World<P> {
     machine: Machine<u32, P>,
@@ -77,11 +86,12 @@ struct World<P> {
 }
 
 impl<P: Policy> World<P> {
-    fn new(policy: P, sorted: bool, seed: u64) -> Self {
-        let backend = BackendTraits { mapped: seed.is_multiple_of(3), ..DISK };
+    fn new(policy: P, order: Order, seed: u64) -> Self {
+        let zoned = seed.is_multiple_of(5);
+        let backend = BackendTraits { mapped: seed.is_multiple_of(3), zoned, ..DISK };
         Self {
             machine: Machine::new(bounds(), policy, backend),
-            sorted,
+            sorted: order == Order::All || (order == Order::WhereNeeded && zoned),
             random: Rng::with_seed(seed),
             now: 0,
             seen: HashMap::new(),
@@ -362,11 +372,11 @@ impl Policy for Whim {
 
 /// Runs random requests through a machine, once for each of a hundred seeds. `joins`: neighbours
 /// are joined.
-fn run<P: Policy>(name: &str, sorted: bool, joins: bool, policy: impl Fn(u64) -> P) {
+fn run<P: Policy>(name: &str, order: Order, joins: bool, policy: impl Fn(u64) -> P) {
     let (mut refused, mut joined, mut cancelled, mut dropped) = (0, 0, 0, 0);
     let (mut again, mut mapped) = (0, 0);
     for seed in 1..=100 {
-        let mut world = World::new(policy(seed), sorted, seed * 0x9e37_79b9);
+        let mut world = World::new(policy(seed), order, seed * 0x9e37_79b9);
         // Short chunks take more steps.
         for step in 0.. {
             if step >= 400 && world.accepted > 50 {
@@ -410,15 +420,19 @@ fn run<P: Policy>(name: &str, sorted: bool, joins: bool, policy: impl Fn(u64) ->
 fn every_request_ends_once_whatever_the_order_of_answers_errors_and_cancels() {
     for kind in PolicyKind::ALL {
         let unsorted = [Fixed::SameCpu { sorted: false }, Fixed::Unbound { sorted: false }];
-        let sorted = !unsorted.map(PolicyKind::from).contains(&kind);
+        let order = match kind {
+            PolicyKind::Adaptive => Order::WhereNeeded,
+            _ if unsorted.map(PolicyKind::from).contains(&kind) => Order::None,
+            _ => Order::All,
+        };
         let joins = [PolicyKind::Adaptive, Fixed::Merge.into()].contains(&kind);
-        run(kind.name(), sorted, joins, |_| Configured::new(kind));
+        run(kind.name(), order, joins, |_| Configured::new(kind));
     }
 }
 
 #[test]
 fn every_request_ends_once_whatever_the_policy_answers() {
-    run("whim", true, true, |seed| Whim(RefCell::new(Rng::with_seed(seed))));
+    run("whim", Order::All, true, |seed| Whim(RefCell::new(Rng::with_seed(seed))));
 }
 
 #[test]
@@ -438,6 +452,36 @@ fn writes_leave_in_the_order_in_which_they_came() {
             left.extend(leave.iter().map(|(_, parts)| parts[0].sector));
         }
         assert_eq!(left, [500, 516, 532, 0, 16, 32, 300, 316, 332], "{policy:?}");
+    }
+}
+
+#[test]
+fn adaptive_keeps_the_order_of_sequential_writes_and_of_all_where_the_backend_needs_it() {
+    // Two sequential writers, between them random writes.
+    let sectors = [500, 0, 300, 508, 10, 308, 700, 516, 900];
+    for (zoned, rotational) in [(false, false), (true, false), (false, true)] {
+        let backend = BackendTraits { zoned, rotational, ..DISK };
+        let policy = Configured::new(PolicyKind::Adaptive);
+        let bounds = Bounds { requests_max: 16, chunks_max: 16, ..bounds() };
+        let mut machine = Machine::new(bounds, policy, backend);
+        let mut transforms = Vec::new();
+        for sector in sectors {
+            machine.request(request(WRITE, sector, 8)).unwrap();
+            transforms.extend(started(&mut machine));
+        }
+        // The last one is encrypted first.
+        let mut left = Vec::new();
+        while let Some((chunk, _)) = transforms.pop() {
+            machine.cipher_done(chunk, Ok(()), None, 0);
+            let leave = started(&mut machine);
+            left.extend(leave.iter().map(|(_, parts)| parts[0].sector));
+        }
+        if zoned || rotational {
+            assert_eq!(left, sectors, "{backend:?}");
+        } else {
+            // The first write of a sequence is not known to be one.
+            assert_eq!(left, [900, 700, 10, 508, 308, 516, 300, 0, 500], "{backend:?}");
+        }
     }
 }
 

@@ -151,6 +151,7 @@ impl Queue {
             copies: limits.copies,
             mapped: volume.segments.are_mapped(),
             rotational: limits.rotational,
+            zoned: volume.backend.zones().is_some(),
         };
         let mut machine = Machine::new(
             Bounds {

@@ -24,8 +24,13 @@ pub(crate) fn bounds() -> Bounds {
 /// Chunks of zeroes that memory suffices for: fewer than requests may need.
 pub(crate) const ZEROES_CHUNKS: u64 = 3;
 
-pub(crate) const DISK: BackendTraits =
-    BackendTraits { synchronous: false, copies: false, mapped: false, rotational: false };
+pub(crate) const DISK: BackendTraits = BackendTraits {
+    synchronous: false,
+    copies: false,
+    mapped: false,
+    rotational: false,
+    zoned: false,
+};
 
 pub(crate) const WORKERS: Environment =
     Environment { workers: 4, idle_workers: 2, reads_in_place: false };

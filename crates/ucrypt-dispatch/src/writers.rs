@@ -1,0 +1,57 @@
+//! Detects sequential writers by where their last writes ended.
+
+/// Sequential writers that are told apart. With more, some writes of each count as random.
+const WRITERS_MAX: usize = 32;
+
+/// Where recent writes ended.
+#[derive(Debug)]
+pub(crate) struct Writers {
+    /// Ends in sectors, the latest first. No write starts at `u64::MAX`.
+    ends: [u64; WRITERS_MAX],
+}
+
+impl Writers {
+    pub(crate) fn new() -> Self {
+        Self { ends: [u64::MAX; WRITERS_MAX] }
+    }
+
+    /// Records a write of the sectors from `start` to `end`. Returns whether it continues a recent
+    /// one.
+    pub(crate) fn continues(&mut self, start: u64, end: u64) -> bool {
+        let known = self.ends.iter().position(|&known| known == start);
+        self.ends[..=known.unwrap_or(WRITERS_MAX - 1)].rotate_right(1);
+        self.ends[0] = end;
+        known.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{WRITERS_MAX, Writers};
+
+    #[test]
+    fn writers_are_told_apart_until_they_are_too_many() {
+        let mut writers = Writers::new();
+        for round in 0..10_u64 {
+            for writer in 0..WRITERS_MAX as u64 {
+                let start = writer * 1000 + round * 8;
+                assert_eq!(writers.continues(start, start + 8), round > 0, "{writer}, {round}");
+            }
+        }
+        assert!(!writers.continues(500, 508), "the first writer's place is taken");
+        assert!(!writers.continues(80, 88) && writers.continues(2080, 2088));
+    }
+
+    #[test]
+    fn a_random_writer_does_not_hide_a_sequential_one() {
+        let mut writers = Writers::new();
+        let mut random = fastrand::Rng::with_seed(3);
+        for round in 0..100_u64 {
+            assert_eq!(writers.continues(round, round + 1), round > 0);
+            for _ in 0..WRITERS_MAX / 4 {
+                let start = 1000 + random.u64(..1 << 40);
+                writers.continues(start, start + 1);
+            }
+        }
+    }
+}
