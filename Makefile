@@ -1,11 +1,15 @@
 # The entry points. `make demo` and `make test` need Debian 12 and Rust, and install the rest.
 
 CARGO ?= cargo
+PREFIX ?= /usr/local
 
-.PHONY: help build demo test flaky soak bench bench-ciphers bench-engine bench-dispatch lint
+.PHONY: help build install deb try-deb demo test flaky soak bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
+	@echo "make install command, man pages, completions below PREFIX=/usr/local; DESTDIR= for packagers"
+	@echo "make deb     the same as a Debian package in target/deb"
+	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
 	@echo "make test    install the missing interop tools and a kernel to boot, run every test"
 	@echo "make flaky   run the tests N=20 times, J=4 at once, beside other load; list each that failed once"
 	@echo "make soak    an hour (S=3600 seconds) of random clients, killed servers, little memory"
@@ -18,6 +22,16 @@ help:
 build:
 	scripts/setup build
 	$(CARGO) build --release --locked --package ucrypt
+
+install: build
+	scripts/install target/release/ucrypt "$(PREFIX)" "$(DESTDIR)"
+
+deb: build
+	scripts/deb target/release/ucrypt target/deb
+
+try-deb: deb
+	[ -n "$$(command -v mmdebstrap)" ] || apt-get install -y mmdebstrap
+	scripts/try-deb "$$(ls -t target/deb/*.deb | head -n 1)"
 
 demo: build
 	target/release/ucrypt demo

@@ -44,6 +44,16 @@ pub(crate) fn ublk() -> Result<(), Failure> {
     has_ublk().map_err(|lacking| lacking.failure("ublk"))
 }
 
+/// Why this user cannot have a loop device, with its remedy, if that is so.
+pub(crate) fn why_no_loop_device() -> Option<String> {
+    has_loop().err().map(|lacking| lacking.cause)
+}
+
+/// Why this user cannot have a FUSE file, with its remedy, if that is so.
+pub(crate) fn why_no_fuse() -> Option<String> {
+    has_fuse().err().map(|lacking| lacking.cause)
+}
+
 /// The best export that needs no root.
 pub(crate) fn without_root() -> &'static str {
     if has_fuse().is_ok() { "fuse" } else { "nbd" }

@@ -63,8 +63,8 @@ pub(crate) struct OpenArgs {
     /// A name for the open volume
     #[arg(value_name = "NAME")]
     second: Option<PathBuf>,
-    /// How the volume is served; as root a ublk device where the kernel has it, or else a loop
-    /// device; a file for everyone else
+    /// How the volume is served; without it, the first of these that this system permits to this
+    /// user (the devices only to root)
     #[arg(long = "as", value_enum)]
     served: Option<Served>,
     /// Let the kernel look for a partition table on the loop device
@@ -133,21 +133,26 @@ pub(crate) struct StatusArgs {
 }
 
 pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
-    args.check_served()?;
     if args.test_passphrase {
+        args.check_served(args.served)?;
         return args.volume.clone().test(args.image());
     }
+    let (served, why) = args.served.map_or_else(Served::best, |served| (served, None));
+    args.check_served(Some(served))?;
     let paths = args.paths()?;
     paths.prepare()?;
     // Check before asking for a passphrase. The claim is only a test: the server takes the name for
     // good.
-    args.served().check()?;
-    drop(NameLock::take(&paths, args.served().is_device())?);
+    served.check()?;
+    drop(NameLock::take(&paths, served.is_device())?);
+    if let Some(why) = why {
+        say_line(format_args!("{why}; the volume is served --as {}", served.name()));
+    }
     if let Some(log) = &args.log {
         drop(log.open()?);
     }
     let key = args.volume.volume_key(args.image())?;
-    let device = start_server(&key)?;
+    let device = start_server(&key, args.served.is_none().then_some(served))?;
     if args.json {
         announce(json!({ "name": paths.name(), "device": device }))
     } else {
@@ -181,31 +186,35 @@ impl OpenArgs {
     }
 
     /// Refuses options that have no effect on the chosen export.
-    fn check_served(&self) -> Result<(), Failure> {
-        let only = |given: bool, option, served: Served, name| {
-            if given && self.served() != served {
+    fn check_served(&self, chosen: Option<Served>) -> Result<(), Failure> {
+        let only = |given: bool, option, served: Served| {
+            if given && chosen != Some(served) {
+                let name = served.name();
                 return Err(Failure::wrong(format!(
                     "{option} has an effect only with --as {name}"
                 )));
             }
             Ok(())
         };
-        only(self.partscan, "--partscan", Served::Loop, "loop")?;
-        only(self.ublk_wait, "--ublk-wait", Served::Ublk, "ublk")
+        only(self.partscan, "--partscan", Served::Loop)?;
+        only(self.ublk_wait, "--ublk-wait", Served::Ublk)
     }
 
-    fn served(&self) -> Served {
-        self.served.unwrap_or_default()
+    /// What `open` has chosen, for its server.
+    fn served(&self) -> Result<Served, Failure> {
+        self.served.ok_or_else(|| Failure::wrong("the server needs --as"))
     }
 }
 
-/// Starts the server with the arguments of this process, and waits until it is ready.
-fn start_server(key: &Secret) -> Result<String, Failure> {
+/// Starts the server with the arguments of this process, and with `--as` what was `chosen` for the
+/// user. Waits until it is ready.
+fn start_server(key: &Secret, chosen: Option<Served>) -> Result<String, Failure> {
     let failed = |error| Failure::device(format!("cannot start the server: {error}"));
     // Not the path of the program: the file may have been replaced during the passphrase prompt.
     let mut child = Command::new("/proc/self/exe")
         .arg0(std::env::args_os().next().unwrap_or_else(|| "ucrypt".into()))
         .arg(SERVER_ACTION)
+        .args(chosen.map(|chosen| format!("--as={}", chosen.name())))
         .args(arguments().into_iter().skip(1))
         .env("RUST_MIN_STACK", resilience::THREAD_STACK)
         // Threads that serve requests allocate nothing: glibc need not keep memory for each.
@@ -243,20 +252,20 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let events = Events::<control::Asked>::new();
     let sender = events.sender();
     signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
-    let paths = args.paths()?;
-    let claim = NameLock::take(&paths, args.served().is_device())?;
+    let (paths, served_as) = (args.paths()?, args.served()?);
+    let claim = NameLock::take(&paths, served_as.is_device())?;
     // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| paths.clean_up();
     let log = args.log.clone().unwrap_or_else(|| log::To::File(paths.log())).open()?;
-    let volume = args.volume.clone().for_serving(args.served().memory(), 1);
+    let volume = args.volume.clone().for_serving(served_as.memory(), 1);
     let opened = volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
     events.listen(&opened.volume);
-    if args.served().may_leave_mounts() {
+    if served_as.may_leave_mounts() {
         resilience.leave_mounts(&paths);
     }
     let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
-    let started = args.served().start(&opened, &paths, args);
+    let started = served_as.start(&opened, &paths, args);
     let (exports, link, device) = started.inspect_err(failed_later)?;
     control::start(&paths, events.sender()).inspect_err(failed_later)?;
     resilience.lock_memory();

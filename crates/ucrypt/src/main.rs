@@ -18,6 +18,7 @@ mod events;
 mod failure;
 mod luks;
 mod machine;
+mod pages;
 mod passphrase;
 mod runtime;
 mod secrecy;
@@ -37,9 +38,12 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
 
+/// The version, and the commit where it is known.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_COMMIT"));
+
 /// LUKS and dm-crypt volumes in user space, served as disks
 #[derive(Debug, Parser)]
-#[command(name = "ucrypt", version, disable_help_flag = true)]
+#[command(name = "ucrypt", version = VERSION, disable_help_flag = true)]
 struct Cli {
     /// Print help
     #[arg(short = '?', long, action = ArgAction::Help, global = true)]
@@ -123,6 +127,11 @@ enum Action {
     Benchmark(benchmark::BenchmarkArgs),
     /// Make, serve and measure a volume in a scratch file
     Demo(demo::DemoArgs),
+    /// Print a script that completes this command's words in a shell
+    Completions(pages::CompletionsArgs),
+    /// Write the man pages
+    #[command(name = "man-pages", hide = true)]
+    ManPages(pages::ManPagesArgs),
     /// The server that `open` leaves behind
     #[command(name = background::SERVER_ACTION, hide = true)]
     Background(background::OpenArgs),
@@ -216,6 +225,8 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Erase(args) => luks::erase(&args),
         Action::Benchmark(args) => benchmark::run(&args),
         Action::Demo(args) => demo::run(&args),
+        Action::Completions(args) => pages::completions(&args, Cli::command()),
+        Action::ManPages(args) => pages::man_pages(&args, Cli::command()),
         Action::Background(args) => background::serve(&args),
     }
 }

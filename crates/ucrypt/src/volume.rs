@@ -238,6 +238,10 @@ impl VolumeArgs {
             (None, Some(scratch)) => self.open_scratch(scratch),
             (Some(image), None) => {
                 let file = self.open_image(image)?;
+                // Only here: a header is read without either.
+                if let Some(notice) = file.notice() {
+                    say_line(notice);
+                }
                 // An absolute path, which is right in any directory.
                 let image = image.canonicalize().unwrap_or_else(|_| image.into());
                 let name = image.display().to_string();
@@ -307,11 +311,7 @@ impl VolumeArgs {
     }
 
     fn open_image(&self, image: &Path) -> Result<FileBackend, Failure> {
-        let file = FileBackend::open(image, self.open_options())?;
-        if let Some(notice) = file.notice() {
-            say_line(notice);
-        }
-        Ok(file)
+        Ok(FileBackend::open(image, self.open_options())?)
     }
 
     fn open_options(&self) -> OpenOptions {

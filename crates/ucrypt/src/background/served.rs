@@ -32,18 +32,30 @@ pub(super) enum Served {
     Nbd,
 }
 
-impl Default for Served {
-    /// The export most like a disk that this user may have.
-    fn default() -> Self {
-        match user::is_root() {
-            true if available::ublk().is_ok() => Self::Ublk,
-            true => Self::Loop,
-            false => Self::Fuse,
+impl Served {
+    /// The export most like a disk that this user may have and, if it is not the usual one, why.
+    pub(super) fn best() -> (Self, Option<String>) {
+        let mut why = None;
+        if user::is_root() {
+            if available::ublk().is_ok() {
+                return (Self::Ublk, None);
+            }
+            why = available::why_no_loop_device();
+            if why.is_none() {
+                return (Self::Loop, None);
+            }
+        }
+        match available::why_no_fuse() {
+            None => (Self::Fuse, why),
+            Some(no_fuse) => (Self::Nbd, why.or(Some(no_fuse))),
         }
     }
-}
 
-impl Served {
+    /// Its name on the command line.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
     /// Whether it is a kernel device, which gets a link.
     pub(super) fn is_device(self) -> bool {
         matches!(self, Self::Ublk | Self::Loop)

@@ -28,6 +28,7 @@ mod nbd_kills;
 mod nbd_programs;
 mod nbd_users;
 mod other_users;
+mod pages;
 mod passphrases;
 mod plain;
 mod plain_keys;

@@ -2,6 +2,7 @@
 //! acknowledged before the server died.
 
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -18,6 +19,15 @@ const FLUSH: u16 = 3;
 pub(crate) struct NbdClient {
     stream: UnixStream,
     handle: u64,
+}
+
+impl Drop for NbdClient {
+    /// A child that another test starts holds the descriptor for a moment: closing it does not yet
+    /// end the connection.
+    fn drop(&mut self) {
+        // Fails if the server has ended it.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 impl NbdClient {

@@ -2,7 +2,7 @@
 //! session, small limits, any umask. Each opens a volume, writes to it, closes it and finds the
 //! data. What a user may not have is reported before a passphrase is asked for.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
@@ -161,9 +161,11 @@ fn root_of_a_user_namespace() {
     locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
     // This is not root of the machine: its default is a file, which it cannot mount.
     let mut open = root.command("open");
-    open.arg(&image.path).args(["--key-file", "/no/such/key", "volume"]);
-    let message = run(&mut open, b"").refuses(2);
-    assert!(message.contains("mount a file") && message.contains("--as nbd"), "{message}");
+    let opened = run(open.args(image.with_key()).arg("volume"), b"").exits(0);
+    assert!(opened.stdout.starts_with(b"nbd+unix:"), "{opened:?}");
+    assert!(opened.stderr.contains("mount a file"), "{opened:?}");
+    assert!(opened.stderr.contains("served --as nbd"), "{opened:?}");
+    run(root.command("close").arg("volume"), b"").passes();
     // With a mount namespace of its own it can.
     let root = Somebody::new(&scratch, &["unshare", "--map-root-user", "--mount"]);
     locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
@@ -270,7 +272,6 @@ fn what_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
         ("open --as ublk", "null", "ublk-control", "--as nbd"),
         ("open --as loop", "fuse", "loop-control", "--as fuse"),
         ("open --as loop", "null", "loop-control", "--as nbd"),
-        ("open", "null", "loop-control", "--as nbd"),
         ("open --as fuse", "loop-control", "/dev/fuse", "--as nbd"),
         ("serve --fuse served", "loop-control", "/dev/fuse", "--as nbd"),
         ("serve --ublk", "null", "ublk-control", "--as nbd"),
@@ -283,6 +284,34 @@ fn what_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
         let mut shell = script(&scratch, &text, &[UCRYPT]);
         let message = run(shell.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").refuses(4);
         assert!(message.contains(missing) && message.contains(remedy), "{action}: {message}");
+    }
+}
+
+#[test]
+fn open_chooses_what_can_be_had_and_says_why() {
+    for (nodes, lacking, chosen) in [
+        ("null", "loop-control", "nbd"),
+        ("fuse", "loop-control", "fuse"),
+        ("loop-control", "fuse", "nbd"),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        let text = format!(
+            "{OWN_DEV}
+            nodes {nodes}; ucrypt=$1; shift
+            $ucrypt open \"$@\"; $ucrypt status --json volume; $ucrypt close volume"
+        );
+        let mut shell = script::<&OsStr>(&scratch, &text, &[UCRYPT.as_ref()]);
+        shell.args(image.with_key()).arg("volume").env("XDG_RUNTIME_DIR", scratch.path("run"));
+        let ran = run(&mut shell, b"").exits(0);
+        assert!(ran.stderr.contains(lacking), "{nodes}: {ran:?}");
+        assert!(ran.stderr.contains(&format!("served --as {chosen}\n")), "{nodes}: {ran:?}");
+        let output = String::from_utf8_lossy(&ran.stdout);
+        let (path, status) = output.split_once('\n').expect("a path and a status");
+        let status: Value = serde_json::from_str(status).expect("JSON");
+        assert!(status.to_string().contains(path), "{nodes}: {output}");
+        assert_eq!(path.starts_with("nbd+unix:"), chosen == "nbd", "{nodes}: {path}");
+        scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
     }
 }
 

@@ -1,0 +1,174 @@
+//! Man pages and completions, made from the definition of the command line, so that they cannot
+//! tell anything else than `--help`.
+
+mod examples;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, italic, roman};
+
+use crate::failure::Failure;
+use crate::stdio;
+
+use examples::EXAMPLES;
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManPagesArgs {
+    /// An existing directory for the pages
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
+
+/// Carries out `completions`: prints the script that the shell reads.
+pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "ucrypt", &mut script);
+    stdio::Stdout::get()?.put(&script)
+}
+
+/// Carries out `man-pages`: writes `ucrypt.8`, and `ucrypt-ACTION.8` for each action.
+pub(crate) fn man_pages(args: &ManPagesArgs, mut command: Command) -> Result<(), Failure> {
+    let write = |name: &str, page: io::Result<Vec<u8>>| {
+        let path = args.dir.join(format!("{name}.8"));
+        page.and_then(|page| fs::write(&path, page)).map_err(|error| cannot_write(&path, &error))
+    };
+    command.build();
+    write("ucrypt", whole(&command))?;
+    for action in command.get_subcommands().filter(|action| is_documented(action)) {
+        let name = format!("ucrypt-{}", action.get_name());
+        write(&name, of_action(action, &name))?;
+        for alias in action.get_visible_aliases() {
+            write(&format!("ucrypt-{alias}"), Ok(format!(".so man8/{name}.8\n").into_bytes()))?;
+        }
+    }
+    Ok(())
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure::device(format!("cannot write {}: {error}", path.display()))
+}
+
+fn is_documented(action: &Command) -> bool {
+    !action.is_hide_set() && action.get_name() != "help"
+}
+
+/// The page of the command.
+fn whole(command: &Command) -> io::Result<Vec<u8>> {
+    let man = page(command.clone(), "ucrypt");
+    let mut out = Vec::new();
+    man.render_title(&mut out)?;
+    man.render_name_section(&mut out)?;
+    let mut roff = Roff::new();
+    synopsis(&mut roff, command);
+    roff.control("SH", ["DESCRIPTION"]);
+    for paragraph in DESCRIPTION {
+        roff.control("PP", []).text([roman(*paragraph)]);
+    }
+    roff.control("SH", ["ACTIONS"]);
+    for action in command.get_subcommands().filter(|action| is_documented(action)) {
+        let about = action.get_about().map(ToString::to_string).unwrap_or_default();
+        roff.control("TP", []).text([bold(format!("ucrypt-{}", action.get_name())), roman("(8)")]);
+        roff.text([roman(about)]);
+    }
+    roff.to_writer(&mut out)?;
+    man.render_options_section(&mut out)?;
+    let mut roff = Roff::new();
+    exit_status(&mut roff);
+    roff.control("SH", ["FILES"]);
+    for (path, what) in FILES {
+        roff.control("TP", []).text([italic(*path)]).text([roman(*what)]);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([bold("cryptsetup"), roman("(8), "), bold("nbd-client"), roman("(8)")]);
+    roff.to_writer(&mut out)?;
+    Ok(out)
+}
+
+/// The page of one action.
+fn of_action(action: &Command, name: &str) -> io::Result<Vec<u8>> {
+    let man = page(action.clone(), name);
+    let mut out = Vec::new();
+    man.render_title(&mut out)?;
+    man.render_name_section(&mut out)?;
+    let mut roff = Roff::new();
+    synopsis(&mut roff, action);
+    roff.to_writer(&mut out)?;
+    man.render_description_section(&mut out)?;
+    man.render_options_section(&mut out)?;
+    let mut roff = Roff::new();
+    let examples = EXAMPLES.iter().find(|(of, _)| *of == action.get_name());
+    if let Some((_, examples)) = examples {
+        roff.control("SH", ["EXAMPLES"]);
+        for (what, line) in *examples {
+            roff.control("PP", []).text([roman(*what)]);
+            roff.control("PP", []).control("EX", []).text([roman(format!("  {line}"))]);
+            roff.control("EE", []);
+        }
+    }
+    exit_status(&mut roff);
+    roff.control("SH", ["SEE ALSO"]).text([bold("ucrypt"), roman("(8)")]);
+    roff.to_writer(&mut out)?;
+    Ok(out)
+}
+
+fn page(command: Command, name: &str) -> Man {
+    let version = concat!("ucrypt ", env!("CARGO_PKG_VERSION"));
+    Man::new(command).title(name).section("8").source(version).manual("System administration")
+}
+
+/// As in `--help`: one line for each way to call it. clap_mangen's synopsis lists all options.
+fn synopsis(roff: &mut Roff, command: &Command) {
+    let usage = command.clone().render_usage().to_string();
+    roff.control("SH", ["SYNOPSIS"]);
+    for line in usage.trim_start_matches("Usage:").lines() {
+        roff.control("PP", []).text([roman(line.trim())]);
+    }
+}
+
+fn exit_status(roff: &mut Roff) {
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in EXIT_STATUS {
+        roff.control("TP", []).text([bold(*code)]).text([roman(*meaning)]);
+    }
+}
+
+const DESCRIPTION: &[&str] = &[
+    "ucrypt opens LUKS1, LUKS2 and plain dm-crypt volumes in user space and serves them as disks: \
+     as a ublk or loop device, as a file through FUSE, to virtual machines through NBD and \
+     vhost-user-blk. It needs no device-mapper and, for most tasks, no root. cryptsetup reads what \
+     ucrypt writes, and ucrypt reads what cryptsetup writes; actions, options and exit codes are \
+     cryptsetup's where the action is the same.",
+    "An option that has no effect is an error. Passphrases come from the terminal, from a line of \
+     standard input, or from a file (--key-file); never from the command line.",
+];
+
+/// See `failure`.
+const EXIT_STATUS: &[(&str, &str)] = &[
+    ("0", "Done."),
+    ("1", "Wrong parameters."),
+    ("2", "No permission, or a wrong passphrase."),
+    ("3", "Out of memory."),
+    ("4", "The image or device cannot be used."),
+    ("5", "The volume or device exists already, or is in use."),
+];
+
+const FILES: &[(&str, &str)] = &[
+    ("/dev/ucrypt/NAME", "An open volume as a block device: a link to the loop or ublk device."),
+    (
+        "$XDG_RUNTIME_DIR/ucrypt/NAME",
+        "An open volume as a file. The directory, of which each user has one, also holds sockets, \
+         locks and logs. Without XDG_RUNTIME_DIR it is /run/ucrypt for root, and /run/user/UID/ucrypt \
+         or /tmp/ucrypt-UID for others.",
+    ),
+];

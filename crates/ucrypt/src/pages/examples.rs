@@ -1,0 +1,140 @@
+//! The examples of the man pages. The tests run those of each action in a directory with
+//! `disk.img` (LUKS2, its passphrase in `key` and on standard input), `old.img` (without content),
+//! `new.key` and `header.backup`.
+
+/// What an example shows, and its command line.
+type Example = (&'static str, &'static str);
+
+/// The examples of each action, in an order in which they can be run.
+pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
+    (
+        "open",
+        &[
+            ("Open a volume. The passphrase is asked for:", "ucrypt open disk.img work"),
+            ("See what is open:", "ucrypt list"),
+            ("End it:", "ucrypt close work"),
+            (
+                "Serve it to NBD clients, with a passphrase from a file:",
+                "ucrypt open --key-file key --as nbd disk.img work",
+            ),
+            ("End it too:", "ucrypt close work"),
+            (
+                "Check a passphrase; nothing is written or served:",
+                "ucrypt open --test-passphrase disk.img",
+            ),
+        ],
+    ),
+    (
+        "serve",
+        &[(
+            "Serve a volume on a Unix socket while a program runs:",
+            "ucrypt serve --key-file key --nbd unix:disk.sock disk.img & sleep 1; \
+             nbdinfo 'nbd+unix:///?socket=disk.sock'; kill $!; wait $!",
+        )],
+    ),
+    (
+        "read",
+        &[(
+            "Show the first sector of the decrypted volume:",
+            "ucrypt read --offset 0 --length 512 disk.img | od -c | head",
+        )],
+    ),
+    (
+        "write",
+        &[(
+            "Encrypt a file system image into the volume:",
+            "ucrypt write --key-file key disk.img < old.img",
+        )],
+    ),
+    (
+        "luksFormat",
+        &[
+            ("Make a LUKS2 volume. The passphrase is asked for:", "ucrypt luksFormat old.img"),
+            (
+                "For machines with little memory, and without questions:",
+                "ucrypt luksFormat -q --pbkdf pbkdf2 --key-file key old.img",
+            ),
+        ],
+    ),
+    (
+        "luksDump",
+        &[
+            ("Show a header:", "ucrypt luksDump disk.img"),
+            ("Its JSON area:", "ucrypt luksDump --dump-json-metadata disk.img"),
+        ],
+    ),
+    (
+        "isLuks",
+        &[("Ask in a script:", "if ucrypt isLuks --type luks2 disk.img; then echo yes; fi")],
+    ),
+    (
+        "luksUUID",
+        &[(
+            "Give a copy of a volume a UUID of its own:",
+            "ucrypt luksUUID -q --uuid 4d9f2c4e-9a3f-4d0a-8f0e-1f2d3c4b5a69 disk.img",
+        )],
+    ),
+    (
+        "luksAddKey",
+        &[(
+            "Add the passphrase of a second file:",
+            "ucrypt luksAddKey --key-file key disk.img new.key",
+        )],
+    ),
+    (
+        "luksChangeKey",
+        &[("Replace a passphrase:", "ucrypt luksChangeKey --key-file key disk.img new.key")],
+    ),
+    (
+        "luksRemoveKey",
+        &[
+            ("With two keys, remove one:", "ucrypt luksAddKey --key-file key disk.img new.key"),
+            ("It is named by its passphrase:", "ucrypt luksRemoveKey disk.img key"),
+        ],
+    ),
+    (
+        "luksKillSlot",
+        &[
+            ("With two keys, remove one:", "ucrypt luksAddKey --key-file key disk.img new.key"),
+            ("It is named by its number:", "ucrypt luksKillSlot --key-file key disk.img 1"),
+        ],
+    ),
+    (
+        "luksConvertKey",
+        &[(
+            "Make a keyslot usable with little memory:",
+            "ucrypt luksConvertKey --key-file key --pbkdf pbkdf2 disk.img",
+        )],
+    ),
+    (
+        "luksRotateKey",
+        &[(
+            "Replace a passphrase; can be run again after an interruption:",
+            "ucrypt luksRotateKey --json --key-file key --new-keyfile new.key disk.img",
+        )],
+    ),
+    ("config", &[("Give a volume a label:", "ucrypt config --label archive disk.img")]),
+    (
+        "luksHeaderBackup",
+        &[(
+            "Save the header and its keyslots:",
+            "ucrypt luksHeaderBackup --header-backup-file saved disk.img",
+        )],
+    ),
+    (
+        "luksHeaderRestore",
+        &[(
+            "Put a saved header back:",
+            "ucrypt luksHeaderRestore -q --header-backup-file header.backup disk.img",
+        )],
+    ),
+    ("repair", &[("Look for damage, and mend it after a question:", "ucrypt repair disk.img")]),
+    ("erase", &[("Make a volume unreadable for ever:", "ucrypt erase -q disk.img")]),
+    (
+        "completions",
+        &[(
+            "For bash, for one user:",
+            "ucrypt completions bash > ~/.local/share/bash-completion/completions/ucrypt",
+        )],
+    ),
+];

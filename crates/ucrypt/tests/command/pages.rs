@@ -1,0 +1,107 @@
+//! Man pages and completions.
+
+use std::fs;
+
+use crate::image::{DATA, Image, LUKS2, PASSPHRASE};
+use crate::process::{run, tool};
+use crate::scratch::{Scratch, UCRYPT};
+
+#[path = "../../src/pages/examples.rs"]
+mod examples;
+
+use examples::EXAMPLES;
+
+/// The actions that `--help` lists.
+fn actions(scratch: &Scratch) -> Vec<String> {
+    let help = run(&mut scratch.ucrypt(&["--help"]), b"").text();
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = listed.take_while(|line| !line.is_empty());
+    let names = names.filter_map(|line| line.split_whitespace().next().map(str::to_owned));
+    names.filter(|name| name != "help").collect()
+}
+
+#[test]
+fn every_action_has_a_page_without_mistakes_and_with_all_its_options() {
+    let scratch = Scratch::new();
+    let dir = scratch.path("pages");
+    fs::create_dir(&dir).expect("made");
+    run(scratch.ucrypt(&["man-pages"]).arg(&dir), b"").passes();
+    let actions = actions(&scratch);
+    assert!(actions.len() > 20, "{actions:?}");
+    for action in actions {
+        let page = dir.join(format!("ucrypt-{action}.8"));
+        let mut groff = tool("groff", "groff-base");
+        let shown = run(groff.args(["-man", "-Tascii", "-ww", "-P-cbou"]).arg(&page), b"");
+        assert_eq!(shown.stderr, "", "{action}");
+        let shown = shown.text();
+        let help = run(&mut scratch.ucrypt(&[&action, "--help"]), b"").text();
+        let options = help.split_whitespace().filter(|word| word.starts_with("--"));
+        for option in options.map(|word| word.trim_end_matches([',', ';', '.', ')', '\''])) {
+            assert!(shown.contains(option), "{action}: {option} is not in its page:\n{shown}");
+        }
+    }
+    run(&mut scratch.ucrypt(&["man-pages", "/nonexistent"]), b"").refuses(4);
+}
+
+/// Runs an example. Key derivations are shortened, and names are those of this test.
+fn run_example(scratch: &Scratch, action: &str, line: &str) {
+    let mut line = line
+        .replace("disk.img", &scratch.path("disk.img").display().to_string())
+        .replace(" work", &format!(" {}", scratch.unique()));
+    let derives = ["Format", "AddKey", "ChangeKey", "ConvertKey", "RotateKey"];
+    for action in derives.map(|name| format!("ucrypt luks{name}")) {
+        line = line.replace(&action, &format!("{action} --iter-time 10"));
+    }
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.path("bin").display());
+    let mut shell = tool("timeout", "coreutils");
+    shell.args(["120", "bash", "-euo", "pipefail", "-c", &line]).current_dir(scratch.path(""));
+    shell
+        .env("PATH", path)
+        .env("HOME", scratch.path(""))
+        .env("XDG_RUNTIME_DIR", scratch.path("run"));
+    let ran = run(&mut shell, &[PASSPHRASE, b"\n"].concat());
+    assert!(ran.succeeded(), "{action}: {line}: {ran:?}");
+}
+
+#[test]
+fn the_examples_of_the_man_pages_run() {
+    let scratch = Scratch::new();
+    let known = actions(&scratch);
+    for (action, examples) in EXAMPLES {
+        assert!(known.iter().any(|known| known == action), "there is no action {action}");
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        fs::rename(&image.path, scratch.path("disk.img")).expect("renamed");
+        scratch.file("key", PASSPHRASE);
+        scratch.file("new.key", b"another passphrase");
+        scratch.sparse("old.img", if *action == "write" { 4096 } else { 24 << 20 });
+        fs::create_dir_all(scratch.path(".local/share/bash-completion/completions")).expect("made");
+        fs::create_dir(scratch.path("bin")).expect("made");
+        std::os::unix::fs::symlink(UCRYPT, scratch.path("bin/ucrypt")).expect("linked");
+        let backup = scratch.path("header.backup");
+        let mut save = scratch.ucrypt(&["luksHeaderBackup", "--header-backup-file"]);
+        run(save.arg(backup).arg(scratch.path("disk.img")), b"").passes();
+        for (_, line) in *examples {
+            run_example(&scratch, action, line);
+        }
+    }
+}
+
+#[test]
+fn completions_know_every_action_and_bash_completes_with_them() {
+    let scratch = Scratch::new();
+    let actions = actions(&scratch);
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&mut scratch.ucrypt(&["completions", shell]), b"").text();
+        for action in &actions {
+            assert!(script.contains(action.as_str()), "{shell}: {action}");
+        }
+        scratch.file(shell, script.as_bytes());
+    }
+    let line = "source ./bash; COMP_WORDS=(ucrypt luksKil); COMP_CWORD=1; \
+                _ucrypt ucrypt luksKil ucrypt; echo \"${COMPREPLY[@]}\"";
+    let mut bash = tool("bash", "bash");
+    let found = run(bash.args(["-euc", line]).current_dir(scratch.path("")), b"").text();
+    assert_eq!(found, "luksKillSlot\n");
+    run(&mut scratch.ucrypt(&["completions", "csh"]), b"").exits(1);
+}
