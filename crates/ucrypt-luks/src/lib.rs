@@ -35,6 +35,7 @@ mod af;
 mod area;
 mod attempt;
 mod backup;
+mod convert;
 mod dump;
 mod error;
 mod fields;
@@ -56,6 +57,7 @@ mod uuid;
 mod volume;
 
 pub use backup::{Restore, restore};
+pub use convert::{Conversion, to_luks1, to_luks2};
 pub use error::{Error, Result};
 pub use fields::FieldText;
 pub use hash::Hash;

@@ -8,4 +8,5 @@ mod keyslot;
 mod unlock;
 
 pub use format::format;
+pub(crate) use header::NAME_BYTES;
 pub use header::{DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, MAGIC, SALT_BYTES};

@@ -13,7 +13,7 @@ use crate::signature::{self, Signature};
 use crate::uuid;
 
 /// Alignment of the default data offset, in bytes.
-pub(crate) const DATA_ALIGNMENT: u64 = 1 << 20;
+const DATA_ALIGNMENT: u64 = 1 << 20;
 
 /// Alignment that a requested data offset must have, in bytes.
 pub(crate) const OFFSET_ALIGNMENT: u64 = 4096;
@@ -39,6 +39,11 @@ pub struct NewVolume {
     /// First byte of the data, a multiple of 4096; `None` takes the end of the header, rounded up
     /// to 1 MiB.
     pub data_offset: Option<u64>,
+    /// What the default data offset is a multiple of, in bytes; `None` takes 1 MiB.
+    pub data_alignment: Option<u64>,
+    /// Cipher of the first keyslot's area and the length of its key in bytes; `None` takes the
+    /// volume's. LUKS1 has no other.
+    pub area: Option<(CipherSpec, u32)>,
     /// Whether the header lies in an image of its own. The data then begins at byte 0 of the data
     /// image, unless `data_offset` says otherwise.
     pub detached: bool,
@@ -120,6 +125,15 @@ impl NewVolume {
             return Err(Error::request(problem));
         }
         Ok(())
+    }
+
+    /// The first possible data offset from byte `end` on.
+    pub(crate) fn align_data(&self, end: u64) -> Result<u64> {
+        let aligned = end.checked_next_multiple_of(self.data_alignment.unwrap_or(DATA_ALIGNMENT));
+        let aligned = aligned.filter(|offset| offset.is_multiple_of(OFFSET_ALIGNMENT));
+        aligned.ok_or_else(|| {
+            Error::request("the alignment of the data has to lead to a multiple of 4096 bytes")
+        })
     }
 
     pub(crate) fn uuid(&self, random: Random<'_>) -> Result<String> {

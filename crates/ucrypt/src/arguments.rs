@@ -16,16 +16,22 @@ use rustix::io::{FdFlags, fcntl_setfd};
 const TABLE_MAX: usize = 64 << 10;
 
 use crate::failure::Failure;
+use crate::options::{Judged, judge, words_of_option};
 
 /// Old names, each of which stands for an action with an option.
-const OLD_NAMES: [(&str, [&str; 3]); 2] =
-    [("luksOpen", ["open", "--type", "luks"]), ("plainOpen", ["open", "--type", "plain"])];
+const OLD_NAMES: [(&str, [&str; 3]); 3] = [
+    ("luksOpen", ["open", "--type", "luks"]),
+    ("plainOpen", ["open", "--type", "plain"]),
+    (CREATE, ["open", "--type", "plain"]),
+];
+
+/// The old name whose arguments stand in the other order: the volume, then its image.
+const CREATE: &str = "create";
 
 /// Actions of cryptsetup that this command does not have yet, with their old names.
-const NOT_YET: [&str; 14] = [
+const NOT_YET: [&str; 12] = [
     "luksSuspend",
     "luksResume",
-    "convert",
     "refresh",
     "reencrypt",
     "tcryptOpen",
@@ -35,13 +41,23 @@ const NOT_YET: [&str; 14] = [
     "fvault2Open",
     "fvault2Dump",
     "loopaesOpen",
-    "create",
     "reload",
 ];
 
-/// The arguments of this process without the program name, rewritten by [`expand`].
-pub(crate) fn arguments() -> Vec<OsString> {
-    expand(std::env::args_os().skip(1))
+/// The arguments of this process without the program name, as the parser takes them: rewritten by
+/// [`expand`], and without options that are accepted and mean nothing here.
+pub(crate) fn arguments() -> Result<Judged, Failure> {
+    rewritten(std::env::args_os().skip(1).collect())
+}
+
+fn rewritten(words: Vec<OsString>) -> Result<Judged, Failure> {
+    let words = in_front(words);
+    let is_create = words.first().is_some_and(|action| action == CREATE);
+    let mut judged = judge(expand(words))?;
+    if is_create {
+        judged.exchange();
+    }
+    Ok(judged)
 }
 
 /// Hides a table line on the command line, which contains a key: writes the line into a pipe and
@@ -84,8 +100,8 @@ pub(crate) fn check(arguments: &[OsString]) -> Result<(), Failure> {
     let Some(action) = arguments.first() else { return Ok(()) };
     match NOT_YET.iter().find(|known| action == **known) {
         None => Ok(()),
-        Some(action) if ["create", "reload"].contains(action) => {
-            Err(Failure::wrong(format!("{action} is not supported; use open --type plain")))
+        Some(action) if *action == "reload" => {
+            Err(Failure::wrong("reload is not supported; use open --type plain"))
         }
         Some(action) if action.ends_with("Close") || action.ends_with("Open") => {
             Err(Failure::wrong(format!("{action} is not supported yet")))
@@ -97,36 +113,24 @@ pub(crate) fn check(arguments: &[OsString]) -> Result<(), Failure> {
     }
 }
 
-/// Options without a value that may stand in front of the action, as in cryptsetup.
-const FLAGS: [&str; 9] = [
-    "-q",
-    "--batch-mode",
-    "-v",
-    "--verbose",
-    "--debug",
-    "-r",
-    "--readonly",
-    "-y",
-    "--verify-passphrase",
-];
-
-/// Whether a word is a complete option: a flag, or an option that includes its value.
-fn is_whole_option(word: &OsString) -> bool {
-    let Some(word) = word.to_str() else { return false };
-    let has_value = match word.strip_prefix("--") {
-        Some(long) => long.contains('='),
-        None => word.starts_with('-') && word.len() > 2,
-    };
-    has_value || FLAGS.contains(&word)
-}
-
-fn expand(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut words: Vec<OsString> = arguments.collect();
-    // Move the action to the front, followed by the options that stood before it.
-    let action = words.iter().position(|word| !is_whole_option(word)).unwrap_or(0);
-    if words.get(action).is_some_and(|word| !word.as_encoded_bytes().starts_with(b"-")) {
+/// Moves the action to the front, followed by the options that stood before it. As in cryptsetup,
+/// every option of it may stand there.
+fn in_front(mut words: Vec<OsString>) -> Vec<OsString> {
+    let mut action = 0;
+    while let Some(word) = words.get(action) {
+        match words_of_option(word) {
+            Some(count) => action += count,
+            None => break,
+        }
+    }
+    if words.get(action).is_some_and(|word| !word.as_bytes().starts_with(b"-")) {
         words[..=action].rotate_right(1);
     }
+    words
+}
+
+/// Replaces an old name of the action.
+fn expand(mut words: Vec<OsString>) -> Vec<OsString> {
     let old = OLD_NAMES.iter().find(|(old, _)| words.first().is_some_and(|action| action == *old));
     if let Some((_, new)) = old {
         words.splice(..1, new.iter().map(OsString::from));
@@ -144,7 +148,7 @@ mod tests {
     use super::*;
 
     fn expanded(words: &[&str]) -> Vec<OsString> {
-        expand(words.iter().map(OsString::from))
+        expand(in_front(words.iter().map(OsString::from).collect()))
     }
 
     #[test]
@@ -178,11 +182,27 @@ mod tests {
     }
 
     #[test]
+    fn create_names_the_volume_first() {
+        let rewritten =
+            |words: &[&str]| rewritten(words.iter().map(OsString::from).collect()).unwrap().words;
+        assert_eq!(
+            rewritten(&["-q", "create", "-c", "aes", "name", "--key-size=256", "image"]),
+            ["open", "--type", "plain", "-q", "-c", "aes", "image", "--key-size=256", "name"]
+        );
+        assert_eq!(rewritten(&["create", "name"]), ["open", "--type", "plain", "name"]);
+    }
+
+    #[test]
     fn options_may_stand_in_front_of_the_action() {
         assert_eq!(expanded(&["-q", "open", "image"]), ["open", "-q", "image"]);
         let line = ["-T1", "--header=file", "luksOpen", "image"];
         assert_eq!(expanded(&line), ["open", "--type", "luks", "-T1", "--header=file", "image"]);
         assert_eq!(expanded(&["--key-file", "open"]), ["--key-file", "open"]);
+        assert_eq!(
+            expanded(&["--type", "luks2", "-d", "open", "--debug", "luksFormat", "image"]),
+            ["luksFormat", "--type", "luks2", "-d", "open", "--debug", "image"]
+        );
+        assert_eq!(expanded(&["--no-such", "open"]), ["--no-such", "open"]);
         assert_eq!(expanded(&["-v", "-?"]), ["-v", "-?"]);
     }
 

@@ -19,6 +19,7 @@ use crate::arguments::arguments;
 use crate::ending::{LastFlush, Troubles, signals};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
+use crate::luks::{check_flags, store_flags};
 use crate::passphrase::Secret;
 use crate::runtime::RuntimePaths;
 use crate::secrecy;
@@ -80,6 +81,13 @@ pub(crate) struct OpenArgs {
     /// Only check that a passphrase or key opens the volume
     #[arg(long)]
     test_passphrase: bool,
+    /// Accept the passphrase of an unbound keyslot, too
+    #[arg(long, requires = "test_passphrase")]
+    unbound: bool,
+    /// Store the flags of this command line (--allow-discards, --perf-…) in the LUKS2 header, and no
+    /// others; every later open uses them
+    #[arg(long, conflicts_with = "readonly")]
+    persistent: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -135,7 +143,7 @@ pub(crate) struct StatusArgs {
 pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     if args.test_passphrase {
         args.check_served(args.served)?;
-        return args.volume.clone().test(args.image());
+        return args.volume.clone().test(args.image(), args.unbound);
     }
     let (served, why) = args.served.map_or_else(Served::best, |served| (served, None));
     args.check_served(Some(served))?;
@@ -151,8 +159,19 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     if let Some(log) = &args.log {
         drop(log.open()?);
     }
+    if args.persistent {
+        check_flags(args.header())?;
+    }
     let key = args.volume.volume_key(args.image())?;
     let device = start_server(&key, args.served.is_none().then_some(served))?;
+    if args.persistent {
+        store_flags(args.header(), &args.volume.flags().1).map_err(|failure| {
+            failure.about(format_args!(
+                "{} is open as {device}, but not its flags stored",
+                paths.name()
+            ))
+        })?;
+    }
     if args.json {
         announce(json!({ "name": paths.name(), "device": device }))
     } else {
@@ -168,6 +187,11 @@ impl OpenArgs {
     /// The image; `None` if `--backend` replaces it.
     fn image(&self) -> Option<&Path> {
         (!self.volume.has_backend()).then_some(self.first.as_path())
+    }
+
+    /// Where the header is.
+    fn header(&self) -> &Path {
+        self.volume.flags().0.unwrap_or(&self.first)
     }
 
     fn paths(&self) -> Result<RuntimePaths, Failure> {
@@ -211,11 +235,12 @@ impl OpenArgs {
 fn start_server(key: &Secret, chosen: Option<Served>) -> Result<String, Failure> {
     let failed = |error| Failure::device(format!("cannot start the server: {error}"));
     // Not the path of the program: the file may have been replaced during the passphrase prompt.
+    let words = arguments()?.words;
     let mut child = Command::new("/proc/self/exe")
         .arg0(std::env::args_os().next().unwrap_or_else(|| "ucrypt".into()))
         .arg(SERVER_ACTION)
         .args(chosen.map(|chosen| format!("--as={}", chosen.name())))
-        .args(arguments().into_iter().skip(1))
+        .args(words.into_iter().skip(1))
         .env("RUST_MIN_STACK", resilience::THREAD_STACK)
         // Threads that serve requests allocate nothing: glibc need not keep memory for each.
         .env("MALLOC_ARENA_MAX", "1")

@@ -68,6 +68,10 @@ const EFFECTS: &[Effect] = &[
     effect("tries", WITH_KEY, ANY),
     effect("key_slot", &[Luks], ANY),
     effect("volume_key_file", WITH_KEY, ANY),
+    effect("token_id", &[Luks], ANY),
+    effect("token_type", &[Luks], ANY),
+    effect("token_only", &[Luks], ANY),
+    effect("persistent", &[Luks], SERVE),
     // Allowed also for uses that never write.
     effect("readonly", ALL, ANY),
     effect("header", &[Luks], ANY),
@@ -100,11 +104,23 @@ const EFFECTS: &[Effect] = &[
     effect("log", ALL, SERVE),
     effect("json", ALL, SERVE),
     effect("test_passphrase", &[Luks], &[Use::Test]),
+    effect("unbound", &[Luks], &[Use::Test]),
 ];
 
 /// Options for a passphrase, which has no use beside `--volume-key-file`.
-const NOT_WITH_VOLUME_KEY: &[&str] =
-    &["key_file", "keyfile_size", "keyfile_offset", "timeout", "tries", "key_slot", "hash"];
+const NOT_WITH_VOLUME_KEY: &[&str] = &[
+    "key_file",
+    "keyfile_size",
+    "keyfile_offset",
+    "timeout",
+    "tries",
+    "key_slot",
+    "hash",
+    "token_id",
+    "token_type",
+    "token_only",
+    "unbound",
+];
 
 /// Refuses options on the command line that have no effect on the action.
 pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
@@ -214,6 +230,8 @@ mod tests {
         "help",
         "verbose",
         "debug",
+        "disable_locks",
+        "test_args",
         "first",
         "second",
         "image",

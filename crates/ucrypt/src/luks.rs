@@ -5,6 +5,7 @@ mod backup;
 mod change;
 mod config;
 mod confirm;
+mod convert;
 mod format;
 mod format_args;
 mod image;
@@ -16,15 +17,16 @@ mod show;
 mod token;
 
 pub(crate) use backup::{BackupArgs, WholeArgs, backup, erase, repair, restore};
-pub(crate) use change::lock_header;
+pub(crate) use change::{check_flags, disable_locks, lock_header, store_flags};
 pub(crate) use config::{ConfigArgs, UuidArgs, config, uuid};
 pub(crate) use confirm::{confirm, confirm_at};
+pub(crate) use convert::{ConvertArgs, run as convert};
 pub(crate) use format::run as format;
 pub(crate) use format_args::FormatArgs;
 pub(crate) use image::HeaderImage;
 pub(crate) use keys::{
-    AddKeyArgs, ChangeKeyArgs, ConvertKeyArgs, KillSlotArgs, RemoveKeyArgs, add, change, convert,
-    kill_slot, remove,
+    AddKeyArgs, ChangeKeyArgs, ConvertKeyArgs, KillSlotArgs, RemoveKeyArgs, add, change,
+    convert_key, kill_slot, remove,
 };
 pub(crate) use rotate::{RotateKeyArgs, run as rotate};
 pub(crate) use show::{DumpArgs, IsLuksArgs, dump, is_luks};

@@ -16,8 +16,10 @@ mod effects;
 mod ending;
 mod events;
 mod failure;
+mod keyring;
 mod luks;
 mod machine;
+mod options;
 mod pages;
 mod passphrase;
 mod runtime;
@@ -26,6 +28,7 @@ mod serve;
 mod size;
 mod stdio;
 mod terminal;
+mod token_unlock;
 mod transfer;
 mod user;
 mod users;
@@ -37,6 +40,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
+use options::Judged;
 
 /// The version, and the commit where it is known.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_COMMIT"));
@@ -52,8 +56,14 @@ struct Cli {
     #[arg(short = 'v', long, global = true)]
     verbose: bool,
     /// As --verbose
-    #[arg(long, global = true)]
+    #[arg(long, alias = "debug-json", global = true)]
     debug: bool,
+    /// Take no lock against other changes of a header
+    #[arg(long, global = true)]
+    disable_locks: bool,
+    /// Check the command line, and do nothing
+    #[arg(long, global = true)]
+    test_args: bool,
     #[command(subcommand)]
     action: Action,
 }
@@ -63,7 +73,10 @@ enum Action {
     /// Unlock a volume and leave it served in the background
     Open(background::OpenArgs),
     /// Flush, detach and end the server of an open volume
-    #[command(visible_aliases = ["luksClose", "remove"])]
+    #[command(
+        visible_aliases = ["luksClose", "remove"],
+        aliases = ["plainClose", "loopaesClose", "tcryptClose", "bitlkClose", "fvault2Close"]
+    )]
     Close(background::CloseArgs),
     /// Show an open volume
     Status(background::StatusArgs),
@@ -118,6 +131,8 @@ enum Action {
     /// Put a saved header back
     #[command(name = "luksHeaderRestore")]
     LuksHeaderRestore(luks::BackupArgs),
+    /// Convert a header between LUKS1 and LUKS2, in place
+    Convert(luks::ConvertArgs),
     /// Write a damaged header copy again from the other one
     Repair(luks::WholeArgs),
     /// Destroy all keyslots
@@ -143,10 +158,14 @@ fn main() -> ExitCode {
         return ExitCode::from(1);
     }
     secrecy::guard_process();
-    let words = arguments::arguments();
-    if let Err(failure) = arguments::check(&words) {
-        return exit(Err(failure), false);
-    }
+    let judged = arguments::arguments().and_then(|judged| {
+        arguments::check(&judged.words)?;
+        Ok(judged)
+    });
+    let Judged { words, notes, .. } = match judged {
+        Ok(judged) => judged,
+        Err(failure) => return exit(Err(failure), false),
+    };
     let words = std::iter::once("ucrypt".into()).chain(words);
     let parsed = Cli::command().try_get_matches_from(words).and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
@@ -160,6 +179,18 @@ fn main() -> ExitCode {
     // Only the action that the user called reports how it ended, not the server that `open` starts.
     let is_server = matches.subcommand_name() == Some(background::SERVER_ACTION);
     let verbose = (cli.verbose || cli.debug) && !is_server;
+    if verbose {
+        stdio::be_verbose();
+    }
+    if !is_server {
+        notes.iter().for_each(stdio::say_verbose);
+    }
+    if cli.disable_locks {
+        luks::disable_locks();
+    }
+    if cli.test_args && !is_server {
+        return exit(sound, verbose);
+    }
     exit(sound.and_then(|()| run(cli.action)), verbose)
 }
 
@@ -215,12 +246,13 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::LuksRemoveKey(args) => luks::remove(&args),
         Action::LuksChangeKey(args) => luks::change(&args),
         Action::LuksKillSlot(args) => luks::kill_slot(&args),
-        Action::LuksConvertKey(args) => luks::convert(&args),
+        Action::LuksConvertKey(args) => luks::convert_key(&args),
         Action::LuksRotateKey(args) => luks::rotate(&args),
         Action::Config(args) => luks::config(&args),
         Action::Token(args) => luks::token(&args),
         Action::LuksHeaderBackup(args) => luks::backup(&args),
         Action::LuksHeaderRestore(args) => luks::restore(&args),
+        Action::Convert(args) => luks::convert(&args),
         Action::Repair(args) => luks::repair(&args),
         Action::Erase(args) => luks::erase(&args),
         Action::Benchmark(args) => benchmark::run(&args),

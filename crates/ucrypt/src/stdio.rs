@@ -7,6 +7,7 @@
 use std::fmt::Display;
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -114,6 +115,22 @@ pub(crate) fn say(text: &str) {
             Ok(written) if written > 0 => rest = &rest[written..],
             _ => return,
         }
+    }
+}
+
+/// Whether the user asked for more messages.
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+/// From now on, [`say_verbose`] writes.
+pub(crate) fn be_verbose() {
+    VERBOSE.store(true, Ordering::Relaxed);
+}
+
+/// Writes one line to standard error if the user asked for more messages. Such lines have
+/// cryptsetup's words, without the name of the command.
+pub(crate) fn say_verbose(line: impl Display) {
+    if VERBOSE.load(Ordering::Relaxed) {
+        say(&format!("{line}\n"));
     }
 }
 

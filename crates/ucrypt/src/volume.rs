@@ -18,7 +18,8 @@ use zeroize::Zeroizing;
 use crate::failure::Failure;
 use crate::luks::{HeaderImage, confirm, confirm_at, lock_header};
 use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
-use crate::stdio::{say, say_line};
+use crate::stdio::{say, say_line, say_verbose};
+use crate::token_unlock::TokenUnlockArgs;
 use crate::{secrecy, size};
 
 mod dispatch;
@@ -84,6 +85,8 @@ pub(crate) struct VolumeArgs {
     /// Only the header is read, which needs no lock
     #[arg(skip)]
     unlocked: bool,
+    #[command(flatten)]
+    token: TokenUnlockArgs,
     #[command(flatten)]
     dispatch: DispatchArgs,
     #[command(flatten)]
@@ -289,15 +292,48 @@ impl VolumeArgs {
     }
 
     /// Tests whether the passphrase or key opens the volume, without locking the image. The data
-    /// may be missing: the test accepts a header backup and the file of a detached header.
-    pub(crate) fn test(self, image: Option<&Path>) -> Result<(), Failure> {
+    /// may be missing: the test accepts a header backup and the file of a detached header. With
+    /// `unbound`, or if its keyslot is named, the passphrase may also be that of a key that encrypts
+    /// nothing here.
+    pub(crate) fn test(self, image: Option<&Path>, unbound: bool) -> Result<(), Failure> {
         let looking = Self { unlocked: true, ..self.for_looking() };
         let Some(image) = image.filter(|_| !looking.is_raw()) else {
             return looking.volume_key(image).map(drop);
         };
         secrecy::lock_memory();
         let file = looking.open_image(image)?;
+        if unbound && looking.token.is_given() {
+            return Err(Failure::wrong(
+                "--unbound has no effect beside tokens, which open the volume",
+            ));
+        }
+        if unbound || looking.key_slot.is_some() {
+            let detached = looking.header.as_deref().map(|header| looking.open_header(header));
+            let detached = detached.transpose()?;
+            let medium = HeaderImage(detached.as_ref().unwrap_or(&file));
+            // If there is no header, that is told below.
+            if let Ok((header, damage)) = Header::read(&medium)
+                && (unbound || looking.is_unbound(&header))
+            {
+                looking.check_kind(&header)?;
+                let open = |key: &[u8]| header.open_key(&medium, key, looking.key_slot);
+                let opened = looking.ask(&image.display().to_string(), open)?;
+                say_verbose(format_args!("Key slot {} unlocked.", opened.keyslot));
+                if let Some(damage) = damage {
+                    say_line(format_args!("{damage}; using the other one"));
+                }
+                return Ok(());
+            }
+        }
         looking.unlock(&file, image, KeySource::Arguments)?.tell_of_damage(None)
+    }
+
+    /// Whether the keyslot that is named holds a key that encrypts nothing of the volume.
+    fn is_unbound(&self, header: &Header) -> bool {
+        let is = |number| {
+            header.keyslots().contains(&number) && !header.volume_keyslots().contains(&number)
+        };
+        self.key_slot.is_some_and(is)
     }
 
     /// Whether `--backend` replaces the image.
@@ -387,10 +423,25 @@ impl VolumeArgs {
             let key = read_volume_key(path, None)?;
             return Ok(header.unlock_with_volume_key(&key)?);
         }
+        let tokens =
+            self.token.unlock(header, &HeaderImage(medium), self.key_slot, self.batch_mode);
+        if let Some(unlocked) = tokens? {
+            return Ok(told(unlocked));
+        }
+        let open = |key: &[u8]| header.unlock(&HeaderImage(medium), key, self.key_slot);
+        Ok(told(self.ask(name, open)?))
+    }
+
+    /// Asks for the passphrase until it opens, as often as the user wants.
+    fn ask<T>(
+        &self,
+        name: &str,
+        open: impl Fn(&[u8]) -> ucrypt_luks::Result<T>,
+    ) -> Result<T, Failure> {
         let mut tries = if self.key.is_interactive() { self.tries } else { 1 };
         loop {
             let passphrase = self.key.read(&format!("Enter passphrase for {name}"))?;
-            match header.unlock(&HeaderImage(medium), &passphrase, self.key_slot) {
+            match open(&passphrase) {
                 Err(error @ ucrypt_luks::Error::WrongPassphrase { .. }) if tries > 1 => {
                     say_line(error);
                     tries -= 1;
@@ -398,6 +449,12 @@ impl VolumeArgs {
                 result => return Ok(result?),
             }
         }
+    }
+
+    /// Where the header is, and the flags that `--persistent` stores in it.
+    pub(crate) fn flags(&self) -> (Option<&Path>, Vec<Flag>) {
+        let discards = self.allow_discards.then_some(Flag::AllowDiscards);
+        (self.header.as_deref(), discards.into_iter().chain(self.dispatch.flags()).collect())
     }
 
     /// Warns of a header or other signature on the image, because a plain volume lies over
@@ -538,6 +595,14 @@ impl UnlockedImage {
     }
 }
 
+/// Tells which keyslot has opened, in cryptsetup's words.
+fn told(unlocked: Unlocked) -> Unlocked {
+    if let Some(number) = unlocked.keyslot {
+        say_verbose(format_args!("Key slot {number} unlocked."));
+    }
+    unlocked
+}
+
 fn segments(unlocked: &Unlocked, image_len: u64) -> Result<Vec<Segment>, Failure> {
     weak_key::check(unlocked)?;
     let lengths = unlocked.segment_lengths(image_len)?;
@@ -574,7 +639,7 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
 }
 
 /// Whether two paths lead to the same file or device.
-fn is_same(one: &Path, other: &Path) -> bool {
+pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| {
         let found = std::fs::metadata(path).ok()?;
         // A device is the same wherever its node is.

@@ -9,113 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Output;
 
+use luks::both::{Both, LUKS1, LUKS2, header};
 use luks::{CHEAP, Scratch, Terminal, UCRYPT, code, good, run, stderr, text, ucrypt};
 use serde_json::{Value, json};
-
-const LUKS2: &[&str] = &["--type", "luks2", "--luks2-keyslots-size", "3M", "--offset", "8192"];
-const LUKS1: &[&str] = &["--type", "luks1", "--key-size", "256"];
-
-/// The same image twice.
-struct Both {
-    scratch: Scratch,
-    ours: PathBuf,
-    theirs: PathBuf,
-}
-
-impl Both {
-    /// An image that `one` opens, in keyslot 0.
-    fn new(kind: &[&str]) -> Self {
-        let scratch = Scratch::new();
-        let (ours, theirs) = (scratch.make("ours", 5 << 20), scratch.path("theirs"));
-        let format = ["luksFormat", "-q", "--key-file", "-", text(&ours)];
-        good(&run("cryptsetup", &[&format, kind, CHEAP].concat(), b"one"));
-        fs::copy(&ours, &theirs).unwrap();
-        Self { scratch, ours, theirs }
-    }
-
-    fn file(&self, name: &str, content: &[u8]) -> String {
-        let path = self.scratch.path(name);
-        fs::write(&path, content).unwrap();
-        text(&path).to_owned()
-    }
-
-    /// Carries out an action with both programs, in which `IMAGE` stands for the image. The exit
-    /// codes and the headers have to be the same afterwards.
-    fn act(&self, args: &[&str], stdin: &[u8]) -> [Output; 2] {
-        let outputs =
-            [(UCRYPT, &self.ours), ("cryptsetup", &self.theirs)].map(|(program, image)| {
-                let place = |arg: &&str| {
-                    if *arg == "IMAGE" { text(image).to_owned() } else { (*arg).into() }
-                };
-                let words: Vec<String> = args.iter().map(place).collect();
-                run(program, &words.iter().map(String::as_str).collect::<Vec<_>>(), stdin)
-            });
-        let [ours, theirs] = &outputs;
-        let told = format!("{args:?}: {} / {}", stderr(ours), stderr(theirs));
-        assert_eq!(code(ours), code(theirs), "{told}");
-        assert_eq!(header(&self.ours), header(&self.theirs), "{args:?}");
-        outputs
-    }
-
-    /// As [`Both::act`], for an action that has to succeed.
-    fn does(&self, args: &[&str], stdin: &[u8]) {
-        let [ours, _] = self.act(args, stdin);
-        assert_eq!(code(&ours), 0, "{args:?}: {}", stderr(&ours));
-    }
-
-    /// Checks with both programs, on both images, which passphrases open the volume.
-    fn opens(&self, right: &[&str], wrong: &[&str]) {
-        for (passphrases, expected) in [(right, 0), (wrong, 2)] {
-            for passphrase in passphrases {
-                for image in [&self.ours, &self.theirs] {
-                    for program in [UCRYPT, "cryptsetup"] {
-                        let args = ["open", "--test-passphrase", "--key-file", "-", text(image)];
-                        let ran = run(program, &args, passphrase.as_bytes());
-                        let name = image.display();
-                        let told = format!("{program} {name} {passphrase}: {}", stderr(&ran));
-                        assert_eq!(code(&ran), expected, "{told}");
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The header as cryptsetup shows it, without what is random.
-fn header(image: &std::path::Path) -> Value {
-    let dump = run("cryptsetup", &["luksDump", "--dump-json-metadata", text(image)], b"");
-    if code(&dump) == 0 {
-        let mut json: Value = serde_json::from_str(&good(&dump)).unwrap();
-        // The order of references has no meaning.
-        without_random(&mut json);
-        let shown = good(&run("cryptsetup", &["luksDump", text(image)], b""));
-        let fields = ["UUID:", "Label:", "Subsystem:"];
-        let named = shown.lines().filter(|line| fields.iter().any(|field| line.starts_with(field)));
-        return json!({ "metadata": json, "named": named.collect::<Vec<_>>() });
-    }
-    let shown = good(&run("cryptsetup", &["luksDump", text(image)], b""));
-    let fields = ["Key Slot", "\tIterations", "\tKey material", "UUID", "Hash", "MK bits"];
-    let kept = shown.lines().filter(|line| fields.iter().any(|field| line.starts_with(field)));
-    json!(kept.collect::<Vec<_>>())
-}
-
-fn without_random(json: &mut Value) {
-    match json {
-        Value::Object(members) => {
-            for random in ["salt", "digest"] {
-                if members.get(random).is_some_and(Value::is_string) {
-                    members.remove(random);
-                }
-            }
-            members.values_mut().for_each(without_random);
-        }
-        Value::Array(items) => {
-            items.sort_by_key(ToString::to_string);
-            items.iter_mut().for_each(without_random);
-        }
-        _ => {}
-    }
-}
 
 fn cheap(args: &[&'static str]) -> Vec<&'static str> {
     [args, CHEAP, &["IMAGE"]].concat()
@@ -289,6 +185,19 @@ fn unbound_keys_have_a_digest_of_their_own_and_go_with_it() {
     both.does(&[&unbound, CHEAP].concat(), b"");
     let json = header(&both.ours);
     assert_eq!(json["metadata"]["digests"]["1"]["keyslots"], json!(["5"]));
+    // Its passphrase is tried if its number is given, or with --unbound.
+    for (options, passphrase, expected) in [
+        (&["-S", "5"][..], "other", 0),
+        (&["--unbound"], "other", 0),
+        (&["--unbound"], "one", 0),
+        (&["-S", "0", "--unbound"], "one", 0),
+        (&["-S", "5"], "one", 2),
+        (&["-S", "6"], "other", 1),
+    ] {
+        let open = [&["open", "--test-passphrase"], options, &["IMAGE"]].concat();
+        let [ours, _] = both.act(&open, passphrase.as_bytes());
+        assert_eq!(code(&ours), expected, "{options:?}: {}", stderr(&ours));
+    }
     // It opens nothing of the volume.
     assert_ne!(code(&ucrypt(&["open", "--test-passphrase", text(&both.ours)], b"other")), 0);
     both.does(&cheap(&["luksChangeKey"]), b"other\nanother");
@@ -618,4 +527,48 @@ fn a_person_is_asked_in_cryptsetups_words() {
     terminal.expect(sure, "YES\n");
     assert_eq!(terminal.end().0, 0);
     assert_eq!(code(&ucrypt(&["open", "--test-passphrase", image], b"one")), 1);
+}
+
+#[test]
+fn new_volumes_have_the_alignment_and_the_keyslot_cipher_that_cryptsetup_gives_them() {
+    let cipher = ["--keyslot-cipher", "aes-cbc-essiv:sha256", "--keyslot-key-size", "128"];
+    for (kind, options) in [
+        ("luks1", &["--align-payload", "8"][..]),
+        ("luks1", &["--align-payload", "8192"]),
+        ("luks1", &["--align-payload", "0"]),
+        ("luks2", &["--align-payload", "65536"]),
+        ("luks2", &cipher),
+    ] {
+        let scratch = Scratch::new();
+        let images = [(UCRYPT, "a"), ("cryptsetup", "b")].map(|(program, name)| {
+            let image = scratch.make(name, 40 << 20);
+            let uuid = ["--uuid", "01234567-89ab-cdef-0123-456789abcdef", "--sector-size", "512"];
+            let format = ["luksFormat", "-q", "--type", kind, text(&image)];
+            good(&run(program, &[&format[..], &uuid, options, CHEAP].concat(), b"one"));
+            image
+        });
+        assert_eq!(header(&images[0]), header(&images[1]), "{kind} {options:?}");
+        let offset = |image| {
+            let shown = good(&run("cryptsetup", &["luksDump", text(image)], b""));
+            let line =
+                shown.lines().find(|l| l.contains("Payload offset") || l.contains("offset:"));
+            line.expect("an offset").to_owned()
+        };
+        assert_eq!(offset(&images[0]), offset(&images[1]), "{kind} {options:?}");
+        for image in &images {
+            for program in [UCRYPT, "cryptsetup"] {
+                good(&run(program, &["open", "--test-passphrase", text(image)], b"one"));
+            }
+        }
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image();
+    for (kind, options, words) in [
+        ("luks2", &["--align-payload", "36001"][..], "4096"),
+        ("luks1", &cipher, "--keyslot-cipher"),
+    ] {
+        let format = ["luksFormat", "-q", "--type", kind, text(&image)];
+        let ran = ucrypt(&[&format[..], options, CHEAP].concat(), b"one");
+        assert!(code(&ran) == 1 && stderr(&ran).contains(words), "{options:?}: {}", stderr(&ran));
+    }
 }

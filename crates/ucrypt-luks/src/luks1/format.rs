@@ -8,7 +8,7 @@ use crate::area::{STRIPES, material_len};
 use crate::error::{Error, Result};
 use crate::keys::NewKey;
 use crate::medium::{Write, fill_random};
-use crate::new_volume::{DATA_ALIGNMENT, NewVolume, Region, Tools};
+use crate::new_volume::{NewVolume, Region, Tools};
 use crate::pbkdf::PbkdfKind;
 use crate::volume::SECTOR_BYTES;
 
@@ -35,7 +35,7 @@ pub fn format(
     for keyslot in &header.keyslots {
         region.fill(keyslot.material_start(), length, tools.random)?;
     }
-    let new = NewKey { passphrase, pbkdf: volume.pbkdf, area: None };
+    let new = NewKey { passphrase, pbkdf: volume.pbkdf, area: volume.area.clone() };
     let sealed = seal(&header, &volume.volume_key, &new, tools)?;
     let keyslot = &mut header.keyslots[volume.keyslot as usize];
     (keyslot.active, keyslot.iterations, keyslot.salt) = (true, sealed.iterations, sealed.salt);
@@ -97,7 +97,7 @@ fn payload_offset(volume: &NewVolume, areas_end: u64) -> Result<u32> {
             let problem = format!("the data must begin at byte {areas_end} or behind it");
             return Err(Error::request(problem));
         }
-        None => areas_end.next_multiple_of(DATA_ALIGNMENT),
+        None => volume.align_data(areas_end)?,
     };
     let too_far = || Error::request("LUKS1 has no data offset above 2 TiB; use --type luks2");
     u32::try_from(bytes / SECTOR_BYTES).map_err(|_| too_far())

@@ -4,7 +4,9 @@ use ucrypt_sector::CipherSpec;
 
 use super::change::{Change, add_reference, remove_reference};
 use super::copies::Header;
-use super::keyslot::{FALLBACK_AREA_CIPHER, FALLBACK_AREA_KEY_LEN, Plan, area_size, digest};
+use super::keyslot::{
+    FALLBACK_AREA_CIPHER, FALLBACK_AREA_KEY_LEN, Plan, area_size, decimal, digest,
+};
 use super::metadata::SegmentKind;
 use super::parse::{DIGESTS_MAX, KEYSLOTS_MAX};
 use crate::area::parse_cipher;
@@ -121,6 +123,28 @@ impl Change {
         }
         if let Some(id) = unused {
             self.objects("digests")?.remove(&id.to_string());
+        }
+        self.update()
+    }
+
+    /// Moves the area of a keyslot, whose bytes are `material`, to byte `to`. What is left of the old
+    /// place is wiped last.
+    pub(crate) fn move_area(
+        &mut self,
+        number: u32,
+        to: u64,
+        material: &[u8],
+        random: Random<'_>,
+    ) -> Result<()> {
+        let keyslot = self.metadata.keyslots.get(&number).ok_or(Error::InactiveKeyslot(number))?;
+        let (old, end) = (keyslot.area.offset, keyslot.area.offset + keyslot.area.size);
+        let left = [(old, end.min(to)), (old.max(to + keyslot.area.size), end)];
+        if let Some(area) = self.keyslot_json(number)?.get_mut("area") {
+            area.set("offset", decimal(to));
+        }
+        self.before.push(Write { offset: to, bytes: material.to_vec() });
+        for (from, to) in left.into_iter().filter(|(from, to)| from < to) {
+            self.after.push(wipe(from, to - from, random)?);
         }
         self.update()
     }

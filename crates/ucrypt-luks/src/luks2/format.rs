@@ -13,7 +13,7 @@ use crate::area::parse_cipher;
 use crate::error::{Error, Result};
 use crate::json::Json;
 use crate::medium::Write;
-use crate::new_volume::{DATA_ALIGNMENT, NewVolume, Region, Tools};
+use crate::new_volume::{NewVolume, Region, Tools};
 
 /// Default size of both header copies and the keyslots area together, in bytes.
 const DEFAULT_SIZE: u64 = 16 << 20;
@@ -102,7 +102,7 @@ impl Layout {
         let data_offset = match volume.data_offset {
             Some(offset) => offset,
             None if volume.detached => 0,
-            None => end.next_multiple_of(DATA_ALIGNMENT),
+            None => volume.align_data(end)?,
         };
         let area_size = area_size(volume.key_len());
         if area_size > keyslots_size || behind.is_some_and(|offset| offset < end) {
@@ -190,8 +190,12 @@ fn new_keyslot(
     plan.make(tools)
 }
 
-/// Keyslot areas use the cipher of the volume, unless that is the null cipher.
+/// Keyslot areas use the cipher of the volume, unless another one was chosen or that is the null
+/// cipher.
 fn area_cipher(volume: &NewVolume) -> Result<(CipherSpec, u32)> {
+    if let Some(area) = &volume.area {
+        return Ok(area.clone());
+    }
     if volume.cipher.is_null() {
         let cipher = parse_cipher("keyslot area", FALLBACK_AREA_CIPHER)?;
         return Ok((cipher, FALLBACK_AREA_KEY_LEN));

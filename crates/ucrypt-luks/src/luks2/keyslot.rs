@@ -22,7 +22,7 @@ pub(super) const FALLBACK_AREA_KEY_LEN: u32 = 64;
 const SALT_BYTES: usize = 32;
 
 /// Bytes that the area of a key of `key_len` bytes takes, as cryptsetup allocates it.
-pub(super) fn area_size(key_len: u32) -> u64 {
+pub(crate) fn area_size(key_len: u32) -> u64 {
     material_len(key_len, STRIPES).next_multiple_of(AREA_ALIGNMENT)
 }
 
@@ -110,11 +110,11 @@ pub(super) fn digest(
 }
 
 /// A decimal string, because JSON numbers are not safe above 2^53.
-pub(super) fn decimal(number: u64) -> Json {
+pub(crate) fn decimal(number: u64) -> Json {
     Json::String(number.to_string())
 }
 
-fn base64(bytes: &[u8]) -> Json {
+pub(crate) fn base64(bytes: &[u8]) -> Json {
     Json::String(BASE64.encode(bytes))
 }
 

@@ -160,6 +160,8 @@ pub(crate) fn new_volume(cipher: &str, key_len: usize, pbkdf: Pbkdf) -> NewVolum
         keyslot: 0,
         uuid: None,
         data_offset: None,
+        data_alignment: None,
+        area: None,
         detached: false,
     }
 }

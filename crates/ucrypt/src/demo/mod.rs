@@ -175,6 +175,8 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
         keyslot: 0,
         uuid: None,
         data_offset: None,
+        data_alignment: None,
+        area: None,
         detached: false,
     };
     let options = luks2::Options {

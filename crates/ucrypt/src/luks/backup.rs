@@ -10,6 +10,7 @@ use ucrypt_luks::{Header, Restore, restore as restore_from, write_verified};
 use super::change::{HeaderArgs, lock_to_change};
 use super::confirm::{confirm, confirm_on_keys};
 use super::image::{HeaderImage, NewFile};
+use super::keys::removed;
 use crate::failure::Failure;
 use crate::secrecy;
 use crate::stdio::{say, say_line};
@@ -38,8 +39,12 @@ pub(crate) struct WholeArgs {
 pub(crate) fn backup(args: &BackupArgs) -> Result<(), Failure> {
     // A backup in the middle of a change would hold keyslots that its header does not know.
     let (_lock, image, header) = args.header.look_locked()?;
-    let bytes = header.backup(&HeaderImage(&image))?;
-    let path = &args.header_backup_file;
+    save(&header, &HeaderImage(&image), &args.header_backup_file)
+}
+
+/// Saves a header, which was read from `image`, in a new file.
+pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
+    let bytes = header.backup(image)?;
     let shown = path.display();
     let Some(made) = NewFile::create(path)? else {
         return Err(Failure::wrong(format!("requested header backup file {shown} already exists")));
@@ -142,5 +147,7 @@ pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
     confirm_on_keys(&warning, args.header.batch_mode, ", keyslots were NOT wiped")?;
     let locked = args.header.lock()?;
     let change = locked.header.erase(locked.damage.as_ref(), &mut secrecy::random)?;
-    locked.carry_out(&change.writes)
+    locked.carry_out(&change.writes)?;
+    locked.header.keyslots().into_iter().for_each(removed);
+    Ok(())
 }

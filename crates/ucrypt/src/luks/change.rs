@@ -12,13 +12,14 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_luks::luks2::Damage;
-use ucrypt_luks::{Header, Tools, Write, write_verified};
+use ucrypt_luks::{Flag, Header, Tools, Write, write_verified};
 
 use super::image::{HeaderImage, open_to_look, read_header};
 use super::show::Kind;
@@ -29,6 +30,14 @@ use crate::secrecy;
 /// How long to wait for another change, which may derive a key meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether the user wants no locks.
+static WITHOUT_LOCKS: AtomicBool = AtomicBool::new(false);
+
+/// From now on, headers are changed without a lock.
+pub(crate) fn disable_locks() {
+    WITHOUT_LOCKS.store(true, Ordering::Relaxed);
+}
 
 /// The header that an action is about.
 #[derive(Debug, clap::Args)]
@@ -160,6 +169,9 @@ fn lock(path: &Path, access: Access) -> Result<File, Failure> {
     };
     let changes = access == Access::Exclusive;
     let file = File::options().read(true).write(changes).open(path).map_err(failed)?;
+    if WITHOUT_LOCKS.load(Ordering::Relaxed) {
+        return Ok(file);
+    }
     let operation = match access {
         Access::Shared => FlockOperation::NonBlockingLockShared,
         Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
@@ -183,6 +195,33 @@ fn lock(path: &Path, access: Access) -> Result<File, Failure> {
             Err(error) => return Err(failed(error.into())),
         }
     }
+}
+
+/// Stores the flags with which the volume is opened from now on, if they are not there.
+pub(crate) fn store_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
+    let (_lock, image) = lock_to_change(place)?;
+    let medium = HeaderImage(&image);
+    let (header, damage) = Header::read(&medium)?;
+    let header = header.luks2("persistent flags")?;
+    let mut names: Vec<&str> = flags.iter().map(|flag| flag.header_name()).collect();
+    let mut stored = header.metadata.config.flags.clone();
+    names.sort_unstable();
+    stored.sort_unstable();
+    if stored == names {
+        return Ok(());
+    }
+    let mut change = header.change(damage.as_ref())?;
+    change.set_flags(flags)?;
+    let (_, writes) = change.finish(&mut secrecy::random)?;
+    Ok(write_verified(&medium, &writes)?)
+}
+
+/// Refuses a header that stores no flags.
+pub(crate) fn check_flags(place: &Path) -> Result<(), Failure> {
+    let image = open_to_look(place)?;
+    let header = read_header(&image, place)?;
+    header.luks2("persistent flags")?;
+    Ok(())
 }
 
 /// Calls `make` with the kernel's random numbers, a clock and what this machine has.

@@ -15,6 +15,7 @@ use super::change::lock_header;
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
 use super::image::{HeaderImage, NewFile, open_to_format, reserve};
+use super::keys::created;
 use crate::failure::Failure;
 use crate::machine::machine;
 use crate::passphrase::{Secret, read_volume_key};
@@ -52,7 +53,9 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     reserve(path, &writes)?;
     let _lock = lock_header(path)?;
     overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(error, path))?;
-    new_file.flatten().map_or(Ok(()), NewFile::keep)
+    new_file.flatten().map_or(Ok(()), NewFile::keep)?;
+    created(args.key_slot);
+    Ok(())
 }
 
 /// The new volume that the options describe, still without its key.
@@ -65,6 +68,8 @@ fn describe(args: &FormatArgs) -> Result<NewVolume, Failure> {
         keyslot: args.key_slot,
         uuid: args.uuid.clone(),
         data_offset: args.data_offset()?,
+        data_alignment: args.data_alignment()?,
+        area: args.luks2.area()?,
         detached: args.header.is_some(),
     })
 }

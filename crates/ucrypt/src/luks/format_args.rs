@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES};
 use ucrypt_sector::{CipherSpec, Mode};
 
+use super::new_key_args::area;
 use super::pbkdf_args::PbkdfArgs;
 use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
@@ -54,6 +55,9 @@ pub(crate) struct FormatArgs {
     /// Where the data starts in the image, in 512-byte sectors
     #[arg(short = 'o', long, value_name = "SECTORS")]
     offset: Option<u64>,
+    /// What the start of the data is a multiple of, in 512-byte sectors [default: 2048]
+    #[arg(long, value_name = "SECTORS", conflicts_with_all = ["offset", "header"])]
+    align_payload: Option<u64>,
     /// UUID of the header; random without it
     #[arg(long, value_name = "UUID")]
     pub(super) uuid: Option<String>,
@@ -81,6 +85,12 @@ pub(crate) struct Luks2Args {
     /// Subsystem label of the header
     #[arg(long, value_name = "TEXT")]
     pub(super) subsystem: Option<String>,
+    /// Cipher of the keyslot [default: the volume's]
+    #[arg(long, value_name = "SPEC", requires = "keyslot_key_size")]
+    keyslot_cipher: Option<String>,
+    /// Length of the keyslot's own key in bits
+    #[arg(long, value_name = "BITS", requires = "keyslot_cipher")]
+    keyslot_key_size: Option<u32>,
     /// Length of one header copy
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     pub(super) luks2_metadata_size: Option<u64>,
@@ -153,11 +163,13 @@ impl FormatArgs {
 
     /// First byte of the data, if it was chosen.
     pub(super) fn data_offset(&self) -> Result<Option<u64>, Failure> {
-        let bytes = |sectors: u64| {
-            let too_large = || Failure::wrong(format!("--offset {sectors} is too large"));
-            sectors.checked_mul(SECTOR_BYTES).ok_or_else(too_large)
-        };
-        self.offset.map(bytes).transpose()
+        self.offset.map(|sectors| in_bytes("--offset", sectors)).transpose()
+    }
+
+    /// What the default data offset is a multiple of. 0 is the default, as in cryptsetup.
+    pub(super) fn data_alignment(&self) -> Result<Option<u64>, Failure> {
+        let sectors = self.align_payload.filter(|sectors| *sectors > 0);
+        sectors.map(|sectors| in_bytes("--align-payload", sectors)).transpose()
     }
 
     /// Refuses options that a LUKS1 header has no field for.
@@ -167,6 +179,7 @@ impl FormatArgs {
             (luks2.sector_size.is_some_and(|size| size != 512), "--sector-size"),
             (luks2.label.is_some(), "--label"),
             (luks2.subsystem.is_some(), "--subsystem"),
+            (luks2.keyslot_cipher.is_some(), "--keyslot-cipher"),
             (luks2.luks2_metadata_size.is_some(), "--luks2-metadata-size"),
             (luks2.luks2_keyslots_size.is_some(), "--luks2-keyslots-size"),
         ];
@@ -177,4 +190,16 @@ impl FormatArgs {
             None => Ok(()),
         }
     }
+}
+
+impl Luks2Args {
+    /// Cipher and key length in bytes of the first keyslot, if they were chosen.
+    pub(super) fn area(&self) -> Result<Option<(CipherSpec, u32)>, Failure> {
+        area(self.keyslot_cipher.as_deref(), self.keyslot_key_size)
+    }
+}
+
+fn in_bytes(option: &str, sectors: u64) -> Result<u64, Failure> {
+    let too_large = || Failure::wrong(format!("{option} {sectors} is too large"));
+    sectors.checked_mul(SECTOR_BYTES).ok_or_else(too_large)
 }

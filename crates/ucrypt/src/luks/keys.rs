@@ -15,7 +15,8 @@ use super::new_key_args::{KeyslotArgs, NewPassphraseArgs, bytes_of};
 use crate::failure::Failure;
 use crate::passphrase::{KeyArgs, Secret, read_volume_key};
 use crate::secrecy;
-use crate::stdio::say;
+use crate::stdio::{say, say_verbose};
+use crate::token_unlock::TokenUnlockArgs;
 
 /// cryptsetup's words before the last key is removed.
 const LAST: &str = "This is the last keyslot. Device will become unusable after purging this key.";
@@ -46,6 +47,8 @@ pub(crate) struct AddKeyArgs {
     /// Store a key that encrypts nothing of this volume; random without --volume-key-file
     #[arg(long, requires = "key_size")]
     unbound: bool,
+    #[command(flatten)]
+    token: TokenUnlockArgs,
     #[command(flatten)]
     keyslot: KeyslotArgs,
 }
@@ -120,7 +123,9 @@ pub(crate) fn add(args: &AddKeyArgs) -> Result<(), Failure> {
     let change = with_tools(|tools| {
         locked.header.add_key(locked.damage.as_ref(), &volume, args.new_number(), &new, tools)
     })?;
-    locked.carry_out(&change.writes)
+    locked.carry_out(&change.writes)?;
+    created(change.keyslot);
+    Ok(())
 }
 
 fn add_unbound(args: &AddKeyArgs, header: &Header) -> Result<(), Failure> {
@@ -138,7 +143,9 @@ fn add_unbound(args: &AddKeyArgs, header: &Header) -> Result<(), Failure> {
         let damage = locked.damage.as_ref();
         locked.header.add_unbound_key(damage, &key, args.new_number(), &new, tools)
     })?;
-    locked.carry_out(&change.writes)
+    locked.carry_out(&change.writes)?;
+    created(change.keyslot);
+    Ok(())
 }
 
 impl AddKeyArgs {
@@ -156,6 +163,17 @@ impl AddKeyArgs {
             return Err(Failure::wrong(
                 "--key-file has no effect beside --volume-key-file or --unbound; the new key file \
                  is the last argument",
+            ));
+        }
+        if no_passphrase && self.token.is_given() {
+            return Err(Failure::wrong(
+                "--token-id, --token-type and --token-only have no effect beside \
+                 --volume-key-file or --unbound",
+            ));
+        }
+        if self.token.is_given() && self.key.key_file.is_some() {
+            return Err(Failure::wrong(
+                "--key-file has no effect beside --token-id, --token-type and --token-only",
             ));
         }
         if self.key_slot.is_some() && self.new_key_slot.is_none() {
@@ -189,9 +207,15 @@ impl AddKeyArgs {
     /// The volume key, from a passphrase or from a file.
     fn volume_key(&self, header: &Header, image: &HeaderImage<'_>) -> Result<Secret, Failure> {
         let Some(path) = &self.volume_key_file else {
-            let passphrase = self.key.read("Enter any existing passphrase")?;
             let keyslot = self.new_key_slot.and(self.key_slot);
-            return Ok(header.unlock(image, &passphrase, keyslot)?.volume_key);
+            if self.token.is_given() {
+                // As in cryptsetup, a keyslot that a token has unlocked is not named.
+                return Ok(self.token.unlock_only(header, image, keyslot)?.volume_key);
+            }
+            let passphrase = self.key.read("Enter any existing passphrase")?;
+            let opened = header.unlock(image, &passphrase, keyslot)?;
+            opened.keyslot.iter().copied().for_each(unlocked);
+            return Ok(opened.volume_key);
         };
         let len = match (self.key_size, header.volume_key_len()) {
             (Some(bits), _) => bytes_of(bits)?,
@@ -216,13 +240,14 @@ pub(crate) fn change(args: &ChangeKeyArgs) -> Result<(), Failure> {
     args.keyslot.check(header.format())?;
     let old = args.key.read("Enter passphrase to be changed")?;
     let opened = header.open_key(&HeaderImage(&image), &old, args.key_slot)?;
+    unlocked(opened.keyslot);
     let passphrase = args.new.read("Enter new passphrase", &args.key, args.header.batch_mode)?;
     let keep_number = args.key_slot.is_some();
     replace(&args.header, &header, &opened, &args.keyslot, &passphrase, keep_number)
 }
 
 /// Carries out `luksConvertKey`.
-pub(crate) fn convert(args: &ConvertKeyArgs) -> Result<(), Failure> {
+pub(crate) fn convert_key(args: &ConvertKeyArgs) -> Result<(), Failure> {
     secrecy::lock_memory();
     let (image, header) = args.header.look()?;
     header.luks2("key derivation to convert")?;
@@ -249,7 +274,27 @@ fn replace(
     let change = with_tools(|tools| {
         locked.header.change_key(locked.damage.as_ref(), opened, keep_number, &new, tools)
     })?;
-    locked.carry_out(&change.writes)
+    locked.carry_out(&change.writes)?;
+    created(change.keyslot);
+    Ok(())
+}
+
+// cryptsetup's words.
+
+pub(super) fn unlocked(keyslot: u32) {
+    say_verbose(format_args!("Key slot {keyslot} unlocked."));
+}
+
+pub(super) fn created(keyslot: u32) {
+    say_verbose(format_args!("Key slot {keyslot} created."));
+}
+
+pub(super) fn removed(keyslot: u32) {
+    say_verbose(format_args!("Key slot {keyslot} removed."));
+}
+
+fn selected(keyslot: u32) {
+    say_verbose(format_args!("Keyslot {keyslot} is selected for deletion."));
 }
 
 /// Carries out `luksRemoveKey`.
@@ -263,6 +308,8 @@ pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
     key.key_file = key.key_file.or_else(|| args.old_key_file.clone());
     let passphrase = key.read("Enter passphrase to be deleted")?;
     let opened = header.open_key(&HeaderImage(&image), &passphrase, None)?;
+    unlocked(opened.keyslot);
+    selected(opened.keyslot);
     if is_last(&header, opened.keyslot) {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
@@ -277,17 +324,18 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
         return Err(Error::InactiveKeyslot(args.number).into());
     }
     let last = is_last(&header, args.number);
+    selected(args.number);
     if last {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
     if let Some(passphrase) = args.passphrase()? {
         let open = |number: u32| header.unlock(&HeaderImage(&image), &passphrase, Some(number));
         let opens = if last {
-            open(args.number).map(drop)
+            open(args.number).map(|_| args.number)
         } else {
             opens_another(&header, args.number, open)
         };
-        opens?;
+        unlocked(opens?);
     }
     wipe(&args.header, &header, args.number)
 }
@@ -307,15 +355,15 @@ impl KillSlotArgs {
     }
 }
 
-/// Tries the keyslots of the volume other than `number`.
+/// Tries the keyslots of the volume other than `number`. Returns the one that opens.
 fn opens_another<T>(
     header: &Header,
     number: u32,
     open: impl Fn(u32) -> Result<T, Error>,
-) -> Result<(), Error> {
+) -> Result<u32, Error> {
     for other in header.volume_keyslots().into_iter().filter(|other| *other != number) {
         match open(other) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(other),
             Err(Error::WrongPassphrase { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -337,5 +385,7 @@ fn wipe(place: &HeaderArgs, before: &Header, number: u32) -> Result<(), Failure>
         ));
     }
     let change = locked.header.remove_key(locked.damage.as_ref(), number, &mut secrecy::random)?;
-    locked.carry_out(&change.writes)
+    locked.carry_out(&change.writes)?;
+    removed(number);
+    Ok(())
 }

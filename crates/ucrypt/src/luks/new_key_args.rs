@@ -126,15 +126,19 @@ impl KeyslotArgs {
     ) -> Result<NewKey<'a>, Failure> {
         let hash = Hash::from_name(self.hash.as_deref().unwrap_or(HASH))?;
         let pbkdf = self.pbkdf.pbkdf(format, hash)?;
-        let area = match (&self.keyslot_cipher, self.keyslot_key_size) {
-            (Some(cipher), Some(bits)) => {
-                let cipher: CipherSpec = cipher.parse().map_err(Failure::wrong)?;
-                Some((cipher, bytes_of(bits)?))
-            }
-            _ => None,
-        };
+        let area = area(self.keyslot_cipher.as_deref(), self.keyslot_key_size)?;
         Ok(NewKey { passphrase, pbkdf, area })
     }
+}
+
+/// Cipher and key length in bytes of a keyslot's area, if both were chosen.
+pub(super) fn area(
+    cipher: Option<&str>,
+    key_size: Option<u32>,
+) -> Result<Option<(CipherSpec, u32)>, Failure> {
+    let (Some(cipher), Some(bits)) = (cipher, key_size) else { return Ok(None) };
+    let cipher: CipherSpec = cipher.parse().map_err(Failure::wrong)?;
+    Ok(Some((cipher, bytes_of(bits)?)))
 }
 
 /// The bytes of a key of `bits` bits.

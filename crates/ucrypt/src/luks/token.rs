@@ -11,7 +11,7 @@ use ucrypt_luks::luks2::{Change, keyring_token};
 use super::change::HeaderArgs;
 use crate::failure::Failure;
 use crate::secrecy;
-use crate::stdio::{Stdin, print};
+use crate::stdio::{Stdin, print, say_verbose};
 
 /// Longest token that is read, in bytes: the largest JSON area.
 const TOKEN_MAX: u64 = 4 << 20;
@@ -64,7 +64,11 @@ pub(crate) fn token(args: &TokenArgs) -> Result<(), Failure> {
         }
         Action::Import => store(args, &read_token(args.json_file.as_deref())?, false),
         Action::Export => export(args),
-        Action::Remove => edit(args, Change::remove_token),
+        Action::Remove => {
+            edit(args, Change::remove_token)?;
+            say_verbose(format_args!("Token {} removed.", args.token_id.unwrap_or_default()));
+            Ok(())
+        }
         Action::Unassign => edit(args, |change, number| {
             change.unassign_token(number, args.key_slot.unwrap_or_default())
         }),
@@ -110,7 +114,9 @@ fn store(args: &TokenArgs, token: &Json, all: bool) -> Result<(), Failure> {
         change.assign_token(number, args.key_slot)?;
     }
     let (_, writes) = change.finish(&mut secrecy::random)?;
-    locked.carry_out(&writes)
+    locked.carry_out(&writes)?;
+    say_verbose(format_args!("Token {number} created."));
+    Ok(())
 }
 
 fn edit(

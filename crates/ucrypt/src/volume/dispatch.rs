@@ -47,7 +47,8 @@ impl DispatchArgs {
         from_flags(&flags)
     }
 
-    fn flags(&self) -> impl Iterator<Item = Flag> {
+    /// The flags on the command line.
+    pub(super) fn flags(&self) -> impl Iterator<Item = Flag> {
         [
             (self.no_read_workqueue, Flag::NoReadWorkqueue),
             (self.no_write_workqueue, Flag::NoWriteWorkqueue),

@@ -1,6 +1,8 @@
 //! Runs the actions on headers as processes, beside cryptsetup.
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
+pub(crate) mod both;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

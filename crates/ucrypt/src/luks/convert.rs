@@ -1,0 +1,136 @@
+//! `convert`: LUKS1 to LUKS2 and back, in place.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use ucrypt_backend::{FileBackend, OpenOptions};
+use ucrypt_luks::{Conversion, Format, Header, to_luks1, to_luks2, write_verified};
+
+use super::backup::save;
+use super::change::lock_header;
+use super::confirm::confirm;
+use super::image::{HeaderImage, open_to_look};
+use crate::failure::Failure;
+use crate::secrecy;
+use crate::volume::is_same;
+
+/// Arguments of `convert`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConvertArgs {
+    /// The image: a file or a block device, which nobody uses
+    image: PathBuf,
+    /// The version that the header is to have
+    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE")]
+    kind: Kind,
+    /// Where the LUKS header is, if not on the image
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+    /// Save the old header in this new file first
+    #[arg(long, value_name = "FILE")]
+    header_backup_file: Option<PathBuf>,
+    /// Ask nothing
+    #[arg(short = 'q', long)]
+    batch_mode: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Kind {
+    Luks1,
+    Luks2,
+}
+
+impl ConvertArgs {
+    fn place(&self) -> &Path {
+        self.header.as_ref().unwrap_or(&self.image)
+    }
+
+    fn format(&self) -> Format {
+        match self.kind {
+            Kind::Luks1 => Format::Luks1,
+            Kind::Luks2 => Format::Luks2,
+        }
+    }
+
+    /// Opens image and header so that nobody else can use them.
+    fn open(&self) -> Result<Opened, Failure> {
+        let options = OpenOptions::default();
+        let header = FileBackend::open(self.place(), options)?;
+        // Naming the image itself as the header is the same as naming none.
+        let elsewhere = self.header.as_ref().filter(|header| !is_same(header, &self.image));
+        let data = elsewhere.map(|_| FileBackend::open(&self.image, options));
+        Ok(Opened { header, _data: data.transpose()? })
+    }
+
+    /// Reads the header and plans its conversion.
+    fn plan(&self, image: &FileBackend) -> Result<(Header, Conversion), Failure> {
+        let place = self.place().display();
+        let medium = HeaderImage(image);
+        let (header, damage) =
+            Header::read(&medium).map_err(|error| Failure::from(error).about(&place))?;
+        let mut random = secrecy::random;
+        let plan = match (&header, self.kind) {
+            (Header::Luks1(header), Kind::Luks2) => to_luks2(header, &medium, &mut random),
+            (Header::Luks2(header), Kind::Luks1) => {
+                to_luks1(header, damage.as_ref(), &medium, &mut random)
+            }
+            _ => {
+                let name = self.format().name();
+                return Err(Failure::wrong(format!("{place}: the header is {name} already")));
+            }
+        };
+        let plan = plan.map_err(|error| Failure::from(error).about(&place))?;
+        if !plan.survives && self.header_backup_file.is_none() {
+            return Err(Failure::wrong(format!(
+                "{place}: there is no room to keep a second copy of a keyslot, so an interruption \
+                 would destroy keys; remove a keyslot, or use --header-backup-file FILE, from which \
+                 luksHeaderRestore gets everything back"
+            )));
+        }
+        Ok((header, plan))
+    }
+
+    /// What is about to happen, in cryptsetup's words.
+    fn warning(&self, plan: &Conversion) -> String {
+        let format = self.format().name().to_uppercase();
+        let image = self.image.display();
+        let mut warning = format!("This operation will convert {image} to {format} format.");
+        if !plan.lost.is_empty() {
+            warning.push_str(&format!("\nThis is lost: {}.", plan.lost.join(", ")));
+        }
+        warning
+    }
+}
+
+/// An image that nobody else uses.
+struct Opened {
+    header: FileBackend,
+    _data: Option<FileBackend>,
+}
+
+/// Carries out `convert`.
+pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
+    let (_, plan) = args.plan(&open_to_look(args.place())?)?;
+    drop(args.open()?);
+    confirm(&args.warning(&plan), args.batch_mode)?;
+    let opened = args.open()?;
+    let _lock = lock_header(args.place())?;
+    // The header may have changed while a person was asked.
+    let (header, plan) = args.plan(&opened.header)?;
+    let medium = HeaderImage(&opened.header);
+    if let Some(path) = &args.header_backup_file {
+        save(&header, &medium, path)?;
+    }
+    write_verified(&medium, &plan.writes).map_err(|error| {
+        let failure = Failure::from(error);
+        let remedy = match &args.header_backup_file {
+            Some(path) if !plan.survives => {
+                format!("luksHeaderRestore --header-backup-file {}", path.display())
+            }
+            _ => "run this again".to_owned(),
+        };
+        Failure {
+            message: format!("{}; the header is half converted: {remedy}", failure.message),
+            ..failure
+        }
+    })
+}

@@ -1,0 +1,242 @@
+//! Every way to give a passphrase, in one table. Each row is carried out by this command and by
+//! cryptsetup: what one of them makes, both open, and only with the bytes that the row names.
+//!
+//! The keys of plain volumes are in `plain_keys`: cryptsetup opens none without device mapper.
+
+use std::process::Command;
+
+use ucrypt_testkit::Random;
+
+use crate::image::{DATA, Image, LUKS1};
+use crate::process::{cryptsetup, python, run};
+use crate::scratch::Scratch;
+
+/// The longest passphrase in bytes.
+const MAX: usize = 8 << 20;
+
+/// Longer than a pipe and any buffer, in bytes.
+const LONG: usize = 200_000;
+
+/// Where the passphrase comes from.
+enum By {
+    /// Standard input.
+    Pipe(Vec<u8>),
+    /// Keys typed at the prompts of a terminal.
+    Typed(&'static [&'static [u8]]),
+    /// The file KEY, which is not a pipe.
+    File(Vec<u8>),
+}
+use By::{File, Pipe, Typed};
+
+/// A row: its name, options (KEY is the file), the source, and the passphrase or the exit code.
+type Row = (&'static str, &'static [&'static str], By, Result<Vec<u8>, i32>);
+
+fn pipe(bytes: &[u8]) -> By {
+    Pipe(bytes.to_vec())
+}
+
+fn file(bytes: &[u8]) -> By {
+    File(bytes.to_vec())
+}
+
+fn key(bytes: &[u8]) -> Result<Vec<u8>, i32> {
+    Ok(bytes.to_vec())
+}
+
+const DASH: &[&str] = &["--key-file", "-"];
+const KEY: &[&str] = &["--key-file", "KEY"];
+
+fn table() -> Vec<Row> {
+    // No line ends in these bytes, and no key file is text.
+    let line: Vec<u8> = Random::new(0x7061_7373).bytes(MAX + 1);
+    let line: Vec<u8> = line.iter().map(|byte| b'a' + byte % 26).collect();
+    let all = b"secret\n\x00\xff more\n";
+    vec![
+        ("a line", &[], pipe(b"secret\n"), key(b"secret")),
+        ("a line without its end", &[], pipe(b"secret"), key(b"secret")),
+        ("what is behind the line", &[], pipe(b"secret\nmore\n"), key(b"secret")),
+        ("an empty line", &[], pipe(b"\n"), key(b"")),
+        ("a carriage return", &[], pipe(b"secret\r\n"), key(b"secret\r")),
+        ("spaces around it", &[], pipe(b" secret \n"), key(b" secret ")),
+        ("UTF-8", &[], pipe("pässwörd ✓\n".as_bytes()), key("pässwörd ✓".as_bytes())),
+        ("bytes that are no text", &[], pipe(b"\xff\x80\x01\n"), key(b"\xff\x80\x01")),
+        // A line is read byte by byte; a longer one would take minutes.
+        ("a long line", &[], Pipe([&line[..LONG], b"\n"].concat()), key(&line[..LONG])),
+        ("nothing", &[], pipe(b""), Err(1)),
+        ("a part of a line", &["-l", "3"], pipe(b"secret\n"), key(b"sec")),
+        ("no limit", &["-l", "0"], pipe(b"secret\n"), key(b"secret")),
+        ("more than the line has", &["-l", "9"], pipe(b"secret\n"), Err(1)),
+        ("all of standard input", DASH, pipe(all), key(all)),
+        ("a part of it", &["-d", "-", "-l", "8"], pipe(all), key(&all[..8])),
+        (
+            "the middle of it",
+            &["-d", "-", "-l", "8", "--keyfile-offset", "3"],
+            pipe(all),
+            key(&all[3..11]),
+        ),
+        ("nothing at all", DASH, pipe(b""), Err(1)),
+        ("a key file", KEY, file(all), key(all)),
+        ("a key file with a line", KEY, file(b"secret\n"), key(b"secret\n")),
+        ("a part of it", &["-d", "KEY", "-l", "8"], file(all), key(&all[..8])),
+        ("its end", &["-d", "KEY", "--keyfile-offset", "3"], file(all), key(&all[3..])),
+        (
+            "its middle",
+            &["-d", "KEY", "--keyfile-size=4", "--keyfile-offset=5"],
+            file(all),
+            key(&all[5..9]),
+        ),
+        ("more than it has", &["-d", "KEY", "-l", "99"], file(all), Err(1)),
+        ("behind its end", &["-d", "KEY", "--keyfile-offset", "99"], file(all), Err(1)),
+        ("the longest key file", KEY, File(line[..MAX].to_vec()), key(&line[..MAX])),
+        ("a key file that is too long", KEY, File(line.clone()), Err(1)),
+        ("a part of a long one", &["-d", "KEY", "-l", "9"], File(line.clone()), key(&line[..9])),
+        ("no file", &["-d", "/nonexistent"], pipe(b""), Err(1)),
+        ("a directory", &["-d", "/"], pipe(b""), Err(1)),
+        ("a device that gives nothing", &["-d", "/dev/null"], pipe(b""), Err(1)),
+        ("typed", &[], Typed(&[b"secret\n"]), key(b"secret")),
+        ("typed in UTF-8", &[], Typed(&[b"p\xc3\xa4ssw\xc3\xb6rd\n"]), key("pässwörd".as_bytes())),
+        ("typed, for a dash too", DASH, Typed(&[b"secret\n"]), key(b"secret")),
+    ]
+}
+
+/// Who carries out a row.
+const PROGRAMS: [&str; 2] = ["ucrypt", "cryptsetup"];
+
+fn program(scratch: &Scratch, name: &str) -> Command {
+    if name == "ucrypt" { scratch.ucrypt::<&str>(&[]) } else { cryptsetup() }
+}
+
+/// Runs a program with a passphrase from this source. Returns its exit code.
+fn runs(scratch: &Scratch, name: &str, words: &[String], by: &By) -> (i32, String) {
+    let (keys, input) = match by {
+        Typed(keys) => (keys, &b""[..]),
+        Pipe(bytes) => {
+            let ran = run(program(scratch, name).args(words), bytes);
+            return (ran.code().expect("an exit code"), ran.stderr);
+        }
+        File(_) => {
+            let ran = run(program(scratch, name).args(words), b"");
+            return (ran.code().expect("an exit code"), ran.stderr);
+        }
+    };
+    typed(scratch, name, words, keys, input)
+}
+
+/// As [`runs`], with keys typed at a terminal.
+fn typed(
+    scratch: &Scratch,
+    name: &str,
+    words: &[String],
+    keys: &[&[u8]],
+    input: &[u8],
+) -> (i32, String) {
+    let hex =
+        |keys: &&[u8]| keys.iter().fold(String::new(), |hex, key| hex + &format!("{key:02x}"));
+    let command = program(scratch, name);
+    // `timeout` and its options stand in front of the program.
+    let line: Vec<_> = command.get_args().skip(2).collect();
+    let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
+    terminal.env("XDG_RUNTIME_DIR", scratch.path("run"));
+    terminal.arg(keys.iter().map(hex).collect::<Vec<_>>().join(","));
+    let shown = run(terminal.args(line).args(words), input).text();
+    let code = shown.split("ended with ").nth(1).and_then(|rest| rest.split(' ').next());
+    let code = code.and_then(|code| code.parse().ok());
+    (code.unwrap_or_else(|| panic!("no exit code in {shown}")), shown)
+}
+
+#[test]
+fn every_way_to_give_a_passphrase_gives_the_bytes_that_cryptsetup_takes() {
+    let scratch = Scratch::new();
+    let exact = scratch.path("exact").display().to_string();
+    for (name, options, by, expected) in table() {
+        let file = match &by {
+            File(content) => scratch.file("key", content),
+            _ => scratch.path("none"),
+        };
+        let options: Vec<String> = options
+            .iter()
+            .map(|word| if *word == "KEY" { file.display().to_string() } else { (*word).into() })
+            .collect();
+        let image = Image::blank(&scratch, LUKS1, DATA);
+        let path = image.path.display().to_string();
+        let format = [LUKS1.format_arguments(), options.clone(), vec![path.clone()]].concat();
+        let test = ["open".to_owned(), "--test-passphrase".to_owned()];
+        let open = [&test[..], &options, &[path.clone()]].concat();
+        let by_file = [&test[..], &["--key-file".into(), exact.clone(), path.clone()]].concat();
+        for maker in PROGRAMS {
+            let before = image.bytes();
+            let (code, said) = runs(&scratch, maker, &format, &by);
+            let passphrase = match &expected {
+                Err(refusal) => {
+                    assert_eq!(code, *refusal, "{name}: {maker} formats: {said}");
+                    assert!(image.bytes() == before, "{name}: {maker} has formatted");
+                    continue;
+                }
+                Ok(passphrase) => passphrase,
+            };
+            assert_eq!(code, 0, "{name}: {maker} formats: {said}");
+            scratch.file("exact", passphrase);
+            for opener in PROGRAMS {
+                let (code, said) = runs(&scratch, opener, &open, &by);
+                assert_eq!(code, 0, "{name}: made by {maker}, opened by {opener}: {said}");
+                // The very bytes, and no others.
+                let (code, said) = runs(&scratch, opener, &by_file, &Pipe(Vec::new()));
+                assert_eq!(code, 0, "{name}: made by {maker}, another passphrase: {said}");
+            }
+        }
+        if let Err(refusal) = expected {
+            run(cryptsetup().args(LUKS1.format_arguments()).arg(&image.path), b"other").exits(0);
+            for opener in PROGRAMS {
+                let (code, said) = runs(&scratch, opener, &open, &by);
+                assert_eq!(code, refusal, "{name}: {opener} opens: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tries_time_limits_and_verification_are_those_of_cryptsetup() {
+    let scratch = Scratch::new();
+    let image = Image::blank(&scratch, LUKS1, DATA);
+    let path = image.path.display().to_string();
+    run(cryptsetup().args(LUKS1.format_arguments()).arg(&image.path), b"secret").exits(0);
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let open =
+        |options: &[&str]| words(&[&["open", "--test-passphrase"], options, &[&path]].concat());
+    let (right, wrong): (&[u8], &[u8]) = (b"secret\n", b"wrong\n");
+    for (options, keys, code, prompts) in [
+        (&[][..], &[wrong, wrong, right][..], 0, 3),
+        (&[], &[wrong, wrong, wrong, right], 2, 3),
+        (&["--tries", "1"], &[wrong, right], 2, 1),
+        (&["-T", "2"], &[wrong, right], 0, 2),
+        (&["-T", "5"], &[wrong, wrong, wrong, wrong, right], 0, 5),
+        (&["--timeout", "1"], &[b"never finished"], 1, 1),
+    ] {
+        for name in PROGRAMS {
+            let (ended, shown) = typed(&scratch, name, &open(options), keys, b"");
+            assert_eq!(ended, code, "{name} {options:?}: {shown}");
+            let asked = shown.matches("Enter passphrase for").count();
+            assert_eq!(asked, prompts, "{name} {options:?}: {shown}");
+        }
+    }
+    // What comes from a pipe is tried once.
+    for name in PROGRAMS {
+        let (code, said) = runs(&scratch, name, &open(&["-T", "3"]), &pipe(b"wrong\nsecret\n"));
+        assert_eq!(code, 2, "{name}: {said}");
+    }
+    let format = |options: &[&str]| {
+        let path = vec![path.clone()];
+        [LUKS1.format_arguments(), words(options), path].concat()
+    };
+    for (options, keys, code) in [
+        (&["--verify-passphrase"][..], &[right, right][..], 0),
+        (&["-y"], &[right, wrong], 2),
+        (&[], &[right], 0),
+    ] {
+        for name in PROGRAMS {
+            let (ended, shown) = typed(&scratch, name, &format(options), keys, b"");
+            assert_eq!(ended, code, "{name} {options:?}: {shown}");
+        }
+    }
+    assert_eq!(runs(&scratch, "cryptsetup", &open(&[]), &pipe(right)).0, 0);
+}

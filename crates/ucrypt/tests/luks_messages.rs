@@ -1,0 +1,163 @@
+//! What the actions say, and which options they take. cryptsetup is the reference.
+
+mod luks;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Output;
+
+use luks::both::{Both, LUKS1, LUKS2};
+use luks::{CHEAP, code, good, run, stderr, text, ucrypt};
+
+/// The lines of `-v` that tell what happened.
+fn told(output: &Output) -> Vec<String> {
+    let all = [&output.stdout[..], &output.stderr[..]].concat();
+    let all = String::from_utf8_lossy(&all).into_owned();
+    let of_interest = |line: &&str| {
+        let starts = ["Key slot", "Keyslot", "Token", "Command successful"];
+        starts.iter().any(|start| line.starts_with(start))
+    };
+    all.lines().filter(of_interest).map(str::to_owned).collect()
+}
+
+#[test]
+fn verbose_actions_say_what_cryptsetup_says() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        let says = |args: &[&str], stdin: &[u8]| {
+            let args: Vec<&str> = [&args[..1], &["-v"], &args[1..], &["IMAGE"]].concat();
+            let [ours, theirs] = both.act(&args, stdin);
+            let words = told(&ours);
+            assert_eq!(words, told(&theirs), "{args:?}");
+            words
+        };
+        let with = |args: &[&'static str]| [args, CHEAP].concat();
+        let words = says(&with(&["luksAddKey"]), b"one\ntwo");
+        let expected = ["Key slot 0 unlocked.", "Key slot 1 created.", "Command successful."];
+        assert_eq!(words, expected);
+        says(&["open", "--test-passphrase"], b"two");
+        says(&["open", "--test-passphrase", "-S", "0"], b"one");
+        says(&with(&["luksChangeKey"]), b"two\nthree");
+        says(&with(&["luksAddKey"]), b"one\nfour");
+        says(&["luksRemoveKey"], b"four");
+        says(&["luksUUID"], b"");
+        says(&["isLuks"], b"");
+        if kind == LUKS2 {
+            says(&with(&["luksConvertKey"]), b"one");
+            says(&["token", "add", "--key-description", "x"], b"");
+            says(&["token", "remove", "--token-id", "0"], b"");
+            says(&["config", "--label", "x"], b"");
+            says(&with(&["luksAddKey", "--unbound", "--key-size", "256"]), b"other");
+        }
+        let file = text(&both.ours).to_owned();
+        // The number stands behind the image.
+        for (program, image) in [("ucrypt", &both.ours), ("cryptsetup", &both.theirs)] {
+            let number = if kind == LUKS1 { "2" } else { "1" };
+            let args = ["luksKillSlot", "-v", text(image), number];
+            let ran = if program == "ucrypt" {
+                ucrypt(&args, b"one")
+            } else {
+                run(program, &args, b"one")
+            };
+            let expected = [
+                &*format!("Keyslot {number} is selected for deletion."),
+                "Key slot 0 unlocked.",
+                &*format!("Key slot {number} removed."),
+                "Command successful.",
+            ];
+            assert_eq!(told(&ran), expected, "{program}: {}", stderr(&ran));
+        }
+        if kind == LUKS2 {
+            // cryptsetup's erase leaves unbound keyslots.
+            both.does(&["luksKillSlot", "-q", "IMAGE", "2"], b"");
+        }
+        says(&["erase", "-q"], b"");
+        let format = [&["luksFormat", "-v", "-q"], kind, CHEAP, &[&*file]].concat();
+        let ran = ucrypt(&format, b"one");
+        assert_eq!(told(&ran), ["Key slot 0 created.", "Command successful."]);
+        // Without -v, nothing.
+        let add = [&["luksAddKey"], CHEAP, &[&*file]].concat();
+        let ran = ucrypt(&add, b"one\ntwo");
+        assert!(code(&ran) == 0 && stderr(&ran).is_empty(), "{}", stderr(&ran));
+    }
+}
+
+/// Every option that cryptsetup's help names is done, accepted or refused by its name.
+#[test]
+fn no_option_of_cryptsetup_is_unknown() {
+    let both = Both::new(LUKS2);
+    let image = text(&both.ours);
+    let before = fs::read(&both.ours).unwrap();
+    let help = good(&run("cryptsetup", &["--help"], b""));
+    let named = |line: &str| {
+        let (_, rest) = line.split_once("--")?;
+        let name = rest.split([' ', '=']).next()?;
+        let takes = rest[name.len()..].starts_with('=');
+        line.starts_with("  ").then(|| (format!("--{name}"), takes))
+    };
+    let options: BTreeSet<(String, bool)> = help
+        .lines()
+        .take_while(|line| !line.contains("is one of"))
+        .filter_map(named)
+        .filter(|(name, _)| !["--help", "--usage", "--version"].contains(&&**name))
+        .collect();
+    assert!(options.len() > 100, "{options:?}");
+    for action in ["luksUUID", "luksDump", "luksFormat", "open", "luksAddKey", "close", "config"] {
+        for (option, takes) in &options {
+            let mut args = vec![action, "--test-args", option.as_str()];
+            args.extend(takes.then_some("1"));
+            args.push(image);
+            let ran = ucrypt(&args, b"");
+            let said = stderr(&ran);
+            assert!([0, 1].contains(&code(&ran)), "{args:?}: {said}");
+            let unknown = format!("unexpected argument '{option}'");
+            assert!(!said.contains(&unknown), "{args:?}: {said}");
+            // A refusal names the option.
+            assert!(code(&ran) == 0 || said.contains("--"), "{args:?}: {said}");
+        }
+    }
+    assert!(fs::read(&both.ours).unwrap() == before);
+}
+
+#[test]
+fn accepted_options_say_with_v_what_they_mean_here() {
+    let both = Both::new(LUKS2);
+    let image = text(&both.ours);
+    let test = ["open", "--test-passphrase", "--disable-external-tokens", "--disable-locks", image];
+    let ran = ucrypt(&test, b"one");
+    good(&ran);
+    assert_eq!(stderr(&ran), "");
+    let ran = ucrypt(&[&test[..], &["-v"]].concat(), b"one");
+    good(&ran);
+    assert!(
+        stderr(&ran).contains("--disable-external-tokens: plugins for tokens are never loaded"),
+        "{}",
+        stderr(&ran)
+    );
+    // Nothing is done under --test-args, but wrong options are refused.
+    let new = [&["luksAddKey", "--test-args"], CHEAP, &[image]].concat();
+    let before = fs::read(&both.ours).unwrap();
+    good(&ucrypt(&new, b"one\ntwo"));
+    assert!(fs::read(&both.ours).unwrap() == before);
+    let ran = ucrypt(&["luksAddKey", "--test-args", "--shared", image], b"");
+    assert!(code(&ran) == 1 && stderr(&ran).contains("--shared"), "{}", stderr(&ran));
+}
+
+#[test]
+fn old_names_of_actions_work() {
+    let both = Both::new(LUKS2);
+    let add = [&["luksAddKey"], CHEAP, &[text(&both.ours)]].concat();
+    good(&ucrypt(&add, b"one\ntwo"));
+    let image = text(&both.ours);
+    good(&ucrypt(&["luksOpen", "--test-passphrase", image], b"two"));
+    good(&ucrypt(&["luksDelKey", "-q", image, "1"], b""));
+    assert_eq!(code(&ucrypt(&["luksOpen", "--test-passphrase", image], b"two")), 2);
+    good(&ucrypt(&["luksConfig", "--label", "x", image], b""));
+    good(&ucrypt(&["luksErase", "-q", image], b""));
+    for close in ["luksClose", "plainClose", "remove", "tcryptClose"] {
+        let ran = ucrypt(&[close, "no such volume"], b"");
+        assert!(!stderr(&ran).contains("unrecognized"), "{close}: {}", stderr(&ran));
+    }
+    let ran = ucrypt(&["tcryptOpen", image, "name"], b"");
+    assert!(stderr(&ran).contains("tcryptOpen is not supported yet"), "{}", stderr(&ran));
+}

@@ -1,0 +1,205 @@
+//! Tokens that unlock: passphrases in the kernel's keyring. cryptsetup is the reference.
+
+mod luks;
+
+use std::fs;
+use std::process::Output;
+
+use linux_keyutils::{Key, KeyRing, KeyRingIdentifier};
+use luks::both::{Both, LUKS1, LUKS2, header};
+use luks::{CHEAP, UCRYPT, code, good, run, stderr, text, ucrypt};
+
+/// A key of the type "user" in the session keyring, which the programs of this test inherit. It
+/// ends with the test.
+struct UserKey {
+    description: String,
+    key: Key,
+}
+
+impl UserKey {
+    fn new(payload: &[u8]) -> Self {
+        let unique = format!("{}-{:x}", std::process::id(), fastrand::u64(..));
+        let description = format!("ucrypt test {unique}");
+        let ring = KeyRing::from_special_id(KeyRingIdentifier::Session, false).unwrap();
+        let key = ring.add_key(&description, payload).unwrap();
+        Self { description, key }
+    }
+}
+
+impl Drop for UserKey {
+    fn drop(&mut self) {
+        let _ = self.key.invalidate();
+    }
+}
+
+fn add_token(both: &Both, description: &str, id: &str, keyslot: &str) {
+    let add = ["token", "add", "--key-description", description, "--token-id", id, "-S", keyslot];
+    both.does(&[&add[..], &["IMAGE"]].concat(), b"");
+}
+
+/// An image with the keyslots "one" and "two".
+fn two_keyslots() -> Both {
+    let both = Both::new(LUKS2);
+    let add = [&["luksAddKey", "-q"], CHEAP, &[text(&both.ours)]].concat();
+    good(&run("cryptsetup", &add, b"one\ntwo"));
+    fs::copy(&both.ours, &both.theirs).unwrap();
+    both
+}
+
+/// Tries to open with both programs; standard input is `stdin`.
+fn try_both(both: &Both, options: &[&str], stdin: &[u8]) -> [Output; 2] {
+    let outputs = [UCRYPT, "cryptsetup"].map(|program| {
+        let args = [&["open", "-v", "--test-passphrase"], options, &[text(&both.ours)]].concat();
+        run(program, &args, stdin)
+    });
+    let [ours, theirs] = &outputs;
+    let told = format!("{options:?}: {} / {}", stderr(ours), stderr(theirs));
+    assert_eq!(code(ours), code(theirs), "{told}");
+    outputs
+}
+
+/// The keyslot that a program says it has unlocked.
+fn unlocked(output: &Output) -> Option<String> {
+    let all = [&output.stdout[..], &output.stderr[..]].concat();
+    let all = String::from_utf8_lossy(&all).into_owned();
+    let line = all.lines().find(|line| line.contains(" unlocked."))?;
+    Some(line.to_owned())
+}
+
+#[test]
+fn a_keyring_token_opens_before_a_passphrase_is_asked_for() {
+    let both = two_keyslots();
+    let (right, wrong) = (UserKey::new(b"two"), UserKey::new(b"neither"));
+    add_token(&both, "ucrypt test, not there", "0", "0");
+    add_token(&both, &wrong.description, "1", "0");
+    add_token(&both, &right.description, "4", "1");
+    fs::copy(&both.ours, &both.theirs).unwrap();
+    for (options, stdin, expected, keyslot) in [
+        (&[][..], &b""[..], 0, Some(1)),
+        (&["--token-only"], b"", 0, Some(1)),
+        (&["--token-id", "4"], b"", 0, Some(1)),
+        (&["--token-type", "luks2-keyring"], b"", 0, Some(1)),
+        (&["-S", "1"], b"one", 0, Some(1)),
+        // The key file is not even opened.
+        (&["--key-file", "/nonexistent"], b"", 0, Some(1)),
+        // A token that does not open leaves it to the passphrase.
+        (&["--token-id", "0"], b"one", 0, Some(0)),
+        (&["--token-id", "1"], b"one", 0, Some(0)),
+        (&["--token-id", "9"], b"two", 0, Some(1)),
+        (&["--token-type", "systemd-tpm2"], b"one", 0, Some(0)),
+        (&["--token-id", "0"], b"neither", 2, None),
+        (&["--token-id", "0", "--token-only"], b"one", 2, None),
+        (&["--token-id", "1", "--token-only"], b"one", 2, None),
+        (&["--token-id", "9", "--token-only"], b"one", 1, None),
+        (&["--token-type", "other", "--token-only"], b"one", 1, None),
+    ] {
+        let [ours, theirs] = try_both(&both, options, stdin);
+        assert_eq!(code(&ours), expected, "{options:?}: {}", stderr(&ours));
+        let keyslot = keyslot.map(|number| format!("Key slot {number} unlocked."));
+        assert_eq!(unlocked(&ours), keyslot, "{options:?}");
+        assert_eq!(unlocked(&theirs), keyslot, "{options:?}");
+    }
+    // cryptsetup 2.6 opens keyslot 1 here, though keyslot 0 was asked for.
+    let args = ["open", "-v", "--test-passphrase", "-S", "0", text(&both.ours)];
+    assert_eq!(unlocked(&ucrypt(&args, b"one")).unwrap(), "Key slot 0 unlocked.");
+    assert_eq!(code(&ucrypt(&args, b"two")), 2);
+}
+
+#[test]
+fn what_keeps_a_token_from_opening_is_told() {
+    let both = two_keyslots();
+    let wrong = UserKey::new(b"neither");
+    add_token(&both, "not there", "0", "0");
+    add_token(&both, &wrong.description, "1", "0");
+    let foreign = br#"{"type":"systemd-fido2","keyslots":["1"],"fido2-x":1}"#;
+    good(&ucrypt(&["token", "import", "--token-id", "5", text(&both.ours)], foreign));
+    let image = text(&both.ours);
+    let test = |options: &[&str]| {
+        ucrypt(&[&["open", "--test-passphrase"], options, &[image]].concat(), b"one")
+    };
+    for (options, words) in [
+        (&["--token-id", "0"][..], "the kernel's keyring has no key \"not there\""),
+        (&["--token-id", "1"], "token 1 cannot unlock keyslot 0"),
+        (
+            &["--token-id", "5"],
+            "token 5 is of the type systemd-fido2, which this program cannot use",
+        ),
+        (&["--token-id", "7"], "no usable token 7 is available"),
+        (&["--token-type", "x"], "no usable token (type x) is available"),
+        // Without being asked for, too.
+        (&[], "the kernel's keyring has no key \"not there\""),
+    ] {
+        let ran = test(options);
+        good(&ran);
+        assert!(stderr(&ran).contains(words), "{options:?}: {}", stderr(&ran));
+    }
+    let ran = test(&["-q"]);
+    good(&ran);
+    assert_eq!(stderr(&ran), "");
+    let ran = test(&["--token-only"]);
+    assert_eq!(code(&ran), 2);
+    for words in ["no key \"not there\"", "token 1 cannot", "systemd-fido2"] {
+        assert!(stderr(&ran).contains(words), "{words}: {}", stderr(&ran));
+    }
+    let shown = good(&ucrypt(&["luksDump", image], b""));
+    assert!(shown.contains("5: systemd-fido2"), "{shown}");
+    // LUKS1 has no tokens.
+    let one = Both::new(LUKS1);
+    let args = ["open", "--test-passphrase", "--token-only", text(&one.ours)];
+    let ran = ucrypt(&args, b"one");
+    assert!(code(&ran) == 1 && stderr(&ran).contains("no tokens"), "{}", stderr(&ran));
+}
+
+#[test]
+fn an_ignored_keyslot_is_opened_only_by_a_token_that_is_named() {
+    let both = two_keyslots();
+    let right = UserKey::new(b"two");
+    add_token(&both, &right.description, "4", "1");
+    both.does(&["config", "--priority", "ignore", "-S", "1", "IMAGE"], b"");
+    fs::copy(&both.ours, &both.theirs).unwrap();
+    assert_eq!(code(&try_both(&both, &["--token-only"], b"")[0]), 1);
+    assert_eq!(code(&try_both(&both, &["--token-only", "--token-id", "4"], b"")[0]), 0);
+}
+
+#[test]
+fn keys_are_added_by_the_passphrase_of_a_token() {
+    let both = two_keyslots();
+    let (right, wrong) = (UserKey::new(b"two"), UserKey::new(b"neither"));
+    add_token(&both, &right.description, "4", "1");
+    add_token(&both, &wrong.description, "1", "0");
+    let add = |options: &[&'static str]| [&["luksAddKey"], options, CHEAP, &["IMAGE"]].concat();
+    both.does(&add(&["--token-id", "4"]), b"new");
+    both.does(&add(&["--token-only"]), b"newer");
+    both.opens(&["one", "two"], &[]);
+    let keyslots = || header(&both.ours)["metadata"]["keyslots"].as_object().unwrap().len();
+    assert_eq!(keyslots(), 4);
+    let [ours, _] = both.act(&add(&["--token-id", "1"]), b"one\nnewest");
+    assert_eq!(code(&ours), 2, "{}", stderr(&ours));
+    assert_eq!(keyslots(), 4);
+    // The passphrases: the new ones alone were read from standard input.
+    good(&ucrypt(&["token", "remove", "--token-id", "4", text(&both.ours)], b""));
+    for passphrase in [&b"new"[..], b"newer"] {
+        let test = ["open", "-q", "--test-passphrase", text(&both.ours)];
+        good(&ucrypt(&test, passphrase));
+    }
+    for (more, words) in [
+        (&["--key-file", "x"][..], "--key-file has no effect"),
+        (&["--volume-key-file", "x"], "--volume-key-file"),
+    ] {
+        let args = [&["luksAddKey", "--token-id", "1"], more, &[text(&both.ours)]].concat();
+        let ran = ucrypt(&args, b"");
+        assert!(code(&ran) == 1 && stderr(&ran).contains(words), "{}", stderr(&ran));
+    }
+}
+
+#[test]
+fn volumes_are_read_and_written_by_tokens() {
+    let both = two_keyslots();
+    let right = UserKey::new(b"two");
+    add_token(&both, &right.description, "0", "1");
+    let image = text(&both.ours);
+    // Standard input is the data.
+    good(&ucrypt(&["write", image], b"content"));
+    let read = ["read", "--length", "7", "--token-only", image];
+    assert_eq!(good(&ucrypt(&read, b"")), "content");
+}
