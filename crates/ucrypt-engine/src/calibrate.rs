@@ -206,7 +206,7 @@ fn quick() -> Option<Segments> {
 
 /// Time to encrypt 64 KiB: the fastest round, because disturbances only make a round slower.
 fn cipher_ns(segments: &Segments) -> Option<u64> {
-    let Some(segment) = segments.iter().position(|segment| segment.cipher.is_some()) else {
+    let Some(segment) = segments.iter().position(|segment| segment.is_encrypted) else {
         // Without a cipher a chunk costs nothing to transform.
         return Some(0);
     };

@@ -17,6 +17,7 @@ mod calibrate;
 mod counters;
 mod data;
 pub mod executor;
+mod keys;
 pub mod queue;
 mod range_lock;
 mod segments;

@@ -12,6 +12,9 @@
 //! wakes all sleepers. So a waiter runs when its stripe may be free, and at no other time. A failed
 //! exclusive attempt also sets `WANTED`, which keeps new sharers out until the present ones have
 //! ended and the attempt succeeds. A queue that gives its attempt up clears `WANTED`.
+//!
+//! A volume that is suspended marks every stripe `HALTED`, which refuses all attempts. So the lock
+//! that every request takes is the gate as well, and costs nothing more.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -32,7 +35,9 @@ const EXCLUSIVE: u32 = 1 << 31;
 const WANTED: u32 = 1 << 30;
 /// A sleeping queue was refused this stripe.
 const AWAITED: u32 = 1 << 29;
-const SHARERS: u32 = AWAITED - 1;
+/// Nobody may take the stripe, whatever for, until the mark is gone.
+const HALTED: u32 = 1 << 28;
+const SHARERS: u32 = HALTED - 1;
 
 /// The way a range is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,9 +71,9 @@ impl Hold {
     /// Whether a stripe in this state refuses it.
     fn is_refused(self, state: u32) -> bool {
         match self {
-            Self::Shared => state & (EXCLUSIVE | WANTED) != 0,
-            Self::Between => state & EXCLUSIVE != 0,
-            Self::Exclusive => state & (EXCLUSIVE | SHARERS) != 0,
+            Self::Shared => state & (EXCLUSIVE | WANTED | HALTED) != 0,
+            Self::Between => state & (EXCLUSIVE | HALTED) != 0,
+            Self::Exclusive => state & (EXCLUSIVE | SHARERS | HALTED) != 0,
         }
     }
 
@@ -213,6 +218,27 @@ impl RangeLock {
         }
     }
 
+    /// Refuses every attempt from now on, until [`RangeLock::unhalt`]. What is locked stays locked.
+    pub(crate) fn halt(&self) {
+        for stripe in &self.stripes {
+            stripe.fetch_or(HALTED, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether nothing is locked. If the lock is halted, this stays so.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let held = |stripe: &AtomicU32| stripe.load(Ordering::SeqCst) & (EXCLUSIVE | SHARERS) != 0;
+        !self.stripes.iter().any(held)
+    }
+
+    /// Takes [`RangeLock::halt`] back, and wakes all who sleep.
+    pub(crate) fn unhalt(&self) {
+        for stripe in &self.stripes {
+            stripe.fetch_and(!(HALTED | AWAITED), Ordering::SeqCst);
+        }
+        self.wake_all();
+    }
+
     fn add_sleeper(&self, waker: &Arc<OwnedFd>) {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         if !sleepers.iter().any(|known| Arc::ptr_eq(known, waker)) {
@@ -223,6 +249,11 @@ impl RangeLock {
     /// Clears a stripe's `AWAITED` and wakes all sleepers.
     fn wake(&self, stripe: &AtomicU32) {
         stripe.fetch_and(!AWAITED, Ordering::SeqCst);
+        self.wake_all();
+    }
+
+    /// Wakes all sleepers; they try again.
+    pub(crate) fn wake_all(&self) {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         for waker in sleepers.drain(..) {
             signal(&waker);
@@ -339,6 +370,32 @@ mod tests {
         assert!(lock.try_lock(&(0..10), Mode::BOTH_ENDS));
         lock.unlock(&(0..10), Mode::BOTH_ENDS);
         assert!(lock.try_lock(&(0..10), Mode::Shared));
+    }
+
+    #[test]
+    fn a_halted_lock_lets_what_is_locked_end_and_nothing_begin() {
+        let lock = RangeLock::new();
+        let (sharer, writer, newcomer) = (0..5 * MIB, 7 * MIB..8 * MIB, 3 * MIB..9 * MIB);
+        assert!(lock.try_lock(&sharer, Mode::Shared) && lock.try_lock(&writer, Mode::BOTH_ENDS));
+        lock.halt();
+        let waker = waker();
+        for mode in [Mode::Shared, Mode::BOTH_ENDS] {
+            assert!(!lock.lock_or_sleep(&newcomer, mode, &waker));
+            assert!(!lock.try_lock(&(100 * MIB..101 * MIB), mode), "a free range");
+        }
+        assert!(!lock.is_quiet());
+        lock.unlock(&sharer, Mode::Shared);
+        assert!(!lock.is_quiet());
+        lock.unlock(&writer, Mode::BOTH_ENDS);
+        assert!(lock.is_quiet());
+        is_woken(&waker);
+        assert!(!lock.lock_or_sleep(&newcomer, Mode::Shared, &waker));
+        assert!(!is_woken(&waker));
+        lock.give_up(&newcomer, Mode::BOTH_ENDS);
+        lock.unhalt();
+        assert!(is_woken(&waker));
+        assert!(lock.lock_or_sleep(&newcomer, Mode::Shared, &waker));
+        lock.unlock(&newcomer, Mode::Shared);
     }
 
     #[test]

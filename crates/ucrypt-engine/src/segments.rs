@@ -7,6 +7,7 @@ use ucrypt_backend::{Buf, Errno, Map, copy_streaming};
 use ucrypt_sector::SectorCipher;
 
 use crate::executor::Clock;
+use crate::keys::Keys;
 
 /// A contiguous part of the volume that is also contiguous on the backend.
 #[derive(Debug)]
@@ -19,15 +20,33 @@ pub struct Segment {
     pub cipher: Option<SectorCipher>,
 }
 
+/// What is known of a segment without its key.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// Start on the backend, in bytes.
+    pub(crate) backend_offset: u64,
+    /// Bytes that are encrypted as a unit; 512 without encryption.
+    pub(crate) sector_size: u32,
+    pub(crate) is_encrypted: bool,
+    /// Whether the segment may be encrypted directly to where the backend keeps it.
+    streams: bool,
+}
+
+impl Part {
+    fn of(segment: &Segment) -> Self {
+        Self {
+            backend_offset: segment.backend_offset,
+            sector_size: segment.sector_size(),
+            is_encrypted: segment.cipher.is_some(),
+            streams: segment.cipher.as_ref().is_none_or(SectorCipher::streams),
+        }
+    }
+}
+
 impl Segment {
     /// Bytes that are encrypted as a unit; 512 without encryption.
     pub(crate) fn sector_size(&self) -> u32 {
         self.cipher.as_ref().map_or(512, SectorCipher::sector_size)
-    }
-
-    /// Whether the segment may be encrypted directly to where the backend keeps it.
-    fn streams(&self) -> bool {
-        self.cipher.as_ref().is_none_or(SectorCipher::streams)
     }
 }
 
@@ -43,7 +62,8 @@ pub struct CipherModel {
 
 /// The segments of a volume, end to end, and the transforms of their sectors.
 pub(crate) struct Segments {
-    list: Vec<Segment>,
+    list: Vec<Part>,
+    keys: Keys,
     model: Option<CipherModel>,
     /// The backend's bytes in place, if it has them.
     mapping: Option<Arc<dyn Map>>,
@@ -62,21 +82,50 @@ pub(crate) enum CipherOp {
 }
 
 impl Deref for Segments {
-    type Target = [Segment];
+    type Target = [Part];
 
-    fn deref(&self) -> &[Segment] {
+    fn deref(&self) -> &[Part] {
         &self.list
     }
 }
 
 impl Segments {
     pub(crate) fn new(
-        list: Vec<Segment>,
+        segments: Vec<Segment>,
         model: Option<CipherModel>,
         mapping: Option<Arc<dyn Map>>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        Self { list, model, mapping, clock }
+        let list = segments.iter().map(Part::of).collect();
+        let keys = Keys::new(segments.into_iter().map(|segment| segment.cipher).collect());
+        Self { list, keys, model, mapping, clock }
+    }
+
+    /// Takes the ciphers away and wipes them: every transform fails from now on.
+    pub(crate) fn forget_keys(&self) {
+        self.keys.replace(None);
+    }
+
+    /// Whether these ciphers, by segment, encrypt in the same units as those at the start.
+    pub(crate) fn accept(&self, ciphers: &[Option<SectorCipher>]) -> bool {
+        let same = |(part, cipher): (&Part, &Option<SectorCipher>)| match cipher {
+            None => !part.is_encrypted,
+            Some(cipher) => part.is_encrypted && part.sector_size == cipher.sector_size(),
+        };
+        ciphers.len() == self.list.len() && self.list.iter().zip(ciphers).all(same)
+    }
+
+    pub(crate) fn set_keys(&self, ciphers: Vec<Option<SectorCipher>>) {
+        self.keys.replace(Some(ciphers));
+    }
+
+    /// Calls `with` with the cipher of an encrypted segment.
+    fn with_cipher(
+        &self,
+        segment: usize,
+        with: impl FnOnce(&SectorCipher) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.keys.with(segment, with).unwrap_or(Err(Errno::IO))
     }
 
     /// Whether [`CipherOp::DecryptMapped`] of these bytes saves a read. `offset`: on the backend.
@@ -95,19 +144,24 @@ impl Segments {
         if op == CipherOp::DecryptMapped {
             return self.decrypt_mapped(segment, sector, bufs);
         }
-        let Some(cipher) = &self.list[segment].cipher else { return Ok(()) };
+        if !self.list[segment].is_encrypted {
+            return Ok(());
+        }
         let started = self.model.map(|_| self.clock.now_ns());
         let mut bytes = 0;
-        for buf in bufs {
-            if op == CipherOp::Encrypt {
-                cipher.encrypt_in_place(sector, buf)
-            } else {
-                cipher.decrypt_in_place(sector, buf)
+        self.with_cipher(segment, |cipher| {
+            for buf in bufs {
+                if op == CipherOp::Encrypt {
+                    cipher.encrypt_in_place(sector, buf)
+                } else {
+                    cipher.decrypt_in_place(sector, buf)
+                }
+                .map_err(|_| Errno::IO)?;
+                sector += buf.len() as u64 / 512;
+                bytes += buf.len();
             }
-            .map_err(|_| Errno::IO)?;
-            sector += buf.len() as u64 / 512;
-            bytes += buf.len();
-        }
+            Ok(())
+        })?;
         self.take_time(started, bytes);
         Ok(())
     }
@@ -120,28 +174,31 @@ impl Segments {
         bufs: &mut [Buf],
     ) -> Result<(), Errno> {
         let mapping = self.mapping.as_ref().ok_or(Errno::IO)?;
-        let Segment { backend_offset, cipher, .. } = &self.list[segment];
+        let Part { backend_offset, is_encrypted, .. } = self.list[segment];
         for buf in bufs {
             let started = self.model.map(|_| self.clock.now_ns());
             let (offset, len) = (backend_offset + sector * 512, buf.len());
             let done = mapping.read(offset, len, &mut |place, stored| {
                 let sector = sector + place.start as u64 / 512;
-                let Some(cipher) = cipher else {
+                if !is_encrypted {
                     buf[place].copy_from_slice(stored);
                     return Ok(());
-                };
-                cipher.decrypt(sector, stored, &mut buf[place]).map_err(|_| Errno::IO)
+                }
+                self.with_cipher(segment, |cipher| {
+                    cipher.decrypt(sector, stored, &mut buf[place]).map_err(|_| Errno::IO)
+                })
             });
-            match (done, cipher) {
-                (Some(done), _) => done?,
-                (None, cipher) => {
-                    mapping.read_exact(offset, buf)?;
-                    if let Some(cipher) = cipher {
-                        cipher.decrypt_in_place(sector, buf).map_err(|_| Errno::IO)?;
-                    }
+            if let Some(done) = done {
+                done?;
+            } else {
+                mapping.read_exact(offset, buf)?;
+                if is_encrypted {
+                    self.with_cipher(segment, |cipher| {
+                        cipher.decrypt_in_place(sector, buf).map_err(|_| Errno::IO)
+                    })?;
                 }
             }
-            if cipher.is_some() {
+            if is_encrypted {
                 self.take_time(started, len);
             }
             sector += len as u64 / 512;
@@ -157,9 +214,13 @@ impl Segments {
         plain: &[u8],
         buf: &mut [u8],
     ) -> Option<Result<(), Errno>> {
-        let cipher = self.list[segment].cipher.as_ref()?;
+        if !self.list[segment].is_encrypted {
+            return None;
+        }
         let started = self.model.map(|_| self.clock.now_ns());
-        let result = cipher.encrypt(sector, plain, buf).map_err(|_| Errno::IO);
+        let result = self.with_cipher(segment, |cipher| {
+            cipher.encrypt(sector, plain, buf).map_err(|_| Errno::IO)
+        });
         self.take_time(started, plain.len());
         Some(result)
     }
@@ -167,14 +228,14 @@ impl Segments {
     /// Whether every segment may be written by [`Segments::encrypt_mapped`].
     pub(crate) fn are_mapped(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.is_writable())
-            && self.list.iter().all(Segment::streams)
+            && self.list.iter().all(|part| part.streams)
     }
 
     /// Whether [`Segments::encrypt_mapped`] of these sectors is possible now: it saves the write.
     pub(crate) fn is_mapped(&self, segment: usize, sector: u64, bytes: usize) -> bool {
         let Some(mapping) = &self.mapping else { return false };
         let offset = self.list[segment].backend_offset + sector * 512;
-        mapping.is_writable() && self.list[segment].streams() && mapping.at_hand(offset, bytes)
+        mapping.is_writable() && self.list[segment].streams && mapping.at_hand(offset, bytes)
     }
 
     /// Encrypts to where the backend keeps the sectors. `None`: the data may not have arrived.
@@ -185,16 +246,18 @@ impl Segments {
         plain: &[u8],
     ) -> Option<Result<(), Errno>> {
         let mapping = self.mapping.as_ref()?;
-        let Segment { backend_offset, cipher, .. } = &self.list[segment];
-        let started = self.model.filter(|_| cipher.is_some()).map(|_| self.clock.now_ns());
+        let Part { backend_offset, is_encrypted, .. } = self.list[segment];
+        let started = self.model.filter(|_| is_encrypted).map(|_| self.clock.now_ns());
         let offset = backend_offset + sector * 512;
         let written = mapping.write(offset, plain.len(), &mut |place, kept| {
             let sector = sector + place.start as u64 / 512;
-            let Some(cipher) = cipher else {
+            if !is_encrypted {
                 copy_streaming(kept, &plain[place]);
                 return Ok(());
-            };
-            cipher.encrypt_streaming(sector, &plain[place], kept).map_err(|_| Errno::IO)
+            }
+            self.with_cipher(segment, |cipher| {
+                cipher.encrypt_streaming(sector, &plain[place], kept).map_err(|_| Errno::IO)
+            })
         });
         self.take_time(started, plain.len());
         written

@@ -1,11 +1,12 @@
 //! Volumes: the state that all queues of a volume share.
 
 use std::io;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ucrypt_backend::{Backend, Errno, Extent, Pool};
 use ucrypt_dispatch::{Fixed, Policies, PolicyKind};
+use ucrypt_sector::SectorCipher;
 
 use crate::calibrate::Calibration;
 use crate::counters::{Counters, Decisions, Totals};
@@ -115,6 +116,9 @@ pub enum VolumeError {
         /// Bytes that the backend has.
         available: u64,
     },
+    /// The ciphers of a resumed volume are not those of its segments.
+    #[error("the ciphers are not those of the volume")]
+    OtherCiphers,
     /// A segment is not a whole number of sectors, or its offset is not a multiple of 512 bytes.
     #[error("a segment of {len} bytes at byte {offset} is not aligned to sectors of {sector_size}")]
     Unaligned {
@@ -151,6 +155,10 @@ pub struct Volume {
     counted: Mutex<Counted>,
     /// The error number of the first flush that failed; 0 if none has.
     flush_error: AtomicI32,
+    /// See [`Volume::abandon`].
+    abandoned: AtomicBool,
+    unwritten: AtomicU64,
+    unwritten_bytes: AtomicU64,
     /// See [`Volume::listen`].
     listener: OnceLock<Listener>,
 }
@@ -230,7 +238,7 @@ impl Volume {
             preferred_io: limits.block.max(sector_size).max(4096),
             read_only,
             discard: options.allow_discards && limits.discard && !read_only,
-            fast_write_zeroes: segments.iter().all(|segment| segment.cipher.is_none()),
+            fast_write_zeroes: segments.iter().all(|segment| !segment.is_encrypted),
             synchronous: limits.synchronous,
             rotational: limits.rotational,
         };
@@ -251,6 +259,9 @@ impl Volume {
             len: AtomicU64::new(len),
             counted: Mutex::default(),
             flush_error: AtomicI32::new(0),
+            abandoned: AtomicBool::new(false),
+            unwritten: AtomicU64::new(0),
+            unwritten_bytes: AtomicU64::new(0),
             listener: OnceLock::new(),
         })
     }
@@ -314,6 +325,65 @@ impl Volume {
 
     fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
+    }
+
+    /// Lets no request begin from now on that touches data: it waits for [`Volume::resume`].
+    /// Requests under way are not affected. Flushes go on: they need no key.
+    pub fn halt(&self) {
+        self.locks.halt();
+    }
+
+    /// Takes [`Volume::halt`] back.
+    pub fn unhalt(&self) {
+        self.locks.unhalt();
+    }
+
+    /// Wipes all ciphers of a halted volume. Returns false, and does nothing, while a request that
+    /// began before is under way.
+    pub fn suspend(&self) -> bool {
+        let is_quiet = self.locks.is_quiet();
+        if is_quiet {
+            self.segments.forget_keys();
+        }
+        is_quiet
+    }
+
+    /// Gives a suspended volume its ciphers again, by segment, and lets its requests go on.
+    ///
+    /// # Errors
+    /// [`VolumeError::OtherCiphers`] if they do not go with the segments. The caller makes sure that
+    /// they have the same key.
+    pub fn resume(&self, ciphers: Vec<Option<SectorCipher>>) -> Result<(), VolumeError> {
+        if !self.segments.accept(&ciphers) {
+            return Err(VolumeError::OtherCiphers);
+        }
+        self.segments.set_keys(ciphers);
+        self.abandoned.store(false, Ordering::SeqCst);
+        self.locks.unhalt();
+        Ok(())
+    }
+
+    /// Has the requests that wait for [`Volume::resume`] fail, and all later ones: the volume ends
+    /// without its key.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+        self.locks.wake_all();
+    }
+
+    /// Whether [`Volume::abandon`] was called.
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Counts a write that failed by [`Volume::abandon`].
+    pub(crate) fn count_unwritten(&self, bytes: u64) {
+        self.unwritten.fetch_add(1, Ordering::Relaxed);
+        self.unwritten_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The writes and discards that failed by [`Volume::abandon`]: how many, and their bytes.
+    pub fn unwritten(&self) -> (u64, u64) {
+        (self.unwritten.load(Ordering::Relaxed), self.unwritten_bytes.load(Ordering::Relaxed))
     }
 
     /// A one-line description of the backend.
@@ -421,7 +491,7 @@ impl Volume {
             let backend_offset = segment.backend_offset + (at - self.starts[index]);
             let found = self.backend.extents(backend_offset, until - at, max - extents.len());
             let covered: u64 = found.iter().map(|extent| extent.len).sum();
-            let zero = segment.cipher.is_none();
+            let zero = !segment.is_encrypted;
             extents.extend(found.into_iter().map(|Extent { len, hole }| VolumeExtent {
                 len,
                 hole,

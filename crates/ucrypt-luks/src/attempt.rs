@@ -27,6 +27,7 @@ impl Attempts {
                 | Error::KdfCost { .. }
                 | Error::Damaged { .. }
                 | Error::OutOfMemory { .. }
+                | Error::NoMemory(_)
                 | Error::Threads { .. }),
             ) => {
                 self.skipped.get_or_insert((number, error));

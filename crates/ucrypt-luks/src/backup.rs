@@ -17,7 +17,7 @@ const BACKUP_ALIGNMENT: u64 = 4096;
 
 /// Largest backup in bytes: two copies of 4 MiB and 128 MiB of keyslots; LUKS1 headers are smaller,
 /// but their areas may lie anywhere in front of the data.
-const BACKUP_MAX: u64 = 2 * HEADER_SIZES[HEADER_SIZES.len() - 1] + (128 << 20);
+pub(crate) const BACKUP_MAX: u64 = 2 * HEADER_SIZES[HEADER_SIZES.len() - 1] + (128 << 20);
 
 /// A backup that fits an image.
 #[derive(Debug)]

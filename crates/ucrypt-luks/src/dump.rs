@@ -48,7 +48,7 @@ pub(crate) fn hex(bytes: &[u8]) -> Json {
     for byte in bytes {
         let _: std::fmt::Result = write!(out, "{byte:02x}");
     }
-    Json::String(out)
+    out.into()
 }
 
 impl Header {

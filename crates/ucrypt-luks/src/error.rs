@@ -7,6 +7,7 @@ use std::io;
 
 use thiserror::Error;
 
+use crate::pinned::HeaderDigest;
 use crate::signature::Signature;
 
 /// Why a header could not be read, unlocked or made.
@@ -112,6 +113,19 @@ pub enum Error {
     #[error("{0} does not go away: does somebody else write to the image?")]
     NotWiped(Signature),
 
+    /// The header is not the one that was asked for.
+    #[error("the header is another one: its digest is {found}, and {wanted} was asked for")]
+    OtherHeader {
+        /// The digest of the header that was read.
+        found: HeaderDigest,
+        /// The digest that was asked for.
+        wanted: HeaderDigest,
+    },
+
+    /// The header has what a strict check refuses.
+    #[error("refused by a strict check: {0}")]
+    Strict(String),
+
     /// The header breaks a rule of its format.
     #[error("damaged header: {place}: {problem}")]
     Damaged {
@@ -158,6 +172,10 @@ pub enum Error {
         /// The size of the allocation.
         bytes: u64,
     },
+
+    /// A key derivation may not take its memory here, or not now. The text says why and what to do.
+    #[error("{0}")]
+    NoMemory(String),
 
     /// The threads of a key derivation cannot be started.
     #[error("cannot start {lanes} threads for argon2 ({problem}); raise the limit of processes")]

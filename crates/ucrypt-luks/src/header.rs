@@ -77,6 +77,19 @@ impl Header {
         }
     }
 
+    /// The least memory in bytes that unlocking takes: of `keyslot`, or of the keyslot that costs
+    /// least. `None` if one of them takes next to nothing, or if there is none.
+    pub fn memory_to_unlock(&self, keyslot: Option<u32>) -> Option<u64> {
+        let Self::Luks2(header) = self else { return None };
+        let keyslots = self.volume_keyslots().into_iter();
+        let tried = keyslots.filter(|number| keyslot.is_none_or(|wanted| wanted == *number));
+        let memory = |number: u32| match &header.metadata.keyslots.get(&number)?.kind {
+            luks2::KeyslotKind::Luks2 { kdf, .. } => Some(kdf.memory_bytes().unwrap_or(0)),
+            luks2::KeyslotKind::Other(_) => None,
+        };
+        tried.filter_map(memory).min().filter(|bytes| *bytes > 0)
+    }
+
     /// Unlocks with the volume key itself, which is checked against the header.
     pub fn unlock_with_volume_key(&self, key: &[u8]) -> Result<Unlocked> {
         match self {

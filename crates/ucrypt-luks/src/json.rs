@@ -1,18 +1,15 @@
-//! A JSON value that preserves the metadata of a LUKS2 header: the order of members and unknown
-//! members survive a rewrite. Dumps use it too, for the order.
+//! A JSON value that preserves the metadata of a LUKS2 header: the order of members, unknown members,
+//! and the spelling of every number and string survive a rewrite. Dumps use it too, for the order.
 //!
-//! Parsing is strict where a header would be ambiguous: a duplicate key is an error. The nesting
-//! depth is bounded here; the JSON area bounds the size.
+//! Parsing ([`parse`]) is strict where a header would be ambiguous: a duplicate key is an error. The
+//! nesting depth is bounded; the JSON area bounds the size.
 
-use std::collections::HashSet;
 use std::fmt::{self, Write as _};
+use std::ops::Deref;
 
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
-use serde_json::Number;
+mod parse;
 
-/// The nesting depth that json-c, and so cryptsetup, reads.
-const DEPTH_MAX: usize = 32;
+pub use parse::JsonError;
 
 /// A JSON value whose objects keep the order of their members.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,25 +18,111 @@ pub enum Json {
     Null,
     Bool(bool),
     Number(Number),
-    String(String),
+    String(Text),
     Array(Vec<Json>),
-    Object(Vec<(String, Json)>),
+    Object(Vec<(Text, Json)>),
+}
+
+/// A number as it is spelled, of any size and precision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Number(String);
+
+impl Number {
+    /// The value of a whole number that is not negative and has no fraction or exponent.
+    pub fn as_u64(&self) -> Option<u64> {
+        self.0.parse().ok()
+    }
+}
+
+/// A string. Two are equal if they have the same characters, however these are spelled.
+#[derive(Debug, Clone)]
+pub struct Text {
+    value: String,
+    /// What stands between the quotes, if this program would write it in another way.
+    spelling: Option<Box<str>>,
+}
+
+impl Text {
+    /// The string that is spelled so between its quotes.
+    fn spelled(value: String, spelling: &str) -> Self {
+        let is_ours = escaped(&value) == spelling;
+        Self { value, spelling: (!is_ours).then(|| spelling.into()) }
+    }
+
+    fn write(&self, out: &mut String) {
+        out.push('"');
+        match &self.spelling {
+            Some(spelling) => out.push_str(spelling),
+            None => out.push_str(&escaped(&self.value)),
+        }
+        out.push('"');
+    }
+}
+
+/// The characters between the quotes.
+fn escaped(value: &str) -> String {
+    let mut out = String::with_capacity(value.len());
+    for char in value.chars() {
+        match char {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\x08' => out.push_str("\\b"),
+            '\x0c' => out.push_str("\\f"),
+            control if control < ' ' => {
+                let _: fmt::Result = write!(out, "\\u{:04x}", u32::from(control));
+            }
+            plain => out.push(plain),
+        }
+    }
+    out
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.value
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        self.value == other.value
+    }
+}
+
+impl PartialEq<str> for Text {
+    fn eq(&self, other: &str) -> bool {
+        self.value == other
+    }
+}
+
+impl From<String> for Text {
+    fn from(value: String) -> Self {
+        Self { value, spelling: None }
+    }
+}
+
+impl From<&str> for Text {
+    fn from(value: &str) -> Self {
+        value.to_owned().into()
+    }
 }
 
 impl Json {
     /// Parses a text that must hold exactly one value.
-    pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
-        let mut deserializer = serde_json::Deserializer::from_slice(text);
-        let value = ValueSeed { depth_left: DEPTH_MAX }.deserialize(&mut deserializer)?;
-        deserializer.end()?;
-        Ok(value)
+    pub fn parse(text: &[u8]) -> Result<Self, JsonError> {
+        parse::parse(text)
     }
 
     /// The member `key`, if this is an object that has it.
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
             Self::Object(members) => {
-                members.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+                members.iter().find(|(name, _)| *name == *key).map(|(_, value)| value)
             }
             _ => None,
         }
@@ -49,7 +132,7 @@ impl Json {
     pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         match self {
             Self::Object(members) => {
-                members.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value)
+                members.iter_mut().find(|(name, _)| *name == *key).map(|(_, value)| value)
             }
             _ => None,
         }
@@ -61,20 +144,20 @@ impl Json {
         if let Some(member) = self.get_mut(key) {
             *member = value;
         } else if let Self::Object(members) = self {
-            members.push((key.to_owned(), value));
+            members.push((key.into(), value));
         }
     }
 
     /// Removes the member `key` of an object, if it is there.
     pub(crate) fn remove(&mut self, key: &str) {
         if let Self::Object(members) = self {
-            members.retain(|(name, _)| name != key);
+            members.retain(|(name, _)| *name != *key);
         }
     }
 
     /// An object with these members.
     pub(crate) fn object<const N: usize>(members: [(&str, Self); N]) -> Self {
-        Self::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+        Self::Object(members.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 
     /// An array of strings.
@@ -84,8 +167,28 @@ impl Json {
 
     /// The text without white space, as a header stores it.
     pub fn to_compact(&self) -> String {
-        // Serializing strings and numbers to memory cannot fail.
-        serde_json::to_string(self).unwrap_or_default()
+        let mut out = String::new();
+        self.compact(&mut out);
+        out
+    }
+
+    fn compact(&self, out: &mut String) {
+        match self {
+            Self::Null => out.push_str("null"),
+            Self::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
+            Self::Number(number) => out.push_str(&number.0),
+            Self::String(text) => text.write(out),
+            Self::Array(items) => {
+                compact_items(out, ('[', ']'), items, |out, item| item.compact(out));
+            }
+            Self::Object(members) => {
+                compact_items(out, ('{', '}'), members, |out, (key, value)| {
+                    key.write(out);
+                    out.push(':');
+                    value.compact(out);
+                });
+            }
+        }
     }
 
     /// The text in lines, in the layout of cryptsetup's `--dump-json-metadata`.
@@ -102,13 +205,30 @@ impl Json {
             }),
             Self::Object(members) => {
                 pretty_items(out, level, ('{', '}'), members, |out, (key, value)| {
-                    let _: fmt::Result = write!(out, "{}:", Self::from(key.as_str()).to_compact());
+                    key.write(out);
+                    out.push(':');
                     value.pretty(out, level + 1);
                 });
             }
-            plain => out.push_str(&plain.to_compact()),
+            plain => plain.compact(out),
         }
     }
+}
+
+fn compact_items<T>(
+    out: &mut String,
+    (open, close): (char, char),
+    items: &[T],
+    mut item: impl FnMut(&mut String, &T),
+) {
+    out.push(open);
+    for (number, value) in items.iter().enumerate() {
+        if number > 0 {
+            out.push(',');
+        }
+        item(out, value);
+    }
+    out.push(close);
 }
 
 fn pretty_items<T>(
@@ -131,122 +251,31 @@ fn pretty_items<T>(
 
 impl From<&str> for Json {
     fn from(text: &str) -> Self {
-        Self::String(text.to_owned())
+        Self::String(text.into())
+    }
+}
+
+impl From<String> for Json {
+    fn from(text: String) -> Self {
+        Self::String(text.into())
     }
 }
 
 impl From<u32> for Json {
     fn from(number: u32) -> Self {
-        Self::Number(number.into())
+        Self::Number(Number(number.to_string()))
     }
 }
 
 impl From<u64> for Json {
     fn from(number: u64) -> Self {
-        Self::Number(number.into())
+        Self::Number(Number(number.to_string()))
     }
 }
 
-impl Serialize for Json {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Null => serializer.serialize_unit(),
-            Self::Bool(value) => serializer.serialize_bool(*value),
-            Self::Number(value) => value.serialize(serializer),
-            Self::String(value) => serializer.serialize_str(value),
-            Self::Array(items) => {
-                let mut seq = serializer.serialize_seq(Some(items.len()))?;
-                for item in items {
-                    seq.serialize_element(item)?;
-                }
-                seq.end()
-            }
-            Self::Object(members) => {
-                let mut map = serializer.serialize_map(Some(members.len()))?;
-                for (key, value) in members {
-                    map.serialize_entry(key, value)?;
-                }
-                map.end()
-            }
-        }
-    }
-}
-
-/// Deserializes one value with at most `depth_left` levels of nesting.
-#[derive(Clone, Copy)]
-struct ValueSeed {
-    depth_left: usize,
-}
-
-impl ValueSeed {
-    fn deeper<E: de::Error>(self) -> Result<Self, E> {
-        let depth_left = self
-            .depth_left
-            .checked_sub(1)
-            .ok_or_else(|| E::custom(format_args!("more than {DEPTH_MAX} levels")))?;
-        Ok(Self { depth_left })
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for ValueSeed {
-    type Value = Json;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ValueSeed {
-    type Value = Json;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Json, E> {
-        Ok(Json::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
-        Ok(Json::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
-        Ok(Json::Number(value.into()))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
-        Ok(Json::Number(value.into()))
-    }
-
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Json, E> {
-        Number::from_f64(value).map(Json::Number).ok_or_else(|| E::custom("number out of range"))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Json, E> {
-        Ok(Json::String(value.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
-        let seed = self.deeper()?;
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element_seed(seed)? {
-            items.push(item);
-        }
-        Ok(Json::Array(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
-        let seed = self.deeper()?;
-        let mut members = Vec::new();
-        let mut keys = HashSet::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if !keys.insert(key.clone()) {
-                return Err(de::Error::custom(format_args!("the key \"{key}\" occurs twice")));
-            }
-            members.push((key, map.next_value_seed(seed)?));
-        }
-        Ok(Json::Object(members))
+impl From<Vec<(String, Self)>> for Json {
+    fn from(members: Vec<(String, Self)>) -> Self {
+        Self::Object(members.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 }
 
@@ -262,7 +291,66 @@ mod tests {
     fn order_and_unknown_members_survive() {
         let text = r#"{"z":1,"a":{"y":[true,null,"\u00e4/"],"b":-5},"m":1.5,"e":{},"f":[]}"#;
         let json = Json::parse(text.as_bytes()).unwrap();
-        assert_eq!(json.to_compact(), text.replace("\\u00e4", "ä"));
+        assert_eq!(json.to_compact(), text);
+    }
+
+    #[test]
+    fn numbers_and_strings_keep_their_spelling() {
+        let text = r#"{"n":[123456789012345678901234567890,-0,1.50,1e+3,0.1E-9,18446744073709551616],
+            "s":["\/","\u0041\ud83d\ude00\u001f","ä\b\f\n\r\t\"\\","\u007f"],"\u006b":null}"#;
+        let compact: String = text.split("\n            ").collect();
+        let json = Json::parse(text.as_bytes()).unwrap();
+        assert_eq!(json.to_compact(), compact);
+        assert_eq!(json.get("k"), Some(&Json::Null));
+        let Json::Array(strings) = json.get("s").unwrap() else { panic!() };
+        assert_eq!(strings[..2], ["/".into(), "A😀\u{1f}".into()]);
+        let Json::Array(numbers) = json.get("n").unwrap() else { panic!() };
+        let values = numbers.iter().map(|number| match number {
+            Json::Number(number) => number.as_u64(),
+            _ => None,
+        });
+        assert!(values.into_iter().all(|value| value.is_none()));
+        let again = Json::parse(json.to_compact().as_bytes()).unwrap();
+        assert_eq!(again.to_compact(), compact);
+    }
+
+    #[test]
+    fn what_is_not_json_is_refused() {
+        for bad in [
+            "01",
+            "1.",
+            ".5",
+            "+1",
+            "1e",
+            "--1",
+            "0x1",
+            "nul",
+            "truefalse",
+            "[1,]",
+            "[,1]",
+            "[1 2]",
+            r#"{"a"}"#,
+            r#"{"a":}"#,
+            r#"{"a":1,}"#,
+            r#"{a:1}"#,
+            "'a'",
+            r#""a"#,
+            r#""\x""#,
+            "NaN",
+            r#""\u12g4""#,
+            r#""\ud800""#,
+            r#""\udc00\ud800""#,
+            r#""\ud800\u0041""#,
+            "\"\t\"",
+            "/**/1",
+            "[1]]",
+            "{",
+            "[",
+            "-",
+            "",
+        ] {
+            assert!(Json::parse(bad.as_bytes()).is_err(), "{bad}");
+        }
     }
 
     #[test]
@@ -274,8 +362,11 @@ mod tests {
     #[test]
     fn the_depth_is_bounded() {
         let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
-        assert!(Json::parse(nested(DEPTH_MAX).as_bytes()).is_ok());
-        assert!(problem(&nested(DEPTH_MAX + 1)).contains("more than 32 levels"));
+        assert!(Json::parse(nested(32).as_bytes()).is_ok());
+        assert!(problem(&nested(33)).contains("more than 32 levels"));
+        // A value in the innermost array is one level deeper.
+        assert!(problem(&nested(32).replace("[]", "[1]")).contains("more than 32 levels"));
+        assert!(Json::parse(nested(31).replace("[]", "[1]").as_bytes()).is_ok());
         assert!(Json::parse("[".repeat(1 << 20).as_bytes()).is_err());
     }
 

@@ -10,6 +10,7 @@ use zeroize::Zeroize;
 
 use crate::error::{Error, Result};
 use crate::hash::Hash;
+use crate::memory::{self, Permit};
 
 /// Largest memory cost of Argon2, in KiB.
 pub const ARGON2_MEMORY_MAX_KIB: u32 = 4 * 1024 * 1024;
@@ -88,8 +89,31 @@ impl Kdf {
 
     /// Derives a key of `out.len()` bytes (1 to [`KEY_LEN_MAX`]).
     ///
-    /// The lanes of Argon2 run in parallel on threads that end with this call.
+    /// The lanes of Argon2 run in parallel on threads that end with this call. Its memory is asked
+    /// for first ([`guard_memory`](crate::guard_memory)).
     pub fn derive(&self, passphrase: &[u8], salt: &[u8], out: &mut [u8]) -> Result<()> {
+        self.check()?;
+        let mut permit = self.memory_bytes().map(memory::permit).transpose()?;
+        self.derive_permitted(passphrase, salt, out, permit.as_deref_mut())
+    }
+
+    /// Bytes of memory that a derivation takes; `None` if that is next to nothing.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Argon2 { memory_kib, .. } => Some(u64::from(*memory_kib) << 10),
+            Self::Pbkdf2 { .. } | Self::Unknown(_) => None,
+        }
+    }
+
+    /// As [`derive`](Self::derive), for whoever holds a permit for this much memory. `permit` is
+    /// told when it has been taken.
+    pub(crate) fn derive_permitted(
+        &self,
+        passphrase: &[u8],
+        salt: &[u8],
+        out: &mut [u8],
+        permit: Option<&mut (dyn Permit + 'static)>,
+    ) -> Result<()> {
         self.check()?;
         if out.is_empty() || out.len() > KEY_LEN_MAX {
             return Err(Error::damaged("key size", format!("{} bytes", out.len())));
@@ -106,7 +130,7 @@ impl Kdf {
                 };
                 let params = Params::new(*memory_kib, *time, *lanes, Some(out.len()))
                     .map_err(|problem| Error::damaged("argon2", problem.to_string()))?;
-                argon2(algorithm, params, passphrase, salt, out)
+                argon2(algorithm, params, passphrase, salt, out, permit)
             }
             Self::Unknown(name) => Err(Error::unsupported("key derivation function", name)),
         }
@@ -131,6 +155,7 @@ fn argon2(
     passphrase: &[u8],
     salt: &[u8],
     out: &mut [u8],
+    permit: Option<&mut (dyn Permit + 'static)>,
 ) -> Result<()> {
     let blocks = params.block_count();
     let out_of_memory = || Error::OutOfMemory { bytes: blocks as u64 * Block::SIZE as u64 };
@@ -142,8 +167,11 @@ fn argon2(
         .num_threads(lanes)
         .build()
         .map_err(|problem| Error::Threads { lanes, problem: problem.to_string() })?;
+    memory.resize(blocks, Block::default());
+    if let Some(permit) = permit {
+        permit.taken();
+    }
     pool.install(|| {
-        memory.resize(blocks, Block::default());
         let result = hasher.hash_password_into_with_memory(passphrase, salt, out, &mut memory);
         memory.par_iter_mut().for_each(Zeroize::zeroize);
         result.map_err(|problem| Error::damaged("argon2", problem.to_string()))

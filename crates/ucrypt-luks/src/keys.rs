@@ -117,6 +117,20 @@ impl Header {
         }
     }
 
+    /// Tries `passphrase` as [`Header::unlock`] does, on volumes too whose segments cannot be used
+    /// here, and on unbound keyslots if they are named.
+    pub fn test_passphrase(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+    ) -> Result<OpenedKey> {
+        match self {
+            Self::Luks1(_) => self.open_key(image, passphrase, keyslot),
+            Self::Luks2(header) => header.test_passphrase(image, passphrase, keyslot),
+        }
+    }
+
     /// Adds a keyslot for the key of the volume, under this number or the lowest free one.
     /// `volume` must come from this header.
     pub fn add_key(

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, Kdf};
 use crate::medium::Clock;
+use crate::memory;
 
 /// Fewest iterations of a new PBKDF2 (NIST SP 800-132; cryptsetup's limit).
 pub const PBKDF2_ITERATIONS_MIN: u32 = 1000;
@@ -56,9 +57,11 @@ pub struct Pbkdf {
     pub hash: Hash,
     /// Its cost.
     pub cost: Cost,
-    /// The limit of Argon2's memory in KiB; with a forced cost, the memory itself.
+    /// The limit of Argon2's memory in KiB; with a forced cost, the memory itself. The machine's
+    /// limit applies in any case.
     pub memory_kib: u32,
-    /// The limit of Argon2's lanes; with a forced cost, the number of lanes itself.
+    /// The limit of Argon2's lanes; with a forced cost, the number of lanes itself. The machine's
+    /// limit applies in any case.
     pub lanes: u32,
 }
 
@@ -71,7 +74,7 @@ pub enum Cost {
     Iterations(u32),
 }
 
-/// The machine's resources. Ignored if the cost is forced.
+/// The machine's resources. As in cryptsetup, they limit forced costs too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
     /// Number of online CPUs.
@@ -108,15 +111,14 @@ impl Pbkdf {
             PbkdfKind::Argon2i => Argon2Variant::I,
             PbkdfKind::Argon2id => Argon2Variant::Id,
         };
+        let lanes = self.lanes.min(ARGON2_LANES_MAX).min(machine.cpus.max(1));
+        let memory_kib = self.memory_kib.min(machine.memory_kib);
         let argon2 = |time, memory_kib, lanes| Kdf::Argon2 { variant, time, memory_kib, lanes };
         match self.cost {
-            Cost::Iterations(time) => {
-                let lanes = self.lanes.min(ARGON2_LANES_MAX);
-                Ok(argon2(time, self.memory_kib.max(8 * lanes), lanes))
-            }
+            Cost::Iterations(time) => Ok(argon2(time, memory_kib.max(8 * lanes), lanes)),
             Cost::Time(target) => {
-                let lanes = self.lanes.min(ARGON2_LANES_MAX).min(machine.cpus.max(1));
-                let memory_kib = self.memory_kib.min(machine.memory_kib);
+                // Held until the end: whoever waits for it now would be measured with it.
+                let _permit = memory::permit(u64::from(memory_kib) << 10)?;
                 let make = |time, memory_kib| argon2(time, memory_kib, lanes);
                 calibrate_argon2(make, key_len, memory_kib, lanes, target, clock)
             }
@@ -172,7 +174,7 @@ fn pbkdf2(hash: Hash, iterations: u32) -> Kdf {
 fn measure(kdf: &Kdf, key_len: usize, clock: Clock<'_>) -> Result<Duration> {
     let mut key = Zeroizing::new(vec![0; key_len]);
     let begin = clock();
-    kdf.derive(b"measuring the speed", &[0x5a; 32], &mut key)?;
+    kdf.derive_permitted(b"measuring the speed", &[0x5a; 32], &mut key, None)?;
     Ok(clock().saturating_sub(begin).max(Duration::from_nanos(1)))
 }
 
@@ -265,7 +267,7 @@ mod tests {
         };
         let kdf = pbkdf.resolve(32, MACHINE, &mut clock).unwrap();
         let expected =
-            Kdf::Argon2 { variant: Argon2Variant::I, time: 7, memory_kib: 100, lanes: 4 };
+            Kdf::Argon2 { variant: Argon2Variant::I, time: 7, memory_kib: 100, lanes: 2 };
         assert_eq!(kdf, expected);
         assert_eq!(pbkdf.digest_iterations(32, &mut clock).unwrap(), 1000);
     }

@@ -130,7 +130,7 @@ mod tests {
 
     fn hex(bytes: &[u8]) -> String {
         match crate::dump::hex(bytes) {
-            crate::json::Json::String(text) => text,
+            crate::json::Json::String(text) => String::from(&*text),
             other => panic!("{other:?} is not a string"),
         }
     }

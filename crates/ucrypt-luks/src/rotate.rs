@@ -143,7 +143,7 @@ fn add(
     let token = Json::object([
         ("type", MARK.into()),
         ("keyslots", Json::strings(&names)),
-        ("salts", Json::Object(salts.collect())),
+        ("salts", salts.collect::<Vec<_>>().into()),
     ]);
     let number = mark_number(luks2);
     change.put_token(number, token, number.is_some())?;

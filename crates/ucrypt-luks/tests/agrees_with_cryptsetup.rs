@@ -1,13 +1,15 @@
 //! Headers with seeded damage: this crate accepts, opens and refuses the same headers as
 //! cryptsetup, except for the differences that are listed here with their reasons.
+//!
+//! `UCRYPT_HEADERS` sets how many headers each test compares, `UCRYPT_SEED` the first seed.
 
 mod common;
 
 use std::fs;
 
 use common::{
-    PASSPHRASE, Scratch, cryptsetup, edit, flip, is_quick, json_text, put_json, seal, small_luks1,
-    small_luks2, text,
+    PASSPHRASE, Scratch, cryptsetup, edit, flip, is_quick, json_text, mutated, put_json,
+    roomy_luks2, seal, small_luks1, small_luks2, text,
 };
 use fastrand::Rng;
 use ucrypt_luks::Header;
@@ -108,10 +110,22 @@ impl Tally {
     }
 }
 
+/// The seeds of a test that compares `count` headers by default.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+    };
+    let first = number("UCRYPT_SEED").unwrap_or(0);
+    let seeds = first..first + number("UCRYPT_HEADERS").unwrap_or(count);
+    println!("seeds {seeds:?}");
+    seeds
+}
+
 #[test]
 fn luks1_headers_with_flipped_bytes() {
     let (sound, scratch, mut tally) = (small_luks1(), Scratch::new(0), Tally::default());
-    for seed in 0..60 {
+    for seed in seeds(60) {
         let mut image = sound.clone();
         flip(&mut image[..592], &mut Rng::with_seed(seed));
         tally.compare(&scratch, &format!("seed {seed}"), &image);
@@ -122,7 +136,7 @@ fn luks1_headers_with_flipped_bytes() {
 #[test]
 fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
     let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
-    for seed in 0..60 {
+    for seed in seeds(60) {
         let mut image = sound.clone();
         for copy in image[..0x8000].chunks_mut(0x4000) {
             // The same damage in both copies, outside their magic and offset, which differ.
@@ -137,7 +151,7 @@ fn luks2_binary_headers_with_flipped_bytes_and_right_checksums() {
 #[test]
 fn luks2_copies_of_which_one_is_damaged() {
     let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
-    for seed in 0..60 {
+    for seed in seeds(60) {
         let (mut image, mut random) = (sound.clone(), Rng::with_seed(seed));
         let begin = 0x4000 * random.usize(..2);
         let copy = &mut image[begin..begin + 0x4000];
@@ -163,7 +177,7 @@ fn luks2_copies_of_which_one_is_damaged() {
 fn luks2_json_with_edits_and_right_checksums() {
     let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
     let json = json_text(&sound);
-    for seed in 0..240 {
+    for seed in seeds(240) {
         let (mut image, mut random, mut json) = (sound.clone(), Rng::with_seed(seed), json.clone());
         for _ in 0..=random.usize(..2) {
             if !json.is_empty() {
@@ -171,6 +185,18 @@ fn luks2_json_with_edits_and_right_checksums() {
             }
         }
         put_json(&mut image, &json);
+        tally.compare(&scratch, &format!("seed {seed}"), &image);
+    }
+    tally.finish();
+}
+
+#[test]
+fn luks2_metadata_with_other_values_and_members() {
+    let (sound, scratch, mut tally) = (roomy_luks2(), Scratch::new(0), Tally::default());
+    let metadata = serde_json::from_slice(&json_text(&sound)).unwrap();
+    for seed in seeds(200) {
+        let (mut image, mut random) = (sound.clone(), Rng::with_seed(seed));
+        put_json(&mut image, &mutated(&metadata, &mut random));
         tally.compare(&scratch, &format!("seed {seed}"), &image);
     }
     tally.finish();

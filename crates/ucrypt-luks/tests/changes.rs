@@ -49,6 +49,69 @@ fn unknown_members_survive_every_change_in_their_order() {
 }
 
 #[test]
+fn what_a_change_does_not_know_is_kept_byte_for_byte() {
+    let mut image = small_luks2();
+    let odd = r#""config":{"n":[123456789012345678901234567890,1.50,-0,2e+05],"\u006b":"\/\u00e4ä\ud83d\ude00","#;
+    edit_json(&mut image, "\"config\":{", odd);
+    edit_json(
+        &mut image,
+        "\"tokens\":{}",
+        r#""tokens":{"0":{"type":"t\u0065st","keyslots":["0"],"big":1e999}}"#,
+    );
+    let before = json_text(&image);
+    label(&mut image).unwrap();
+    assert_eq!(String::from_utf8(json_text(&image)), String::from_utf8(before));
+    // What the change touches is written anew, and its neighbours are not.
+    let (header, damage) = luks2(&image);
+    let mut change = header.change(damage.as_ref()).unwrap();
+    change.remove_token(0).unwrap();
+    let (_, writes) = with_tools(72, |tools| change.finish(tools.random)).unwrap();
+    apply(&mut image, &writes);
+    let after = String::from_utf8(json_text(&image)).unwrap();
+    assert!(after.contains(odd) && after.contains("\"tokens\":{}"), "{after}");
+}
+
+/// A volume whose data cannot be used here: its keys can be looked at.
+#[test]
+fn keys_of_volumes_with_unusable_segments_open_and_their_headers_are_not_changed() {
+    for (from, to, name) in [
+        ("\"type\":\"crypt\"", "\"type\":\"future-segment\"", "future-segment"),
+        (
+            "\"sector_size\":512",
+            "\"sector_size\":512,\"integrity\":{\"type\":\"hmac(sha256)\",\"journal_encryption\":\"none\",\"journal_integrity\":\"none\"}",
+            "hmac",
+        ),
+        (
+            "\"encryption\":\"aes-xts-plain64\",\"sector",
+            "\"encryption\":\"future-xts-plain64\",\"sector",
+            "future",
+        ),
+    ] {
+        let mut image = small_luks2();
+        edit_json(&mut image, from, to);
+        let (header, damage) = Header::read(&image).unwrap();
+        assert!(damage.is_none());
+        let refused = header.unlock(&image, PASSPHRASE, None).unwrap_err().to_string();
+        assert!(refused.contains(name), "{refused}");
+        assert_eq!(header.test_passphrase(&image, PASSPHRASE, None).unwrap().keyslot, 0);
+        let wrong = header.test_passphrase(&image, b"wrong", None);
+        assert!(matches!(wrong, Err(Error::WrongPassphrase { .. })), "{wrong:?}");
+        assert!(!header.dump("image").is_empty());
+        let backup = header.backup(&image).unwrap();
+        assert!(Header::read(&backup).is_ok());
+        let opened = header.open_key(&image, PASSPHRASE, None).unwrap();
+        let changed = with_tools(75, |tools| {
+            header.change_key(None, &opened, true, &new_key(), tools).map(drop)
+        });
+        let removed = with_tools(76, |tools| header.remove_key(None, 0, tools.random).map(drop));
+        for refused in [changed, removed] {
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains(name), "{refused}");
+        }
+    }
+}
+
+#[test]
 fn a_replaced_keyslot_keeps_what_is_not_part_of_its_key() {
     let mut image = roomy_luks2();
     edit_json(&mut image, "\"kdf\":", "\"x\":{\"y\":[1]},\"priority\":2,\"kdf\":");

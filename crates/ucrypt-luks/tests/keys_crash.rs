@@ -313,3 +313,46 @@ fn erased_keyslots_are_gone_and_their_areas_overwritten() {
         assert!(image[data..] == erased[data..], "{what}: the data was touched");
     }
 }
+
+/// Erasing has no half way: whatever is left, the header can be read, what is listed can be erased
+/// again, and a keyslot that is listed no more has been overwritten.
+#[test]
+fn a_crash_while_all_keys_are_erased_leaves_a_header_that_can_be_erased_again() {
+    for (what, image) in images() {
+        let image = with_new_key(&image, NEW, Some(6));
+        let data = read(&image).data_offset() as usize;
+        let change = with_tools(64, |tools| read(&image).erase(None, tools.random).unwrap());
+        let medium = Recorder::new(&image);
+        write_verified(&medium, &change.writes).unwrap();
+        let count = medium.crashes(7, |crashed| {
+            let (header, damage) = Header::read(crashed).unwrap();
+            assert!(crashed[data..] == image[data..], "{what}: the data was touched");
+            for (number, passphrase) in [(0, PASSPHRASE), (6, NEW)] {
+                if !header.keyslots().contains(&number) {
+                    // With the header of before, its key material must not open any more.
+                    let mut back = crashed.clone();
+                    let end = header_end(&image);
+                    back[..end].copy_from_slice(&image[..end]);
+                    let opened = read(&back).unlock(&back, passphrase, Some(number));
+                    assert!(opened.is_err(), "{what}: keyslot {number} was forgotten, not erased");
+                }
+            }
+            let again = with_tools(65, |tools| header.erase(damage.as_ref(), tools.random));
+            let mut end = crashed.clone();
+            common::apply(&mut end, &again.unwrap().writes);
+            let (header, damage) = Header::read(&end).unwrap();
+            assert!(header.keyslots().is_empty() && damage.is_none(), "{what}");
+            assert!(opens(&end, PASSPHRASE).is_none() && opens(&end, NEW).is_none(), "{what}");
+        });
+        assert!(count > change.writes.len(), "{what}: {count} crashes");
+        assert!(read(&medium.now.into_inner()).keyslots().is_empty(), "{what}");
+    }
+}
+
+/// Where the header ends and the keyslot areas begin.
+fn header_end(image: &[u8]) -> usize {
+    match read(image) {
+        Header::Luks1(_) => ucrypt_luks::luks1::HEADER_BYTES,
+        Header::Luks2(header) => 2 * header.binary.header_size as usize,
+    }
+}

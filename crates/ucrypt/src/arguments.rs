@@ -29,9 +29,7 @@ const OLD_NAMES: [(&str, [&str; 3]); 3] = [
 const CREATE: &str = "create";
 
 /// Actions of cryptsetup that this command does not have yet, with their old names.
-const NOT_YET: [&str; 12] = [
-    "luksSuspend",
-    "luksResume",
+const NOT_YET: [&str; 10] = [
     "refresh",
     "reencrypt",
     "tcryptOpen",

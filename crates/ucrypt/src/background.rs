@@ -35,13 +35,16 @@ mod name_lock;
 mod resilience;
 mod served;
 mod show;
+mod suspend;
 
 pub(crate) use show::FLUSH_FAILED;
+pub(crate) use suspend::{ResumeArgs, SuspendArgs, resume, suspend};
 
 use life::Life;
 use name_lock::NameLock;
 use resilience::Resilience;
 use served::Served;
+use suspend::Suspension;
 
 /// The hidden action that runs the server.
 pub(crate) const SERVER_ACTION: &str = "serve-in-background";
@@ -285,6 +288,7 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let volume = args.volume.clone().for_serving(served_as.memory(), 1);
     let opened = volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
+    secrecy::scrub_stack();
     events.listen(&opened.volume);
     if served_as.may_leave_mounts() {
         resilience.leave_mounts(&paths);
@@ -306,6 +310,7 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
         device,
         last_flush,
         resilience,
+        suspension: Suspension::None,
         troubles: Troubles::default(),
         limit_of_all: None,
     };

@@ -75,6 +75,8 @@ const EFFECTS: &[Effect] = &[
     // Allowed also for uses that never write.
     effect("readonly", ALL, ANY),
     effect("header", &[Luks], ANY),
+    effect("header_digest", &[Luks], ANY),
+    effect("strict", &[Luks], ANY),
     effect("allow_discards", ALL, SERVE),
     effect("memory", ALL, SERVE),
     effect("direct", IMAGES, DATA),

@@ -78,10 +78,12 @@ impl From<ucrypt_luks::Error> for Failure {
         use ucrypt_luks::Error as Luks;
         match error {
             Luks::WrongPassphrase { .. } | Luks::WrongVolumeKey => Self::denied(error),
-            Luks::OutOfMemory { .. } => Self::memory(error),
-            Luks::Read { .. } | Luks::Write { .. } | Luks::NotWiped(_) | Luks::NotStored { .. } => {
-                Self::device(error)
-            }
+            Luks::OutOfMemory { .. } | Luks::NoMemory(_) => Self::memory(error),
+            Luks::OtherHeader { .. }
+            | Luks::Read { .. }
+            | Luks::Write { .. }
+            | Luks::NotWiped(_)
+            | Luks::NotStored { .. } => Self::device(error),
             error => Self::wrong(error),
         }
     }

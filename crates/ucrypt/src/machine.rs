@@ -5,6 +5,8 @@ use std::thread;
 
 use ucrypt_luks::Machine;
 
+use crate::memory;
+
 /// Memory for Argon2 in KiB if the system does not report its memory: cryptsetup's default.
 const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
 
@@ -12,11 +14,12 @@ const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
 /// reason to make a weaker keyslot.
 const FREE_MIN_KIB: u64 = 64 * 1024;
 
-/// The CPUs that are online and the memory that Argon2 may take.
+/// The CPUs that are online and the memory that a new keyslot may take with Argon2.
 pub(crate) fn machine() -> Machine {
     let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let memory_kib = u32::try_from(usable_kib(&meminfo)).unwrap_or(u32::MAX);
+    let memory_kib = memory::bound_kib().unwrap_or(u64::MAX).min(usable_kib(&meminfo));
+    let memory_kib = u32::try_from(memory_kib).unwrap_or(u32::MAX);
     Machine { cpus, memory_kib }
 }
 
@@ -31,6 +34,26 @@ fn usable_kib(meminfo: &str) -> u64 {
         Some(available) if swap == 0 && available > FREE_MIN_KIB => half.min(available),
         _ => half,
     }
+}
+
+/// Memory that this machine can give without killing anybody, in bytes.
+pub(crate) fn free_memory() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = field(&meminfo, "MemAvailable:").map_or(u64::MAX, |kib| kib << 10);
+    available.saturating_add(free_swap())
+}
+
+/// Free swap that this process may use, in bytes. Locked memory is never swapped.
+pub(crate) fn free_swap() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = field(&meminfo, "SwapFree:").map_or(0, |kib| kib << 10);
+    if free == 0 || ucrypt_backend::may_lock_all() { 0 } else { free }
+}
+
+/// Half of what a control group of `bytes` has, and at most half of the `room` that is left.
+pub(crate) fn half(bytes: u64, room: u64) -> u64 {
+    let free = Some(room / 2).filter(|free| *free > FREE_MIN_KIB << 10);
+    free.map_or(bytes / 2, |free| free.min(bytes / 2))
 }
 
 fn field(meminfo: &str, name: &str) -> Option<u64> {

@@ -19,6 +19,7 @@ mod failure;
 mod keyring;
 mod luks;
 mod machine;
+mod memory;
 mod options;
 mod pages;
 mod passphrase;
@@ -84,6 +85,12 @@ enum Action {
     List(background::ListArgs),
     /// Change the size of an open volume; to that of its image if none is given
     Resize(background::ResizeArgs),
+    /// Take the key away from an open volume; its requests wait
+    #[command(name = "luksSuspend")]
+    LuksSuspend(background::SuspendArgs),
+    /// Give a suspended volume its key again
+    #[command(name = "luksResume")]
+    LuksResume(background::ResumeArgs),
     /// Serve a volume in the foreground: NBD, FUSE, ublk
     Serve(serve::ServeArgs),
     /// Write decrypted bytes to standard output
@@ -176,6 +183,7 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     let sound = matches.subcommand().map_or(Ok(()), |(name, given)| effects::check(name, given));
+    memory::guard(cli.debug);
     // Only the action that the user called reports how it ended, not the server that `open` starts.
     let is_server = matches.subcommand_name() == Some(background::SERVER_ACTION);
     let verbose = (cli.verbose || cli.debug) && !is_server;
@@ -235,6 +243,8 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Status(args) => background::status(&args),
         Action::List(args) => background::list(&args),
         Action::Resize(args) => background::resize(&args),
+        Action::LuksSuspend(args) => background::suspend(&args),
+        Action::LuksResume(args) => background::resume(&args),
         Action::Serve(args) => serve::run(&args),
         Action::Read(args) => transfer::read(&args),
         Action::Write(args) => transfer::write(&args),

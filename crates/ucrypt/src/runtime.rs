@@ -71,12 +71,6 @@ impl RuntimePaths {
 
     /// Creates the directory, for this user only.
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
-        let failed = |error| {
-            Failure::denied(format!(
-                "cannot use {}: {error}; set XDG_RUNTIME_DIR to a directory of your own",
-                self.dir.display()
-            ))
-        };
         // Under any umask and until the process ends, new files belong to this user alone.
         secrecy::keep_files_private();
         if self.socket().as_os_str().len() >= SOCKET_PATH_MAX {
@@ -86,22 +80,7 @@ impl RuntimePaths {
                 self.socket().display()
             )));
         }
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).map_err(failed)?;
-        let found = fs::symlink_metadata(&self.dir).map_err(failed)?;
-        let mode = found.permissions().mode();
-        let ours = found.is_dir()
-            && found.uid() == rustix::process::geteuid().as_raw()
-            && mode & 0o022 == 0;
-        if !ours {
-            return Err(Failure::denied(format!(
-                "{} is not a directory that only you can write to; set XDG_RUNTIME_DIR to one",
-                self.dir.display()
-            )));
-        }
-        if mode & 0o777 != 0o700 {
-            fs::set_permissions(&self.dir, fs::Permissions::from_mode(0o700)).map_err(failed)?;
-        }
-        Ok(())
+        prepare_directory(&self.dir).map_err(|error| denied(&self.dir, &error))
     }
 
     /// Whether a server is running, or a killed server has left something.
@@ -160,6 +139,35 @@ impl RuntimePaths {
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join(format!(".{}.log", self.name))
     }
+}
+
+/// The runtime directory. Creates it if it is missing.
+pub(crate) fn private_directory() -> Result<PathBuf, Failure> {
+    let dir = directory();
+    prepare_directory(&dir).map_err(|error| denied(&dir, &error))?;
+    Ok(dir)
+}
+
+/// Creates the directory, for this user only. Refuses one that others can write to.
+fn prepare_directory(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let found = fs::symlink_metadata(dir)?;
+    let mode = found.permissions().mode();
+    let is_own = found.uid() == rustix::process::geteuid().as_raw();
+    if !found.is_dir() || !is_own || mode & 0o022 != 0 {
+        return Err(io::Error::other("it is not a directory that only you can write to"));
+    }
+    if mode & 0o777 != 0o700 {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+fn denied(dir: &Path, error: &io::Error) -> Failure {
+    Failure::denied(format!(
+        "cannot use {}: {error}; set XDG_RUNTIME_DIR to a directory of your own",
+        dir.display()
+    ))
 }
 
 fn directory() -> PathBuf {

@@ -2,6 +2,10 @@
 
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use zeroize::Zeroize;
+
+/// Bytes of stack that setting up ciphers may use.
+const SCRUBBED: usize = 128 << 10;
 
 /// Keeps this process out of core dumps and debuggers.
 pub(crate) fn guard_process() {
@@ -15,6 +19,15 @@ pub(crate) fn guard_process() {
 pub(crate) fn lock_memory() {
     // Without the lock, memory can be swapped like that of any other process.
     let _ = ucrypt_backend::lock_on_fault();
+}
+
+/// Overwrites the stack below the caller, where keys may have been left by what the caller has
+/// called: values that move leave a copy behind.
+#[inline(never)]
+#[expect(clippy::large_stack_arrays, reason = "that is its purpose")]
+pub(crate) fn scrub_stack() {
+    let mut space = [0_u8; SCRUBBED];
+    space.zeroize();
 }
 
 /// Makes files that this process creates from now on private to its user, whatever umask it

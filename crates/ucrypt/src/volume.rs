@@ -12,11 +12,16 @@ use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_luks::luks2::Damage;
-use ucrypt_luks::{Flag, Header, Unlocked, signature, write_durably};
+use ucrypt_luks::{
+    Flag, Format, Header, HeaderCopy, HeaderDigest, KeyCheck, ReadAt, Unlocked, signature,
+    write_durably,
+};
+use ucrypt_sector::SectorCipher;
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
 use crate::luks::{HeaderImage, confirm, confirm_at, lock_header};
+use crate::memory;
 use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
 use crate::stdio::{say, say_line, say_verbose};
 use crate::token_unlock::TokenUnlockArgs;
@@ -56,6 +61,13 @@ pub(crate) struct VolumeArgs {
     /// Where the LUKS header is, if not on the image
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
+    /// Open only the header with this digest, which luksDump --header-digest prints; it is read once
+    #[arg(long, value_name = "sha256:HEX", value_parser = HeaderDigest::from_str)]
+    header_digest: Option<HeaderDigest>,
+    /// Refuse a header with anything that luksFormat does not make: null ciphers, further segments,
+    /// fixed sizes, unknown flags, key derivations that cost next to nothing
+    #[arg(long)]
+    strict: bool,
     /// Pass discards to the image; tells an onlooker which sectors are unused
     #[arg(long)]
     allow_discards: bool,
@@ -166,6 +178,9 @@ pub(crate) struct Facts {
     pub(crate) read_only: bool,
     pub(crate) discards: bool,
     pub(crate) dispatch: String,
+    /// The file of a detached header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) header: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,6 +221,52 @@ pub(crate) struct Opened {
     /// The length in bytes that the header or the user gives. Without one, the volume ends where
     /// its image does.
     pub(crate) fixed_len: Option<u64>,
+    /// What a suspended volume needs to take its key back; `None` without a LUKS header.
+    pub(crate) resume: Option<Resume>,
+}
+
+/// What is known of a volume without its key.
+#[derive(Debug)]
+pub(crate) struct Resume {
+    segments: Vec<ucrypt_luks::Segment>,
+    check: KeyCheck,
+}
+
+impl Resume {
+    fn of(unlocked: &Unlocked) -> Result<Option<Self>, Failure> {
+        if unlocked.format == Format::Plain {
+            return Ok(None);
+        }
+        let check = KeyCheck::new(&unlocked.volume_key, &mut secrecy::random)?;
+        Ok(Some(Self { segments: unlocked.segments.clone(), check }))
+    }
+
+    /// The ciphers of the segments, if this is the key that the volume had.
+    pub(crate) fn ciphers(&self, key: &[u8]) -> Result<Vec<Option<SectorCipher>>, Failure> {
+        if !self.check.matches(key) {
+            return Err(ucrypt_luks::Error::WrongVolumeKey.into());
+        }
+        self.segments.iter().map(|segment| cipher(segment, key)).collect()
+    }
+}
+
+/// Unlocks the header at `place` again, for a volume that is open, and returns its key.
+pub(crate) fn unlock_again(
+    place: &Path,
+    key: &KeyArgs,
+    tries: u32,
+    keyslot: Option<u32>,
+) -> Result<Secret, Failure> {
+    let options = OpenOptions { read_only: true, unlocked: true, ..OpenOptions::default() };
+    let image = FileBackend::open(place, options)?;
+    let name = place.display().to_string();
+    let (header, _) =
+        Header::read(&HeaderImage(&image)).map_err(|error| Failure::from(error).about(&name))?;
+    memory::check_unlock(&header, keyslot)?;
+    let unlocked = try_passphrases(&name, key, tries, |passphrase| {
+        header.unlock(&HeaderImage(&image), passphrase, keyslot)
+    })?;
+    Ok(unlocked.volume_key)
 }
 
 impl VolumeArgs {
@@ -259,7 +320,11 @@ impl VolumeArgs {
                 let unlocked = self.unlock(&file, &image, key)?;
                 unlocked.check_data(&name)?;
                 let file = Arc::new(file);
-                let opened = self.join(file.clone(), Some(&unlocked.volume), name)?;
+                let mut opened = self.join(file.clone(), Some(&unlocked.volume), name)?;
+                let detached = self.header.as_deref().filter(|_| unlocked.detached.is_some());
+                opened.facts.header = detached.map(|header| {
+                    header.canonicalize().unwrap_or_else(|_| header.into()).display().to_string()
+                });
                 let place = self.header.as_deref().unwrap_or(&image);
                 unlocked.tell_of_damage((!self.readonly).then_some((&file, place)))?;
                 Ok(opened)
@@ -307,33 +372,23 @@ impl VolumeArgs {
                 "--unbound has no effect beside tokens, which open the volume",
             ));
         }
-        if unbound || looking.key_slot.is_some() {
-            let detached = looking.header.as_deref().map(|header| looking.open_header(header));
-            let detached = detached.transpose()?;
-            let medium = HeaderImage(detached.as_ref().unwrap_or(&file));
-            // If there is no header, that is told below.
-            if let Ok((header, damage)) = Header::read(&medium)
-                && (unbound || looking.is_unbound(&header))
-            {
-                looking.check_kind(&header)?;
-                let open = |key: &[u8]| header.open_key(&medium, key, looking.key_slot);
-                let opened = looking.ask(&image.display().to_string(), open)?;
-                say_verbose(format_args!("Key slot {} unlocked.", opened.keyslot));
-                if let Some(damage) = damage {
-                    say_line(format_args!("{damage}; using the other one"));
-                }
-                return Ok(());
-            }
+        if looking.volume_key_file.is_some() {
+            return looking.unlock(&file, image, KeySource::Arguments)?.tell_of_damage(None);
         }
-        looking.unlock(&file, image, KeySource::Arguments)?.tell_of_damage(None)
-    }
-
-    /// Whether the keyslot that is named holds a key that encrypts nothing of the volume.
-    fn is_unbound(&self, header: &Header) -> bool {
-        let is = |number| {
-            header.keyslots().contains(&number) && !header.volume_keyslots().contains(&number)
-        };
-        self.key_slot.is_some_and(is)
+        let found = looking.find_header(&file, image)?;
+        let medium = HeaderImage(found.detached.as_ref().unwrap_or(&file));
+        let (source, name) = (found.source(&medium), image.display().to_string());
+        let keyslot = looking.key_slot;
+        memory::check_unlock(&found.header, keyslot)?;
+        if unbound || !looking.unlocks_by_token(&found.header, source)? {
+            let opened = looking.ask(&name, |passphrase| match unbound {
+                true => found.header.open_key(source, passphrase, keyslot),
+                false => found.header.test_passphrase(source, passphrase, keyslot),
+            })?;
+            say_verbose(format_args!("Key slot {} unlocked.", opened.keyslot));
+        }
+        tell_of_unrepaired(found.damage.as_ref());
+        Ok(())
     }
 
     /// Whether `--backend` replaces the image.
@@ -379,16 +434,36 @@ impl VolumeArgs {
             let volume = self.plain.unlock(&asked, key)?;
             return Ok(UnlockedImage { volume, header: None, damage: None, detached: None });
         }
+        let found = self.find_header(image, path)?;
+        let medium = HeaderImage(found.detached.as_ref().unwrap_or(image));
+        let volume = self.unlock_header(&found.header, found.source(&medium), name, key)?;
+        let Found { header, damage, detached, .. } = found;
+        Ok(UnlockedImage { volume, header: Some(header), damage, detached })
+    }
+
+    /// Reads the header, and refuses one that the user has not asked for.
+    fn find_header(&self, image: &FileBackend, path: &Path) -> Result<Found, Failure> {
         // Naming the image itself as the header is the same as naming none.
         let elsewhere = self.header.as_deref().filter(|header| !is_same(header, path));
         let detached = elsewhere.map(|header| self.open_header(header)).transpose()?;
-        let medium = detached.as_ref().unwrap_or(image);
-        let place = elsewhere.map_or_else(|| name.to_owned(), |path| path.display().to_string());
-        let (header, damage) = Header::read(&HeaderImage(medium))
-            .map_err(|error| Failure::from(error).about(&place))?;
+        let about = |error| Failure::from(error).about(elsewhere.unwrap_or(path).display());
+        let medium = HeaderImage(detached.as_ref().unwrap_or(image));
+        let pinned = self.pinned(&medium).map_err(about)?;
+        let source: &dyn ReadAt = pinned.as_ref().map_or(&medium, |copy| copy);
+        let (header, damage) = Header::read(source).map_err(about)?;
         self.check_kind(&header)?;
-        let volume = self.unlock_header(&header, medium, name, key)?;
-        Ok(UnlockedImage { volume, header: Some(header), damage, detached })
+        if self.strict {
+            header.check_strictly(damage.as_ref()).map_err(about)?;
+        }
+        Ok(Found { header, damage, detached, pinned })
+    }
+
+    /// The copy of the header that stands for the image from now on, if the user has pinned it.
+    fn pinned(&self, image: &HeaderImage<'_>) -> Result<Option<HeaderCopy>, ucrypt_luks::Error> {
+        let Some(wanted) = self.header_digest else { return Ok(None) };
+        let copy = HeaderCopy::read(image)?;
+        copy.check(wanted)?;
+        Ok(Some(copy))
     }
 
     fn open_header(&self, path: &Path) -> Result<FileBackend, Failure> {
@@ -412,7 +487,7 @@ impl VolumeArgs {
     fn unlock_header(
         &self,
         header: &Header,
-        medium: &FileBackend,
+        source: &dyn ReadAt,
         name: &str,
         key: KeySource,
     ) -> Result<Unlocked, Failure> {
@@ -423,13 +498,19 @@ impl VolumeArgs {
             let key = read_volume_key(path, None)?;
             return Ok(header.unlock_with_volume_key(&key)?);
         }
-        let tokens =
-            self.token.unlock(header, &HeaderImage(medium), self.key_slot, self.batch_mode);
+        memory::check_unlock(header, self.key_slot)?;
+        let tokens = self.token.unlock(header, source, self.key_slot, self.batch_mode);
         if let Some(unlocked) = tokens? {
             return Ok(told(unlocked));
         }
-        let open = |key: &[u8]| header.unlock(&HeaderImage(medium), key, self.key_slot);
+        let open = |key: &[u8]| header.unlock(source, key, self.key_slot);
         Ok(told(self.ask(name, open)?))
+    }
+
+    /// Whether a token opens the volume.
+    fn unlocks_by_token(&self, header: &Header, source: &dyn ReadAt) -> Result<bool, Failure> {
+        let unlocked = self.token.unlock(header, source, self.key_slot, self.batch_mode)?;
+        Ok(unlocked.map(told).is_some())
     }
 
     /// Asks for the passphrase until it opens, as often as the user wants.
@@ -438,17 +519,7 @@ impl VolumeArgs {
         name: &str,
         open: impl Fn(&[u8]) -> ucrypt_luks::Result<T>,
     ) -> Result<T, Failure> {
-        let mut tries = if self.key.is_interactive() { self.tries } else { 1 };
-        loop {
-            let passphrase = self.key.read(&format!("Enter passphrase for {name}"))?;
-            match open(&passphrase) {
-                Err(error @ ucrypt_luks::Error::WrongPassphrase { .. }) if tries > 1 => {
-                    say_line(error);
-                    tries -= 1;
-                }
-                result => return Ok(result?),
-            }
-        }
+        try_passphrases(name, &self.key, self.tries, open)
     }
 
     /// Where the header is, and the flags that `--persistent` stores in it.
@@ -529,7 +600,52 @@ impl VolumeArgs {
         let facts = facts(&volume, unlocked, image);
         let last = unlocked.and_then(|unlocked| unlocked.segments.last());
         let fixed_len = last.and_then(|segment| segment.length).map(|_| facts.size);
-        Ok(Opened { volume, facts, fixed_len })
+        let resume = unlocked.map_or(Ok(None), Resume::of)?;
+        Ok(Opened { volume, facts, fixed_len, resume })
+    }
+}
+
+/// Asks for a passphrase until one opens the header, as often as a person may try.
+fn try_passphrases<T>(
+    name: &str,
+    key: &KeyArgs,
+    tries: u32,
+    open: impl Fn(&[u8]) -> Result<T, ucrypt_luks::Error>,
+) -> Result<T, Failure> {
+    let mut tries = if key.is_interactive() { tries } else { 1 };
+    loop {
+        let passphrase = key.read(&format!("Enter passphrase for {name}"))?;
+        match open(&passphrase) {
+            Err(error @ ucrypt_luks::Error::WrongPassphrase { .. }) if tries > 1 => {
+                say_line(error);
+                tries -= 1;
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// A header that was read.
+struct Found {
+    header: Header,
+    damage: Option<Damage>,
+    /// The file of a detached header.
+    detached: Option<FileBackend>,
+    /// What stands for the image, if the header is pinned.
+    pinned: Option<HeaderCopy>,
+}
+
+impl Found {
+    /// Where the keyslots are read. `medium`: the image that holds the header.
+    fn source<'a>(&'a self, medium: &'a HeaderImage<'a>) -> &'a dyn ReadAt {
+        self.pinned.as_ref().map_or(medium, |copy| copy)
+    }
+}
+
+/// Says that a header copy is damaged and stays so.
+fn tell_of_unrepaired(damage: Option<&Damage>) {
+    if let Some(damage) = damage {
+        say_line(format_args!("{damage}; using the other one; nothing was repaired"));
     }
 }
 
@@ -608,14 +724,18 @@ fn segments(unlocked: &Unlocked, image_len: u64) -> Result<Vec<Segment>, Failure
     let lengths = unlocked.segment_lengths(image_len)?;
     let described = unlocked.segments.iter().zip(lengths);
     let segments = described.map(|(segment, len)| {
-        let cipher = if segment.cipher.is_null() {
-            None
-        } else {
-            Some(segment.cipher(&unlocked.volume_key)?)
-        };
+        let cipher = cipher(segment, &unlocked.volume_key)?;
         Ok(Segment { len, backend_offset: segment.offset, cipher })
     });
-    segments.collect::<Result<_, ucrypt_luks::Error>>().map_err(Failure::from)
+    segments.collect()
+}
+
+/// The cipher of a segment; the null cipher is none.
+fn cipher(segment: &ucrypt_luks::Segment, key: &[u8]) -> Result<Option<SectorCipher>, Failure> {
+    if segment.cipher.is_null() {
+        return Ok(None);
+    }
+    Ok(Some(segment.cipher(key)?))
 }
 
 fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
@@ -633,6 +753,7 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
         read_only: info.read_only,
         discards: info.discard,
         dispatch: volume.policies().to_string(),
+        header: None,
         uuid: unlocked.and_then(|unlocked| unlocked.uuid.clone()),
         keyslot: unlocked.and_then(|unlocked| unlocked.keyslot),
     }

@@ -50,6 +50,31 @@ fn cryptsetup_opens_and_dumps_every_format_the_same() {
 }
 
 #[test]
+fn places_of_data_and_sources_of_keys_are_cryptsetups() {
+    for args in [
+        &["--offset", "0"][..],
+        &["--offset", "2048"],
+        &["--offset", "8192", "--luks2-keyslots-size", "4m"],
+        &["--volume-key-file", "/dev/urandom", "--key-size", "512"],
+    ] {
+        let (ours, theirs) = (Scratch::new(), Scratch::new());
+        let said = stderr(&ours.format(&[args, CHEAP].concat()));
+        let image = theirs.image();
+        let format = [&["luksFormat", "-q", text(&image)], args, CHEAP].concat();
+        good(&run("cryptsetup", &format, PASSPHRASE));
+        let places = |image: &Path| {
+            let dump = good(&run("cryptsetup", &["luksDump", text(image)], b""));
+            let is_place = |line: &&str| line.contains("offset:") || line.contains("area:");
+            dump.lines().filter(is_place).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(places(&ours.image()), places(&image), "{args:?}");
+        cryptsetup_opens(&ours.image(), &[]);
+        let shrunk = args.contains(&"4m");
+        assert_eq!(said.contains("keyslots area size changed to 4161536 bytes"), shrunk, "{said}");
+    }
+}
+
+#[test]
 fn a_cipher_without_a_mode_is_stored_as_cryptsetup_stores_it() {
     for kind in ["luks1", "luks2"] {
         let (ours, theirs) = (Scratch::new(), Scratch::new());

@@ -44,6 +44,39 @@ fn keys_are_added_and_removed_as_cryptsetup_does_it() {
     }
 }
 
+/// Both programs say each derivation of a keyslot's key with `--debug`.
+#[test]
+fn adding_and_changing_keys_takes_no_more_derivations_than_cryptsetup() {
+    const COSTS: &[&str] =
+        &["--pbkdf", "argon2id", "--pbkdf-memory", "1024", "--pbkdf-force-iterations", "4"];
+    let both = Both::new(LUKS2);
+    // From here on, each keyslot costs memory.
+    for image in [&both.ours, &both.theirs] {
+        let convert = [&["luksConvertKey"], COSTS, &[text(image)]].concat();
+        good(&run("cryptsetup", &convert, b"one"));
+    }
+    for (args, stdin, needed) in [
+        (&["luksAddKey"][..], &b"one\ntwo"[..], 2),
+        (&["luksAddKey"], b"two\nthree", 3),
+        (&["luksChangeKey"], b"three\nthird", 4),
+        (&["luksChangeKey", "-S", "0"], b"one\nfirst", 2),
+    ] {
+        let args = [args, COSTS, &["--debug", "IMAGE"]].concat();
+        let [ours, theirs] =
+            [(UCRYPT, &both.ours), ("cryptsetup", &both.theirs)].map(|(program, image)| {
+                let place = |arg: &&'static str| if *arg == "IMAGE" { text(image) } else { *arg };
+                let ran = run(program, &args.iter().map(place).collect::<Vec<_>>(), stdin);
+                good(&ran);
+                let said = stderr(&ran) + &String::from_utf8_lossy(&ran.stdout);
+                let words = ["# Running keyslot key derivation.", "# Deriving a key with "];
+                said.lines().filter(|line| words.iter().any(|word| line.starts_with(word))).count()
+            });
+        // One for each keyslot that is tried, and one for the new keyslot.
+        assert_eq!(ours, needed, "{args:?}");
+        assert!(ours <= theirs, "{args:?}: {ours} derivations, cryptsetup {theirs}");
+    }
+}
+
 #[test]
 fn wrong_passphrases_and_numbers_are_refused_with_cryptsetups_codes_and_nothing_changes() {
     for kind in [LUKS2, LUKS1] {

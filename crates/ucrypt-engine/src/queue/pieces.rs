@@ -77,7 +77,7 @@ impl<'a> Plain<'a> {
         sector: u64,
         to: &mut [u8],
     ) -> Option<Result<(), Errno>> {
-        let size = segments[segment].sector_size() as usize;
+        let size = segments[segment].sector_size as usize;
         self.runs(to.len(), size, |at, plain| {
             let to = to.get_mut(at..at + plain.len())?;
             segments.encrypt_from(segment, sector + at as u64 / 512, plain, to)
@@ -92,7 +92,7 @@ impl<'a> Plain<'a> {
         sector: u64,
         len: usize,
     ) -> Option<Result<(), Errno>> {
-        let size = segments[segment].sector_size() as usize;
+        let size = segments[segment].sector_size as usize;
         self.runs(len, size, |at, plain| {
             segments.encrypt_mapped(segment, sector + at as u64 / 512, plain)
         })

@@ -57,6 +57,8 @@ impl Queue {
                 self.volume.locks.lock_or_sleep(&request.range, request.mode, self.wakers.own());
             if request.locked {
                 self.launch(index, None);
+            } else if self.volume.is_abandoned() {
+                self.give_up(index);
             } else {
                 self.parked.push_back(index);
             }
@@ -64,6 +66,19 @@ impl Queue {
         if !self.parked.is_empty() {
             self.wakers.is_with_a_lock();
         }
+    }
+
+    /// Ends a parked request of a volume that will not get its key again.
+    fn give_up(&mut self, index: u32) {
+        let request = &mut self.requests[index as usize];
+        request.error = Some(Errno::IO);
+        if request.mode != Mode::Shared {
+            self.volume.locks.give_up(&request.range, request.mode);
+        }
+        if matches!(request.kind, RequestKind::Write | RequestKind::Discard) {
+            self.volume.count_unwritten(request.len);
+        }
+        self.end_request(index);
     }
 
     /// Passes a request that has its range to the machine.

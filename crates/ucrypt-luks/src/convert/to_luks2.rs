@@ -212,7 +212,10 @@ impl<'a> Plan<'a> {
             ("keyslots_size", decimal(self.room.end - self.room.start)),
         ]);
         let json = Json::object([
-            ("keyslots", Json::Object(keyslots.collect())),
+            (
+                "keyslots",
+                Json::Object(keyslots.map(|(number, keyslot)| (number.into(), keyslot)).collect()),
+            ),
             ("tokens", Json::object([])),
             ("segments", Json::object([("0", segment)])),
             ("digests", Json::object([("0", digest)])),

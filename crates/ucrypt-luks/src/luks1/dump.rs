@@ -76,5 +76,5 @@ fn keyslot_json(number: usize, keyslot: &Keyslot) -> Json {
         members.push(("iterations".to_owned(), keyslot.iterations.into()));
         members.push(("salt".to_owned(), hex(&keyslot.salt)));
     }
-    Json::Object(members)
+    members.into()
 }

@@ -172,7 +172,7 @@ impl Change {
 /// Adds `number` to the array `list` of an object, if it is not there.
 pub(super) fn add_reference(object: &mut Json, list: &str, number: u32) {
     if let Some(Json::Array(items)) = object.get_mut(list) {
-        let item = Json::String(number.to_string());
+        let item = Json::from(number.to_string());
         if !items.contains(&item) {
             items.push(item);
         }
@@ -182,7 +182,7 @@ pub(super) fn add_reference(object: &mut Json, list: &str, number: u32) {
 /// Removes `number` from the array `list` of an object. Returns whether it was there.
 pub(super) fn remove_reference(object: &mut Json, list: &str, number: u32) -> bool {
     let Some(Json::Array(items)) = object.get_mut(list) else { return false };
-    let (before, item) = (items.len(), Json::String(number.to_string()));
+    let (before, item) = (items.len(), Json::from(number.to_string()));
     items.retain(|other| *other != item);
     items.len() < before
 }

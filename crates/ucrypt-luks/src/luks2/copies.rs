@@ -238,6 +238,11 @@ impl Header {
         Self::parse(bytes, Copy::Primary, 0).map_err(|unusable| unusable.problem)
     }
 
+    /// The header in the bytes of a primary copy alone.
+    pub(crate) fn of_primary(bytes: &[u8]) -> Result<Self> {
+        Self::parse(bytes.to_vec(), Copy::Primary, 0).map_err(|unusable| unusable.problem)
+    }
+
     fn read_copy(image: &dyn ReadAt, copy: Copy, offset: u64) -> Candidate {
         let what = format!("the {copy} LUKS2 header");
         let largest = HEADER_SIZES[HEADER_SIZES.len() - 1];
@@ -285,10 +290,14 @@ impl Header {
         Err(first)
     }
 
+    /// The byte after the keyslots area, which is the last part of a header.
+    pub(crate) fn end(&self) -> u64 {
+        2 * self.binary.header_size + self.metadata.config.keyslots_size
+    }
+
     /// Refuses an image that ends before the keyslots area does.
     fn check_size(&self, image: &dyn ReadAt) -> Result<()> {
-        let offset = 2 * self.binary.header_size;
-        let end = offset + self.metadata.config.keyslots_size;
+        let (offset, end) = (2 * self.binary.header_size, self.end());
         let image_len = image.len();
         if end > image_len {
             let what = "the keyslots area of LUKS2".to_owned();

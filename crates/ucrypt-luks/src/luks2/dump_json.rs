@@ -44,7 +44,7 @@ fn list<T>(objects: &BTreeMap<u32, T>, members: impl Fn(u32, &T) -> Members) -> 
     let item = |(id, object): (&u32, &T)| {
         let id_member = [("id", (*id).into())];
         let all = id_member.into_iter().chain(members(*id, object));
-        Json::Object(all.map(|(key, value)| (key.to_owned(), value)).collect())
+        Json::Object(all.map(|(key, value)| (key.into(), value)).collect())
     };
     Json::Array(objects.iter().map(item).collect())
 }
@@ -113,7 +113,7 @@ fn kdf_json(kdf: &Kdf, salt: &[u8]) -> Json {
         Kdf::Unknown(_) => {}
     }
     put("salt", hex(salt));
-    Json::Object(members)
+    members.into()
 }
 
 fn token_json(token: &Token) -> Members {

@@ -59,7 +59,7 @@ pub fn format(
     let number = volume.keyslot.to_string();
     let digest = digest(&volume.volume_key, &volume.pbkdf, &[&number], &["0"], tools)?;
     let json = Json::object([
-        ("keyslots", Json::Object(vec![(number, keyslot)])),
+        ("keyslots", vec![(number, keyslot)].into()),
         ("tokens", Json::object([])),
         ("segments", Json::object([("0", segment(volume, options, layout.data_offset))])),
         ("digests", Json::object([("0", digest)])),
@@ -90,12 +90,11 @@ impl Layout {
         let both = 2 * header_size;
         // The format requires room for the header in front of data that does not begin at 0.
         let behind = volume.data_offset.filter(|offset| *offset != 0 || !volume.detached);
+        let room = behind.map_or(KEYSLOTS_SIZE_MAX, |offset| offset.saturating_sub(both));
+        let room = room.min(KEYSLOTS_SIZE_MAX) / AREA_ALIGNMENT * AREA_ALIGNMENT;
         let keyslots_size = match (options.keyslots_size, behind) {
-            (Some(size), _) => size,
-            (None, Some(offset)) => {
-                let room = offset.saturating_sub(both).min(KEYSLOTS_SIZE_MAX);
-                room - room % AREA_ALIGNMENT
-            }
+            (Some(size), _) => size.min(room),
+            (None, Some(_)) => room,
             (None, None) => DEFAULT_SIZE - both,
         };
         let end = both + keyslots_size;

@@ -111,11 +111,11 @@ pub(super) fn digest(
 
 /// A decimal string, because JSON numbers are not safe above 2^53.
 pub(crate) fn decimal(number: u64) -> Json {
-    Json::String(number.to_string())
+    number.to_string().into()
 }
 
 pub(crate) fn base64(bytes: &[u8]) -> Json {
-    Json::String(BASE64.encode(bytes))
+    BASE64.encode(bytes).into()
 }
 
 fn kdf_json(kdf: &Kdf, salt: &[u8]) -> Json {
@@ -134,5 +134,5 @@ fn kdf_json(kdf: &Kdf, salt: &[u8]) -> Json {
         Kdf::Unknown(_) => {}
     }
     put("salt", base64(salt));
-    Json::Object(members)
+    members.into()
 }

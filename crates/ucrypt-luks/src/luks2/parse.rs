@@ -11,7 +11,7 @@ use super::metadata::{
     Segment, SegmentKind, Token,
 };
 use crate::error::{Error, Result};
-use crate::json::Json;
+use crate::json::{Json, Text};
 use crate::kdf::{Argon2Variant, Kdf};
 
 /// Largest number of objects of each kind in a header: cryptsetup's limits.
@@ -192,7 +192,7 @@ impl<'a> Node<'a> {
         self.optional(key).ok_or_else(|| self.broken(format!("\"{key}\" is missing")))
     }
 
-    fn members(&self) -> Result<&'a [(String, Json)]> {
+    fn members(&self) -> Result<&'a [(Text, Json)]> {
         match self.value {
             Json::Object(members) => Ok(members),
             _ => Err(self.broken("it is not an object")),

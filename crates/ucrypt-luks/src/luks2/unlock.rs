@@ -95,8 +95,33 @@ impl Header {
         passphrase: &[u8],
         keyslot: Option<u32>,
     ) -> Result<OpenedKey> {
+        self.open_key_of(image, passphrase, keyslot, |_| true)
+    }
+
+    /// As [`open_key`](Self::open_key); without a `keyslot`, only those that hold the key of the
+    /// volume. The segments need not be usable.
+    pub fn test_passphrase(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+    ) -> Result<OpenedKey> {
+        if let Some(requirement) = self.metadata.config.requirements.first() {
+            return Err(Error::unsupported("LUKS2 requirement", requirement));
+        }
+        let is_tried = |number| keyslot.is_some() || !self.metadata.is_unbound(number);
+        self.open_key_of(image, passphrase, keyslot, is_tried)
+    }
+
+    fn open_key_of(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+        is_tried: impl Fn(u32) -> bool,
+    ) -> Result<OpenedKey> {
         let mut attempts = Attempts::default();
-        for number in self.candidates(keyslot, |_| true)? {
+        for number in self.candidates(keyslot, is_tried)? {
             let digest = self.metadata.digests_of_keyslot(number);
             let Some(digest) = digest.first().and_then(|id| self.metadata.digests.get(id)) else {
                 continue;
@@ -115,7 +140,12 @@ impl Header {
     /// Refuses a key that the ciphers of the segments do not take. PBKDF2 gives a key the same
     /// digest with and without trailing zero bytes, so the digest alone does not tell the length.
     fn check_key_len(&self, key: &[u8]) -> Result<()> {
-        self.usable_segments()?.iter().try_for_each(|segment| segment.cipher(key).map(drop))
+        match self.usable_segments() {
+            Ok(segments) => segments.iter().try_for_each(|segment| segment.cipher(key).map(drop)),
+            // Nobody here knows the ciphers, and nothing is decrypted by them.
+            Err(Error::Unsupported { .. } | Error::Cipher { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The one digest of all segments, with its number.

@@ -350,3 +350,175 @@ pub(crate) fn edit(json: &mut Vec<u8>, random: &mut Rng) {
         }
     }
 }
+
+/// LUKS2 metadata with one to three changes that keep it JSON: members that are missing, new,
+/// renamed or of another type, numbers at their limits, objects that are there twice.
+pub(crate) fn mutated(metadata: &serde_json::Value, random: &mut Rng) -> Vec<u8> {
+    let mut metadata = metadata.clone();
+    for _ in 0..=random.usize(..3) {
+        mutate(&mut metadata, random);
+    }
+    metadata.to_string().into_bytes()
+}
+
+/// Values that a header may have somewhere.
+fn some_value(random: &mut Rng) -> serde_json::Value {
+    use serde_json::json;
+    let values = [
+        json!(0),
+        json!(1),
+        json!(2),
+        json!(32),
+        json!(64),
+        json!(128),
+        json!(4000),
+        json!(4001),
+        json!(-1),
+        json!(1.5),
+        json!(u32::MAX),
+        json!(u64::from(u32::MAX) + 1),
+        json!(u64::MAX),
+        json!("0"),
+        json!("1"),
+        json!("7"),
+        json!("31"),
+        json!("32"),
+        json!("00"),
+        json!("512"),
+        json!("4096"),
+        json!("8192"),
+        json!("32768"),
+        json!("131072"),
+        json!("1048576"),
+        json!("18446744073709551615"),
+        json!("18446744073709551616"),
+        json!("-1"),
+        json!("+1"),
+        json!(" 1"),
+        json!("1 "),
+        json!("0x10"),
+        json!("dynamic"),
+        json!("Dynamic"),
+        json!(""),
+        json!("crypt"),
+        json!("linear"),
+        json!("luks2"),
+        json!("reencrypt"),
+        json!("raw"),
+        json!("none"),
+        json!("luks1"),
+        json!("pbkdf2"),
+        json!("argon2i"),
+        json!("argon2id"),
+        json!("sha1"),
+        json!("sha256"),
+        json!("SHA256"),
+        json!("sha512"),
+        json!("nohash"),
+        json!("aes-xts-plain64"),
+        json!("aes-cbc-essiv:sha256"),
+        json!("cipher_null-ecb"),
+        json!("AAAA"),
+        json!("AAA="),
+        json!("AAA"),
+        json!("A A="),
+        json!("=AAA"),
+        json!("????"),
+        json!([]),
+        json!({}),
+        json!(null),
+        json!(true),
+        json!(["0"]),
+        json!(["1"]),
+        json!([0]),
+        json!(["0", "0"]),
+        json!(["in-reencryption"]),
+        json!(["backup-final"]),
+        json!(["allow-discards"]),
+        json!(["unknown-flag"]),
+        json!([""]),
+        json!([1]),
+        json!({"mandatory": []}),
+        json!({"mandatory": ["online-reencrypt"]}),
+        json!({"mandatory": ["later"]}),
+        json!({"mandatory": "x"}),
+        json!({"0": {}}),
+    ];
+    values[random.usize(..values.len())].clone()
+}
+
+/// Changes one place of a JSON value.
+fn mutate(value: &mut serde_json::Value, random: &mut Rng) {
+    use serde_json::Value;
+    // Names that a header knows, to be added where they are not.
+    const NAMES: &[&str] = &[
+        "0",
+        "1",
+        "2",
+        "7",
+        "31",
+        "32",
+        "01",
+        "x",
+        "type",
+        "keyslots",
+        "segments",
+        "digests",
+        "tokens",
+        "config",
+        "flags",
+        "requirements",
+        "priority",
+        "integrity",
+        "size",
+        "offset",
+        "json_size",
+        "keyslots_size",
+        "af",
+        "area",
+        "kdf",
+        "salt",
+        "digest",
+        "key_size",
+        "iterations",
+        "time",
+        "memory",
+        "cpus",
+        "hash",
+        "stripes",
+        "encryption",
+        "sector_size",
+        "iv_tweak",
+        "key_description",
+        "journal_encryption",
+    ];
+    let at_random = |random: &mut Rng, len: usize| random.usize(..len);
+    match value {
+        Value::Object(members) if !members.is_empty() && random.u8(..10) > 0 => {
+            let keys: Vec<String> = members.keys().cloned().collect();
+            let key = &keys[at_random(random, keys.len())];
+            match random.u8(..10) {
+                0 => drop(members.remove(key)),
+                1 => {
+                    // A copy under another name: a second keyslot, digest or segment.
+                    let copy = members[key].clone();
+                    members.insert(NAMES[at_random(random, NAMES.len())].into(), copy);
+                }
+                2 => {
+                    let name = NAMES[at_random(random, NAMES.len())];
+                    members.insert(name.into(), some_value(random));
+                }
+                _ => mutate(members.get_mut(key).unwrap(), random),
+            }
+        }
+        Value::Array(items) if random.bool() => match items.len() {
+            0 => items.push(some_value(random)),
+            len => match random.u8(..3) {
+                0 => drop(items.remove(at_random(random, len))),
+                1 => items.push(items[0].clone()),
+                _ => items[0] = some_value(random),
+            },
+        },
+        _ => *value = some_value(random),
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! Two checks decide who may ask: the mode of the socket, and the user at the other end.
 
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -12,10 +13,13 @@ use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, sockopt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use ucrypt_luks::KEY_LEN_MAX;
+use zeroize::Zeroizing;
 
 use crate::ending::END_LIMIT;
 use crate::events::Event;
 use crate::failure::Failure;
+use crate::passphrase::Secret;
 use crate::runtime::RuntimePaths;
 
 /// Longest request, in bytes.
@@ -44,12 +48,50 @@ pub(super) enum Request {
     Resize {
         bytes: Option<u64>,
     },
+    /// Finish what is under way, then wipe the key.
+    Suspend,
+    /// Take the key back. It follows, so many bytes, after the server has said that it waits for it:
+    /// it is in no buffer of a parser.
+    Resume {
+        key_len: u32,
+    },
 }
 
 /// Sends a request to the server of a name, and returns the answer.
 pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failure> {
     let name = paths.name();
-    let stream = UnixStream::connect(paths.socket()).map_err(|error| match error.kind() {
+    let stream = connect(paths)?;
+    let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * END_LIMIT };
+    answered(name, exchange(stream, request, patience))
+}
+
+/// Sends a volume key to the server of a suspended volume, and returns the answer.
+pub(super) fn resume(paths: &RuntimePaths, key: &[u8]) -> Result<Value, Failure> {
+    let mut stream = connect(paths)?;
+    let hand_over = || {
+        let request = Request::Resume { key_len: key.len() as u32 };
+        let asked = exchange(stream.try_clone()?, request, STATUS_PATIENCE)?;
+        if asked.as_ref().is_none_or(|asked| asked.get("error").is_some()) {
+            return Ok(asked);
+        }
+        stream.write_all(key)?;
+        receive_answer(stream)
+    };
+    answered(paths.name(), hand_over())
+}
+
+fn answered(name: &str, answer: io::Result<Option<Value>>) -> Result<Value, Failure> {
+    let answer = answer.map_err(|error| {
+        Failure::device(format!("the server of {name} does not answer: {error}; its log says more"))
+    })?;
+    answer.ok_or_else(|| {
+        Failure::device(format!("the server of {name} has ended meanwhile; its log says why"))
+    })
+}
+
+fn connect(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
+    let name = paths.name();
+    UnixStream::connect(paths.socket()).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::denied(format!(
             "{name} is another user's ({}: {error})",
             paths.socket().display()
@@ -60,13 +102,6 @@ pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failu
         _ => Failure::device(format!(
             "the server of {name} was killed; ucrypt close {name} removes what it left"
         )),
-    })?;
-    let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * END_LIMIT };
-    let answer = exchange(stream, request, patience).map_err(|error| {
-        Failure::device(format!("the server of {name} does not answer: {error}; its log says more"))
-    })?;
-    answer.ok_or_else(|| {
-        Failure::device(format!("the server of {name} has ended meanwhile; its log says why"))
     })
 }
 
@@ -91,6 +126,10 @@ fn exchange(
         Err(error) if !has_hung_up(&error) => return Err(error),
         _ => {}
     }
+    receive_answer(stream)
+}
+
+fn receive_answer(stream: UnixStream) -> io::Result<Option<Value>> {
     let mut answer = String::new();
     match BufReader::new(stream).read_line(&mut answer) {
         Err(error) if has_hung_up(&error) => Ok(None),
@@ -105,7 +144,22 @@ fn has_hung_up(error: &io::Error) -> bool {
 }
 
 /// A request, and the stream for its answer.
-pub(super) type Asked = (Request, UnixStream);
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) request: Request,
+    pub(super) stream: UnixStream,
+    /// The key that came with [`Request::Resume`].
+    pub(super) key: Key,
+}
+
+/// A volume key on its way; empty with all other requests.
+pub(super) struct Key(pub(super) Secret);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
 
 /// Listens on the control socket, and delivers each request.
 pub(super) fn start(paths: &RuntimePaths, sender: Sender<Event<Asked>>) -> Result<(), Failure> {
@@ -144,7 +198,8 @@ fn accept(listener: &UnixListener, sender: &Sender<Event<Asked>>) {
             continue;
         }
         let Some(request) = receive(&stream) else { continue };
-        if sender.send(Event::Asked((request, stream))).is_err() {
+        let Some(key) = receive_key(&stream, request) else { continue };
+        if sender.send(Event::Asked(Asked { request, stream, key: Key(key) })).is_err() {
             return;
         }
     }
@@ -163,6 +218,16 @@ fn receive(stream: &UnixStream) -> Option<Request> {
     let mut line = String::new();
     BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut line).ok()?;
     serde_json::from_str(&line).ok()
+}
+
+/// Takes the key of [`Request::Resume`], without a buffer that nobody wipes.
+fn receive_key(mut stream: &UnixStream, request: Request) -> Option<Secret> {
+    let Request::Resume { key_len } = request else { return Some(Secret::default()) };
+    let len = usize::try_from(key_len).ok().filter(|len| (1..=KEY_LEN_MAX).contains(len))?;
+    let mut key = Zeroizing::new(vec![0; len]);
+    writeln!(stream, "{}", json!({ "waits_for": "key" })).ok()?;
+    stream.read_exact(&mut key).ok()?;
+    Some(key)
 }
 
 pub(super) fn reply(mut stream: UnixStream, answer: &Value) {

@@ -12,7 +12,8 @@ use super::control::{self, Asked, OPEN, Request};
 use super::link::Link;
 use super::name_lock::NameLock;
 use super::resilience::Resilience;
-use super::show::{CLOSING, DEFERRED, ENDING};
+use super::show::{CLOSING, DEFERRED, ENDING, SUSPENDED};
+use super::suspend::Suspension;
 use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
@@ -41,6 +42,7 @@ pub(super) struct Life {
     pub(super) device: String,
     pub(super) last_flush: LastFlush,
     pub(super) resilience: Resilience,
+    pub(super) suspension: Suspension,
     pub(super) troubles: Troubles,
     /// Limits the time from a signal on.
     pub(super) limit_of_all: Option<Watchdog>,
@@ -75,33 +77,40 @@ impl Life {
         let mut due = None;
         loop {
             let looks = deferred || closing.is_some() || ending.is_some();
+            let looks = looks || self.suspension.is_ending();
             match events.next(looks, due) {
-                Some(Event::Asked((Request::Status, stream))) => {
-                    let state = match deferred {
-                        _ if ending.is_some() => ENDING,
-                        _ if closing.is_some() => CLOSING,
-                        true => DEFERRED,
-                        false => OPEN,
-                    };
-                    control::reply(stream, &self.status(state));
-                }
-                Some(Event::Asked((Request::Close, stream))) if closing.is_some() => {
-                    let failure = Failure::busy(format!("{name} is being closed already"));
-                    control::reply(stream, &control::refusal(&failure));
-                }
-                Some(Event::Asked((Request::Close, stream))) => {
-                    closing = Some((stream, Instant::now()));
-                }
-                Some(Event::Asked((Request::CloseDeferred, stream))) => {
-                    deferred = true;
-                    self.exports.detach();
-                    self.link = None;
-                    control::reply(stream, &json!({ "deferred": true }));
-                }
-                Some(Event::Asked((Request::Resize { bytes }, stream))) => {
-                    let resized = self.resize(bytes);
-                    control::reply(stream, &control::answer(&resized, "resized"));
-                }
+                Some(Event::Asked(Asked { request, stream, key })) => match request {
+                    Request::Status => {
+                        let state = match deferred {
+                            _ if ending.is_some() => ENDING,
+                            _ if closing.is_some() => CLOSING,
+                            true => DEFERRED,
+                            false if self.suspension.is_suspended() => SUSPENDED,
+                            false => OPEN,
+                        };
+                        control::reply(stream, &self.status(state));
+                    }
+                    Request::Close if closing.is_some() => {
+                        let failure = Failure::busy(format!("{name} is being closed already"));
+                        control::reply(stream, &control::refusal(&failure));
+                    }
+                    Request::Close => closing = Some((stream, Instant::now())),
+                    Request::CloseDeferred => {
+                        deferred = true;
+                        self.exports.detach();
+                        self.link = None;
+                        control::reply(stream, &json!({ "deferred": true }));
+                    }
+                    Request::Resize { bytes } => {
+                        let resized = self.resize(bytes);
+                        control::reply(stream, &control::answer(&resized, "resized"));
+                    }
+                    Request::Suspend => self.suspension.begin(&name, &self.opened, stream),
+                    Request::Resume { .. } => {
+                        let resumed = self.suspension.end(&name, &self.opened, &key.0);
+                        control::reply(stream, &control::answer(&resumed, "resumed"));
+                    }
+                },
                 Some(Event::Signal(_)) if ending.is_some() => {
                     return ending.map_or(End::Signal, |ending| End::InUse(ending.left(&name)));
                 }
@@ -111,6 +120,7 @@ impl Life {
                 }
                 Some(Event::Look) | None => {}
             }
+            self.suspension.step(&name, &self.opened.volume);
             due = self.troubles.look(&self.opened);
             if let Some((stream, since)) = closing.take() {
                 if self.is_unused(deferred) {
@@ -118,8 +128,13 @@ impl Life {
                 }
                 let users = self.exports.users();
                 let patience = if users.is_empty() { UNSEEN_PATIENCE } else { USERS_PATIENCE };
+                let abandoned = self.opened.volume.is_abandoned();
                 if since.elapsed() < patience {
                     closing = Some((stream, since));
+                } else if users.is_empty() && self.suspension.is_suspended() && !abandoned {
+                    // Whoever sent what waits for the key has gone.
+                    self.opened.volume.abandon();
+                    closing = Some((stream, Instant::now()));
                 } else {
                     let failure = self.in_use(&name, &users, deferred);
                     control::reply(stream, &control::refusal(&failure));
@@ -160,6 +175,9 @@ impl Life {
     /// Finishes accepted requests, flushes, and leaves nothing behind.
     fn end(self, end: End) -> Result<(), Failure> {
         let Self { paths, claim, opened, exports, link, last_flush, mut troubles, .. } = self;
+        if !matches!(self.suspension, Suspension::None) {
+            opened.volume.abandon();
+        }
         let (limit, waiting) = match &end {
             End::Closed(stream) => (END_LIMIT, stream.try_clone().ok()),
             End::Unused => (END_LIMIT, None),
@@ -175,6 +193,11 @@ impl Life {
         let stopped = exports.stop();
         troubles.tell(&opened);
         let flushed = last_flush.run().and(stopped);
+        let written = written(&opened);
+        if let (Err(lost), Err(_)) = (&written, &flushed) {
+            say_line(lost);
+        }
+        let flushed = flushed.and(written);
         // Release the image and the name before telling anyone.
         drop(opened);
         drop(link);
@@ -213,6 +236,7 @@ impl Life {
         json!({
             "active": true,
             "state": state,
+            "suspended": self.suspension.is_suspended(),
             "device": self.device,
             "volume": self.opened.facts,
             "counters": {
@@ -230,6 +254,17 @@ impl Life {
             "export": self.exports.facts(),
             "server": self.resilience.status(),
         })
+    }
+}
+
+/// Fails if writes were waiting for the key of a suspended volume that has ended.
+fn written(opened: &Opened) -> Result<(), Failure> {
+    match opened.volume.unwritten() {
+        (0, _) => Ok(()),
+        (count, bytes) => Err(Failure::device(format!(
+            "the volume ended while it was suspended: writes that waited for the key are lost \
+             ({count}, {bytes} bytes)"
+        ))),
     }
 }
 

@@ -8,6 +8,8 @@ use serde_json::Value;
 pub(super) const DEFERRED: &str = "deferred";
 pub(super) const ENDING: &str = "ending";
 pub(super) const CLOSING: &str = "closing";
+/// State of a volume that has no key.
+pub(super) const SUSPENDED: &str = "suspended";
 
 /// The meaning of a failed flush.
 pub(crate) const FLUSH_FAILED: &str = "acknowledged writes may be lost, and no flush succeeds any more: \
@@ -27,6 +29,7 @@ pub(super) fn list(volumes: &[Value]) -> String {
             text(&status["name"]),
             match status["state"].as_str() {
                 Some(DEFERRED | ENDING | CLOSING) => "(closing)".into(),
+                Some(SUSPENDED) => format!("{} (suspended)", text(&status["device"])),
                 _ => text(&status["device"]),
             },
             text(&volume["type"]).to_uppercase(),
@@ -102,7 +105,11 @@ pub(super) fn status(status: &Value) -> String {
     for note in server["notes"].as_array().into_iter().flatten() {
         lines.push(("note", text(note)));
     }
+    if status["suspended"] == true {
+        lines.push(("suspended", "requests wait; ucrypt luksResume gives the key back".into()));
+    }
     let state = match status["state"].as_str() {
+        Some(SUSPENDED) => " and is suspended",
         Some(DEFERRED) => ", and closes with its last user",
         Some(ENDING | CLOSING) => ", and waits for its last user to end",
         _ => "",

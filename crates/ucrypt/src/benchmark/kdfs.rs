@@ -11,6 +11,7 @@ use super::measure::{SLICES_MIN, median, slice};
 use super::report::Report;
 use crate::failure::Failure;
 use crate::machine::machine;
+use crate::memory;
 
 /// Hashes to measure without `--hash`: cryptsetup's set.
 const HASHES: &[Hash] = &[Hash::Sha1, Hash::Sha256, Hash::Sha512, Hash::Ripemd160, Hash::Whirlpool];
@@ -73,6 +74,7 @@ impl Kdfs {
                     report.pbkdf2(pbkdf.hash.name(), speed, self.key_bits)?;
                 }
                 PbkdfKind::Argon2i | PbkdfKind::Argon2id => {
+                    memory::tell_of_bound(pbkdf);
                     let begin = Instant::now();
                     let mut clock = || begin.elapsed();
                     let kdf = pbkdf.resolve(self.key_bits / 8, machine(), &mut clock)?;

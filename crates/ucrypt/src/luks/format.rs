@@ -18,6 +18,7 @@ use super::image::{HeaderImage, NewFile, open_to_format, reserve};
 use super::keys::created;
 use crate::failure::Failure;
 use crate::machine::machine;
+use crate::memory;
 use crate::passphrase::{Secret, read_volume_key};
 use crate::secrecy;
 use crate::stdio::say;
@@ -30,6 +31,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     }
     // Report wrong and ignored options before touching anything.
     let mut volume = describe(args)?;
+    memory::tell_of_bound(&volume.pbkdf);
     for option in args.ignored()? {
         say(&format!("WARNING: The {option} option is being ignored.\n"));
     }
@@ -128,7 +130,9 @@ fn volume_key(args: &FormatArgs) -> Result<Secret, Failure> {
         };
         return Ok(random_volume_key(len, &mut random)?);
     };
-    let key = read_volume_key(path, None)?;
+    // A device such as /dev/urandom has no end.
+    let has_end = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+    let key = read_volume_key(path, (!has_end).then_some(u64::from(len)))?;
     if key.len() != len as usize {
         return Err(Failure::wrong(format!(
             "the volume key in {} has {} bits, --key-size says {}",
@@ -177,6 +181,10 @@ fn make(
         keyslots_size: luks2.luks2_keyslots_size,
     };
     let (header, writes) = luks2::format(volume, &options, passphrase, &mut tools)?;
+    let keyslots_size = header.metadata.config.keyslots_size;
+    if options.keyslots_size.is_some_and(|asked| asked != keyslots_size) {
+        say(&format!("WARNING: LUKS2 keyslots area size changed to {keyslots_size} bytes.\n"));
+    }
     Ok((Header::Luks2(Box::new(header)), writes))
 }
 

@@ -161,9 +161,11 @@ impl FormatArgs {
         Ok(ignored)
     }
 
-    /// First byte of the data, if it was chosen.
+    /// First byte of the data, if it was chosen. As in cryptsetup, 0 in front of the header's own image
+    /// chooses nothing.
     pub(super) fn data_offset(&self) -> Result<Option<u64>, Failure> {
-        self.offset.map(|sectors| in_bytes("--offset", sectors)).transpose()
+        let chosen = self.offset.filter(|sectors| *sectors > 0 || self.header.is_some());
+        chosen.map(|sectors| in_bytes("--offset", sectors)).transpose()
     }
 
     /// What the default data offset is a multiple of. 0 is the default, as in cryptsetup.

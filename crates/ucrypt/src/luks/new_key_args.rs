@@ -7,6 +7,7 @@ use ucrypt_sector::CipherSpec;
 
 use super::pbkdf_args::PbkdfArgs;
 use crate::failure::Failure;
+use crate::memory;
 use crate::passphrase::{KeyArgs, Secret};
 use crate::stdio::say;
 
@@ -112,6 +113,7 @@ impl KeyslotArgs {
             }
         }
         let new = self.new_key(format, b"")?;
+        memory::tell_of_bound(&new.pbkdf);
         for option in self.pbkdf.ignored(&new.pbkdf) {
             say(&format!("WARNING: The {option} option is being ignored.\n"));
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use ucrypt_backend::FileBackend;
-use ucrypt_luks::{Error, Header, Unlocked};
+use ucrypt_luks::{Error, Header, HeaderCopy, Unlocked};
 
 use super::confirm::confirm;
 use super::image::{HeaderImage, open_to_look, read_header};
@@ -37,6 +37,9 @@ pub(crate) struct DumpArgs {
     /// Print JSON: sizes and offsets in bytes, salts and digests in hex
     #[arg(long, conflicts_with_all = ["dump_json_metadata", "dump_volume_key"])]
     json: bool,
+    /// Print the digest of the whole header, for open --header-digest
+    #[arg(long, conflicts_with_all = ["json", "dump_json_metadata", "dump_volume_key"])]
+    header_digest: bool,
     /// Print the JSON metadata of a LUKS2 header as it is stored
     #[arg(long, conflicts_with = "dump_volume_key")]
     dump_json_metadata: bool,
@@ -88,6 +91,11 @@ impl Kind {
 pub(crate) fn dump(args: &DumpArgs) -> Result<(), Failure> {
     let path = args.header.as_ref().unwrap_or(&args.image);
     let image = open_to_look(path)?;
+    if args.header_digest {
+        let copy = HeaderCopy::read(&HeaderImage(&image))
+            .map_err(|error| Failure::from(error).about(path.display()))?;
+        return print(&format!("{}\n", copy.digest()));
+    }
     let header = read_header(&image, path)?;
     let name = path.display().to_string();
     let text = if args.dump_volume_key {

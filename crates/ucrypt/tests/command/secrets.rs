@@ -18,7 +18,7 @@ use crate::server::await_that;
 const MAPPING_MAX: u64 = 256 << 20;
 
 /// Where a process has these bytes in its memory.
-fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
+pub(crate) fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
     let pid = process.as_raw_nonzero();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings");
     let memory = File::open(format!("/proc/{pid}/mem")).expect("only root reads the memory");
@@ -43,7 +43,7 @@ fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
     found
 }
 
-fn volume_key(scratch: &Scratch, image: &Image) -> Vec<u8> {
+pub(crate) fn volume_key(scratch: &Scratch, image: &Image) -> Vec<u8> {
     let file = scratch.path("volume-key");
     let mut dump = cryptsetup();
     dump.args(["luksDump", "--dump-volume-key", "--batch-mode", "--key-file"]);

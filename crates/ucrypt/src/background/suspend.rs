@@ -1,0 +1,160 @@
+//! `luksSuspend` and `luksResume`: an open volume without its key.
+//!
+//! The server finishes the requests under way, then wipes the ciphers, which hold the only copies of
+//! the key. New requests wait. Resuming unlocks the header in the foreground, as `open` does, and
+//! passes the key to the server, which takes no other than the one it had.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use ucrypt_engine::Volume;
+
+use super::control::{self, Request};
+use super::said;
+use crate::failure::Failure;
+use crate::passphrase::KeyArgs;
+use crate::runtime::RuntimePaths;
+use crate::secrecy;
+use crate::volume::{Opened, unlock_again};
+
+/// How long requests under way may take to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Arguments of `luksSuspend`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SuspendArgs {
+    /// Name of the open volume, or the path of its device
+    name: String,
+}
+
+/// Arguments of `luksResume`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResumeArgs {
+    /// Name of the suspended volume, or the path of its device
+    name: String,
+    #[command(flatten)]
+    key: KeyArgs,
+    /// How often a passphrase may be tried at a terminal
+    #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    tries: u32,
+    /// Try only this keyslot
+    #[arg(short = 'S', long, value_name = "NUMBER")]
+    key_slot: Option<u32>,
+    /// Use the volume key in this file instead of a passphrase
+    #[arg(long, alias = "master-key-file", value_name = "FILE", conflicts_with_all = [
+        "key_file", "keyfile_size", "keyfile_offset", "timeout", "key_slot", "tries",
+    ])]
+    volume_key_file: Option<PathBuf>,
+    /// Where the LUKS header is now, if not where it was when the volume was opened
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+}
+
+/// Carries out `luksSuspend`.
+pub(crate) fn suspend(args: &SuspendArgs) -> Result<(), Failure> {
+    let paths = RuntimePaths::of_open(&args.name)?;
+    said(&control::ask(&paths, Request::Suspend)?)
+}
+
+/// Carries out `luksResume`.
+pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
+    secrecy::lock_memory();
+    let paths = RuntimePaths::of_open(&args.name)?;
+    let status = control::ask(&paths, Request::Status)?;
+    let name = paths.name();
+    // Before a passphrase is asked for.
+    if status["suspended"] != true {
+        return Err(not_suspended(name));
+    }
+    let text = |value: &Value| value.as_str().map(PathBuf::from);
+    let image = text(&status["volume"]["image"]).unwrap_or_default();
+    let header = args.header.clone().or_else(|| text(&status["volume"]["header"]));
+    let place = header.unwrap_or(image);
+    let key = match &args.volume_key_file {
+        Some(path) => crate::passphrase::read_volume_key(path, None)?,
+        None => unlock_again(&place, &args.key, args.tries, args.key_slot)?,
+    };
+    said(&control::resume(&paths, &key)?)
+}
+
+fn not_suspended(name: &str) -> Failure {
+    Failure::wrong(format!("{name} is not suspended"))
+}
+
+/// Whether an open volume has its key.
+pub(super) enum Suspension {
+    /// It has.
+    None,
+    /// Requests are under way; the client that waits, and since when.
+    Ending(UnixStream, Instant),
+    /// It has not.
+    Suspended,
+}
+
+impl Suspension {
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self, Self::Ending(..))
+    }
+
+    pub(super) fn is_suspended(&self) -> bool {
+        matches!(self, Self::Suspended)
+    }
+
+    /// Begins to suspend; [`Suspension::step`] answers the client.
+    pub(super) fn begin(&mut self, name: &str, opened: &Opened, stream: UnixStream) {
+        let refusal = match self {
+            Self::Suspended => Some(Failure::wrong(format!("{name} is suspended already"))),
+            Self::Ending(..) => Some(Failure::busy(format!("{name} is being suspended already"))),
+            Self::None if opened.resume.is_none() => Some(Failure::wrong(format!(
+                "{name} has no LUKS header, so nobody could tell whether the key that comes back \
+                 is the right one"
+            ))),
+            Self::None => None,
+        };
+        if let Some(failure) = refusal {
+            return control::reply(stream, &control::refusal(&failure));
+        }
+        opened.volume.halt();
+        *self = Self::Ending(stream, Instant::now());
+    }
+
+    /// Wipes the key once nothing is under way. Gives up if that takes too long.
+    pub(super) fn step(&mut self, name: &str, volume: &Volume) {
+        if !self.is_ending() {
+            return;
+        }
+        let Self::Ending(stream, since) = std::mem::replace(self, Self::Suspended) else {
+            return;
+        };
+        if volume.suspend() {
+            secrecy::scrub_stack();
+            return control::reply(stream, &json!({ "suspended": true }));
+        }
+        if since.elapsed() < PATIENCE {
+            *self = Self::Ending(stream, since);
+            return;
+        }
+        volume.unhalt();
+        *self = Self::None;
+        let failure = Failure::device(format!(
+            "{name} is not suspended: the image has not answered for {} s",
+            PATIENCE.as_secs()
+        ));
+        control::reply(stream, &control::refusal(&failure));
+    }
+
+    /// Gives the volume its key again.
+    pub(super) fn end(&mut self, name: &str, opened: &Opened, key: &[u8]) -> Result<(), Failure> {
+        let resume = opened.resume.as_ref().filter(|_| self.is_suspended());
+        let resume = resume.ok_or_else(|| not_suspended(name))?;
+        let resumed = resume
+            .ciphers(key)
+            .and_then(|ciphers| opened.volume.resume(ciphers).map_err(Failure::wrong));
+        secrecy::scrub_stack();
+        resumed?;
+        *self = Self::None;
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! The control groups of this process that limit its memory: cgroup v2 and v1, with all ancestors
+//! that can be seen from here (Linux, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::Bytes;
+use crate::machine;
+
+/// Limits from here on are none: v1 shows the largest multiple of a page.
+const UNLIMITED: u64 = 1 << 62;
+
+/// A control group with limited memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Limit {
+    /// What its processes may have together, in bytes, with the swap that they may use.
+    pub(super) bytes: u64,
+    /// How much of it is free, or can be freed by dropping caches.
+    pub(super) room: u64,
+    /// The file that holds the limit.
+    file: PathBuf,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this container has {}", Bytes(self.bytes))?;
+        if self.room < self.bytes {
+            write!(f, ", {} of it free", Bytes(self.room))?;
+        }
+        write!(f, " ({})", self.file.display())
+    }
+}
+
+/// The names of a version's files.
+struct Names {
+    limit: &'static str,
+    usage: &'static str,
+    /// Members of `memory.stat` that the kernel frees when memory is short. Shared memory is not
+    /// among them.
+    reclaimable: &'static [&'static str],
+}
+
+const V1: Names = Names {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    reclaimable: &["total_active_file", "total_inactive_file"],
+};
+
+const V2: Names = Names {
+    limit: "memory.max",
+    usage: "memory.current",
+    reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
+};
+
+/// The limits that apply to this process.
+pub(super) fn limits() -> Vec<Limit> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let directories = directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+    let found = directories.iter().flat_map(|(names, top, leaf)| {
+        let swap = machine::free_swap();
+        leaf.ancestors()
+            .take_while(|directory| directory.starts_with(top))
+            .filter_map(|directory| limit(names, directory, swap))
+            .collect::<Vec<_>>()
+    });
+    found.collect()
+}
+
+/// The hierarchies that account for memory: their mount point, and the directory of this process in
+/// them. `cgroup` and `mounts` are /proc/self/cgroup and /proc/self/mountinfo.
+fn directories(cgroup: &str, mounts: &str) -> Vec<(&'static Names, PathBuf, PathBuf)> {
+    let own = |is_v2: bool| {
+        cgroup.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?);
+            let wanted = match is_v2 {
+                true => controllers.is_empty(),
+                false => controllers.split(',').any(|name| name == "memory"),
+            };
+            wanted.then_some(path)
+        })
+    };
+    let mut found: Vec<(&Names, PathBuf, PathBuf)> = Vec::new();
+    for line in mounts.lines() {
+        let Some((mount, kind)) = line.split_once(" - ") else { continue };
+        let mut fields = mount.split(' ').skip(3);
+        let (Some(root), Some(place)) = (fields.next(), fields.next()) else { continue };
+        let mut kind = kind.split(' ');
+        let names = match (kind.next(), kind.nth(1)) {
+            (Some("cgroup2"), _) => &V2,
+            (Some("cgroup"), Some(options)) if options.split(',').any(|o| o == "memory") => &V1,
+            _ => continue,
+        };
+        let Some(path) = own(std::ptr::eq(names, &V2)) else { continue };
+        let top = unescaped(place);
+        // A path above the mounted root, or in another branch, cannot be seen from here. The mount
+        // point is then the nearest ancestor.
+        let below = Path::new(path).strip_prefix(unescaped(root)).unwrap_or(Path::new(""));
+        let climbs = below.components().any(|part| part.as_os_str() == "..");
+        let leaf = if climbs { top.clone() } else { top.join(below) };
+        // The same hierarchy may be mounted twice: the deeper view is the better one.
+        match found.iter_mut().find(|(known, ..)| std::ptr::eq(*known, names)) {
+            Some(known) if leaf.components().count() > known.2.components().count() => {
+                *known = (names, top, leaf);
+            }
+            Some(_) => {}
+            None => found.push((names, top, leaf)),
+        }
+    }
+    found
+}
+
+/// A path of mountinfo, in which blanks are written in octal.
+fn unescaped(text: &str) -> PathBuf {
+    let mut path = text.to_owned();
+    for (octal, character) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
+        path = path.replace(octal, character);
+    }
+    path.into()
+}
+
+/// The limit of the group in `directory`, if it has one. `swap`: free swap of the machine in bytes
+/// that this process may use.
+fn limit(names: &Names, directory: &Path, swap: u64) -> Option<Limit> {
+    let number = |file: &str| -> Option<u64> {
+        fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok()
+    };
+    let memory = number(names.limit).filter(|bytes| *bytes < UNLIMITED)?;
+    let usage = number(names.usage)?;
+    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+    let reclaimable: u64 = stat
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(name, _)| names.reclaimable.contains(name))
+        .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
+        .sum();
+    let free = memory.saturating_sub(usage.saturating_sub(reclaimable));
+    let swap = match (number("memory.swap.max"), number("memory.memsw.limit_in_bytes")) {
+        (Some(max), _) => max.saturating_sub(number("memory.swap.current").unwrap_or(0)).min(swap),
+        // The limit of memory and swap together.
+        (None, Some(both)) => {
+            let used = number("memory.memsw.usage_in_bytes").unwrap_or(usage);
+            let swapped = used.saturating_sub(usage);
+            both.saturating_sub(memory).saturating_sub(swapped).min(swap)
+        }
+        (None, None) => swap,
+    };
+    let (bytes, room) = (memory.saturating_add(swap), free.saturating_add(swap));
+    Some(Limit { bytes, room: room.min(bytes), file: directory.join(names.limit) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directories_of_a_process_are_found_in_both_versions() {
+        let cgroup = "4:memory,hugetlb:/docker/abc\n2:cpu:/x\n0::/user.slice/a b\n";
+        let mounts = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+            35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\
+            41 31 0:38 / /sys/fs/cg\\040two rw,relatime - cgroup2 cgroup2 rw\n";
+        let found = directories(cgroup, mounts);
+        let places: Vec<_> =
+            found.iter().map(|(_, top, leaf)| (top.as_path(), leaf.as_path())).collect();
+        let (v1, v2) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cg two"));
+        assert_eq!(places, [(v1, v1), (v2, &v2.join("user.slice/a b"))]);
+        assert_eq!((found[0].0.limit, found[1].0.limit), (V1.limit, V2.limit));
+        // A namespace that begins below this process's own group.
+        let found = directories("0::/../other\n", "41 31 0:38 / /c rw - cgroup2 cgroup2 rw\n");
+        assert_eq!(found[0].2, Path::new("/c"));
+        assert!(directories("", mounts).is_empty() && directories(cgroup, "").is_empty());
+    }
+
+    #[test]
+    fn caches_count_as_free_and_shared_memory_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        assert_eq!(limit(&V2, dir.path(), 0), None);
+        write("memory.max", "max\n");
+        assert_eq!(limit(&V2, dir.path(), 0), None);
+        write("memory.max", "1000\n");
+        write("memory.current", "900\n");
+        write("memory.stat", "anon 300\nfile 600\nshmem 200\ninactive_file 300\nactive_file 100\n");
+        write("memory.swap.max", "50\n");
+        let found = limit(&V2, dir.path(), 10_000).unwrap();
+        assert_eq!((found.bytes, found.room), (1050, 550));
+        assert_eq!(limit(&V2, dir.path(), 0).unwrap().room, 500);
+
+        write("memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(limit(&V1, dir.path(), 0), None);
+        write("memory.limit_in_bytes", "2000\n");
+        write("memory.usage_in_bytes", "1500\n");
+        write("memory.stat", "total_inactive_file 500\ninactive_file 400\n");
+        fs::remove_file(dir.path().join("memory.swap.max")).unwrap();
+        write("memory.memsw.limit_in_bytes", "2500\n");
+        write("memory.memsw.usage_in_bytes", "1600\n");
+        let found = limit(&V1, dir.path(), 300).unwrap();
+        assert_eq!((found.bytes, found.room), (2300, 1300));
+    }
+}

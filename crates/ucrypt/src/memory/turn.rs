@@ -1,0 +1,177 @@
+//! Key derivations of several processes take their memory one after the other.
+//!
+//! Whoever holds the **queue** looks whether there is room, takes its memory, and only then lets the
+//! next one look. Where room is left for another of the same size, the next one starts at once.
+//! Where memory is tight, the queue is kept until the derivation has ended. A shared lock on a second
+//! file tells whoever waits in vain that no derivation will free anything.
+//!
+//! As root the queue is cryptsetup's own lock for memory-hard derivations, so that systemd's unlocks
+//! at boot wait as well. Other users have one in their runtime directory: a lock that all users can
+//! take could be held by any of them for ever.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use ucrypt_luks::Permit;
+
+use super::{Bytes, REMEDY, cgroup};
+use crate::stdio::say_line;
+use crate::{machine, runtime, user};
+
+/// cryptsetup's directory of locks, and its lock for memory-hard derivations.
+const CRYPTSETUP: &str = "/run/cryptsetup";
+const QUEUE_OF_ROOT: &str = "LN_memory-hard-access";
+
+/// How long to wait for others altogether.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// How long to wait for memory while no other derivation holds any.
+const PATIENCE_ALONE: Duration = Duration::from_secs(2);
+/// After this time, say what is being waited for.
+const SILENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A turn to take memory.
+pub(super) struct Turn {
+    queue: Option<File>,
+    _in_use: Option<File>,
+    /// There is no room for another one of the same size.
+    is_tight: bool,
+}
+
+impl Permit for Turn {
+    fn taken(&mut self) {
+        if !self.is_tight {
+            self.queue = None;
+        }
+    }
+}
+
+/// Waits until `bytes` can be taken.
+pub(super) fn take(bytes: u64) -> Result<Turn, String> {
+    let mut wait = Wait { since: Instant::now(), told: false };
+    let Some((queue_path, in_use_path)) = places() else {
+        // Without a directory for locks, nobody else can be seen.
+        return admit(bytes, None, &mut wait).map(|is_tight| Turn {
+            queue: None,
+            _in_use: None,
+            is_tight,
+        });
+    };
+    let queue = lock(&queue_path, &mut wait)?;
+    let is_tight = admit(bytes, Some(&in_use_path), &mut wait)?;
+    let in_use = open(&in_use_path)
+        .ok()
+        .filter(|file| flock(file, FlockOperation::NonBlockingLockShared).is_ok());
+    Ok(Turn { queue, _in_use: in_use, is_tight })
+}
+
+/// Waits for room. Returns whether little is left. If nobody else holds memory for a derivation and
+/// there still is no room, refuses where a control group would kill the process, and goes on where
+/// only the machine is short: it may have caches of which it does not tell.
+fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait) -> Result<bool, String> {
+    let mut alone_since = None;
+    loop {
+        let tightest = cgroup::limits().into_iter().min_by_key(|limit| limit.room);
+        let of_group = tightest.as_ref().map_or(u64::MAX, |limit| limit.room);
+        let room = of_group.min(machine::free_memory());
+        if bytes <= room {
+            return Ok(bytes.saturating_mul(2) > room);
+        }
+        if in_use.is_some_and(is_held) {
+            alone_since = None;
+        } else if alone_since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE_ALONE {
+            return match tightest.filter(|_| bytes > of_group) {
+                None => Ok(true),
+                Some(limit) => Err(format!(
+                    "the key derivation needs {}, and {limit}; end what takes it, or {REMEDY}",
+                    Bytes(bytes)
+                )),
+            };
+        }
+        wait.pause()?;
+    }
+}
+
+/// Whether a derivation holds memory.
+fn is_held(in_use: &Path) -> bool {
+    let Ok(file) = open(in_use) else { return false };
+    flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+}
+
+/// Takes the queue. `None`: the file system has no locks.
+fn lock(path: &Path, wait: &mut Wait) -> Result<Option<File>, String> {
+    use rustix::io::Errno;
+    loop {
+        let Ok(file) = open(path) else { return Ok(None) };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // cryptsetup removes the file after use: a lock on a removed file excludes nobody.
+            Ok(()) if is_still(&file, path) => return Ok(Some(file)),
+            Ok(()) | Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) => wait.pause()?,
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
+fn is_still(file: &File, path: &Path) -> bool {
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    let found = fs::symlink_metadata(path).map(identity).ok();
+    found.is_some() && found == file.metadata().map(identity).ok()
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path)
+}
+
+/// The queue, and the file of those who hold memory.
+fn places() -> Option<(PathBuf, PathBuf)> {
+    let of_root = || {
+        if !user::is_root() {
+            return None;
+        }
+        let dir = Path::new(CRYPTSETUP);
+        // It exists wherever cryptsetup was run since the start of the machine.
+        let _ = DirBuilder::new().mode(0o700).create(dir);
+        let found = fs::symlink_metadata(dir).ok()?;
+        let is_safe = found.is_dir() && found.uid() == 0 && found.mode() & 0o022 == 0;
+        is_safe.then(|| (dir.join(QUEUE_OF_ROOT), dir.join("ucrypt-memory")))
+    };
+    let usable = |places: &(PathBuf, PathBuf)| open(&places.0).is_ok() && open(&places.1).is_ok();
+    of_root().filter(usable).or_else(|| {
+        let dir = runtime::private_directory().ok()?;
+        Some((dir.join(".memory-queue"), dir.join(".memory"))).filter(usable)
+    })
+}
+
+/// A wait for other processes.
+struct Wait {
+    since: Instant,
+    told: bool,
+}
+
+impl Wait {
+    fn pause(&mut self) -> Result<(), String> {
+        if self.since.elapsed() >= PATIENCE {
+            return Err(format!(
+                "other key derivations have held the memory for {} s; try again later",
+                PATIENCE.as_secs()
+            ));
+        }
+        if !self.told && self.since.elapsed() >= SILENCE {
+            self.told = true;
+            say_line("waiting for the memory of other key derivations");
+        }
+        std::thread::sleep(PAUSE);
+        Ok(())
+    }
+}

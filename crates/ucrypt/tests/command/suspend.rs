@@ -1,0 +1,181 @@
+//! `luksSuspend` and `luksResume`: an open volume without its key.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
+use crate::process::{Ran, run, tool};
+use crate::scratch::Scratch;
+use crate::secrets::{found_in, volume_key};
+use crate::server::await_that;
+
+fn open(scratch: &Scratch, image: &Image, served: &str) -> String {
+    let mut open = scratch.ucrypt(&["open", "--as", served]);
+    run(open.args(image.with_key()).arg("volume"), b"").text().trim_end().to_owned()
+}
+
+fn action(scratch: &Scratch, line: &[&str], input: &[u8]) -> Ran {
+    run(&mut scratch.ucrypt(line), input)
+}
+
+fn status(scratch: &Scratch) -> serde_json::Value {
+    let text = action(scratch, &["status", "--json", "volume"], b"").text();
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// A program that writes one block of data to the served file, and waits until it is durable.
+fn writer(path: &str) -> Child {
+    let mut dd = tool("dd", "coreutils");
+    dd.args(["bs=4096", "count=1", "conv=notrunc,fsync", "oflag=direct", &format!("of={path}")]);
+    let dd = dd.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut dd = dd.expect("it starts");
+    dd.stdin.take().expect("a pipe").write_all(&[0xa5; 4096]).expect("written");
+    dd
+}
+
+#[test]
+fn a_suspended_volume_has_no_key_in_memory_and_gets_it_back() {
+    for kind in [LUKS1, LUKS2] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let key = volume_key(&scratch, &image);
+        let path = open(&scratch, &image, "fuse");
+        let server = scratch.processes()[0];
+        let file = File::options().read(true).write(true).open(&path).expect("the served file");
+        for round in 0..8_u8 {
+            file.write_all_at(&[round; 70_000], u64::from(round) * 70_001).expect("written");
+        }
+        file.sync_all().expect("synced");
+        let mut before = vec![0; DATA as usize];
+        file.read_exact_at(&mut before, 0).expect("read");
+        // The first round keys are the key itself, in whatever order the kernels keep them.
+        let found = || -> usize { key.chunks(16).map(|part| found_in(server, part).len()).sum() };
+        assert!(found() > 0, "the search does not find the key of an open volume");
+        action(&scratch, &["luksSuspend", "volume"], b"").passes();
+        for part in key.chunks(16) {
+            assert_eq!(found_in(server, part), [""; 0], "a part of the key was left");
+        }
+        assert_eq!(status(&scratch)["state"], "suspended");
+        let shown = action(&scratch, &["status", "volume"], b"").text();
+        assert!(shown.contains("is active and is suspended"), "{shown}");
+        let said = action(&scratch, &["luksSuspend", "volume"], b"").refuses(1);
+        assert!(said.contains("suspended already"), "{said}");
+        let mut waiting = writer(&path);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(waiting.try_wait().expect("waited").is_none(), "it wrote without a key");
+        action(&scratch, &["luksResume", "volume"], b"wrong").refuses(2);
+        assert!(waiting.try_wait().expect("waited").is_none(), "a wrong passphrase gave a key");
+        action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
+        assert!(waiting.wait().expect("it ends").success());
+        assert!(found() > 0, "the key is not back");
+        assert_eq!(status(&scratch)["state"], "open");
+        action(&scratch, &["luksResume", "volume"], PASSPHRASE).refuses(1);
+        let mut after = vec![0; DATA as usize];
+        file.read_exact_at(&mut after, 0).expect("read");
+        before[..4096].fill(0xa5);
+        assert!(after == before, "the data is another one");
+        // By the volume key too.
+        action(&scratch, &["luksSuspend", "volume"], b"").passes();
+        let key_file = scratch.path("volume-key").display().to_string();
+        let other = scratch.file("other-key", &vec![7; key.len()]).display().to_string();
+        let by = |file: &str| {
+            action(&scratch, &["luksResume", "volume", "--volume-key-file", file], b"")
+        };
+        by(&other).refuses(2);
+        by(&key_file).passes();
+        drop(file);
+        action(&scratch, &["close", "volume"], b"").passes();
+        assert!(image.decrypted_by_python(&scratch)[..4096] == before[..4096]);
+    }
+}
+
+#[test]
+fn close_while_suspended_is_refused_to_users_and_ends_without_them() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let path = open(&scratch, &image, "fuse");
+    let server = scratch.processes()[0];
+    action(&scratch, &["luksSuspend", "volume"], b"").passes();
+    let user = File::open(&path).expect("opened");
+    action(&scratch, &["close", "volume"], b"").refuses(5);
+    assert_eq!(status(&scratch)["state"], "suspended");
+    drop(user);
+    action(&scratch, &["close", "volume"], b"").passes();
+    scratch.await_end(server);
+}
+
+#[test]
+fn a_signal_ends_a_suspended_volume_and_says_what_was_not_written() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let path = open(&scratch, &image, "fuse");
+    let server = scratch.processes();
+    assert_eq!(server.len(), 1);
+    action(&scratch, &["luksSuspend", "volume"], b"").passes();
+    let mut waiting = writer(&path);
+    await_that("the write has arrived", || {
+        let stat = fs::read_to_string(format!("/proc/{}/wchan", waiting.id())).unwrap_or_default();
+        waiting_child(waiting.id()) || stat.contains("fuse")
+    });
+    let started = Instant::now();
+    rustix::process::kill_process(server[0], rustix::process::Signal::TERM).expect("signalled");
+    scratch.await_end(server[0]);
+    assert!(started.elapsed() < Duration::from_secs(100), "its own limits are 36 s");
+    assert!(!waiting.wait().expect("it ends").success(), "the write did not fail");
+    let log = fs::read_to_string(scratch.runtime(".volume.log")).expect("a log");
+    assert!(log.contains("writes that waited for the key are lost (1, 4096 bytes)"), "{log}");
+}
+
+/// Whether the program below `timeout` sleeps in the kernel.
+fn waiting_child(parent: u32) -> bool {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let children = fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().any(|pid| {
+        let stack = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+        stack.contains("fuse") || stack.contains("request")
+    })
+}
+
+#[test]
+fn only_a_luks_volume_is_suspended() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", DATA);
+    let mut open = scratch.ucrypt(&["open", "--as", "nbd", "--type", "plain", "-q"]);
+    run(open.arg(&image).arg("volume"), PASSPHRASE).passes();
+    let said = action(&scratch, &["luksSuspend", "volume"], b"").refuses(1);
+    assert!(said.contains("no LUKS header"), "{said}");
+    action(&scratch, &["luksResume", "volume"], PASSPHRASE).refuses(1);
+    action(&scratch, &["close", "volume"], b"").passes();
+}
+
+#[test]
+fn nbd_clients_wait_and_who_has_gone_does_not_keep_a_suspended_volume_open() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let uri = open(&scratch, &image, "nbd");
+    let server = scratch.processes();
+    action(&scratch, &["luksSuspend", "volume"], b"").passes();
+    let before = threads(server[0]);
+    let mut copy = tool("qemu-io", "qemu-utils");
+    copy.args(["-f", "raw", "-c", "write -P 5 0 64k", &uri]);
+    let mut copy = copy.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts");
+    // Each connection has a thread.
+    await_that("the client is there", || threads(server[0]) > before);
+    std::thread::sleep(Duration::from_millis(50));
+    let said = action(&scratch, &["close", "volume"], b"").refuses(5);
+    assert!(said.contains("NBD client"), "{said}");
+    assert!(copy.try_wait().expect("waited").is_none(), "it wrote without a key");
+    action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
+    assert!(copy.wait().expect("it ends").success());
+    action(&scratch, &["close", "volume"], b"").passes();
+    scratch.await_end(server[0]);
+    assert!(image.decrypted_by_python(&scratch)[..65536].iter().all(|byte| *byte == 5));
+}
+
+fn threads(process: rustix::process::Pid) -> usize {
+    let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
+    fs::read_dir(tasks).map_or(0, Iterator::count)
+}
