@@ -3,13 +3,14 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 
-.PHONY: help build install deb try-deb demo test flaky soak bench bench-ciphers bench-engine bench-dispatch lint
+.PHONY: help build install deb try-deb demo lab-quick test flaky soak bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make install command, man pages, completions below PREFIX=/usr/local; DESTDIR= for packagers"
 	@echo "make deb     the same as a Debian package in target/deb"
 	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
+	@echo "make lab-quick   every experiment of the lab, small; leaves target/lab/report.html"
 	@echo "make test    install the missing interop tools and a kernel to boot, run every test"
 	@echo "make flaky   run the tests N=20 times, J=4 at once, beside other load; list each that failed once"
 	@echo "make soak    an hour (S=3600 seconds) of random clients, killed servers, little memory"
@@ -35,6 +36,13 @@ try-deb: deb
 
 demo: build
 	target/release/ucrypt demo
+
+lab-quick: build
+	scripts/setup tools
+	rm -rf target/lab
+	target/release/ucrypt lab run --quick --out target/lab
+	target/release/ucrypt lab sim --quick --out target/lab
+	target/release/ucrypt lab report target/lab
 
 test:
 	scripts/setup build tools guest

@@ -423,7 +423,7 @@ fn every_request_ends_once_whatever_the_order_of_answers_errors_and_cancels() {
         let order = match kind {
             PolicyKind::Adaptive => Order::WhereNeeded,
             _ if unsorted.map(PolicyKind::from).contains(&kind) => Order::None,
-            _ => Order::All,
+            PolicyKind::Fixed(_) => Order::All,
         };
         let joins = [PolicyKind::Adaptive, Fixed::Merge.into()].contains(&kind);
         run(kind.name(), order, joins, |_| Configured::new(kind));

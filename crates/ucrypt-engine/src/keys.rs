@@ -63,7 +63,7 @@ impl Keys {
     pub(crate) fn replace(&self, ciphers: Option<Ciphers>) {
         let ciphers = ciphers.map(Arc::new);
         for Shard(shard) in &self.shards {
-            *shard.write().unwrap_or_else(PoisonError::into_inner) = ciphers.clone();
+            shard.write().unwrap_or_else(PoisonError::into_inner).clone_from(&ciphers);
         }
     }
 }

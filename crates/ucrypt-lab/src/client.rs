@@ -1,9 +1,11 @@
 //! Clients that keep a number of requests in flight, like fio's jobs.
 
 use fastrand::Rng;
+use serde::{Deserialize, Serialize};
 
 /// The access pattern of the clients, in fio's terms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Pattern {
     /// Sequential reads.
     Read,

@@ -1,20 +1,51 @@
-//! The lab: experiments with the shipped engine.
+//! The lab: published measurements of dm-crypt, repeated with the engine that ships.
 //!
-//! - [`world`]: the engine in virtual time, on any number of cores;
-//! - [`experiment`]: one run in virtual time, with clients that keep a number of requests in
-//!   flight;
+//! On a user's own machine:
+//!
+//! - [`catalogue`]: the experiments, their cells and the [`published`] figures beside them;
+//! - [`target`], [`contender`]: what they run on, and who is compared;
+//! - [`load`], [`fio`]: what makes the load;
+//! - [`bench`], [`served`], [`tree`]: contenders in this process, those that are processes, and
+//!   file systems;
+//! - [`runner`], [`store`]: interleaved rounds, and their results in a directory;
+//! - [`analysis`], [`text`], [`page`]: medians, spreads and verdicts, tables, and the page.
+//!
+//! In virtual time:
+//!
+//! - [`world`]: the engine on any number of cores;
+//! - [`experiment`]: one run, with clients that keep a number of requests in flight;
+//! - [`sim`]: the published experiments on presets of the published machines;
 //! - [`grid`]: every policy in every cell of a grid of jobs, disks and machines;
-//! - [`real`]: the same cells in real time;
-//! - [`options`]: command-line options of the programs that print the results.
+//! - [`real`]: the cells of the grid in real time;
+//! - [`options`]: command-line options of the programs that print grids.
 
 #![forbid(unsafe_code)]
 
+pub mod analysis;
+pub mod bench;
+pub mod catalogue;
 mod client;
+pub mod contender;
+mod counting;
 pub mod experiment;
+pub mod fio;
 pub mod grid;
+pub mod load;
+pub mod nbd_client;
 pub mod options;
+pub mod page;
+mod process;
+pub mod published;
 pub mod real;
 mod report;
+pub mod runner;
+pub mod sample;
+pub mod served;
+pub mod sim;
+pub mod store;
+pub mod target;
+pub mod text;
+mod tree;
 pub mod world;
 
 pub use client::{Job, Pattern};

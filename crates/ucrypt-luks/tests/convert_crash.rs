@@ -52,21 +52,21 @@ fn without(mut image: Vec<u8>, keyslot: u32) -> Vec<u8> {
     image
 }
 
-fn converted(image: &Vec<u8>, to: Format, seed: u64) -> Result<Option<Conversion>, Error> {
-    let (header, damage) = Header::read(image)?;
+fn converted(image: &[u8], to: Format, seed: u64) -> Result<Option<Conversion>, Error> {
+    let (header, damage) = Header::read(&image)?;
     with_tools(seed, |tools| match (&header, to) {
-        (Header::Luks1(header), Format::Luks2) => to_luks2(header, image, tools.random).map(Some),
+        (Header::Luks1(header), Format::Luks2) => to_luks2(header, &image, tools.random).map(Some),
         (Header::Luks2(header), Format::Luks1) => {
-            to_luks1(header, damage.as_ref(), image, tools.random).map(Some)
+            to_luks1(header, damage.as_ref(), &image, tools.random).map(Some)
         }
         _ => Ok(None),
     })
 }
 
-fn assert_opens(what: &str, image: &Vec<u8>, keyslots: &[u32]) {
-    let (header, _) = Header::read(image).unwrap_or_else(|error| panic!("{what}: {error}"));
+fn assert_opens(what: &str, image: &[u8], keyslots: &[u32]) {
+    let (header, _) = Header::read(&image).unwrap_or_else(|error| panic!("{what}: {error}"));
     let mut keys = keyslots.iter().map(|number| {
-        let opened = header.unlock(image, &passphrase(*number), Some(*number));
+        let opened = header.unlock(&image, &passphrase(*number), Some(*number));
         opened.unwrap_or_else(|error| panic!("{what}: keyslot {number}: {error}")).volume_key
     });
     let first = keys.next().unwrap();
@@ -118,14 +118,14 @@ fn secrets<'a>(header: &Header, image: &'a [u8]) -> Vec<Secret<'a>> {
 }
 
 /// Every image that a crash of the conversion leaves. Returns the image at the end.
-fn survives(what: &str, image: &Vec<u8>, to: Format, keyslots: &[u32]) -> Vec<u8> {
-    let data = Header::read(image).unwrap().0.data_offset() as usize;
+fn survives(what: &str, image: &[u8], to: Format, keyslots: &[u32]) -> Vec<u8> {
+    let data = Header::read(&image).unwrap().0.data_offset() as usize;
     let conversion = converted(image, to, 7).unwrap().unwrap();
     assert!(conversion.survives, "{what}");
     let medium = Recorder::new(image);
     write_verified(&medium, &conversion.writes).unwrap();
     let mut count = 0;
-    let before = Header::read(image).unwrap().0;
+    let before = Header::read(&image).unwrap().0;
     let before = secrets(&before, image);
     medium.crashes(9, |crashed| {
         let (header, _) = Header::read(crashed).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -152,8 +152,8 @@ fn survives(what: &str, image: &Vec<u8>, to: Format, keyslots: &[u32]) -> Vec<u8
     end
 }
 
-fn area_offsets(image: &Vec<u8>) -> Vec<u64> {
-    match Header::read(image).unwrap().0 {
+fn area_offsets(image: &[u8]) -> Vec<u64> {
+    match Header::read(&image).unwrap().0 {
         Header::Luks1(header) => {
             header.keyslots.iter().map(luks1::Keyslot::material_start).collect()
         }

@@ -61,7 +61,7 @@ fn nothing_of_a_pinned_header_is_read_twice() {
 
 fn sha256(bytes: &[u8]) -> String {
     let digest = Hash::Sha256.digest(&[bytes]);
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = digest.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
     format!("sha256:{hex}")
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn user_key(description: &str) -> Result<Secret, String> {
         }
         error => cannot_read(description, error),
     })?;
-    let mut payload = Zeroizing::new([0; PAYLOAD_MAX]);
+    let mut payload = Zeroizing::new(vec![0; PAYLOAD_MAX]);
     let len = key.read(&mut *payload).map_err(|error| cannot_read(description, error))?;
     match payload.get(..len) {
         Some([]) | None => Err(format!(

@@ -17,6 +17,7 @@ mod ending;
 mod events;
 mod failure;
 mod keyring;
+mod lab;
 mod luks;
 mod machine;
 mod memory;
@@ -149,6 +150,8 @@ enum Action {
     Benchmark(benchmark::BenchmarkArgs),
     /// Make, serve and measure a volume in a scratch file
     Demo(demo::DemoArgs),
+    /// Repeat the published measurements of dm-crypt on this machine
+    Lab(lab::LabArgs),
     /// Print a script that completes this command's words in a shell
     Completions(pages::CompletionsArgs),
     /// Write the man pages
@@ -267,6 +270,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Erase(args) => luks::erase(&args),
         Action::Benchmark(args) => benchmark::run(&args),
         Action::Demo(args) => demo::run(&args),
+        Action::Lab(args) => lab::run(&args),
         Action::Completions(args) => pages::completions(&args, Cli::command()),
         Action::ManPages(args) => pages::man_pages(&args, Cli::command()),
         Action::Background(args) => background::serve(&args),

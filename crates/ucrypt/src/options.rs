@@ -12,6 +12,7 @@ use crate::Cli;
 use crate::failure::Failure;
 
 /// An option of cryptsetup.
+#[derive(Clone, Copy)]
 struct Known {
     long: &'static str,
     short: Option<char>,

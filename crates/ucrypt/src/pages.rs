@@ -127,7 +127,7 @@ fn page(command: Command, name: &str) -> Man {
     Man::new(command).title(name).section("8").source(version).manual("System administration")
 }
 
-/// As in `--help`: one line for each way to call it. clap_mangen's synopsis lists all options.
+/// As in `--help`: one line for each way to call it. `clap_mangen`'s synopsis lists all options.
 fn synopsis(roff: &mut Roff, command: &Command) {
     let usage = command.clone().render_usage().to_string();
     roff.control("SH", ["SYNOPSIS"]);

@@ -19,6 +19,7 @@ const KEYRING: &str = "luks2-keyring";
 
 /// Which tokens unlock.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[expect(clippy::struct_field_names, reason = "the names of the options")]
 pub(crate) struct TokenUnlockArgs {
     /// Unlock with this token of the header
     #[arg(long, value_name = "NUMBER")]
@@ -63,7 +64,7 @@ impl TokenUnlockArgs {
             Header::Luks1(_) => return Ok(None),
         };
         let mut outcome = Outcome::default();
-        if let Some(unlocked) = self.attempt(header, metadata, image, keyslot, &mut outcome)? {
+        if let Some(unlocked) = self.attempt(header, metadata, image, keyslot, &mut outcome) {
             return Ok(Some(unlocked));
         }
         if outcome.problems.is_empty() && self.is_given() {
@@ -107,7 +108,7 @@ impl TokenUnlockArgs {
         image: &dyn ReadAt,
         keyslot: Option<u32>,
         outcome: &mut Outcome,
-    ) -> Result<Option<Unlocked>, Failure> {
+    ) -> Option<Unlocked> {
         let of_volume = header.volume_keyslots();
         let mut keys: BTreeMap<u32, Option<Secret>> = BTreeMap::new();
         // A keyslot of the lowest priority is tried only if it or the token is named.
@@ -125,7 +126,7 @@ impl TokenUnlockArgs {
                     let key = keys.entry(number).or_insert_with(|| outcome.key(number, token));
                     let Some(key) = key else { break };
                     match header.unlock(image, key, Some(candidate)) {
-                        Ok(unlocked) => return Ok(Some(unlocked)),
+                        Ok(unlocked) => return Some(unlocked),
                         Err(Error::WrongPassphrase { .. }) => outcome.refuse(format!(
                             "token {number} cannot unlock keyslot {candidate}: its key is another \
                              passphrase"
@@ -135,7 +136,7 @@ impl TokenUnlockArgs {
                 }
             }
         }
-        Ok(None)
+        None
     }
 
     fn chosen<'a>(&self, metadata: &'a Metadata) -> impl Iterator<Item = (u32, &'a Token)> {
@@ -158,10 +159,8 @@ impl Outcome {
     fn key(&mut self, number: u32, token: &Token) -> Option<Secret> {
         if token.kind != KEYRING {
             let kind = &token.kind;
-            let program = match kind.starts_with("systemd-") {
-                true => "; systemd-cryptsetup can",
-                false => "",
-            };
+            let program =
+                if kind.starts_with("systemd-") { "; systemd-cryptsetup can" } else { "" };
             self.problems.push(format!(
                 "token {number} is of the type {kind}, which this program cannot use{program}"
             ));

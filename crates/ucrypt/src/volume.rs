@@ -381,9 +381,12 @@ impl VolumeArgs {
         let keyslot = looking.key_slot;
         memory::check_unlock(&found.header, keyslot)?;
         if unbound || !looking.unlocks_by_token(&found.header, source)? {
-            let opened = looking.ask(&name, |passphrase| match unbound {
-                true => found.header.open_key(source, passphrase, keyslot),
-                false => found.header.test_passphrase(source, passphrase, keyslot),
+            let opened = looking.ask(&name, |passphrase| {
+                if unbound {
+                    found.header.open_key(source, passphrase, keyslot)
+                } else {
+                    found.header.test_passphrase(source, passphrase, keyslot)
+                }
             })?;
             say_verbose(format_args!("Key slot {} unlocked.", opened.keyslot));
         }

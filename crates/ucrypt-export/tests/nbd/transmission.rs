@@ -99,7 +99,7 @@ fn structured_errors_say_why() {
 fn requests_of_no_bytes_succeed_without_effect() {
     let harness = Harness::start(plain(SMALL));
     for mut client in [Client::simple(&harness), Client::structured(&harness)] {
-        assert_eq!(client.read(0, 0), []);
+        assert!(client.read(0, 0).is_empty());
         assert_eq!(client.write(0, SMALL, b""), 0);
         assert_eq!(client.ask(WRITE_ZEROES, 0, 0, 0).error, 0);
         assert_eq!(client.ask(FLUSH, 0, 0, 0).error, 0);

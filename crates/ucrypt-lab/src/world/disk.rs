@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ucrypt_backend::model::{Device, DeviceOp, Kind, Profile};
@@ -34,7 +33,6 @@ pub struct VirtualDisk {
     content: Content,
     limits: Limits,
     name: &'static str,
-    queues: AtomicUsize,
 }
 
 impl VirtualDisk {
@@ -52,7 +50,6 @@ impl VirtualDisk {
             content: keeps.then(|| Arc::new(Mutex::new(vec![0; len as usize]))),
             limits: Limits { copies, ..profile.limits(len) },
             name: profile.name,
-            queues: AtomicUsize::new(0),
         }
     }
 }
@@ -129,7 +126,7 @@ impl Backend for VirtualDisk {
     }
 
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
-        let index = self.queues.fetch_add(1, Ordering::Relaxed) % self.host.lock().queues();
+        let index = self.host.lock().making;
         Ok(Box::new(DiskQueue {
             host: self.host.clone(),
             device: self.device.clone(),

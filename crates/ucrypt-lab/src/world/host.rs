@@ -52,6 +52,8 @@ pub(super) struct Host {
     workers: usize,
     /// The running thread.
     running: usize,
+    /// The queue that is being made, which the disks ask for.
+    pub(super) making: usize,
     jobs: VecDeque<QueuesJob>,
     local_jobs: Vec<VecDeque<Job>>,
     /// By queue: chunks that workers returned since its last turn.
@@ -90,6 +92,7 @@ impl Host {
             queues,
             workers,
             running: 0,
+            making: 0,
             jobs: VecDeque::new(),
             local_jobs: (0..queues).map(|_| VecDeque::new()).collect(),
             returned: vec![0; queues],

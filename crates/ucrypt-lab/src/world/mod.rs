@@ -121,7 +121,7 @@ impl World {
         Arc::new(VirtualDisk::new(self.host.clone(), profile, len, false, seed))
     }
 
-    /// Creates the next of the world's queues.
+    /// Creates the next of the world's queues, over a volume on any of its disks.
     ///
     /// # Errors
     /// The errors of the volume.
@@ -134,6 +134,7 @@ impl World {
         config: QueueConfig,
     ) -> std::io::Result<Rc<RefCell<Queue>>> {
         assert!(self.queues.len() < self.host.lock().queues(), "no more queues were announced");
+        self.host.lock().making = self.queues.len();
         let queue = Rc::new(RefCell::new(volume.queue(config)?));
         self.queues.push(queue.clone());
         Ok(queue)

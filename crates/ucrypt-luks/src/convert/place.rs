@@ -52,6 +52,9 @@ pub(super) fn gap(room: Range<u64>, len: u64, taken: &[Place]) -> Option<Place> 
 /// Most arrangements that [`moves`] looks at. Where there is room, it needs a few hundred.
 const ARRANGEMENTS_MAX: usize = 20_000;
 
+/// An arrangement of areas, with the number of the one before it and the move between them.
+type Arrangement = (Vec<Place>, usize, Option<(usize, Place)>);
+
 /// Moves that bring `areas` to their `targets`, each into a place inside `room` that is free, also
 /// of the area itself. `None` if none are found.
 ///
@@ -63,8 +66,7 @@ pub(super) fn moves(
     room: &Range<u64>,
 ) -> Option<Vec<(usize, Place)>> {
     let pending = |areas: &[Place]| areas.iter().zip(targets).filter(|(a, b)| a != b).count();
-    // Each arrangement, with the one before it and the move between them.
-    let mut found: Vec<(Vec<Place>, usize, Option<(usize, Place)>)> = vec![(areas, 0, None)];
+    let mut found: Vec<Arrangement> = vec![(areas, 0, None)];
     let mut seen: HashSet<Vec<u64>> = HashSet::new();
     let mut next = BinaryHeap::from([Reverse((0, 0, 0))]);
     while let Some(Reverse((_, at, made))) = next.pop() {

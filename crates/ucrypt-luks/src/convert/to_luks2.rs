@@ -32,10 +32,15 @@ pub fn to_luks2(
 ) -> Result<Conversion> {
     let plan = Plan::new(header, image)?;
     if let Some((header, writes)) = plan.safely(random)? {
-        return Ok(plan.conversion(header, writes, true));
+        return Ok(conversion(header, writes, true));
     }
     let (header, writes) = plan.at_once(random)?;
-    Ok(plan.conversion(header, writes, false))
+    Ok(conversion(header, writes, false))
+}
+
+fn conversion(header: luks2::Header, writes: Vec<Write>, survives: bool) -> Conversion {
+    let header = Header::Luks2(Box::new(header));
+    Conversion { header, writes, survives, lost: Vec::new() }
 }
 
 struct Plan<'a> {
@@ -81,11 +86,6 @@ impl<'a> Plan<'a> {
         let materials = read_materials(image, active.iter().map(|n| (*n, places[*n as usize])))?;
         let targets = targets(&active, &places, &room)?;
         Ok(Self { header, room, materials, targets })
-    }
-
-    fn conversion(&self, header: luks2::Header, writes: Vec<Write>, survives: bool) -> Conversion {
-        let header = Header::Luks2(Box::new(header));
-        Conversion { header, writes, survives, lost: Vec::new() }
     }
 
     /// All passphrases open the volume after an interruption. `None` if that needs more room.

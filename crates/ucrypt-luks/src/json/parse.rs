@@ -43,7 +43,7 @@ struct Parser<'a> {
     at: usize,
 }
 
-impl<'a> Parser<'a> {
+impl Parser<'_> {
     fn broken<T>(&self, problem: impl Into<String>) -> Result<T> {
         Err(JsonError { problem: problem.into(), at: self.at })
     }

@@ -16,6 +16,7 @@ use ucrypt_backend::{Backend, FileBackend, OpenOptions};
 use ucrypt_engine::{Buf, Io, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_export::fuse::{FuseExport, FuseOptions};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
+use ucrypt_lab::nbd_client::NbdClient;
 use ucrypt_luks::luks2;
 use ucrypt_luks::{Cost, Hash, Header, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Unlocked};
 
@@ -25,7 +26,6 @@ use crate::luks::HeaderImage;
 use crate::{secrecy, size, stdio};
 
 mod load;
-mod nbd_client;
 
 use load::{JOBS, Job, Kind};
 
@@ -283,7 +283,7 @@ fn serve(kind: ExportKind, volume: &Arc<Volume>, at: &Path) -> Result<Served, Fa
             let address = Address::Unix(at.into());
             let server = Server::start(volume.clone(), &address, ServerConfig::default());
             let server = server.map_err(Failure::device)?;
-            let client = nbd_client::NbdClient::new(at, volume.info().len);
+            let client = NbdClient::new(at, volume.info().len);
             Ok(Served { client: Box::new(client), _export: Running::Nbd { _server: server } })
         }
     }

@@ -93,11 +93,11 @@ impl ConvertArgs {
     fn warning(&self, plan: &Conversion) -> String {
         let format = self.format().name().to_uppercase();
         let image = self.image.display();
-        let mut warning = format!("This operation will convert {image} to {format} format.");
-        if !plan.lost.is_empty() {
-            warning.push_str(&format!("\nThis is lost: {}.", plan.lost.join(", ")));
+        let warning = format!("This operation will convert {image} to {format} format.");
+        if plan.lost.is_empty() {
+            return warning;
         }
-        warning
+        format!("{warning}\nThis is lost: {}.", plan.lost.join(", "))
     }
 }
 

@@ -74,9 +74,10 @@ fn directories(cgroup: &str, mounts: &str) -> Vec<(&'static Names, PathBuf, Path
         cgroup.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
-            let wanted = match is_v2 {
-                true => controllers.is_empty(),
-                false => controllers.split(',').any(|name| name == "memory"),
+            let wanted = if is_v2 {
+                controllers.is_empty()
+            } else {
+                controllers.split(',').any(|name| name == "memory")
             };
             wanted.then_some(path)
         })

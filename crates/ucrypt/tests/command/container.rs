@@ -21,9 +21,10 @@ impl Container {
     fn new(scratch: &Scratch, mib: u64) -> Self {
         let top = Path::new("/sys/fs/cgroup");
         let is_v1 = top.join("memory/memory.limit_in_bytes").exists();
-        let (parent, file) = match is_v1 {
-            true => (top.join("memory"), "memory.limit_in_bytes"),
-            false => (top.to_owned(), "memory.max"),
+        let (parent, file) = if is_v1 {
+            (top.join("memory"), "memory.limit_in_bytes")
+        } else {
+            (top.to_owned(), "memory.max")
         };
         let dir = parent.join(scratch.unique());
         fs::create_dir(&dir).unwrap_or_else(|error| {

@@ -18,6 +18,7 @@ mod endings;
 mod full_backend;
 mod fuse;
 mod image;
+mod lab;
 mod lifecycle;
 mod load;
 mod loop_device;

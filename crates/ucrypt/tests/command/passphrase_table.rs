@@ -39,6 +39,8 @@ fn file(bytes: &[u8]) -> By {
     File(bytes.to_vec())
 }
 
+/// What a row without a refusal comes to.
+#[expect(clippy::unnecessary_wraps, reason = "other rows are refused")]
 fn key(bytes: &[u8]) -> Result<Vec<u8>, i32> {
     Ok(bytes.to_vec())
 }
@@ -161,7 +163,7 @@ fn every_way_to_give_a_passphrase_gives_the_bytes_that_cryptsetup_takes() {
         let path = image.path.display().to_string();
         let format = [LUKS1.format_arguments(), options.clone(), vec![path.clone()]].concat();
         let test = ["open".to_owned(), "--test-passphrase".to_owned()];
-        let open = [&test[..], &options, &[path.clone()]].concat();
+        let open = [&test[..], &options, std::slice::from_ref(&path)].concat();
         let by_file = [&test[..], &["--key-file".into(), exact.clone(), path.clone()]].concat();
         for maker in PROGRAMS {
             let before = image.bytes();

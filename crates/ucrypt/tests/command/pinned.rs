@@ -39,7 +39,7 @@ fn only_the_pinned_header_is_opened_by_every_action() {
             command.args(["--header-digest", digest, "--strict"]).arg(&image.path);
             command
         };
-        let read = run(&mut scratch.ucrypt(&["read"]).arg(&image.path), PASSPHRASE).passes();
+        let read = run(scratch.ucrypt(&["read"]).arg(&image.path), PASSPHRASE).passes();
         assert!(run(&mut with(&["read"], &pinned), PASSPHRASE).passes() == read);
         run(&mut with(&["open", "--test-passphrase"], &pinned), PASSPHRASE).passes();
         run(with(&["open", "--as", "nbd"], &pinned).arg("volume"), PASSPHRASE).passes();

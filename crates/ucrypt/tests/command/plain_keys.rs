@@ -168,7 +168,7 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
     let file = |name: &str, content: &[u8]| vec![scratch.file(name, content).display().to_string()];
     let text = |value: &str| vec![value.to_owned()];
     match option {
-        "allow-discards" | "strict" => Vec::new(),
+        "allow-discards" | "strict" | "token-only" => Vec::new(),
         "header-digest" => text(&format!("sha256:{}", "5".repeat(64))),
         // Has an effect only beside another option.
         "iv-large-sectors" => ["--sector-size", "4096"].map(str::to_owned).to_vec(),
@@ -179,7 +179,6 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
         "keyfile-size" => text("5"),
         "keyfile-offset" | "key-slot" | "token-id" => text("1"),
         "token-type" => text("luks2-keyring"),
-        "token-only" => Vec::new(),
         "volume-key-file" => file("volume-key", &Random::new(63).bytes(64)),
         "header" => file("header", b"no header"),
         "backend" => text("mem:64K"),

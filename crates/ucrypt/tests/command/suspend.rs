@@ -46,7 +46,7 @@ fn a_suspended_volume_has_no_key_in_memory_and_gets_it_back() {
         let server = scratch.processes()[0];
         let file = File::options().read(true).write(true).open(&path).expect("the served file");
         for round in 0..8_u8 {
-            file.write_all_at(&[round; 70_000], u64::from(round) * 70_001).expect("written");
+            file.write_all_at(&vec![round; 70_000], u64::from(round) * 70_001).expect("written");
         }
         file.sync_all().expect("synced");
         let mut before = vec![0; DATA as usize];

@@ -1,4 +1,4 @@
-//! A small NBD client, as a backend: only what the demo asks of a server.
+//! A small NBD client, as a backend: only what a load asks of a server.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -10,14 +10,14 @@ use ucrypt_backend::{Backend, Done, Errno, Extent, Io, Limits, Queue, total_len}
 use ucrypt_export::nbd::protocol;
 
 /// A server on a Unix socket; each queue is a connection.
-pub(super) struct NbdClient {
+pub struct NbdClient {
     path: PathBuf,
     limits: Limits,
 }
 
 impl NbdClient {
     /// A client of the server at `path`, which serves `len` bytes.
-    pub(super) fn new(path: &Path, len: u64) -> Self {
+    pub fn new(path: &Path, len: u64) -> Self {
         let limits = Limits {
             len,
             block: 512,

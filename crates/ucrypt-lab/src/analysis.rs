@@ -1,0 +1,545 @@
+//! From measurements to figures: medians, spreads, ratios and verdicts.
+//!
+//! A ratio is taken round by round, because the rounds are interleaved and the machine's mood is
+//! the same within one; its median is shown with its quartiles.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use ucrypt_engine::PolicyKind;
+
+use crate::catalogue::{Cell, Description, Method, by_name};
+use crate::contender::Contender;
+use crate::sample::{Device, Order, Sample};
+use crate::store::{About, Record};
+
+/// A median and its quartiles.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Spread {
+    /// First quartile.
+    pub low: f64,
+    /// Median.
+    pub median: f64,
+    /// Third quartile.
+    pub high: f64,
+    /// Values.
+    pub count: usize,
+}
+
+/// A spread above this part of its median is too wide to trust the median.
+pub const WIDE: f64 = 0.15;
+
+/// Adaptive dispatch falls short of raw below this ratio.
+pub const OF_RAW_MIN: f64 = 0.97;
+
+impl Spread {
+    /// Of these values; `None` if there are none.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        let last = values.len().checked_sub(1)?;
+        let at = |share: f64| {
+            let place = share * last as f64;
+            #[expect(clippy::cast_sign_loss, reason = "a share is not negative")]
+            let below = place.floor() as usize;
+            let above = (below + 1).min(last);
+            values[below] + (values[above] - values[below]) * (place - below as f64)
+        };
+        Some(Self { low: at(0.25), median: at(0.5), high: at(0.75), count: values.len() })
+    }
+
+    /// Whether the quartiles are too far apart, or there is only one value.
+    pub fn is_wide(&self) -> bool {
+        self.count < 2 || self.high - self.low > WIDE * self.median.abs()
+    }
+}
+
+/// A contender in a cell.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figure {
+    /// The contender.
+    pub contender: Contender,
+    /// MB/s.
+    pub mb_s: Spread,
+    /// Mean latency, µs.
+    pub mean_us: Spread,
+    /// 99th percentile, µs.
+    pub p99_us: Spread,
+    /// Throughput over that of the contender's base, if that was measured; for file systems, the
+    /// base's run time over its own.
+    pub ratio: Option<Spread>,
+    /// Mean latency less that of the base, µs.
+    pub added_us: Option<Spread>,
+    /// Seconds measured, in each round.
+    pub seconds: Spread,
+    /// Rounds that the host or other processes disturbed.
+    pub disturbed: usize,
+    /// What made the load.
+    pub load: String,
+    /// Quantiles of the round with the median throughput.
+    pub quantiles: Vec<(f64, f64)>,
+    /// Slices of all rounds, MB/s.
+    pub slices_mb_s: Vec<f64>,
+    /// Writes that reached the backend, all rounds.
+    pub order: Option<Order>,
+    /// What the device did, in the round with the median throughput.
+    pub device: Option<Device>,
+}
+
+/// A cell with all its contenders.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CellFigures {
+    /// The cell, with what was published about it.
+    pub cell: Cell,
+    /// In the order of the run.
+    pub figures: Vec<Figure>,
+}
+
+/// One experiment.
+#[derive(Debug, Clone, Serialize)]
+pub struct Experiment {
+    /// Its name.
+    pub name: &'static str,
+    #[serde(skip)]
+    /// Its description.
+    pub description: &'static Description,
+    /// Its cells, in their order.
+    pub cells: Vec<CellFigures>,
+    /// What was left out or failed, and why.
+    pub notes: Vec<String>,
+    /// In one sentence or two.
+    pub verdict: String,
+}
+
+/// A cell in which ucrypt is slower than something else.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Shortfall {
+    /// The experiment.
+    pub experiment: &'static str,
+    /// The cell.
+    pub cell: String,
+    /// Which of ucrypt's.
+    pub ours: Contender,
+    /// Slower than this.
+    pub other: Contender,
+    /// Throughput over the other's.
+    pub ratio: Spread,
+    /// Whether the quartiles say so too: if not, it may be chance.
+    pub is_certain: bool,
+}
+
+/// A whole run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Analysis {
+    /// What was asked for, and where.
+    pub about: About,
+    /// The experiments that have results.
+    pub experiments: Vec<Experiment>,
+    /// Where ucrypt falls short, the worst first.
+    pub shortfalls: Vec<Shortfall>,
+}
+
+/// The value that ratios are taken of: throughput, or for file systems the inverse of the run time.
+fn speed(sample: &Sample) -> f64 {
+    if sample.device.is_some() { 1.0 / sample.seconds.max(1e-9) } else { sample.mb_s }
+}
+
+type Rounds<'a> = BTreeMap<u32, &'a Sample>;
+
+/// The ratio of two contenders, round by round.
+fn ratio(ours: &Rounds<'_>, other: &Rounds<'_>) -> Option<Spread> {
+    Spread::of(ours.iter().filter_map(|(round, sample)| {
+        let base = speed(other.get(round)?);
+        (base > 0.0).then(|| speed(sample) / base)
+    }))
+}
+
+/// The contender that a figure is compared with.
+fn base_of(contender: Contender, method: Method) -> Contender {
+    match (method, contender) {
+        (Method::Tree, Contender::UcryptLoop(_)) => Contender::UcryptNone,
+        (Method::Tree, _) => Contender::Loop,
+        (_, contender) => contender.base(),
+    }
+}
+
+impl Analysis {
+    /// Measurements that were disturbed, and all measurements.
+    pub fn disturbed(&self) -> (usize, usize) {
+        let figures = self.experiments.iter().flat_map(|it| &it.cells).flat_map(|it| &it.figures);
+        figures.fold((0, 0), |(disturbed, all), figure| {
+            (disturbed + figure.disturbed, all + figure.seconds.count)
+        })
+    }
+
+    /// The warning about a run that was disturbed; `None` if hardly any measurement was.
+    pub fn warning(&self) -> Option<String> {
+        let (disturbed, all) = self.disturbed();
+        (disturbed * 10 > all).then(|| {
+            format!(
+                "{disturbed} of {all} measurements were disturbed by the host or by other processes: \
+                 repeat the run on a quiet machine before you rely on it."
+            )
+        })
+    }
+
+    /// Of the records of a run.
+    pub fn new(about: About, records: &[Record]) -> Self {
+        let mut experiments = Vec::new();
+        let mut shortfalls = Vec::new();
+        for name in &about.settings.experiments {
+            let Some(description) = by_name(name) else { continue };
+            let of_it: Vec<&Record> =
+                records.iter().filter(|record| record.experiment == *name).collect();
+            if let Some(experiment) = one(description, &about, &of_it, &mut shortfalls) {
+                experiments.push(experiment);
+            }
+        }
+        shortfalls.sort_by(|a, b| {
+            (b.is_certain, a.ratio.median)
+                .partial_cmp(&(a.is_certain, b.ratio.median))
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
+        Self { about, experiments, shortfalls }
+    }
+}
+
+fn one(
+    description: &'static Description,
+    about: &About,
+    records: &[&Record],
+    shortfalls: &mut Vec<Shortfall>,
+) -> Option<Experiment> {
+    let mut cells = Vec::new();
+    for cell in description.cells(about.settings.scale) {
+        let mut by_contender: Vec<(Contender, Rounds<'_>)> = Vec::new();
+        for record in records.iter().filter(|record| record.cell == cell.name) {
+            let Some(sample) = &record.sample else { continue };
+            let known = by_contender.iter().position(|(of, _)| *of == record.contender);
+            let at = known.unwrap_or_else(|| {
+                by_contender.push((record.contender, Rounds::new()));
+                by_contender.len() - 1
+            });
+            by_contender[at].1.insert(record.round, sample);
+        }
+        if by_contender.is_empty() {
+            continue;
+        }
+        // The rounds begin with another contender each.
+        by_contender.sort_by_key(|(contender, _)| place(*contender));
+        let of = |contender| {
+            by_contender.iter().find(|(it, _)| *it == contender).map(|(_, rounds)| rounds)
+        };
+        let figures = by_contender.iter().filter_map(|(contender, rounds)| {
+            let base = of(base_of(*contender, description.method));
+            figure(*contender, rounds, base)
+        });
+        shortfalls.extend(short(description, &cell, &by_contender));
+        cells.push(CellFigures { figures: figures.collect(), cell });
+    }
+    let mut notes: Vec<String> = about
+        .left_out
+        .iter()
+        .filter(|left| left.experiment == description.name)
+        .map(|left| format!("{} is left out: {}", left.what, left.why))
+        .collect();
+    for record in records {
+        if let Some(error) = &record.error {
+            notes.push(format!("{} failed at {}: {error}", record.contender, record.cell));
+        }
+    }
+    if cells.is_empty() && notes.is_empty() {
+        return None;
+    }
+    let verdict = verdict(description, &cells);
+    Some(Experiment { name: description.name, description, cells, notes, verdict })
+}
+
+/// Ceilings first, then ucrypt, then others.
+fn place(contender: Contender) -> (u8, String) {
+    let group = match contender {
+        Contender::Memory => 0,
+        Contender::Raw => 1,
+        Contender::Null => 2,
+        Contender::Ucrypt(PolicyKind::Adaptive) => 3,
+        Contender::Ucrypt(_) => 4,
+        Contender::File => 5,
+        Contender::Loop => 6,
+        Contender::UcryptNone => 7,
+        Contender::UcryptFuse(_) | Contender::UcryptNbd(_) | Contender::UcryptLoop(_) => 8,
+        _ => 9,
+    };
+    (group, contender.to_string())
+}
+
+fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) -> Option<Figure> {
+    let spread = |of: fn(&Sample) -> f64| Spread::of(rounds.values().map(|sample| of(sample)));
+    let mb_s = spread(|sample| sample.mb_s)?;
+    let distance = |sample: &&&Sample| ((sample.mb_s - mb_s.median).abs() * 1e6).round() as i64;
+    let middle = rounds.values().min_by_key(|sample| distance(sample))?;
+    let added = base.and_then(|base| {
+        Spread::of(
+            rounds
+                .iter()
+                .filter_map(|(round, sample)| Some(sample.mean_us - base.get(round)?.mean_us)),
+        )
+    });
+    let orders = rounds.values().filter_map(|sample| sample.order);
+    let order = orders.reduce(|a, b| Order {
+        writes: a.writes + b.writes,
+        bytes: a.bytes + b.bytes,
+        continued: a.continued + b.continued,
+    });
+    Some(Figure {
+        contender,
+        mb_s,
+        mean_us: spread(|sample| sample.mean_us)?,
+        p99_us: spread(|sample| sample.p99_us)?,
+        ratio: base.and_then(|base| ratio(rounds, base)),
+        added_us: added,
+        seconds: spread(|sample| sample.seconds)?,
+        disturbed: rounds.values().filter(|sample| sample.disturbance.is_marked()).count(),
+        load: middle.load.clone(),
+        quantiles: middle.quantiles.clone(),
+        slices_mb_s: rounds.values().flat_map(|sample| sample.slices_mb_s.clone()).collect(),
+        order,
+        device: middle.device,
+    })
+}
+
+/// What ucrypt's own are to be measured by: adaptive dispatch by the base and by every fixed
+/// policy, a served volume by the programs of others.
+fn short(
+    description: &'static Description,
+    cell: &Cell,
+    all: &[(Contender, Rounds<'_>)],
+) -> Vec<Shortfall> {
+    let mut found = Vec::new();
+    for (ours, rounds) in all {
+        let adaptive = PolicyKind::Adaptive;
+        let is_ours = *ours == Contender::Ucrypt(adaptive)
+            || *ours == Contender::UcryptFuse(adaptive)
+            || *ours == Contender::UcryptNbd(adaptive)
+            || *ours == Contender::UcryptLoop(adaptive);
+        if !is_ours {
+            continue;
+        }
+        for (other, others) in all {
+            let least = match (ours, other) {
+                _ if *other == base_of(*ours, description.method) => OF_RAW_MIN,
+                (Contender::Ucrypt(_), Contender::Ucrypt(PolicyKind::Fixed(_))) => 1.0,
+                (Contender::Ucrypt(_), _) => continue,
+                (_, Contender::QemuStorageDaemon | Contender::QemuNbd | Contender::Nbdkit) => 1.0,
+                _ => continue,
+            };
+            let Some(ratio) = ratio(rounds, others).filter(|ratio| ratio.median < least) else {
+                continue;
+            };
+            let is_certain = ratio.high < least && ratio.count > 2;
+            found.push(Shortfall {
+                experiment: description.name,
+                cell: cell.name.clone(),
+                ours: *ours,
+                other: *other,
+                ratio,
+                is_certain,
+            });
+        }
+    }
+    found
+}
+
+/// The speeds around which slices gather: at most a few, ascending.
+pub fn modes(values: &[f64]) -> Vec<f64> {
+    const BINS: usize = 24;
+    let max = values.iter().copied().fold(0.0, f64::max);
+    if values.len() < BINS || max <= 0.0 {
+        return Vec::new();
+    }
+    let mut counts = [0.0; BINS + 2];
+    for value in values {
+        #[expect(clippy::cast_sign_loss, reason = "speeds are not negative")]
+        let bin = ((value / max * BINS as f64) as usize).min(BINS - 1);
+        counts[bin + 1] += 1.0;
+    }
+    let smooth: Vec<f64> =
+        counts.windows(3).map(|it| 0.25 * it[0] + 0.5 * it[1] + 0.25 * it[2]).collect();
+    let enough = values.len() as f64 * 0.03;
+    // A peak counts if it rises twice above the lowest place between it and the one before.
+    let mut peaks: Vec<usize> = Vec::new();
+    let mut valley = f64::INFINITY;
+    for bin in 0..BINS {
+        let left = if bin > 0 { smooth[bin - 1] } else { 0.0 };
+        let right = smooth.get(bin + 1).copied().unwrap_or(0.0);
+        valley = valley.min(smooth[bin]);
+        if smooth[bin] < enough || smooth[bin] < left || smooth[bin] <= right {
+            continue;
+        }
+        match peaks.last().copied() {
+            Some(last) if valley > 0.5 * smooth[last].min(smooth[bin]) => {
+                if smooth[bin] > smooth[last] {
+                    peaks.pop();
+                    peaks.push(bin);
+                }
+            }
+            _ => peaks.push(bin),
+        }
+        valley = smooth[bin];
+    }
+    peaks.into_iter().map(|bin| (bin as f64 + 0.5) * max / BINS as f64).collect()
+}
+
+fn find(cell: &CellFigures, contender: Contender) -> Option<&Figure> {
+    cell.figures.iter().find(|figure| figure.contender == contender)
+}
+
+const ADAPTIVE: Contender = Contender::Ucrypt(PolicyKind::Adaptive);
+
+fn verdict(description: &Description, cells: &[CellFigures]) -> String {
+    let ratios: Vec<(&str, f64)> = cells
+        .iter()
+        .filter_map(|cell| Some((cell.cell.name.as_str(), find(cell, ADAPTIVE)?.ratio?.median)))
+        .collect();
+    let worst = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+    let none = || "Nothing was measured.".to_owned();
+    match description.method {
+        Method::Load => {
+            let Some((at, least)) = worst else { return none() };
+            let middle = Spread::of(ratios.iter().map(|(_, ratio)| *ratio)).unwrap_or_default();
+            format!(
+                "Adaptive reaches {:.2} of raw (median of {} cells), at worst {least:.2} ({at}). {}",
+                middle.median,
+                ratios.len(),
+                against_fixed(cells)
+            )
+        }
+        Method::Added => {
+            let added: Vec<String> = cells
+                .iter()
+                .filter_map(|cell| {
+                    let added = find(cell, ADAPTIVE)?.added_us?;
+                    let size = crate::catalogue::size_name(cell.cell.block_bytes);
+                    Some(format!("{:.1} µs at {size}", added.median))
+                })
+                .collect();
+            if added.is_empty() { none() } else { format!("Adaptive adds {}.", added.join(", ")) }
+        }
+        Method::Slices => {
+            let seen: Vec<String> = cells
+                .iter()
+                .flat_map(|cell| &cell.figures)
+                .filter(|figure| matches!(figure.contender, Contender::Ucrypt(_)))
+                .map(|figure| {
+                    let modes = modes(&figure.slices_mb_s);
+                    let places: Vec<_> = modes.iter().map(|mode| format!("{mode:.0}")).collect();
+                    match places.len() {
+                        0 => format!("{}: too few slices to tell", figure.contender),
+                        1 => format!("{}: one mode at {} MB/s", figure.contender, places[0]),
+                        n => format!(
+                            "{}: {n} modes, at {} MB/s",
+                            figure.contender,
+                            places.join(", ")
+                        ),
+                    }
+                })
+                .collect();
+            if seen.is_empty() { none() } else { format!("{}.", seen.join("; ")) }
+        }
+        Method::Order => {
+            let seen: Vec<String> = cells
+                .iter()
+                .take(1)
+                .flat_map(|cell| &cell.figures)
+                .filter_map(|figure| {
+                    let order = figure.order?;
+                    let share = order.continued as f64 / order.writes.max(1) as f64 * 100.0;
+                    Some(format!("{} {share:.0} %", figure.contender))
+                })
+                .collect();
+            if seen.is_empty() {
+                none()
+            } else {
+                format!("Writes that continue the one before: {}.", seen.join(", "))
+            }
+        }
+        Method::Tree => {
+            let ours = Contender::UcryptLoop(PolicyKind::Adaptive);
+            let seen: Vec<String> = cells
+                .iter()
+                .filter_map(|cell| {
+                    let ratio = find(cell, ours)?.ratio?.median;
+                    Some(format!("{} {:.2}", cell.cell.name, 1.0 / ratio.max(1e-9)))
+                })
+                .collect();
+            if seen.is_empty() {
+                none()
+            } else {
+                format!("Run time with encryption over that without: {}.", seen.join(", "))
+            }
+        }
+        Method::Drives => {
+            let seen: Vec<String> = cells
+                .iter()
+                .filter_map(|cell| {
+                    let figure = find(cell, ADAPTIVE)?;
+                    Some(format!("{}: {:.1} GB/s", cell.cell.name, figure.mb_s.median / 1000.0))
+                })
+                .collect();
+            if seen.is_empty() {
+                none()
+            } else {
+                format!("Adaptive, in virtual time: {}. {}", seen.join("; "), against_fixed(cells))
+            }
+        }
+    }
+}
+
+/// In how many cells adaptive is as fast as the fastest fixed policy of that cell.
+fn against_fixed(cells: &[CellFigures]) -> String {
+    let (mut all, mut good) = (0, 0);
+    for cell in cells {
+        let fixed = cell
+            .figures
+            .iter()
+            .filter(|figure| matches!(figure.contender, Contender::Ucrypt(PolicyKind::Fixed(_))));
+        let best = fixed.map(|figure| figure.mb_s.median).fold(0.0, f64::max);
+        let Some(ours) = find(cell, ADAPTIVE).filter(|_| best > 0.0) else { continue };
+        all += 1;
+        good += u32::from(ours.mb_s.median >= OF_RAW_MIN * best);
+    }
+    if all == 0 {
+        return String::new();
+    }
+    format!("It is within 3 % of the best fixed policy, or better, in {good} of {all} cells.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quartiles_are_between_the_values_and_one_value_is_no_spread() {
+        let spread = Spread::of([4.0, 1.0, 3.0, 2.0, 5.0, f64::NAN]).unwrap();
+        assert_eq!((spread.low, spread.median, spread.high, spread.count), (2.0, 3.0, 4.0, 5));
+        assert!(spread.is_wide());
+        assert!(!Spread::of([100.0, 101.0, 99.0]).unwrap().is_wide());
+        assert!(Spread::of([1.0]).unwrap().is_wide());
+        assert_eq!(Spread::of([]), None);
+    }
+
+    #[test]
+    fn one_mode_and_two_modes_are_told_apart() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut around = |middle: f64, count: usize| -> Vec<f64> {
+            (0..count).map(|_| middle * (0.97 + 0.06 * random.f64())).collect()
+        };
+        let one = around(100.0, 400);
+        assert_eq!(modes(&one).len(), 1, "{:?}", modes(&one));
+        let mut two = around(80.0, 200);
+        two.extend(around(120.0, 200));
+        let found = modes(&two);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!((found[0] - 80.0).abs() < 8.0 && (found[1] - 120.0).abs() < 8.0, "{found:?}");
+        assert!(modes(&[]).is_empty() && modes(&[0.0; 100]).is_empty());
+    }
+}

@@ -1,0 +1,222 @@
+//! Who is compared.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use ucrypt_engine::PolicyKind;
+
+/// A way to reach the data of a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Contender {
+    /// The target itself.
+    Raw,
+    /// ucrypt's engine in this process, without an export, under a policy.
+    Ucrypt(PolicyKind),
+    /// As `Ucrypt`, adaptive, with the null cipher: the ceiling of every cipher.
+    Null,
+    /// Memory alone, whatever the target is: the ceiling of every disk.
+    Memory,
+    /// A scratch image, without anything on top: what those below are compared with.
+    File,
+    /// `ucrypt serve` on a scratch image, through FUSE.
+    UcryptFuse(PolicyKind),
+    /// `ucrypt serve` on a scratch image, through NBD.
+    UcryptNbd(PolicyKind),
+    /// `ucrypt open --as loop` on a scratch image; needs root.
+    UcryptLoop(PolicyKind),
+    /// As `UcryptLoop`, without a cipher.
+    UcryptNone,
+    /// The kernel's loop device over a scratch image, not encrypted; needs root.
+    Loop,
+    /// qemu-storage-daemon with LUKS, through FUSE.
+    QemuStorageDaemon,
+    /// qemu-nbd with LUKS.
+    QemuNbd,
+    /// nbdkit with its LUKS filter.
+    Nbdkit,
+}
+
+/// A name, its contender, and the program that it starts, with its package.
+type Name = (&'static str, Contender, Option<(&'static str, &'static str)>);
+
+/// The names without a policy, and with the program of others that they start, with its package.
+const NAMES: [Name; 13] = [
+    ("raw", Contender::Raw, None),
+    ("ucrypt", Contender::Ucrypt(PolicyKind::Adaptive), None),
+    ("null", Contender::Null, None),
+    ("memory", Contender::Memory, None),
+    ("file", Contender::File, None),
+    ("ucrypt-fuse", Contender::UcryptFuse(PolicyKind::Adaptive), Some(("fusermount3", "fuse3"))),
+    ("ucrypt-nbd", Contender::UcryptNbd(PolicyKind::Adaptive), None),
+    ("ucrypt-loop", Contender::UcryptLoop(PolicyKind::Adaptive), Some(("fusermount3", "fuse3"))),
+    ("ucrypt-none", Contender::UcryptNone, Some(("fusermount3", "fuse3"))),
+    ("loop", Contender::Loop, Some(("losetup", "mount"))),
+    (
+        "qemu-storage-daemon",
+        Contender::QemuStorageDaemon,
+        Some(("qemu-storage-daemon", "qemu-utils")),
+    ),
+    ("qemu-nbd", Contender::QemuNbd, Some(("qemu-nbd", "qemu-utils"))),
+    ("nbdkit", Contender::Nbdkit, Some(("nbdkit", "nbdkit"))),
+];
+
+/// The contenders that are compared where they are installed, unless the user names others.
+pub const PEERS: [Contender; 7] = [
+    Contender::UcryptFuse(PolicyKind::Adaptive),
+    Contender::UcryptNbd(PolicyKind::Adaptive),
+    Contender::UcryptLoop(PolicyKind::Adaptive),
+    Contender::Loop,
+    Contender::QemuStorageDaemon,
+    Contender::QemuNbd,
+    Contender::Nbdkit,
+];
+
+impl Contender {
+    fn policy(self) -> Option<PolicyKind> {
+        match self {
+            Self::Ucrypt(policy)
+            | Self::UcryptFuse(policy)
+            | Self::UcryptNbd(policy)
+            | Self::UcryptLoop(policy) => Some(policy),
+            _ => None,
+        }
+    }
+
+    fn with(self, policy: PolicyKind) -> Option<Self> {
+        match self {
+            Self::Ucrypt(_) => Some(Self::Ucrypt(policy)),
+            Self::UcryptFuse(_) => Some(Self::UcryptFuse(policy)),
+            Self::UcryptNbd(_) => Some(Self::UcryptNbd(policy)),
+            Self::UcryptLoop(_) => Some(Self::UcryptLoop(policy)),
+            _ => None,
+        }
+    }
+
+    fn row(self) -> &'static Name {
+        let plain = self.with(PolicyKind::Adaptive).unwrap_or(self);
+        NAMES.iter().find(|(_, contender, _)| *contender == plain).unwrap_or(&NAMES[0])
+    }
+
+    /// The program of others that it starts, and its Debian package.
+    pub fn program(self) -> Option<(&'static str, &'static str)> {
+        self.row().2
+    }
+
+    /// Whether a process serves it, from a scratch image; the others run in this process.
+    pub fn is_served(self) -> bool {
+        !matches!(self, Self::Raw | Self::Ucrypt(_) | Self::Null | Self::Memory)
+    }
+
+    /// Whether it is an upper limit for others, not a choice that a user has.
+    pub fn is_ceiling(self) -> bool {
+        matches!(self, Self::Raw | Self::Null | Self::Memory | Self::File)
+    }
+
+    /// Whether it encrypts.
+    pub fn encrypts(self) -> bool {
+        !self.is_ceiling() && !matches!(self, Self::Loop | Self::UcryptNone)
+    }
+
+    /// Whether it attaches a loop device.
+    pub fn needs_root(self) -> bool {
+        matches!(self, Self::Loop | Self::UcryptLoop(_) | Self::UcryptNone)
+    }
+
+    /// What its ratio is taken of: the same target without encryption, reached by the same load.
+    #[must_use]
+    pub fn base(self) -> Self {
+        if self.is_served() { Self::File } else { Self::Raw }
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.row().0)?;
+        match self.policy() {
+            None | Some(PolicyKind::Adaptive) => Ok(()),
+            Some(policy) => write!(f, ":{policy}"),
+        }
+    }
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, policy) = match text.split_once(':') {
+            Some((name, policy)) => (name, Some(policy)),
+            None => (text, None),
+        };
+        let known = || {
+            let names: Vec<_> = NAMES.iter().map(|(name, ..)| *name).collect();
+            format!(
+                "'{text}' is no contender; there are {}; ucrypt's take :POLICY",
+                names.join(", ")
+            )
+        };
+        let found = NAMES.iter().find(|(known, ..)| *known == name).ok_or_else(known)?.1;
+        match policy {
+            None => Ok(found),
+            Some(policy) => found
+                .with(policy.parse()?)
+                .ok_or_else(|| format!("{name} has no dispatch policy; leave :{policy} out")),
+        }
+    }
+}
+
+impl From<Contender> for String {
+    fn from(contender: Contender) -> Self {
+        contender.to_string()
+    }
+}
+
+impl TryFrom<String> for Contender {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// Parses names separated by commas. A policy's own `,unsorted` belongs to the name before it.
+///
+/// # Errors
+/// Names the word that is no contender.
+pub fn list(text: &str) -> Result<Vec<Contender>, String> {
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split(',') {
+        match words.last_mut() {
+            Some(last) if word == "unsorted" => last.push_str(",unsorted"),
+            _ => words.push(word.to_owned()),
+        }
+    }
+    let mut all = Vec::new();
+    for word in words {
+        let contender = word.parse()?;
+        if !all.contains(&contender) {
+            all.push(contender);
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for (name, contender, _) in NAMES {
+            assert_eq!(name.parse(), Ok(contender));
+            assert_eq!(contender.to_string(), name);
+        }
+        let read = list("raw,ucrypt,ucrypt:unbound,unsorted,ucrypt-fuse:inline,raw").unwrap();
+        let names: Vec<_> = read.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["raw", "ucrypt", "ucrypt:unbound,unsorted", "ucrypt-fuse:inline"]);
+        for bad in ["", "dm-crypt", "raw:inline", "ucrypt:fast", "unsorted"] {
+            assert!(list(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! The built-in generator of load: like fio, it keeps a number of requests in flight.
+//!
+//! Each job is a thread with a queue of its own, and is client and server of it. Requests longer
+//! than [`PIECE_MAX`] are passed on in pieces of that length, as the kernel passes a long read on
+//! in bios; a request ends with its last piece. Latencies and bytes are those of requests that
+//! ended after the ramp.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ucrypt_backend::{Backend, Pool};
+use ucrypt_engine::{Queue, QueueConfig, Rejected, Volume};
+
+use crate::catalogue::{Cell, SLICE_MS};
+use crate::client::{Job, Requests};
+use crate::sample::{Sample, distribution};
+
+/// Longest piece of a request, in bytes: a bio of 256 pages.
+pub const PIECE_MAX: u64 = 1 << 20;
+
+/// Pieces that a job keeps in flight when its requests are longer than a piece.
+const LONG_PIECES: usize = 32;
+
+/// A run of long requests measures at least this many, however long they take.
+const REQUESTS_MIN: u64 = 2;
+
+/// Slices kept: 100 s.
+const SLICES_MAX: usize = 10_000;
+
+/// How long a measurement takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// Not measured.
+    pub ramp: Duration,
+    /// Measured.
+    pub measured: Duration,
+}
+
+/// What a job sends its pieces to.
+trait Disk {
+    /// Submits a piece. Returns whether there was room.
+    fn submit(&mut self, tag: u64, is_read: bool, offset: u64, len: usize) -> io::Result<bool>;
+
+    /// Waits for an answer, and appends the tags of the pieces that have ended.
+    fn wait(&mut self, ended: &mut Vec<u64>) -> io::Result<()>;
+}
+
+/// A backend without anything on top.
+struct Raw {
+    queue: Box<dyn ucrypt_backend::Queue>,
+    pool: Pool,
+    answers: Vec<ucrypt_backend::Done>,
+}
+
+impl Disk for Raw {
+    fn submit(&mut self, token: u64, is_read: bool, offset: u64, len: usize) -> io::Result<bool> {
+        if self.queue.room() == 0 {
+            return Ok(false);
+        }
+        let Some(buf) = self.pool.alloc(len) else { return Ok(false) };
+        let bufs = vec![buf];
+        self.queue.submit(if is_read {
+            ucrypt_backend::Io::Read { token, offset, bufs }
+        } else {
+            ucrypt_backend::Io::Write { token, offset, bufs, fua: false }
+        });
+        Ok(true)
+    }
+
+    fn wait(&mut self, ended: &mut Vec<u64>) -> io::Result<()> {
+        self.queue.wait(&mut self.answers)?;
+        for answer in self.answers.drain(..) {
+            answer.result?;
+            ended.push(answer.token);
+        }
+        Ok(())
+    }
+}
+
+/// A volume of the engine.
+struct Engine {
+    queue: Queue,
+    /// The client's own memory, to which reads are copied.
+    taken: Vec<u8>,
+}
+
+impl Disk for Engine {
+    fn submit(&mut self, tag: u64, is_read: bool, offset: u64, len: usize) -> io::Result<bool> {
+        let op = if is_read {
+            ucrypt_engine::Io::read(offset, len)
+        } else {
+            let Some(data) = self.queue.alloc(len) else { return Ok(false) };
+            ucrypt_engine::Io::write(offset, data, false)
+        };
+        match self.queue.submit(tag, op) {
+            Ok(()) => Ok(true),
+            Err(Rejected::Busy(_)) => Ok(false),
+            Err(rejected) => Err(rejected
+                .errno()
+                .map_or_else(|| io::Error::other("the engine refused a request"), io::Error::from)),
+        }
+    }
+
+    fn wait(&mut self, ended: &mut Vec<u64>) -> io::Result<()> {
+        self.queue.wait()?;
+        while let Some(done) = self.queue.next_done() {
+            done.result?;
+            // A client takes its data, from whichever cache it is in.
+            if let Some(data) = &done.data {
+                self.taken[..data.len()].copy_from_slice(data);
+            }
+            ended.push(done.tag);
+        }
+        Ok(())
+    }
+}
+
+/// What a load runs against, in this process.
+#[derive(Clone)]
+pub enum Place {
+    /// A backend.
+    Raw(Arc<dyn Backend>),
+    /// A volume.
+    Engine(Arc<Volume>),
+}
+
+impl Place {
+    fn disk(&self, depth: u32, piece: usize) -> io::Result<Box<dyn Disk>> {
+        let memory = 2 * depth as usize * piece.next_power_of_two().max(4096);
+        Ok(match self {
+            Self::Raw(backend) => Box::new(Raw {
+                queue: backend.queue(depth)?,
+                pool: Pool::new(memory)?,
+                answers: Vec::new(),
+            }),
+            Self::Engine(volume) => {
+                let mut queue = volume.queue(QueueConfig::new(memory, depth))?;
+                queue.set_clients_here(true);
+                Box::new(Engine { queue, taken: vec![0; piece] })
+            }
+        })
+    }
+}
+
+/// A load: a cell over the first `region_bytes` of a place.
+#[derive(Debug, Clone, Copy)]
+pub struct Load<'a> {
+    /// Pattern, block size, depth and jobs.
+    pub cell: &'a Cell,
+    /// Bytes from the start that are accessed; at least a block.
+    pub region_bytes: u64,
+    /// How long.
+    pub times: Times,
+    /// Whether to count the bytes of each slice of [`SLICE_MS`].
+    pub slices: bool,
+    /// Determines the offsets of random requests.
+    pub seed: u64,
+    /// At most this many requests for each job, if given: then the ramp is left out.
+    pub requests: Option<u64>,
+}
+
+/// What a run left behind if it was interrupted.
+pub const INTERRUPTED: &str = "interrupted";
+
+/// Runs a load. `stop` ends it early, with an error of kind `Interrupted`.
+///
+/// # Errors
+/// If a request fails, memory or threads are missing, or `stop` was set.
+///
+/// # Panics
+/// If the region has no room for a block.
+pub fn run(place: &Place, load: Load<'_>, stop: &AtomicBool) -> io::Result<Sample> {
+    let jobs = load.cell.jobs.max(1);
+    let ran: Vec<io::Result<Counts>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs)
+            .map(|job| {
+                let run = move || Run::new(place, load, (job, jobs))?.go(stop);
+                std::thread::Builder::new().spawn_scoped(scope, run)
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread?.join().unwrap_or_else(|_| Err(io::Error::other("a job failed"))))
+            .collect()
+    });
+    let mut all = Counts::new();
+    let mut mb_s = 0.0;
+    for counts in ran {
+        let counts = counts?;
+        mb_s += counts.bytes as f64 / 1e6 / counts.seconds.max(1e-9);
+        all.add(&counts)?;
+    }
+    let slice_s = SLICE_MS as f64 / 1000.0;
+    // The first and the last slice are not whole.
+    let whole = all.slices.len().saturating_sub(1).max(1).min(all.slices.len());
+    let slices = all.slices.get(1..whole).unwrap_or_default();
+    Ok(Sample {
+        mb_s,
+        seconds: all.seconds,
+        slices_mb_s: slices.iter().map(|&bytes| bytes as f64 / 1e6 / slice_s).collect(),
+        load: "built-in".into(),
+        ..Sample::of_latencies(&all.latencies)
+    })
+}
+
+/// The counts of one job.
+struct Counts {
+    latencies: hdrhistogram::Histogram<u64>,
+    bytes: u64,
+    seconds: f64,
+    /// Bytes by slice.
+    slices: Vec<u64>,
+}
+
+impl Counts {
+    fn new() -> Self {
+        Self { latencies: distribution(), bytes: 0, seconds: 0.0, slices: Vec::new() }
+    }
+
+    fn add(&mut self, other: &Self) -> io::Result<()> {
+        self.latencies.add(&other.latencies).map_err(io::Error::other)?;
+        self.bytes += other.bytes;
+        self.seconds = self.seconds.max(other.seconds);
+        self.slices.resize(self.slices.len().max(other.slices.len()), 0);
+        for (sum, bytes) in self.slices.iter_mut().zip(&other.slices) {
+            *sum += bytes;
+        }
+        Ok(())
+    }
+}
+
+/// A request under way.
+#[derive(Debug, Clone, Copy)]
+struct Active {
+    sent: Instant,
+    is_read: bool,
+    /// Of the next piece.
+    offset: u64,
+    /// Bytes that are in no piece yet.
+    left: u64,
+    /// Pieces under way.
+    pieces: u32,
+}
+
+/// One job.
+struct Run<'a> {
+    load: Load<'a>,
+    disk: Box<dyn Disk>,
+    requests: Requests,
+    active: Vec<Active>,
+    /// Requests without a request in their place.
+    free: Vec<usize>,
+    /// The request that is being passed on in pieces.
+    current: Option<usize>,
+    /// By piece: its request.
+    pieces: Vec<usize>,
+    free_pieces: Vec<usize>,
+    counts: Counts,
+}
+
+impl<'a> Run<'a> {
+    fn new(place: &Place, load: Load<'a>, (job, jobs): (u32, u32)) -> io::Result<Self> {
+        let Cell { pattern, block_bytes, depth, .. } = *load.cell;
+        let piece = block_bytes.min(PIECE_MAX);
+        let depth = depth.max(1) as usize;
+        let pieces = if block_bytes > PIECE_MAX { depth.max(LONG_PIECES) } else { depth };
+        let disk = place.disk(pieces as u32, piece as usize)?;
+        let job_of = Job {
+            pattern,
+            block_bytes,
+            depth: depth as u32,
+            requests: load.requests.unwrap_or(u64::MAX),
+            region_bytes: load.region_bytes,
+        };
+        let now = Instant::now();
+        let unused = Active { sent: now, is_read: true, offset: 0, left: 0, pieces: 0 };
+        Ok(Self {
+            load,
+            disk,
+            requests: Requests::new(job_of, (job.into(), jobs.into()), load.seed),
+            active: vec![unused; depth],
+            free: (0..depth).rev().collect(),
+            current: None,
+            pieces: vec![0; pieces],
+            free_pieces: (0..pieces).rev().collect(),
+            counts: Counts::new(),
+        })
+    }
+
+    fn go(mut self, stop: &AtomicBool) -> io::Result<Counts> {
+        let counted = self.load.requests.is_some();
+        let started = Instant::now();
+        let ramp_end = started + self.load.times.ramp;
+        let until = ramp_end + self.load.times.measured;
+        // Counting begins at the end of a request: one that is half done at another time would
+        // count as a whole.
+        let mut from = counted.then_some(started);
+        let (mut now, mut last) = (started, started);
+        let mut ended = Vec::new();
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                // Dropping the queue waits for what is under way.
+                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+            }
+            let enough =
+                self.counts.latencies.len() >= REQUESTS_MIN && from.is_some_and(|it| last > it);
+            let over = !counted && now >= until && enough;
+            if !over {
+                self.submit(now)?;
+            }
+            if self.free_pieces.len() == self.pieces.len() {
+                if !over && self.current.is_some() {
+                    return Err(io::Error::other("there is no memory for a request"));
+                }
+                break;
+            }
+            self.disk.wait(&mut ended)?;
+            now = Instant::now();
+            for piece in ended.drain(..) {
+                let of = self.pieces[piece as usize];
+                self.free_pieces.push(piece as usize);
+                let active = &mut self.active[of];
+                active.pieces -= 1;
+                if active.pieces > 0 || active.left > 0 {
+                    continue;
+                }
+                self.free.push(of);
+                match from {
+                    Some(from) if !over => {
+                        last = now;
+                        self.count(of, now, from);
+                    }
+                    None if now >= ramp_end => (from, last) = (Some(now), now),
+                    _ => {}
+                }
+            }
+        }
+        self.counts.seconds = (last - from.unwrap_or(last)).as_secs_f64();
+        Ok(self.counts)
+    }
+
+    /// Submits pieces of requests while there is room.
+    fn submit(&mut self, now: Instant) -> io::Result<()> {
+        while let Some(&piece) = self.free_pieces.last() {
+            let Some(of) = self.current.or_else(|| self.begin(now)) else { return Ok(()) };
+            let active = self.active[of];
+            let len = active.left.min(PIECE_MAX);
+            self.current = Some(of);
+            if !self.disk.submit(piece as u64, active.is_read, active.offset, len as usize)? {
+                return Ok(());
+            }
+            self.free_pieces.pop();
+            self.pieces[piece] = of;
+            let active = &mut self.active[of];
+            active.offset += len;
+            active.left -= len;
+            active.pieces += 1;
+            if active.left == 0 {
+                self.current = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next request, if one may begin.
+    fn begin(&mut self, now: Instant) -> Option<usize> {
+        let &of = self.free.last()?;
+        let request = self.requests.next()?;
+        self.free.pop();
+        self.active[of] = Active {
+            sent: now,
+            is_read: request.is_read,
+            offset: request.offset,
+            left: self.load.cell.block_bytes,
+            pieces: 0,
+        };
+        Some(of)
+    }
+
+    fn count(&mut self, of: usize, now: Instant, from: Instant) {
+        let took = now - self.active[of].sent;
+        self.counts.latencies.saturating_record(took.as_nanos() as u64);
+        self.counts.bytes += self.load.cell.block_bytes;
+        let slice = ((now - from).as_millis() as u64 / SLICE_MS) as usize;
+        if self.load.slices && slice < SLICES_MAX {
+            let slices = &mut self.counts.slices;
+            slices.resize(slices.len().max(slice + 1), 0);
+            slices[slice] += self.load.cell.block_bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ucrypt_backend::ZeroBackend;
+
+    use super::*;
+    use crate::catalogue;
+
+    fn load(cell: &Cell, requests: u64) -> Load<'_> {
+        let times = Times { ramp: Duration::ZERO, measured: Duration::ZERO };
+        let region_bytes = 64 << 20;
+        Load { cell, region_bytes, times, slices: true, seed: 1, requests: Some(requests) }
+    }
+
+    #[test]
+    fn every_request_of_every_job_ends_and_is_counted() {
+        let place = Place::Raw(Arc::new(ZeroBackend::new(64 << 20)));
+        let go = AtomicBool::new(false);
+        for name in ["workqueues", "other-ssd", "instant", "sorted-writes"] {
+            let description = catalogue::by_name(name).expect("an experiment");
+            for cell in description.cells(catalogue::Scale::Quick) {
+                let sample = run(&place, load(&cell, 50), &go).expect("a run");
+                assert_eq!(sample.requests, 50 * u64::from(cell.jobs), "{}", cell.name);
+                assert!(sample.mb_s > 0.0 && sample.p99_us >= sample.p50_us, "{sample:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_request_ends_with_its_last_piece_and_a_stop_ends_a_run() {
+        let place = Place::Raw(Arc::new(ZeroBackend::new(64 << 20)));
+        let cells = catalogue::by_name("block-sweep").unwrap().cells(catalogue::Scale::Full);
+        let cell = cells.iter().find(|cell| cell.block_bytes == 64 << 20).expect("64 MiB");
+        let sample = run(&place, load(cell, 3), &AtomicBool::new(false)).expect("a run");
+        assert_eq!(sample.requests, 3);
+        let bytes = sample.mb_s * sample.seconds * 1e6;
+        assert!((bytes - f64::from(3 << 26)).abs() < 1e4, "{bytes}");
+        let stopped = run(&place, load(cell, 3), &AtomicBool::new(true)).expect_err("stopped");
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
+    }
+}

@@ -1,0 +1,722 @@
+//! The page: one HTML file that needs nothing else, no network and no script.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use ucrypt_engine::PolicyKind;
+
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, Spread};
+use crate::catalogue::{Method, size_name};
+use crate::contender::Contender;
+use crate::published;
+use crate::sim::history::Row;
+use crate::text::{doubts, figure, published as published_of};
+
+mod chart;
+
+use chart::{COLOURS, Chart, GREY, Kind, Series};
+
+/// Text as HTML.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// The style sheet, with the colours of the charts.
+fn style() -> String {
+    let mut style = include_str!("page/style.css").to_owned();
+    for at in 0..COLOURS {
+        let colour = format!("var(--c{at})");
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            style,
+            ".c{at}{{border-color:{colour}}}\
+             svg [stroke=\"#E000{at:02X}\"]{{stroke:{colour}}}svg [fill=\"#E000{at:02X}\"]{{fill:{colour}}}\
+             svg [stroke=\"#E010{at:02X}\"]{{stroke:{colour};stroke-dasharray:6 4}}\
+             svg [fill=\"#E010{at:02X}\"]{{fill:{colour};fill-opacity:.55}}"
+        );
+    }
+    style
+}
+
+/// The page of a run, with the rows of virtual time if there are any.
+pub fn html(analysis: &Analysis, simulated: &[Row]) -> String {
+    let mut html =
+        String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
+    html.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
+    html.push_str("<title>ucrypt lab</title>\n<style>\n");
+    html.push_str(&style());
+    html.push_str("</style></head>\n<body>\n<h1>What encryption costs here</h1>\n");
+    let about = &analysis.about;
+    let date = date(about.started_s);
+    let machine = &about.machine;
+    let _ = writeln!(
+        html,
+        "<p class=\"soft\">{date} · {} · {} cores{} · Linux {} · on {} · {} rounds of {} ms</p>",
+        escape(&machine.processor),
+        machine.cores,
+        if machine.virtual_machine { ", virtual" } else { "" },
+        escape(&machine.kernel),
+        escape(&about.settings.on.to_string()),
+        about.settings.rounds,
+        about.settings.time_ms
+    );
+    if let Some(warning) = analysis.warning() {
+        let _ = writeln!(html, "<p class=\"verdict bad\">{}</p>", escape(&warning));
+    }
+    shortfalls(&mut html, analysis);
+    summary(&mut html, analysis);
+    for experiment in &analysis.experiments {
+        section(&mut html, experiment);
+    }
+    if !simulated.is_empty() {
+        simulation(&mut html, simulated);
+    }
+    context(&mut html, analysis);
+    html.push_str("</body></html>\n");
+    html
+}
+
+/// A day, from seconds since 1970 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+fn date(seconds: u64) -> String {
+    let days =
+        i64::try_from(Duration::from_secs(seconds).as_secs() / 86_400).unwrap_or(0) + 719_468;
+    let era = days.div_euclid(146_097);
+    let day = days.rem_euclid(146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) =
+        (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = year + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+fn shortfalls(html: &mut String, analysis: &Analysis) {
+    html.push_str("<section id=\"short\"><h2>Where we fall short</h2>\n");
+    let (certain, chance): (Vec<_>, Vec<_>) =
+        analysis.shortfalls.iter().partition(|short| short.is_certain);
+    if analysis.about.settings.rounds < 3 {
+        html.push_str("<p class=\"soft\">With fewer than three rounds nothing is certain.</p>\n");
+    } else if certain.is_empty() {
+        html.push_str("<p class=\"good\">In no cell in which the quartiles, too, are below.</p>\n");
+    }
+    let table = |html: &mut String, rows: &[&crate::analysis::Shortfall]| {
+        html.push_str("<div class=\"table\"><table><thead><tr><th>experiment</th>");
+        html.push_str("<th class=\"word\">cell</th><th class=\"word\">ours</th>");
+        html.push_str("<th class=\"word\">slower than</th><th>ratio</th><th>quartiles</th>");
+        html.push_str("</tr></thead><tbody>\n");
+        for short in rows {
+            let _ = writeln!(
+                html,
+                "<tr><td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td>\
+                 <td class=\"word\">{}</td><td class=\"bad\">{:.2}</td><td>{:.2} to {:.2}</td></tr>",
+                short.experiment,
+                escape(&short.cell),
+                short.ours,
+                short.other,
+                short.ratio.median,
+                short.ratio.low,
+                short.ratio.high
+            );
+        }
+        html.push_str("</tbody></table></div>\n");
+    };
+    if !certain.is_empty() {
+        table(html, &certain);
+    }
+    if !chance.is_empty() {
+        let _ = writeln!(
+            html,
+            "<h3>May be chance</h3><p class=\"soft\">In {} more cells the median is below, and the \
+             quartiles reach above or there are fewer than three rounds.</p>",
+            chance.len()
+        );
+        table(html, &chance);
+    }
+    html.push_str("</section>\n");
+}
+
+fn summary(html: &mut String, analysis: &Analysis) {
+    html.push_str("<section id=\"summary\"><h2>Verdicts</h2>\n<div class=\"table\"><table>");
+    html.push_str(
+        "<thead><tr><th>experiment</th><th class=\"word\">verdict</th></tr></thead><tbody>",
+    );
+    for experiment in &analysis.experiments {
+        let _ = writeln!(
+            html,
+            "<tr><td><a href=\"#{0}\">{0}</a></td><td class=\"long\">{1}</td></tr>",
+            experiment.name,
+            escape(&experiment.verdict)
+        );
+    }
+    html.push_str("</tbody></table></div></section>\n");
+}
+
+fn section(html: &mut String, experiment: &Experiment) {
+    let description = experiment.description;
+    let _ = writeln!(
+        html,
+        "<section id=\"{0}\"><h2>{0}</h2>\n<p>{1}</p><p class=\"verdict\">{2}</p>",
+        experiment.name,
+        escape(description.question),
+        escape(&experiment.verdict)
+    );
+    for table in description.tables {
+        let (who, hardware) = table.source();
+        let source = format!("Published: {who}; {hardware}. ({})", table.file);
+        let _ = writeln!(html, "<p class=\"soft\">{}</p>", escape(&source.replace('`', "")));
+    }
+    if experiment.name == "heat-map" {
+        heat_maps(html, experiment);
+    } else {
+        charts(html, experiment);
+    }
+    if description.method == Method::Slices {
+        slices(html, experiment);
+    }
+    latencies(html, experiment);
+    figures(html, experiment);
+    if !experiment.notes.is_empty() {
+        html.push_str("<ul class=\"notes\">");
+        for note in &experiment.notes {
+            let _ = write!(html, "<li>{}</li>", escape(note));
+        }
+        html.push_str("</ul>\n");
+    }
+    html.push_str("</section>\n");
+}
+
+/// All contenders of an experiment, in their order.
+fn contenders(experiment: &Experiment) -> Vec<Contender> {
+    let mut all = Vec::new();
+    for figure in experiment.cells.iter().flat_map(|cell| &cell.figures) {
+        if !all.contains(&figure.contender) {
+            all.push(figure.contender);
+        }
+    }
+    all
+}
+
+/// The colour of a contender: the same in every chart of an experiment.
+fn colour(experiment: &Experiment, contender: Contender) -> usize {
+    contenders(experiment).iter().position(|it| *it == contender).unwrap_or(GREY)
+}
+
+fn find(cell: &CellFigures, contender: Contender) -> Option<&Figure> {
+    cell.figures.iter().find(|figure| figure.contender == contender)
+}
+
+/// A place on the x axis: what distinguishes the cells.
+fn places(experiment: &Experiment) -> Vec<String> {
+    let cells = &experiment.cells;
+    let same = cells.iter().all(|of| {
+        let (a, b) = (&of.cell, &cells[0].cell);
+        (a.pattern, a.depth, a.jobs) == (b.pattern, b.depth, b.jobs)
+    });
+    let by_size = same && cells.len() > 1 && experiment.description.has_target();
+    let name = |of: &CellFigures| {
+        if by_size { size_name(of.cell.block_bytes) } else { short_name(&of.cell.name) }
+    };
+    cells.iter().map(name).collect()
+}
+
+/// A cell's name as far as there is room under a bar.
+fn short_name(name: &str) -> String {
+    const LEN: usize = 18;
+    if name.chars().count() <= LEN {
+        name.into()
+    } else {
+        name.chars().take(LEN - 1).chain(['…']).collect()
+    }
+}
+
+fn charts(html: &mut String, experiment: &Experiment) {
+    let method = experiment.description.method;
+    let (title, unit): (&str, &str) = match method {
+        Method::Added => ("Latency added to the raw target", "µs, less is better"),
+        Method::Tree => ("Run time", "s, less is better"),
+        Method::Drives => ("Throughput in virtual time", "MB/s"),
+        _ => ("Throughput", "MB/s"),
+    };
+    let value = |of: &Figure| match method {
+        Method::Added => of.added_us.map(|added| added.median).filter(|us| *us > 0.0),
+        Method::Tree => Some(of.seconds.median),
+        _ => Some(of.mb_s.median),
+    };
+    let is_drawn = |contender: &Contender| method != Method::Added || !contender.is_ceiling();
+    let measured = contenders(experiment).into_iter().filter(is_drawn);
+    let mut series: Vec<Series> = measured
+        .map(|contender| Series {
+            label: contender.to_string(),
+            published: false,
+            colour: colour(experiment, contender),
+            values: experiment.cells.iter().map(|cell| value(find(cell, contender)?)).collect(),
+        })
+        .collect();
+    let mut labels: Vec<(&str, &str)> = Vec::new();
+    for it in experiment.cells.iter().flat_map(|cell| &cell.cell.published) {
+        if !labels.contains(&(it.contender, it.label)) {
+            labels.push((it.contender, it.label));
+        }
+    }
+    for (contender, label) in labels {
+        let colour = series.iter().find(|of| of.label == contender).map_or(GREY, |of| of.colour);
+        let values = experiment.cells.iter().map(|cell| {
+            let it = cell
+                .cell
+                .published
+                .iter()
+                .find(|it| it.label == label && it.contender == contender)?;
+            if method == Method::Added { it.mean_us } else { it.mb_s }
+        });
+        series.push(Series {
+            label: format!("published: {label}"),
+            published: true,
+            colour,
+            values: values.collect(),
+        });
+    }
+    series.retain(|series| series.values.iter().any(Option::is_some));
+    let values = || series.iter().flat_map(|it| &it.values).flatten().copied().filter(|v| *v > 0.0);
+    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let places = places(experiment);
+    let kind = if places.len() >= 4 { Kind::Lines } else { Kind::Bars };
+    let log = most > 30.0 * least;
+    let unit = if log { format!("{unit}, logarithmic") } else { unit.into() };
+    html.push_str(&Chart { title, unit: &unit, places: places.clone(), series, kind, log }.html());
+    ratios(html, experiment, places);
+}
+
+/// Encrypted over raw, measured and published.
+fn ratios(html: &mut String, experiment: &Experiment, places: Vec<String>) {
+    if !matches!(experiment.description.method, Method::Load | Method::Order) {
+        return;
+    }
+    let measured = contenders(experiment).into_iter().filter(|it| it.encrypts());
+    let mut series: Vec<Series> = measured
+        .map(|contender| Series {
+            label: contender.to_string(),
+            published: false,
+            colour: colour(experiment, contender),
+            values: experiment
+                .cells
+                .iter()
+                .map(|cell| Some(find(cell, contender)?.ratio?.median))
+                .collect(),
+        })
+        .collect();
+    // Published rows come in pairs of the same place: the raw one stands before the encrypted one.
+    let mut published: Vec<Series> = Vec::new();
+    for (place, cell) in experiment.cells.iter().enumerate() {
+        let mut raw = None;
+        for it in &cell.cell.published {
+            if it.contender == "raw" {
+                raw = it.mb_s;
+                continue;
+            }
+            let Some(ratio) = raw.zip(it.mb_s).map(|(raw, mb_s)| mb_s / raw) else { continue };
+            let label = format!("published: {}", it.label);
+            let known = published.iter().position(|series| series.label == label);
+            let at = known.unwrap_or_else(|| {
+                let like = series.iter().find(|of| of.label == it.contender);
+                let colour = like.map_or(GREY, |of| of.colour);
+                let values = vec![None; places.len()];
+                published.push(Series { label, published: true, colour, values });
+                published.len() - 1
+            });
+            published[at].values[place] = Some(ratio);
+        }
+    }
+    series.extend(published);
+    let kind = if places.len() >= 4 { Kind::Lines } else { Kind::Bars };
+    let title = "Encrypted over raw";
+    html.push_str(&Chart { title, unit: "ratio", places, series, kind, log: false }.html());
+}
+
+/// The distribution of the speeds of slices.
+fn slices(html: &mut String, experiment: &Experiment) {
+    const BINS: usize = 24;
+    for cell in &experiment.cells {
+        let all = || cell.figures.iter().flat_map(|figure| figure.slices_mb_s.iter().copied());
+        let max = all().fold(0.0, f64::max);
+        if max <= 0.0 {
+            continue;
+        }
+        let series = cell.figures.iter().map(|figure| {
+            let colour = colour(experiment, figure.contender);
+            let mut counts = [0.0; BINS];
+            for value in &figure.slices_mb_s {
+                #[expect(clippy::cast_sign_loss, reason = "speeds are not negative")]
+                let bin = (value / max * BINS as f64) as usize;
+                counts[bin.min(BINS - 1)] += 100.0 / figure.slices_mb_s.len() as f64;
+            }
+            let (label, values) = (figure.contender.to_string(), counts.map(Some).into());
+            Series { label, published: false, colour, values }
+        });
+        let series = series.collect();
+        let places = (0..BINS).map(|bin| figure((bin as f64 + 0.5) * max / BINS as f64));
+        let chart = Chart {
+            title: "Slices of 10 ms by their speed in MB/s",
+            unit: "% of the slices",
+            places: places.collect(),
+            series,
+            kind: Kind::Lines,
+            log: false,
+        };
+        html.push_str(&chart.html());
+    }
+}
+
+/// Percentiles on the axis of a latency distribution.
+const SHARES: [f64; 8] = [0.01, 0.1, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999];
+
+/// Cells of which the latency distribution is drawn.
+const DISTRIBUTIONS: usize = 3;
+
+fn latencies(html: &mut String, experiment: &Experiment) {
+    if experiment.name == "heat-map" {
+        return;
+    }
+    let count = experiment.cells.len();
+    // The first, the middle and the last cell.
+    let chosen: Vec<usize> =
+        if count <= DISTRIBUTIONS { (0..count).collect() } else { vec![0, count / 2, count - 1] };
+    for at in chosen {
+        let cell = &experiment.cells[at];
+        let series = cell.figures.iter().map(|figure| {
+            let colour = colour(experiment, figure.contender);
+            let value = |share: f64| {
+                let found = figure.quantiles.iter().find(|(at, _)| (at - share).abs() < 1e-9);
+                found.map(|(_, us)| *us)
+            };
+            let label = figure.contender.to_string();
+            Series { label, published: false, colour, values: SHARES.map(value).into() }
+        });
+        let title = format!("Latency by percentile, {}", cell.cell.name);
+        let chart = Chart {
+            title: &title,
+            unit: "µs, logarithmic",
+            places: SHARES.iter().map(|share| format!("p{}", share * 100.0)).collect(),
+            series: series.filter(|it: &Series| it.values.iter().any(Option::is_some)).collect(),
+            kind: Kind::Lines,
+            log: true,
+        };
+        html.push_str(&chart.html());
+    }
+}
+
+/// The class of a ratio to the best.
+fn heat(ratio: f64) -> &'static str {
+    match ratio {
+        OF_RAW_MIN.. => "h0",
+        0.9.. => "h1",
+        0.8.. => "h2",
+        0.65.. => "h3",
+        0.5.. => "h4",
+        _ => "h5",
+    }
+}
+
+/// What a heat map compares: more is better.
+type Value<'a> = &'a dyn Fn(&Figure) -> f64;
+
+fn heat_maps(html: &mut String, experiment: &Experiment) {
+    let policies: Vec<Contender> = contenders(experiment)
+        .into_iter()
+        .filter(|contender| matches!(contender, Contender::Ucrypt(_)))
+        .collect();
+    let speed = |figure: &Figure| figure.mb_s.median;
+    let tail = |figure: &Figure| 1.0 / figure.p99_us.median.max(1e-9);
+    let maps: [(&str, Value<'_>); 2] = [
+        ("Throughput over that of the cell's best policy", &speed),
+        ("p99 latency of the cell's best policy over this one's", &tail),
+    ];
+    for (title, value) in maps {
+        let _ = writeln!(
+            html,
+            "<h3>{title}</h3>\n<div class=\"table\"><table class=\"heat\"><thead><tr><th>cell</th>"
+        );
+        for policy in &policies {
+            let name = match policy {
+                Contender::Ucrypt(PolicyKind::Adaptive) => "adaptive".to_owned(),
+                other => other.to_string().replace("ucrypt:", ""),
+            };
+            let _ = write!(html, "<th>{name}</th>");
+        }
+        html.push_str("</tr></thead><tbody>\n");
+        for cell in &experiment.cells {
+            let _ = write!(html, "<tr><td>{}</td>", escape(&cell.cell.name));
+            let best =
+                policies.iter().filter_map(|it| Some(value(find(cell, *it)?))).fold(0.0, f64::max);
+            for policy in &policies {
+                let ratio = find(cell, *policy).map(|it| value(it) / best.max(1e-12));
+                let _ = match ratio {
+                    Some(ratio) => write!(html, "<td class=\"{}\">{ratio:.2}</td>", heat(ratio)),
+                    None => write!(html, "<td></td>"),
+                };
+            }
+            html.push_str("</tr>\n");
+        }
+        html.push_str("</tbody></table></div>\n");
+    }
+}
+
+fn spread(spread: Spread) -> String {
+    format!("{} ({} to {})", figure(spread.median), figure(spread.low), figure(spread.high))
+}
+
+fn figures(html: &mut String, experiment: &Experiment) {
+    let method = experiment.description.method;
+    let speed = if method == Method::Tree { "s (quartiles)" } else { "MB/s (quartiles)" };
+    let (has_order, has_device) = (method == Method::Order, method == Method::Tree);
+    let _ = writeln!(
+        html,
+        "<div class=\"table\"><table><thead><tr><th>cell</th><th class=\"word\">contender</th>\
+         <th>{speed}</th><th>mean µs</th><th>p99 µs</th><th>of raw</th>{}{}<th>runs</th>\
+         <th class=\"word\">published</th><th class=\"word\">doubts</th></tr></thead><tbody>",
+        if has_order { "<th>continued</th><th>KiB a write</th>" } else { "" },
+        if has_device {
+            "<th>writes</th><th>KiB a write</th><th>merged</th><th>busy s</th>"
+        } else {
+            ""
+        },
+    );
+    for cell in &experiment.cells {
+        for (at, of) in cell.figures.iter().enumerate() {
+            let class = if at == 0 { " class=\"first\"" } else { "" };
+            let name = if at == 0 { escape(&cell.cell.name) } else { String::new() };
+            let value = if method == Method::Tree { of.seconds } else { of.mb_s };
+            let ratio = of.ratio.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median));
+            let mut more = String::new();
+            if has_order {
+                more = of.order.map_or_else(
+                    || "<td></td><td></td>".into(),
+                    |order| {
+                        let writes = order.writes.max(1) as f64;
+                        let share = order.continued as f64 / writes * 100.0;
+                        let kib = order.bytes as f64 / writes / 1024.0;
+                        format!("<td>{share:.0} %</td><td>{}</td>", figure(kib))
+                    },
+                );
+            }
+            if has_device {
+                more = of.device.map_or_else(
+                    || "<td></td><td></td><td></td><td></td>".into(),
+                    |device| {
+                        let kib = device.bytes as f64 / device.writes.max(1) as f64 / 1024.0;
+                        let busy = device.busy_ms as f64 / 1000.0;
+                        format!(
+                            "<td>{}</td><td>{}</td><td>{}</td><td>{}</td>",
+                            device.writes,
+                            figure(kib),
+                            device.merges,
+                            figure(busy)
+                        )
+                    },
+                );
+            }
+            let published = published_of(cell, of, method);
+            let published: Vec<_> =
+                published.iter().map(|(label, value)| format!("{value} ({label})")).collect();
+            let _ = writeln!(
+                html,
+                "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td><td>{}</td>\
+                 <td>{}</td><td>{ratio}</td>{more}<td>{}</td><td class=\"word\">{}</td>\
+                 <td class=\"word\">{}</td></tr>",
+                of.contender,
+                spread(value),
+                figure(of.mean_us.median),
+                figure(of.p99_us.median),
+                of.seconds.count,
+                escape(&published.join("; ")),
+                doubts(of)
+            );
+        }
+    }
+    html.push_str("</tbody></table></div>\n");
+}
+
+fn simulation(html: &mut String, rows: &[Row]) {
+    html.push_str("<section id=\"sim\"><h2>In virtual time, on the published machines</h2>\n");
+    html.push_str(
+        "<p>The engine that ships, over models of the published machines. The error says ",
+    );
+    html.push_str(
+        "how far the simulated fixed policy is from what was published: the model is to be ",
+    );
+    html.push_str("trusted where it is small.</p>\n<div class=\"table\"><table><thead><tr>");
+    html.push_str("<th>experiment</th><th class=\"word\">row</th><th>published</th>");
+    html.push_str("<th class=\"word\">fixed policy</th><th>simulated</th><th>error</th>");
+    html.push_str("<th>adaptive</th><th class=\"word\">unit</th></tr></thead><tbody>\n");
+    for row in rows {
+        let error =
+            row.error().map_or_else(String::new, |error| format!("{:+.0} %", error * 100.0));
+        let class = if row.is_trusted() { "good" } else { "bad" };
+        let _ = writeln!(
+            html,
+            "<tr><td>{}</td><td class=\"word\">{}</td><td>{}</td><td class=\"word\">{}</td>\
+             <td>{}</td><td class=\"{class}\">{error}</td><td>{}</td><td class=\"word\">{}</td></tr>",
+            row.experiment,
+            escape(&row.row),
+            figure(row.published),
+            escape(&row.policy),
+            figure(row.simulated),
+            row.adaptive.map_or_else(String::new, figure),
+            row.unit
+        );
+    }
+    html.push_str("</tbody></table></div></section>\n");
+}
+
+fn context(html: &mut String, analysis: &Analysis) {
+    let about = &analysis.about;
+    let machine = &about.machine;
+    html.push_str("<section id=\"machine\"><h2>The machine</h2>\n<dl>");
+    let gib = machine.memory_bytes as f64 / f64::from(1 << 30);
+    let mut entry = |name: &str, text: &str| {
+        let _ = write!(html, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(text));
+    };
+    entry("processor", &format!("{}, {} cores", machine.processor, machine.cores));
+    entry("memory", &format!("{gib:.1} GiB"));
+    entry("kernel", &machine.kernel);
+    entry("target", &format!("{}, {} MiB", about.settings.on, about.settings.len >> 20));
+    for (program, version) in &machine.versions {
+        entry(program, version);
+    }
+    html.push_str("</dl>\n<h3>To repeat it</h3><pre>");
+    html.push_str(&escape(&about.settings.command));
+    html.push_str("</pre>\n<h3>How to read it</h3><ul class=\"notes\">");
+    for line in [
+        "MB are 10^6 bytes. Figures are medians over interleaved rounds; ratios are taken round by round.",
+        "raw, null and memory are ceilings: the target itself, the engine with the null cipher, memory alone. \
+         Servers are compared with file, the image under the same load.",
+        "ucrypt is the engine in this process, without an export: what the policies differ in.",
+        "Disturbed: the host took more than 2 % of the processors' time, or other processes more than 10 %. \
+         Wide spread: the quartiles are more than 15 % of the median apart.",
+    ] {
+        let _ = write!(html, "<li>{}</li>", escape(line));
+    }
+    html.push_str("</ul>\n<h3>Published tables</h3><ul class=\"notes\">");
+    for table in published::ALL {
+        let (who, _) = table.source();
+        let _ = write!(html, "<li>{}: {}</li>", table.file, escape(&who.replace('`', "")));
+    }
+    html.push_str("</ul></section>\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::{ALL, Scale};
+    use crate::sample::{Device, Order, Sample};
+    use crate::served::Generator;
+    use crate::store::{About, LeftOut, Machine, Record, Settings};
+    use crate::target::Target;
+
+    /// A run with invented figures in every experiment.
+    fn analysis() -> Analysis {
+        let experiments = ALL.iter().map(|it| it.name.to_owned()).collect();
+        let settings = Settings {
+            experiments,
+            on: Target::Memory,
+            against: None,
+            rounds: 3,
+            scale: Scale::Quick,
+            len: 1 << 27,
+            time_ms: 10,
+            generator: Generator::BuiltIn,
+            command: "ucrypt lab run --quick '<&>'".into(),
+        };
+        let left_out = vec![LeftOut {
+            experiment: "block-sweep".into(),
+            what: "nbdkit".into(),
+            why: "nbdkit is not installed".into(),
+        }];
+        let machine = Machine { cores: 2, processor: "A <processor>".into(), ..Machine::default() };
+        let about = About { settings, machine, started_s: 1_763_900_000, left_out };
+        let mut records = Vec::new();
+        for description in ALL {
+            for cell in description.cells(Scale::Quick) {
+                for (at, name) in ["raw"].iter().chain(description.against).enumerate() {
+                    for round in 0..3 {
+                        let mb_s = 1000.0 / (at as f64 + 1.0) + f64::from(round);
+                        let sample = Sample {
+                            mb_s,
+                            mean_us: 1000.0 / mb_s,
+                            p99_us: 3000.0 / mb_s,
+                            seconds: 1.0 + at as f64,
+                            quantiles: vec![(0.5, 10.0), (0.99, 100.0)],
+                            slices_mb_s: (0..50).map(|it| f64::from(it % 5) + mb_s).collect(),
+                            order: Some(Order { writes: 10, bytes: 40960, continued: 9 }),
+                            device: (description.method == Method::Tree).then(Device::default),
+                            ..Sample::default()
+                        };
+                        records.push(Record {
+                            experiment: description.name.into(),
+                            cell: cell.name.clone(),
+                            contender: name.parse().expect("a contender"),
+                            round,
+                            sample: Some(sample),
+                            error: None,
+                        });
+                    }
+                }
+            }
+        }
+        Analysis::new(about, &records)
+    }
+
+    #[test]
+    fn the_page_shows_every_experiment_and_needs_nothing_else() {
+        let analysis = analysis();
+        assert_eq!(analysis.experiments.len(), ALL.len());
+        let page = html(&analysis, &[]);
+        for description in ALL {
+            assert!(page.contains(&format!("<section id=\"{}\">", description.name)));
+        }
+        for needed in [
+            "id=\"short\"",
+            "id=\"summary\"",
+            "prefers-color-scheme: dark",
+            "@media print",
+            "max-width",
+        ] {
+            assert!(page.contains(needed), "{needed}");
+        }
+        for outside in ["src=", "url(", "<script", "<link", "@import", "href=\"http"] {
+            assert!(!page.contains(outside), "{outside}");
+        }
+        // Hostile names are text.
+        assert!(page.contains("&lt;processor&gt;") && !page.contains("A <processor>"));
+        assert!(page.contains("published: LUKS on a device, 2017"));
+        let count = |what: &str| page.matches(what).count();
+        assert_eq!(count("<svg class=\"wide\""), count("<svg class=\"narrow\""));
+        assert!(count("<svg class=\"wide\"") > 15, "{}", count("<svg class=\"wide\""));
+        for tag in ["section", "table", "figure", "svg", "ul", "dl"] {
+            let opened = count(&format!("<{tag}>")) + count(&format!("<{tag} "));
+            assert_eq!(opened, count(&format!("</{tag}>")), "{tag}");
+        }
+        // Adaptive has half of raw's speed in this run: that stands first.
+        assert!(page.find("id=\"short\"") < page.find("id=\"summary\""));
+        assert!(analysis.shortfalls.iter().any(|short| short.is_certain));
+        assert!(page.len() < 4 << 20, "{} bytes", page.len());
+    }
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        assert_eq!(date(0), "1970-01-01");
+        assert_eq!(date(951_782_400), "2000-02-29");
+        assert_eq!(date(1_763_900_000), "2025-11-23");
+    }
+}

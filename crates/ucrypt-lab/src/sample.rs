@@ -1,0 +1,238 @@
+//! The result of one measurement, and what disturbed it.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// The result of one measurement of one contender in one cell.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// Bytes per microsecond, i.e. MB/s of 10^6 bytes.
+    pub mb_s: f64,
+    /// Mean latency in microseconds.
+    pub mean_us: f64,
+    /// Median latency in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile in microseconds.
+    pub p99_us: f64,
+    /// 99.9th percentile in microseconds.
+    pub p999_us: f64,
+    /// Requests measured.
+    pub requests: u64,
+    /// Seconds measured.
+    pub seconds: f64,
+    /// Quantiles of the latency: share of requests, microseconds. Ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quantiles: Vec<(f64, f64)>,
+    /// MB/s of each slice of [`crate::catalogue::SLICE_MS`], where asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slices_mb_s: Vec<f64>,
+    /// The operations that reached the backend, where counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<Order>,
+    /// What a block device did, where it was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
+    /// What made the load.
+    pub load: String,
+    /// What else the machine did meanwhile.
+    pub disturbance: Disturbance,
+}
+
+/// The writes that reached a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Order {
+    /// Writes.
+    pub writes: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Writes that began where the one before had ended: a disk need not seek, and a scheduler may
+    /// join them.
+    pub continued: u64,
+}
+
+/// What a block device did (`/sys/block/NAME/stat`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Device {
+    /// Writes that reached it.
+    pub writes: u64,
+    /// Writes that were joined with a neighbour before that.
+    pub merges: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Milliseconds in which any operation was under way.
+    pub busy_ms: u64,
+}
+
+/// Shares of the time of all processors, 0 to 1, during a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Disturbance {
+    /// Time that the host of this virtual machine took (`/proc/stat`, steal).
+    pub steal: f64,
+    /// Time of processes that do not belong to the measurement.
+    pub others: f64,
+    /// Share of the time in which some task waited for a processor (`/proc/pressure/cpu`), those of
+    /// the measurement included; absent where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<f64>,
+}
+
+impl Disturbance {
+    /// Shares above which a measurement is marked.
+    pub const STEAL_MAX: f64 = 0.02;
+    /// See [`Disturbance::STEAL_MAX`]. The kernel's own threads are among the others.
+    pub const OTHERS_MAX: f64 = 0.1;
+
+    /// Whether the host or other processes took so much that the figure is doubtful.
+    pub fn is_marked(&self) -> bool {
+        self.steal > Self::STEAL_MAX || self.others > Self::OTHERS_MAX
+    }
+}
+
+/// Quantiles kept of each distribution.
+const QUANTILES: [f64; 21] = [
+    0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99,
+    0.995, 0.999, 0.9999, 1.0,
+];
+
+/// Longest latency counted, in nanoseconds; longer ones count as this.
+const LATENCY_MAX_NS: u64 = 600_000_000_000;
+
+/// An empty distribution of latencies in nanoseconds, exact to 1 %.
+pub(crate) fn distribution() -> Histogram<u64> {
+    Histogram::new_with_max(LATENCY_MAX_NS, 2).expect("bounds that hdrhistogram takes")
+}
+
+impl Sample {
+    /// The latencies of a distribution in nanoseconds, and nothing else.
+    pub(crate) fn of_latencies(latencies: &Histogram<u64>) -> Self {
+        let us = |quantile| latencies.value_at_quantile(quantile) as f64 / 1000.0;
+        Self {
+            mean_us: latencies.mean() / 1000.0,
+            p50_us: us(0.5),
+            p99_us: us(0.99),
+            p999_us: us(0.999),
+            requests: latencies.len(),
+            quantiles: QUANTILES.iter().map(|&quantile| (quantile, us(quantile))).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Counters of the machine at one time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counters {
+    total: u64,
+    idle: u64,
+    steal: u64,
+    own: u64,
+    pressure_us: Option<u64>,
+}
+
+/// Watches the machine during a measurement.
+#[derive(Debug)]
+pub struct Watch {
+    before: Counters,
+    started: Instant,
+    /// A process that belongs to the measurement, besides this one and its children that have ended.
+    server: Option<u32>,
+}
+
+impl Watch {
+    /// Starts now.
+    pub fn start(server: Option<u32>) -> Self {
+        Self { before: counters(server), started: Instant::now(), server }
+    }
+
+    /// What happened since the start.
+    pub fn end(&self) -> Disturbance {
+        disturbance(&self.before, &counters(self.server), self.started.elapsed())
+    }
+}
+
+fn disturbance(before: &Counters, after: &Counters, elapsed: Duration) -> Disturbance {
+    let gone = |of: fn(&Counters) -> u64| of(after).saturating_sub(of(before)) as f64;
+    let total = gone(|it| it.total);
+    if total < 1.0 {
+        return Disturbance::default();
+    }
+    let steal = gone(|it| it.steal);
+    let others = total - gone(|it| it.idle) - steal - gone(|it| it.own);
+    let pressure = after.pressure_us.zip(before.pressure_us).map(|(after, before)| {
+        after.saturating_sub(before) as f64 / elapsed.as_micros().max(1) as f64
+    });
+    Disturbance {
+        steal: (steal / total).clamp(0.0, 1.0),
+        others: (others / total).clamp(0.0, 1.0),
+        pressure: pressure.map(|share| share.clamp(0.0, 1.0)),
+    }
+}
+
+/// In ticks of the kernel's clock. What cannot be read counts as nothing.
+fn counters(server: Option<u32>) -> Counters {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = stat.lines().next().unwrap_or_default();
+    // user nice system idle iowait irq softirq steal
+    let ticks: Vec<u64> =
+        line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).take(8).collect();
+    let at = |index: usize| ticks.get(index).copied().unwrap_or(0);
+    let served = server.map_or(0, |pid| spent(&format!("/proc/{pid}/stat"), false));
+    Counters {
+        total: ticks.iter().sum(),
+        idle: at(3) + at(4),
+        steal: at(7),
+        own: spent("/proc/self/stat", true) + served,
+        pressure_us: pressure(),
+    }
+}
+
+/// Processor time of a process, and with `children` that of its ended ones.
+fn spent(path: &str, children: bool) -> u64 {
+    let stat = fs::read_to_string(path).unwrap_or_default();
+    let Some((_, fields)) = stat.rsplit_once(") ") else { return 0 };
+    let wanted = if children { 4 } else { 2 };
+    fields.split(' ').skip(11).take(wanted).filter_map(|word| word.parse::<u64>().ok()).sum()
+}
+
+fn pressure() -> Option<u64> {
+    let text = fs::read_to_string("/proc/pressure/cpu").ok()?;
+    let some = text.lines().find(|line| line.starts_with("some"))?;
+    some.rsplit_once("total=")?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steal_and_other_processes_are_told_apart_from_our_own_time() {
+        let before = Counters { pressure_us: Some(10), ..Counters::default() };
+        let after =
+            Counters { total: 1000, idle: 300, steal: 100, own: 400, pressure_us: Some(500_010) };
+        let seen = disturbance(&before, &after, Duration::from_secs(1));
+        assert!((seen.steal - 0.1).abs() < 1e-9 && (seen.others - 0.2).abs() < 1e-9, "{seen:?}");
+        assert_eq!(seen.pressure, Some(0.5));
+        assert!(seen.is_marked());
+        let quiet = Counters { total: 1000, idle: 500, steal: 0, own: 480, pressure_us: None };
+        assert!(!disturbance(&before, &quiet, Duration::from_secs(1)).is_marked());
+        assert_eq!(disturbance(&after, &after, Duration::ZERO), Disturbance::default());
+        let now = counters(Some(std::process::id()));
+        assert!(now.total > 0 && now.total >= now.idle + now.steal, "{now:?}");
+    }
+
+    #[test]
+    fn a_distribution_gives_its_quantiles() {
+        let mut latencies = distribution();
+        for us in 1..=1000 {
+            latencies.saturating_record(us * 1000);
+        }
+        latencies.saturating_record(u64::MAX);
+        let sample = Sample::of_latencies(&latencies);
+        assert_eq!(sample.requests, 1001);
+        assert!((sample.p50_us - 500.0).abs() < 6.0, "{}", sample.p50_us);
+        assert!((sample.p99_us - 990.0).abs() < 11.0, "{}", sample.p99_us);
+        assert!(sample.quantiles.is_sorted_by(|a, b| a.1 <= b.1));
+    }
+}

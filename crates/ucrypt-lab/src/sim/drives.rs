@@ -1,0 +1,339 @@
+//! `many-drives`: many drives, many cores, one queue for each core.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::str::FromStr as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fastrand::Rng;
+use hdrhistogram::Histogram;
+use ucrypt_backend::model::Profile;
+use ucrypt_engine::{
+    CipherModel, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Volume, VolumeOptions,
+};
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+
+use crate::Pattern;
+use crate::catalogue::{Cell, Published, Scale};
+use crate::contender::Contender;
+use crate::load::INTERRUPTED;
+use crate::published;
+use crate::sample::{Sample, distribution};
+use crate::world::{Clients, Costs, Present, World};
+
+/// The machine: `one writer, 128 KiB, qd 4` runs at one core's cipher speed, and 40 cores of that
+/// speed make the 56 GB/s of the fastest row. The number of drives is chosen.
+const CORES: u32 = 40;
+const DRIVES: u32 = 20;
+const CIPHER: CipherModel = CipherModel { ns_per_byte: 1.0 / 1.4, ns_per_call: 60 };
+
+/// Bytes of a drive.
+const LEN: u64 = 8 << 30;
+
+/// Events between two looks at `stop`.
+const EVENTS: u32 = 4096;
+
+const MIX: &str = "66 % reads (64k and 1m at 60/40), 34 % writes (1m)";
+const MANY: &str = "128k randread qd8 × 40 cores";
+const ONE: &str = "one writer, 128k qd4";
+
+pub(crate) fn cells() -> Vec<Cell> {
+    let rows = published::MANY_DRIVES_2020.rows();
+    let figures = |workload: &str, scheduler: &str, on: &'static str, off: &'static str| {
+        let row = rows.iter().find(|row| {
+            row.text("workload").contains(workload) && row.text("scheduler").contains(scheduler)
+        });
+        let gb_s = |column| row.and_then(|row| row.number::<f64>(column)).map(|gb_s| gb_s * 1000.0);
+        let of = |contender, label, column| Published {
+            contender,
+            label,
+            mb_s: gb_s(column),
+            ..Published::default()
+        };
+        let both = [
+            of("ucrypt:unbound", on, "workqueues_on_gb_s"),
+            of("ucrypt:inline", off, "workqueues_off_gb_s"),
+        ];
+        both.into_iter().filter(|it| it.mb_s.is_some()).collect::<Vec<_>>()
+    };
+    let labels = ["dm-crypt, work queues, 2020", "dm-crypt, no work queues, 2020"];
+    let cell = |name: &str, pattern, block_bytes, depth, jobs, published| Cell {
+        name: name.into(),
+        pattern,
+        block_bytes,
+        depth,
+        jobs,
+        published,
+    };
+    vec![
+        cell(
+            MANY,
+            Pattern::RandRead,
+            128 << 10,
+            8,
+            CORES,
+            figures("many drives", "none", labels[0], labels[1]),
+        ),
+        cell(
+            MIX,
+            Pattern::RandRw,
+            1 << 20,
+            8,
+            CORES,
+            figures("66 % read", "", labels[0], labels[1]),
+        ),
+        cell(ONE, Pattern::Write, 128 << 10, 4, 1, figures("one writer", "", labels[0], labels[1])),
+    ]
+}
+
+/// Runs a cell under the policy of a contender, in virtual time.
+///
+/// # Errors
+/// If the contender is no policy, memory is missing, a request fails, or `stop` is set.
+pub fn run(
+    cell: &Cell,
+    contender: Contender,
+    scale: Scale,
+    stop: &AtomicBool,
+) -> io::Result<Sample> {
+    let Contender::Ucrypt(policy) = contender else {
+        return Err(io::Error::other("only ucrypt's policies run in virtual time"));
+    };
+    let virtual_ns = match scale {
+        Scale::Full => 200_000_000,
+        Scale::Quick => 10_000_000,
+    };
+    Machine { cores: CORES, drives: DRIVES, cipher: CIPHER, virtual_ns }.run(cell, policy, stop)
+}
+
+/// A machine with many drives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Machine {
+    /// Cores.
+    pub cores: u32,
+    /// Drives, without a time of their own; queues take them in turn.
+    pub drives: u32,
+    /// The speed of the cipher on each core.
+    pub cipher: CipherModel,
+    /// Virtual time of a run. The first quarter is not measured.
+    pub virtual_ns: u64,
+}
+
+impl Machine {
+    /// Runs a cell, with a queue for each of its jobs.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn run(&self, cell: &Cell, policy: PolicyKind, stop: &AtomicBool) -> io::Result<Sample> {
+        let queues = cell.jobs.min(self.cores).max(1);
+        let workers = if policy.uses_workers() { self.cores } else { 0 };
+        let costs = Costs::default();
+        let count = |number: u32| number as usize;
+        let mut world = World::new(count(self.cores), count(queues), count(workers), costs);
+        let profile = Profile::by_name("null").ok_or_else(|| io::Error::other("no null model"))?;
+        let adaptive = policy == PolicyKind::Adaptive;
+        let volumes = (0..self.drives.min(queues).max(1)).map(|drive| {
+            let disk = world.empty_disk(profile, LEN, drive.into());
+            let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(nothing()?) };
+            let options = VolumeOptions {
+                policies: policy.into(),
+                cipher_model: Some(self.cipher),
+                ..VolumeOptions::default()
+            };
+            let calibration = costs.calibration(&self.cipher);
+            let executor = world.executor(adaptive.then_some(self.cores), calibration);
+            let volume = Volume::with_executor(disk, vec![segment], options, executor);
+            volume.map(Arc::new).map_err(io::Error::other)
+        });
+        let volumes = volumes.collect::<io::Result<Vec<_>>>()?;
+        let measured = Rc::new(RefCell::new(Measured::default()));
+        let block = cell.block_bytes as usize;
+        let config =
+            QueueConfig::new(2 * count(cell.depth) * block.next_power_of_two(), cell.depth);
+        for index in 0..count(queues) {
+            let queue = world.queue(&volumes[index % volumes.len()], config)?;
+            queue.borrow_mut().set_clients_here(true);
+            let clients = Mixed {
+                cell: cell.clone(),
+                random: Rng::with_seed(index as u64 + 1),
+                next: 0,
+                held: None,
+                from_ns: self.virtual_ns / 4,
+                until_ns: self.virtual_ns,
+                sent: vec![(0, 0); count(cell.depth)],
+                free: (0..u64::from(cell.depth)).collect(),
+                measured: measured.clone(),
+            };
+            world.attach(index, Box::new(clients));
+        }
+        let mut events = 0;
+        while world.advance() {
+            events += 1;
+            if events % EVENTS == 0 && stop.load(Ordering::Relaxed) {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+            }
+        }
+        let measured = &*measured.borrow();
+        if measured.failed > 0 {
+            return Err(io::Error::other(format!("{} requests failed", measured.failed)));
+        }
+        let seconds = (self.virtual_ns - self.virtual_ns / 4) as f64 / 1e9;
+        Ok(Sample {
+            mb_s: measured.bytes as f64 / 1e6 / seconds,
+            seconds,
+            load: "virtual time".into(),
+            ..Sample::of_latencies(&measured.latencies)
+        })
+    }
+}
+
+/// A cipher that changes nothing: its time comes from the model.
+fn nothing() -> io::Result<SectorCipher> {
+    let spec = CipherSpec::from_str("cipher_null-ecb").map_err(io::Error::other)?;
+    let options = SectorOptions { sector_size: 4096, iv_offset: 0, iv_large_sectors: false };
+    SectorCipher::new(&spec, &[], options).map_err(io::Error::other)
+}
+
+/// The measurements of all queues.
+struct Measured {
+    latencies: Histogram<u64>,
+    bytes: u64,
+    failed: u64,
+}
+
+impl Default for Measured {
+    fn default() -> Self {
+        Self { latencies: distribution(), bytes: 0, failed: 0 }
+    }
+}
+
+/// The clients of one queue, until a point in virtual time.
+struct Mixed {
+    cell: Cell,
+    random: Rng,
+    /// The next sequential block.
+    next: u64,
+    /// The next request, if the queue had no room for it: whether it reads, offset, length.
+    held: Option<(bool, u64, u64)>,
+    from_ns: u64,
+    until_ns: u64,
+    /// By tag: when the request was sent, and its bytes.
+    sent: Vec<(u64, u64)>,
+    free: Vec<u64>,
+    measured: Rc<RefCell<Measured>>,
+}
+
+impl Mixed {
+    /// Whether the next request reads, and its length.
+    fn kind(&mut self) -> (bool, u64) {
+        match self.cell.pattern {
+            Pattern::RandRw => {
+                let is_read = self.random.u32(..100) < 66;
+                let is_short = is_read && self.random.u32(..100) < 60;
+                (is_read, if is_short { 64 << 10 } else { 1 << 20 })
+            }
+            Pattern::Read | Pattern::RandRead => (true, self.cell.block_bytes),
+            Pattern::Write | Pattern::RandWrite => (false, self.cell.block_bytes),
+        }
+    }
+
+    fn offset(&mut self, len: u64) -> u64 {
+        let blocks = LEN / len;
+        match self.cell.pattern {
+            Pattern::Read | Pattern::Write => {
+                self.next += 1;
+                (self.next - 1) % blocks * len
+            }
+            _ => self.random.u64(..blocks) * len,
+        }
+    }
+}
+
+impl Clients for Mixed {
+    fn turn(&mut self, queue: &mut Queue, present: &mut Present<'_>) -> bool {
+        let mut any = false;
+        while let Some(done) = queue.next_done() {
+            any = true;
+            present.finish(done.data.as_deref());
+            let (at_ns, bytes) = self.sent[done.tag as usize];
+            let now_ns = present.now_ns();
+            let measured = &mut *self.measured.borrow_mut();
+            measured.failed += u64::from(done.result.is_err());
+            if (self.from_ns..self.until_ns).contains(&now_ns) {
+                measured.latencies.saturating_record(now_ns - at_ns);
+                measured.bytes += bytes;
+            }
+            self.free.push(done.tag);
+        }
+        while present.now_ns() < self.until_ns
+            && let Some(&tag) = self.free.last()
+        {
+            let (is_read, offset, len) = self.held.take().unwrap_or_else(|| {
+                let (is_read, len) = self.kind();
+                (is_read, self.offset(len), len)
+            });
+            let op = if is_read {
+                Some(Io::read(offset, len as usize))
+            } else {
+                queue.alloc(len as usize).map(|data| Io::write(offset, data, false))
+            };
+            match op.map(|op| queue.submit(tag, op)) {
+                Some(Ok(())) => {}
+                None | Some(Err(Rejected::Busy(_))) => {
+                    self.held = Some((is_read, offset, len));
+                    break;
+                }
+                Some(Err(rejected)) => {
+                    self.measured.borrow_mut().failed += 1;
+                    debug_assert!(false, "{rejected:?}");
+                    break;
+                }
+            }
+            self.free.pop();
+            self.sent[tag as usize] = (present.now_ns(), len);
+            present.accept();
+            any = true;
+        }
+        if any {
+            present.round();
+        }
+        any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_runs_under_every_policy_and_a_second_run_is_the_same() {
+        let go = AtomicBool::new(false);
+        let small = Machine { cores: 4, drives: 2, cipher: CIPHER, virtual_ns: 20_000_000 };
+        for cell in cells() {
+            for policy in PolicyKind::ALL {
+                let run = || small.run(&cell, policy, &go).expect("a run");
+                let first = run();
+                assert!(first.requests > 0 && first.mb_s > 0.0, "{} {policy}", cell.name);
+                assert_eq!(first, run(), "{} {policy}", cell.name);
+            }
+        }
+        let cell = &cells()[0];
+        assert!(small.run(cell, PolicyKind::Adaptive, &AtomicBool::new(true)).is_err());
+        assert!(run(cell, Contender::Raw, Scale::Quick, &go).is_err());
+    }
+
+    #[test]
+    fn one_writer_without_work_queues_runs_at_the_speed_of_one_cores_cipher() {
+        let machine = Machine { cores: 8, drives: 1, cipher: CIPHER, virtual_ns: 5_000_000 };
+        let cells = cells();
+        let go = AtomicBool::new(false);
+        let mb_s = |policy: &str| {
+            machine.run(&cells[2], policy.parse().unwrap(), &go).expect("a run").mb_s
+        };
+        let inline = mb_s("inline");
+        assert!((inline - 1400.0).abs() < 70.0, "{inline}");
+        assert!(mb_s("unbound") > 2.0 * inline, "the cores of others help");
+    }
+}

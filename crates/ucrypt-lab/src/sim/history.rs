@@ -1,0 +1,485 @@
+//! The published rows on presets of the published machines, in virtual time.
+//!
+//! A preset is a device model, a number of cores, a cipher and a fixed policy that stands for the
+//! dm-crypt of that time. The cipher of each is taken from the published rows named beside it; the
+//! rows that it is taken from are no test of the model, all others are. The dispatcher of
+//! `adaptive` learns its costs as it does on a disk.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+use ucrypt_backend::model::Profile;
+use ucrypt_engine::{CipherModel, Fixed, PolicyKind};
+
+use crate::catalogue::{Scale, size_name};
+use crate::contender::Contender;
+use crate::experiment::{AES_2017, Experiment};
+use crate::load::INTERRUPTED;
+use crate::published::{self, Row as Published};
+use crate::world::Stalls;
+use crate::{Job, Pattern, Report};
+
+use super::drives;
+
+/// A published figure, and what the simulator makes of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The experiment.
+    pub experiment: String,
+    /// The row of the table.
+    pub row: String,
+    /// Of all three figures.
+    pub unit: String,
+    /// As it was published.
+    pub published: f64,
+    /// What stands for the dm-crypt of that time, or `raw`.
+    pub policy: String,
+    /// Under that policy, simulated.
+    pub simulated: f64,
+    /// Under adaptive dispatch, simulated; none for raw rows.
+    pub adaptive: Option<f64>,
+}
+
+/// The model is trusted where its error is at most this.
+pub const ERROR_MAX: f64 = 0.15;
+
+impl Row {
+    /// The simulated figure over the published one, less 1.
+    pub fn error(&self) -> Option<f64> {
+        (self.published > 0.0).then(|| self.simulated / self.published - 1.0)
+    }
+
+    /// Whether the error is small enough.
+    pub fn is_trusted(&self) -> bool {
+        self.error().is_some_and(|error| error.abs() <= ERROR_MAX)
+    }
+}
+
+/// What presets are changed to.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Changes {
+    /// Cores of every machine.
+    pub cores: Option<u32>,
+    /// Nanoseconds a byte of every cipher.
+    pub cipher_ns: Option<f64>,
+    /// Nanoseconds until a woken thread runs.
+    pub wake_ns: Option<u64>,
+}
+
+/// A published machine.
+#[derive(Debug, Clone, Copy)]
+struct Preset {
+    device: &'static str,
+    cores: u32,
+    cipher: CipherModel,
+    /// Threads lose their cores for a moment, as on every machine that does something else too.
+    stalls: Stalls,
+}
+
+const STEADY: Stalls = Stalls { per_mille: 0, max_ns: 0 };
+
+const fn cipher(ns_per_byte: f64, ns_per_call: u64) -> CipherModel {
+    CipherModel { ns_per_byte, ns_per_call }
+}
+
+const NO_CIPHER: CipherModel = cipher(0.0, 0);
+
+/// 2015: one core and an engine. The engine takes 34.1 ns a byte (`block_sizes_2015.csv`); asked for
+/// each sector of 512 bytes, as bio-based dm-crypt did, 124 ns (`request_based_2015.csv`, read by
+/// dd: 11.7 ms for 64 KiB, of which the card takes 3.6 ms).
+const BEAGLEBONE: Preset =
+    Preset { device: "sd2015", cores: 1, cipher: cipher(34.1, 20_000), stalls: STEADY };
+const PER_SECTOR: CipherModel = cipher(124.0, 0);
+
+/// 2017: a desktop of that year; the number of cores is chosen.
+const SSD: Preset = Preset { device: "sata2017", cores: 4, cipher: AES_2017, stalls: STEADY };
+
+/// 2020: the cipher of one core is what the rows without work queues show (`workqueues_2020.csv`:
+/// 1758 to 2056 MB/s): all answers are decrypted on the core that takes the interrupts. The number
+/// of cores is chosen.
+const OPTANE: Preset =
+    Preset { device: "optane2020", cores: 8, cipher: cipher(0.5, 60), stalls: STEADY };
+
+/// 2013: one disk of two, so only ratios compare; cores, cipher and stalls are chosen.
+const DISK: Preset = Preset {
+    device: "hdd",
+    cores: 8,
+    cipher: cipher(4.0, 0),
+    stalls: Stalls { per_mille: 100, max_ns: 300_000 },
+};
+
+/// 2011: "cipher about 80 MB/s", over a device that takes no time.
+const ZERO: Preset = Preset { device: "null", cores: 2, cipher: cipher(12.5, 0), stalls: STEADY };
+
+/// Runs of one simulation.
+struct Simulator<'a> {
+    changes: Changes,
+    stop: &'a AtomicBool,
+    progress: &'a dyn Fn(&str),
+    rows: Vec<Row>,
+}
+
+/// A result under the old policy and under adaptive.
+struct Both {
+    fixed: Report,
+    adaptive: Report,
+}
+
+impl Simulator<'_> {
+    fn run(
+        &self,
+        preset: Preset,
+        model: CipherModel,
+        job: Job,
+        policy: impl Into<PolicyKind>,
+    ) -> io::Result<Report> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+        }
+        let device = Profile::by_name(preset.device)
+            .ok_or_else(|| io::Error::other(format!("no device model {}", preset.device)))?;
+        let cores = self.changes.cores.unwrap_or(preset.cores);
+        let mut experiment = Experiment::new(cores, device, job, policy);
+        experiment.cipher = model;
+        experiment.stalls = preset.stalls;
+        // Raw rows have no cipher to change.
+        if model != NO_CIPHER
+            && let Some(ns_per_byte) = self.changes.cipher_ns
+        {
+            experiment.cipher.ns_per_byte = ns_per_byte;
+        }
+        if let Some(wake_ns) = self.changes.wake_ns {
+            experiment.costs.wake = wake_ns;
+        }
+        let report = experiment.run();
+        if report.failed > 0 {
+            return Err(io::Error::other(format!("{} requests failed", report.failed)));
+        }
+        Ok(report)
+    }
+
+    fn raw(&self, preset: Preset, job: Job) -> io::Result<Report> {
+        self.run(preset, NO_CIPHER, job, Fixed::Inline)
+    }
+
+    fn both(&self, preset: Preset, job: Job, policy: Fixed) -> io::Result<Both> {
+        let fixed = self.run(preset, preset.cipher, job, policy)?;
+        let adaptive = self.run(preset, preset.cipher, job, PolicyKind::Adaptive)?;
+        Ok(Both { fixed, adaptive })
+    }
+
+    fn add(
+        &mut self,
+        experiment: &str,
+        row: impl Into<String>,
+        unit: &str,
+        policy: &str,
+        (published, simulated, adaptive): (f64, f64, Option<f64>),
+    ) {
+        let row = Row {
+            experiment: experiment.into(),
+            row: row.into(),
+            unit: unit.into(),
+            published,
+            policy: policy.into(),
+            simulated,
+            adaptive,
+        };
+        (self.progress)(&format!("{experiment}: {}", row.row));
+        self.rows.push(row);
+    }
+
+    /// A raw row and an encrypted one in MB/s, where they were published.
+    fn pair(
+        &mut self,
+        (experiment, name): (&str, &str),
+        preset: Preset,
+        job: Job,
+        (policy, label): (Fixed, &str),
+        (raw, encrypted): (Option<f64>, Option<f64>),
+    ) -> io::Result<()> {
+        if let Some(raw) = raw {
+            let simulated = self.raw(preset, job)?.mb_s;
+            self.add(experiment, format!("{name}, raw"), "MB/s", "raw", (raw, simulated, None));
+        }
+        if let Some(encrypted) = encrypted {
+            let Both { fixed, adaptive } = self.both(preset, job, policy)?;
+            let figures = (encrypted, fixed.mb_s, Some(adaptive.mb_s));
+            self.add(experiment, format!("{name}, {label}"), "MB/s", policy.name(), figures);
+        }
+        Ok(())
+    }
+}
+
+fn job(pattern: Pattern, block_bytes: u64, depth: u32) -> Job {
+    let requests = if block_bytes >= 4 << 20 {
+        24
+    } else if block_bytes >= 1 << 20 {
+        100
+    } else {
+        400
+    };
+    let requests = (16 * u64::from(depth)).max(requests);
+    Job { pattern, block_bytes, depth, requests, region_bytes: 64 << 30 }
+}
+
+/// The longest simulated request: above it, every published row is at the speed of the bus.
+const BLOCK_MAX: u64 = 32 << 20;
+
+/// Simulates the published rows of these experiments.
+///
+/// # Errors
+/// If a request fails in the simulator, or `stop` is set.
+pub fn rows(
+    experiments: &[&str],
+    scale: Scale,
+    changes: Changes,
+    (stop, progress): (&AtomicBool, &dyn Fn(&str)),
+) -> io::Result<Vec<Row>> {
+    let mut simulator = Simulator { changes, stop, progress, rows: Vec::new() };
+    for experiment in experiments {
+        match *experiment {
+            "block-sweep" => sweep(&mut simulator, scale)?,
+            "workqueues" => workqueues(&mut simulator)?,
+            "added-latency" => latency(&mut simulator)?,
+            "other-ssd" => other(&mut simulator)?,
+            "instant" => instant(&mut simulator)?,
+            "sorted-writes" => sorted(&mut simulator)?,
+            "request-merge" => merged(&mut simulator, scale)?,
+            "many-drives" => many(&mut simulator, scale)?,
+            _ => {}
+        }
+    }
+    Ok(simulator.rows)
+}
+
+/// The experiments that can be simulated. `heat-map` has no published rows, and nothing was
+/// published about the disk of `kernel-tree` that a model could be fitted to.
+pub const EXPERIMENTS: [&str; 8] = [
+    "block-sweep",
+    "workqueues",
+    "added-latency",
+    "other-ssd",
+    "instant",
+    "sorted-writes",
+    "request-merge",
+    "many-drives",
+];
+
+/// Before 2024, dm-crypt decrypted a bio as a whole when all of it was there: so does `inline`.
+fn sweep(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
+    let rows = published::LUKS_SWEEP_2017.rows();
+    let device = rows.iter().filter(|row| row.text("where") == "device");
+    for (at, row) in device.enumerate() {
+        let Some(block) = row.number::<u64>("block_size").filter(|block| *block <= BLOCK_MAX)
+        else {
+            continue;
+        };
+        if scale == Scale::Quick && (at % 4 != 0 || block > 1 << 20) {
+            continue;
+        }
+        let name = size_name(block);
+        let figures = (row.number("raw"), row.number("luks"));
+        let how = (Fixed::Inline, "LUKS");
+        simulator.pair(("block-sweep", &name), SSD, job(Pattern::Read, block, 1), how, figures)?;
+    }
+    Ok(())
+}
+
+fn other(simulator: &mut Simulator<'_>) -> io::Result<()> {
+    let rows = published::LUKS_OTHER_2017.rows();
+    let figures = |test: &str, with: &str| {
+        let row =
+            rows.iter().find(|row| row.text("test") == test && row.text("job").contains(with));
+        (row.and_then(|row| row.number("raw")), row.and_then(|row| row.number("luks")))
+    };
+    let whole = (Fixed::Inline, "LUKS");
+    let spread = (Fixed::Unbound { sorted: true }, "LUKS");
+    let write = job(Pattern::Write, 1 << 20, 1);
+    let name = |name| ("other-ssd", name);
+    simulator.pair(name("linear write"), SSD, write, spread, figures("linear write", ""))?;
+    // dd reads ahead; the published block size is not known.
+    let read = job(Pattern::Read, 128 << 10, 4);
+    simulator.pair(name("linear read"), SSD, read, whole, figures("linear read", "whole"))?;
+    let random = job(Pattern::RandWrite, 64 << 10, 20);
+    simulator.pair(name("random write 64k × 20"), SSD, random, spread, figures("random write", ""))
+}
+
+fn workqueues(simulator: &mut Simulator<'_>) -> io::Result<()> {
+    for row in published::WORKQUEUES_2020.rows() {
+        let (block, size) = match row.text("block_size") {
+            "1m" => (1 << 20, "1m"),
+            "64k" => (64 << 10, "64k"),
+            _ => (4 << 10, "4k"),
+        };
+        let number = |column| row.number::<f64>(column).unwrap_or_default();
+        let [depth, jobs] = ["iodepth", "jobs"].map(|column| row.number(column).unwrap_or(1));
+        let job = job(Pattern::RandRead, block, depth * jobs);
+        let name = format!("{size}/{depth}/{jobs}");
+        let policy = match row.text("device") {
+            "nvme base" => {
+                let report = simulator.raw(OPTANE, job)?;
+                let figures = (number("mb_s"), report.mb_s, None);
+                simulator.add("workqueues", format!("{name}, raw"), "MB/s", "raw", figures);
+                let figures = (number("clat_mean_us"), report.reads.mean_ns / 1000.0, None);
+                simulator.add("workqueues", format!("{name}, raw, mean"), "µs", "raw", figures);
+                continue;
+            }
+            "crypt default" => Fixed::Unbound { sorted: true },
+            _ => Fixed::Inline,
+        };
+        let Both { fixed, adaptive } = simulator.both(OPTANE, job, policy)?;
+        let figures = (number("mb_s"), fixed.mb_s, Some(adaptive.mb_s));
+        let row = format!("{name}, {}", row.text("device"));
+        simulator.add("workqueues", &*row, "MB/s", policy.name(), figures);
+        let us = |report: &Report| report.reads.mean_ns / 1000.0;
+        let figures = (number("clat_mean_us"), us(&fixed), Some(us(&adaptive)));
+        simulator.add("workqueues", format!("{row}, mean"), "µs", policy.name(), figures);
+        let p99 = |report: &Report| report.reads.p99_ns as f64 / 1000.0;
+        let figures = (number("clat_p99_us"), p99(&fixed), Some(p99(&adaptive)));
+        simulator.add("workqueues", format!("{row}, p99"), "µs", policy.name(), figures);
+    }
+    Ok(())
+}
+
+fn latency(simulator: &mut Simulator<'_>) -> io::Result<()> {
+    for row in published::LATENCY_2011.rows() {
+        let (Some(block), Some(ms)) =
+            (row.number("block_size"), row.number::<f64>("added_latency_ms"))
+        else {
+            continue;
+        };
+        let job = job(Pattern::RandRead, block, 1);
+        let raw = simulator.raw(ZERO, job)?.reads.mean_ns;
+        let Both { fixed, adaptive } =
+            simulator.both(ZERO, job, Fixed::Unbound { sorted: true })?;
+        let added = |report: &Report| (report.reads.mean_ns - raw) / 1000.0;
+        let figures = (ms * 1000.0, added(&fixed), Some(added(&adaptive)));
+        simulator.add("added-latency", size_name(block), "µs added", "unbound", figures);
+    }
+    Ok(())
+}
+
+fn instant(simulator: &mut Simulator<'_>) -> io::Result<()> {
+    let rows = published::INSTANT_2020.rows();
+    let Some(mib_s) = rows.iter().find_map(|row| row.number::<f64>("average_mib_s")) else {
+        return Ok(());
+    };
+    let preset = Preset { cipher: NO_CIPHER, ..ZERO };
+    let both =
+        simulator.both(preset, job(Pattern::RandRw, 4096, 1), Fixed::Unbound { sorted: true })?;
+    let figures = (mib_s * 1.048_576, both.fixed.mb_s, Some(both.adaptive.mb_s));
+    simulator.add("instant", "average, null cipher", "MB/s", "unbound", figures);
+    Ok(())
+}
+
+/// Two disks were measured and one is modelled: ratios to raw.
+fn sorted(simulator: &mut Simulator<'_>) -> io::Result<()> {
+    let rows = published::PARALLEL_2013.rows();
+    let speed = |dispatch: &str| {
+        let row = rows.iter().find(|row: &&Published| {
+            row.text("device").starts_with("2-disk") && row.text("dispatch") == dispatch
+        });
+        row.and_then(|row| row.number::<f64>("mb_s"))
+    };
+    let job = Job { requests: 400, ..job(Pattern::Write, 256 << 10, 16) };
+    let raw = simulator.raw(DISK, job)?.mb_s;
+    let Both { fixed, adaptive } = simulator.both(DISK, job, Fixed::Unbound { sorted: true })?;
+    if let Some((of, base)) = speed("hand-built dispatch").zip(speed("none (raw)")) {
+        let figures = (of / base, fixed.mb_s / raw, Some(adaptive.mb_s / raw));
+        simulator.add("sorted-writes", "sorted", "of raw", "unbound", figures);
+    }
+    let unsorted = Fixed::Unbound { sorted: false };
+    let unsorted = simulator.run(DISK, DISK.cipher, job, unsorted)?.mb_s / raw;
+    // "8 times slower than one worker": the disk of the model has no scheduler either.
+    let figures = (1.0 / 8.0, unsorted, Some(adaptive.mb_s / raw));
+    simulator.add("sorted-writes", "not sorted, CFQ", "of raw", "unbound,unsorted", figures);
+    Ok(())
+}
+
+fn merged(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
+    let pattern = |row: &Published| match row.text("pattern") {
+        "sequential read" => Pattern::Read,
+        _ => Pattern::Write,
+    };
+    for row in published::REQUEST_BASED_2015.rows().iter().filter(|row| row.text("tool") == "dd") {
+        let Some(block) = row.number("block_size") else { continue };
+        let job = job(pattern(row), block, 1);
+        let name = format!("{} {}", size_name(block), job.pattern.name());
+        let how = (Fixed::Merge, "request-based");
+        let figures = (row.number("no_encryption"), row.number("request_based"));
+        simulator.pair(("request-merge", &name), BEAGLEBONE, job, how, figures)?;
+        if let Some(bio) = row.number("bio_based") {
+            let fixed = simulator.run(BEAGLEBONE, PER_SECTOR, job, Fixed::Inline)?.mb_s;
+            let adaptive =
+                simulator.run(BEAGLEBONE, BEAGLEBONE.cipher, job, PolicyKind::Adaptive)?.mb_s;
+            let row = format!("{name}, bio-based");
+            let figures = (bio, fixed, Some(adaptive));
+            simulator.add("request-merge", row, "MB/s", "inline, 512 bytes a call", figures);
+        }
+    }
+    let sizes = published::BLOCK_SIZES_2015.rows();
+    for row in sizes.iter().filter(|row| row.number("block_size") != Some(65536_u64)) {
+        if scale == Scale::Quick {
+            break;
+        }
+        let Some(block) = row.number("block_size") else { continue };
+        let job = job(pattern(row), block, 1);
+        let name = format!("{} {}", size_name(block), job.pattern.name());
+        let how = (Fixed::Merge, "request-based");
+        let figures = (None, row.number("request_based_mb_s"));
+        simulator.pair(("request-merge", &name), BEAGLEBONE, job, how, figures)?;
+    }
+    Ok(())
+}
+
+fn many(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
+    for cell in drives::cells() {
+        let run = |contender| drives::run(&cell, contender, scale, simulator.stop);
+        let adaptive = run(Contender::Ucrypt(PolicyKind::Adaptive))?.mb_s / 1000.0;
+        let mut rows = Vec::new();
+        for of in &cell.published {
+            let Some((mb_s, contender)) = of.mb_s.zip(of.contender.parse().ok()) else { continue };
+            let simulated = run(contender)?.mb_s / 1000.0;
+            let policy = of.contender.trim_start_matches("ucrypt:");
+            rows.push((policy, (mb_s / 1000.0, simulated, Some(adaptive))));
+        }
+        for (policy, figures) in rows {
+            let row = format!("{}, {policy}", cell.name);
+            simulator.add("many-drives", row, "GB/s", policy, figures);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_experiment_has_rows_that_repeat_published_figures() {
+        let go = AtomicBool::new(false);
+        for experiment in ["request-merge", "sorted-writes", "added-latency", "instant"] {
+            let rows = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_| {}));
+            let rows = rows.expect("simulated");
+            assert!(!rows.is_empty(), "{experiment}");
+            for row in rows {
+                assert!(row.published > 0.0 && row.simulated.is_finite(), "{row:?}");
+                assert_eq!(row.adaptive.is_none(), row.policy == "raw", "{row:?}");
+            }
+        }
+        let stopped = AtomicBool::new(true);
+        let ended = rows(&["instant"], Scale::Quick, Changes::default(), (&stopped, &|_| {}));
+        assert_eq!(ended.expect_err("stopped").kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn the_card_and_the_engine_of_2015_are_reproduced() {
+        let go = AtomicBool::new(false);
+        let rows = rows(&["request-merge"], Scale::Full, Changes::default(), (&go, &|_| {}));
+        for row in rows.expect("simulated") {
+            assert!(row.is_trusted(), "{row:?}: {:?}", row.error());
+        }
+    }
+}

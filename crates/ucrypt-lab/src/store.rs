@@ -1,0 +1,372 @@
+//! The results of a run, in a directory: `run.json` says what was asked for and where, and
+//! `results.jsonl` holds one measurement a line. A measurement is on the disk before the next one
+//! begins, and a line that was cut off in a crash is left out.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::catalogue::{Scale, by_name};
+use crate::contender::Contender;
+use crate::process::first_line;
+use crate::sample::Sample;
+use crate::served::Generator;
+use crate::target::{LEN_MAX, LEN_MIN, Target};
+use crate::{fio, process};
+
+/// What a run was asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Names of experiments, in their order.
+    pub experiments: Vec<String>,
+    /// What they run on.
+    pub on: Target,
+    /// The contenders that the user named.
+    pub against: Option<Vec<Contender>>,
+    /// Interleaved rounds.
+    pub rounds: u32,
+    /// Cells.
+    pub scale: Scale,
+    /// Bytes of the target that are used.
+    pub len: u64,
+    /// Milliseconds of a measurement.
+    pub time_ms: u64,
+    /// The load on served contenders.
+    pub generator: Generator,
+    /// The command line that asked for it.
+    pub command: String,
+}
+
+/// Most rounds, and longest measurement in milliseconds.
+pub const ROUNDS_MAX: u32 = 1000;
+/// See [`ROUNDS_MAX`].
+pub const TIME_MS_MAX: u64 = 600_000;
+
+impl Settings {
+    /// Refuses settings that no command line gives: `run.json` may have been changed.
+    ///
+    /// # Errors
+    /// Names the wrong value.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(name) = self.experiments.iter().find(|name| by_name(name).is_none()) {
+            return Err(format!("no experiment is called '{name}'"));
+        }
+        if !(1..=ROUNDS_MAX).contains(&self.rounds) {
+            return Err(format!("{} rounds are not from 1 to {ROUNDS_MAX}", self.rounds));
+        }
+        if !(1..=TIME_MS_MAX).contains(&self.time_ms) {
+            return Err(format!("{} ms are not from 1 to {TIME_MS_MAX}", self.time_ms));
+        }
+        if self.len < LEN_MIN || self.len > LEN_MAX {
+            return Err(format!("{} bytes are not from {LEN_MIN} to {LEN_MAX}", self.len));
+        }
+        Ok(())
+    }
+}
+
+/// The machine of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub processor: String,
+    /// Processors that this process may use.
+    pub cores: usize,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Whether it is a virtual machine, as far as the processor tells.
+    pub virtual_machine: bool,
+    /// Versions of the programs that may take part, by name.
+    pub versions: Vec<(String, String)>,
+}
+
+/// Something that a run leaves out, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// The experiment.
+    pub experiment: String,
+    /// A contender or a cell.
+    pub what: String,
+    /// The reason, with the remedy.
+    pub why: String,
+}
+
+/// `run.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// What was asked for.
+    pub settings: Settings,
+    /// Where.
+    pub machine: Machine,
+    /// Seconds since 1970 at the start.
+    pub started_s: u64,
+    /// What the run leaves out.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// One measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The experiment.
+    pub experiment: String,
+    /// The cell.
+    pub cell: String,
+    /// The contender.
+    pub contender: Contender,
+    /// The round, from 0.
+    pub round: u32,
+    /// The result; absent if it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Sample>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Identifies a measurement within a run.
+pub type Key = (String, String, Contender, u32);
+
+impl Record {
+    fn key(&self) -> Key {
+        (self.experiment.clone(), self.cell.clone(), self.contender, self.round)
+    }
+}
+
+const ABOUT: &str = "run.json";
+const RESULTS: &str = "results.jsonl";
+
+/// The directory of a run, open for writing.
+pub struct Store {
+    dir: PathBuf,
+    results: File,
+    done: HashSet<Key>,
+}
+
+impl Store {
+    /// A new run in `dir`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// If a run is there already, or nothing can be written.
+    pub fn create(dir: &Path, about: &About) -> io::Result<Self> {
+        fs::create_dir_all(dir)?;
+        if dir.join(ABOUT).exists() {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "it holds a run already; go on with --resume, or choose another directory",
+            ));
+        }
+        let results = File::options().create(true).append(true).open(dir.join(RESULTS))?;
+        let store = Self { dir: dir.into(), results, done: HashSet::new() };
+        store.write_about(about)?;
+        Ok(store)
+    }
+
+    /// Goes on with the run in `dir`.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be read or written.
+    pub fn resume(dir: &Path) -> io::Result<(Self, About)> {
+        let (about, records) = read(dir)?;
+        about.settings.check().map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
+        let path = dir.join(RESULTS);
+        let mut results = File::options().create(true).append(true).open(&path)?;
+        // A line that was cut off is ended, so that the next one stands alone.
+        if !fs::read(&path)?.ends_with(b"\n") && fs::metadata(&path)?.len() > 0 {
+            results.write_all(b"\n")?;
+        }
+        let done = records.iter().filter(|record| record.sample.is_some()).map(Record::key);
+        Ok((Self { dir: dir.into(), results, done: done.collect() }, about))
+    }
+
+    /// Writes `run.json` anew.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn write_about(&self, about: &About) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(about)?;
+        let new = self.dir.join(".run.json.new");
+        let mut file = File::create(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(new, self.dir.join(ABOUT))
+    }
+
+    /// Whether a measurement was made already.
+    pub fn has(&self, key: &Key) -> bool {
+        self.done.contains(key)
+    }
+
+    /// Keeps a measurement.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn add(&mut self, record: &Record) -> io::Result<()> {
+        let mut line = serde_json::to_vec(record)?;
+        line.push(b'\n');
+        self.results.write_all(&line)?;
+        self.results.sync_data()
+    }
+}
+
+/// Longest `run.json` and `results.jsonl`, in bytes: they are read into memory.
+const ABOUT_MAX: u64 = 16 << 20;
+const RESULTS_MAX: u64 = 1 << 30;
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn check_len(path: &Path, max: u64) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.len() > max => {
+            Err(invalid(format!("{} is longer than {max} bytes", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads a run. Of a measurement that was made twice, the last one counts.
+///
+/// # Errors
+/// If there is no run in `dir`, or it is not readable. Lines that are no measurements are left out.
+pub fn read(dir: &Path) -> io::Result<(About, Vec<Record>)> {
+    check_len(&dir.join(ABOUT), ABOUT_MAX)?;
+    check_len(&dir.join(RESULTS), RESULTS_MAX)?;
+    let text = fs::read_to_string(dir.join(ABOUT)).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            io::Error::new(io::ErrorKind::NotFound, format!("there is no run in it (no {ABOUT})"))
+        }
+        _ => error,
+    })?;
+    let about =
+        serde_json::from_str(&text).map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
+    let mut records: Vec<Record> = Vec::new();
+    let mut places = std::collections::HashMap::new();
+    let results = match File::open(dir.join(RESULTS)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((about, records)),
+        Err(error) => return Err(error),
+    };
+    for line in BufReader::new(results).split(b'\n') {
+        let Ok(record) = serde_json::from_slice::<Record>(&line?) else { continue };
+        match places.entry(record.key()) {
+            std::collections::hash_map::Entry::Occupied(at) => records[*at.get()] = record,
+            std::collections::hash_map::Entry::Vacant(at) => {
+                at.insert(records.len());
+                records.push(record);
+            }
+        }
+    }
+    Ok((about, records))
+}
+
+impl Machine {
+    /// This machine, now.
+    pub fn this() -> Self {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = info.lines().find(|line| line.starts_with(name))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        };
+        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kib =
+            memory.lines().next().and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+        let mut versions = vec![("ucrypt".to_owned(), env!("CARGO_PKG_VERSION").to_owned())];
+        versions.extend(fio::version().map(|version| ("fio".to_owned(), version)));
+        for (program, option) in [
+            ("qemu-storage-daemon", "--version"),
+            ("qemu-nbd", "--version"),
+            ("nbdkit", "--version"),
+        ] {
+            if process::is_installed(program) {
+                let version = first_line(Command::new(program).arg(option));
+                versions.extend(version.map(|version| (program.to_owned(), version)));
+            }
+        }
+        Self {
+            processor: field("model name").unwrap_or_else(|| std::env::consts::ARCH.into()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: kib.map_or(0, |kib: u64| kib << 10),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            virtual_machine: field("flags")
+                .is_some_and(|it| it.split(' ').any(|f| f == "hypervisor")),
+            versions,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about() -> About {
+        let settings = Settings {
+            experiments: vec!["instant".into()],
+            on: Target::Memory,
+            against: Some(vec![Contender::Raw]),
+            rounds: 2,
+            scale: Scale::Quick,
+            len: 1 << 24,
+            time_ms: 10,
+            generator: Generator::BuiltIn,
+            command: "ucrypt lab run".into(),
+        };
+        About { settings, machine: Machine::default(), started_s: 1, left_out: Vec::new() }
+    }
+
+    fn record(round: u32, mb_s: f64) -> Record {
+        Record {
+            experiment: "instant".into(),
+            cell: "a cell".into(),
+            contender: "ucrypt:unbound,unsorted".parse().unwrap(),
+            round,
+            sample: Some(Sample { mb_s, ..Sample::default() }),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn a_run_that_was_cut_off_goes_on_and_loses_only_the_torn_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("new/run");
+        let mut store = Store::create(&place, &about()).unwrap();
+        store.add(&record(0, 1.0)).unwrap();
+        drop(store);
+        assert!(Store::create(&place, &about()).is_err(), "a run is there already");
+        let torn = serde_json::to_string(&record(1, 2.0)).unwrap();
+        let mut results = File::options().append(true).open(place.join(RESULTS)).unwrap();
+        results.write_all(&torn.as_bytes()[..torn.len() / 2]).unwrap();
+        let (mut store, again) = Store::resume(&place).unwrap();
+        assert_eq!(again, about());
+        assert!(store.has(&record(0, 0.0).key()) && !store.has(&record(1, 0.0).key()));
+        store.add(&record(1, 3.0)).unwrap();
+        let (_, records) = read(&place).unwrap();
+        assert_eq!(records, [record(0, 1.0), record(1, 3.0)]);
+        assert!(read(dir.path()).is_err(), "no run");
+    }
+
+    #[test]
+    fn a_changed_run_is_refused_before_anything_is_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let changes: [fn(&mut Settings); 5] = [
+            |settings| settings.rounds = u32::MAX,
+            |settings| settings.time_ms = 0,
+            |settings| settings.len = 0,
+            |settings| settings.len = u64::MAX,
+            |settings| settings.experiments.push("no-such".into()),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            let mut about = about();
+            about.settings.check().expect("sound");
+            change(&mut about.settings);
+            let place = dir.path().join(at.to_string());
+            Store::create(&place, &about).unwrap();
+            assert!(Store::resume(&place).is_err(), "change {at}");
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! What an experiment runs on.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::statvfs;
+use serde::{Deserialize, Serialize};
+use ucrypt_backend::model::{ModelBackend, Profile};
+use ucrypt_backend::{Backend, FileBackend, OpenError, OpenOptions, ZeroBackend, memory};
+
+/// Where an experiment's data lies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Target {
+    /// A file in memory, without a name.
+    Memory,
+    /// Reads zeroes and drops writes: it has no time of its own.
+    Zero,
+    /// Memory with the timing of this device model.
+    Model(String),
+    /// A scratch file at this path, which is made for the run and removed after it.
+    Scratch(PathBuf),
+    /// A file that is there already; its content is lost.
+    File(PathBuf),
+    /// A block device; its content is lost.
+    Device(PathBuf),
+}
+
+/// Why a target cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// The name means nothing.
+    #[error("{0}")]
+    Unknown(String),
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The system refused something.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was to be done.
+        what: String,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// It is too small, or there is no room for it.
+    #[error("{0}")]
+    Room(String),
+}
+
+impl TargetError {
+    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        |error| Self::Io { what: what.into(), error }
+    }
+}
+
+/// Shortest target in bytes.
+pub const LEN_MIN: u64 = 16 << 20;
+/// Longest part of a target that is used, in bytes: it is written once before anything is measured.
+pub const LEN_MAX: u64 = 1 << 40;
+
+/// Bytes that have to stay free beside scratch files.
+const SPARE: u64 = 64 << 20;
+
+impl Target {
+    /// Finds out what `text` names: `memory`, `zero`, `model:NAME`, or a path. A directory, or a
+    /// path where nothing is yet, stands for a scratch file.
+    ///
+    /// # Errors
+    /// If it names nothing, or something that is neither a file nor a block device.
+    pub fn parse(text: &str) -> Result<Self, TargetError> {
+        if let Some(name) = text.strip_prefix("model:") {
+            return match Profile::by_name(name) {
+                Some(_) => Ok(Self::Model(name.into())),
+                None => Err(TargetError::Unknown(format!(
+                    "there is no device model '{name}'; known are {}",
+                    Profile::names().collect::<Vec<_>>().join(", ")
+                ))),
+            };
+        }
+        match text {
+            "memory" => Ok(Self::Memory),
+            "zero" => Ok(Self::Zero),
+            path => Self::of_path(Path::new(path)),
+        }
+    }
+
+    fn of_path(path: &Path) -> Result<Self, TargetError> {
+        let absolute = std::path::absolute(path)
+            .map_err(TargetError::io(format!("cannot use {}", path.display())))?;
+        let found = match fs::metadata(&absolute) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let parent = absolute.parent().filter(|parent| parent.is_dir());
+                let missing = || {
+                    TargetError::Unknown(format!(
+                        "{} is not there, and no directory to make it in; --on takes memory, zero, \
+                         model:NAME, a file, a directory or a block device",
+                        path.display()
+                    ))
+                };
+                return parent.map(|_| Self::Scratch(absolute.clone())).ok_or_else(missing);
+            }
+            Err(error) => {
+                return Err(TargetError::io(format!("cannot look at {}", path.display()))(error));
+            }
+        };
+        let kind = found.file_type();
+        if kind.is_dir() {
+            let name = format!("ucrypt-lab-{}.scratch", std::process::id());
+            Ok(Self::Scratch(absolute.join(name)))
+        } else if kind.is_file() {
+            Ok(Self::File(absolute))
+        } else if kind.is_block_device() {
+            Ok(Self::Device(absolute))
+        } else {
+            let message = "is neither a file, a directory nor a block device";
+            Err(TargetError::Unknown(format!("{} {message}", path.display())))
+        }
+    }
+
+    /// Whether data of the user is lost in a run.
+    pub fn destroys(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) | Self::Device(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// A directory on the same storage, where scratch images of servers can be made.
+    pub fn scratch_dir(&self) -> Option<&Path> {
+        match self {
+            Self::Memory => Some(Path::new("/dev/shm")),
+            Self::Scratch(path) | Self::File(path) => path.parent(),
+            Self::Zero | Self::Model(_) | Self::Device(_) => None,
+        }
+    }
+
+    /// Whether its data lies in memory, so that direct I/O means nothing.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::Memory | Self::Zero | Self::Model(_))
+    }
+
+    /// Opens it without writing: refuses a device or file that is in use, too small, or not
+    /// permitted. Returns the length that a run uses, at most `len`.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn check(&self, len: u64) -> Result<u64, TargetError> {
+        let len = match self {
+            Self::File(path) | Self::Device(path) => {
+                let backend = FileBackend::open(path, options())?;
+                let limits = backend.limits();
+                if limits.len < LEN_MIN {
+                    return Err(TargetError::Room(format!(
+                        "{} has {} bytes; an experiment needs {LEN_MIN} or more",
+                        path.display(),
+                        limits.len
+                    )));
+                }
+                limits.len.min(len)
+            }
+            Self::Scratch(path) => {
+                // It may have come since the run was asked for; a scratch file would replace it.
+                if path.exists() {
+                    return Err(TargetError::Unknown(format!(
+                        "{} is there already; remove it first",
+                        path.display()
+                    )));
+                }
+                let dir = path.parent().unwrap_or(Path::new("/"));
+                room(dir, len)?;
+                len
+            }
+            Self::Memory | Self::Zero | Self::Model(_) => len,
+        };
+        Ok(len / (1 << 20) * (1 << 20))
+    }
+
+    /// Opens it for a run over `len` bytes, past the page cache where it is on a disk. A scratch
+    /// file is made; [`Target::remove`] removes it.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub fn open(&self, len: u64) -> Result<Arc<dyn Backend>, TargetError> {
+        Ok(match self {
+            Self::Memory => Arc::new(memory(len).map_err(TargetError::io("cannot take memory"))?),
+            Self::Zero => Arc::new(ZeroBackend::new(len)),
+            Self::Model(name) => Arc::new(
+                ModelBackend::new(name, len)
+                    .map_err(|error| TargetError::Unknown(error.to_string()))?,
+            ),
+            Self::Scratch(path) => {
+                let made = File::options().write(true).create_new(true).open(path);
+                let sized = match made {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                    made => made.and_then(|file| file.set_len(len)),
+                };
+                sized.map_err(TargetError::io(format!("cannot make {}", path.display())))?;
+                Arc::new(FileBackend::open(path, options())?)
+            }
+            Self::File(path) | Self::Device(path) => Arc::new(FileBackend::open(path, options())?),
+        })
+    }
+
+    /// Removes a scratch file.
+    pub fn remove(&self) {
+        if let Self::Scratch(path) = self {
+            // It may not have been made yet.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Zero => f.write_str("zero"),
+            Self::Model(name) => write!(f, "model:{name}"),
+            Self::Scratch(path) | Self::File(path) | Self::Device(path) => path.display().fmt(f),
+        }
+    }
+}
+
+fn options() -> OpenOptions {
+    OpenOptions { direct: true, ..OpenOptions::default() }
+}
+
+/// Refuses a directory without room for `len` bytes.
+///
+/// # Errors
+/// If there is no room, or nobody can tell.
+pub(crate) fn room(dir: &Path, len: u64) -> Result<(), TargetError> {
+    let failed = |error: rustix::io::Errno| {
+        TargetError::io(format!("cannot use {}", dir.display()))(error.into())
+    };
+    let fs = statvfs(dir).map_err(failed)?;
+    let free = fs.f_bavail.saturating_mul(fs.f_frsize);
+    if free < len.saturating_add(SPARE) {
+        return Err(TargetError::Room(format!(
+            "{} has {free} bytes free, and {} are needed; use a smaller --size",
+            dir.display(),
+            len.saturating_add(SPARE)
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_what_its_name_or_the_file_system_says() {
+        assert_eq!(Target::parse("memory").unwrap(), Target::Memory);
+        assert_eq!(Target::parse("model:hdd").unwrap(), Target::Model("hdd".into()));
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| dir.path().join(name);
+        let parse = |path: &Path| Target::parse(path.to_str().unwrap());
+        let scratch = parse(dir.path()).unwrap();
+        assert!(matches!(&scratch, Target::Scratch(path) if path.starts_with(dir.path())));
+        assert_eq!(parse(&place("new")).unwrap(), Target::Scratch(place("new")));
+        fs::write(place("old"), [7; 100]).unwrap();
+        let old = parse(&place("old")).unwrap();
+        assert_eq!(old.destroys(), Some(place("old").as_path()));
+        assert!(matches!(old.check(LEN_MIN), Err(TargetError::Room(_))), "too small");
+        for bad in ["model:tape", "/nowhere/at/all", "/dev/null"] {
+            assert!(Target::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_scratch_file_is_there_while_it_is_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = Target::Scratch(dir.path().join("scratch"));
+        let len = target.check(LEN_MIN + 5).unwrap();
+        assert_eq!(len, LEN_MIN);
+        let backend = target.open(len).unwrap();
+        assert_eq!(backend.limits().len, len);
+        drop(backend);
+        assert!(target.check(LEN_MIN).is_err(), "it is there already");
+        target.remove();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(matches!(target.check(u64::MAX / 2), Err(TargetError::Room(_))));
+    }
+}

@@ -1,0 +1,186 @@
+//! `kernel-tree`: a tree of source-like files is unpacked, copied three times, removed, and
+//! everything is synced, on a file system over a loop device.
+//!
+//! Images are in memory and filled before, so that no turn pays for pages that the host has not
+//! given yet; file systems are made without discards for the same reason. The page cache holds
+//! everything: much of what is removed is never written, as on a machine of one's own.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::catalogue::Scale;
+use crate::contender::Contender;
+use crate::load::INTERRUPTED;
+use crate::process;
+use crate::sample::{Device, Sample, Watch};
+use crate::served::{Generator, Images};
+
+/// Where the images are.
+const MEMORY: &str = "/dev/shm";
+
+/// A turn that takes longer hangs.
+const TURN_LIMIT: Duration = Duration::from_secs(900);
+
+/// File system: how it is made, and how it is mounted. ext2 and ext3 are the ext4 driver's.
+const FILE_SYSTEMS: [(&str, &str, &str); 5] = [
+    ("ext2", "mkfs.ext2 -q -b 4096 -E nodiscard", "-t ext4"),
+    ("ext3", "mkfs.ext3 -q -b 4096 -E nodiscard", "-t ext4 -o data=journal"),
+    ("ext4", "mkfs.ext4 -q -b 4096 -E nodiscard", "-t ext4"),
+    ("xfs", "mkfs.xfs -q -f -K", "-t xfs"),
+    ("btrfs", "mkfs.btrfs -q -f -K", "-t btrfs"),
+];
+
+/// $1: the device, $2: how it is mounted, $3: the archive. Prints nanoseconds.
+const SCRIPT: &str = r#"
+set -eu
+mkdir -p m
+mount $2 "$1" m
+begin=$(date +%s%N)
+tar -C m -xf "$3"
+for copy in 1 2 3; do cp -a m/tree m/copy$copy; done
+rm -r m/tree m/copy*
+sync
+end=$(date +%s%N)
+umount m
+echo $((end - begin))
+"#;
+
+/// The archive and the images.
+pub(crate) struct Trees {
+    images: Images,
+    /// Holds the archive.
+    archive: TempDir,
+}
+
+impl Trees {
+    pub(crate) fn new(scale: Scale, ucrypt: &Path, stop: &AtomicBool) -> io::Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(io::Error::other("loop devices and mounts need root"));
+        }
+        let (files, len) = match scale {
+            Scale::Full => (70_000, 3 << 30),
+            Scale::Quick => (2_000, 384 << 20),
+        };
+        let memory = Path::new(MEMORY);
+        let images = Images::make(memory, len, (ucrypt, false), Generator::BuiltIn, stop)?;
+        let archive = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(memory)?;
+        make_archive(archive.path(), files, stop)?;
+        Ok(Self { images, archive })
+    }
+
+    /// One turn of a contender on a file system.
+    pub(crate) fn run(
+        &self,
+        contender: Contender,
+        name: &str,
+        stop: &AtomicBool,
+    ) -> io::Result<Sample> {
+        let (_, make, mount) = FILE_SYSTEMS
+            .into_iter()
+            .find(|(known, ..)| *known == name)
+            .ok_or_else(|| io::Error::other(format!("no file system is called {name}")))?;
+        let program = make.split(' ').next().unwrap_or_default();
+        if !process::is_installed(program) {
+            return Err(io::Error::other(format!("{program} is not installed")));
+        }
+        let dir = self.images.dir();
+        let (device, _end) = self.images.device(contender, stop)?;
+        let mut words = make.split(' ');
+        let mut command = Command::new(words.next().unwrap_or_default());
+        process::run(command.args(words).arg(&device), dir, TURN_LIMIT, stop)?;
+        let before = device_stat(&device)?;
+        let watch = Watch::start(None);
+        // A mount namespace of its own: nothing stays mounted, however it ends.
+        let mut turn = Command::new("unshare");
+        turn.args(["--mount", "--propagation", "private", "--", "sh", "-c", SCRIPT, "sh"])
+            .arg(&device)
+            .arg(mount)
+            .arg(self.archive.path().join("tree.tar"))
+            .current_dir(dir);
+        let said = process::output(&mut turn, dir, TURN_LIMIT, stop)?;
+        let disturbance = watch.end();
+        let after = device_stat(&device)?;
+        let spent = said.lines().last().and_then(|line| line.trim().parse::<f64>().ok());
+        let seconds = spent
+            .ok_or_else(|| io::Error::other(format!("the turn printed no time: {said}")))?
+            / 1e9;
+        let device = Device {
+            writes: after.writes.saturating_sub(before.writes),
+            merges: after.merges.saturating_sub(before.merges),
+            bytes: after.bytes.saturating_sub(before.bytes),
+            busy_ms: after.busy_ms.saturating_sub(before.busy_ms),
+        };
+        Ok(Sample {
+            seconds,
+            mb_s: device.bytes as f64 / 1e6 / seconds.max(1e-9),
+            requests: device.writes,
+            device: Some(device),
+            load: "tar, cp, rm, sync".into(),
+            disturbance,
+            ..Sample::default()
+        })
+    }
+}
+
+/// The counters of a device (kernel: `Documentation/block/stat.rst`).
+fn device_stat(device: &Path) -> io::Result<Device> {
+    let real = fs::canonicalize(device)?;
+    let name = real.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let text = fs::read_to_string(format!("/sys/block/{name}/stat"))?;
+    let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
+    Ok(Device { writes: at(4), merges: at(5), bytes: at(6) * 512, busy_ms: at(9) })
+}
+
+/// `tree.tar`: files of a few KiB, 17 to a directory, as in a kernel's source.
+fn make_archive(dir: &Path, files: u32, stop: &AtomicBool) -> io::Result<()> {
+    let mut random = fastrand::Rng::with_seed(2011);
+    let mut text = vec![0; 1 << 20];
+    random.fill(&mut text);
+    for number in 0..files {
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+        }
+        // Log-normal, median 3.6 KiB, from 12 uniform numbers.
+        let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+        #[expect(clippy::cast_sign_loss, reason = "an exponential is positive")]
+        let len = ((8.2 + 1.1 * normal).exp() as usize).min(1 << 19);
+        let start = random.usize(..text.len() - len);
+        let place = dir.join(format!("tree/{}/{}", number / 289, number / 17 % 17));
+        if number % 17 == 0 {
+            fs::create_dir_all(&place)?;
+        }
+        fs::write(place.join(format!("{number}.c")), &text[start..start + len])?;
+    }
+    let mut tar = Command::new("tar");
+    process::run(tar.args(["-cf", "tree.tar", "tree"]).current_dir(dir), dir, TURN_LIMIT, stop)?;
+    fs::remove_dir_all(dir.join("tree"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::by_name;
+
+    #[test]
+    fn every_file_system_of_the_experiment_can_be_made_and_the_archive_holds_every_file() {
+        let cells = by_name("kernel-tree").expect("an experiment").cells(Scale::Full);
+        for cell in cells {
+            assert!(FILE_SYSTEMS.iter().any(|(name, ..)| *name == cell.name), "{}", cell.name);
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let go = AtomicBool::new(false);
+        make_archive(dir.path(), 40, &go).expect("an archive");
+        let mut tar = Command::new("tar");
+        tar.args(["-tf", "tree.tar"]).current_dir(dir.path());
+        let listed = tar.output().expect("tar");
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        assert_eq!(listed.matches(".c\n").count(), 40);
+    }
+}

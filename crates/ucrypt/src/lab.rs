@@ -1,0 +1,37 @@
+//! `lab`: the published measurements of dm-crypt, repeated on this machine.
+
+mod list;
+mod report;
+mod run;
+mod sim;
+
+use crate::failure::Failure;
+
+/// Arguments of `lab`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LabArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Show the experiments: what each asks, how long it takes, what it needs
+    List(list::ListArgs),
+    /// Carry experiments out, all of them if none is named
+    Run(Box<run::RunArgs>),
+    /// Repeat the published rows in virtual time, on models of the published machines
+    Sim(sim::SimArgs),
+    /// Make a page of a run
+    Report(report::ReportArgs),
+}
+
+/// Carries out `lab`.
+pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
+    match &args.action {
+        Action::List(args) => list::run(args),
+        Action::Run(args) => run::run(args),
+        Action::Sim(args) => sim::run(args),
+        Action::Report(args) => report::run(args),
+    }
+}

@@ -1,0 +1,61 @@
+//! `lab report`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use ucrypt_lab::analysis::Analysis;
+use ucrypt_lab::{page, store, text};
+
+use super::sim;
+use crate::failure::Failure;
+use crate::stdio;
+
+/// Arguments of `lab report`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReportArgs {
+    /// The directory of a run, finished or not
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Print every figure as CSV instead of writing a page
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+    /// Print the analysis as JSON instead of writing a page
+    #[arg(long)]
+    json: bool,
+    /// Write the page here [default: report.html in DIR]
+    #[arg(short = 'o', long, value_name = "FILE", conflicts_with_all = ["csv", "json"])]
+    output: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
+    let failed = |error| Failure::device(format!("{}: {error}", args.dir.display()));
+    let (about, records) = store::read(&args.dir).map_err(failed)?;
+    let analysis = Analysis::new(about, &records);
+    if analysis.experiments.iter().all(|experiment| experiment.cells.is_empty()) {
+        return Err(Failure::device(format!(
+            "{} holds no results yet; go on with: ucrypt lab run --resume {0}",
+            args.dir.display()
+        )));
+    }
+    if args.csv {
+        return stdio::print(&text::csv(&analysis).map_err(Failure::memory)?);
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&analysis).map_err(Failure::memory)?;
+        return stdio::print_line(json);
+    }
+    let simulated = args.dir.join(sim::FILE);
+    let rows = match fs::read_to_string(&simulated) {
+        Ok(text) => serde_json::from_str(&text).map_err(|error| {
+            Failure::wrong(format!("{} is not what lab sim writes: {error}", simulated.display()))
+        })?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            return Err(Failure::device(format!("cannot read {}: {error}", simulated.display())));
+        }
+    };
+    let output = args.output.clone().unwrap_or_else(|| args.dir.join("report.html"));
+    fs::write(&output, page::html(&analysis, &rows))
+        .map_err(|error| Failure::device(format!("cannot write {}: {error}", output.display())))?;
+    stdio::print_line(output.display())
+}

@@ -1,0 +1,293 @@
+//! `lab run`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use ucrypt_lab::analysis::Analysis;
+use ucrypt_lab::catalogue::{self, Method, Scale};
+use ucrypt_lab::contender::{self, Contender};
+use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
+use ucrypt_lab::served::Generator;
+use ucrypt_lab::store::{About, Machine, Settings, Store};
+use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Target, TargetError};
+use ucrypt_lab::text;
+
+use crate::ending::signals;
+use crate::failure::Failure;
+use crate::luks::confirm_at;
+use crate::size;
+use crate::stdio::{self, say_line};
+use crate::terminal::Terminal;
+
+/// Arguments of `lab run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Contenders: raw, ucrypt, null, memory, file, ucrypt-fuse, ucrypt-nbd, \
+    ucrypt-loop, ucrypt-none, loop, qemu-storage-daemon, qemu-nbd, nbdkit. Those of ucrypt take a \
+    dispatch policy, as in ucrypt:unbound.")]
+pub(crate) struct RunArgs {
+    /// The experiments; `ucrypt lab list` shows them [default: all]
+    #[arg(value_name = "EXPERIMENT")]
+    experiments: Vec<String>,
+    /// Run on memory, zero, model:NAME, a directory, a file or a block device; everything on a file
+    /// or device is lost [default: memory]
+    #[arg(long, value_name = "TARGET", conflicts_with = "resume")]
+    on: Option<String>,
+    /// Compare these contenders, separated by commas; the target without encryption is always one
+    #[arg(long, value_name = "LIST", conflicts_with = "resume")]
+    against: Option<String>,
+    /// Interleaved rounds [default: 5, with --quick 3]
+    #[arg(long, value_name = "N", conflicts_with = "resume", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Fewer cells, shorter measurements
+    #[arg(long, conflicts_with = "resume")]
+    quick: bool,
+    /// Bytes of the target that are used [default: 1G, with --quick 128M]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, conflicts_with = "resume")]
+    size: Option<u64>,
+    /// Time of a measurement in milliseconds [default: 1000, with --quick 60]
+    #[arg(long, value_name = "MS", conflicts_with = "resume", value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    time: Option<u64>,
+    /// What makes the load on servers: fio, built-in [default: fio if it is installed]
+    #[arg(long, value_name = "NAME", conflicts_with = "resume", value_parser = generator)]
+    load: Option<Generator>,
+    /// Keep the results in this directory
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "ucrypt-lab-results",
+        conflicts_with = "resume"
+    )]
+    out: PathBuf,
+    /// Go on with the run in this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "experiments")]
+    resume: Option<PathBuf>,
+    /// Ask nothing
+    #[arg(short = 'q', long)]
+    batch_mode: bool,
+}
+
+fn generator(name: &str) -> Result<Generator, String> {
+    match name {
+        "fio" if runner::generator() != Generator::Fio => {
+            Err("fio is not installed; install it with: apt-get install fio".into())
+        }
+        "fio" => Ok(Generator::Fio),
+        "built-in" => Ok(Generator::BuiltIn),
+        _ => Err("known are fio, built-in".into()),
+    }
+}
+
+/// A run of these experiments with nothing chosen.
+pub(super) fn defaults(experiments: Vec<String>, scale: Scale) -> Settings {
+    let (rounds, len, time_ms) = match scale {
+        Scale::Full => (5, 1 << 30, 1000),
+        Scale::Quick => (3, 128 << 20, 60),
+    };
+    Settings {
+        experiments,
+        on: Target::Memory,
+        against: None,
+        rounds,
+        scale,
+        len,
+        time_ms,
+        generator: runner::generator(),
+        command: String::new(),
+    }
+}
+
+/// A duration as people say it.
+pub(super) fn duration(time: Duration) -> String {
+    match time.as_secs() {
+        0..=90 => format!("{} s", time.as_secs().max(1)),
+        91..=5400 => format!("{} min", time.as_secs().div_ceil(60)),
+        seconds => format!("{:.1} h", seconds as f64 / 3600.0),
+    }
+}
+
+fn failure(error: TargetError) -> Failure {
+    match error {
+        TargetError::Open(error) => error.into(),
+        TargetError::Unknown(message) => Failure::wrong(message),
+        TargetError::Io { ref error, .. }
+            if error.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            Failure::denied(error)
+        }
+        error => Failure::device(error),
+    }
+}
+
+/// The settings that the arguments ask for. Looks at the target, and writes nothing.
+fn settings(args: &RunArgs) -> Result<Settings, Failure> {
+    let scale = if args.quick { Scale::Quick } else { Scale::Full };
+    let mut experiments = args.experiments.clone();
+    if experiments.is_empty() {
+        experiments = catalogue::ALL.iter().map(|it| it.name.to_owned()).collect();
+    }
+    let mut descriptions = Vec::new();
+    for name in &experiments {
+        let known = || catalogue::ALL.iter().map(|it| it.name).collect::<Vec<_>>().join(", ");
+        let found = catalogue::by_name(name).ok_or_else(|| {
+            Failure::wrong(format!("no experiment is called '{name}'; there are {}", known()))
+        })?;
+        if descriptions.iter().any(|other: &&catalogue::Description| other.name == found.name) {
+            return Err(Failure::wrong(format!("{name} is named twice")));
+        }
+        descriptions.push(found);
+    }
+    let any = |has: fn(&catalogue::Description) -> bool| descriptions.iter().any(|it| has(it));
+    let has_target = any(catalogue::Description::has_target);
+    let has_contenders = any(|description| description.method != Method::Tree);
+    let useless = [
+        (args.on.is_some() && !has_target, "--on"),
+        (args.size.is_some() && !has_target, "--size"),
+        (args.time.is_some() && !has_target, "--time"),
+        (args.against.is_some() && !has_contenders, "--against"),
+    ];
+    if let Some((_, option)) = useless.iter().find(|(useless, _)| *useless) {
+        let names = experiments.join(", ");
+        return Err(Failure::wrong(format!("{option} has no effect on {names}; leave it out")));
+    }
+    let mut settings = defaults(experiments, scale);
+    if let Some(on) = &args.on {
+        settings.on = Target::parse(on).map_err(failure)?;
+    }
+    if let Some(list) = &args.against {
+        settings.against = Some(contender::list(list).map_err(Failure::wrong)?);
+    }
+    settings.rounds = args.rounds.unwrap_or(settings.rounds);
+    settings.time_ms = args.time.unwrap_or(settings.time_ms);
+    settings.generator = args.load.unwrap_or(settings.generator);
+    let len = args.size.unwrap_or(settings.len);
+    if !(LEN_MIN..=LEN_MAX).contains(&len) {
+        return Err(Failure::wrong(format!("--size {len} is not from {LEN_MIN} to {LEN_MAX}")));
+    }
+    settings.len = settings.on.check(len).map_err(failure)?;
+    let served = |contender: &Contender| contender.is_served();
+    let any_served = match &settings.against {
+        Some(named) => named.iter().any(served),
+        None => descriptions.iter().any(|description| description.peers),
+    };
+    if args.load.is_some() && !any_served {
+        return Err(Failure::wrong(
+            "--load has an effect on servers only, and none takes part; leave it out",
+        ));
+    }
+    settings.command = command_line();
+    Ok(settings)
+}
+
+/// The command line, to repeat the run.
+fn command_line() -> String {
+    let words = std::env::args().skip(1).map(|word| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            word
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    });
+    format!("ucrypt {}", words.collect::<Vec<_>>().join(" "))
+}
+
+/// Asks before data is lost. Without a terminal, only --batch-mode agrees.
+fn ask(target: &Target, batch_mode: bool) -> Result<(), Failure> {
+    let Some(path) = target.destroys() else { return Ok(()) };
+    if batch_mode {
+        return Ok(());
+    }
+    let path = path.display();
+    match Terminal::of_stdin() {
+        Some(terminal) => {
+            confirm_at(&terminal, &format!("This will overwrite data on {path} irrevocably."))
+        }
+        None => Err(Failure::wrong(format!(
+            "the run overwrites {path}, and there is no terminal to ask at; give --batch-mode if \
+             that is meant"
+        ))),
+    }
+}
+
+pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
+    let dir = args.resume.as_ref().unwrap_or(&args.out);
+    let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
+    let (about, mut store) = if args.resume.is_some() {
+        let (store, mut about) = Store::resume(dir).map_err(failed)?;
+        let len = about.settings.on.check(about.settings.len).map_err(failure)?;
+        if len != about.settings.len {
+            return Err(Failure::device(format!(
+                "{} has become shorter since the run began",
+                about.settings.on
+            )));
+        }
+        ask(&about.settings.on, args.batch_mode)?;
+        about.left_out = about.settings.left_out().map_err(Failure::wrong)?;
+        (about, store)
+    } else {
+        let settings = settings(args)?;
+        ask(&settings.on, args.batch_mode)?;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let left_out = settings.left_out().map_err(Failure::wrong)?;
+        let about = About {
+            settings,
+            machine: Machine::this(),
+            started_s: since.map_or(0, |since| since.as_secs()),
+            left_out,
+        };
+        let store = Store::create(dir, &about).map_err(failed)?;
+        (about, store)
+    };
+    let mut named: Vec<(&str, &str)> = Vec::new();
+    for left in &about.left_out {
+        if !named.contains(&(&left.what, &left.why)) {
+            named.push((&left.what, &left.why));
+            say_line(format_args!("{} is left out: {}", left.what, left.why));
+        }
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = stop.clone();
+    // Not before the question, which Ctrl-C ends.
+    signals(move |_| {
+        asked.store(true, Ordering::Relaxed);
+        true
+    })?;
+    let ended = carry_out(&about, &mut store, &stop);
+    about.settings.on.remove();
+    let outcome = ended.map_err(Failure::device)?;
+    if outcome == Outcome::Interrupted {
+        return Err(Failure::wrong(format!(
+            "interrupted; results so far are kept, go on with: ucrypt lab run --resume {}",
+            dir.display()
+        )));
+    }
+    let (about, records) = ucrypt_lab::store::read(dir).map_err(failed)?;
+    let analysis = Analysis::new(about, &records);
+    stdio::print(&text::tables(&analysis))?;
+    if analysis.experiments.iter().all(|experiment| experiment.cells.is_empty()) {
+        return Err(Failure::device("nothing could be measured"));
+    }
+    say_line(format_args!("the results are in {}", dir.display()));
+    Ok(())
+}
+
+fn carry_out(about: &About, store: &mut Store, stop: &AtomicBool) -> std::io::Result<Outcome> {
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let progress = |progress: Progress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+        bar.set_message(format!("{} left; {}", duration(progress.left), progress.what));
+    };
+    // The program that runs, even if it was replaced meanwhile.
+    let ucrypt = Path::new("/proc/self/exe");
+    let ucrypt = std::fs::read_link(ucrypt).unwrap_or_else(|_| ucrypt.into());
+    let around = Surroundings { ucrypt: &ucrypt, stop, progress: &progress };
+    let outcome = runner::run(about, store, &around);
+    bar.finish_and_clear();
+    outcome
+}

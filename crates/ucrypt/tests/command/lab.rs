@@ -1,0 +1,221 @@
+//! `ucrypt lab`: what it lists it can run, what it is asked for it does, and it leaves only its
+//! results behind. No figure is judged.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::process::run;
+use crate::scratch::Scratch;
+
+/// The smallest run.
+const SMALL: [&str; 7] = ["--quick", "--size", "16M", "--time", "3", "--rounds", "2"];
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+#[test]
+fn the_list_names_every_experiment_with_its_question_and_its_time() {
+    let scratch = Scratch::new();
+    let text = run(&mut scratch.ucrypt(&["lab", "list"]), b"").text();
+    let json = run(&mut scratch.ucrypt(&["lab", "list", "--json"]), b"").passes();
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    let all = json.as_array().expect("a list");
+    assert_eq!(all.len(), 10);
+    for experiment in all {
+        let name = experiment["name"].as_str().expect("a name");
+        assert!(text.contains(&format!("{name}\n")), "{name}");
+        assert!(experiment["question"].as_str().is_some_and(|question| question.ends_with('?')));
+        assert!(experiment["seconds"].as_u64() > experiment["quick_seconds"].as_u64(), "{name}");
+        for table in experiment["published"].as_array().expect("tables") {
+            assert_ne!(table["source"], "", "{table}");
+        }
+    }
+}
+
+#[test]
+fn wrong_uses_are_refused_before_anything_is_written() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let refused = |words: &[&str], code: i32| {
+        let mut lab = scratch.ucrypt(&["lab", "run", "--out"]);
+        let message = run(lab.arg(&out).args(words), b"").refuses(code);
+        assert!(!out.exists(), "{words:?} wrote something");
+        message
+    };
+    assert!(refused(&["block-swep"], 1).contains("block-sweep"));
+    assert!(refused(&["instant", "instant"], 1).contains("twice"));
+    assert!(refused(&["instant", "--against", "raw,vera"], 1).contains("nbdkit"));
+    assert!(refused(&["instant", "--on", "model:tape"], 1).contains("sata2017"));
+    assert!(refused(&["instant", "--on", "/nowhere/at/all"], 1).contains("/nowhere"));
+    assert!(refused(&["instant", "--on", "/dev/null"], 1).contains("neither a file"));
+    assert!(refused(&["instant", "--size", "1M"], 1).contains("--size"));
+    // Options without an effect.
+    assert!(refused(&["many-drives", "--on", "memory"], 1).contains("--on has no effect"));
+    assert!(refused(&["instant", "--load", "built-in"], 1).contains("--load"));
+    let small = scratch.file("small", &[1; 4096]);
+    let small = small.to_str().expect("text");
+    assert!(refused(&["instant", "-q", "--on", small], 4).contains("4096 bytes"));
+    // Somebody's file is overwritten only if that is asked for.
+    let file = scratch.path("file");
+    fs::write(&file, vec![7; 17 << 20]).expect("written");
+    let message = refused(&["instant", "--on", file.to_str().expect("text")], 1);
+    assert!(message.contains("overwrites") && message.contains("--batch-mode"), "{message}");
+    assert!(fs::read(&file).expect("there").iter().all(|byte| *byte == 7));
+    let mut nothing = scratch.ucrypt(&["lab", "report"]);
+    assert!(run(nothing.arg(scratch.path("")), b"").refuses(4).contains("no run"));
+    let mut resume = scratch.ucrypt(&["lab", "run", "--resume"]);
+    assert!(run(resume.arg(scratch.path("")), b"").refuses(4).contains("no run"));
+}
+
+#[test]
+fn a_run_keeps_every_measurement_and_its_page_shows_them() {
+    let scratch = Scratch::new();
+    let (out, place) = (scratch.path("out"), scratch.path("place"));
+    fs::create_dir(&place).expect("a directory");
+    let mut lab = scratch.ucrypt(&["lab", "run", "instant", "sorted-writes", "added-latency"]);
+    let ran = run(lab.args(SMALL).arg("--on").arg(&place).arg("--out").arg(&out), b"").exits(0);
+    let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(printed.contains("where we fall short"), "{printed}");
+    assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "the scratch file is left");
+    let results = lines(&out.join("results.jsonl"));
+    // raw, null, memory and the policies, in every cell and round.
+    assert_eq!(results.len(), 2 * (6 + 7 + 3 * 7));
+    for result in &results {
+        assert!(result["error"].is_null(), "{result}");
+        assert!(result["sample"]["mb_s"].as_f64() > Some(0.0), "{result}");
+        assert!(result["sample"]["disturbance"]["others"].is_number(), "{result}");
+    }
+    let mut again = scratch.ucrypt(&["lab", "run", "instant", "--out"]);
+    assert!(run(again.arg(&out), b"").refuses(4).contains("--resume"));
+
+    let mut sim = scratch.ucrypt(&["lab", "sim", "instant", "--quick", "--json", "--out"]);
+    let rows = run(sim.arg(&out), b"").passes();
+    let rows: Value = serde_json::from_slice(&rows).expect("JSON");
+    assert!(rows[0]["published"].as_f64() > Some(0.0) && rows[0]["adaptive"].is_number(), "{rows}");
+    let page = run(scratch.ucrypt(&["lab", "report"]).arg(&out), b"").text();
+    let page = fs::read_to_string(page.trim_end()).expect("a page");
+    for needed in ["id=\"short\"", "id=\"instant\"", "id=\"sorted-writes\"", "id=\"sim\"", "<svg"] {
+        assert!(page.contains(needed), "{needed}");
+    }
+    assert!(!page.contains("<script") && !page.contains("src="), "the page needs something else");
+    let csv = run(scratch.ucrypt(&["lab", "report", "--csv"]).arg(&out), b"").text();
+    assert_eq!(csv.lines().count(), 1 + 6 + 7 + 3 * 7);
+    let json = run(scratch.ucrypt(&["lab", "report", "--json"]).arg(&out), b"").passes();
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(json["experiments"].as_array().map(Vec::len), Some(3));
+}
+
+#[test]
+fn servers_of_others_are_measured_beside_ours_and_end() {
+    let scratch = Scratch::new();
+    let (out, place) = (scratch.path("out"), scratch.path("place"));
+    fs::create_dir(&place).expect("a directory");
+    for load in ["fio", "built-in"] {
+        let out = out.join(load);
+        let mut lab = scratch.ucrypt(&["lab", "run", "request-merge", "--load", load]);
+        lab.args(["--quick", "--size", "16M", "--time", "20", "--rounds", "1"]);
+        let against = "ucrypt-fuse,ucrypt-nbd:inline,qemu-storage-daemon,qemu-nbd,nbdkit";
+        lab.args(["--against", against]).arg("--on").arg(&place).arg("--out").arg(&out);
+        run(&mut lab, b"").passes();
+        let results = lines(&out.join("results.jsonl"));
+        // raw, null, memory, file and five servers, in four cells.
+        assert_eq!(results.len(), 4 * 9, "{load}");
+        for result in &results {
+            assert!(result["sample"]["mb_s"].as_f64() > Some(0.0), "{load}: {result}");
+            let served =
+                !["raw", "null", "memory"].contains(&result["contender"].as_str().unwrap());
+            let by = result["sample"]["load"].as_str().unwrap();
+            assert_eq!(by.starts_with("fio"), served && load == "fio", "{result}");
+        }
+    }
+    assert!(scratch.processes().is_empty() && scratch.mounts().is_empty());
+    assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "scratch images are left");
+}
+
+#[test]
+fn a_missing_program_is_named_with_its_package_and_the_rest_runs() {
+    let scratch = Scratch::new();
+    let (out, empty) = (scratch.path("out"), scratch.path("empty"));
+    fs::create_dir(&empty).expect("a directory");
+    let mut lab = scratch.ucrypt(&["lab", "run", "instant", "other-ssd", "--against"]);
+    lab.args(["raw,ucrypt,nbdkit"]).args(SMALL).arg("--out").arg(&out);
+    // `timeout` is found before the path changes.
+    let mut through_env = std::process::Command::new("env");
+    through_env.arg(format!("PATH={}", empty.display())).arg(scratch_program(&lab));
+    through_env.args(lab.get_args().skip(program_at(&lab) + 1));
+    let ran = run(&mut through_env, b"").exits(0);
+    assert!(
+        ran.stderr.contains("nbdkit") && ran.stderr.contains("apt-get install nbdkit"),
+        "{}",
+        ran.stderr
+    );
+    let results = lines(&out.join("results.jsonl"));
+    assert!(!results.is_empty() && results.iter().all(|result| result["contender"] != "nbdkit"));
+}
+
+/// Where the command under test stands in a command line that begins with `timeout`.
+fn program_at(command: &std::process::Command) -> usize {
+    let ucrypt = crate::scratch::UCRYPT;
+    command.get_args().position(|word| word == ucrypt).expect("the command")
+}
+
+fn scratch_program(command: &std::process::Command) -> std::ffi::OsString {
+    command.get_args().nth(program_at(command)).expect("the command").into()
+}
+
+fn await_results(out: &Path, count: usize, child: &mut Child) {
+    let deadline = Instant::now() + Duration::from_secs(100);
+    while lines(&out.join("results.jsonl")).len() < count {
+        assert!(Instant::now() < deadline, "no results");
+        assert!(child.try_wait().expect("asked").is_none(), "it ended early");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_interrupted_run_keeps_its_results_leaves_nothing_else_and_goes_on() {
+    let scratch = Scratch::new();
+    let (out, place) = (scratch.path("out"), scratch.path("place"));
+    fs::create_dir(&place).expect("a directory");
+    let mut lab =
+        scratch.ucrypt_child(&["lab", "run", "other-ssd", "--against", "ucrypt,ucrypt-fuse"]);
+    lab.args(["--size", "16M", "--time", "100", "--rounds", "2", "--on"]).arg(&place);
+    lab.arg("--out").arg(&out).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = lab.spawn().expect("it starts");
+    await_results(&out, 5, &mut child);
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a number")).expect("a process");
+    kill_process(pid, Signal::INT).expect("it is there");
+    let ended = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("--resume"), "{said}");
+    assert!(scratch.processes().is_empty() && scratch.mounts().is_empty());
+    assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "scratch files are left");
+    let before = lines(&out.join("results.jsonl"));
+    // raw, null, memory, file, ucrypt and ucrypt-fuse, in three cells and two rounds.
+    let all = 6 * 3 * 2;
+    assert!(before.len() >= 5 && before.len() < all, "{}", before.len());
+    run(scratch.ucrypt(&["lab", "report"]).arg(&out), b"").passes();
+    run(scratch.ucrypt(&["lab", "run", "--resume"]).arg(&out), b"").passes();
+    let after = lines(&out.join("results.jsonl"));
+    assert_eq!(after.len(), all);
+    assert_eq!(after[..before.len()], before);
+}
+
+#[test]
+fn many_drives_run_in_virtual_time_under_every_policy_of_the_experiment() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let mut lab = scratch.ucrypt(&["lab", "run", "many-drives", "--quick", "--out"]);
+    run(lab.arg(&out), b"").passes();
+    let results = lines(&out.join("results.jsonl"));
+    assert_eq!(results.len(), 3 * 3);
+    assert!(results.iter().all(|result| result["sample"]["load"] == "virtual time"));
+}
