@@ -5,8 +5,7 @@
 //! - [`catalogue`]: the experiments, their cells and the [`published`] figures beside them;
 //! - [`target`], [`contender`]: what they run on, and who is compared;
 //! - [`load`], [`fio`]: what makes the load;
-//! - [`bench`], [`served`], [`tree`]: contenders in this process, those that are processes, and
-//!   file systems;
+//! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
 //! - [`runner`], [`store`]: interleaved rounds, and their results in a directory;
 //! - [`analysis`], [`text`], [`page`]: medians, spreads and verdicts, tables, and the page.
 //!

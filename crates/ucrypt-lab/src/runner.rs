@@ -214,7 +214,7 @@ const FAILURES_MAX: usize = 3;
 ///
 /// # Errors
 /// If results cannot be kept, or a target cannot be used at all. A contender that fails is recorded
-/// and left out of the other rounds of that cell, and after [`FAILURES_MAX`] cells of the rest of
+/// and left out of the other rounds of that cell, and after `FAILURES_MAX` cells of the rest of
 /// its experiment.
 pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::Result<Outcome> {
     let settings = &about.settings;

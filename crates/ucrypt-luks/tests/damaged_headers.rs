@@ -414,9 +414,9 @@ fn json_that_is_ambiguous_or_not_alone_is_refused() {
         (json.replacen('{', r#"{"tokens":{},"#, 1), "occurs twice"),
         (json.replacen('{', &deep, 1), "32 levels"),
         (format!(" {json}"), "curly bracket"),
-        (format!("{json}x"), "trailing characters"),
+        (format!("{json}x"), "something follows the value"),
         (format!("{json}\0x"), "bytes behind the text"),
-        (json[..json.len() - 1].to_owned(), "EOF"),
+        (json[..json.len() - 1].to_owned(), "no ','"),
         (format!("{json}{}", " ".repeat(0x3000)), "no zero byte"),
     ] {
         let mut image = image.clone();

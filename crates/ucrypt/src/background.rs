@@ -87,7 +87,7 @@ pub(crate) struct OpenArgs {
     /// Accept the passphrase of an unbound keyslot, too
     #[arg(long, requires = "test_passphrase")]
     unbound: bool,
-    /// Store the flags of this command line (--allow-discards, --perf-…) in the LUKS2 header, and no
+    /// Store the flags of this command line (--allow-discards, --perf-*) in the LUKS2 header, and no
     /// others; every later open uses them
     #[arg(long, conflicts_with = "readonly")]
     persistent: bool,

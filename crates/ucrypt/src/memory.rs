@@ -4,7 +4,7 @@
 //! killed without a word, and several unlocks at once would be killed together. So nothing is
 //! taken before it is known to be there:
 //!
-//! - New keyslots stay below half of what the control group of this process may have ([`bound`]).
+//! - New keyslots stay below half of what the control group of this process may have.
 //! - An unlock that needs more than a control group may have at all is refused.
 //! - Unlocks take their memory one after the other ([`turn`]). One that finds too little waits until
 //!   the others are done.

@@ -216,7 +216,7 @@ pub(crate) fn judge(words: Vec<OsString>) -> Result<Judged, Failure> {
     command.build();
     let action = words.first().and_then(|action| action.to_str());
     let action = action.and_then(|name| command.find_subcommand(name)).cloned();
-    let Some(action) = action else {
+    let Some(mut action) = action else {
         judged.words = words;
         return Ok(judged);
     };
@@ -233,6 +233,9 @@ pub(crate) fn judge(words: Vec<OsString>) -> Result<Judged, Failure> {
             break;
         }
         if bytes.len() < 2 || bytes[0] != b'-' {
+            // An action of an action has options of its own.
+            let part = word.to_str().and_then(|name| action.find_subcommand(name)).cloned();
+            action = part.unwrap_or(action);
             judged.positional.push(judged.words.len());
             judged.words.push(word);
             continue;

@@ -19,7 +19,8 @@ fn opened(scratch: &Scratch, image: &Image, options: &[&str]) -> Value {
     run(open.args(options).args(image.with_key()).arg("volume"), b"").passes();
     let status = run(&mut scratch.ucrypt(&["status", "--json", "volume"]), b"").text();
     run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
-    serde_json::from_str(&status).expect("JSON")
+    let status: Value = serde_json::from_str(&status).expect("JSON");
+    status["volume"].clone()
 }
 
 #[test]

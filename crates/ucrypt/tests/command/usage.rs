@@ -70,7 +70,7 @@ fn cryptsetups_general_options_are_taken_before_and_behind_the_action() {
     run(open.args(&options[5..]).arg("5").args(image.with_key()).arg("x"), b"").exits(1);
     let mut open = scratch.ucrypt(&["-q", "--debug", "luksOpen", "--as", "fuse"]);
     let ran = run(open.args(&options[3..]).args(image.with_key()).arg("volume"), b"").exits(0);
-    assert_eq!(ran.stderr, "Command successful.\n");
+    assert_eq!(ran.stderr, "Key slot 0 unlocked.\nCommand successful.\n");
     run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
     let mut open = scratch.ucrypt(&["open", "-v", "--test-passphrase"]);
     let ran = run(open.args(image.arguments()), b"wrong").exits(2);

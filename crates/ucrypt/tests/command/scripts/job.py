@@ -5,6 +5,7 @@ import pty
 import signal
 import sys
 import termios
+import time
 
 answers, *program = sys.argv[1:]
 answers = [bytes.fromhex(answer) for answer in answers.split(",")]
@@ -39,6 +40,10 @@ while True:
         break
     shown += piece
     if shown.endswith(b": ") and answers:
+        # cryptsetup prompts first, then turns the echo off and drops what was typed before.
+        is_secret = b"assphrase" in shown.splitlines()[-1]
+        while is_secret and termios.tcgetattr(terminal)[3] & termios.ECHO:
+            time.sleep(0.001)
         os.write(terminal, answers.pop(0))
 sys.stdout.write(shown.decode())
 os.waitpid(child, 0)
