@@ -1,9 +1,9 @@
 //! The ciphers of a volume, which can be taken away from all threads at once.
 //!
 //! Every transform reads the ciphers, and a suspended volume must not have them anywhere. So each
-//! thread reads them under a lock that hardly any other thread uses: there are [`SHARDS`] of them, each
-//! on cache lines of its own. Taking the ciphers away takes every lock once; the last reference drops
-//! the ciphers, which wipes them. Whoever comes later finds none, and fails.
+//! thread reads them under a lock that hardly any other thread uses: there are [`SHARDS`] of them,
+//! each on cache lines of its own. Taking the ciphers away takes every lock once; the last
+//! reference drops the ciphers, which wipes them. Whoever comes later finds none, and fails.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};

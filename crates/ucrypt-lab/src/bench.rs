@@ -2,23 +2,21 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::str::FromStr as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use ucrypt_backend::{Backend, Pool, memory};
 use ucrypt_engine::{PolicyKind, Segment, Volume, VolumeOptions};
-use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 use crate::catalogue::Method;
 use crate::contender::Contender;
 use crate::counting::Counting;
 use crate::load::{self, INTERRUPTED, Load, Place};
+use crate::real::cipher;
 use crate::sample::{Sample, Watch};
 
-/// The cipher of all volumes of the lab, and the bytes of its sectors.
+/// The cipher of all volumes of the lab.
 pub const CIPHER: &str = "aes-xts-plain64";
-const SECTOR_BYTES: u32 = 4096;
 
 /// The contenders of one experiment over one target. Volumes stay open from cell to cell, as a
 /// disk's do: adaptive dispatch has learned what it learns.
@@ -102,15 +100,6 @@ impl Bench {
         self.volumes.insert(contender, volume.clone());
         Ok(Place::Engine(volume))
     }
-}
-
-/// A cipher with a fixed key that is not secret.
-fn cipher(spec: &str) -> io::Result<SectorCipher> {
-    let spec = CipherSpec::from_str(spec).map_err(io::Error::other)?;
-    let key: Vec<u8> = (0..64).collect();
-    let options =
-        SectorOptions { sector_size: SECTOR_BYTES, iv_offset: 0, iv_large_sectors: false };
-    SectorCipher::new(&spec, &key, options).map_err(io::Error::other)
 }
 
 /// Writes random bytes, the same for each MiB, over the first `len` bytes.

@@ -136,7 +136,7 @@ impl Bench {
 const AES: &str = "aes-xts-plain64";
 
 /// A cipher with a fixed key that is not secret.
-fn cipher(spec: &str) -> io::Result<SectorCipher> {
+pub(crate) fn cipher(spec: &str) -> io::Result<SectorCipher> {
     let spec = CipherSpec::from_str(spec).map_err(io::Error::other)?;
     let key: Vec<u8> = (0..64).collect();
     let options =
