@@ -2,8 +2,9 @@
 //! [explorer](crate::explorer) where it has measured another way to be faster.
 //!
 //! The two combine as follows. The explorer says which arm serves the current requests. Under the
-//! arms `Model` and `Coarse` the cost model decides, with the operation cost that the arm gives it;
-//! the other arms offload nothing, or everything. The explorer compares only arms that may differ.
+//! arms `Model`, `Coarse` and `Whole` the cost model decides, with the operation cost that the arm
+//! gives it; the other arms offload nothing, or everything. The explorer compares only arms that may
+//! differ.
 
 use crate::cost_model::CostModel;
 use crate::environment::{BackendTraits, Environment};
@@ -23,6 +24,8 @@ pub struct Explored {
     pub all_offload: u64,
     /// Split less, or joined longer.
     pub coarse: u64,
+    /// Not split at all.
+    pub whole: u64,
 }
 
 impl std::iter::Sum for Explored {
@@ -31,6 +34,7 @@ impl std::iter::Sum for Explored {
             all_inline: sum.all_inline + of.all_inline,
             all_offload: sum.all_offload + of.all_offload,
             coarse: sum.coarse + of.coarse,
+            whole: sum.whole + of.whole,
         })
     }
 }
@@ -109,7 +113,9 @@ impl Policy for Adaptive {
             _ if context.environment.workers == 0 => Target::Inline,
             (Urgency::Background, _) | (Urgency::Normal, Arm::AllOffload) => Target::Offload,
             (Urgency::Normal, Arm::AllInline) => Target::Inline,
-            (Urgency::Normal, Arm::Model | Arm::Coarse) => self.model(context).target(work),
+            (Urgency::Normal, Arm::Model | Arm::Coarse | Arm::Whole) => {
+                self.model(context).target(work)
+            }
         }
     }
 
@@ -148,19 +154,19 @@ impl Policy for Adaptive {
         }
         if explores {
             let estimates = &self.estimates;
-            self.explorer.turn(|load| has_workers && CostModel::may_gain(estimates, load));
+            self.explorer.turn(|load| CostModel::may_gain(estimates, load, has_workers));
         }
     }
 
     fn on_split(&mut self, _: Op, shape: Shape, backend: &BackendTraits) {
-        // For a backend in memory, splitting serves the workers, whatever an operation costs.
-        let reshaped = match shape {
-            Shape::Whole => false,
-            Shape::Split => !backend.synchronous,
-            Shape::Joined(_) => true,
-        };
-        if reshaped && self.explores {
-            self.explorer.reshaped();
+        if !self.explores {
+            return;
+        }
+        match shape {
+            // For a backend in memory, splitting serves the workers, whatever an operation costs.
+            Shape::Split if !backend.synchronous => self.explorer.split(),
+            Shape::Joined(_) => self.explorer.joined(),
+            Shape::Whole | Shape::Split => {}
         }
     }
 
@@ -168,6 +174,7 @@ impl Policy for Adaptive {
         match self.explorer.arm() {
             Arm::Model => {}
             Arm::Coarse => self.explored.coarse += 1,
+            Arm::Whole => self.explored.whole += 1,
             Arm::AllInline => self.explored.all_inline += 1,
             Arm::AllOffload => self.explored.all_offload += 1,
         }

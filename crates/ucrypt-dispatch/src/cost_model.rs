@@ -2,7 +2,7 @@
 //! estimates. Pure: the same numbers give the same answer.
 
 use crate::estimates::Estimates;
-use crate::explorer::Load;
+use crate::explorer::{Load, MayGain};
 use crate::policy::{Context, Target, Work};
 use crate::request::Op;
 use crate::tuning::{
@@ -201,12 +201,16 @@ impl CostModel<'_> {
         bytes * self.estimates.worker_ns_per_byte(self.context.op != Op::Read)
     }
 
-    /// Whether offloading could pay off under a load if the estimates were wrong by a factor of
-    /// [`WRONG`].
-    pub(crate) fn may_gain(estimates: &Estimates, load: &Load) -> bool {
+    /// What could pay off under a load if the estimates were wrong by a factor of [`WRONG`]. Not
+    /// splitting costs a request at most its cipher's time, so it is tried where a request takes
+    /// [`WRONG`] times as long.
+    pub(crate) fn may_gain(estimates: &Estimates, load: &Load, has_workers: bool) -> MayGain {
         let cipher_ns = load.bytes * estimates.cipher_ns_per_byte(load.is_write());
         let offload_ns =
             if load.depth < 2 { estimates.wake_latency_ns() } else { estimates.enqueue_cost_ns() };
-        cipher_ns * WRONG > offload_ns
+        MayGain {
+            offload: has_workers && cipher_ns * WRONG > offload_ns,
+            whole: load.each_ns > cipher_ns * WRONG,
+        }
     }
 }

@@ -8,8 +8,9 @@
 //! classed by direction, length and depth; each class has its own results.
 //!
 //! The explorer knows nothing of ciphers and disks. It does not try an arm that cannot differ from
-//! the model: coarser splits where no request is split or joined, all inline where nothing is
-//! offloaded, all offloaded where no worker could pay off.
+//! the model: coarser splits where no request is split or joined, whole requests where none is
+//! split or the cipher takes most of the time, all inline where nothing is offloaded, all offloaded
+//! where no worker could pay off.
 
 use crate::request::Op;
 use crate::trials::Trials;
@@ -19,6 +20,10 @@ use crate::trials::Trials;
 pub(crate) enum Arm {
     /// The cost model.
     Model,
+    /// The cost model, with an operation that costs more than any cipher: no request is split, and
+    /// joins are as long as the requests in flight allow. On a memory card, one more command may
+    /// cost a thousand times the assumed cost.
+    Whole,
     /// The cost model, with the assumed cost of one more operation multiplied by [`COARSE`]: about
     /// half as many chunks, and longer joins.
     Coarse,
@@ -28,22 +33,26 @@ pub(crate) enum Arm {
     AllOffload,
 }
 
-const ARMS: [Arm; 4] = [Arm::Model, Arm::Coarse, Arm::AllInline, Arm::AllOffload];
+const ARMS: [Arm; 5] = [Arm::Model, Arm::Whole, Arm::Coarse, Arm::AllInline, Arm::AllOffload];
 
 /// The explored cost of an operation, as a multiple of the assumed one. The number of chunks falls
 /// with its square root: twice this value would skip the best number of chunks of a request that
-/// needs two. Adding a third cost, 16 times the assumed one, improved no cell of the grid by
-/// itself.
+/// needs two. Adding 16 times the assumed cost improved no cell of the grid by itself.
 const COARSE: f64 = 4.0;
 
 impl Arm {
     /// The factor on the cost that the model assumes for one more operation.
     pub(crate) fn operation_factor(self) -> f64 {
-        if self == Self::Coarse { COARSE } else { 1.0 }
+        match self {
+            Self::Coarse => COARSE,
+            Self::Whole => f64::INFINITY,
+            Self::Model | Self::AllInline | Self::AllOffload => 1.0,
+        }
     }
 }
 
-/// Minimum requests of an epoch; it also has at least as many as are in flight.
+/// Minimum requests of an epoch; it also has at least as many as are in flight. (With four after
+/// 100 ms, one stall hides the best arm of a slow disk for minutes.)
 const REQUESTS_MIN: u32 = 16;
 
 /// Shortest epoch, in nanoseconds: longer than the usual disturbances of a thread.
@@ -66,6 +75,17 @@ pub(crate) struct Load {
     pub(crate) bytes: f64,
     /// Most requests in flight at a time.
     pub(crate) depth: u32,
+    /// Nanoseconds per request, as in [`Epoch::each_ns`].
+    pub(crate) each_ns: f64,
+}
+
+/// The arms that could pay off under a load, if the model is as wrong as it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MayGain {
+    /// Offloading.
+    pub(crate) offload: bool,
+    /// Not splitting.
+    pub(crate) whole: bool,
 }
 
 impl Load {
@@ -103,8 +123,10 @@ struct Epoch {
     depth: u32,
     /// Chunks that went to workers.
     offloaded: u32,
-    /// Requests that were split, and chunks that join several requests.
-    reshaped: u32,
+    /// Requests that were split because of the cost of an operation.
+    split: u32,
+    /// Chunks that join several requests.
+    joined: u32,
     /// An operation ended whose time does not depend on the arm.
     odd: bool,
 }
@@ -114,19 +136,25 @@ impl Epoch {
         self.reads + self.writes
     }
 
+    /// Whether the cost of an operation changed the shape of anything.
+    fn is_reshaped(&self) -> bool {
+        self.split > 0 || self.joined > 0
+    }
+
     fn load(&self) -> Load {
         Load {
             reads: self.reads,
             writes: self.writes,
             bytes: self.bytes as f64 / f64::from(self.requests().max(1)),
             depth: self.depth,
+            each_ns: self.each_ns(),
         }
     }
 
     /// Time per request, counted as in [`Epoch::spent_ns`]. (Not the mean latency, which includes
     /// time outside the queue, before a request is seen.)
     fn each_ns(&self) -> f64 {
-        self.spent_ns as f64 / f64::from(self.requests())
+        self.spent_ns as f64 / f64::from(self.requests().max(1))
     }
 }
 
@@ -204,13 +232,13 @@ impl Explorer {
     }
 
     /// Ends the epoch if it is complete, and chooses the arm of the next one. Called after requests
-    /// were accepted and [`Explorer::pass`] was called. `may_offload`: whether workers could pay
-    /// off for such a load, if the model is as wrong as it may be.
+    /// were accepted and [`Explorer::pass`] was called. `may_gain` says what could pay off for the
+    /// load of the epoch.
     ///
     /// Requests may arrive and end in bursts, so an epoch begins and ends with the same number in
     /// flight.
     #[inline]
-    pub(crate) fn turn(&mut self, may_offload: impl FnOnce(&Load) -> bool) {
+    pub(crate) fn turn(&mut self, may_gain: impl FnOnce(&Load) -> MayGain) {
         let in_flight = self.in_flight as u32;
         let Epoch { depth, .. } = self.epoch;
         let requests = self.epoch.requests();
@@ -227,12 +255,12 @@ impl Explorer {
             return;
         }
         let load = epoch.load();
-        let may_offload = may_offload(&load);
+        let may_gain = may_gain(&load);
         let counts = self.compares && !epoch.odd && epoch.spent_ns > 0;
-        self.compares =
-            may_offload || epoch.offloaded > 0 || epoch.reshaped > 0 || self.arm == Arm::Coarse;
+        let shapes = epoch.is_reshaped() || matches!(self.arm, Arm::Coarse | Arm::Whole);
+        self.compares = may_gain.offload || epoch.offloaded > 0 || shapes;
         if counts {
-            let arm = self.judge(&epoch, &load, may_offload);
+            let arm = self.judge(&epoch, &load, may_gain);
             if arm != self.arm {
                 self.arm = arm;
                 self.changes = self.changes.wrapping_add(1);
@@ -246,9 +274,14 @@ impl Explorer {
         self.epoch.offloaded += 1;
     }
 
-    /// A request was split or joined because of the cost of an operation.
-    pub(crate) fn reshaped(&mut self) {
-        self.epoch.reshaped += 1;
+    /// A request was split because of the cost of an operation.
+    pub(crate) fn split(&mut self) {
+        self.epoch.split += 1;
+    }
+
+    /// Requests were joined.
+    pub(crate) fn joined(&mut self) {
+        self.epoch.joined += 1;
     }
 
     /// There is no choice any more, or there is one again; starts over with `in_flight` requests.
@@ -275,16 +308,21 @@ impl Explorer {
     }
 
     /// Records an epoch; returns the arm of the next one.
-    fn judge(&mut self, epoch: &Epoch, load: &Load, may_offload: bool) -> Arm {
+    fn judge(&mut self, epoch: &Epoch, load: &Load, may_gain: MayGain) -> Arm {
         let trials = &mut self.records[load.class()];
-        trials.add(self.arm as usize, epoch.each_ns(), epoch.spent_ns);
+        trials.add(self.arm as usize, load.each_ns, epoch.spent_ns);
         if self.arm == Arm::Model && epoch.offloaded == 0 {
             trials.equate(Arm::AllInline as usize);
         }
-        if self.arm == Arm::Model && epoch.reshaped == 0 {
+        if self.arm == Arm::Model && !epoch.is_reshaped() {
             trials.equate(Arm::Coarse as usize);
         }
-        if !may_offload {
+        if self.arm == Arm::Model && epoch.split == 0 {
+            trials.equate(Arm::Whole as usize);
+        } else if self.arm != Arm::Whole && !may_gain.whole {
+            trials.suspend(Arm::Whole as usize);
+        }
+        if !may_gain.offload {
             trials.suspend(Arm::AllOffload as usize);
         }
         ARMS[trials.next(self.arm as usize)]
@@ -305,11 +343,11 @@ mod tests {
         begun: [u64; ARMS.len()],
     }
 
-    const ALL_GAIN: fn(&Load) -> bool = |_| true;
+    const ALL_GAIN: fn(&Load) -> MayGain = |_| MayGain { offload: true, whole: true };
 
-    /// Nanoseconds of the model, all inline and all offloaded; coarser splits are not worth it.
+    /// Nanoseconds of the model, all inline and all offloaded; other splits are not worth it.
     fn arms([model, inline, offload]: [u64; 3]) -> [u64; ARMS.len()] {
-        [model, 2 * model, inline, offload]
+        [model, 2 * model, 2 * model, inline, offload]
     }
 
     impl Clients {
@@ -331,7 +369,7 @@ mod tests {
             depth: usize,
             bursts: u64,
             each_ns: [u64; ARMS.len()],
-            mut gains: impl FnMut(&Load) -> bool,
+            mut gains: impl FnMut(&Load) -> MayGain,
         ) {
             for _ in 0..bursts {
                 let arm = self.explorer.arm();
@@ -342,7 +380,7 @@ mod tests {
                 if arm != Arm::AllInline {
                     self.explorer.offloaded();
                 }
-                self.explorer.reshaped();
+                self.explorer.split();
                 let each = each_ns[arm as usize];
                 let stall = if self.random.u64(..500) == 0 { 50 * each } else { 0 };
                 let noise = self.random.u64(..=each / 5) * depth as u64;
@@ -394,15 +432,16 @@ mod tests {
     #[test]
     fn the_fastest_arm_is_found_whatever_the_stalls() {
         for (each_ns, best) in [
-            ([2000, 1500, 2500, 2500], Arm::Coarse),
-            ([2000, 2500, 1500, 2500], Arm::AllInline),
-            ([70_000, 60_000, 90_000, 50_000], Arm::AllOffload),
-            ([1000, 1100, 2500, 2500], Arm::Model),
-            ([1000, 1200, 1300, 9000], Arm::Model),
+            ([2000, 2500, 1500, 2500, 2500], Arm::Coarse),
+            ([2000, 2500, 2500, 1500, 2500], Arm::AllInline),
+            ([70_000, 80_000, 60_000, 90_000, 50_000], Arm::AllOffload),
+            ([1000, 1300, 1100, 2500, 2500], Arm::Model),
+            ([1000, 1100, 1200, 1300, 9000], Arm::Model),
+            ([20_000_000, 6_000_000, 20_000_000, 20_000_000, 20_000_000], Arm::Whole),
         ] {
             let best_ns = each_ns[best as usize];
             // Nearly always soon, and always in the end.
-            for (requests, mean_max, most_max) in [(20_000, 1.03, 1.5), (200_000, 1.01, 1.1)] {
+            for (requests, mean_max, most_max) in [(20_000, 1.035, 1.5), (200_000, 1.01, 1.1)] {
                 let lost = |seed| {
                     let mut load = Clients::new(seed);
                     load.run(Op::Read, 1, requests, each_ns);
@@ -463,7 +502,7 @@ mod tests {
         let mut explorer = Explorer::new();
         for now_ns in (0..10_000_000).step_by(2000) {
             explorer.pass(now_ns, 1);
-            explorer.turn(|_| false);
+            explorer.turn(|_| MayGain { offload: false, whole: false });
             assert_eq!((explorer.arm(), explorer.compares()), (Arm::Model, false));
             explorer.pass(now_ns + 1000, 1);
             explorer.end(Op::Read, 4096, explorer.changes());
@@ -477,7 +516,7 @@ mod tests {
         let mut epoch = 0;
         load.run_with(Op::Read, 4, 100_000, arms([1000, 1100, 3000]), |_| {
             epoch += 1;
-            epoch % 5 != 0
+            MayGain { offload: epoch % 5 != 0, whole: true }
         });
         assert!(load.begun[Arm::AllOffload as usize] > 0, "{:?}", load.begun);
         assert!(load.share(Arm::AllOffload) < 0.005, "{:?}", load.begun);

@@ -11,8 +11,10 @@ const TRIAL_NS: u64 = 10_000_000;
 const HOPELESS: [f64; 3] = [8.0, 4.0, 1.5];
 
 /// Where one epoch takes longer than a trial may, the trials so far and the next one take at most
-/// one part in this many of all the time: who does little should not spend it on trials.
+/// one part in this many of all the time: who does little should not spend it on trials. The first
+/// trial of an arm may come sooner, because nothing is known of it.
 const SLOW_SHARE: u64 = 10;
+const SLOW_SHARE_FIRST: u64 = 4;
 
 /// Epochs until an arm that has lost is tried again: once soon, if it took at most this much longer
 /// than the best, because one trial says little; then the second pause, and the longest.
@@ -105,10 +107,12 @@ impl<const ARMS: usize> Trials<ARMS> {
         self.epoch_ns = spent_ns;
     }
 
-    /// Whether a trial would take too much of the time that there was so far.
-    fn is_too_early(&self) -> bool {
+    /// Whether a trial of that arm would take too much of the time that there was so far.
+    fn is_too_early(&self, arm: usize) -> bool {
+        let is_first = self.outcomes[arm].each_ns == 0.0;
+        let share = if is_first { SLOW_SHARE_FIRST } else { SLOW_SHARE };
         let others_ns = self.others_ns.saturating_add(self.epoch_ns);
-        self.epoch_ns > TRIAL_NS && others_ns.saturating_mul(SLOW_SHARE) > self.total_ns
+        self.epoch_ns > TRIAL_NS && others_ns.saturating_mul(share) > self.total_ns
     }
 
     /// The arm does the same as the first one now: nothing to try.
@@ -148,7 +152,7 @@ impl<const ARMS: usize> Trials<ARMS> {
             }
         }
         let due = |arm: &usize| *arm != self.best && self.outcomes[*arm].pause == 0;
-        let Some(due) = (0..ARMS).find(due).filter(|_| !self.is_too_early()) else {
+        let Some(due) = (0..ARMS).find(due).filter(|&arm| !self.is_too_early(arm)) else {
             return self.best;
         };
         let tried = &mut self.outcomes[due];

@@ -1,7 +1,14 @@
 //! Calibration before the first request, in a few milliseconds, so that the first decisions are
 //! sensible.
+//!
+//! A volume may be opened while every core is busy, as at boot. A trip to a worker then takes as
+//! long as the scheduler makes this thread wait, and the volume would keep that figure: what looks
+//! too expensive is never tried again. So trips in which this thread waited for a core do not
+//! count. If none is left, the figure stays unmeasured.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -43,14 +50,18 @@ pub struct Calibration {
 
 impl Calibration {
     pub(crate) fn new(segments: &Segments, workers: Option<&Workers>) -> Self {
+        Self::measure(segments, workers, &Waits::of_this_thread())
+    }
+
+    fn measure(segments: &Segments, workers: Option<&Workers>, waits: &Waits) -> Self {
         let cipher = cipher_ns(segments);
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
-        let (wake_latency, wake_cost) = wake_ns(workers, &waker).unzip();
-        let small = memory_ns(workers, &waker, SMALL);
-        let large = memory_ns(workers, &waker, BYTES);
+        let (wake_latency, wake_cost) = wake_ns(workers, &waker, waits).unzip();
+        let small = memory_ns(workers, &waker, waits, SMALL);
+        let large = memory_ns(workers, &waker, waits, BYTES);
         let (copy_penalty, copy) = (large.map(|trip| trip.penalty), large.map(|trip| trip.copy));
         let enqueue_cost = small.zip(copy_penalty).map(|(small, penalty)| {
             small.all.saturating_sub(penalty * SMALL as u64 / BYTES as u64)
@@ -83,38 +94,61 @@ impl Calibration {
 
 /// Measures the cost of a worker on data that the kernel copies afterwards, as it does for most
 /// backends and exports.
-fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, bytes: usize) -> Option<Trip> {
+fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, waits: &Waits, bytes: usize) -> Option<Trip> {
     let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
     let copy = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).map(|_| ()).map_err(Into::into);
     let (pool, segments) = (Pool::new(bytes).ok()?, Arc::new(quick()?));
-    trip_ns(workers, waker, &segments, pool.alloc(bytes)?, copy)
+    trip_ns((workers, waker, waits), &segments, pool.alloc(bytes)?, copy)
+}
+
+/// How long this thread has waited for a core.
+struct Waits(Option<File>);
+
+impl Waits {
+    fn of_this_thread() -> Self {
+        Self(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    /// Nanoseconds for which this thread could run and had no core, since it was started. `None`
+    /// where the kernel does not tell.
+    fn ns(&self) -> Option<u64> {
+        let mut text = [0; 64];
+        let len = self.0.as_ref()?.read_at(&mut text, 0).ok()?;
+        // Time on a core, time waiting for one, number of times on a core.
+        std::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    }
 }
 
 /// Measures the cost of waking a worker: nanoseconds from giving an empty job to a parked worker
 /// until its answer arrives (the minimum), and this thread's part of them (the median). Takes about
-/// a millisecond.
-fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>) -> Option<(u64, u64)> {
+/// a millisecond. `None` if something fails, or this thread waited for a core in every trip.
+fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>, waits: &Waits) -> Option<(u64, u64)> {
     let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
     let segments: Arc<Segments> = nothing();
-    let (mut least_ns, mut wakes) = (u64::MAX, Vec::new());
+    let (mut trips, mut wakes) = (Vec::new(), Vec::new());
     for _ in 0..TRIPS {
         std::thread::sleep(std::time::Duration::from_micros(50));
+        let waited = waits.ns();
         let started = clock.now_ns();
         workers.offload(empty(&inbox, &segments)?, true).ok()?;
-        wakes.push(clock.now_ns() - started);
+        let woken_ns = clock.now_ns() - started;
         receive(&inbox);
-        least_ns = least_ns.min(clock.now_ns() - started);
+        let trip_ns = clock.now_ns() - started;
+        if waits.ns() == waited {
+            wakes.push(woken_ns);
+            trips.push(trip_ns);
+        }
     }
-    Some((least_ns, median(&mut wakes)))
+    Some((trips.into_iter().min()?, median(&mut wakes)?))
 }
 
 /// Measures what it costs to have an awake worker encrypt a buffer instead of this thread; `copy`
 /// then copies the buffer. `segments`: one segment, with a cipher that hardly takes time. Takes a
-/// millisecond for 64 KiB. `None` if something fails.
+/// millisecond for 64 KiB. `None` if something fails, or this thread waited for a core in every
+/// trip.
 fn trip_ns(
-    workers: &Workers,
-    waker: &Arc<OwnedFd>,
+    (workers, waker, waits): (&Workers, &Arc<OwnedFd>, &Waits),
     segments: &Arc<Segments>,
     mut buf: Buf,
     mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
@@ -124,6 +158,7 @@ fn trip_ns(
     let (mut trips, mut copies, mut penalties) = (Vec::new(), Vec::new(), Vec::new());
     // The first trip wakes the worker.
     for _ in 0..=TRIPS {
+        let waited = waits.ns();
         buf.fill(0);
         let started = clock.now_ns();
         segments.transform(0, 0, std::slice::from_mut(&mut buf), CipherOp::Encrypt).ok()?;
@@ -139,14 +174,17 @@ fn trip_ns(
         let arrived_ns = clock.now_ns() - started;
         copy(&buf).ok()?;
         let there_ns = clock.now_ns() - started;
-        let copy_ns = here_ns - crypted_ns;
-        trips.push(there_ns.saturating_sub(here_ns));
-        copies.push(copy_ns);
-        penalties.push((there_ns - arrived_ns).saturating_sub(copy_ns));
+        if waits.ns() == waited {
+            let copy_ns = here_ns - crypted_ns;
+            trips.push(there_ns.saturating_sub(here_ns));
+            copies.push(copy_ns);
+            penalties.push((there_ns - arrived_ns).saturating_sub(copy_ns));
+        }
     }
-    // Medians, not minima: in some round the worker may be on this core.
-    let [all, copy, penalty] = [trips, copies, penalties].map(|mut times| median(&mut times));
-    Some(Trip { all, copy, penalty })
+    // Medians, not minima: where the kernel does not tell waits, the worker may be on this core in
+    // some trip.
+    let all = median(&mut trips)?;
+    Some(Trip { all, copy: median(&mut copies)?, penalty: median(&mut penalties)? })
 }
 
 /// Medians, in nanoseconds.
@@ -166,10 +204,10 @@ fn nothing() -> Arc<Segments> {
     Arc::new(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
 }
 
-/// The median of at least one time.
-fn median(times: &mut [u64]) -> u64 {
+/// The median; `None` of nothing.
+fn median(times: &mut [u64]) -> Option<u64> {
     times.sort_unstable();
-    times[times.len() / 2]
+    times.get(times.len() / 2).copied()
 }
 
 /// Waits for an answer that must come.
@@ -225,12 +263,22 @@ fn cipher_ns(segments: &Segments) -> Option<u64> {
 mod tests {
     use super::*;
 
+    use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+
+    /// Keeps this thread, and those that it starts from now on, on one core.
+    fn stay_on_one_core() {
+        let mut cores = CpuSet::new();
+        cores.set(sched_getcpu());
+        sched_setaffinity(None, &cores).expect("a core that this thread runs on");
+    }
+
     #[test]
     fn every_figure_is_measured_where_there_are_workers() {
         let segments = quick().unwrap();
         let workers = Workers::start(2, true).unwrap();
+        // Where the kernel does not tell waits, every trip counts, however busy the cores are.
         let Calibration { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy } =
-            Calibration::new(&segments, Some(&workers));
+            Calibration::measure(&segments, Some(&workers), &Waits(None));
         assert!(cipher > Some(0), "64 KiB in {cipher:?} ns");
         assert!(wake_latency > Some(0) && wake_cost > Some(0), "{wake_latency:?}, {wake_cost:?}");
         assert!(copy > Some(0), "64 KiB in {copy:?} ns");
@@ -240,5 +288,19 @@ mod tests {
         assert!(
             alone.cipher.is_some() && alone.wake_latency.is_none() && alone.copy_penalty.is_none()
         );
+    }
+
+    #[test]
+    fn trips_that_waited_for_a_core_do_not_count() {
+        let measured = std::thread::spawn(|| {
+            stay_on_one_core();
+            let workers = Workers::start(2, false).unwrap();
+            Calibration::new(&quick().unwrap(), Some(&workers))
+        });
+        let measured = measured.join().unwrap();
+        assert!(measured.cipher.is_some());
+        let trips = [measured.wake_latency, measured.wake_cost, measured.enqueue_cost];
+        assert_eq!(trips, [None; 3]);
+        assert_eq!((measured.copy_penalty, measured.copy), (None, None));
     }
 }

@@ -479,7 +479,21 @@ mod tests {
         let go = AtomicBool::new(false);
         let rows = rows(&["request-merge"], Scale::Full, Changes::default(), (&go, &|_| {}));
         for row in rows.expect("simulated") {
+            println!("{row:?}");
             assert!(row.is_trusted(), "{row:?}: {:?}", row.error());
+        }
+    }
+
+    /// A command of the card costs a thousand times what the model assumes, and nothing tells it.
+    #[test]
+    fn adaptive_learns_that_a_card_wants_whole_requests() {
+        let go = AtomicBool::new(false);
+        let rows = rows(&["request-merge"], Scale::Quick, Changes::default(), (&go, &|_| {}));
+        let rows = rows.expect("simulated");
+        for name in ["64k read, request-based", "64k write, request-based"] {
+            let row = rows.iter().find(|row| row.row == name).expect("a published row");
+            // The first quarter of the 400 requests is not counted.
+            assert!(row.adaptive > Some(0.85 * row.simulated), "{row:?}");
         }
     }
 }

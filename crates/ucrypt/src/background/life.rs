@@ -293,6 +293,7 @@ fn queue(decisions: &Decisions) -> Value {
         "chunks_all_inline": explored.all_inline,
         "chunks_all_offload": explored.all_offload,
         "chunks_coarser": explored.coarse,
+        "chunks_not_split": explored.whole,
         "operation_ns_assumed": OPERATION_NS,
         "samples": samples,
         "workers": workers,

@@ -239,6 +239,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("explored, all inline", share("chunks_all_inline", chunks)),
         ("explored, all offloaded", share("chunks_all_offload", chunks)),
         ("explored, coarser", share("chunks_coarser", chunks)),
+        ("explored, not split", share("chunks_not_split", chunks)),
     ];
     let why = Why {
         policy: status["volume"]["dispatch"].as_str().unwrap_or("unknown"),
