@@ -9,8 +9,9 @@ use crate::area::material_len;
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::luks1::{self, HEADER_BYTES, KEYSLOTS};
-use crate::luks2::HEADER_SIZES;
+use crate::luks2::{self, Damage, HEADER_SIZES, Kept};
 use crate::medium::{ReadAt, Write, read_bytes};
+use crate::signature::Signature;
 
 /// The length of a backup is a multiple of this, in bytes.
 const BACKUP_ALIGNMENT: u64 = 4096;
@@ -26,6 +27,8 @@ pub struct Restore {
     pub header: Header,
     /// The header that is overwritten, if the image has one that can be read.
     pub old: Option<Header>,
+    /// The signature of somebody else on the image.
+    pub foreign: Option<Signature>,
     /// The writes, for [`write_verified`](crate::write_verified).
     pub writes: Vec<Write>,
 }
@@ -64,10 +67,13 @@ impl Header {
 /// Checks that `backup` fits `image`, and returns the writes that restore it. The data is not
 /// touched.
 ///
-/// Refused: a file that is no backup, an image that is too small, and another data offset or key
-/// length than the header has that is there now.
+/// Refused: a file that is no backup, an image that is too small, and another data offset, key
+/// length or size than the header has that is there now. Refused by name is what no change touches,
+/// in the backup or on the image: a header of a newer program, and one in the middle of a
+/// reencryption, whose data only this header describes.
 pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
-    let (header, _) = Header::read(&backup)?;
+    let (header, damage) = Header::read(&backup)?;
+    check_known(&header, damage.as_ref(), "the backup")?;
     let length = header.backup_len();
     if (backup.len() as u64) < length || length > BACKUP_MAX {
         let len = backup.len();
@@ -79,7 +85,7 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
     if room > image.len() {
         return Err(Error::LargerThanImage { needed: room, image_len: image.len() });
     }
-    let old = Header::read(image).ok().map(|(old, _)| old);
+    let (old, foreign) = header_before(image)?;
     if let Some(old) = &old {
         check_fits(old, &header)?;
     }
@@ -105,10 +111,58 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
             vec![put(2 * size, length), put(size, 2 * size), put(0, size)]
         }
     };
-    Ok(Restore { header, old, writes })
+    Ok(Restore { header, old, foreign, writes })
+}
+
+/// The header that the image has, and the signature of somebody else. There is no header where an
+/// interrupted restore has left none. What is there and cannot be read for another reason may be
+/// what only another program understands.
+fn header_before(image: &dyn ReadAt) -> Result<(Option<Header>, Option<Signature>)> {
+    match Header::read_beside_foreign(image) {
+        Ok((old, damage)) => {
+            check_known(&old, damage.as_ref(), "the header that is there")?;
+            Ok((Some(old), damage.and_then(|damage| damage.foreign())))
+        }
+        Err(Error::NotLuks { found }) => Ok((None, found)),
+        Err(Error::Damaged { .. } | Error::Truncated { .. }) => Ok((None, None)),
+        Err(error @ (Error::Read { .. } | Error::OutOfMemory { .. })) => Err(error),
+        Err(error) => Err(not_known("the header that is there", &error)),
+    }
+}
+
+/// Refuses a header that no change touches.
+fn check_known(header: &Header, damage: Option<&Damage>, what: &str) -> Result<()> {
+    let Header::Luks2(header) = header else { return Ok(()) };
+    header.check_known().map_err(|error| not_known(what, &error))?;
+    match damage {
+        Some(damage) if matches!(damage.kept(), Some(Kept::Unknown)) => {
+            Err(not_known(what, damage))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn not_known(what: &str, problem: &dyn std::fmt::Display) -> Error {
+    Error::Unchangeable(format!(
+        "{what} is not known in full: {problem}; whoever means it uses cryptsetup luksHeaderRestore"
+    ))
 }
 
 fn check_fits(old: &Header, new: &Header) -> Result<()> {
+    if let (Header::Luks2(old), Header::Luks2(new)) = (old, new) {
+        let sizes = |header: &luks2::Header| {
+            (header.binary.header_size, header.metadata.config.keyslots_size)
+        };
+        // With other sizes, an interruption could leave neither header.
+        if sizes(old) != sizes(new) {
+            let (old, new) = (sizes(old), sizes(new));
+            return Err(Error::request(format!(
+                "the size of header or keyslots area differs on device and backup: {} and {} bytes, \
+                 {} and {} bytes; nothing was restored",
+                old.0, old.1, new.0, new.1
+            )));
+        }
+    }
     let same_key = match (old.volume_key_len(), new.volume_key_len()) {
         (Some(old), Some(new)) => old == new,
         _ => true,

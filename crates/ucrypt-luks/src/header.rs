@@ -15,10 +15,26 @@ pub enum Header {
     Luks2(Box<luks2::Header>),
 }
 
+/// How the copies of a LUKS2 header are read.
+type ReadLuks2 = fn(&dyn ReadAt) -> Result<(luks2::Header, Option<luks2::Damage>)>;
+
 impl Header {
     /// Reads the header of `image`, the header image if the header is detached. If one LUKS2 copy
     /// cannot be used, the damage is returned beside the header; `image` is not changed.
     pub fn read(image: &dyn ReadAt) -> Result<(Self, Option<luks2::Damage>)> {
+        Self::read_with(image, luks2::Header::read)
+    }
+
+    /// As [`read`](Self::read), and does not refuse a header whose one LUKS2 copy cannot be used on
+    /// an image that bears a foreign signature: [`luks2::Damage::foreign`] names it.
+    pub fn read_beside_foreign(image: &dyn ReadAt) -> Result<(Self, Option<luks2::Damage>)> {
+        Self::read_with(image, luks2::Header::read_beside_foreign)
+    }
+
+    fn read_with(
+        image: &dyn ReadAt,
+        read_luks2: ReadLuks2,
+    ) -> Result<(Self, Option<luks2::Damage>)> {
         let foreign = || Ok(Error::NotLuks { found: signature::find_foreign(image)? });
         if image.len() < 8 {
             return Err(foreign()?);
@@ -32,7 +48,7 @@ impl Header {
             return Err(foreign()?);
         }
         // Even if the first bytes cannot be read, there may be a secondary copy.
-        match luks2::Header::read(image) {
+        match read_luks2(image) {
             Ok((header, damage)) => Ok((Self::Luks2(Box::new(header)), damage)),
             Err(Error::NotLuks { .. }) => Err(foreign()?),
             Err(problem) => Err(problem),

@@ -5,10 +5,10 @@ mod common;
 use std::cell::RefCell;
 
 use common::{
-    PASSPHRASE, apply, cheap_pbkdf2, edit_json, json_text, roomy_luks2, seal, small_luks1,
-    small_luks2, with_tools,
+    PASSPHRASE, apply, cheap_pbkdf2, edit_json, json_text, luks2_options, new_volume, roomy_luks2,
+    seal, small_luks1, small_luks2, with_tools,
 };
-use ucrypt_luks::{Error, Header, Json, NewKey, write_verified};
+use ucrypt_luks::{Error, Header, Json, NewKey, restore, write_verified};
 
 fn luks2(image: &[u8]) -> (Box<ucrypt_luks::luks2::Header>, Option<ucrypt_luks::luks2::Damage>) {
     match Header::read(&image).unwrap() {
@@ -181,19 +181,22 @@ fn both_copies_are_written_with_the_next_sequence_id() {
     assert!(image[104..168] != small_luks2()[104..168]);
 }
 
+/// Edits that make a header of a newer program, or one in the middle of a reencryption.
+const NOT_KNOWN: [(&str, &str, &str); 5] = [
+    ("\"config\":{", "\"config\":{\"requirements\":{\"mandatory\":[\"later\"]},", "later"),
+    ("\"type\":\"crypt\"", "\"type\":\"future-segment\"", "future-segment"),
+    ("\"type\":\"luks2\"", "\"type\":\"reencrypt\"", "reencrypt"),
+    (
+        "\"sector_size\":512",
+        "\"sector_size\":512,\"flags\":[\"in-reencryption\"]",
+        "in-reencryption",
+    ),
+    ("\"type\":\"pbkdf2\"", "\"type\":\"future-digest\"", "future-digest"),
+];
+
 #[test]
 fn headers_of_newer_programs_are_refused_by_name() {
-    for (from, to, name) in [
-        ("\"config\":{", "\"config\":{\"requirements\":{\"mandatory\":[\"later\"]},", "later"),
-        ("\"type\":\"crypt\"", "\"type\":\"future-segment\"", "future-segment"),
-        ("\"type\":\"luks2\"", "\"type\":\"reencrypt\"", "reencrypt"),
-        (
-            "\"sector_size\":512",
-            "\"sector_size\":512,\"flags\":[\"in-reencryption\"]",
-            "in-reencryption",
-        ),
-        ("\"type\":\"pbkdf2\"", "\"type\":\"future-digest\"", "future-digest"),
-    ] {
+    for (from, to, name) in NOT_KNOWN {
         let mut image = small_luks2();
         edit_json(&mut image, from, to);
         let before = image.clone();
@@ -226,6 +229,95 @@ fn a_copy_that_must_stay_keeps_the_header_from_being_changed() {
         (header.binary.sequence_id, header.binary.label.to_string().as_str()),
         (3, "changed")
     );
+}
+
+#[test]
+fn a_backup_is_restored_neither_over_nor_from_a_header_that_no_change_touches() {
+    let sound = small_luks2();
+    let backup = Header::read(&sound).unwrap().0.backup(&sound).unwrap();
+    let refused = |image: &[u8], backup: &[u8], words: &str| {
+        let error = restore(&image, backup).unwrap_err();
+        assert!(matches!(error, Error::Unchangeable(_)), "{words}: {error}");
+        let error = error.to_string();
+        assert!(error.contains(words) && error.contains("cryptsetup luksHeaderRestore"), "{error}");
+    };
+    for (from, to, name) in NOT_KNOWN {
+        let mut image = sound.clone();
+        edit_json(&mut image, from, to);
+        refused(&image, &backup, name);
+        refused(&sound, &image, name);
+    }
+    // The other copy of a newer program.
+    let mut image = sound.clone();
+    image[0x4000 + 8..0x4000 + 16].copy_from_slice(&0x4001_u64.to_be_bytes());
+    assert!(label(&mut image).is_err());
+    refused(&image, &backup, "unusable");
+    // Headers that cannot even be read.
+    let mut image = sound.clone();
+    image[6..8].copy_from_slice(&3_u16.to_be_bytes());
+    refused(&image, &backup, "version 3");
+    for copy in [0, 0x4000] {
+        let mut image = sound.clone();
+        let json = String::from_utf8(json_text(&image)).unwrap();
+        let json = json.replacen(r#""tokens":{}"#, r#""tokens":[]"#, 1);
+        image[copy + 4096..][..json.len()].copy_from_slice(json.as_bytes());
+        image[copy + 23] += 1;
+        seal(&mut image[copy..copy + 0x4000]);
+        refused(&image, &backup, "is the newer one");
+    }
+}
+
+#[test]
+fn a_backup_is_restored_where_there_is_no_header_and_names_what_is_there_instead() {
+    let sound = small_luks2();
+    let backup = Header::read(&sound).unwrap().0.backup(&sound).unwrap();
+    let blank = vec![0; sound.len()];
+    let mut torn = sound.clone();
+    (torn[5000], torn[0x4000 + 5000]) = (b'!', b'!');
+    let mut foreign = blank.clone();
+    foreign[0x438..0x43a].copy_from_slice(b"\x53\xef");
+    // One copy is whole, and the other one is ext4's now.
+    let mut both = sound.clone();
+    both[0x438..0x43a].copy_from_slice(b"\x53\xef");
+    for (image, has_header, name) in [
+        (&blank, false, None),
+        (&torn, false, None),
+        (&foreign, false, Some("ext4")),
+        (&both, true, Some("ext4")),
+        (&sound, true, None),
+    ] {
+        let done = restore(image, &backup).unwrap();
+        assert_eq!(done.old.is_some(), has_header);
+        assert_eq!(done.foreign.map(|found| found.name), name);
+        let mut image = image.clone();
+        apply(&mut image, &done.writes);
+        assert!(luks2(&image).0.unlock(&image, PASSPHRASE, None).is_ok());
+    }
+}
+
+#[test]
+fn a_backup_with_other_sizes_is_refused() {
+    let sound = small_luks2();
+    let backup = Header::read(&sound).unwrap().0.backup(&sound).unwrap();
+    for (metadata_size, keyslots_size) in [(0x8000, None), (0x4000, Some(256 << 10))] {
+        let volume = ucrypt_luks::NewVolume {
+            data_offset: Some(512 << 10),
+            ..new_volume("aes-xts-plain64", 64, cheap_pbkdf2())
+        };
+        let options = ucrypt_luks::luks2::Options {
+            metadata_size: Some(metadata_size),
+            keyslots_size,
+            ..luks2_options()
+        };
+        let format = with_tools(78, |tools| {
+            ucrypt_luks::luks2::format(&volume, &options, PASSPHRASE, tools).unwrap()
+        });
+        let mut image = vec![0; sound.len()];
+        apply(&mut image, &format.1);
+        assert_eq!(luks2(&image).0.metadata.data_offset(), 512 << 10);
+        let error = restore(&image, &backup).unwrap_err().to_string();
+        assert!(error.contains("differs"), "{error}");
+    }
 }
 
 /// A medium that loses every write, below a cache that does not.

@@ -453,6 +453,9 @@ fn a_header_of_a_newer_program_is_shown_and_not_changed() {
     let both = Both::new(LUKS2);
     let json = header(&both.ours)["metadata"].clone();
     assert!(json["config"]["requirements"].is_null());
+    let backup = both.scratch.path("backup");
+    let save = ["luksHeaderBackup", "--header-backup-file", text(&backup), text(&both.ours)];
+    good(&ucrypt(&save, b""));
     // cryptsetup marks the volume for a reencryption that has not begun.
     let start = ["reencrypt", "-q", "--init-only", "--key-slot", "0", text(&both.ours)];
     let started = run("cryptsetup", &[&start[..], CHEAP].concat(), b"one");
@@ -466,6 +469,8 @@ fn a_header_of_a_newer_program_is_shown_and_not_changed() {
         &["luksUUID", "-q", "--uuid", "01234567-89ab-cdef-0123-456789abcdef", image],
         &["luksKillSlot", "-q", image, "0"],
         &["token", "add", "--key-description", "x", image],
+        &["convert", "-q", "--type", "luks1", image],
+        &["luksHeaderRestore", "-q", "--header-backup-file", text(&backup), image],
     ] {
         let ran = ucrypt(args, b"");
         assert_eq!(code(&ran), 1, "{args:?}: {}", stderr(&ran));

@@ -36,6 +36,9 @@ impl Header {
     /// whose other copy must not be overwritten.
     pub fn change(&self, damage: Option<&Damage>) -> Result<Change> {
         self.check_known()?;
+        if let Some(found) = damage.and_then(Damage::foreign) {
+            return Err(Error::Unchangeable(format!("there is {found}; see repair")));
+        }
         let first = match damage {
             None => Copy::Secondary,
             Some(damage) => match damage.kept() {
@@ -57,7 +60,7 @@ impl Header {
     }
 
     /// Refuses what only another program knows how to change.
-    fn check_known(&self) -> Result<()> {
+    pub(crate) fn check_known(&self) -> Result<()> {
         let metadata = &self.metadata;
         if let Some(requirement) = metadata.config.requirements.first() {
             return Err(Error::unsupported("LUKS2 requirement", requirement));

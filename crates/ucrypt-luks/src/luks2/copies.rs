@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::json::Json;
 use crate::luks1;
 use crate::medium::{Random, ReadAt, Write, fill_random, read_bytes};
-use crate::signature;
+use crate::signature::{self, Signature};
 
 /// One of the two copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,12 +68,18 @@ pub struct Damage {
     /// What is wrong with it.
     pub problem: Error,
     kept: Option<Kept>,
+    foreign: Option<Signature>,
 }
 
 impl Damage {
     /// Why the copy must stay as it is, if it must.
     pub fn kept(&self) -> Option<&Kept> {
         self.kept.as_ref()
+    }
+
+    /// The foreign signature that the image bears, too. [`Header::read`] refuses such an image.
+    pub fn foreign(&self) -> Option<Signature> {
+        self.foreign
     }
 }
 
@@ -182,6 +188,16 @@ impl Header {
     /// Reads and checks both copies. Returns the valid one, together with the damage of the other
     /// copy if there is any.
     pub fn read(image: &dyn ReadAt) -> Result<(Self, Option<Damage>)> {
+        let (header, damage) = Self::read_beside_foreign(image)?;
+        if let Some((damage, found)) = damage.as_ref().and_then(|d| Some((d, d.foreign?))) {
+            return Err(Error::Ambiguous { damage: damage.to_string(), found });
+        }
+        Ok((header, damage))
+    }
+
+    /// As [`read`](Self::read). If one copy cannot be used and the image bears a foreign signature,
+    /// the damage names it ([`Damage::foreign`]): whoever goes on must know whose the image is.
+    pub fn read_beside_foreign(image: &dyn ReadAt) -> Result<(Self, Option<Damage>)> {
         let primary = Self::read_copy(image, Copy::Primary, 0);
         let secondary = match &primary {
             Ok(header) => Self::read_copy(image, Copy::Secondary, header.binary.header_size),
@@ -195,10 +211,7 @@ impl Header {
         header.check_size(image)?;
         if let Some(damage) = &mut damage {
             match signature::find_foreign(image) {
-                Ok(None) => {}
-                Ok(Some(found)) => {
-                    return Err(Error::Ambiguous { damage: damage.to_string(), found });
-                }
+                Ok(found) => damage.foreign = found,
                 Err(problem) => damage.kept = Some(Kept::Unprobed(problem)),
             }
         }
@@ -211,11 +224,15 @@ impl Header {
         if let Some(kept) = &damage.kept {
             return Err(Error::request(format!("the copy is not written again: {kept}")));
         }
+        if let Some(found) = damage.foreign {
+            return Err(Error::request(format!("the copy is not written again: there is {found}")));
+        }
         self.write_of(damage.copy, random)
     }
 
     /// As [`repair`](Self::repair), for a user who knows that the image holds this volume: also
-    /// writes over a copy that [`Damage::kept`] protects, unless a newer program may have made it.
+    /// writes over a copy that [`Damage::kept`] or a foreign signature protects, unless a newer
+    /// program may have made it.
     pub fn repair_by_request(&self, damage: &Damage, random: Random<'_>) -> Result<Write> {
         if let Some(kept @ Kept::Unknown) = &damage.kept {
             return Err(Error::request(format!("the copy is not written again: {kept}")));
@@ -315,7 +332,7 @@ fn choose(primary: Candidate, secondary: Candidate) -> Result<(Header, Option<Da
             let stale = |copy, old: u64, new: u64| {
                 let problem = format!("it is older, sequence id {old} instead of {new}");
                 let problem = Error::damaged("sequence id", problem);
-                Some(Damage { copy, problem, kept: Some(Kept::Older) })
+                Some(Damage { copy, problem, kept: Some(Kept::Older), foreign: None })
             };
             Ok(match first.cmp(&second) {
                 std::cmp::Ordering::Equal => (primary, None),
@@ -342,7 +359,7 @@ fn beside(header: Header, copy: Copy, unusable: Unusable) -> Result<(Header, Opt
         let copy = copy.name();
         return Err(Error::NewerUnusable { copy, sequence_id, older, problem: problem.into() });
     }
-    Ok((header, Some(Damage { copy, problem, kept: state.kept() })))
+    Ok((header, Some(Damage { copy, problem, kept: state.kept(), foreign: None })))
 }
 
 /// Parses a JSON area: an object that begins at the first byte, then zero bytes to the end.

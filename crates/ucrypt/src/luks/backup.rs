@@ -76,21 +76,22 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
 
 /// What is lost, in cryptsetup's words.
 fn warning(name: &str, restore: &Restore) -> String {
-    let Some(old) = &restore.old else {
-        return format!(
+    let mut warning = match &restore.old {
+        None => format!(
             "Device {name} does not contain LUKS header. Replacing header can destroy data on that \
              device."
-        );
+        ),
+        Some(old) => format!(
+            "Device {name} already contains {} header. Replacing header will destroy existing \
+             keyslots.",
+            old.format().name().to_uppercase()
+        ),
     };
-    let version = old.format().name().to_uppercase();
-    let mut warning = format!(
-        "Device {name} already contains {version} header. Replacing header will destroy existing \
-         keyslots."
-    );
-    if old.uuid() != restore.header.uuid() {
+    if restore.old.as_ref().is_some_and(|old| old.uuid() != restore.header.uuid()) {
         warning.push_str("\n\nWARNING: real device header has different UUID than backup!");
     }
-    warning
+    let foreign = restore.foreign.map(|found| format!("\n\nWARNING: there is {found}!"));
+    warning + &foreign.unwrap_or_default()
 }
 
 fn read_backup(path: &Path) -> Result<Vec<u8>, Failure> {
