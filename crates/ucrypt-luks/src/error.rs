@@ -93,6 +93,12 @@ pub enum Error {
         source: io::Error,
     },
 
+    /// What earlier changes have written cannot be made durable.
+    #[error(
+        "cannot make earlier writes durable, some may be lost: {0}; look at the header and try again"
+    )]
+    Sync(io::Error),
+
     /// What was written is not what can be read.
     #[error(
         "{length} bytes at byte {offset} are not what was written there: does somebody else write \

@@ -70,7 +70,9 @@ pub use json::{Json, JsonError};
 pub use kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, KEY_LEN_MAX, Kdf};
 pub use key_check::KeyCheck;
 pub use keys::{HeaderChange, NewKey, OpenedKey};
-pub use medium::{Clock, Medium, Random, ReadAt, Write, write_durably, write_verified};
+pub use medium::{
+    Clock, Medium, Random, ReadAt, Write, settle_cache, write_durably, write_verified,
+};
 pub use memory::{Permit, guard_memory};
 pub use new_volume::{NewVolume, Tools, overwrite, random_volume_key};
 pub use pbkdf::{

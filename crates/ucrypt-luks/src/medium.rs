@@ -7,6 +7,7 @@
 use std::io;
 use std::time::Duration;
 
+use crate::backup::BACKUP_MAX;
 use crate::error::{Error, Result};
 
 /// A readable image: a file, a device or a byte array.
@@ -68,17 +69,34 @@ pub trait Medium: ReadAt {
     fn sync(&self) -> io::Result<()>;
 
     /// Forgets what is cached of these bytes, where the system can, so that the next read asks the
-    /// medium. They were synced.
+    /// medium. Bytes that are not synced stay.
     fn forget_cached(&self, offset: u64, length: u64);
 }
 
 /// Carries out `writes` in order, each durable before the next begins.
 pub fn write_durably(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
     for Write { offset, bytes } in writes {
-        let written = medium.write_all_at(*offset, bytes).and_then(|()| medium.sync());
-        written.map_err(|source| Error::Write { offset: *offset, length: bytes.len(), source })?;
+        let (offset, length) = (*offset, bytes.len());
+        let written = medium.write_all_at(offset, bytes).and_then(|()| medium.sync());
+        written.map_err(|source| {
+            // After a failed flush the system reports the loss once, and goes on showing the bytes.
+            medium.forget_cached(offset, length as u64);
+            Error::Write { offset, length, source }
+        })?;
     }
     Ok(())
+}
+
+/// Makes durable what earlier changes have written, and forgets what is cached of the header, up to
+/// its greatest length: what is read from now on is on the medium.
+///
+/// A change that was interrupted, or whose flush failed, leaves bytes in the system's cache that
+/// look as if they were stored. Whoever reads a header to change it calls this first: otherwise a
+/// key could be wiped because of a new one that exists only in memory.
+pub fn settle_cache(medium: &dyn Medium) -> Result<()> {
+    let synced = medium.sync().map_err(Error::Sync);
+    medium.forget_cached(0, medium.len().min(BACKUP_MAX));
+    synced
 }
 
 /// As [`write_durably`], and reads each write back before the next begins. Nothing is destroyed

@@ -16,7 +16,7 @@ use crate::header::Header;
 use crate::json::Json;
 use crate::keys::NewKey;
 use crate::luks2::{self, Damage};
-use crate::medium::{Medium, write_verified};
+use crate::medium::{Medium, settle_cache, write_verified};
 use crate::new_volume::Tools;
 use crate::volume::Unlocked;
 
@@ -39,7 +39,7 @@ pub struct Rotation {
 }
 
 /// Makes `new` open the volume on `medium`, and `old` not. The medium must be locked against other
-/// changes.
+/// changes, and what earlier ones have left be settled ([`settle_cache`]).
 pub fn rotate(
     medium: &dyn Medium,
     old: &[u8],
@@ -158,13 +158,14 @@ fn mark_number(header: &luks2::Header) -> Option<u32> {
     tokens.find(|(_, token)| token.kind == MARK).map(|(number, _)| *number)
 }
 
-/// Reads both header copies again, and opens the volume with the new key.
+/// Reads both header copies again, from the medium, and opens the volume with the new key.
 fn prove(
     medium: &dyn Medium,
     volume: &Unlocked,
     passphrase: &[u8],
     number: u32,
 ) -> Result<(Header, Option<Damage>)> {
+    settle_cache(medium)?;
     let (header, damage) = Header::read(medium)?;
     let unlocked = header.unlock(&medium, passphrase, Some(number))?;
     if !bool::from(unlocked.volume_key.as_slice().ct_eq(&volume.volume_key)) {

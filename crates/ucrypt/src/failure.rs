@@ -82,6 +82,7 @@ impl From<ucrypt_luks::Error> for Failure {
             Luks::OtherHeader { .. }
             | Luks::Read { .. }
             | Luks::Write { .. }
+            | Luks::Sync(_)
             | Luks::NotWiped(_)
             | Luks::NotStored { .. } => Self::device(error),
             error => Self::wrong(error),

@@ -2,8 +2,11 @@
 //!
 //! A crash keeps everything up to one of the flushes, and any combination of sectors from the writes
 //! after it.
+//!
+//! Above the medium lies the system's cache: reads show what was written, whether or not it is
+//! stored. A process can be killed and leave unflushed writes to the next one ([`Fault`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 
 use fastrand::Rng;
@@ -19,17 +22,90 @@ enum Event {
     Flush,
 }
 
+/// What happens to the process that uses the medium. Writes and flushes are counted from 0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Fault {
+    /// It is killed before this write or flush. What it has not flushed stays pending.
+    Killed(usize),
+    /// This flush fails. What was pending is lost, but still cached as if it were stored, as Linux
+    /// does it. The process goes on.
+    FlushFails(usize),
+    /// The same, and the process is killed.
+    FlushFailsAndKilled(usize),
+}
+
 /// An image in memory that records its writes and flushes.
 pub(crate) struct Recorder {
     before: Vec<u8>,
+    /// What reads show.
     pub(crate) now: RefCell<Vec<u8>>,
+    /// What is stored for certain.
+    medium: RefCell<Vec<u8>>,
+    /// What was written since the last flush.
+    pending: RefCell<Vec<Piece>>,
     events: RefCell<Vec<Event>>,
+    fault: Option<Fault>,
+    /// Calls so far: all, and flushes.
+    calls: Cell<(usize, usize)>,
+    killed: Cell<bool>,
 }
 
 impl Recorder {
     pub(crate) fn new(image: &[u8]) -> Self {
-        let (before, now) = (image.to_vec(), RefCell::new(image.to_vec()));
-        Self { before, now, events: RefCell::default() }
+        Self {
+            before: image.to_vec(),
+            now: RefCell::new(image.to_vec()),
+            medium: RefCell::new(image.to_vec()),
+            pending: RefCell::default(),
+            events: RefCell::default(),
+            fault: None,
+            calls: Cell::default(),
+            killed: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn with_fault(image: &[u8], fault: Fault) -> Self {
+        Self { fault: Some(fault), ..Self::new(image) }
+    }
+
+    /// The same medium below the same cache, for the next process.
+    pub(crate) fn next_process(&self) -> Self {
+        let pending = self.pending.borrow().clone();
+        let medium = self.medium.borrow().clone();
+        let events = pending.iter().cloned().map(Event::Write).collect();
+        Self {
+            now: self.now.clone(),
+            pending: RefCell::new(pending),
+            events: RefCell::new(events),
+            ..Self::new(&medium)
+        }
+    }
+
+    /// Counts a call of the process, which fails if the process is killed.
+    fn call(&self, is_flush: bool) -> io::Result<()> {
+        let killed = || Err(io::Error::other("killed"));
+        if self.killed.get() {
+            return killed();
+        }
+        let (calls, flushes) = self.calls.get();
+        self.calls.set((calls + 1, flushes + usize::from(is_flush)));
+        match self.fault {
+            Some(Fault::Killed(at)) if at == calls => {
+                self.killed.set(true);
+                killed()
+            }
+            Some(Fault::FlushFails(at) | Fault::FlushFailsAndKilled(at))
+                if is_flush && at == flushes =>
+            {
+                self.killed.set(matches!(self.fault, Some(Fault::FlushFailsAndKilled(_))));
+                let lost = self.pending.take().len();
+                let mut events = self.events.borrow_mut();
+                let kept = events.len() - lost;
+                events.truncate(kept);
+                Err(io::Error::other("the flush failed"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Calls `check` with every image that a crash may leave, or for many pending sectors with a
@@ -111,16 +187,28 @@ impl ReadAt for Recorder {
 
 impl Medium for Recorder {
     fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.call(false)?;
         let piece = (usize::try_from(offset).unwrap(), bytes.to_vec());
         put(&mut self.now.borrow_mut(), [&piece].into_iter());
+        self.pending.borrow_mut().push(piece.clone());
         self.events.borrow_mut().push(Event::Write(piece));
         Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.call(true)?;
+        put(&mut self.medium.borrow_mut(), self.pending.take().iter());
         self.events.borrow_mut().push(Event::Flush);
         Ok(())
     }
 
-    fn forget_cached(&self, _offset: u64, _length: u64) {}
+    fn forget_cached(&self, offset: u64, length: u64) {
+        if self.killed.get() {
+            return;
+        }
+        let range = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
+        let mut now = self.now.borrow_mut();
+        now[range.clone()].copy_from_slice(&self.medium.borrow()[range]);
+        put(&mut now, self.pending.borrow().iter());
+    }
 }

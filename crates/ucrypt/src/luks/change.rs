@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_luks::luks2::Damage;
-use ucrypt_luks::{Flag, Header, Tools, Write, write_verified};
+use ucrypt_luks::{Flag, Header, Tools, Write, settle_cache, write_verified};
 
 use super::image::{HeaderImage, open_to_look, read_header};
 use super::show::Kind;
@@ -133,7 +133,8 @@ impl Locked {
     }
 }
 
-/// Opens an image whose header is to be changed, under the lock against other changes.
+/// Opens an image whose header is to be changed, under the lock against other changes. What is read
+/// of it comes from the medium.
 pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure> {
     let options = OpenOptions { unlocked: true, ..OpenOptions::default() };
     // Its errors name the cause before anybody waits for the lock.
@@ -146,6 +147,8 @@ pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure
     if !same {
         return Err(Failure::busy(format!("{} was replaced meanwhile", path.display())));
     }
+    settle_cache(&HeaderImage(&image))
+        .map_err(|error| Failure::from(error).about(path.display()))?;
     Ok((lock, image))
 }
 

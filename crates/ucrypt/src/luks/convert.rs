@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use ucrypt_backend::{FileBackend, OpenOptions};
-use ucrypt_luks::{Conversion, Format, Header, to_luks1, to_luks2, write_verified};
+use ucrypt_luks::{Conversion, Format, Header, settle_cache, to_luks1, to_luks2, write_verified};
 
 use super::backup::save;
 use super::change::lock_header;
@@ -114,6 +114,8 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
     confirm(&args.warning(&plan), args.batch_mode)?;
     let opened = args.open()?;
     let _lock = lock_header(args.place())?;
+    settle_cache(&HeaderImage(&opened.header))
+        .map_err(|error| Failure::from(error).about(args.place().display()))?;
     // The header may have changed while a person was asked.
     let (header, plan) = args.plan(&opened.header)?;
     let medium = HeaderImage(&opened.header);
