@@ -43,6 +43,12 @@ pub struct FileBackend {
     instead: OnceLock<threads::Threads>,
 }
 
+/// The page cache drops only what lies in a range as a whole: pages, and folios of several pages,
+/// which lie at multiples of their size. This is the largest folio of Linux with pages of 4 KiB, and
+/// a multiple of every size of a page. With larger pages there may be larger folios; such a folio
+/// stays.
+const FOLIO_BYTES_MAX: u64 = 2 << 20;
+
 /// How operations are carried out.
 enum IoMethod {
     Uring,
@@ -175,10 +181,15 @@ impl FileBackend {
     }
 
     /// Drops `length` bytes at `offset` bytes from the page cache, as far as they are clean and
-    /// nobody maps them, so that the next [`FileBackend::read_exact_at`] asks the disk.
+    /// nobody maps them, so that the next [`FileBackend::read_exact_at`] asks the disk. Drops their
+    /// surroundings, too.
     pub fn forget_cached(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).checked_next_multiple_of(FOLIO_BYTES_MAX);
+        let begin = offset - offset % FOLIO_BYTES_MAX;
+        // `None` reaches to the end of the file.
+        let whole = end.and_then(|end| NonZero::new(end - begin));
         // Advice: where it is refused, the cache answers as before.
-        let _ = fadvise(&self.files.buffered, offset, NonZero::new(length), Advice::DontNeed);
+        let _ = fadvise(&self.files.buffered, begin, whole, Advice::DontNeed);
     }
 
     /// A queue that keeps no order.

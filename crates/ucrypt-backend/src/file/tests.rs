@@ -131,6 +131,58 @@ fn a_read_beyond_the_end_of_the_file_is_an_error() {
     });
 }
 
+/// How many pages of a range of a file are in the page cache.
+#[expect(unsafe_code, reason = "mincore(2) looks at a mapping")]
+fn cached_pages(path: &Path, range: std::ops::Range<usize>) -> usize {
+    let file = std::fs::File::open(path).unwrap();
+    let len = usize::try_from(file.metadata().unwrap().len()).unwrap();
+    // SAFETY: a number is asked for.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
+    let mut pages = vec![0_u8; len.div_ceil(page)];
+    // SAFETY: a new mapping, which nobody reads; `pages` has a byte for each of its pages.
+    unsafe {
+        let protection = libc::PROT_READ;
+        let start = std::ptr::null_mut();
+        let map = libc::mmap(start, len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(map, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(map, len, pages.as_mut_ptr()), 0);
+        assert_eq!(libc::munmap(map, len), 0);
+    }
+    pages[range.start / page..range.end.div_ceil(page)].iter().filter(|page| *page & 1 == 1).count()
+}
+
+/// Regression: the kernel keeps pages of which only a part is to be dropped, so what was written
+/// was compared with the cache.
+#[test]
+fn what_is_forgotten_is_read_from_the_disk_again_whatever_its_place() {
+    const LEN: usize = 4 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), LEN as u64);
+    let backend = open(&path);
+    if matches!(backend.method, IoMethod::AtOnce) {
+        println!("not checked: {} is in memory", path.display());
+        return;
+    }
+    let mut random = fastrand::Rng::with_seed(31);
+    let mut places = vec![(0, 592), (0, 512), (512, 3584), (4096, 128_000), (LEN - 1, 1)];
+    for _ in 0..20 {
+        let offset = random.usize(..LEN);
+        places.push((offset, random.usize(1..=(LEN - offset).min(300_000))));
+    }
+    for (offset, len) in places {
+        // All of it is cached, in pages and folios of any size.
+        std::fs::write(&path, vec![7; LEN]).unwrap();
+        backend.write_all_at(offset as u64, &vec![8; len]).unwrap();
+        backend.sync().unwrap();
+        let cached = || cached_pages(&path, offset..offset + len);
+        assert!(cached() > 0, "{len} bytes at {offset}: nothing was cached");
+        backend.forget_cached(offset as u64, len as u64);
+        assert_eq!(cached(), 0, "pages of {len} bytes at {offset}");
+    }
+    backend.forget_cached(u64::MAX - 5, 3);
+    backend.forget_cached(0, u64::MAX);
+}
+
 /// Regression: the rest of a partial operation stayed in the queue and reached the kernel only at
 /// the next poll, which a caller woken by the descriptor never makes.
 #[test]
