@@ -98,7 +98,7 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
             // No keyslot is active while the header is half old and half new.
             let mut inactive = header.clone();
             for number in 0..KEYSLOTS {
-                inactive.keyslots[number].active = false;
+                inactive.keyslots[number].state = luks1::State::Inactive;
             }
             vec![
                 put(areas, length),

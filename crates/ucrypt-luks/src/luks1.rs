@@ -9,4 +9,4 @@ mod unlock;
 
 pub use format::format;
 pub(crate) use header::NAME_BYTES;
-pub use header::{DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, MAGIC, SALT_BYTES};
+pub use header::{DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, MAGIC, SALT_BYTES, State};

@@ -37,7 +37,10 @@ impl luks1::Header {
         if cipher.is_null() {
             return refused(format!("the volume has the null cipher, {cipher}"));
         }
-        let active = self.keyslots.iter().enumerate().filter(|(_, keyslot)| keyslot.active);
+        if let Err(problem) = self.check_states() {
+            return refused(problem.to_string());
+        }
+        let active = self.keyslots.iter().enumerate().filter(|(_, keyslot)| keyslot.is_active());
         let costs =
             active.map(|(number, keyslot)| (format!("keyslot {number}"), keyslot.iterations));
         for (what, iterations) in costs.chain([("the digest".into(), self.digest_iterations)]) {

@@ -4,11 +4,12 @@ mod common;
 
 use std::cell::RefCell;
 
+use common::recorder::Recorder;
 use common::{
     PASSPHRASE, apply, cheap_pbkdf2, edit_json, json_text, luks2_options, new_volume, roomy_luks2,
     seal, small_luks1, small_luks2, with_tools,
 };
-use ucrypt_luks::{Error, Header, Json, NewKey, restore, write_verified};
+use ucrypt_luks::{Error, Header, Json, NewKey, restore, rotate, to_luks2, write_verified};
 
 fn luks2(image: &[u8]) -> (Box<ucrypt_luks::luks2::Header>, Option<ucrypt_luks::luks2::Damage>) {
     match Header::read(&image).unwrap() {
@@ -317,6 +318,83 @@ fn a_backup_with_other_sizes_is_refused() {
         assert_eq!(luks2(&image).0.metadata.data_offset(), 512 << 10);
         let error = restore(&image, &backup).unwrap_err().to_string();
         assert!(error.contains("differs"), "{error}");
+    }
+}
+
+fn with_key(image: &[u8], number: u32, passphrase: &[u8]) -> Vec<u8> {
+    let (header, _) = Header::read(&image).unwrap();
+    let volume = header.unlock(&image, PASSPHRASE, None).unwrap();
+    let new = NewKey { passphrase, ..new_key() };
+    let change =
+        with_tools(91, |tools| header.add_key(None, &volume, Some(number), &new, tools).unwrap());
+    let mut image = image.to_vec();
+    apply(&mut image, &change.writes);
+    image
+}
+
+/// A damaged bit must not cost a key: the keyslot comes back when the bit does.
+#[test]
+fn a_keyslot_of_luks1_whose_state_is_damaged_is_left_alone_by_every_action() {
+    let image = with_key(&with_key(&small_luks1(), 3, b"three"), 5, b"five");
+    let at = 208 + 48 * 3;
+    let right: [u8; 4] = image[at..at + 4].try_into().unwrap();
+    for bit in 0..32 {
+        let mut damaged = image.clone();
+        damaged[at + bit / 8] ^= 1 << (bit % 8);
+        let (header, _) = Header::read(&damaged).unwrap();
+        assert_eq!(header.keyslots(), [0, 5]);
+        assert!(header.dump("image").contains("Key Slot 3: INVALID (0x"), "{}", header.dump("x"));
+        let named = |problem: Error| {
+            let text = problem.to_string();
+            assert!(text.contains("keyslot 3") && text.contains("neither active nor"), "{text}");
+        };
+        named(header.unlock(&damaged, b"three", Some(3)).unwrap_err());
+        named(header.check_strictly(None).unwrap_err());
+        let Header::Luks1(luks1) = &header else { panic!("not LUKS1") };
+        named(with_tools(92, |tools| to_luks2(luks1, &damaged, tools.random)).unwrap_err());
+        let comes_back = |what: &str, changed: &[u8]| {
+            let mut changed = changed.to_vec();
+            assert!(changed[at..at + 4] == damaged[at..at + 4], "{what}: the state was changed");
+            changed[at..at + 4].copy_from_slice(&right);
+            let (header, _) = Header::read(&changed).unwrap();
+            let opened = header.unlock(&changed, b"three", Some(3));
+            assert!(opened.is_ok(), "bit {bit}, {what}: the key is lost");
+        };
+        with_tools(93, |tools| {
+            let volume = header.unlock(&damaged, PASSPHRASE, None).unwrap();
+            let mut full = damaged.clone();
+            for _ in 0..5 {
+                let (header, _) = Header::read(&full).unwrap();
+                let added = header.add_key(None, &volume, None, &new_key(), tools).unwrap();
+                assert_ne!(added.keyslot, 3);
+                apply(&mut full, &added.writes);
+            }
+            comes_back("add", &full);
+            let (full, _) = Header::read(&full).unwrap();
+            assert!(full.add_key(None, &volume, None, &new_key(), tools).is_err());
+            named(full.add_key(None, &volume, Some(3), &new_key(), tools).unwrap_err());
+            named(header.remove_key(None, 3, tools.random).unwrap_err());
+            for (what, change) in [
+                ("remove", header.remove_key(None, 5, tools.random)),
+                ("UUID", header.change_uuid(None, None, tools.random)),
+                ("change", {
+                    let opened = header.open_key(&damaged, b"five", None).unwrap();
+                    header.change_key(None, &opened, false, &new_key(), tools)
+                }),
+                ("change and keep", {
+                    let opened = header.open_key(&damaged, PASSPHRASE, None).unwrap();
+                    header.change_key(None, &opened, true, &new_key(), tools)
+                }),
+            ] {
+                let mut changed = damaged.clone();
+                apply(&mut changed, &change.unwrap().writes);
+                comes_back(what, &changed);
+            }
+            let medium = Recorder::new(&damaged);
+            let rotation = rotate(&medium, b"five", &new_key(), tools).unwrap();
+            assert_eq!(rotation.retired, [5]);
+            comes_back("rotate", &medium.now.borrow());
+        });
     }
 }
 

@@ -396,6 +396,15 @@ fn repair_writes_the_damaged_copy_again_and_says_so() {
         assert!(stderr(&ran).contains("No known problems"), "{}", stderr(&ran));
         assert_eq!(header(&both.ours), before);
     }
+    // A keyslot of LUKS1 that is neither active nor inactive is named, and nothing is written.
+    let both = Both::new(LUKS1);
+    good(&ucrypt(&["repair", text(&both.ours)], b""));
+    let mut image = fs::read(&both.ours).unwrap();
+    image[208 + 48 + 1] ^= 1;
+    fs::write(&both.ours, &image).unwrap();
+    let ran = ucrypt(&["repair", "-q", text(&both.ours)], b"");
+    assert!(code(&ran) == 1 && stderr(&ran).contains("keyslot 1: its state"), "{}", stderr(&ran));
+    assert!(fs::read(&both.ours).unwrap() == image);
 }
 
 #[test]

@@ -162,7 +162,8 @@ impl<'a> Plan<'a> {
         }
         let mut inactive = (0..KEYSLOTS as u32).filter(|other| {
             let place = luks1_place(luks1, *other);
-            let is_free = !luks1.keyslots[*other as usize].active && in_one_sector(number, *other);
+            let is_free =
+                luks1.keyslots[*other as usize].is_free() && in_one_sector(number, *other);
             is_free && place.start >= self.room.start && place.end() <= self.room.end
         });
         inactive.next().map(|other| (luks1_place(luks1, other), Some(other)))
@@ -240,7 +241,8 @@ fn new_header(header: &luks2::Header) -> Result<luks1::Header> {
             return Err(refused(format!("it has a keyslot {number}, and LUKS1 only 0 to 7")));
         };
         let (iterations, salt) = kdf(metadata, *number, key_bytes, encryption, &digest.hash)?;
-        (keyslot.active, keyslot.iterations, keyslot.salt) = (true, iterations, salt);
+        (keyslot.state, keyslot.iterations, keyslot.salt) =
+            (luks1::State::Active, iterations, salt);
     }
     let (stored, digest_salt) = (digest.digest.first_chunk(), digest.salt.as_slice().try_into());
     let (Some(stored), Ok(digest_salt)) = (stored, digest_salt) else {

@@ -24,7 +24,8 @@ const LUKSMETA: &[u8] = b"LUKSMETA";
 
 /// Plans the conversion of a LUKS1 header, which was read from `image`, to LUKS2.
 ///
-/// Refused: no room for the moved areas, metadata of luksmeta, and the null cipher.
+/// Refused: no room for the moved areas, metadata of luksmeta, the null cipher, and a keyslot that is
+/// neither active nor inactive.
 pub fn to_luks2(
     header: &luks1::Header,
     image: &dyn ReadAt,
@@ -57,6 +58,7 @@ impl<'a> Plan<'a> {
         if header.cipher().is_ok_and(|cipher| cipher.is_null()) {
             return Err(refused("keyslots with the null cipher protect nothing in LUKS2"));
         }
+        header.check_states().map_err(|problem| refused(&problem.to_string()))?;
         let len = area_size(header.key_bytes);
         let end = match header.data_offset() {
             0 => image.len(),
@@ -114,7 +116,8 @@ impl<'a> Plan<'a> {
     fn shelter(&self, luks1: &luks1::Header, number: u32) -> Option<(u64, Option<u32>)> {
         let own = luks1_place(luks1, number);
         let inactive = (0..KEYSLOTS as u32).filter(|other| {
-            let is_free = !luks1.keyslots[*other as usize].active && in_one_sector(number, *other);
+            let is_free =
+                luks1.keyslots[*other as usize].is_free() && in_one_sector(number, *other);
             is_free && luks1_place(luks1, *other).start >= COPIES_BYTES
         });
         let inactive: Vec<(u32, Place)> =

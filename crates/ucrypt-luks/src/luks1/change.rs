@@ -4,7 +4,7 @@
 //! sectors. A keyslot therefore becomes active, and stops being active, by a write that changes
 //! nothing else of it: its salt and its iterations are there before and until after.
 
-use super::header::{Header, KEYSLOTS, Keyslot, SALT_BYTES};
+use super::header::{Header, KEYSLOTS, Keyslot, SALT_BYTES, State};
 use super::keyslot::{Sealed, seal};
 use crate::area::material_len;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ type Changed = (u32, Header, Vec<Write>);
 impl Header {
     /// The numbers of the active keyslots.
     pub fn active_keyslots(&self) -> Vec<u32> {
-        let active = |number: &u32| self.keyslots[*number as usize].active;
+        let active = |number: &u32| self.keyslots[*number as usize].is_active();
         (0..KEYSLOTS as u32).filter(active).collect()
     }
 
@@ -27,7 +27,7 @@ impl Header {
     pub(crate) fn unfinished_keyslots(&self) -> Vec<u32> {
         let unfinished = |number: &u32| {
             let keyslot = &self.keyslots[*number as usize];
-            !keyslot.active && keyslot.iterations != 0
+            keyslot.is_free() && keyslot.iterations != 0
         };
         (0..KEYSLOTS as u32).filter(unfinished).collect()
     }
@@ -90,9 +90,10 @@ impl Header {
         numbers: &[u32],
         random: Random<'_>,
     ) -> Result<(Self, Vec<Write>)> {
+        numbers.iter().try_for_each(|number| self.check_state(*number))?;
         let mut steps = Steps::new(self);
         for number in numbers {
-            steps.set_active(*number, false);
+            steps.set_state(*number, State::Inactive);
             steps.wipe(*number, random)?;
             steps.forget(*number);
         }
@@ -104,8 +105,8 @@ impl Header {
         for number in 0..KEYSLOTS as u32 {
             steps.wipe(number, random)?;
         }
-        for number in self.active_keyslots() {
-            steps.header.keyslots[number as usize].active = false;
+        for keyslot in &mut steps.header.keyslots {
+            keyslot.state = State::Inactive;
         }
         steps.write_header();
         for number in 0..KEYSLOTS as u32 {
@@ -129,19 +130,21 @@ impl Header {
     }
 
     fn check_active(&self, number: u32) -> Result<()> {
+        self.check_state(number)?;
         let keyslot = self.keyslots.get(number as usize);
-        let active = keyslot.is_some_and(|keyslot| keyslot.active);
+        let active = keyslot.is_some_and(Keyslot::is_active);
         if active { Ok(()) } else { Err(Error::InactiveKeyslot(number)) }
     }
 
     fn free_number(&self, number: Option<u32>) -> Result<u32> {
         match number {
             None => (0..KEYSLOTS as u32)
-                .find(|number| !self.keyslots[*number as usize].active)
+                .find(|number| self.keyslots[*number as usize].is_free())
                 .ok_or_else(|| Error::request("all keyslots are full; remove one first")),
             Some(number) => match self.keyslots.get(number as usize) {
-                Some(Keyslot { active: false, .. }) => Ok(number),
+                Some(keyslot) if keyslot.is_free() => Ok(number),
                 Some(_) => {
+                    self.check_state(number)?;
                     Err(Error::request(format!("keyslot {number} is full, select another one")))
                 }
                 None => Err(Error::request(format!(
@@ -172,9 +175,9 @@ impl Steps {
         &mut self.header.keyslots[number as usize]
     }
 
-    fn set_active(&mut self, number: u32, active: bool) {
-        if self.keyslot(number).active != active {
-            self.keyslot(number).active = active;
+    fn set_state(&mut self, number: u32, state: State) {
+        if self.keyslot(number).state != state {
+            self.keyslot(number).state = state;
             self.write_header();
         }
     }
@@ -186,13 +189,13 @@ impl Steps {
         let offset = keyslot.material_start();
         self.writes.push(Write { offset, bytes: sealed.material.clone() });
         self.write_header();
-        self.set_active(number, true);
+        self.set_state(number, State::Active);
     }
 
     /// Wipes the key material, then makes the keyslot inactive, then removes the rest of it.
     fn remove(&mut self, number: u32, random: Random<'_>) -> Result<()> {
         self.wipe(number, random)?;
-        self.set_active(number, false);
+        self.set_state(number, State::Inactive);
         self.forget(number);
         Ok(())
     }

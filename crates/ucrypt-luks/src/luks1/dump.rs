@@ -1,6 +1,6 @@
 //! A LUKS1 header as text, in the layout of cryptsetup's `luksDump`, and as JSON.
 
-use super::header::{Header, Keyslot};
+use super::header::{Header, Keyslot, State};
 use crate::dump::{hex, line, put_hex, put_hex_line};
 use crate::json::Json;
 use crate::volume::SECTOR_BYTES;
@@ -53,11 +53,14 @@ impl Header {
 }
 
 fn dump_keyslot(out: &mut String, number: usize, keyslot: &Keyslot) {
-    if !keyslot.active {
-        line!(out, "Key Slot {number}: DISABLED");
-        return;
+    match keyslot.state {
+        State::Active => line!(out, "Key Slot {number}: ENABLED"),
+        State::Inactive => {
+            line!(out, "Key Slot {number}: DISABLED");
+            return;
+        }
+        State::Unknown(word) => line!(out, "Key Slot {number}: INVALID ({word:#010x})"),
     }
-    line!(out, "Key Slot {number}: ENABLED");
     line!(out, "\tIterations:         \t{}", keyslot.iterations);
     out.push_str("\tSalt:               \t");
     put_hex(out, &keyslot.salt, "\t                      \t");
@@ -68,11 +71,14 @@ fn dump_keyslot(out: &mut String, number: usize, keyslot: &Keyslot) {
 fn keyslot_json(number: usize, keyslot: &Keyslot) -> Json {
     let mut members = vec![
         ("id".to_owned(), Json::from(number as u64)),
-        ("active".to_owned(), Json::Bool(keyslot.active)),
+        ("active".to_owned(), Json::Bool(keyslot.is_active())),
         ("area_offset".to_owned(), (u64::from(keyslot.material_offset) * SECTOR_BYTES).into()),
         ("stripes".to_owned(), keyslot.stripes.into()),
     ];
-    if keyslot.active {
+    if let State::Unknown(word) = keyslot.state {
+        members.push(("invalid_state".to_owned(), word.into()));
+    }
+    if !keyslot.is_free() {
         members.push(("iterations".to_owned(), keyslot.iterations.into()));
         members.push(("salt".to_owned(), hex(&keyslot.salt)));
     }

@@ -1,7 +1,7 @@
 //! Making a LUKS1 volume (on-disk format 1.2.3, section 4.1).
 
 use super::header::{
-    DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, NAME_BYTES, SALT_BYTES,
+    DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, NAME_BYTES, SALT_BYTES, State,
 };
 use super::keyslot::seal;
 use crate::area::{STRIPES, material_len};
@@ -38,7 +38,8 @@ pub fn format(
     let new = NewKey { passphrase, pbkdf: volume.pbkdf, area: volume.area.clone() };
     let sealed = seal(&header, &volume.volume_key, &new, tools)?;
     let keyslot = &mut header.keyslots[volume.keyslot as usize];
-    (keyslot.active, keyslot.iterations, keyslot.salt) = (true, sealed.iterations, sealed.salt);
+    (keyslot.state, keyslot.iterations, keyslot.salt) =
+        (State::Active, sealed.iterations, sealed.salt);
     region.put(keyslot.material_start(), &sealed.material);
     let bytes = header.to_bytes();
     // The new header has to parse.

@@ -24,8 +24,8 @@ pub const DIGEST_BYTES: usize = 20;
 /// Length of every salt in bytes.
 pub const SALT_BYTES: usize = 32;
 
-pub(crate) const ACTIVE: u32 = 0x00ac_71f3;
-pub(crate) const INACTIVE: u32 = 0x0000_dead;
+const ACTIVE: u32 = 0x00ac_71f3;
+const INACTIVE: u32 = 0x0000_dead;
 
 pub(crate) const NAME_BYTES: usize = 32;
 pub(crate) const UUID_BYTES: usize = 40;
@@ -55,11 +55,42 @@ pub struct Header {
     pub keyslots: [Keyslot; KEYSLOTS],
 }
 
+/// Whether a keyslot holds a key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum State {
+    /// It does.
+    Active,
+    /// It does not.
+    #[default]
+    Inactive,
+    /// The header says neither: the word is damaged, and the keyslot may hold a key. It is neither
+    /// tried nor used for another key, and the word stays.
+    Unknown(u32),
+}
+
+impl State {
+    fn from_word(word: u32) -> Self {
+        match word {
+            ACTIVE => Self::Active,
+            INACTIVE => Self::Inactive,
+            other => Self::Unknown(other),
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Self::Active => ACTIVE,
+            Self::Inactive => INACTIVE,
+            Self::Unknown(word) => word,
+        }
+    }
+}
+
 /// One of the eight keyslots of a LUKS1 header.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keyslot {
     /// Whether it holds a key.
-    pub active: bool,
+    pub state: State,
     /// Iterations of PBKDF2.
     pub iterations: u32,
     /// Salt of PBKDF2.
@@ -71,6 +102,16 @@ pub struct Keyslot {
 }
 
 impl Keyslot {
+    /// Whether it holds a key for certain.
+    pub fn is_active(&self) -> bool {
+        self.state == State::Active
+    }
+
+    /// Whether it holds no key for certain.
+    pub fn is_free(&self) -> bool {
+        self.state == State::Inactive
+    }
+
     /// First byte of the key material.
     pub fn material_start(&self) -> u64 {
         u64::from(self.material_offset) * SECTOR_BYTES
@@ -132,14 +173,32 @@ impl Header {
         out.extend(self.digest_iterations.to_be_bytes());
         put_text::<UUID_BYTES>(&mut out, self.uuid.as_bytes());
         for keyslot in &self.keyslots {
-            let state = if keyslot.active { ACTIVE } else { INACTIVE };
-            out.extend(state.to_be_bytes());
+            out.extend(keyslot.state.word().to_be_bytes());
             out.extend(keyslot.iterations.to_be_bytes());
             out.extend(keyslot.salt);
             out.extend(keyslot.material_offset.to_be_bytes());
             out.extend(keyslot.stripes.to_be_bytes());
         }
         out
+    }
+
+    /// Refuses a header with a keyslot of which nobody knows whether it holds a key.
+    pub fn check_states(&self) -> Result<()> {
+        (0..KEYSLOTS as u32).try_for_each(|number| self.check_state(number))
+    }
+
+    /// As [`check_states`](Self::check_states), for one keyslot.
+    pub(super) fn check_state(&self, number: u32) -> Result<()> {
+        match self.keyslots.get(number as usize).map(|keyslot| keyslot.state) {
+            Some(State::Unknown(word)) => Err(Error::damaged(
+                format!("keyslot {number}"),
+                format!(
+                    "its state {word:#010x} is neither active nor inactive; it may hold a key and \
+                     is left as it is, a header backup brings it back"
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The byte after the last keyslot area.
@@ -195,8 +254,7 @@ fn parse_keyslots(fields: &mut Fields<'_>) -> Result<[Keyslot; KEYSLOTS]> {
     let mut keyslots = [Keyslot::default(); KEYSLOTS];
     for keyslot in &mut keyslots {
         *keyslot = Keyslot {
-            // Any third state is a damaged keyslot, taken as inactive; the others may still open.
-            active: u32::from_be_bytes(fields.take()?) == ACTIVE,
+            state: State::from_word(u32::from_be_bytes(fields.take()?)),
             iterations: u32::from_be_bytes(fields.take()?),
             salt: fields.take()?,
             material_offset: u32::from_be_bytes(fields.take()?),

@@ -53,12 +53,14 @@ impl Header {
     }
 
     fn candidates(&self, keyslot: Option<u32>) -> Result<Vec<u32>> {
-        let active =
-            |number: u32| self.keyslots.get(number as usize).is_some_and(|keyslot| keyslot.active);
+        let active = self.active_keyslots();
         match keyslot {
-            Some(number) if active(number) => Ok(vec![number]),
-            Some(number) => Err(Error::InactiveKeyslot(number)),
-            None => Ok((0..self.keyslots.len() as u32).filter(|number| active(*number)).collect()),
+            Some(number) if active.contains(&number) => Ok(vec![number]),
+            Some(number) => {
+                self.check_state(number)?;
+                Err(Error::InactiveKeyslot(number))
+            }
+            None => Ok(active),
         }
     }
 

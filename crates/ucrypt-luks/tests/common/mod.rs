@@ -261,7 +261,7 @@ fn is_cheap(kdf: &Kdf) -> bool {
 pub(crate) fn is_quick(header: &Header) -> bool {
     match header {
         Header::Luks1(header) => {
-            let keyslots = header.keyslots.iter().filter(|keyslot| keyslot.active);
+            let keyslots = header.keyslots.iter().filter(|keyslot| keyslot.is_active());
             let mut costs = keyslots.map(|keyslot| keyslot.iterations);
             header.digest_iterations <= 10_000 && costs.all(|iterations| iterations <= 10_000)
         }

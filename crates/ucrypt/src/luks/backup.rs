@@ -112,6 +112,9 @@ fn read_backup(path: &Path) -> Result<Vec<u8>, Failure> {
 /// Carries out `repair`.
 pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
     let Some(found) = args.header.damage()? else {
+        if let (_, Header::Luks1(header)) = args.header.look()? {
+            header.check_states()?;
+        }
         say("No known problems detected for LUKS header.\n");
         return Ok(());
     };
