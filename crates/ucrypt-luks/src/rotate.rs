@@ -1,13 +1,14 @@
 //! Replacing a passphrase by another one in steps that can be interrupted and run again.
 //!
-//! 1. The new key is added. In the same write a token of the type [`MARK`] names the keyslots that
-//!    the old key opens, with their salts (LUKS2).
+//! 1. The new key is added. In the same write a token of the type [`MARK`] names the new keyslot and
+//!    those that the old key opens, with their salts (LUKS2).
 //! 2. Both header copies are read again, and the new key has to open the volume.
 //! 3. The old keyslots are wiped and removed, and the token with them.
 //!
-//! If step 3 was interrupted, the token still names keyslots that nobody opens any more. LUKS1 has
-//! no tokens: there an old keyslot becomes inactive before it is wiped, and keeps its salt until the
-//! end.
+//! If step 3 was interrupted, the token still names keyslots that nobody opens any more. It counts
+//! only for a rotation to the same key: a rotation that was given up, or taken back, costs no key
+//! later. LUKS1 has no tokens: there an old keyslot becomes inactive before it is wiped, and keeps
+//! its salt until the end.
 
 use subtle::ConstantTimeEq;
 
@@ -51,12 +52,21 @@ pub fn rotate(
     }
     let (header, damage) = Header::read(medium)?;
     let mut rotation = Rotation::default();
-    let marked = marked(&header);
-    let mut volume = None;
+    let (mut volume, mut marked) = (None, Vec::new());
+    if let Some(mark) = mark(&header)
+        && let Some(unlocked) = opened(&header, medium, new.passphrase, mark.new)?
+    {
+        rotation.found_new = Some(mark.new);
+        volume = Some(unlocked);
+        marked = mark.old;
+    }
     for number in header.volume_keyslots() {
+        if rotation.found_new == Some(number) {
+            continue;
+        }
         if let Some(unlocked) = opened(&header, medium, old, number)? {
             rotation.found_old.push(number);
-            volume = Some(unlocked);
+            volume.get_or_insert(unlocked);
         } else if rotation.found_new.is_none()
             && !marked.contains(&number)
             && let Some(unlocked) = opened(&header, medium, new.passphrase, number)?
@@ -83,25 +93,32 @@ pub fn rotate(
     Ok(rotation)
 }
 
-/// The keyslots that an interrupted rotation was to remove, and that are as they were then: a
-/// keyslot that got another key meanwhile has another salt.
-fn marked(header: &Header) -> Vec<u32> {
-    let Header::Luks2(header) = header else { return Vec::new() };
-    let Some(token) = mark_number(header).and_then(|number| header.metadata.tokens.get(&number))
-    else {
-        return Vec::new();
-    };
-    let salts = token.json.get("salts");
-    let same = |number: &u32| {
-        let salt = salts.and_then(|salts| salts.get(&number.to_string()));
-        salt.is_some() && salt == salt_of(header, *number)
-    };
-    token.keyslots.iter().copied().filter(same).collect()
+/// What an interrupted rotation has left.
+struct Mark {
+    /// The keyslot that it added.
+    new: u32,
+    /// Those that it was to remove.
+    old: Vec<u32>,
 }
 
-/// The salt of a keyslot as the header stores it.
-fn salt_of(header: &luks2::Header, number: u32) -> Option<&Json> {
-    header.json.get("keyslots")?.get(&number.to_string())?.get("kdf")?.get("salt")
+/// The mark of an interrupted rotation, as far as it is true: a keyslot that got another key
+/// meanwhile has another salt.
+fn mark(header: &Header) -> Option<Mark> {
+    let Header::Luks2(header) = header else { return None };
+    let token = header.metadata.tokens.get(&mark_number(header)?)?;
+    let salts = token.json.get("salts")?;
+    let same = |number: &u32| {
+        let salt = salts.get(&number.to_string());
+        salt.is_some() && salt == salt_of(&header.json, *number)
+    };
+    let Json::String(new) = token.json.get("new")? else { return None };
+    let new = new.parse::<u32>().ok().filter(same)?;
+    Some(Mark { new, old: token.keyslots.iter().copied().filter(same).collect() })
+}
+
+/// The salt of a keyslot in the metadata of a header.
+fn salt_of(metadata: &Json, number: u32) -> Option<&Json> {
+    metadata.get("keyslots")?.get(&number.to_string())?.get("kdf")?.get("salt")
 }
 
 /// Opens one keyslot; `None` if the passphrase is wrong.
@@ -137,12 +154,13 @@ fn add(
     let added = change.add_keyslot(luks2, &volume.volume_key, None, new, tools)?;
     let numbers: Vec<String> = retire.iter().map(u32::to_string).collect();
     let names: Vec<&str> = numbers.iter().map(String::as_str).collect();
-    let salts = retire.iter().filter_map(|number| {
-        salt_of(luks2, *number).map(|salt| (number.to_string(), salt.clone()))
+    let salts = retire.iter().chain([&added]).filter_map(|number| {
+        salt_of(change.json(), *number).map(|salt| (number.to_string(), salt.clone()))
     });
     let token = Json::object([
         ("type", MARK.into()),
         ("keyslots", Json::strings(&names)),
+        ("new", added.to_string().into()),
         ("salts", salts.collect::<Vec<_>>().into()),
     ]);
     let number = mark_number(luks2);

@@ -183,7 +183,11 @@ fn a_crash_while_an_interrupted_change_is_made_up_for_leaves_a_good_copy() {
 }
 
 fn rotated(medium: &Recorder, old: &[u8]) -> Result<Rotation, Error> {
-    with_tools(60, |tools| rotate(medium, old, &new_key(NEW), tools))
+    rotated_to(medium, old, NEW)
+}
+
+fn rotated_to(medium: &Recorder, old: &[u8], new: &[u8]) -> Result<Rotation, Error> {
+    with_tools(60, |tools| rotate(medium, old, &new_key(new), tools))
 }
 
 #[test]
@@ -340,6 +344,50 @@ fn a_rotation_leaves_a_keyslot_that_was_changed_after_an_interruption() {
         assert_eq!(opens(&end, OTHER).unwrap().keyslot, Some(3));
         assert!(opens(&end, NEW).is_some() && opens(&end, PASSPHRASE).is_none());
         assert!(!common::json_text(&end).windows(8).any(|word| word == b"rotation"));
+    });
+    assert!(tried > 5, "{tried}");
+}
+
+/// A rotation was interrupted and given up, with or without its new keyslot. Later another key is
+/// replaced: the mark that was left must not remove the key that was kept.
+#[test]
+fn a_rotation_that_was_given_up_costs_no_key_when_another_key_is_replaced() {
+    const LATER: &[u8] = b"a later one";
+    let image = with_new_key(&roomy_luks2(), OTHER, Some(3));
+    let medium = Recorder::new(&image);
+    rotated(&medium, PASSPHRASE).unwrap();
+    let mut tried = 0;
+    medium.crashes(10, |crashed| {
+        let (header, damage) = Header::read(crashed).unwrap();
+        let Header::Luks2(luks2) = &header else { panic!("not LUKS2") };
+        let both = luks2.metadata.tokens.len() == 1
+            && [PASSPHRASE, NEW].iter().all(|key| opens(crashed, key).is_some());
+        tried += usize::from(both);
+        if !both || tried % 5 > 0 {
+            return;
+        }
+        for take_back in [true, false] {
+            let mut image = crashed.clone();
+            if take_back {
+                let change = with_tools(67, |tools| {
+                    header.remove_key(damage.as_ref(), 1, tools.random).unwrap()
+                });
+                common::apply(&mut image, &change.writes);
+            }
+            // Back to the old key by a rotation, which must not remove it either.
+            let back = Recorder::new(&image);
+            if rotated_to(&back, NEW, PASSPHRASE).is_ok() {
+                assert!(opens(&back.now.borrow(), PASSPHRASE).is_some());
+            }
+            let again = Recorder::new(&image);
+            rotated_to(&again, OTHER, LATER).unwrap();
+            let end = again.now.borrow();
+            assert!(opens(&end, PASSPHRASE).is_some(), "the key that was kept is lost");
+            assert_eq!(opens(&end, NEW).is_some(), !take_back);
+            assert!(opens(&end, LATER).is_some() && opens(&end, OTHER).is_none());
+            let Header::Luks2(header) = read(&end) else { panic!("not LUKS2") };
+            assert!(header.metadata.tokens.is_empty());
+        }
     });
     assert!(tried > 5, "{tried}");
 }
