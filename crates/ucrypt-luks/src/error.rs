@@ -214,6 +214,13 @@ pub enum Error {
     #[error("the header has no active keyslot: only the volume key or a header backup can help")]
     NoKeyslot,
 
+    /// All keyslots that could be tried have the priority `ignore`.
+    #[error(
+        "no keyslot is tried without its number: {} the priority ignore; use --key-slot",
+        have(.0)
+    )]
+    OnlyIgnored(Vec<u32>),
+
     /// The data segments do not fit into the image.
     #[error(
         "the volume is larger than its image: it needs {needed} bytes, the image has {image_len}"
@@ -232,6 +239,12 @@ pub enum Error {
     /// The source of randomness failed.
     #[error("cannot draw random bytes: {0}")]
     Random(io::Error),
+}
+
+/// "1 has", "1, 2 have".
+fn have(numbers: &[u32]) -> String {
+    let text: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    format!("{} {}", text.join(", "), if numbers.len() == 1 { "has" } else { "have" })
 }
 
 impl Error {

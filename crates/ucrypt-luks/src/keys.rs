@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
 use crate::header::Header;
-use crate::luks2::Damage;
+use crate::luks2::{Damage, Priority};
 use crate::medium::{Random, ReadAt, Write};
 use crate::new_volume::Tools;
 use crate::pbkdf::Pbkdf;
@@ -70,6 +70,17 @@ impl Header {
         match self {
             Self::Luks1(header) => header.active_keyslots(),
             Self::Luks2(header) => header.metadata.keyslots.keys().copied().collect(),
+        }
+    }
+
+    /// Whether a keyslot is tried without its number: its priority is not `ignore`.
+    pub(crate) fn is_tried(&self, number: u32) -> bool {
+        match self {
+            Self::Luks1(_) => true,
+            Self::Luks2(header) => {
+                let keyslot = header.metadata.keyslots.get(&number);
+                keyslot.is_none_or(|keyslot| keyslot.priority != Priority::Ignore)
+            }
         }
     }
 

@@ -29,7 +29,7 @@ const MARK: &str = "ucrypt-rotation";
 pub struct Rotation {
     /// Those that the old key opened.
     pub found_old: Vec<u32>,
-    /// The one that the new key opened already.
+    /// The one that the new key opened already. A keyslot of the priority `ignore` does not do.
     pub found_new: Option<u32>,
     /// The one that was added.
     pub added: Option<u32>,
@@ -54,6 +54,7 @@ pub fn rotate(
     let mut rotation = Rotation::default();
     let (mut volume, mut marked) = (None, Vec::new());
     if let Some(mark) = mark(&header)
+        && header.is_tried(mark.new)
         && let Some(unlocked) = opened(&header, medium, new.passphrase, mark.new)?
     {
         rotation.found_new = Some(mark.new);
@@ -69,6 +70,7 @@ pub fn rotate(
             volume.get_or_insert(unlocked);
         } else if rotation.found_new.is_none()
             && !marked.contains(&number)
+            && header.is_tried(number)
             && let Some(unlocked) = opened(&header, medium, new.passphrase, number)?
         {
             rotation.found_new = Some(number);
@@ -176,7 +178,8 @@ fn mark_number(header: &luks2::Header) -> Option<u32> {
     tokens.find(|(_, token)| token.kind == MARK).map(|(number, _)| *number)
 }
 
-/// Reads both header copies again, from the medium, and opens the volume with the new key.
+/// Reads both header copies again, from the medium, and opens the volume with the new key. The
+/// keyslot has to be one that is tried without its number.
 fn prove(
     medium: &dyn Medium,
     volume: &Unlocked,
@@ -188,6 +191,9 @@ fn prove(
     let unlocked = header.unlock(&medium, passphrase, Some(number))?;
     if !bool::from(unlocked.volume_key.as_slice().ct_eq(&volume.volume_key)) {
         return Err(Error::WrongVolumeKey);
+    }
+    if !header.is_tried(number) {
+        return Err(Error::OnlyIgnored(vec![number]));
     }
     Ok((header, damage))
 }

@@ -392,6 +392,32 @@ fn a_rotation_that_was_given_up_costs_no_key_when_another_key_is_replaced() {
     assert!(tried > 5, "{tried}");
 }
 
+/// A keyslot of the priority "ignore" opens nothing without its number.
+#[test]
+fn a_rotation_does_not_take_a_keyslot_that_is_ignored_for_the_new_one() {
+    let image = with_new_key(&roomy_luks2(), NEW, Some(2));
+    let ignored = |keyslot: u32| {
+        let Header::Luks2(header) = read(&image) else { panic!("not LUKS2") };
+        let mut change = header.change(None).unwrap();
+        change.set_priority(keyslot, Priority::Ignore).unwrap();
+        let (_, writes) = with_tools(68, |tools| change.finish(tools.random)).unwrap();
+        let mut image = image.clone();
+        common::apply(&mut image, &writes);
+        image
+    };
+    let medium = Recorder::new(&ignored(2));
+    let done = rotated(&medium, PASSPHRASE).unwrap();
+    assert_eq!((done.found_new, done.added, done.verified), (None, Some(1), 1));
+    let end = medium.now.borrow();
+    assert_eq!(opens(&end, NEW).unwrap().keyslot, Some(1));
+    assert_eq!(read(&end).keyslots(), [1, 2]);
+    // An old keyslot that is ignored is removed all the same.
+    let medium = Recorder::new(&ignored(0));
+    let done = rotated(&medium, PASSPHRASE).unwrap();
+    assert_eq!((done.found_old, done.found_new, done.added), (vec![0], Some(2), None));
+    assert_eq!(read(&medium.now.borrow()).keyslots(), [2]);
+}
+
 fn assert_at_the_end(what: &str, image: &[u8]) {
     let (header, damage) = Header::read(&image).unwrap();
     assert!(damage.is_none(), "{what}: {damage:?}");

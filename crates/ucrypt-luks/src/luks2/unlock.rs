@@ -179,7 +179,13 @@ impl Header {
                 .filter(move |(number, keyslot)| keyslot.priority == priority && there(**number))
                 .map(|(number, _)| *number)
         };
-        Ok(of_priority(Priority::Prefer).chain(of_priority(Priority::Normal)).collect())
+        let tried: Vec<u32> =
+            of_priority(Priority::Prefer).chain(of_priority(Priority::Normal)).collect();
+        let ignored: Vec<u32> = of_priority(Priority::Ignore).collect();
+        if tried.is_empty() && !ignored.is_empty() {
+            return Err(Error::OnlyIgnored(ignored));
+        }
+        Ok(tried)
     }
 
     /// The volume key, or `None` if the passphrase does not open this keyslot.
