@@ -28,7 +28,7 @@ pub enum Error {
     /// longer be a LUKS volume.
     #[error(
         "ambiguous signatures: {damage}, and there is {found}; if the image is to be a LUKS volume \
-         again, run \"cryptsetup repair\" on it"
+         again, run \"ucrypt repair\" on it"
     )]
     Ambiguous {
         /// What is wrong with the copy.

@@ -133,8 +133,6 @@ const AT_THE_END: &[(u64, u64, &[u8], &str)] = &[
     (8, 60, b"\x83\x74\x02\x6b", "drbd"),
     (8, 60, b"\x83\x74\x02\x6c", "drbd"),
     (8, 60, b"\x83\x74\x02\x6d", "drbd"),
-    (1, 0, b"EFI PART", GPT),
-    (8, 0, b"EFI PART", GPT),
 ];
 
 /// Where a Promise RAID signature may lie, in sectors before the end.
@@ -176,6 +174,7 @@ pub fn find(image: &dyn ReadAt) -> Result<Vec<Signature>> {
     for (offset, magic, name) in AT_THE_START {
         ends.look(Some(*offset), magic, name, &mut found)?;
     }
+    gpt_backup(&ends, &mut found)?;
     if let Some(table) = dos_table(&ends)? {
         found.push(table);
     }
@@ -270,6 +269,20 @@ impl<'a> Ends<'a> {
         }
         Ok(())
     }
+}
+
+/// The backup of a GPT, in the last sector of 512 or 4096 bytes. As for `blkid` and the kernel, it
+/// counts only with a protective MBR: it outlives the partition table on every disk that had one.
+fn gpt_backup(ends: &Ends<'_>, found: &mut Vec<Signature>) -> Result<()> {
+    let Some(sector) = ends.bytes(0, 512)? else { return Ok(()) };
+    // The type of one of the four partitions.
+    let protective = [450, 466, 482, 498].iter().any(|at| sector[*at] == 0xee);
+    if sector.ends_with(b"\x55\xaa") && protective {
+        for sectors in [1, 8] {
+            ends.look(ends.sector(sectors), b"EFI PART", GPT, found)?;
+        }
+    }
+    Ok(())
 }
 
 /// The MBR partition table: a two-byte magic, and four entries that are each active or not.
@@ -444,6 +457,25 @@ mod tests {
             nilfs[6..8].fill(0x34);
             nilfs[32..].copy_from_slice(&len.to_le_bytes());
             comes_and_goes(len, offset, &nilfs, "nilfs2");
+        }
+    }
+
+    #[test]
+    fn the_backup_of_a_gpt_counts_only_with_a_protective_mbr() {
+        for before in [512, 4096] {
+            let mut image = vec![0; 1 << 20];
+            let at = image.len() - before;
+            image[at..at + 8].copy_from_slice(b"EFI PART");
+            assert_eq!(find(&image).unwrap(), []);
+            image[510..512].copy_from_slice(b"\x55\xaa");
+            image[446 + 4] = 0xee;
+            let found = find(&image).unwrap();
+            assert_eq!(found[0], Signature { name: GPT, offset: at as u64, length: 8 });
+            for write in wipe(&found) {
+                let at = write.offset as usize;
+                image[at..at + write.bytes.len()].copy_from_slice(&write.bytes);
+            }
+            assert_eq!(find(&image).unwrap(), []);
         }
     }
 

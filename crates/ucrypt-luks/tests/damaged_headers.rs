@@ -224,6 +224,7 @@ fn beside_a_signature_of_somebody_else_a_damaged_header_is_refused() {
         (0x1000, md, "linux_raid_member"),
         (-0x2000, md, "linux_raid_member"),
         (-512, b"EFI PART", "gpt"),
+        (-4096, b"EFI PART", "gpt"),
     ] {
         // The LUKS magic is still there, or it was overwritten as well.
         for whole_magic in [true, false] {
@@ -233,16 +234,54 @@ fn beside_a_signature_of_somebody_else_a_damaged_header_is_refused() {
                 image[0] = 0;
             }
             put(&mut image, offset, magic);
+            if offset < 0 && name == "gpt" {
+                // The backup of a GPT counts only with a protective MBR.
+                assert!(read(&image).unwrap().1.is_some());
+                put(&mut image, 446, &[0, 0, 0, 0, 0xee]);
+                put(&mut image, 510, b"\x55\xaa");
+            }
             let error = read(&image).unwrap_err();
             assert!(matches!(error, Error::Ambiguous { .. }), "{name}: {error}");
             let text = error.to_string();
             assert!(text.contains(name) && text.contains("ambiguous signatures"), "{text}");
+            assert!(text.contains("ucrypt repair"), "{text}");
+            // Only who asks for it writes over the copy.
+            let (header, damage) = Header::read_beside_foreign(&image).unwrap();
+            let (Header::Luks2(header), Some(damage)) = (header, damage) else { panic!() };
+            assert_eq!(damage.foreign().map(|found| found.name), Some(name));
+            let refused = with_tools(20, |tools| header.repair(&damage, tools.random));
+            assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
+            assert!(matches!(header.change(Some(&damage)), Err(Error::Unchangeable(_))));
+            let write = with_tools(20, |tools| header.repair_by_request(&damage, tools.random));
+            apply(&mut image, &[write.unwrap()]);
+            let (header, damage) = read(&image).unwrap();
+            assert!(damage.is_none(), "{name}: {damage:?}");
+            assert!(header.unlock(&image, PASSPHRASE, None).is_ok());
         }
     }
     // With two valid copies, a signature in the ciphertext does not matter.
     let mut image = small_luks2();
     put(&mut image, -0x2000, md);
     assert!(read(&image).unwrap().1.is_none());
+}
+
+/// An interrupted change leaves two whole copies: there is no doubt whose image it is.
+#[test]
+fn after_an_interrupted_change_a_signature_that_was_left_behind_does_not_matter() {
+    for (copy, from) in [(Copy::Secondary, 0), (Copy::Primary, COPY_BYTES)] {
+        let damaged = opens(copy, "sequence id 1 instead of 2", |image| {
+            renew(image, from);
+            put(image, -0x2000, b"\xfc\x4e\x2b\xa9\x01\0\0\0");
+            put(image, -512, b"EFI PART");
+        });
+        let (mut image, header, damage) = damaged;
+        let change = header.change(Some(&damage)).unwrap();
+        let (_, writes) = with_tools(22, |tools| change.finish(tools.random)).unwrap();
+        apply(&mut image, &writes);
+        let (header, damage) = read(&image).unwrap();
+        assert!(damage.is_none(), "{damage:?}");
+        assert!(header.unlock(&image, PASSPHRASE, None).is_ok());
+    }
 }
 
 /// An image with bytes that cannot be read.

@@ -396,6 +396,20 @@ fn repair_writes_the_damaged_copy_again_and_says_so() {
         assert!(stderr(&ran).contains("No known problems"), "{}", stderr(&ran));
         assert_eq!(header(&both.ours), before);
     }
+    // Beside a foreign signature, nothing but this writes over the copy.
+    let (mut image, md) = (fs::read(&both.ours).unwrap(), (5 << 20) - 0x2000);
+    image[4200] ^= 1;
+    image[md..md + 8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");
+    fs::write(&both.ours, &image).unwrap();
+    let test = ["open", "--test-passphrase", text(&both.ours)];
+    let ran = ucrypt(&test, b"one");
+    assert!(code(&ran) == 1 && stderr(&ran).contains("\"ucrypt repair\""), "{}", stderr(&ran));
+    let mut terminal = Terminal::start(&["repair", text(&both.ours)]);
+    terminal.expect("There is the signature of linux_raid_member", "no\n");
+    assert_eq!(terminal.end().0, 1);
+    assert!(fs::read(&both.ours).unwrap() == image);
+    good(&ucrypt(&["repair", "-q", text(&both.ours)], b""));
+    good(&ucrypt(&test, b"one"));
     // A keyslot of LUKS1 that is neither active nor inactive is named, and nothing is written.
     let both = Both::new(LUKS1);
     good(&ucrypt(&["repair", text(&both.ours)], b""));

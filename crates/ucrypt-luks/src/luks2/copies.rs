@@ -209,7 +209,10 @@ impl Header {
         };
         let (header, mut damage) = choose(primary, secondary)?;
         header.check_size(image)?;
-        if let Some(damage) = &mut damage {
+        // Two right checksums leave no doubt whose image it is.
+        if let Some(damage) = &mut damage
+            && !matches!(damage.kept, Some(Kept::Older))
+        {
             match signature::find_foreign(image) {
                 Ok(found) => damage.foreign = found,
                 Err(problem) => damage.kept = Some(Kept::Unprobed(problem)),

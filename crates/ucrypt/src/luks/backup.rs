@@ -119,10 +119,15 @@ pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
         return Ok(());
     };
     let kept = found.kept().map(|kept| format!(" ({kept})")).unwrap_or_default();
-    let warning =
-        format!("Really try to repair LUKS device header?\n{found}{kept}; it is overwritten.");
+    let foreign = found
+        .foreign()
+        .map(|found| format!("\nThere is {found}: the image may belong to another program now."));
+    let foreign = foreign.unwrap_or_default();
+    let warning = format!(
+        "Really try to repair LUKS device header?\n{found}{kept}; it is overwritten.{foreign}"
+    );
     confirm(&warning, args.header.batch_mode)?;
-    let locked = args.header.lock()?;
+    let locked = args.header.lock_to_repair()?;
     // The header may have changed while a person was asked.
     let (Header::Luks2(header), Some(damage)) = (&locked.header, &locked.damage) else {
         return Err(changed());

@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_luks::luks2::Damage;
-use ucrypt_luks::{Flag, Header, Tools, Write, settle_cache, write_verified};
+use ucrypt_luks::{Flag, Header, ReadAt, Tools, Write, settle_cache, write_verified};
 
 use super::image::{HeaderImage, open_to_look, read_header};
 use super::show::Kind;
@@ -30,6 +30,9 @@ use crate::secrecy;
 /// How long to wait for another change, which may derive a key meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// How a header is read.
+type ReadHeader = fn(&dyn ReadAt) -> ucrypt_luks::Result<(Header, Option<Damage>)>;
 
 /// Whether the user wants no locks.
 static WITHOUT_LOCKS: AtomicBool = AtomicBool::new(false);
@@ -81,10 +84,11 @@ impl HeaderArgs {
         Ok((image, header))
     }
 
-    /// What is wrong with one of the copies of a LUKS2 header, if anything is.
+    /// What is wrong with one of the copies of a LUKS2 header, if anything is. A foreign signature
+    /// does not keep it from being read.
     pub(super) fn damage(&self) -> Result<Option<Damage>, Failure> {
         let image = open_to_look(self.place())?;
-        let (header, damage) = Header::read(&HeaderImage(&image))
+        let (header, damage) = Header::read_beside_foreign(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
         Ok(damage)
@@ -92,8 +96,17 @@ impl HeaderArgs {
 
     /// Locks the header for a change, and reads it.
     pub(super) fn lock(&self) -> Result<Locked, Failure> {
+        self.lock_and_read(Header::read)
+    }
+
+    /// As [`HeaderArgs::lock`], to repair what [`HeaderArgs::damage`] has found.
+    pub(super) fn lock_to_repair(&self) -> Result<Locked, Failure> {
+        self.lock_and_read(Header::read_beside_foreign)
+    }
+
+    fn lock_and_read(&self, read: ReadHeader) -> Result<Locked, Failure> {
         let (lock, image) = lock_to_change(self.place())?;
-        let (header, damage) = Header::read(&HeaderImage(&image))
+        let (header, damage) = read(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
         Ok(Locked { image, header, damage, _lock: lock })
