@@ -1,7 +1,7 @@
 //! Collects the outcomes of trying one keyslot after another.
 //!
-//! A keyslot that cannot be tried (an unknown hash, an unsupported cipher) must not keep the others
-//! from opening. If no keyslot opens, the error must mention it.
+//! A keyslot that cannot be tried (an unknown hash, an unsupported cipher, an unreadable area) must
+//! not keep the others from opening. If no keyslot opens, the error must mention it.
 
 use crate::error::{Error, Result};
 
@@ -22,7 +22,8 @@ impl Attempts {
             Ok(Some(key)) => return Ok(Some(key)),
             Ok(None) => self.refused = true,
             Err(
-                error @ (Error::Unsupported { .. }
+                error @ (Error::Read { .. }
+                | Error::Unsupported { .. }
                 | Error::Cipher { .. }
                 | Error::KdfCost { .. }
                 | Error::Damaged { .. }

@@ -7,6 +7,7 @@
 use ucrypt_sector::CipherSpec;
 use zeroize::Zeroizing;
 
+use crate::attempt::Attempts;
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::luks2::{Damage, Priority};
@@ -140,6 +141,28 @@ impl Header {
             Self::Luks1(_) => self.open_key(image, passphrase, keyslot),
             Self::Luks2(header) => header.test_passphrase(image, passphrase, keyslot),
         }
+    }
+
+    /// Tries `passphrase` on the keyslots of the volume other than `number`: whether the volume opens
+    /// without that one.
+    pub fn unlock_without(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        number: u32,
+    ) -> Result<Unlocked> {
+        let mut attempts = Attempts::default();
+        for other in self.volume_keyslots().into_iter().filter(|other| *other != number) {
+            let opened = match self.unlock(image, passphrase, Some(other)) {
+                Ok(unlocked) => Ok(Some(unlocked)),
+                Err(Error::WrongPassphrase { .. }) => Ok(None),
+                Err(error) => Err(error),
+            };
+            if let Some(unlocked) = attempts.note(other, opened)? {
+                return Ok(unlocked);
+            }
+        }
+        Err(attempts.failed())
     }
 
     /// Adds a keyslot for the key of the volume, under this number or the lowest free one.

@@ -53,9 +53,10 @@ pub fn rotate(
     let (header, damage) = Header::read(medium)?;
     let mut rotation = Rotation::default();
     let (mut volume, mut marked) = (None, Vec::new());
+    let mut attempts = Attempts::default();
     if let Some(mark) = mark(&header)
         && header.is_tried(mark.new)
-        && let Some(unlocked) = opened(&header, medium, new.passphrase, mark.new)?
+        && let Some(unlocked) = attempts.open(&header, medium, new.passphrase, mark.new)?
     {
         rotation.found_new = Some(mark.new);
         volume = Some(unlocked);
@@ -65,19 +66,19 @@ pub fn rotate(
         if rotation.found_new == Some(number) {
             continue;
         }
-        if let Some(unlocked) = opened(&header, medium, old, number)? {
+        if let Some(unlocked) = attempts.open(&header, medium, old, number)? {
             rotation.found_old.push(number);
             volume.get_or_insert(unlocked);
         } else if rotation.found_new.is_none()
             && !marked.contains(&number)
             && header.is_tried(number)
-            && let Some(unlocked) = opened(&header, medium, new.passphrase, number)?
+            && let Some(unlocked) = attempts.open(&header, medium, new.passphrase, number)?
         {
             rotation.found_new = Some(number);
             volume.get_or_insert(unlocked);
         }
     }
-    let volume = volume.ok_or(Error::WrongPassphrase { skipped: None })?;
+    let volume = attempts.check(volume)?;
     let mut retire = marked;
     retire.extend(&rotation.found_old);
     retire.sort_unstable();
@@ -123,17 +124,55 @@ fn salt_of(metadata: &Json, number: u32) -> Option<&Json> {
     metadata.get("keyslots")?.get(&number.to_string())?.get("kdf")?.get("salt")
 }
 
-/// Opens one keyslot; `None` if the passphrase is wrong.
-fn opened(
-    header: &Header,
-    medium: &dyn Medium,
-    passphrase: &[u8],
-    number: u32,
-) -> Result<Option<Unlocked>> {
-    match header.unlock(&medium, passphrase, Some(number)) {
-        Ok(unlocked) => Ok(Some(unlocked)),
-        Err(Error::WrongPassphrase { .. }) => Ok(None),
-        Err(error) => Err(error),
+/// The outcomes of trying keyslots.
+#[derive(Default)]
+struct Attempts {
+    /// The first keyslot that could not be tried.
+    first: Option<(u32, Error)>,
+    /// Whether another one refused a passphrase.
+    refused: bool,
+}
+
+impl Attempts {
+    /// Opens one keyslot; `None` if the passphrase is wrong or the keyslot cannot be tried.
+    fn open(
+        &mut self,
+        header: &Header,
+        medium: &dyn Medium,
+        passphrase: &[u8],
+        number: u32,
+    ) -> Result<Option<Unlocked>> {
+        match header.unlock(&medium, passphrase, Some(number)) {
+            Ok(unlocked) => Ok(Some(unlocked)),
+            Err(Error::WrongPassphrase { .. }) => {
+                self.refused = true;
+                Ok(None)
+            }
+            // The keyslot is sound; it can be tried another time.
+            Err(
+                error @ (Error::OutOfMemory { .. } | Error::NoMemory(_) | Error::Threads { .. }),
+            ) => Err(error),
+            Err(error) => {
+                self.first.get_or_insert((number, error));
+                Ok(None)
+            }
+        }
+    }
+
+    /// The volume that was opened. Refused if the old key may open a keyslot that was not tried: it
+    /// would go on opening the volume.
+    fn check(self, volume: Option<Unlocked>) -> Result<Unlocked> {
+        match (volume, self.first) {
+            (Some(volume), None) => Ok(volume),
+            (Some(_), Some((number, error))) => Err(Error::Unchangeable(format!(
+                "the old key may open a keyslot that cannot be tried (keyslot {number}: {error}); \
+                 if nobody needs it, remove it with luksKillSlot IMAGE {number}, then run this again"
+            ))),
+            (None, Some((_, error))) if !self.refused => Err(error),
+            (None, first) => Err(Error::WrongPassphrase {
+                skipped: first.map(|(number, error)| format!("keyslot {number}: {error}")),
+            }),
+        }
     }
 }
 

@@ -3,12 +3,15 @@
 
 mod common;
 
+use std::io;
+use std::ops::Range;
+
 use common::recorder::{Fault, Recorder};
 use common::{PASSPHRASE, cheap_pbkdf2, roomy_luks2, small_luks1, with_tools};
 use ucrypt_luks::luks2::{Damage, Priority};
 use ucrypt_luks::{
-    Error, Header, HeaderChange, NewKey, Rotation, Tools, Unlocked, Write, restore, rotate,
-    settle_cache, write_verified,
+    Error, Header, HeaderChange, Medium, NewKey, ReadAt, Rotation, Tools, Unlocked, Write, restore,
+    rotate, settle_cache, write_verified,
 };
 
 const NEW: &[u8] = b"the new one";
@@ -390,6 +393,71 @@ fn a_rotation_that_was_given_up_costs_no_key_when_another_key_is_replaced() {
         }
     });
     assert!(tried > 5, "{tried}");
+}
+
+/// A medium with bytes that cannot be read.
+struct BadSectors(Recorder, Range<u64>);
+
+impl ReadAt for BadSectors {
+    fn len(&self) -> u64 {
+        ReadAt::len(&self.0)
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if offset < self.1.end && self.1.start < offset + buf.len() as u64 {
+            return Err(io::Error::other("bad sector"));
+        }
+        self.0.read_exact_at(offset, buf)
+    }
+}
+
+impl Medium for BadSectors {
+    fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn forget_cached(&self, offset: u64, length: u64) {
+        self.0.forget_cached(offset, length);
+    }
+}
+
+#[test]
+fn an_unreadable_keyslot_leaves_the_others_alone_and_is_named() {
+    for (what, image) in images() {
+        let image = with_new_key(&image, OTHER, Some(3));
+        let header = read(&image);
+        let first = match &header {
+            Header::Luks1(header) => header.keyslots[0].material_start(),
+            Header::Luks2(header) => header.metadata.keyslots[&0].area.offset,
+        };
+        let bad = BadSectors(Recorder::new(&image), first + 5000..first + 5512);
+        assert_eq!(header.unlock(&bad, OTHER, None).unwrap().keyslot, Some(3), "{what}");
+        assert_eq!(header.open_key(&bad, OTHER, None).unwrap().keyslot, 3, "{what}");
+        assert_eq!(header.unlock_without(&bad, OTHER, 2).unwrap().keyslot, Some(3), "{what}");
+        let named = |error: Error| {
+            let text = error.to_string();
+            assert!(text.contains("keyslot 0: ") && text.contains("bad sector"), "{what}: {text}");
+        };
+        named(header.unlock(&bad, PASSPHRASE, None).unwrap_err());
+        named(header.unlock_without(&bad, NEW, 2).unwrap_err());
+        let alone = header.unlock_without(&bad, PASSPHRASE, 3).unwrap_err();
+        assert!(matches!(alone, Error::Read { .. }), "{what}: {alone}");
+        let wrong = header.unlock_without(&bad, OTHER, 3).unwrap_err();
+        assert!(matches!(wrong, Error::Read { .. }), "{what}: {wrong}");
+        // The old key may open that keyslot, too: nothing is added, nothing is removed.
+        for (old, new) in [(OTHER, NEW), (NEW, OTHER)] {
+            let rotation = with_tools(69, |tools| rotate(&bad, old, &new_key(new), tools));
+            let refused = rotation.unwrap_err();
+            assert!(refused.to_string().contains("luksKillSlot IMAGE 0"), "{what}: {refused}");
+            named(refused);
+        }
+        named(with_tools(69, |tools| rotate(&bad, NEW, &new_key(b"x"), tools)).unwrap_err());
+        assert!(*bad.0.now.borrow() == image, "{what}: something was written");
+    }
 }
 
 /// A keyslot of the priority "ignore" opens nothing without its number.

@@ -329,13 +329,13 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
     if let Some(passphrase) = args.passphrase()? {
-        let open = |number: u32| header.unlock(&HeaderImage(&image), &passphrase, Some(number));
-        let opens = if last {
-            open(args.number).map(|_| args.number)
+        let medium = HeaderImage(&image);
+        let opened = if last {
+            header.unlock(&medium, &passphrase, Some(args.number))?
         } else {
-            opens_another(&header, args.number, open)
+            header.unlock_without(&medium, &passphrase, args.number)?
         };
-        unlocked(opens?);
+        opened.keyslot.iter().copied().for_each(unlocked);
     }
     wipe(&args.header, &header, args.number)
 }
@@ -353,22 +353,6 @@ impl KillSlotArgs {
         }
         self.key.read_if_any(prompt)
     }
-}
-
-/// Tries the keyslots of the volume other than `number`. Returns the one that opens.
-fn opens_another<T>(
-    header: &Header,
-    number: u32,
-    open: impl Fn(u32) -> Result<T, Error>,
-) -> Result<u32, Error> {
-    for other in header.volume_keyslots().into_iter().filter(|other| *other != number) {
-        match open(other) {
-            Ok(_) => return Ok(other),
-            Err(Error::WrongPassphrase { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Error::WrongPassphrase { skipped: None })
 }
 
 /// Whether nothing but the volume key opens the volume without this keyslot.
