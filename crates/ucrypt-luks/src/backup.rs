@@ -81,9 +81,9 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
             "the backup is cut off: it has {len} bytes, its header needs {length}"
         )));
     }
-    let room = header.data_offset().max(length);
-    if room > image.len() {
-        return Err(Error::LargerThanImage { needed: room, image_len: image.len() });
+    // The data may be in another image.
+    if length > image.len() {
+        return Err(Error::LargerThanImage { needed: length, image_len: image.len() });
     }
     let (old, foreign) = header_before(image)?;
     if let Some(old) = &old {

@@ -337,6 +337,26 @@ fn backups_are_cryptsetups_byte_for_byte_and_restore_what_was_erased() {
     }
 }
 
+/// The header names where the data begins in another file, which may be behind the header's end.
+#[test]
+fn a_detached_header_is_restored_wherever_its_data_begins() {
+    for kind in [&["--type", "luks1"][..], &["--luks2-keyslots-size", "3M"]] {
+        let scratch = Scratch::new();
+        let (data, place) = (scratch.make("data", 1 << 20), scratch.path("header"));
+        let at = ["--header", text(&place), text(&data)];
+        let format = ["luksFormat", "-q", "--offset", "65536"];
+        good(&ucrypt(&[&format[..], kind, CHEAP, &at].concat(), b"one"));
+        let before = fs::read(&place).unwrap();
+        assert!(before.len() < 65_536 * 512, "{}", before.len());
+        let backup = scratch.path("backup");
+        let file = ["--header-backup-file", text(&backup)];
+        good(&ucrypt(&[&["luksHeaderBackup"], &file[..], &at].concat(), b""));
+        good(&ucrypt(&[&["erase", "-q"], &at[..]].concat(), b""));
+        good(&ucrypt(&[&["luksHeaderRestore", "-q"], &file[..], &at].concat(), b""));
+        assert!(fs::read(&place).unwrap() == before, "{kind:?}");
+    }
+}
+
 #[test]
 fn a_backup_that_does_not_fit_is_refused_and_nothing_changes() {
     let scratch = Scratch::new();
