@@ -249,8 +249,8 @@ impl Header {
         }
     }
 
-    /// Wipes the areas of all keyslots and removes them: without a header backup or the volume key,
-    /// nobody opens the volume again.
+    /// Wipes the areas of all keyslots, with what lies between them, and removes the keyslots: without
+    /// a header backup or the volume key, nobody opens the volume again.
     pub fn erase(&self, damage: Option<&Damage>, random: Random<'_>) -> Result<HeaderChange> {
         match self {
             Self::Luks1(header) => {
@@ -259,9 +259,7 @@ impl Header {
             }
             Self::Luks2(header) => {
                 let mut change = header.change(damage)?;
-                for number in header.metadata.keyslots.keys() {
-                    change.remove_keyslot(*number, random)?;
-                }
+                change.remove_all_keyslots(random)?;
                 finished(0, change, random)
             }
         }

@@ -5,6 +5,7 @@
 //! This makes the crate testable on plain byte arrays.
 
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::backup::BACKUP_MAX;
@@ -124,6 +125,13 @@ pub(crate) fn wipe(offset: u64, length: u64, random: Random<'_>) -> Result<Write
     let mut bytes = zeroed(length)?;
     fill_random(random, &mut bytes)?;
     Ok(Write { offset, bytes })
+}
+
+/// As [`wipe`], for a range of any length, in writes of a MiB: what is wiped of it grows steadily.
+pub(crate) fn wipe_range(range: Range<u64>, random: Random<'_>) -> Result<Vec<Write>> {
+    const PIECE_BYTES: usize = 1 << 20;
+    let pieces = range.clone().step_by(PIECE_BYTES);
+    pieces.map(|start| wipe(start, (range.end - start).min(PIECE_BYTES as u64), random)).collect()
 }
 
 /// Bytes to be written to the image that holds the header.

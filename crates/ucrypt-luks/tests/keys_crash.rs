@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 
@@ -579,6 +580,46 @@ fn a_crash_while_all_keys_are_erased_leaves_a_header_that_can_be_erased_again() 
         });
         assert!(count > change.writes.len(), "{what}: {count} crashes");
         assert!(read(&medium.now.into_inner()).keyslots().is_empty(), "{what}");
+    }
+}
+
+/// An interrupted change may leave key material that no keyslot names: the old one, after the header
+/// names the new one, or the new one, before the header does.
+#[test]
+fn erasing_leaves_no_key_material_that_an_interrupted_change_has_forgotten() {
+    for (what, image) in images() {
+        let header = read(&image);
+        let opened = header.open_key(&image, PASSPHRASE, None).unwrap();
+        let change = with_tools(70, |tools| {
+            header.change_key(None, &opened, true, &new_key(NEW), tools).unwrap()
+        });
+        let old = match &header {
+            Header::Luks1(header) => header.keyslots[0].material_start(),
+            Header::Luks2(header) => header.metadata.keyslots[&0].area.offset,
+        };
+        let old = &image[old as usize..][..128_000];
+        let made = change.writes.iter().filter(|write| write.bytes.len() == 128_000);
+        let made = made.flat_map(|write| write.bytes.chunks(512));
+        let secret: HashSet<&[u8]> = old.chunks(512).chain(made).collect();
+        assert!(secret.len() >= 500, "{what}: {}", secret.len());
+        let medium = Recorder::new(&image);
+        write_verified(&medium, &change.writes).unwrap();
+        let mut count = 0;
+        medium.crashes(11, |crashed| {
+            count += 1;
+            if count % 3 > 0 {
+                return;
+            }
+            let (header, damage) = Header::read(crashed).unwrap();
+            let erase = with_tools(71, |tools| header.erase(damage.as_ref(), tools.random));
+            let mut end = crashed.clone();
+            common::apply(&mut end, &erase.unwrap().writes);
+            let left = end.chunks(512).filter(|sector| secret.contains(sector)).count();
+            assert_eq!(left, 0, "{what}: sectors of key material after crash {count}");
+            let data = header.data_offset() as usize;
+            assert!(end[data..] == image[data..], "{what}: the data was touched");
+        });
+        assert!(count > 100, "{what}: {count}");
     }
 }
 

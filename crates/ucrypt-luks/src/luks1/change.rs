@@ -7,9 +7,10 @@
 use super::header::{Header, KEYSLOTS, Keyslot, SALT_BYTES, State};
 use super::keyslot::{Sealed, seal};
 use crate::area::material_len;
+use crate::backup::BACKUP_MAX;
 use crate::error::{Error, Result};
 use crate::keys::{NewKey, OpenedKey};
-use crate::medium::{Random, Write, wipe};
+use crate::medium::{Random, Write, wipe, wipe_range};
 use crate::new_volume::Tools;
 use crate::uuid;
 
@@ -102,8 +103,14 @@ impl Header {
 
     pub(crate) fn erase(&self, random: Random<'_>) -> Result<(Self, Vec<Write>)> {
         let mut steps = Steps::new(self);
-        for number in 0..KEYSLOTS as u32 {
-            steps.wipe(number, random)?;
+        let begin = self.keyslots.iter().map(Keyslot::material_start).min().unwrap_or(0);
+        let areas = begin..self.areas_end();
+        // Between the areas may lie what an interrupted change has forgotten. Areas that are farther
+        // apart than any program puts them may have something else between them.
+        if areas.end - areas.start <= BACKUP_MAX {
+            steps.writes.extend(wipe_range(areas, random)?);
+        } else {
+            (0..KEYSLOTS as u32).try_for_each(|number| steps.wipe(number, random))?;
         }
         for keyslot in &mut steps.header.keyslots {
             keyslot.state = State::Inactive;

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::json::Json;
 use crate::kdf::KEY_LEN_MAX;
 use crate::keys::NewKey;
-use crate::medium::{Random, Write, wipe};
+use crate::medium::{Random, Write, wipe, wipe_range};
 use crate::new_volume::Tools;
 
 impl Change {
@@ -109,6 +109,21 @@ impl Change {
     pub fn remove_keyslot(&mut self, number: u32, random: Random<'_>) -> Result<()> {
         let keyslot = self.metadata.keyslots.get(&number).ok_or(Error::InactiveKeyslot(number))?;
         self.before.push(wipe(keyslot.area.offset, keyslot.area.size, random)?);
+        self.forget_keyslot(number)
+    }
+
+    /// Wipes the whole keyslots area, and removes all keyslots. Outside of their areas may lie what
+    /// an interrupted change has forgotten.
+    pub fn remove_all_keyslots(&mut self, random: Random<'_>) -> Result<()> {
+        let begin = 2 * self.binary.header_size;
+        let area = begin..begin + self.metadata.config.keyslots_size;
+        self.before.extend(wipe_range(area, random)?);
+        let numbers: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
+        numbers.into_iter().try_for_each(|number| self.forget_keyslot(number))
+    }
+
+    /// Removes a keyslot that is wiped from the metadata.
+    fn forget_keyslot(&mut self, number: u32) -> Result<()> {
         let unused = self.metadata.digests_of_keyslot(number).into_iter().find(|id| {
             let digest = self.metadata.digests.get(id);
             digest.is_some_and(|digest| digest.segments.is_empty() && digest.keyslots == [number])
