@@ -188,6 +188,24 @@ fn a_detached_header_is_made_and_the_data_left_alone() {
 }
 
 #[test]
+fn the_image_itself_as_its_header_is_the_same_as_none() {
+    for kind in ["luks1", "luks2"] {
+        let (scratch, other) = (Scratch::new(), Scratch::new());
+        let image = scratch.image();
+        let uuid = ["--type", kind, "--uuid", "01234567-89ab-cdef-0123-456789abcdef"];
+        good(&scratch.format(&[&uuid, &["--header", text(&image)][..], CHEAP].concat()));
+        good(&other.format(&[&uuid, CHEAP].concat()));
+        cryptsetup_opens(&image, &[]);
+        let offsets = |image: &Path| {
+            let dump = good(&ucrypt(&["luksDump", text(image)], b""));
+            let lines = dump.lines().filter(|line| line.to_lowercase().contains("offset"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(&image), offsets(&other.image()));
+    }
+}
+
+#[test]
 fn what_cannot_be_done_is_refused_before_anything_is_written() {
     let scratch = Scratch::new();
     let before = fs::read(scratch.image()).unwrap();

@@ -36,10 +36,10 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
         say(&format!("WARNING: The {option} option is being ignored.\n"));
     }
     let data = open_to_format(&args.image)?;
-    let new_file = args.header.as_deref().map(|path| new_header_file(path, args)).transpose()?;
-    let header = args.header.as_deref().map(open_to_format).transpose()?;
+    let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?;
+    let header = args.detached().map(open_to_format).transpose()?;
     let medium = header.as_ref().unwrap_or(&data);
-    let path = args.header.as_deref().unwrap_or(&args.image);
+    let path = args.detached().unwrap_or(&args.image);
     let found = signature::find(&HeaderImage(medium))?;
     if !args.batch_mode {
         warn_of(&found, path);
@@ -72,7 +72,7 @@ fn describe(args: &FormatArgs) -> Result<NewVolume, Failure> {
         data_offset: args.data_offset()?,
         data_alignment: args.data_alignment()?,
         area: args.luks2.area()?,
-        detached: args.header.is_some(),
+        detached: args.detached().is_some(),
     })
 }
 
@@ -211,7 +211,7 @@ fn check_room(
     path: &Path,
     args: &FormatArgs,
 ) -> Result<(), Failure> {
-    let detached = args.header.is_some();
+    let detached = args.detached().is_some();
     let needed = writes.iter().map(|write| write.offset + write.bytes.len() as u64).max();
     let data_offset = if detached { 0 } else { made.data_offset() };
     let needed = needed.unwrap_or(0).max(data_offset);

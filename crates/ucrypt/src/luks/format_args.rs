@@ -1,6 +1,6 @@
 //! The options of `luksFormat`, and what they mean for a new volume.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES};
@@ -11,6 +11,7 @@ use super::pbkdf_args::PbkdfArgs;
 use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
 use crate::size;
+use crate::volume::is_same;
 
 /// Default length of the volume key in bits; XTS takes two keys.
 const KEY_BITS: u32 = 256;
@@ -51,7 +52,7 @@ pub(crate) struct FormatArgs {
     use_urandom: bool,
     /// Put the header into this file, which is made if it does not exist
     #[arg(long, value_name = "FILE")]
-    pub(super) header: Option<PathBuf>,
+    header: Option<PathBuf>,
     /// Where the data starts in the image, in 512-byte sectors
     #[arg(short = 'o', long, value_name = "SECTORS")]
     offset: Option<u64>,
@@ -114,6 +115,11 @@ impl FormatArgs {
         }
     }
 
+    /// Where a detached header goes. Naming the image itself is the same as naming none.
+    pub(super) fn detached(&self) -> Option<&Path> {
+        self.header.as_deref().filter(|header| !is_same(header, &self.image))
+    }
+
     /// Where the passphrase comes from, with the key file in either place.
     pub(super) fn key(&self) -> KeyArgs {
         let mut key = self.key.clone();
@@ -164,7 +170,7 @@ impl FormatArgs {
     /// First byte of the data, if it was chosen. As in cryptsetup, 0 in front of the header's own image
     /// chooses nothing.
     pub(super) fn data_offset(&self) -> Result<Option<u64>, Failure> {
-        let chosen = self.offset.filter(|sectors| *sectors > 0 || self.header.is_some());
+        let chosen = self.offset.filter(|sectors| *sectors > 0 || self.detached().is_some());
         chosen.map(|sectors| in_bytes("--offset", sectors)).transpose()
     }
 
