@@ -11,14 +11,18 @@
 //! 3. The new header moves each keyslot area to its final place, through a free place if the two
 //!    overlap. Old copies are overwritten with random bytes.
 //!
+//! A mark in the header says that something may be left ([`finish`]); it goes last.
+//!
 //! Each step needs free room for one keyslot. If there is none, [`Conversion::survives`] is false:
 //! an interruption then loses keyslots, as it does with cryptsetup.
 
+mod mark;
 mod moves;
 mod place;
 mod to_luks1;
 mod to_luks2;
 
+pub use mark::finish;
 pub use to_luks1::to_luks1;
 pub use to_luks2::to_luks2;
 

@@ -61,7 +61,7 @@ mod uuid;
 mod volume;
 
 pub use backup::{Restore, restore};
-pub use convert::{Conversion, to_luks1, to_luks2};
+pub use convert::{Conversion, finish as finish_conversion, to_luks1, to_luks2};
 pub use error::{Error, Result};
 pub use fields::FieldText;
 pub use hash::Hash;

@@ -4,11 +4,13 @@
 
 mod common;
 
+use std::collections::HashSet;
+
 use common::recorder::Recorder;
 use common::{apply, cheap_pbkdf2, edit_json, luks2_options, new_volume, with_tools};
 use ucrypt_luks::{
-    Conversion, Error, Format, Header, Kdf, NewKey, NewVolume, luks1, luks2, to_luks1, to_luks2,
-    write_verified,
+    Conversion, Error, Format, Header, Kdf, NewKey, NewVolume, finish_conversion, luks1, luks2,
+    to_luks1, to_luks2, write_verified,
 };
 
 /// Eight areas for keys of 32 bytes and two LUKS2 headers.
@@ -117,6 +119,30 @@ fn secrets<'a>(header: &Header, image: &'a [u8]) -> Vec<Secret<'a>> {
     }
 }
 
+/// What finishes a conversion after the new header became valid.
+fn finish(image: &[u8]) -> Option<Conversion> {
+    let (header, damage) = Header::read(&image).unwrap();
+    with_tools(9, |tools| finish_conversion(&header, damage.as_ref(), &image, tools.random))
+        .unwrap()
+}
+
+/// One copy of each keyslot's material, nothing of a LUKS2 header beside LUKS1, and no mark.
+fn assert_nothing_left(what: &str, image: &[u8], materials: &[&[u8]]) {
+    let secret: HashSet<&[u8]> = materials.iter().flat_map(|area| area.chunks(512)).collect();
+    let found = image.chunks(512).filter(|sector| secret.contains(sector)).count();
+    assert_eq!(found, secret.len(), "{what}: sectors of key material");
+    if let Header::Luks2(header) = Header::read(&image).unwrap().0 {
+        assert!(header.metadata.tokens.is_empty(), "{what}");
+        return;
+    }
+    for size in luks2::HEADER_SIZES {
+        let secondary = image.get(usize::try_from(size).unwrap()..).unwrap_or_default();
+        assert!(!secondary.starts_with(b"SKUL\xba\xbe"), "{what}: an old copy is left");
+    }
+    let metadata = image.windows(10).any(|bytes| bytes == b"\"segments\"");
+    assert!(!metadata, "{what}: a part of an old copy is left");
+}
+
 /// Every image that a crash of the conversion leaves. Returns the image at the end.
 fn survives(what: &str, image: &[u8], to: Format, keyslots: &[u32]) -> Vec<u8> {
     let data = Header::read(&image).unwrap().0.data_offset() as usize;
@@ -124,28 +150,41 @@ fn survives(what: &str, image: &[u8], to: Format, keyslots: &[u32]) -> Vec<u8> {
     assert!(conversion.survives, "{what}");
     let medium = Recorder::new(image);
     write_verified(&medium, &conversion.writes).unwrap();
-    let mut count = 0;
+    let (mut count, mut finished) = (0, 0);
     let before = Header::read(&image).unwrap().0;
     let before = secrets(&before, image);
+    let materials: Vec<&[u8]> = before.iter().map(|secret| secret.material).collect();
     medium.crashes(9, |crashed| {
         let (header, _) = Header::read(crashed).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(secrets(&header, crashed) == before, "{what}: a keyslot does not open any more");
         assert!(crashed[data..] == image[data..], "{what}: the data was touched");
         count += 1;
         // A part of the images is enough: the rest costs a dozen derivations.
-        if count % 23 > 0 {
+        let part = if header.format() == to { 7 } else { 23 };
+        if count % part > 0 {
             return;
         }
         assert_opens(what, crashed, keyslots);
-        let Some(again) = converted(crashed, to, 8).unwrap() else { return };
+        let again = match converted(crashed, to, 8).unwrap() {
+            Some(again) => Some(again),
+            // The new header is there; something may be left of the old one.
+            None => finish(crashed),
+        };
+        let Some(again) = again else { return assert_nothing_left(what, crashed, &materials) };
+        finished += usize::from(header.format() == to);
         let mut end = crashed.clone();
         apply(&mut end, &again.writes);
         assert_opens(what, &end, keyslots);
         assert_eq!(Header::read(&end).unwrap().0.format(), to, "{what}");
         assert!(again.survives, "{what}");
+        assert!(end[data..] == image[data..], "{what}: the data was touched");
+        assert_nothing_left(what, &end, &materials);
+        assert!(finish(&end).is_none(), "{what}: the mark is left");
     });
-    assert!(count > 60, "{what}: {count} crashes");
+    assert!(count > 60 && finished > 0, "{what}: {count} crashes, {finished} finished");
     let end = medium.now.into_inner();
+    assert_nothing_left(what, &end, &materials);
+    assert!(finish(&end).is_none(), "{what}: the mark is left");
     assert_opens(what, &end, keyslots);
     let (header, damage) = Header::read(&end).unwrap();
     assert!(header.format() == to && damage.is_none(), "{what}: {damage:?}");

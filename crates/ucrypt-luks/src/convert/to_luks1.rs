@@ -7,7 +7,7 @@ use super::moves::{
     Materials, in_one_sector, in_sectors, luks1_place, move_in_luks1, move_in_luks2, read_materials,
 };
 use super::place::{Place, gap};
-use super::{Conversion, LUKS1_AREAS, SECTOR, SHIFT};
+use super::{Conversion, LUKS1_AREAS, SECTOR, SHIFT, mark};
 use crate::area::STRIPES;
 use crate::error::{Error, Result};
 use crate::header::Header;
@@ -32,16 +32,16 @@ pub fn to_luks1(
     // Refuses headers of newer programs.
     let change = header.change(damage)?;
     let plan = Plan::new(header, image)?;
-    // A copy that is damaged or out of date is written again first.
-    let (current, mut writes) = match damage {
-        None => (header.clone(), Vec::new()),
-        Some(_) => change.finish(random)?,
-    };
-    let done = plan.safely(current, random)?;
+    let (marked, mut writes) = mark::begin_luks2(header, damage, random)?;
+    let done = plan.safely(marked, random)?;
     let survives = done.is_some();
     let (luks1, more) = match done {
         Some(done) => done,
-        None => plan.at_once(random)?,
+        None => {
+            // A copy that is damaged or out of date is written again first.
+            writes = damage.map_or(Ok(Vec::new()), |_| change.finish(random).map(|done| done.1))?;
+            plan.at_once(random)?
+        }
     };
     writes.extend(more);
     let binary = &header.binary;
@@ -132,7 +132,7 @@ impl<'a> Plan<'a> {
         if moved.is_none() {
             return Ok(None);
         }
-        writes.extend(put_header(&luks1)?);
+        writes.extend(put_header(&luks1, Some(self.room.end))?);
         // A copy of the old header must not come back.
         writes.push(wipe(LUKS1_AREAS, self.room.start - LUKS1_AREAS, random)?);
         for (number, swapped) in swaps {
@@ -140,6 +140,7 @@ impl<'a> Plan<'a> {
             let to = finals[number as usize].start;
             move_in_luks1(&mut luks1, material, to, swapped, random, &mut writes)?;
         }
+        writes.push(mark::removal());
         Ok(Some((luks1, writes)))
     }
 
@@ -176,16 +177,20 @@ impl<'a> Plan<'a> {
             let offset = luks1_place(&self.luks1, *number).start;
             writes.push(Write { offset, bytes: material.clone() });
         }
-        writes.extend(put_header(&self.luks1)?);
+        writes.extend(put_header(&self.luks1, None)?);
         Ok((self.luks1.clone(), writes))
     }
 }
 
 /// The header of LUKS1, over a LUKS2 header whose secondary copy is valid until the first sector is
-/// there.
-fn put_header(header: &luks1::Header) -> Result<[Write; 2]> {
-    let bytes = header.to_bytes();
+/// there. It is marked if something may be left up to byte `left`.
+fn put_header(header: &luks1::Header, left: Option<u64>) -> Result<[Write; 2]> {
+    let mut bytes = header.to_bytes();
     luks1::Header::parse(&bytes)?;
+    if let Some(left) = left {
+        bytes.resize(mark::OFFSET as usize, 0);
+        bytes.extend(mark::bytes(header, left));
+    }
     let (first, rest) = bytes.split_at(SECTOR);
     Ok([
         Write { offset: SECTOR as u64, bytes: rest.to_vec() },
@@ -223,7 +228,8 @@ fn final_places(metadata: &Metadata, key_bytes: u32, room: &Range<u64>) -> Resul
 /// The LUKS1 header, still without the places of its keyslots.
 fn new_header(header: &luks2::Header) -> Result<luks1::Header> {
     let metadata = &header.metadata;
-    if let Some((number, token)) = metadata.tokens.iter().next() {
+    let mut tokens = metadata.tokens.iter().filter(|(_, token)| !mark::is_mark(token));
+    if let Some((number, token)) = tokens.next() {
         return Err(refused(format!(
             "it has tokens (token {number} is a {}); remove them first",
             token.kind

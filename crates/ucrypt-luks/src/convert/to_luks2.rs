@@ -7,7 +7,7 @@ use super::moves::{
     Materials, in_one_sector, luks1_place, move_in_luks1, move_in_luks2, read_materials,
 };
 use super::place::{Place, gap};
-use super::{COPIES_BYTES, Conversion, LUKS1_AREAS, SECTOR, SHIFT};
+use super::{COPIES_BYTES, Conversion, LUKS1_AREAS, SECTOR, SHIFT, mark};
 use crate::area::STRIPES;
 use crate::error::{Error, Result};
 use crate::header::Header;
@@ -32,11 +32,16 @@ pub fn to_luks2(
     random: Random<'_>,
 ) -> Result<Conversion> {
     let plan = Plan::new(header, image)?;
-    if let Some((header, writes)) = plan.safely(random)? {
-        return Ok(conversion(header, writes, true));
-    }
-    let (header, writes) = plan.at_once(random)?;
-    Ok(conversion(header, writes, false))
+    // What an interrupted conversion has left is nobody's any more in the new header.
+    let mut writes = mark::finish_luks1(header, image, random)?;
+    let done = plan.safely(random)?;
+    let survives = done.is_some();
+    let (header, more) = match done {
+        Some(done) => done,
+        None => plan.at_once(random)?,
+    };
+    writes.extend(more);
+    Ok(conversion(header, writes, survives))
 }
 
 fn conversion(header: luks2::Header, writes: Vec<Write>, survives: bool) -> Conversion {
@@ -92,8 +97,9 @@ impl<'a> Plan<'a> {
 
     /// All passphrases open the volume after an interruption. `None` if that needs more room.
     fn safely(&self, random: Random<'_>) -> Result<Option<(luks2::Header, Vec<Write>)>> {
-        let mut writes = Vec::new();
         let mut luks1 = self.header.clone();
+        let bytes = mark::bytes(&luks1, self.room.end);
+        let mut writes = vec![Write { offset: mark::OFFSET, bytes }];
         for number in luks1.active_keyslots() {
             if luks1_place(&luks1, number).start >= COPIES_BYTES {
                 continue;
@@ -104,11 +110,14 @@ impl<'a> Plan<'a> {
         }
         let places = luks1.active_keyslots();
         let places = places.iter().map(|number| (*number, luks1_place(&luks1, *number))).collect();
-        let luks2 = self.new_header(&places)?;
+        let luks2 = self.new_header(&places, true)?;
         writes.extend(put_header(&luks2, random)?);
         let moved =
             move_in_luks2(luks2, &self.materials, &self.targets, &self.room, random, &mut writes)?;
-        Ok(moved.map(|header| (header, writes)))
+        let Some(moved) = moved else { return Ok(None) };
+        let (header, more) = mark::end_luks2(&moved, None, random)?;
+        writes.extend(more);
+        Ok(Some((header, writes)))
     }
 
     /// A place behind the new header for a keyslot that lies in its way; with the inactive keyslot
@@ -139,7 +148,7 @@ impl<'a> Plan<'a> {
 
     /// Everything goes to its final place at once.
     fn at_once(&self, random: Random<'_>) -> Result<(luks2::Header, Vec<Write>)> {
-        let luks2 = self.new_header(&self.targets)?;
+        let luks2 = self.new_header(&self.targets, false)?;
         let moved = self.targets.iter().map(|(number, place)| Write {
             offset: place.start,
             bytes: self.materials[number].clone(),
@@ -149,8 +158,8 @@ impl<'a> Plan<'a> {
         Ok((luks2, writes))
     }
 
-    /// The LUKS2 header with the keyslots at these places.
-    fn new_header(&self, places: &BTreeMap<u32, Place>) -> Result<luks2::Header> {
+    /// The LUKS2 header with the keyslots at these places, marked if something may be left.
+    fn new_header(&self, places: &BTreeMap<u32, Place>, marked: bool) -> Result<luks2::Header> {
         let luks1 = self.header;
         let cipher = match luks1.cipher_mode.as_str() {
             "" => luks1.cipher_name.clone(),
@@ -214,12 +223,13 @@ impl<'a> Plan<'a> {
             ("json_size", decimal(HEADER_SIZES[0] - BINARY_BYTES as u64)),
             ("keyslots_size", decimal(self.room.end - self.room.start)),
         ]);
+        let tokens = marked.then(|| ("0".into(), mark::token())).into_iter();
         let json = Json::object([
             (
                 "keyslots",
                 Json::Object(keyslots.map(|(number, keyslot)| (number.into(), keyslot)).collect()),
             ),
-            ("tokens", Json::object([])),
+            ("tokens", Json::Object(tokens.collect())),
             ("segments", Json::object([("0", segment)])),
             ("digests", Json::object([("0", digest)])),
             ("config", config),
@@ -275,7 +285,7 @@ fn put_header(header: &luks2::Header, random: Random<'_>) -> Result<Vec<Write>> 
     ])
 }
 
-fn check_luksmeta(places: &[Place], image: &dyn ReadAt) -> Result<()> {
+pub(super) fn check_luksmeta(places: &[Place], image: &dyn ReadAt) -> Result<()> {
     let end = places.iter().map(|place| place.end()).max().unwrap_or(0);
     let len = LUKSMETA.len() as u64;
     if end + len > image.len() || read_bytes(image, "luksmeta", end, len, len)? != LUKSMETA {

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use ucrypt_backend::{FileBackend, OpenOptions};
-use ucrypt_luks::{Conversion, Format, Header, settle_cache, to_luks1, to_luks2, write_verified};
+use ucrypt_luks::{
+    Conversion, Format, Header, finish_conversion, settle_cache, to_luks1, to_luks2, write_verified,
+};
 
 use super::backup::save;
 use super::change::lock_header;
@@ -12,6 +14,7 @@ use super::confirm::confirm;
 use super::image::{HeaderImage, open_to_look};
 use crate::failure::Failure;
 use crate::secrecy;
+use crate::stdio::say_line;
 use crate::volume::is_same;
 
 /// Arguments of `convert`.
@@ -61,8 +64,9 @@ impl ConvertArgs {
         Ok(Opened { header, _data: data.transpose()? })
     }
 
-    /// Reads the header and plans its conversion.
-    fn plan(&self, image: &FileBackend) -> Result<(Header, Conversion), Failure> {
+    /// Reads the header and plans its conversion. There is none if the header has the version
+    /// already, and no interrupted conversion has left something.
+    fn plan(&self, image: &FileBackend) -> Result<Option<(Header, Conversion)>, Failure> {
         let place = self.place().display();
         let medium = HeaderImage(image);
         let (header, damage) =
@@ -73,9 +77,11 @@ impl ConvertArgs {
             (Header::Luks2(header), Kind::Luks1) => {
                 to_luks1(header, damage.as_ref(), &medium, &mut random)
             }
-            _ => {
-                let name = self.format().name();
-                return Err(Failure::wrong(format!("{place}: the header is {name} already")));
+            (Header::Luks1(_), Kind::Luks1) | (Header::Luks2(_), Kind::Luks2) => {
+                let left =
+                    finish_conversion(&header, damage.as_ref(), &medium, &mut random).transpose();
+                let Some(plan) = left else { return Ok(None) };
+                plan
             }
         };
         let plan = plan.map_err(|error| Failure::from(error).about(&place))?;
@@ -86,7 +92,14 @@ impl ConvertArgs {
                  luksHeaderRestore gets everything back"
             )));
         }
-        Ok((header, plan))
+        Ok(Some((header, plan)))
+    }
+
+    /// Says that there is nothing to do. This is no error: an interrupted conversion that is run
+    /// again comes here if only the end was missing.
+    fn is_done(&self) {
+        let (place, name) = (self.place().display(), self.format().name());
+        say_line(format_args!("{place}: the header is {name} already"));
     }
 
     /// What is about to happen, in cryptsetup's words.
@@ -109,7 +122,10 @@ struct Opened {
 
 /// Carries out `convert`.
 pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
-    let (_, plan) = args.plan(&open_to_look(args.place())?)?;
+    let Some((_, plan)) = args.plan(&open_to_look(args.place())?)? else {
+        args.is_done();
+        return Ok(());
+    };
     drop(args.open()?);
     confirm(&args.warning(&plan), args.batch_mode)?;
     let opened = args.open()?;
@@ -117,7 +133,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
     settle_cache(&HeaderImage(&opened.header))
         .map_err(|error| Failure::from(error).about(args.place().display()))?;
     // The header may have changed while a person was asked.
-    let (header, plan) = args.plan(&opened.header)?;
+    let Some((header, plan)) = args.plan(&opened.header)? else {
+        args.is_done();
+        return Ok(());
+    };
     let medium = HeaderImage(&opened.header);
     if let Some(path) = &args.header_backup_file {
         save(&header, &medium, path)?;
