@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
 /// How many users a message names.
 const NAMED_MAX: usize = 4;
@@ -34,12 +36,12 @@ pub(crate) fn of(paths: &[&Path]) -> Vec<String> {
         }
         let command = fs::read_to_string(dir.join("comm")).unwrap_or_default();
         let command = command.trim_end();
+        if PASSING.contains(&command) {
+            continue;
+        }
         let descriptors = fs::read_dir(dir.join("fd")).into_iter().flatten().filter_map(Result::ok);
-        // Read only the names: a look at the files themselves may block for ever.
-        let mut targets = descriptors.filter_map(|fd| fs::read_link(fd.path()).ok());
-        if !PASSING.contains(&command)
-            && targets.any(|target| watched.iter().any(|it| it.name == target.to_string_lossy()))
-        {
+        let mut descriptors = descriptors.map(|entry| entry.path());
+        if descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor))) {
             users.push(format!("{command} (process {pid})"));
         }
     }
@@ -59,35 +61,72 @@ pub(crate) fn by(users: &[String]) -> String {
     format!(" ({named}{others})")
 }
 
-/// A file or device that may be in use.
+/// Major and minor number of a device.
+type Number = (u32, u32);
+
+/// A file or device that may be in use. Who uses a partition of a disk uses the disk.
 struct Watched {
-    /// The path, as the kernel writes it.
-    name: String,
-    /// Major and minor number, if it is a device.
-    number: Option<String>,
+    /// The path, as the kernel writes it; of a disk, also those of its partitions.
+    names: Vec<String>,
+    /// The numbers of the disk and of its partitions: a node may have any name.
+    numbers: Vec<Number>,
 }
 
 impl Watched {
     fn new(place: &Path) -> Option<Self> {
-        let name = place.to_str()?.to_owned();
+        let mut watched = Self { names: vec![place.to_str()?.to_owned()], numbers: Vec::new() };
         // Look only at devices: a served file may no longer answer.
-        let found =
-            place.starts_with("/dev").then(|| fs::symlink_metadata(place)).transpose().ok()?;
-        let number = found.filter(|found| found.file_type().is_block_device()).map(|found| {
+        if !place.starts_with("/dev") {
+            return Some(watched);
+        }
+        let found = fs::symlink_metadata(place).ok()?;
+        if found.file_type().is_block_device() {
             let number = found.rdev();
-            format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number))
-        });
-        Some(Self { name, number })
+            let number = (rustix::fs::major(number), rustix::fs::minor(number));
+            watched.numbers.push(number);
+            for (name, number) in partitions(&attributes(number)) {
+                watched.names.push(name);
+                watched.numbers.push(number);
+            }
+        }
+        Some(watched)
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        self.names.iter().any(|it| it == name)
+    }
+
+    /// Whether a descriptor, a link in `/proc/PID/fd`, is open on it.
+    fn is_open_as(&self, descriptor: &Path) -> bool {
+        let Ok(target) = fs::read_link(descriptor) else { return false };
+        // Other names are those of pipes, sockets and the like.
+        self.has_name(&target.to_string_lossy())
+            || target.is_absolute() && self.has_node(descriptor)
+    }
+
+    /// Whether there is a node of it at `path`.
+    fn has_node(&self, path: &Path) -> bool {
+        !self.numbers.is_empty() && number_of(path).is_some_and(|it| self.numbers.contains(&it))
+    }
+
+    /// Whether this path, which another program has chosen, leads to it. Other directories than
+    /// `/dev` may be on a file system that does not answer.
+    fn is_at(&self, path: &str) -> bool {
+        self.has_name(path) || path.starts_with("/dev/") && self.has_node(Path::new(path))
     }
 
     /// The paths where `mounts`, a `mountinfo` table, shows it mounted.
     fn mounted(&self, mounts: &str) -> Vec<String> {
-        let Some(number) = &self.number else { return Vec::new() };
+        let numbers: Vec<String> =
+            self.numbers.iter().map(|(major, minor)| format!("{major}:{minor}")).collect();
+        if numbers.is_empty() {
+            return Vec::new();
+        }
         let is_it = |line: &&str| {
-            let is_device = line.split(' ').nth(2) == Some(number);
+            let number = line.split(' ').nth(2).unwrap_or_default();
             // A file system on several devices has a number of its own, so compare the source too.
             let source = line.split_once(" - ").and_then(|(_, end)| end.split(' ').nth(1));
-            is_device || source == Some(&self.name)
+            numbers.iter().any(|it| it == number) || source.is_some_and(|it| self.has_name(it))
         };
         let place = |line: &str| Some(format!("mounted at {}", line.split(' ').nth(4)?));
         mounts.lines().filter(is_it).filter_map(place).collect()
@@ -95,24 +134,53 @@ impl Watched {
 
     /// Swap on it, and devices on top of it.
     fn on_top(&self) -> Vec<String> {
-        if self.number.is_none() {
+        if self.numbers.is_empty() {
             return Vec::new();
         }
         let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-        let swap = swaps.lines().any(|line| line.split(' ').next() == Some(&self.name));
-        let name = self.name.trim_start_matches("/dev/");
-        let holders = fs::read_dir(Path::new("/sys/block").join(name).join("holders"));
-        let holders = holders.into_iter().flatten().filter_map(Result::ok);
+        let mut swaps = swaps.lines().skip(1).filter_map(|line| line.split(' ').next());
+        let swap = swaps.any(|path| self.is_at(path));
+        let holders = self.numbers.iter().map(|number| attributes(*number).join("holders"));
+        let holders = holders.filter_map(|holders| fs::read_dir(holders).ok()).flatten();
+        let holders = holders.filter_map(Result::ok);
         let holders = holders.map(|holder| format!("/dev/{}", holder.file_name().display()));
         // Loop devices on top are not listed as holders.
         let loops = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
         let loops = loops.filter_map(|device| {
             let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-            let is_it = file.trim_end() == self.name;
+            let is_it = self.is_at(file.trim_end());
             is_it.then(|| format!("/dev/{}", device.file_name().display()))
         });
         holders.chain(loops).chain(swap.then(|| "swap".to_owned())).collect()
     }
+}
+
+/// The directory of a block device in sysfs.
+fn attributes((major, minor): Number) -> PathBuf {
+    format!("/sys/dev/block/{major}:{minor}").into()
+}
+
+/// The partitions of the disk with this directory: their nodes' usual paths, and their numbers.
+fn partitions(disk: &Path) -> Vec<(String, Number)> {
+    let entries = fs::read_dir(disk).into_iter().flatten().filter_map(Result::ok);
+    let partition = |entry: fs::DirEntry| {
+        let directory = entry.path();
+        fs::symlink_metadata(directory.join("partition")).ok()?;
+        let number = fs::read_to_string(directory.join("dev")).ok()?;
+        let (major, minor) = number.trim_end().split_once(':')?;
+        let name = format!("/dev/{}", entry.file_name().display());
+        Some((name, (major.parse().ok()?, minor.parse().ok()?)))
+    };
+    entries.filter_map(partition).collect()
+}
+
+/// The number of the block device that `path` leads to. Takes what the kernel knows already: a file
+/// system is not asked, because it may not answer.
+fn number_of(path: &Path) -> Option<Number> {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = statx(CWD, path, flags, StatxFlags::TYPE).ok()?;
+    let kind = FileType::from_raw_mode(found.stx_mode.into());
+    (kind == FileType::BlockDevice).then_some((found.stx_rdev_major, found.stx_rdev_minor))
 }
 
 #[cfg(test)]
@@ -123,15 +191,35 @@ mod tests {
 
     #[test]
     fn mounts_of_a_device_are_found_by_its_number_and_by_its_name() {
-        let device = Watched { name: "/dev/loop7".into(), number: Some("7:7".into()) };
+        let names = ["/dev/loop7", "/dev/loop7p1"].map(str::to_owned).to_vec();
+        let device = Watched { names, numbers: vec![(7, 7), (259, 3)] };
         let mounts = "\
             30 1 7:7 / /mnt/a rw,relatime shared:1 - ext4 /dev/root rw\n\
             31 1 0:55 / /mnt/b rw,relatime - btrfs /dev/loop7 rw\n\
             32 1 7:70 / /mnt/c rw,relatime - ext4 /dev/loop70 rw\n\
+            33 1 259:3 / /mnt/d rw,relatime - ext4 /dev/other rw\n\
+            34 1 0:56 / /mnt/e rw,relatime - btrfs /dev/loop7p1 rw\n\
             nonsense\n";
-        assert_eq!(device.mounted(mounts), ["mounted at /mnt/a", "mounted at /mnt/b"]);
-        let file = Watched { name: "/run/x".into(), number: None };
+        let places = ["/mnt/a", "/mnt/b", "/mnt/d", "/mnt/e"];
+        assert_eq!(device.mounted(mounts), places.map(|place| format!("mounted at {place}")));
+        let file = Watched { names: vec!["/run/x".into()], numbers: Vec::new() };
         assert!(file.mounted(mounts).is_empty());
+    }
+
+    #[test]
+    fn the_partitions_of_a_disk_are_known_by_name_and_number() {
+        let disk = tempfile::tempdir().unwrap();
+        for (name, file, content) in [
+            ("loop7p1", "partition", "1\n"),
+            ("loop7p1", "dev", "259:3\n"),
+            ("queue", "dev", "1:1\n"),
+            ("loop7p2", "partition", "2\n"),
+        ] {
+            fs::create_dir_all(disk.path().join(name)).unwrap();
+            fs::write(disk.path().join(name).join(file), content).unwrap();
+        }
+        assert_eq!(partitions(disk.path()), [("/dev/loop7p1".to_owned(), (259, 3))]);
+        assert!(partitions(&disk.path().join("none")).is_empty());
     }
 
     #[test]

@@ -197,6 +197,61 @@ fn close_names_who_uses_a_device() {
     close(&scratch).passes();
 }
 
+/// Partitions of a loop device that go with their test. (The kernel need not know any partition table.)
+struct Partition<'a> {
+    disk: &'a str,
+}
+
+impl<'a> Partition<'a> {
+    fn new(disk: &'a str) -> Self {
+        run(tool("addpart", "util-linux").args([disk, "1", "2048", "65536"]), b"").passes();
+        Self { disk }
+    }
+}
+
+impl Drop for Partition<'_> {
+    fn drop(&mut self) {
+        let _ = run(tool("delpart", "util-linux").args([self.disk, "1"]), b"");
+    }
+}
+
+#[test]
+fn close_names_who_uses_a_device_by_a_partition_or_by_another_node() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    open(&scratch, &image, &["--as", "loop", "--partscan"]).passes();
+    let disk = fs::read_link(scratch.device()).expect("a link").display().to_string();
+    let partition = Partition::new(&disk);
+    // As `docker --device /dev/loop0:/dev/xvda` makes one.
+    let other = scratch.path("xvda").display().to_string();
+    let number = disk.trim_start_matches("/dev/loop");
+    run(tool("mknod", "coreutils").args([other.as_str(), "b", "7", number]), b"").passes();
+    let first = format!("{disk}p1");
+    for node in [disk.as_str(), &first, &other] {
+        let user = File::open(node).expect("opened");
+        let mut sleep = Command::new("sleep").arg("300").stdin(user).spawn().expect("started");
+        let refused = close(&scratch);
+        sleep.kill().expect("killed");
+        sleep.wait().expect("waited");
+        let message = refused.refuses(5);
+        let name = format!("sleep (process {})", sleep.id());
+        assert!(message.contains(&name), "{node}: {message}");
+
+        run(tool("mkfs.ext4", "e2fsprogs").args(["-q", "-F", node]), b"").passes();
+        let text = "mount $1 m; echo on >on; read -r _ || :; umount m; rm on";
+        let mut shell = script(&scratch, text, &[node]);
+        let mut shell = shell.stdin(Stdio::piped()).spawn().expect("a shell");
+        scratch.await_file("on");
+        let refused = close(&scratch);
+        drop(shell.stdin.take());
+        assert!(shell.wait().expect("waited").success());
+        let message = refused.refuses(5);
+        assert!(message.contains("mounted at"), "{node}: {message}");
+    }
+    drop(partition);
+    close(&scratch).passes();
+}
+
 /// The kernel and device managers release a device some time after its last user.
 #[test]
 fn close_waits_for_who_only_looks_at_a_device() {

@@ -11,7 +11,26 @@ exec 3< "$link"
 refused 5 "in use" ucrypt close disk
 cmp -n 65536 random - <&3
 exec 3<&-
+# So is a device that a program has open by a node of another name, as in a container.
+numbers=$(cat "/sys/block/$(basename "$(readlink "$link")")/dev")
+mknod other b "${numbers%:*}" "${numbers#*:}"
+exec 3< other
+refused 5 "in use" ucrypt close disk
+cmp -n 65536 random - <&3
+exec 3<&-
+# And a disk one of whose partitions is open: a table with one, of 100 blocks from block 16 on.
+dd if=/dev/zero of=table bs=4096 count=1
+printf '\000\000\000\000\203\000\000\000\020\000\000\000\144\000\000\000' |
+    dd of=table bs=1 seek=446 conv=notrunc
+printf '\125\252' | dd of=table bs=1 seek=510 conv=notrunc
+dd if=table of="$link" conv=notrunc,fsync
+blockdev --rereadpt "$link"
+exec 3< "$(readlink "$link")p1"
+refused 5 "in use" ucrypt close disk
+[ "$(dd bs=4096 count=1 <&3 | wc -c)" = 4096 ]
+exec 3<&-
 mkfs.ext4 -q "$link"
+blockdev --rereadpt "$link"
 mkdir mnt
 mount "$link" mnt
 refused 5 "in use" ucrypt close disk
