@@ -370,6 +370,11 @@ impl Volume {
         self.locks.wake_all();
     }
 
+    /// Takes [`Volume::abandon`] back: what comes from now on waits for [`Volume::resume`].
+    pub fn unabandon(&self) {
+        self.abandoned.store(false, Ordering::SeqCst);
+    }
+
     /// Whether [`Volume::abandon`] was called.
     pub fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)

@@ -291,6 +291,20 @@ impl Exports {
         users
     }
 
+    /// Takes no more users if only NBD clients can have been there, and all of them have gone. Returns
+    /// whether that is so. A request that came from the kernel has a user for as long as it waits,
+    /// even if nobody can be seen.
+    pub(crate) fn close_if_gone(&self) -> bool {
+        let has_kernels =
+            !self.fuse.is_empty() || self.loop_device.is_some() || self.ublk.is_some();
+        !has_kernels && self.nbd.iter().all(Server::close_if_gone)
+    }
+
+    /// Takes [`Exports::close_if_gone`] back.
+    pub(crate) fn reopen(&self) {
+        self.nbd.iter().for_each(Server::reopen);
+    }
+
     /// Clients that are gone while the image has not answered all their requests.
     pub(crate) fn unanswered_clients(&self) -> usize {
         self.nbd.iter().map(Server::unanswered_clients).sum()

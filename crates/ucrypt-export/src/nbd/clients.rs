@@ -34,6 +34,16 @@ struct Client {
     socket: Weak<OwnedFd>,
 }
 
+impl Client {
+    /// Whether it has not hung up.
+    fn stays(&self) -> bool {
+        self.socket.upgrade().is_some_and(|socket| {
+            let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+            matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0))
+        })
+    }
+}
+
 /// A client's place while the client is served.
 pub(super) struct Admission<'a> {
     clients: &'a Clients,
@@ -94,6 +104,20 @@ impl Clients {
         lists.served.is_empty()
     }
 
+    /// Admits no more clients from now on, if all that are served have hung up. Returns whether they
+    /// have.
+    pub(super) fn close_if_gone(&self) -> bool {
+        let mut lists = self.lists();
+        let gone = !lists.served.iter().any(Client::stays);
+        lists.closed |= gone;
+        gone
+    }
+
+    /// Admits clients again.
+    pub(super) fn reopen(&self) {
+        self.lists().closed = false;
+    }
+
     /// Admits no more clients.
     pub(super) fn close(&self) {
         self.lists().closed = true;
@@ -112,13 +136,7 @@ impl Clients {
 
     /// Number of clients that are served and have not hung up.
     pub(super) fn count(&self) -> usize {
-        let stays = |client: &&Client| {
-            client.socket.upgrade().is_some_and(|socket| {
-                let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
-                matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0))
-            })
-        };
-        self.lists().served.iter().filter(stays).count()
+        self.lists().served.iter().filter(|client| client.stays()).count()
     }
 
     /// Takes nothing more from served clients, and ends all handshakes.
@@ -176,8 +194,16 @@ mod tests {
         clients.greet(1, &ours);
         let _place = clients.admit(1).expect("a place");
         assert_eq!(clients.count(), 1);
+        assert!(!clients.close_if_gone());
         drop(theirs);
         assert_eq!(clients.count(), 0);
         assert!(!clients.close_if_empty(), "what it asked for may not be done");
+        let (late, _theirs) = socket();
+        assert!(clients.close_if_gone());
+        clients.greet(2, &late);
+        assert!(clients.admit(2).is_none(), "closed");
+        clients.reopen();
+        clients.greet(3, &late);
+        assert!(clients.admit(3).is_some());
     }
 }

@@ -150,6 +150,17 @@ impl Server {
         stopped
     }
 
+    /// Takes no more clients from now on, if all that were being served have hung up. Returns whether
+    /// they have. What they asked for may not be done yet.
+    pub fn close_if_gone(&self) -> bool {
+        self.shared.clients.close_if_gone()
+    }
+
+    /// Takes [`Server::close_if_gone`] back.
+    pub fn reopen(&self) {
+        self.shared.clients.reopen();
+    }
+
     /// Takes no more clients; those that are being served go on. The server ends with the last of
     /// them.
     pub fn detach(&self) {

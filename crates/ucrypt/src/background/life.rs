@@ -128,14 +128,12 @@ impl Life {
                 }
                 let users = self.exports.users();
                 let patience = if users.is_empty() { UNSEEN_PATIENCE } else { USERS_PATIENCE };
-                let abandoned = self.opened.volume.is_abandoned();
                 if since.elapsed() < patience {
                     closing = Some((stream, since));
-                } else if users.is_empty() && self.suspension.is_suspended() && !abandoned {
-                    // Whoever sent what waits for the key has gone.
-                    self.opened.volume.abandon();
+                } else if self.give_up_what_waits() {
                     closing = Some((stream, Instant::now()));
                 } else {
+                    self.wait_again(deferred);
                     let failure = self.in_use(&name, &users, deferred);
                     control::reply(stream, &control::refusal(&failure));
                 }
@@ -147,6 +145,30 @@ impl Life {
                 None | Some(Step::Wait) => {}
                 Some(Step::Unused) => return End::Signal,
                 Some(Step::InUse(failure)) => return End::InUse(failure),
+            }
+        }
+    }
+
+    /// Has what waits for the key of a suspended volume fail if nobody waits for the answers. Returns
+    /// whether that is so.
+    fn give_up_what_waits(&self) -> bool {
+        let volume = &self.opened.volume;
+        let can = self.suspension.is_suspended()
+            && !volume.is_abandoned()
+            && self.exports.close_if_gone();
+        if can {
+            volume.abandon();
+        }
+        can
+    }
+
+    /// Takes [`Life::give_up_what_waits`] back, for a volume that goes on.
+    fn wait_again(&self, deferred: bool) {
+        let volume = &self.opened.volume;
+        if volume.is_abandoned() {
+            volume.unabandon();
+            if !deferred {
+                self.exports.reopen();
             }
         }
     }

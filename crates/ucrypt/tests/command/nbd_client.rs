@@ -53,7 +53,12 @@ impl NbdClient {
         self.request(FLUSH, 0, 0, &[])
     }
 
-    fn request(&mut self, command: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
+    /// Asks for a write and does not wait for the answer.
+    pub(crate) fn send_write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.send(WRITE, offset, data.len() as u32, data)
+    }
+
+    fn send(&mut self, command: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
         self.handle += 1;
         let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
         request.extend(0_u16.to_be_bytes());
@@ -62,7 +67,11 @@ impl NbdClient {
         request.extend(offset.to_be_bytes());
         request.extend(len.to_be_bytes());
         request.extend(data);
-        self.stream.write_all(&request)?;
+        self.stream.write_all(&request)
+    }
+
+    fn request(&mut self, command: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
+        self.send(command, offset, len, data)?;
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         let (head, handle) = reply.split_at(8);

@@ -7,7 +7,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
-use crate::process::{Ran, run, tool};
+use crate::nbd_client::NbdClient;
+use crate::process::{Ran, limited, run, tool};
 use crate::scratch::Scratch;
 use crate::secrets::{found_in, volume_key};
 use crate::server::await_that;
@@ -107,6 +108,37 @@ fn close_while_suspended_is_refused_to_users_and_ends_without_them() {
     scratch.await_end(server);
 }
 
+/// A program that cannot be seen: under this name it counts as a device manager. It writes one block
+/// to the served file or device.
+fn unseen_writer(scratch: &Scratch, path: &str) -> Child {
+    let program = scratch.program("blkid", "/bin/dd");
+    let mut dd = limited(program);
+    dd.args(["bs=4096", "count=1", "conv=notrunc,fsync", "oflag=direct", &format!("of={path}")]);
+    let dd = dd.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut dd = dd.expect("it starts");
+    dd.stdin.take().expect("a pipe").write_all(&[0x5a; 4096]).expect("written");
+    await_that("the write has arrived", || waiting_child(dd.id()));
+    dd
+}
+
+/// `close` gives up only what nobody waits for: after its refusal everything is as before.
+#[test]
+fn a_refused_close_of_a_suspended_volume_loses_no_write_of_who_cannot_be_seen() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let path = open(&scratch, &image, "fuse");
+    action(&scratch, &["luksSuspend", "volume"], b"").passes();
+    let mut waiting = unseen_writer(&scratch, &path);
+    let said = action(&scratch, &["close", "volume"], b"").refuses(5);
+    assert!(said.contains("cannot be seen"), "{said}");
+    assert!(waiting.try_wait().expect("waited").is_none(), "the write did not wait");
+    assert_eq!(status(&scratch)["state"], "suspended");
+    action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
+    assert!(waiting.wait().expect("it ends").success(), "the write is lost");
+    action(&scratch, &["close", "volume"], b"").passes();
+    assert!(image.decrypted_by_python(&scratch)[..4096].iter().all(|byte| *byte == 0x5a));
+}
+
 #[test]
 fn a_signal_ends_a_suspended_volume_and_says_what_was_not_written() {
     let scratch = Scratch::new();
@@ -173,6 +205,22 @@ fn nbd_clients_wait_and_who_has_gone_does_not_keep_a_suspended_volume_open() {
     action(&scratch, &["close", "volume"], b"").passes();
     scratch.await_end(server[0]);
     assert!(image.decrypted_by_python(&scratch)[..65536].iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn what_nbd_clients_that_have_gone_wrote_is_given_up_by_close_and_told() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, "nbd");
+    action(&scratch, &["luksSuspend", "volume"], b"").passes();
+    let mut client = NbdClient::connect(&scratch.runtime(".volume.nbd")).expect("connected");
+    client.send_write(0, &[5; 4096]).expect("sent");
+    // A server reads what has arrived before it sees the end.
+    std::thread::sleep(Duration::from_millis(200));
+    drop(client);
+    let said = action(&scratch, &["close", "volume"], b"").refuses(4);
+    assert!(said.contains("waited for the key are lost (1, 4096 bytes)"), "{said}");
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
 }
 
 fn threads(process: rustix::process::Pid) -> usize {
