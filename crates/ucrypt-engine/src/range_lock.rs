@@ -225,6 +225,10 @@ impl RangeLock {
         }
     }
 
+    pub(crate) fn is_halted(&self) -> bool {
+        self.stripes[0].load(Ordering::SeqCst) & HALTED != 0
+    }
+
     /// Whether nothing is locked. If the lock is halted, this stays so.
     pub(crate) fn is_quiet(&self) -> bool {
         let held = |stripe: &AtomicU32| stripe.load(Ordering::SeqCst) & (EXCLUSIVE | SHARERS) != 0;

@@ -338,6 +338,17 @@ impl Volume {
         self.locks.unhalt();
     }
 
+    /// Whether the volume is halted: [`Volume::halt`] was called, or it has no key.
+    pub fn is_halted(&self) -> bool {
+        self.locks.is_halted()
+    }
+
+    /// Whether the volume is halted and has requests that are not answered. More of them may wait
+    /// where they come from.
+    pub fn has_waiting(&self) -> bool {
+        self.is_halted() && self.busy.load(Ordering::SeqCst) > 0
+    }
+
     /// Wipes all ciphers of a halted volume. Returns false, and does nothing, while a request that
     /// began before is under way.
     pub fn suspend(&self) -> bool {

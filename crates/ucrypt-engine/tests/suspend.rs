@@ -76,9 +76,12 @@ fn a_suspended_volume_answers_flushes_and_nothing_else() {
         let mut queue = volume.queue(CONFIG).unwrap();
         let data = [7; 10_000];
         run(&mut queue, Io::write_borrowed(100, &data, false)).result.unwrap();
+        assert!(!volume.is_halted());
         suspend(&volume);
         assert!(run(&mut queue, Io::Flush).result.is_ok(), "{name}");
+        assert!(volume.is_halted() && !volume.has_waiting());
         queue.submit(1, Io::read(100, 10_000)).unwrap();
+        assert!(volume.has_waiting());
         queue.submit(2, Io::write_borrowed(5, &[9; 20], false)).unwrap();
         for _ in 0..50 {
             queue.poll().unwrap();
@@ -90,6 +93,7 @@ fn a_suspended_volume_answers_flushes_and_nothing_else() {
         resume(&volume);
         let mut answered = take(&mut queue, 2);
         answered.sort_by_key(|done| done.tag);
+        assert!(!volume.is_halted() && !volume.has_waiting());
         assert!(answered[1].result.is_ok());
         assert!(answered[0].data.as_ref().expect("data")[..] == data, "{name}");
         assert!(run(&mut queue, Io::read(5, 20)).data.expect("data")[..] == [9; 20]);

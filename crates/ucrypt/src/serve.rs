@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use ucrypt_engine::Volume;
 use ucrypt_export::fuse::{FuseExport, FuseOptions, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
@@ -132,6 +133,7 @@ impl ExportArgs {
 
 /// The exports of one volume, running.
 pub(crate) struct Exports {
+    volume: Arc<Volume>,
     pub(crate) nbd: Vec<Server>,
     vhost_user: Vec<vhost_user::Server>,
     pub(crate) fuse: Vec<FuseExport>,
@@ -145,6 +147,7 @@ impl Exports {
     pub(crate) fn start(opened: &Opened, args: &ExportArgs) -> Result<Self, Failure> {
         let volume = &opened.volume;
         let mut exports = Self {
+            volume: volume.clone(),
             nbd: Vec::new(),
             vhost_user: Vec::new(),
             fuse: Vec::new(),
@@ -220,7 +223,14 @@ impl Exports {
     /// As [`Exports::try_stop`], for the kernel's exports (FUSE, loop, ublk) only. The kernel may
     /// still hold data that their users have written, to a mounted file system or a mapped file.
     /// NBD clients and guests know that data they have not sent is not written.
+    ///
+    /// A request that waits for the key of a suspended volume has a user, seen or not. The kernel is
+    /// then not asked to stop anything: it would wait for that request, and this thread, which takes
+    /// the key back, for the kernel.
     pub(crate) fn try_stop_kernels(&mut self) -> bool {
+        if self.has_kernels() && self.volume.has_waiting() {
+            return false;
+        }
         // Try every export, so that none gets new users while another still has its last.
         let files = self.fuse.iter_mut().map(FuseExport::try_stop);
         // Who can be seen is looked for first: asking the loop driver stops the requests of its users
@@ -229,9 +239,20 @@ impl Exports {
             (export.has_ended() || users::of(&[export.path()]).is_empty()) && export.try_stop()
         });
         let ublk = self.ublk.iter_mut().map(|export| {
-            (export.is_dead() || users::of(&[export.path()]).is_empty()) && export.try_stop()
+            // Should a request come now, it must not wait for a key while the kernel waits for it.
+            let stops = || {
+                if self.volume.is_halted() {
+                    self.volume.abandon();
+                }
+            };
+            (export.is_dead() || users::of(&[export.path()]).is_empty()) && export.try_stop(stops)
         });
         files.chain(loops).chain(ublk).filter(|stopped| !stopped).count() == 0
+    }
+
+    /// Whether there are exports whose requests come through the kernel.
+    fn has_kernels(&self) -> bool {
+        !self.fuse.is_empty() || self.loop_device.is_some() || self.ublk.is_some()
     }
 
     /// Whether the kernel's exports were ended from outside.
@@ -239,7 +260,8 @@ impl Exports {
         self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
             && self.ublk.iter().all(|export| {
-                let has_users = || !users::of(&[export.path()]).is_empty();
+                let has_users =
+                    || self.volume.has_waiting() || !users::of(&[export.path()]).is_empty();
                 export.has_ended() && (export.is_dead() || !has_users())
             })
     }
@@ -295,9 +317,7 @@ impl Exports {
     /// whether that is so. A request that came from the kernel has a user for as long as it waits,
     /// even if nobody can be seen.
     pub(crate) fn close_if_gone(&self) -> bool {
-        let has_kernels =
-            !self.fuse.is_empty() || self.loop_device.is_some() || self.ublk.is_some();
-        !has_kernels && self.nbd.iter().all(Server::close_if_gone)
+        !self.has_kernels() && self.nbd.iter().all(Server::close_if_gone)
     }
 
     /// Takes [`Exports::close_if_gone`] back.

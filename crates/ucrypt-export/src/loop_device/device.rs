@@ -2,10 +2,14 @@
 //!
 //! No descriptor stays open; each change opens the device anew. A dying server must not be the last
 //! to close the device: its dirty pages could be written only through that server.
+//!
+//! While its settings are changed, the driver lets no request begin and waits for those under way.
+//! If these wait for this process, so does the thread that makes the change: it is one of its own.
 
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
@@ -22,6 +26,9 @@ const RACES_MAX: u32 = 64;
 /// How long to wait for programs that only look at a device, as udev does after every change.
 const LOOKS: Duration = Duration::from_millis(500);
 
+/// How long to wait for a detachment that is being taken back.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+
 /// A device that a file is attached to.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -29,6 +36,9 @@ pub(super) struct Device {
     label: String,
     /// The kernel's sequence number of the attached disk; `None` before Linux 5.15, which has none.
     sequence: Option<u64>,
+    /// Takes a detachment back that others prevented. Meanwhile the driver keeps everybody waiting who
+    /// opens the device.
+    cancelling: Option<JoinHandle<()>>,
 }
 
 /// Sequence number of the disk at `path` now. The kernel never reuses one.
@@ -70,7 +80,10 @@ impl Device {
                 Ok(sequence(&path))
             });
             match attached {
-                Ok(sequence) => return Ok(Self { path, label: how.label.into(), sequence }),
+                Ok(sequence) => {
+                    let label = how.label.into();
+                    return Ok(Self { path, label, sequence, cancelling: None });
+                }
                 Err(Errno::BUSY) if races < RACES_MAX => races += 1,
                 Err(error) => return Err(LoopError::Attach { device: path, error }),
             }
@@ -79,7 +92,7 @@ impl Device {
 
     /// The device that a process, dead by now, attached at `path` under this label.
     pub(super) fn of_the_dead(path: &Path, label: &str, sequence: Option<u64>) -> Self {
-        Self { path: path.into(), label: label.into(), sequence }
+        Self { path: path.into(), label: label.into(), sequence, cancelling: None }
     }
 
     pub(super) fn sequence(&self) -> Option<u64> {
@@ -88,6 +101,16 @@ impl Device {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Opens the device if it is still the one that was attached. Its status is asked for only where
+    /// the kernel has no sequence numbers: the driver asks the file then, which may not answer.
+    fn open_to_detach(&self) -> Option<OwnedFd> {
+        if self.sequence.is_none() {
+            return self.open().map(|(device, _)| device);
+        }
+        let device = open_ro(&self.path).ok()?;
+        (sequence(&self.path) == self.sequence).then_some(device)
     }
 
     /// Opens the device if it is still the one that was attached.
@@ -112,20 +135,20 @@ impl Device {
     }
 
     /// Detaches if nobody has it open or mounted. Returns whether it is detached.
-    pub(super) fn try_detach(&self) -> bool {
+    pub(super) fn try_detach(&mut self) -> bool {
         let deadline = Instant::now() + LOOKS;
-        while !self.detach_if_unused() {
+        while self.is_cancelling(LOOKS) || !self.detach_if_unused() {
             if Instant::now() > deadline {
                 return false;
             }
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
         true
     }
 
     /// Tells the driver to detach at the last close. If our descriptor is the only one, the driver
     /// refuses everybody else from then on, and reports that nothing is attached (`ENXIO`).
-    fn detach_if_unused(&self) -> bool {
+    fn detach_if_unused(&mut self) -> bool {
         // Of a device with a file system on it nothing more is asked: the driver would stop its
         // requests meanwhile, and wait for those that are under way.
         let exclusive = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
@@ -139,14 +162,33 @@ impl Device {
         if let Some(info) = info {
             // Others have it open: cancel, so that the device stays after they close it. Fails if it
             // has been detached.
-            let _ = ioctl::set_status(&device, info);
+            let cancel = move || {
+                let _ = ioctl::set_status(&device, info);
+            };
+            // Without a thread the device is detached after all, but not before its last user goes.
+            self.cancelling = thread::Builder::new().name("loop".into()).spawn(cancel).ok();
+        }
+        false
+    }
+
+    /// Whether a detachment is still being taken back after `patience`.
+    fn is_cancelling(&self, patience: Duration) -> bool {
+        let cancelling = || self.cancelling.as_ref().is_some_and(|it| !it.is_finished());
+        let deadline = Instant::now() + patience;
+        while cancelling() {
+            if Instant::now() > deadline {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(2));
         }
         false
     }
 
     /// Detaches as soon as nobody has it open or mounted.
     pub(super) fn detach(&self) {
-        if let Some((device, _)) = self.open() {
+        // Otherwise this could be taken back. What is under way ends with the export, if not before.
+        self.is_cancelling(CANCEL_PATIENCE);
+        if let Some(device) = self.open_to_detach() {
             // Somebody else may have detached it.
             let _ = ioctl::clear(&device);
         }

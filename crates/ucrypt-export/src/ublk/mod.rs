@@ -170,13 +170,15 @@ impl UblkExport {
     }
 
     /// Stops the device if no file system and no other device uses it. Returns whether it did.
-    /// It does not notice programs that merely have the device open; they get errors.
-    pub fn try_stop(&mut self) -> bool {
+    /// It does not notice programs that merely have the device open; they get errors. `stops` is
+    /// called just before: the kernel then waits for the requests under way.
+    pub fn try_stop(&mut self, stops: impl FnOnce()) -> bool {
         let Some(device) = &mut self.device else { return true };
         let claim = device.claim();
         if claim.is_none() && self.threads.iter().all(|thread| !thread.is_finished()) {
             return false;
         }
+        stops();
         device.stop();
         // Nobody can start to use the device any more.
         drop(claim);

@@ -242,6 +242,13 @@ impl Life {
     fn resize(&mut self, bytes: Option<u64>) -> Result<(), Failure> {
         self.exports.check_resizable()?;
         let volume = &self.opened.volume;
+        if volume.is_halted() {
+            // The kernel would ask for the new size behind requests that wait for the key.
+            let name = self.paths.name();
+            return Err(Failure::busy(format!(
+                "{name} is suspended; ucrypt luksResume {name} gives it its key again"
+            )));
+        }
         let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
         let len = match bytes.or(self.opened.fixed_len) {
             Some(len) => len,

@@ -117,7 +117,10 @@ fn unseen_writer(scratch: &Scratch, path: &str) -> Child {
     let dd = dd.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut dd = dd.expect("it starts");
     dd.stdin.take().expect("a pipe").write_all(&[0x5a; 4096]).expect("written");
-    await_that("the write has arrived", || waiting_child(dd.id()));
+    await_that("the write waits", || waiting_child(dd.id()));
+    // Not for something else.
+    std::thread::sleep(Duration::from_millis(100));
+    await_that("the write waits", || waiting_child(dd.id()));
     dd
 }
 
@@ -161,13 +164,97 @@ fn a_signal_ends_a_suspended_volume_and_says_what_was_not_written() {
     assert!(log.contains("writes that waited for the key are lost (1, 4096 bytes)"), "{log}");
 }
 
+/// An open loop device. Ends the server if the test fails: every `sync` of the machine waits for a
+/// device that is suspended.
+struct Disk<'a> {
+    scratch: &'a Scratch,
+    name: String,
+}
+
+impl<'a> Disk<'a> {
+    fn open(scratch: &'a Scratch, image: &Image) -> Self {
+        let name = scratch.unique();
+        let mut open = scratch.ucrypt(&["open", "--as", "loop"]);
+        run(open.args(image.with_key()).arg(&name), b"").passes();
+        Self { scratch, name }
+    }
+
+    fn act(&self, action: &[&str], input: &[u8]) -> Ran {
+        run(self.scratch.ucrypt(action).arg(&self.name), input)
+    }
+
+    fn device(&self) -> String {
+        self.scratch.device().display().to_string()
+    }
+
+    fn server(&self) -> rustix::process::Pid {
+        let servers = self.scratch.processes();
+        servers.into_iter().find(|process| is_server(*process)).expect("a server")
+    }
+}
+
+impl Drop for Disk<'_> {
+    fn drop(&mut self) {
+        for process in self.scratch.processes() {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+fn is_server(process: rustix::process::Pid) -> bool {
+    let line = fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero())).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("serve-in-background")
+}
+
+/// The driver waits for requests under way when it is asked to detach. So it is not asked while some
+/// wait for the key, which the same thread of the server takes back.
+#[test]
+fn a_suspended_device_with_a_waiting_write_of_who_cannot_be_seen_answers_every_action() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let disk = Disk::open(&scratch, &image);
+    disk.act(&["luksSuspend"], b"").passes();
+    let mut waiting = unseen_writer(&scratch, &disk.device());
+    let said = disk.act(&["close"], b"").refuses(5);
+    assert!(said.contains("cannot be seen"), "{said}");
+    let said = disk.act(&["resize", "--size", "1024"], b"").refuses(5);
+    assert!(said.contains("luksResume"), "{said}");
+    let shown = disk.act(&["status", "--json"], b"").text();
+    assert!(shown.contains("\"state\": \"suspended\""), "{shown}");
+    assert!(waiting.try_wait().expect("waited").is_none(), "the write did not wait");
+    disk.act(&["luksResume"], PASSPHRASE).passes();
+    assert!(waiting.wait().expect("it ends").success(), "the write is lost");
+    disk.act(&["close"], b"").passes();
+    assert!(image.decrypted_by_python(&scratch)[..4096].iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn a_signal_ends_a_suspended_device_whatever_waits_for_its_key() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let disk = Disk::open(&scratch, &image);
+    disk.act(&["luksSuspend"], b"").passes();
+    let mut waiting = unseen_writer(&scratch, &disk.device());
+    let server = disk.server();
+    rustix::process::kill_process(server, rustix::process::Signal::TERM).expect("signalled");
+    scratch.await_end(server);
+    assert!(!waiting.wait().expect("it ends").success(), "the write did not fail");
+    let log = scratch.runtime(&format!(".{}.log", disk.name));
+    let log = fs::read_to_string(log).expect("a log");
+    assert!(log.contains("writes that waited for the key are lost (1, 4096 bytes)"), "{log}");
+    assert!(scratch.device().symlink_metadata().is_err(), "the link is left");
+}
+
 /// Whether the program below `timeout` sleeps in the kernel.
 fn waiting_child(parent: u32) -> bool {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let children = fs::read_to_string(path).unwrap_or_default();
     children.split_whitespace().any(|pid| {
         let stack = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
-        stack.contains("fuse") || stack.contains("request")
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // Uninterruptibly, as for a disk. The state follows the name, which is in parentheses.
+        let for_disk = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'));
+        stack.contains("fuse") || stack.contains("request") || for_disk
     })
 }
 
