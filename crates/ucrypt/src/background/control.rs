@@ -1,6 +1,7 @@
 //! The control socket: a request is one line of JSON, and so is its answer.
 //!
-//! Two checks decide who may ask: the mode of the socket, and the user at the other end.
+//! Two checks decide who may ask: the mode of the socket, and the user at the other end. Who passes a
+//! key on checks the user at the other end too: the runtime directory may be another user's.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -65,9 +66,18 @@ pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failu
     answered(name, exchange(stream, request, patience))
 }
 
+/// As [`ask`] for the status, but only of a server of this user, as [`resume`] needs one.
+pub(super) fn own_status(paths: &RuntimePaths) -> Result<Value, Failure> {
+    let stream = connect_to_own(paths)?;
+    answered(paths.name(), exchange(stream, Request::Status, STATUS_PATIENCE))
+}
+
 /// Sends a volume key to the server of a suspended volume, and returns the answer.
+///
+/// # Errors
+/// Code 2 if the server is another user's, root included: it does not get the key.
 pub(super) fn resume(paths: &RuntimePaths, key: &[u8]) -> Result<Value, Failure> {
-    let mut stream = connect(paths)?;
+    let mut stream = connect_to_own(paths)?;
     let hand_over = || {
         let request = Request::Resume { key_len: key.len() as u32 };
         let asked = exchange(stream.try_clone()?, request, STATUS_PATIENCE)?;
@@ -103,6 +113,23 @@ fn connect(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
             "the server of {name} was killed; ucrypt close {name} removes what it left"
         )),
     })
+}
+
+/// As [`connect`], but only to a server of this user.
+fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
+    let stream = connect(paths)?;
+    let failed =
+        |error| Failure::device(format!("cannot ask who serves {}: {error}", paths.name()));
+    let server = sockopt::socket_peercred(&stream).map_err(failed)?.uid;
+    if server == rustix::process::geteuid() {
+        return Ok(stream);
+    }
+    Err(Failure::denied(format!(
+        "{} is served by user {}, who would get the volume's key; set XDG_RUNTIME_DIR to your own \
+         directory, or become that user",
+        paths.socket().display(),
+        server.as_raw()
+    )))
 }
 
 /// Whether a server answers in time. The socket of a killed server takes connections until the last of

@@ -62,9 +62,9 @@ pub(crate) fn suspend(args: &SuspendArgs) -> Result<(), Failure> {
 pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
     secrecy::lock_memory();
     let paths = RuntimePaths::of_open(&args.name)?;
-    let status = control::ask(&paths, Request::Status)?;
-    let name = paths.name();
     // Before a passphrase is asked for.
+    let status = control::own_status(&paths)?;
+    let name = paths.name();
     if status["suspended"] != true {
         return Err(not_suspended(name));
     }

@@ -1,14 +1,14 @@
 //! `luksSuspend` and `luksResume`: an open volume without its key.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::nbd_client::NbdClient;
-use crate::process::{Ran, limited, run, tool};
+use crate::process::{Ran, limited, python, run, tool};
 use crate::scratch::Scratch;
 use crate::secrets::{found_in, volume_key};
 use crate::server::await_that;
@@ -308,6 +308,65 @@ fn what_nbd_clients_that_have_gone_wrote_is_given_up_by_close_and_told() {
     let said = action(&scratch, &["close", "volume"], b"").refuses(4);
     assert!(said.contains("waited for the key are lost (1, 4096 bytes)"), "{said}");
     scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+}
+
+/// A server of the user `nobody`, which keeps what it is sent. It says that the volume is suspended.
+const SERVER_OF_ANOTHER: &str = r#"
+import json, os, socket, sys
+directory, image = sys.argv[1:]
+os.setgid(65534)
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(directory + "/.volume.sock")
+listener.listen(8)
+print("listens", flush=True)
+while True:
+    client, _ = listener.accept()
+    stream = client.makefile("rwb", 0)
+    request = json.loads(stream.readline() or b'""')
+    if isinstance(request, dict):
+        stream.write(b'{"waits_for": "key"}\n')
+        with open(directory + "/key", "wb") as file:
+            file.write(stream.read(request["resume"]["key_len"]))
+        stream.write(b'{"resumed": true}\n')
+    elif request:
+        volume = {"image": image}
+        answer = {"active": True, "state": "suspended", "suspended": True, "volume": volume}
+        stream.write(json.dumps(answer).encode() + b"\n")
+    client.close()
+"#;
+
+/// `su` keeps `XDG_RUNTIME_DIR`, so root may look for a server where another user listens.
+#[test]
+fn another_users_server_gets_no_key_and_nobody_is_asked_for_a_passphrase() {
+    const NOBODY: u32 = 65534;
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    fs::set_permissions(scratch.path(""), Permissions::from_mode(0o755)).expect("set");
+    let directory = scratch.runtime("");
+    fs::create_dir(&directory).expect("a directory");
+    chown(&directory, Some(NOBODY), Some(NOBODY)).expect("given away");
+    let mut server = python(SERVER_OF_ANOTHER, "socket", "python3");
+    server.arg(&directory).arg(&image.path).stdout(Stdio::piped());
+    let mut server = server.spawn().expect("it starts");
+    let mut said = [0; 8];
+    server.stdout.take().expect("a pipe").read_exact(&mut said).expect("it listens");
+    let key = scratch.file("volume-key", &[7; 64]).display().to_string();
+    let by_key = action(&scratch, &["luksResume", "volume", "--volume-key-file", &key], b"");
+    let by_passphrase = action(&scratch, &["luksResume", "volume"], PASSPHRASE);
+    let stolen = directory.join("key").exists();
+    // Root may ask it for everything else.
+    let shown = action(&scratch, &["status", "volume", "--json"], b"");
+    for process in scratch.processes() {
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+    }
+    server.wait().expect("waited");
+    for refused in [by_key, by_passphrase] {
+        let said = refused.refuses(2);
+        assert!(said.contains("user 65534"), "{said}");
+    }
+    assert!(!stolen, "the key was passed on");
+    shown.passes();
 }
 
 fn threads(process: rustix::process::Pid) -> usize {
