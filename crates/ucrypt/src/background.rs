@@ -383,10 +383,10 @@ fn has_remains(paths: &RuntimePaths) -> bool {
     paths.are_in_use() || name_lock::is_link_stale(paths.name())
 }
 
-/// Removes what a killed server left. Returns whether the name was free to claim.
+/// Removes what a killed server left. Returns whether there was something.
 fn clean_up_after_killed(paths: &RuntimePaths) -> bool {
-    // A live server holds its claim.
-    NameLock::take(paths, false).is_ok()
+    // A live server holds its claim. One that has ended meanwhile leaves nothing.
+    NameLock::take(paths, false).is_ok_and(|claim| claim.had_remains)
 }
 
 /// Turns the server's answer to a request into a result.

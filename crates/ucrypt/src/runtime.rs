@@ -85,12 +85,12 @@ impl RuntimePaths {
 
     /// Whether a server is running, or a killed server has left something.
     pub(crate) fn are_in_use(&self) -> bool {
-        let paths = [self.socket(), self.file(), self.nbd(), self.lock()];
-        // The file of a killed server exists, but its metadata cannot be read.
-        paths.iter().any(|path| {
-            fs::symlink_metadata(path)
-                .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
-        })
+        self.are_served() || is_there(&self.lock())
+    }
+
+    /// Whether there is something that a server serves, or served until it was killed.
+    pub(crate) fn are_served(&self) -> bool {
+        [self.socket(), self.file(), self.nbd()].iter().any(|path| is_there(path))
     }
 
     /// The directory of all these paths.
@@ -139,6 +139,12 @@ impl RuntimePaths {
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join(format!(".{}.log", self.name))
     }
+}
+
+/// Whether there is a file. That of a killed server exists, but its metadata cannot be read.
+fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path)
+        .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
 }
 
 /// The runtime directory. Creates it if it is missing.

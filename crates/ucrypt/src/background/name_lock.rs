@@ -1,12 +1,13 @@
 //! Claims a name for one server.
 //!
 //! A server holds a file lock until its process ends, however that happens. Whoever gets the lock
-//! finds only what a killed server left. One lock is in the runtime directory. Another is beside
+//! finds only what a killed server left. An orderly server leaves nothing: it removes its files, and
+//! the lock's last. One lock is in the runtime directory. Another is beside
 //! the links of devices, which all runtime directories share. A lock file is removed under its
 //! lock; a process that then gets the lock of the removed file takes a new one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct NameLock {
     _name: Lock,
     _link: Option<Lock>,
+    /// Whether a killed server had left something, which is removed.
+    pub(super) had_remains: bool,
 }
 
 impl NameLock {
@@ -54,11 +57,14 @@ impl NameLock {
         };
         let lock =
             Lock::wait(&paths.lock(), paths).map_err(|error| failed(&paths.lock(), error))?;
+        let mut had_remains = lock.was_held || paths.are_served();
+        lock.mark();
         let mut link = None;
         if device || link::exists(name) {
             let path = link::lock_path(name);
             match link::prepare().and_then(|()| Lock::wait(&path, paths)) {
                 Ok(lock) => {
+                    had_remains |= link::exists(name);
                     link::remove_stale(name);
                     link = Some(lock).filter(|_| device);
                 }
@@ -68,7 +74,7 @@ impl NameLock {
             }
         }
         paths.clean_up();
-        Ok(Self { _name: lock, _link: link })
+        Ok(Self { _name: lock, _link: link, had_remains })
     }
 }
 
@@ -82,6 +88,8 @@ pub(super) fn is_link_stale(name: &str) -> bool {
 struct Lock {
     file: File,
     path: PathBuf,
+    /// The file had content: its last holder was killed.
+    was_held: bool,
 }
 
 impl Lock {
@@ -119,10 +127,18 @@ impl Lock {
                 .mode(0o600)
                 .open(path)?;
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-            if file.metadata()?.nlink() > 0 {
-                return Ok(Self { file, path: path.into() });
+            // Its last holder may have removed it meanwhile.
+            let found = file.metadata()?;
+            if found.nlink() > 0 {
+                return Ok(Self { file, path: path.into(), was_held: found.len() > 0 });
             }
         }
+    }
+
+    /// Marks the file as held. That it exists says nothing: others create it to try the lock.
+    fn mark(&self) {
+        // Without the mark, only a server that is killed while it starts goes unnoticed.
+        let _ = (&self.file).write_all(b"held\n");
     }
 }
 
@@ -146,11 +162,15 @@ mod tests {
         let error = Lock::take(&path).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::WOULDBLOCK));
         assert!(!Lock::is_free(&path));
+        assert!(!held.was_held);
+        held.mark();
         drop(held);
         assert!(!path.exists() && Lock::is_free(&path));
         fs::write(&path, "12").unwrap();
         assert!(Lock::is_free(&path) && path.exists());
-        drop(Lock::take(&path).unwrap());
+        let held = Lock::take(&path).unwrap();
+        assert!(held.was_held, "its holder did not remove it");
+        drop(held);
     }
 
     #[test]
@@ -163,6 +183,8 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..500 {
                         let Ok(lock) = Lock::take(&path) else { continue };
+                        assert!(!lock.was_held, "every holder removed it");
+                        lock.mark();
                         assert_eq!(held.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
                         held.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                         drop(lock);

@@ -347,6 +347,52 @@ fn a_server_that_was_killed_before_it_listened_is_cleaned_up_by_close() {
     assert!(message.contains("not open"), "{message}");
 }
 
+/// While a server ends, a second `close` waits for its lock. What it then gets is no remains.
+#[test]
+fn a_close_that_meets_the_end_of_an_orderly_server_does_not_say_that_it_was_killed() {
+    for by_signal in [false, true] {
+        let scratch = Scratch::new();
+        let image = scratch.sparse("image", DATA);
+        let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+        let path = run(below.arg(&image).arg("below"), b"").text();
+        let holder = server(&scratch);
+        let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "nbd"]);
+        run(above.args([path.trim(), "above"]), b"").passes();
+        let above = scratch.processes().into_iter().find(|process| *process != holder);
+        let above = above.expect("a server");
+        // The last flush waits for the image.
+        stop(holder);
+        let close = || {
+            let mut close = scratch.ucrypt(&["close", "above"]);
+            let close = close.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+            close.spawn().expect("started")
+        };
+        let first = (!by_signal).then(close);
+        if by_signal {
+            kill_process(above, Signal::TERM).expect("a signal");
+        }
+        let is_ending = || {
+            let tasks = fs::read_dir(format!("/proc/{}/task", above.as_raw_nonzero()));
+            let names = tasks.into_iter().flatten().flatten();
+            let names = names.map(|task| fs::read_to_string(task.path().join("comm")));
+            names.flatten().any(|name| name.trim_end() == "watchdog")
+        };
+        await_that("the end to begin", is_ending);
+        let second = close();
+        // It needs a moment to get to the lock; without it the test proves less.
+        std::thread::sleep(Duration::from_millis(500));
+        kill_process(holder, Signal::CONT).expect("it goes on");
+        if let Some(first) = first {
+            let ended = first.wait_with_output().expect("waited");
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        }
+        let said = second.wait_with_output().expect("waited").stderr;
+        let said = String::from_utf8_lossy(&said);
+        assert!(!said.contains("killed"), "{said}");
+        scratch.await_end(above);
+    }
+}
+
 #[test]
 fn a_full_image_is_in_the_log() {
     let scratch = Scratch::new();
