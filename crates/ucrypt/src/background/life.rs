@@ -13,7 +13,7 @@ use super::link::Link;
 use super::name_lock::NameLock;
 use super::resilience::Resilience;
 use super::show::{CLOSING, DEFERRED, ENDING, SUSPENDED};
-use super::suspend::Suspension;
+use super::suspend::{self, Suspension};
 use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
@@ -105,6 +105,9 @@ impl Life {
                         let resized = self.resize(bytes);
                         control::reply(stream, &control::answer(&resized, "resized"));
                     }
+                    Request::Suspend if ending.is_some() || closing.is_some() => {
+                        control::reply(stream, &control::refusal(&suspend::ends(&name)));
+                    }
                     Request::Suspend => self.suspension.begin(&name, &self.opened, stream),
                     Request::Resume { .. } => {
                         let resumed = self.suspension.end(&name, &self.opened, &key.0);
@@ -117,6 +120,8 @@ impl Life {
                 Some(Event::Signal(signal)) => {
                     self.limit_of_all = Some(Watchdog::of_ending(|failure| say_line(failure)));
                     ending = Some(Ending::by(signal));
+                    // Users may still write while they are waited for.
+                    self.suspension.cancel(&name, &self.opened.volume);
                 }
                 Some(Event::Look) | None => {}
             }
@@ -195,7 +200,9 @@ impl Life {
     }
 
     /// Finishes accepted requests, flushes, and leaves nothing behind.
-    fn end(self, end: End) -> Result<(), Failure> {
+    fn end(mut self, end: End) -> Result<(), Failure> {
+        let name = self.paths.name().to_owned();
+        self.suspension.cancel(&name, &self.opened.volume);
         let Self { paths, claim, opened, exports, link, last_flush, mut troubles, .. } = self;
         if !matches!(self.suspension, Suspension::None) {
             opened.volume.abandon();

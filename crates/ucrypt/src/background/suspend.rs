@@ -83,6 +83,11 @@ fn not_suspended(name: &str) -> Failure {
     Failure::wrong(format!("{name} is not suspended"))
 }
 
+/// The refusal to suspend a volume that is about to end.
+pub(super) fn ends(name: &str) -> Failure {
+    Failure::busy(format!("{name} is about to end, and is not suspended"))
+}
+
 /// Whether an open volume has its key.
 pub(super) enum Suspension {
     /// It has.
@@ -143,6 +148,18 @@ impl Suspension {
             PATIENCE.as_secs()
         ));
         control::reply(stream, &control::refusal(&failure));
+    }
+
+    /// Takes a suspension back that is not complete, because the volume ends: nothing waits for the
+    /// key then.
+    pub(super) fn cancel(&mut self, name: &str, volume: &Volume) {
+        if !self.is_ending() {
+            return;
+        }
+        volume.unhalt();
+        if let Self::Ending(stream, _) = std::mem::replace(self, Self::None) {
+            control::reply(stream, &control::refusal(&ends(name)));
+        }
     }
 
     /// Gives the volume its key again.

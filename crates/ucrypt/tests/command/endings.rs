@@ -136,7 +136,7 @@ fn a_second_signal_ends_a_server_that_waits_and_it_fails() {
 }
 
 /// Stops all threads of a process. They go on until they have seen the signal.
-fn stop(process: Pid) {
+pub(crate) fn stop(process: Pid) {
     kill_process(process, Signal::STOP).expect("a signal");
     await_that("all threads to stop", || {
         let tasks =

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::endings::stop;
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::nbd_client::NbdClient;
 use crate::process::{Ran, limited, python, run, tool};
@@ -256,6 +257,46 @@ fn waiting_child(parent: u32) -> bool {
         let for_disk = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'));
         stack.contains("fuse") || stack.contains("request") || for_disk
     })
+}
+
+/// A suspension that waits for the image is taken back: users get the time that they always get.
+#[test]
+fn a_signal_during_a_suspension_loses_no_write_that_waits() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let below = run(below.arg(&image.path).arg("below"), b"").text();
+    let holder = scratch.processes()[0];
+    let above = Image { path: below.trim_end().into(), ..image };
+    let path = open(&scratch, &above, "fuse");
+    let server = scratch.processes().into_iter().find(|process| *process != holder);
+    let server = server.expect("a server");
+    stop(holder);
+    let mut writers = vec![writer(&path)];
+    await_that("the write waits for the image", || waiting_child(writers[0].id()));
+    let pause = || std::thread::sleep(Duration::from_millis(300));
+    pause();
+    let suspended = std::thread::scope(|scope| {
+        let suspending = scope.spawn(|| action(&scratch, &["luksSuspend", "volume"], b""));
+        // Once this is asked for, it waits too.
+        pause();
+        writers.push(writer(&path));
+        pause();
+        assert!(!suspending.is_finished(), "the image does not answer");
+        rustix::process::kill_process(server, rustix::process::Signal::TERM).expect("signalled");
+        pause();
+        rustix::process::kill_process(holder, rustix::process::Signal::CONT).expect("it goes on");
+        suspending.join().expect("no panic")
+    });
+    let said = suspended.refuses(5);
+    assert!(said.contains("about to end"), "{said}");
+    for mut writer in writers {
+        assert!(writer.wait().expect("it ends").success(), "a write is lost");
+    }
+    scratch.await_end(server);
+    let log = fs::read_to_string(scratch.runtime(".volume.log")).unwrap_or_default();
+    assert!(!log.contains("lost"), "{log}");
+    action(&scratch, &["close", "below"], b"").passes();
 }
 
 #[test]
