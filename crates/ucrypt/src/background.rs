@@ -8,10 +8,11 @@ use std::fs::File;
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
@@ -262,10 +263,28 @@ fn start_server(key: &Secret, chosen: Option<Served>) -> Result<String, Failure>
     if let Some(path) = line.trim_end_matches('\n').strip_prefix(READY) {
         return Ok(path.into());
     }
-    let status = child.wait().map_err(failed)?;
-    // The server has printed the cause on standard error, which it shares with this process.
-    let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
-    Err(Failure { code: code.unwrap_or(4), message: String::new() })
+    Err(not_started(child.wait().map_err(failed)?))
+}
+
+/// Why the server has ended before it was ready.
+fn not_started(status: ExitStatus) -> Failure {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Failure::device(
+            "the server has ended before the volume was served; somebody else may have closed it",
+        ),
+        // The server has printed the cause on standard error, which it shares with this process.
+        (Some(code), _) => {
+            Failure { code: u8::try_from(code).unwrap_or(4), message: String::new() }
+        }
+        (None, Some(signal)) if signal == Signal::KILL.as_raw() => Failure::device(
+            "the server was killed while it started: probably the memory was used up (dmesg says \
+             so); free some, raise the limit of this container, or use --memory with less",
+        ),
+        (None, signal) => Failure::device(format!(
+            "the server was ended by signal {} while it started; open the volume again",
+            signal.unwrap_or_default()
+        )),
+    }
 }
 
 /// Runs the server process. It reports that it is ready only once the volume is served, so that
@@ -440,5 +459,24 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             }
             Err(failure)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_ends_before_it_is_ready_has_a_reason() {
+        let ended = |status: i32| not_started(ExitStatus::from_raw(status));
+        // As wait(2) encodes them: a signal, or an exit code in the second byte.
+        let killed = ended(9);
+        assert!(killed.code == 4 && killed.message.contains("memory"), "{killed}");
+        let aborted = ended(6);
+        assert!(aborted.code == 4 && aborted.message.contains("signal 6"), "{aborted}");
+        let silent = ended(0);
+        assert!(silent.code == 4 && !silent.message.is_empty());
+        let told = ended(2 << 8);
+        assert!(told.code == 2 && told.message.is_empty(), "the server has said why");
     }
 }
