@@ -75,8 +75,12 @@ pub(super) fn own_status(paths: &RuntimePaths) -> Result<Value, Failure> {
 /// Sends a volume key to the server of a suspended volume, and returns the answer.
 ///
 /// # Errors
-/// Code 2 if the server is another user's, root included: it does not get the key.
+/// Code 2 if the server is another user's, root included: it does not get the key. The same if no key
+/// has this length.
 pub(super) fn resume(paths: &RuntimePaths, key: &[u8]) -> Result<Value, Failure> {
+    if !is_key_len(key.len()) {
+        return Err(ucrypt_luks::Error::WrongVolumeKey.into());
+    }
     let mut stream = connect_to_own(paths)?;
     let hand_over = || {
         let request = Request::Resume { key_len: key.len() as u32 };
@@ -250,11 +254,20 @@ fn receive(stream: &UnixStream) -> Option<Request> {
 /// Takes the key of [`Request::Resume`], without a buffer that nobody wipes.
 fn receive_key(mut stream: &UnixStream, request: Request) -> Option<Secret> {
     let Request::Resume { key_len } = request else { return Some(Secret::default()) };
-    let len = usize::try_from(key_len).ok().filter(|len| (1..=KEY_LEN_MAX).contains(len))?;
+    let Some(len) = usize::try_from(key_len).ok().filter(|len| is_key_len(*len)) else {
+        let failure = ucrypt_luks::Error::WrongVolumeKey.into();
+        writeln!(stream, "{}", refusal(&failure)).ok()?;
+        return None;
+    };
     let mut key = Zeroizing::new(vec![0; len]);
     writeln!(stream, "{}", json!({ "waits_for": "key" })).ok()?;
     stream.read_exact(&mut key).ok()?;
     Some(key)
+}
+
+/// Whether a volume key may have so many bytes.
+fn is_key_len(len: usize) -> bool {
+    (1..=KEY_LEN_MAX).contains(&len)
 }
 
 pub(super) fn reply(mut stream: UnixStream, answer: &Value) {
@@ -290,6 +303,21 @@ mod tests {
         let _client = UnixStream::connect(&path).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         assert!(may_ask(&accepted));
+    }
+
+    #[test]
+    fn a_key_that_no_volume_has_is_refused_and_not_waited_for() {
+        for key_len in [0, KEY_LEN_MAX as u32 + 1] {
+            let (client, server) = UnixStream::pair().unwrap();
+            assert!(receive_key(&server, Request::Resume { key_len }).is_none());
+            drop(server);
+            let answer = receive_answer(client).unwrap().expect("an answer");
+            assert_eq!(answer["code"], 2, "{answer}");
+        }
+        let (mut client, server) = UnixStream::pair().unwrap();
+        client.write_all(&[7; 64]).unwrap();
+        let key = receive_key(&server, Request::Resume { key_len: 64 }).expect("a key");
+        assert_eq!(key[..], [7; 64]);
     }
 
     #[test]

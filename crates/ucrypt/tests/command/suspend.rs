@@ -87,6 +87,11 @@ fn a_suspended_volume_has_no_key_in_memory_and_gets_it_back() {
             action(&scratch, &["luksResume", "volume", "--volume-key-file", file], b"")
         };
         by(&other).refuses(2);
+        for len in [0, 2000] {
+            let odd = scratch.file("odd-key", &vec![7; len]).display().to_string();
+            let said = by(&odd).refuses(2);
+            assert!(said.contains("key"), "{said}");
+        }
         by(&key_file).passes();
         drop(file);
         action(&scratch, &["close", "volume"], b"").passes();
