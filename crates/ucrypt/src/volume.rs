@@ -181,6 +181,9 @@ pub(crate) struct Facts {
     /// The file of a detached header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) header: Option<String>,
+    /// The digest of a pinned header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) header_digest: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -250,9 +253,11 @@ impl Resume {
     }
 }
 
-/// Unlocks the header at `place` again, for a volume that is open, and returns its key.
+/// Unlocks the header at `place` again, for a volume that is open, and returns its key. `pinned`: the
+/// digest of the only header that may be there.
 pub(crate) fn unlock_again(
     place: &Path,
+    pinned: Option<HeaderDigest>,
     key: &KeyArgs,
     tries: u32,
     keyslot: Option<u32>,
@@ -260,13 +265,27 @@ pub(crate) fn unlock_again(
     let options = OpenOptions { read_only: true, unlocked: true, ..OpenOptions::default() };
     let image = FileBackend::open(place, options)?;
     let name = place.display().to_string();
-    let (header, _) =
-        Header::read(&HeaderImage(&image)).map_err(|error| Failure::from(error).about(&name))?;
+    let about = |error| Failure::from(error).about(&name);
+    let medium = HeaderImage(&image);
+    let copy = pinned.map(|wanted| pinned_copy(&medium, wanted)).transpose().map_err(about)?;
+    let source: &dyn ReadAt = copy.as_ref().map_or(&medium, |copy| copy);
+    let (header, _) = Header::read(source).map_err(about)?;
     memory::check_unlock(&header, keyslot)?;
     let unlocked = try_passphrases(&name, key, tries, |passphrase| {
-        header.unlock(&HeaderImage(&image), passphrase, keyslot)
+        header.unlock(source, passphrase, keyslot)
     })?;
     Ok(unlocked.volume_key)
+}
+
+/// The copy of the header of `image` that stands for the image from now on, if it is the one that the
+/// user has pinned.
+fn pinned_copy(
+    image: &HeaderImage<'_>,
+    wanted: HeaderDigest,
+) -> Result<HeaderCopy, ucrypt_luks::Error> {
+    let copy = HeaderCopy::read(image)?;
+    copy.check(wanted)?;
+    Ok(copy)
 }
 
 impl VolumeArgs {
@@ -325,6 +344,7 @@ impl VolumeArgs {
                 opened.facts.header = detached.map(|header| {
                     header.canonicalize().unwrap_or_else(|_| header.into()).display().to_string()
                 });
+                opened.facts.header_digest = self.header_digest.map(|digest| digest.to_string());
                 let place = self.header.as_deref().unwrap_or(&image);
                 unlocked.tell_of_damage((!self.readonly).then_some((&file, place)))?;
                 Ok(opened)
@@ -451,7 +471,8 @@ impl VolumeArgs {
         let detached = elsewhere.map(|header| self.open_header(header)).transpose()?;
         let about = |error| Failure::from(error).about(elsewhere.unwrap_or(path).display());
         let medium = HeaderImage(detached.as_ref().unwrap_or(image));
-        let pinned = self.pinned(&medium).map_err(about)?;
+        let pinned = self.header_digest.map(|wanted| pinned_copy(&medium, wanted));
+        let pinned = pinned.transpose().map_err(about)?;
         let source: &dyn ReadAt = pinned.as_ref().map_or(&medium, |copy| copy);
         let (header, damage) = Header::read(source).map_err(about)?;
         self.check_kind(&header)?;
@@ -459,14 +480,6 @@ impl VolumeArgs {
             header.check_strictly(damage.as_ref()).map_err(about)?;
         }
         Ok(Found { header, damage, detached, pinned })
-    }
-
-    /// The copy of the header that stands for the image from now on, if the user has pinned it.
-    fn pinned(&self, image: &HeaderImage<'_>) -> Result<Option<HeaderCopy>, ucrypt_luks::Error> {
-        let Some(wanted) = self.header_digest else { return Ok(None) };
-        let copy = HeaderCopy::read(image)?;
-        copy.check(wanted)?;
-        Ok(Some(copy))
     }
 
     fn open_header(&self, path: &Path) -> Result<FileBackend, Failure> {
@@ -757,6 +770,7 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
         discards: info.discard,
         dispatch: volume.policies().to_string(),
         header: None,
+        header_digest: None,
         uuid: unlocked.and_then(|unlocked| unlocked.uuid.clone()),
         keyslot: unlocked.and_then(|unlocked| unlocked.keyslot),
     }

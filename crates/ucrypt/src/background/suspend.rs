@@ -6,10 +6,12 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use ucrypt_engine::Volume;
+use ucrypt_luks::HeaderDigest;
 
 use super::control::{self, Request};
 use super::said;
@@ -72,9 +74,11 @@ pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
     let image = text(&status["volume"]["image"]).unwrap_or_default();
     let header = args.header.clone().or_else(|| text(&status["volume"]["header"]));
     let place = header.unwrap_or(image);
+    let pinned = status["volume"]["header_digest"].as_str().map(HeaderDigest::from_str);
+    let pinned = pinned.transpose().map_err(Failure::wrong)?;
     let key = match &args.volume_key_file {
         Some(path) => crate::passphrase::read_volume_key(path, None)?,
-        None => unlock_again(&place, &args.key, args.tries, args.key_slot)?,
+        None => unlock_again(&place, pinned, &args.key, args.tries, args.key_slot)?,
     };
     said(&control::resume(&paths, &key)?)
 }

@@ -63,6 +63,34 @@ fn only_the_pinned_header_is_opened_by_every_action() {
     }
 }
 
+#[test]
+fn a_suspended_volume_takes_its_key_back_only_from_the_pinned_header() {
+    for kind in [LUKS1, LUKS2] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let pinned = digest(&scratch, &image.path);
+        let before = image.bytes();
+        let mut open = scratch.ucrypt(&["open", "--as", "nbd", "--header-digest", &pinned]);
+        run(open.args(image.with_key()).arg("volume"), b"").passes();
+        run(&mut scratch.ucrypt(&["luksSuspend", "volume"]), b"").passes();
+        // Another header, as somebody else may put it there: the passphrase still opens it.
+        let mut add = cryptsetup();
+        add.args(["luksAddKey", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]);
+        run(add.arg(&image.path), &[PASSPHRASE, b"\nanother"].concat()).passes();
+        let now = digest(&scratch, &image.path);
+        assert_ne!(now, pinned);
+        let resume = || scratch.ucrypt(&["luksResume", "volume"]);
+        // Before a passphrase is read.
+        for options in [&[][..], &["--key-file", "/no/such/key"]] {
+            let said = run(resume().args(options), PASSPHRASE).refuses(4);
+            assert!(said.contains(&now) && said.contains(&pinned), "{said}");
+        }
+        fs::write(&image.path, &before).expect("the header is back");
+        run(&mut resume(), PASSPHRASE).passes();
+        run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+    }
+}
+
 /// A file that answers the second read of any of its sectors with another header: nbdkit below
 /// nbdfuse, with a script that counts the reads.
 struct Changing {
