@@ -34,7 +34,8 @@ impl fmt::Display for Limit {
 
 /// The names of a version's files.
 struct Names {
-    limit: &'static str,
+    /// The limits: above one, processes are killed, or slowed down so much that they never end.
+    limits: &'static [&'static str],
     usage: &'static str,
     /// Members of `memory.stat` that the kernel frees when memory is short. Shared memory is not
     /// among them.
@@ -42,13 +43,13 @@ struct Names {
 }
 
 const V1: Names = Names {
-    limit: "memory.limit_in_bytes",
+    limits: &["memory.limit_in_bytes"],
     usage: "memory.usage_in_bytes",
     reclaimable: &["total_active_file", "total_inactive_file"],
 };
 
 const V2: Names = Names {
-    limit: "memory.max",
+    limits: &["memory.max", "memory.high"],
     usage: "memory.current",
     reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
 };
@@ -57,14 +58,17 @@ const V2: Names = Names {
 pub(super) fn limits() -> Vec<Limit> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let directories = directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-    let found = directories.iter().flat_map(|(names, top, leaf)| {
-        let swap = machine::free_swap();
-        leaf.ancestors()
-            .take_while(|directory| directory.starts_with(top))
-            .filter_map(|directory| limit(names, directory, swap))
-            .collect::<Vec<_>>()
-    });
-    found.collect()
+    let swap = machine::free_swap();
+    directories.iter().flat_map(|(names, top, leaf)| chain(names, top, leaf, swap)).collect()
+}
+
+/// The limits of the group in `leaf` and of its ancestors up to `top`. `swap`: free swap of the machine
+/// in bytes that this process may use.
+fn chain(names: &Names, top: &Path, leaf: &Path, swap: u64) -> Vec<Limit> {
+    let groups = || leaf.ancestors().take_while(|directory| directory.starts_with(top));
+    // Whichever limit a process meets, it swaps out no more than each of its groups may.
+    let swap = groups().filter_map(|group| free_swap(names, group)).fold(swap, u64::min);
+    groups().filter_map(|group| limit(names, group, swap)).collect()
 }
 
 /// The hierarchies that account for memory: their mount point, and the directory of this process in
@@ -121,14 +125,35 @@ fn unescaped(text: &str) -> PathBuf {
     path.into()
 }
 
-/// The limit of the group in `directory`, if it has one. `swap`: free swap of the machine in bytes
-/// that this process may use.
+/// The number in a file of the group in `directory`; `None` also for "max".
+fn number(directory: &Path, file: &str) -> Option<u64> {
+    fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok()
+}
+
+/// The lowest limit of the group in `directory`, and its file.
+fn lowest(names: &Names, directory: &Path) -> Option<(u64, &'static str)> {
+    let limits = names.limits.iter().filter_map(|file| Some((number(directory, file)?, *file)));
+    limits.min_by_key(|(bytes, _)| *bytes).filter(|(bytes, _)| *bytes < UNLIMITED)
+}
+
+/// Free swap of the group in `directory` in bytes, if it has a limit.
+fn free_swap(names: &Names, directory: &Path) -> Option<u64> {
+    if let Some(max) = number(directory, "memory.swap.max") {
+        return Some(max.saturating_sub(number(directory, "memory.swap.current").unwrap_or(0)));
+    }
+    // The limit of memory and swap together.
+    let both = number(directory, "memory.memsw.limit_in_bytes")?;
+    let (memory, _) = lowest(names, directory)?;
+    let usage = number(directory, names.usage)?;
+    let used = number(directory, "memory.memsw.usage_in_bytes").unwrap_or(usage);
+    Some(both.saturating_sub(memory).saturating_sub(used.saturating_sub(usage)))
+}
+
+/// The limit of the group in `directory`, if it has one. `swap`: free swap in bytes that this process
+/// may use.
 fn limit(names: &Names, directory: &Path, swap: u64) -> Option<Limit> {
-    let number = |file: &str| -> Option<u64> {
-        fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok()
-    };
-    let memory = number(names.limit).filter(|bytes| *bytes < UNLIMITED)?;
-    let usage = number(names.usage)?;
+    let (memory, file) = lowest(names, directory)?;
+    let usage = number(directory, names.usage)?;
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
     let reclaimable: u64 = stat
         .lines()
@@ -137,18 +162,8 @@ fn limit(names: &Names, directory: &Path, swap: u64) -> Option<Limit> {
         .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
         .sum();
     let free = memory.saturating_sub(usage.saturating_sub(reclaimable));
-    let swap = match (number("memory.swap.max"), number("memory.memsw.limit_in_bytes")) {
-        (Some(max), _) => max.saturating_sub(number("memory.swap.current").unwrap_or(0)).min(swap),
-        // The limit of memory and swap together.
-        (None, Some(both)) => {
-            let used = number("memory.memsw.usage_in_bytes").unwrap_or(usage);
-            let swapped = used.saturating_sub(usage);
-            both.saturating_sub(memory).saturating_sub(swapped).min(swap)
-        }
-        (None, None) => swap,
-    };
     let (bytes, room) = (memory.saturating_add(swap), free.saturating_add(swap));
-    Some(Limit { bytes, room: room.min(bytes), file: directory.join(names.limit) })
+    Some(Limit { bytes, room: room.min(bytes), file: directory.join(file) })
 }
 
 #[cfg(test)]
@@ -166,7 +181,7 @@ mod tests {
             found.iter().map(|(_, top, leaf)| (top.as_path(), leaf.as_path())).collect();
         let (v1, v2) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cg two"));
         assert_eq!(places, [(v1, v1), (v2, &v2.join("user.slice/a b"))]);
-        assert_eq!((found[0].0.limit, found[1].0.limit), (V1.limit, V2.limit));
+        assert_eq!((found[0].0.limits, found[1].0.limits), (V1.limits, V2.limits));
         // A namespace that begins below this process's own group.
         let found = directories("0::/../other\n", "41 31 0:38 / /c rw - cgroup2 cgroup2 rw\n");
         assert_eq!(found[0].2, Path::new("/c"));
@@ -177,26 +192,59 @@ mod tests {
     fn caches_count_as_free_and_shared_memory_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        assert_eq!(limit(&V2, dir.path(), 0), None);
+        let limit = |names: &Names, swap: u64| chain(names, dir.path(), dir.path(), swap).pop();
+        assert_eq!(limit(&V2, 0), None);
         write("memory.max", "max\n");
-        assert_eq!(limit(&V2, dir.path(), 0), None);
+        assert_eq!(limit(&V2, 0), None);
         write("memory.max", "1000\n");
         write("memory.current", "900\n");
         write("memory.stat", "anon 300\nfile 600\nshmem 200\ninactive_file 300\nactive_file 100\n");
         write("memory.swap.max", "50\n");
-        let found = limit(&V2, dir.path(), 10_000).unwrap();
+        let found = limit(&V2, 10_000).unwrap();
         assert_eq!((found.bytes, found.room), (1050, 550));
-        assert_eq!(limit(&V2, dir.path(), 0).unwrap().room, 500);
+        assert_eq!(limit(&V2, 0).unwrap().room, 500);
 
         write("memory.limit_in_bytes", "9223372036854771712\n");
-        assert_eq!(limit(&V1, dir.path(), 0), None);
+        assert_eq!(limit(&V1, 0), None);
         write("memory.limit_in_bytes", "2000\n");
         write("memory.usage_in_bytes", "1500\n");
         write("memory.stat", "total_inactive_file 500\ninactive_file 400\n");
         fs::remove_file(dir.path().join("memory.swap.max")).unwrap();
         write("memory.memsw.limit_in_bytes", "2500\n");
         write("memory.memsw.usage_in_bytes", "1600\n");
-        let found = limit(&V1, dir.path(), 300).unwrap();
+        let found = limit(&V1, 300).unwrap();
         assert_eq!((found.bytes, found.room), (2300, 1300));
+    }
+
+    #[test]
+    fn the_smallest_limit_of_a_group_counts_and_the_smallest_swap_of_all() {
+        let top = tempfile::tempdir().unwrap();
+        let leaf = top.path().join("a/b");
+        fs::create_dir_all(&leaf).unwrap();
+        let write = |group: &str, files: &[(&str, &str)]| {
+            for (name, text) in files {
+                fs::write(top.path().join(group).join(name), text).unwrap();
+            }
+        };
+        let bytes = |swap: u64| -> Vec<u64> {
+            chain(&V2, top.path(), &leaf, swap).iter().map(|limit| limit.bytes).collect()
+        };
+        write("", &[("memory.max", "5000\n"), ("memory.current", "0\n")]);
+        write("a", &[("memory.max", "max\n"), ("memory.swap.max", "10\n")]);
+        write("a/b", &[("memory.max", "1000\n"), ("memory.current", "100\n")]);
+        assert_eq!(bytes(300), [1010, 5010], "the group between has no limit but that of its swap");
+        write("a/b", &[("memory.swap.max", "max\n")]);
+        assert_eq!(bytes(5), [1005, 5005], "the machine has less");
+        write("a/b", &[("memory.swap.max", "0\n")]);
+        assert_eq!(bytes(300), [1000, 5000]);
+        // An unlock above this limit is not killed, but throttled for hours.
+        write("a/b", &[("memory.high", "700\n")]);
+        assert_eq!(bytes(300), [700, 5000]);
+        let found = &chain(&V2, top.path(), &leaf, 0)[0];
+        assert_eq!(found.room, 600);
+        assert!(found.to_string().contains("memory.high"), "{found}");
+        write("a/b", &[("memory.high", "max\n")]);
+        assert_eq!(bytes(300), [1000, 5000]);
+        assert!(chain(&V2, top.path(), &leaf, 0)[0].to_string().contains("memory.max"));
     }
 }
