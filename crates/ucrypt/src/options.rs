@@ -152,7 +152,7 @@ const OPTIONS: &[Known] = &[
     value("sector-size", NoEffect),
     flag(
         "serialize-memory-hard-pbkdf",
-        Refused("key derivations are not serialized yet; unlock one volume after the other"),
+        Accepted("key derivations wait for each other's memory anyway"),
     ),
     flag("shared", Refused("an image has one server, which may have several exports (serve)")),
     short('b', value("size", NoEffect)),
