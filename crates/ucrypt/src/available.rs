@@ -10,12 +10,13 @@ use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::mount::{FsOpenFlags, fsopen};
+use ucrypt_export::loop_device::LoopError;
+use ucrypt_export::ublk::UblkError;
 
 use crate::failure::Failure;
 
 const FUSE: &str = "/dev/fuse";
 const LOOP: &str = "/dev/loop-control";
-const UBLK: &str = "/dev/ublk-control";
 
 /// The exports, most like a disk first.
 const WAYS: [(&str, Check); 4] =
@@ -107,7 +108,7 @@ fn has_loop() -> Result<(), Lacking> {
         ),
     })?;
     match openable(FUSE) {
-        Ok(()) if may_mount() => Ok(()),
+        Ok(()) if may_mount() => has_free_loop(),
         Ok(()) | Err(Errno::ACCESS | Errno::PERM) => Err(Lacking::denied(
             "no right to mount a file for the loop driver: this needs CAP_SYS_ADMIN and /dev/fuse",
         )),
@@ -117,15 +118,42 @@ fn has_loop() -> Result<(), Lacking> {
     }
 }
 
-fn has_ublk() -> Result<(), Lacking> {
-    openable(UBLK).map_err(|error| match error {
-        Errno::ACCESS | Errno::PERM => {
-            Lacking::denied(format!("no permission to use {UBLK}: be root"))
+/// Checks for a free device of the loop driver: a container may have the driver and no device.
+fn has_free_loop() -> Result<(), Lacking> {
+    ucrypt_export::loop_device::check().map_err(|error| match error {
+        LoopError::NoneFree(error) => Lacking::missing(&format!(
+            "there is no free loop device: {error}: detach one (losetup --list)"
+        )),
+        LoopError::Attach { device, error: error @ (Errno::ACCESS | Errno::PERM) } => {
+            let device = device.display();
+            Lacking::denied(format!("no permission to use {device}: {error}: run as root"))
         }
-        _ => Lacking::missing(
+        LoopError::Attach { device, error } => {
+            let device = device.display();
+            Lacking::missing(&format!("cannot attach {device}: {error}: give it its node"))
+        }
+        error => Lacking::missing(&error.to_string()),
+    })
+}
+
+fn has_ublk() -> Result<(), Lacking> {
+    ucrypt_export::ublk::check().map_err(|error| match error {
+        UblkError::Denied => {
+            Lacking::denied("no permission to use /dev/ublk-control: be root")
+        }
+        UblkError::Missing => Lacking::missing(
             "this kernel has no ublk (/dev/ublk-control is missing): modprobe ublk_drv, in Linux 6.5 or \
              newer",
         ),
+        UblkError::TooOld => Lacking::missing(
+            "this kernel's ublk cannot copy data at a server's request: Linux 6.5 or newer can",
+        ),
+        UblkError::NoRing { error } => Lacking::missing(&format!(
+            "io_uring, which ublk needs, is not available: {error}: allow it (sysctl \
+             kernel.io_uring_disabled=0)"
+        )),
+        UblkError::Control { what, error } => Lacking::missing(&format!("cannot {what}: {error}")),
+        error => Lacking::missing(&error.to_string()),
     })
 }
 

@@ -64,6 +64,18 @@ impl Device {
         open_rw(Path::new(CONTROL)).map(drop).map_err(LoopError::control)
     }
 
+    /// Checks that there is a free device, and that we may use its node.
+    pub(super) fn check_free() -> Result<(), LoopError> {
+        let control = open_rw(Path::new(CONTROL)).map_err(LoopError::control)?;
+        let number = ioctl::free_number(&control).map_err(LoopError::NoneFree)?;
+        let device = PathBuf::from(format!("/dev/loop{number}"));
+        match open_rw(&device) {
+            // Another process may have taken it, and given it back.
+            Ok(_) | Err(Errno::BUSY | Errno::NXIO) => Ok(()),
+            Err(error) => Err(LoopError::Attach { device, error }),
+        }
+    }
+
     /// Attaches the file to a free device, with direct I/O.
     pub(super) fn attach(file: &OwnedFd, how: Attach<'_>) -> Result<Self, LoopError> {
         let control = open_rw(Path::new(CONTROL)).map_err(LoopError::control)?;

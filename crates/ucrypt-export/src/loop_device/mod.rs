@@ -73,6 +73,15 @@ impl LoopError {
     }
 }
 
+/// Takes the first steps to a device, and attaches none: whether the driver has a free device, with a
+/// node that this process may use. Another process may take it at any moment.
+///
+/// # Errors
+/// Why there can be no device.
+pub fn check() -> Result<(), LoopError> {
+    Device::check_free()
+}
+
 /// An attached device. Dropping it detaches it as [`LoopExport::detach`] does.
 #[derive(Debug)]
 pub struct LoopExport {

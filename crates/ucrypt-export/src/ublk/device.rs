@@ -53,16 +53,9 @@ impl Device {
         parameters: impl Fn(u32) -> Parameters,
     ) -> Result<Self, UblkError> {
         let mut control = Control::open()?;
-        let needed = feature::USER_COPY | feature::IOCTL_ENCODING | feature::UNPRIVILEGED;
         let is_zoned = parameters(bounds(true).io_bytes_max).zoned.is_some();
-        match control.features() {
-            Ok(features) if features & needed == needed => {
-                if is_zoned && features & feature::ZONED == 0 {
-                    return Err(UblkError::NoZones);
-                }
-            }
-            Ok(_) | Err(Errno::OPNOTSUPP | Errno::INVAL) => return Err(UblkError::TooOld),
-            Err(error) => return Err(failed("ask for the driver's features")(error)),
+        if features(&mut control)? & feature::ZONED == 0 && is_zoned {
+            return Err(UblkError::NoZones);
         }
         if is_zoned && options.on_death == OnDeath::Wait {
             return Err(UblkError::ZonedRecovery);
@@ -261,6 +254,21 @@ impl Drop for Device {
         if self.is_ours {
             let _ = self.control.delete(self.info.device);
         }
+    }
+}
+
+/// Checks that the driver can be used, as far as that takes no device.
+pub(super) fn check() -> Result<(), UblkError> {
+    features(&mut Control::open()?).map(drop)
+}
+
+/// The driver's features, if it has what every device needs.
+fn features(control: &mut Control) -> Result<u64, UblkError> {
+    let needed = feature::USER_COPY | feature::IOCTL_ENCODING | feature::UNPRIVILEGED;
+    match control.features() {
+        Ok(features) if features & needed == needed => Ok(features),
+        Ok(_) | Err(Errno::OPNOTSUPP | Errno::INVAL) => Err(UblkError::TooOld),
+        Err(error) => Err(failed("ask for the driver's features")(error)),
     }
 }
 

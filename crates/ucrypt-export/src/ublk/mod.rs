@@ -90,6 +90,15 @@ pub fn is_available() -> bool {
     Path::new(control::PATH).exists()
 }
 
+/// Takes the first steps to a device, and makes none: whether the driver is there, this process may use
+/// it, and it is new enough.
+///
+/// # Errors
+/// Why there can be no device.
+pub fn check() -> Result<(), UblkError> {
+    device::check()
+}
+
 /// A running device. Dropping it stops and deletes it.
 pub struct UblkExport {
     path: PathBuf,

@@ -348,7 +348,8 @@ fn what_the_server_has_to_say_goes_to_a_log() {
 #[test]
 fn what_is_missing_is_named_and_what_works_instead() {
     for (served, nodes, missing, remedy) in [
-        ("ublk", "fuse loop-control", "ublk-control", "--as loop"),
+        ("ublk", "fuse loop-control", "ublk-control", "--as fuse"),
+        ("ublk", "fuse loop-control null:ublk-control", "Linux 6.5", "--as fuse"),
         ("loop", "fuse", "loop-control", "--as fuse"),
         ("loop", "loop-control", "/dev/fuse", "--as nbd"),
         // The free device has no node; or the driver has no free device.

@@ -268,7 +268,9 @@ fn with_a_umask_of_077() {
 #[test]
 fn what_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
     for (action, nodes, missing, remedy) in [
-        ("open --as ublk", "fuse loop-control", "ublk-control", "--as loop"),
+        // The next free loop device has no node here.
+        ("open --as ublk", "fuse loop-control", "ublk-control", "--as fuse"),
+        ("open --as loop", "fuse loop-control", "cannot attach", "--as fuse"),
         ("open --as ublk", "null", "ublk-control", "--as nbd"),
         ("open --as loop", "fuse", "loop-control", "--as fuse"),
         ("open --as loop", "null", "loop-control", "--as nbd"),
@@ -293,6 +295,10 @@ fn open_chooses_what_can_be_had_and_says_why() {
         ("null", "loop-control", "nbd"),
         ("fuse", "loop-control", "fuse"),
         ("loop-control", "fuse", "nbd"),
+        // The drivers are there, but the free loop device has no node, and ublk is another thing.
+        ("fuse loop-control", "cannot attach", "fuse"),
+        ("fuse loop-control null:ublk-control", "cannot attach", "fuse"),
+        ("fuse null:loop-control", "no free loop device", "fuse"),
     ] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
