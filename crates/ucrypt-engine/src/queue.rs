@@ -26,7 +26,6 @@ use ucrypt_dispatch::{
 };
 
 use crate::counters::Counters;
-use crate::range_lock::Mode;
 use crate::volume::Volume;
 use crate::workers::Inbox;
 
@@ -284,9 +283,7 @@ impl Queue {
                 continue;
             }
             request.error = Some(Errno::CANCELED);
-            if request.mode != Mode::Shared {
-                self.volume.locks.give_up(&request.range, request.mode);
-            }
+            self.stop_waiting(index);
             self.end_request(index);
         }
         for (index, part) in self.machine_requests.iter().enumerate() {
@@ -355,11 +352,11 @@ impl Drop for Queue {
         drop(self.backend.take());
         self.set_awake(false);
         self.set_busy(false);
-        for request in self.requests.iter().filter(|request| !request.range.is_empty()) {
-            match (request.locked, request.mode) {
-                (true, mode) => self.volume.locks.unlock(&request.range, mode),
-                (false, Mode::Shared) => {}
-                (false, mode) => self.volume.locks.give_up(&request.range, mode),
+        for index in 0..self.requests.len() {
+            self.stop_waiting(index as u32);
+            let request = &self.requests[index];
+            if request.locked && !request.range.is_empty() {
+                self.volume.locks.unlock(&request.range, request.mode);
             }
         }
         self.volume.retire(&self.counters);

@@ -6,12 +6,19 @@
 //! decrypts to noise). Such writes lock the ends of their range **exclusively**; everything else is
 //! **shared**.
 //!
-//! The volume is divided into stripes of 1 MiB, which are mapped onto a fixed table. No thread
-//! blocks: a queue that cannot lock a range calls [`RangeLock::lock_or_sleep`], which sets
-//! `AWAITED` on the stripe that refused. The unlock that frees this stripe clears the mark and
-//! wakes all sleepers. So a waiter runs when its stripe may be free, and at no other time. A failed
-//! exclusive attempt also sets `WANTED`, which keeps new sharers out until the present ones have
-//! ended and the attempt succeeds. A queue that gives its attempt up clears `WANTED`.
+//! The volume is divided into stripes of 1 MiB, which are mapped onto a fixed table. A request locks
+//! all of its stripes or none, and no thread blocks: what is refused joins the list of waiters, in
+//! order of arrival, and marks its stripes `AWAITED`.
+//!
+//! Contract:
+//!
+//! - First come, first served: a request is refused while an older waiter needs one of its stripes in
+//!   a way that excludes it. So nobody waits for ever, whatever the others do. Nobody who holds a
+//!   stripe waits for another, so the oldest waiter only waits for requests that end.
+//! - Only a stripe that is `AWAITED` costs its users the list's mutex; the mark changes under that
+//!   mutex.
+//! - A waiter is woken when what excluded it has been unlocked or given up and it is its turn, and at
+//!   no other time. It must then try again, or give up: until it does, younger ones wait for it.
 //!
 //! A volume that is suspended marks every stripe `HALTED`, which refuses all attempts. So the lock
 //! that every request takes is the gate as well, and costs nothing more.
@@ -19,21 +26,19 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::workers::signal;
 
-/// Sleeping queues that the list has room for; it grows if there are more.
-const SLEEPERS: usize = 64;
+/// Waiters that the list has room for; it grows if there are more.
+const WAITERS: usize = 64;
 
 const STRIPE_SHIFT: u32 = 20;
-const STRIPES: u64 = 1024;
+const STRIPES: usize = 1024;
 
 /// The stripe is held exclusively.
 const EXCLUSIVE: u32 = 1 << 31;
-/// An exclusive attempt waits for the sharers to end.
-const WANTED: u32 = 1 << 30;
-/// A sleeping queue was refused this stripe.
+/// The list has a waiter that needs this stripe.
 const AWAITED: u32 = 1 << 29;
 /// Nobody may take the stripe, whatever for, until the mark is gone.
 const HALTED: u32 = 1 << 28;
@@ -61,160 +66,275 @@ impl Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hold {
     Shared,
-    /// Shared, between exclusive ends. It does not wait for those who only want the stripe: they may
-    /// be waiting for these ends.
-    Between,
     Exclusive,
 }
 
 impl Hold {
-    /// Whether a stripe in this state refuses it.
-    fn is_refused(self, state: u32) -> bool {
+    /// The marks that refuse it, apart from `AWAITED`.
+    fn refusing(self) -> u32 {
         match self {
-            Self::Shared => state & (EXCLUSIVE | WANTED | HALTED) != 0,
-            Self::Between => state & (EXCLUSIVE | HALTED) != 0,
-            Self::Exclusive => state & (EXCLUSIVE | SHARERS | HALTED) != 0,
+            Self::Shared => EXCLUSIVE | HALTED,
+            Self::Exclusive => EXCLUSIVE | SHARERS | HALTED,
         }
     }
 
-    /// The state of a stripe after it was locked. An exclusive owner clears `WANTED`, for other
-    /// waiters as well; they set it again when they are woken.
+    /// The state of a stripe after it was locked.
     fn taken(self, state: u32) -> u32 {
         match self {
-            Self::Shared | Self::Between => state + 1,
-            Self::Exclusive => state & AWAITED | EXCLUSIVE,
+            Self::Shared => state + 1,
+            Self::Exclusive => state | EXCLUSIVE,
         }
     }
+}
+
+/// The stripes of a byte range, each once: a cyclic run of the table.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    first: usize,
+    count: usize,
+    /// The stripes that are needed exclusively.
+    exclusive: [Option<usize>; 2],
+}
+
+impl Run {
+    fn new(range: &Range<u64>, mode: Mode) -> Self {
+        let first = range.start >> STRIPE_SHIFT;
+        let last = range.end.saturating_sub(1).max(range.start) >> STRIPE_SHIFT;
+        let count = (last - first + 1).min(STRIPES as u64) as usize;
+        let [first, last] = [first, last].map(|stripe| (stripe % STRIPES as u64) as usize);
+        let exclusive = match mode {
+            Mode::Shared => [None, None],
+            Mode::Ends { first: with_first, last: with_last } => {
+                [with_first.then_some(first), with_last.then_some(last)]
+            }
+        };
+        Self { first, count, exclusive }
+    }
+
+    fn stripes(self) -> impl Iterator<Item = (usize, Hold)> {
+        (0..self.count).map(move |index| {
+            let stripe = (self.first + index) % STRIPES;
+            let is_exclusive = self.exclusive.contains(&Some(stripe));
+            (stripe, if is_exclusive { Hold::Exclusive } else { Hold::Shared })
+        })
+    }
+
+    fn has(&self, stripe: usize) -> bool {
+        (stripe + STRIPES - self.first) % STRIPES < self.count
+    }
+
+    /// Whether the two cannot be held at the same time.
+    fn excludes(&self, other: &Self) -> bool {
+        let wants_of = |one: &Self, other: &Self| {
+            one.exclusive.iter().flatten().any(|&stripe| other.has(stripe))
+        };
+        wants_of(self, other) || wants_of(other, self)
+    }
+}
+
+/// A place in the list of waiters. Later ones are larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+#[derive(Debug)]
+struct Waiter {
+    ticket: Ticket,
+    run: Run,
+    waker: Arc<OwnedFd>,
+}
+
+/// The requests that were refused, oldest first.
+#[derive(Debug)]
+struct Waiters {
+    list: Vec<Waiter>,
+    next: Ticket,
+    /// How many of them need each stripe. Those that any needs are `AWAITED`.
+    by_stripe: Box<[u32]>,
+}
+
+impl Waiters {
+    fn place(&self, ticket: Ticket) -> Option<usize> {
+        self.list.binary_search_by_key(&ticket, |waiter| waiter.ticket).ok()
+    }
+
+    /// Whether no older waiter excludes the one at this place.
+    fn is_its_turn(&self, place: usize) -> bool {
+        let (older, run) = (&self.list[..place], &self.list[place].run);
+        !older.iter().any(|older| older.run.excludes(run))
+    }
+
+    /// Wakes those whose turn it is now that `run` has been unlocked or given up.
+    fn wake_after(&self, run: &Run) {
+        for (place, waiter) in self.list.iter().enumerate() {
+            if waiter.run.excludes(run) && self.is_its_turn(place) {
+                signal(&waiter.waker);
+            }
+        }
+    }
+}
+
+/// An attempt was refused.
+struct Refused {
+    /// It held a stripe for a moment that somebody waits for.
+    kept_out: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct RangeLock {
     stripes: Box<[AtomicU32]>,
-    sleepers: Mutex<Vec<Arc<OwnedFd>>>,
-}
-
-/// The stripes of a byte range, each once, and how they are held. The range is a cyclic run of the
-/// table.
-fn stripes(range: &Range<u64>, mode: Mode) -> impl Iterator<Item = (usize, Hold)> + Clone + use<> {
-    let first = range.start >> STRIPE_SHIFT;
-    let last = range.end.saturating_sub(1).max(range.start) >> STRIPE_SHIFT;
-    let count = (last - first + 1).min(STRIPES);
-    let (ends, rest) = match mode {
-        Mode::Shared => ([None, None], Hold::Shared),
-        Mode::Ends { first: with_first, last: with_last } => {
-            let ends = [with_first.then_some(first % STRIPES), with_last.then_some(last % STRIPES)];
-            (ends, Hold::Between)
-        }
-    };
-    (0..count).map(move |index| {
-        let stripe = (first + index) % STRIPES;
-        let hold = if ends.contains(&Some(stripe)) { Hold::Exclusive } else { rest };
-        (stripe as usize, hold)
-    })
+    waiters: Mutex<Waiters>,
 }
 
 impl RangeLock {
     pub(crate) fn new() -> Self {
+        let waiters = Waiters {
+            list: Vec::with_capacity(WAITERS),
+            next: Ticket(0),
+            by_stripe: vec![0; STRIPES].into(),
+        };
         Self {
             stripes: (0..STRIPES).map(|_| AtomicU32::new(0)).collect(),
-            sleepers: Mutex::new(Vec::with_capacity(SLEEPERS)),
+            waiters: Mutex::new(waiters),
         }
     }
 
-    /// Locks the whole range, or nothing.
+    /// Locks the whole range, or nothing. Refuses while anybody waits for a part of it, even one who
+    /// would share it: [`RangeLock::lock_or_wait`] makes the difference.
     pub(crate) fn try_lock(&self, range: &Range<u64>, mode: Mode) -> bool {
-        self.attempt(range, mode).is_ok()
+        let run = Run::new(range, mode);
+        match self.attempt(run, AWAITED) {
+            Ok(()) => true,
+            Err(Refused { kept_out }) => {
+                if kept_out {
+                    self.waiters().wake_after(&run);
+                }
+                false
+            }
+        }
     }
 
-    /// As [`RangeLock::try_lock`], but signals `waker` once when a refused range may be free.
-    pub(crate) fn lock_or_sleep(
+    /// Locks the whole range, or joins the waiters, unless `ticket` says that the request is one of
+    /// them; signals `waker` when it is to try again. A ticket is for one range and mode, and is
+    /// taken back when they are locked.
+    pub(crate) fn lock_or_wait(
         &self,
         range: &Range<u64>,
         mode: Mode,
+        ticket: &mut Option<Ticket>,
         waker: &Arc<OwnedFd>,
     ) -> bool {
-        while let Err((stripe, hold)) = self.attempt(range, mode) {
-            // First the list, then the mark: whoever clears the mark finds the waker.
-            self.add_sleeper(waker);
-            let marked =
-                self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
-                    hold.is_refused(state).then_some(state | AWAITED)
-                });
-            if marked.is_ok() {
-                return false;
-            }
-            // The stripe became free meanwhile.
+        let run = Run::new(range, mode);
+        let mut waiters = self.waiters();
+        // First the marks, then the attempt: whoever unlocks a stripe after the attempt finds its
+        // mark.
+        let ours = *ticket.get_or_insert_with(|| self.join(&mut waiters, run, waker));
+        let is_locked = waiters.place(ours).is_some_and(|place| {
+            waiters.is_its_turn(place)
+                && match self.attempt(run, 0) {
+                    Ok(()) => true,
+                    Err(Refused { kept_out }) => {
+                        if kept_out {
+                            waiters.wake_after(&run);
+                        }
+                        false
+                    }
+                }
+        });
+        if is_locked {
+            self.leave(&mut waiters, ours);
+            *ticket = None;
         }
-        true
+        is_locked
     }
 
-    /// Locks the whole range, or returns the stripe that refused.
-    fn attempt(&self, range: &Range<u64>, mode: Mode) -> Result<(), (usize, Hold)> {
-        let wanted = stripes(range, mode);
-        if mode != Mode::Shared {
-            for (stripe, _) in wanted.clone().filter(|(_, hold)| *hold == Hold::Exclusive) {
-                self.stripes[stripe].fetch_or(WANTED, Ordering::SeqCst);
+    /// A waiter leaves without having locked its range.
+    pub(crate) fn give_up(&self, ticket: Ticket) {
+        let mut waiters = self.waiters();
+        if let Some(run) = self.leave(&mut waiters, ticket) {
+            waiters.wake_after(&run);
+        }
+    }
+
+    fn waiters(&self) -> MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn join(&self, waiters: &mut Waiters, run: Run, waker: &Arc<OwnedFd>) -> Ticket {
+        let ticket = waiters.next;
+        waiters.next = Ticket(ticket.0 + 1);
+        waiters.list.push(Waiter { ticket, run, waker: waker.clone() });
+        for (stripe, _) in run.stripes() {
+            waiters.by_stripe[stripe] += 1;
+            self.stripes[stripe].fetch_or(AWAITED, Ordering::SeqCst);
+        }
+        ticket
+    }
+
+    fn leave(&self, waiters: &mut Waiters, ticket: Ticket) -> Option<Run> {
+        let place = waiters.place(ticket)?;
+        let run = waiters.list.remove(place).run;
+        for (stripe, _) in run.stripes() {
+            waiters.by_stripe[stripe] -= 1;
+            if waiters.by_stripe[stripe] == 0 {
+                self.stripes[stripe].fetch_and(!AWAITED, Ordering::SeqCst);
             }
         }
+        Some(run)
+    }
+
+    /// Locks the whole run, or nothing. `AWAITED` in `also_refusing`: not even a stripe that nobody
+    /// holds, if somebody waits for it.
+    fn attempt(&self, run: Run, also_refusing: u32) -> Result<(), Refused> {
         // Check before locking anything: stripes that are locked and released again may refuse
-        // others, which would then be woken for nothing.
-        let refused = |(stripe, hold): &(usize, Hold)| {
-            hold.is_refused(self.stripes[*stripe].load(Ordering::SeqCst))
-        };
-        if let Some(stripe) = wanted.clone().find(refused) {
-            return Err(stripe);
+        // others, which must then be woken.
+        for (stripe, hold) in run.stripes() {
+            let state = self.stripes[stripe].load(Ordering::SeqCst);
+            if state & (hold.refusing() | also_refusing) != 0 {
+                return Err(Refused { kept_out: false });
+            }
         }
-        for (taken, (stripe, hold)) in wanted.clone().enumerate() {
+        for (taken, (stripe, hold)) in run.stripes().enumerate() {
+            let refusing = hold.refusing() | also_refusing;
             let got =
                 self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
-                    (!hold.is_refused(state)).then(|| hold.taken(state))
+                    (state & refusing == 0).then(|| hold.taken(state))
                 });
             if got.is_err() {
-                // Other queues came in between.
-                for (stripe, hold) in wanted.take(taken) {
-                    self.release(stripe, hold);
-                }
-                return Err((stripe, hold));
+                // Others came in between.
+                let kept_out = self.release(run.stripes().take(taken));
+                return Err(Refused { kept_out });
             }
         }
         Ok(())
     }
 
-    /// Releases one stripe, and wakes the sleepers if one of them waits for it.
-    fn release(&self, stripe: usize, hold: Hold) {
-        let stripe = &self.stripes[stripe];
-        let left = match hold {
-            Hold::Shared | Hold::Between => {
-                let before = stripe.fetch_sub(1, Ordering::SeqCst);
-                debug_assert!(before & SHARERS != 0, "unlock of a range that was not held");
-                before - 1
-            }
-            Hold::Exclusive => {
-                let before = stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst);
-                debug_assert!(before & EXCLUSIVE != 0, "unlock of a range that was not held");
-                before & !EXCLUSIVE
-            }
-        };
-        if left & AWAITED != 0 && left & (SHARERS | EXCLUSIVE) == 0 {
-            self.wake(stripe);
+    /// Releases these stripes. Returns whether one is free now that somebody waits for.
+    fn release(&self, stripes: impl Iterator<Item = (usize, Hold)>) -> bool {
+        let mut is_awaited = false;
+        for (stripe, hold) in stripes {
+            let stripe = &self.stripes[stripe];
+            let left = match hold {
+                Hold::Shared => {
+                    let before = stripe.fetch_sub(1, Ordering::SeqCst);
+                    debug_assert!(before & SHARERS != 0, "unlock of a range that was not held");
+                    before - 1
+                }
+                Hold::Exclusive => {
+                    let before = stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst);
+                    debug_assert!(before & EXCLUSIVE != 0, "unlock of a range that was not held");
+                    before & !EXCLUSIVE
+                }
+            };
+            is_awaited |= left & AWAITED != 0 && left & (SHARERS | EXCLUSIVE) == 0;
         }
+        is_awaited
     }
 
     /// Unlocks a range that was locked.
     pub(crate) fn unlock(&self, range: &Range<u64>, mode: Mode) {
-        for (stripe, hold) in stripes(range, mode) {
-            self.release(stripe, hold);
-        }
-    }
-
-    /// Gives up a failed attempt that wanted ends. This also clears the marks of others that wait for
-    /// the same stripes; they set them again when they are woken.
-    pub(crate) fn give_up(&self, range: &Range<u64>, mode: Mode) {
-        for (stripe, _) in stripes(range, mode).filter(|(_, hold)| *hold == Hold::Exclusive) {
-            let stripe = &self.stripes[stripe];
-            if stripe.fetch_and(!WANTED, Ordering::SeqCst) & AWAITED != 0 {
-                self.wake(stripe);
-            }
+        let run = Run::new(range, mode);
+        if self.release(run.stripes()) {
+            self.waiters().wake_after(&run);
         }
     }
 
@@ -235,32 +355,18 @@ impl RangeLock {
         !self.stripes.iter().any(held)
     }
 
-    /// Takes [`RangeLock::halt`] back, and wakes all who sleep.
+    /// Takes [`RangeLock::halt`] back, and wakes all who wait.
     pub(crate) fn unhalt(&self) {
         for stripe in &self.stripes {
-            stripe.fetch_and(!(HALTED | AWAITED), Ordering::SeqCst);
+            stripe.fetch_and(!HALTED, Ordering::SeqCst);
         }
         self.wake_all();
     }
 
-    fn add_sleeper(&self, waker: &Arc<OwnedFd>) {
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        if !sleepers.iter().any(|known| Arc::ptr_eq(known, waker)) {
-            sleepers.push(waker.clone());
-        }
-    }
-
-    /// Clears a stripe's `AWAITED` and wakes all sleepers.
-    fn wake(&self, stripe: &AtomicU32) {
-        stripe.fetch_and(!AWAITED, Ordering::SeqCst);
-        self.wake_all();
-    }
-
-    /// Wakes all sleepers; they try again.
+    /// Wakes all who wait; they try again, or give up.
     pub(crate) fn wake_all(&self) {
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        for waker in sleepers.drain(..) {
-            signal(&waker);
+        for waiter in &self.waiters().list {
+            signal(&waiter.waker);
         }
     }
 }
@@ -287,41 +393,125 @@ mod tests {
         readable
     }
 
+    /// A request that waits for its range.
+    struct Waiting<'a> {
+        lock: &'a RangeLock,
+        range: Range<u64>,
+        mode: Mode,
+        ticket: Option<Ticket>,
+        waker: Arc<OwnedFd>,
+    }
+
+    impl<'a> Waiting<'a> {
+        /// A request that is refused.
+        fn new(lock: &'a RangeLock, range: Range<u64>, mode: Mode) -> Self {
+            let mut new = Self { lock, range, mode, ticket: None, waker: waker() };
+            assert!(!new.tries(), "{mode:?} {:?} is not refused", new.range);
+            new
+        }
+
+        fn tries(&mut self) -> bool {
+            self.lock.lock_or_wait(&self.range, self.mode, &mut self.ticket, &self.waker)
+        }
+
+        fn is_woken(&self) -> bool {
+            is_woken(&self.waker)
+        }
+
+        fn unlock(&self) {
+            self.lock.unlock(&self.range, self.mode);
+        }
+
+        fn gives_up(mut self) {
+            self.lock.give_up(self.ticket.take().expect("it waits"));
+        }
+    }
+
+    fn is_untouched(lock: &RangeLock) -> bool {
+        let waiters = lock.waiters();
+        waiters.list.is_empty()
+            && waiters.by_stripe.iter().all(|&count| count == 0)
+            && lock.stripes.iter().all(|stripe| stripe.load(Ordering::SeqCst) == 0)
+    }
+
     #[test]
-    fn who_waits_for_a_range_is_woken_when_it_is_free_and_not_by_itself_or_by_others() {
+    fn who_waits_for_a_range_is_woken_when_it_is_its_turn_and_not_by_itself_or_by_others() {
         let lock = RangeLock::new();
         for (held, wanted) in [
             (Mode::Shared, Mode::BOTH_ENDS),
             (Mode::BOTH_ENDS, Mode::BOTH_ENDS),
             (Mode::BOTH_ENDS, Mode::Shared),
         ] {
-            let (one, other) = (waker(), waker());
             assert!(lock.try_lock(&(0..4 * MIB), held));
-            for waker in [&one, &other] {
-                assert!(!lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, waker));
-            }
+            let mut one = Waiting::new(&lock, 3 * MIB..5 * MIB, wanted);
+            let mut other = Waiting::new(&lock, 3 * MIB..5 * MIB, wanted);
             // Neither their own attempts nor traffic elsewhere wake them.
-            assert!(!is_woken(&one) && !is_woken(&other), "{held:?}, {wanted:?}");
-            assert!(!lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &one));
+            assert!(!one.is_woken() && !other.is_woken(), "{held:?}, {wanted:?}");
+            assert!(!one.tries());
             for mode in [Mode::Shared, Mode::BOTH_ENDS] {
                 assert!(lock.try_lock(&(7 * MIB..8 * MIB), mode));
                 lock.unlock(&(7 * MIB..8 * MIB), mode);
             }
-            assert!(!is_woken(&one) && !is_woken(&other), "{held:?}, {wanted:?}");
+            assert!(!one.is_woken() && !other.is_woken(), "{held:?}, {wanted:?}");
             lock.unlock(&(0..4 * MIB), held);
-            assert!(is_woken(&one) && is_woken(&other), "{held:?}, {wanted:?}");
-            assert!(lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &one));
-            let got = lock.lock_or_sleep(&(3 * MIB..5 * MIB), wanted, &other);
-            assert_eq!(got, wanted == Mode::Shared);
-            lock.unlock(&(3 * MIB..5 * MIB), wanted);
-            if got {
-                lock.unlock(&(3 * MIB..5 * MIB), wanted);
-            } else {
-                assert!(is_woken(&other), "{held:?}, {wanted:?}");
-                lock.give_up(&(3 * MIB..5 * MIB), Mode::BOTH_ENDS);
+            let both = wanted == Mode::Shared;
+            assert!(one.is_woken() && other.is_woken() == both, "{held:?}, {wanted:?}");
+            assert_eq!(other.tries(), both, "{held:?}, {wanted:?}: the other came first");
+            assert!(one.tries());
+            one.unlock();
+            if !both {
+                assert!(other.is_woken() && other.tries(), "{held:?}, {wanted:?}");
             }
-            assert!(!is_woken(&one), "{held:?}, {wanted:?}");
+            other.unlock();
+            assert!(!one.is_woken() && is_untouched(&lock), "{held:?}, {wanted:?}");
         }
+    }
+
+    #[test]
+    fn who_comes_first_is_served_first_whatever_it_wants() {
+        let lock = RangeLock::new();
+        let (stripe, exclusive) = (0..10, Mode::BOTH_ENDS);
+        assert!(lock.try_lock(&stripe, exclusive));
+        let mut second = Waiting::new(&lock, 5..6, exclusive);
+        let mut reader = Waiting::new(&lock, 512..1024, Mode::Shared);
+        let mut other_reader = Waiting::new(&lock, 0..MIB, Mode::Shared);
+        let mut last = Waiting::new(&lock, 7..8, exclusive);
+        lock.unlock(&stripe, exclusive);
+        assert!(!lock.try_lock(&stripe, exclusive), "a newcomer");
+        assert!(!reader.tries() && !last.tries(), "the second came before");
+        assert!(second.is_woken() && second.tries());
+        assert!(!reader.is_woken() && !last.is_woken());
+        second.unlock();
+        assert!(!last.is_woken() && reader.is_woken() && other_reader.is_woken());
+        assert!(!last.tries() && reader.tries() && other_reader.tries());
+        reader.unlock();
+        assert!(!last.is_woken() && !last.tries());
+        other_reader.unlock();
+        assert!(last.is_woken() && last.tries());
+        last.unlock();
+        assert!(is_untouched(&lock));
+    }
+
+    #[test]
+    fn waiters_for_several_stripes_wait_for_older_ones_and_never_in_a_circle() {
+        let lock = RangeLock::new();
+        let exclusive = Mode::BOTH_ENDS;
+        assert!(lock.try_lock(&(3 * MIB..4 * MIB), exclusive));
+        // Each has an end between the ends of the other, or beyond the end of the table.
+        let mut one = Waiting::new(&lock, 0..6 * MIB, exclusive);
+        assert!(lock.try_lock(&(6 * MIB..7 * MIB), exclusive), "nobody waits there");
+        let mut two = Waiting::new(&lock, 3 * MIB..1025 * MIB, exclusive);
+        let mut three = Waiting::new(&lock, 6 * MIB..7 * MIB, exclusive);
+        lock.unlock(&(6 * MIB..7 * MIB), exclusive);
+        assert!(!two.is_woken() && !three.is_woken(), "each waits for the one before");
+        lock.unlock(&(3 * MIB..4 * MIB), exclusive);
+        assert!(!two.tries() && one.is_woken() && one.tries());
+        one.unlock();
+        assert!(two.is_woken() && two.tries());
+        two.unlock();
+        assert!(three.is_woken() && three.tries());
+        three.unlock();
+        assert!(is_untouched(&lock));
     }
 
     #[test]
@@ -338,7 +528,8 @@ mod tests {
                         let mode = if exclusive { Mode::BOTH_ENDS } else { Mode::Shared };
                         let start = (round * 7 + thread) % 4 * MIB;
                         let range = start..start + (round % 3 + 1) * MIB;
-                        while !lock.lock_or_sleep(&range, mode, &waker) {
+                        let mut ticket = None;
+                        while !lock.lock_or_wait(&range, mode, &mut ticket, &waker) {
                             let woken =
                                 poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(patience));
                             assert_eq!(woken, Ok(1), "nobody woke thread {thread} for {range:?}");
@@ -349,8 +540,7 @@ mod tests {
                 });
             }
         });
-        let held = |stripe: &AtomicU32| stripe.load(Ordering::SeqCst) & (EXCLUSIVE | SHARERS);
-        assert!(lock.stripes.iter().all(|stripe| held(stripe) == 0));
+        assert!(is_untouched(&lock));
     }
 
     #[test]
@@ -368,11 +558,11 @@ mod tests {
     fn a_refused_exclusive_attempt_keeps_new_sharers_out_and_gets_its_turn() {
         let lock = RangeLock::new();
         assert!(lock.try_lock(&(0..10), Mode::Shared));
-        assert!(!lock.try_lock(&(0..10), Mode::BOTH_ENDS));
+        let mut writer = Waiting::new(&lock, 0..10, Mode::BOTH_ENDS);
         assert!(!lock.try_lock(&(5..6), Mode::Shared), "it would never get its turn");
         lock.unlock(&(0..10), Mode::Shared);
-        assert!(lock.try_lock(&(0..10), Mode::BOTH_ENDS));
-        lock.unlock(&(0..10), Mode::BOTH_ENDS);
+        assert!(writer.tries());
+        writer.unlock();
         assert!(lock.try_lock(&(0..10), Mode::Shared));
     }
 
@@ -382,9 +572,9 @@ mod tests {
         let (sharer, writer, newcomer) = (0..5 * MIB, 7 * MIB..8 * MIB, 3 * MIB..9 * MIB);
         assert!(lock.try_lock(&sharer, Mode::Shared) && lock.try_lock(&writer, Mode::BOTH_ENDS));
         lock.halt();
-        let waker = waker();
+        let mut waiting = Waiting::new(&lock, newcomer.clone(), Mode::Shared);
+        let gives_up = Waiting::new(&lock, newcomer.clone(), Mode::BOTH_ENDS);
         for mode in [Mode::Shared, Mode::BOTH_ENDS] {
-            assert!(!lock.lock_or_sleep(&newcomer, mode, &waker));
             assert!(!lock.try_lock(&(100 * MIB..101 * MIB), mode), "a free range");
         }
         assert!(!lock.is_quiet());
@@ -392,24 +582,30 @@ mod tests {
         assert!(!lock.is_quiet());
         lock.unlock(&writer, Mode::BOTH_ENDS);
         assert!(lock.is_quiet());
-        is_woken(&waker);
-        assert!(!lock.lock_or_sleep(&newcomer, Mode::Shared, &waker));
-        assert!(!is_woken(&waker));
-        lock.give_up(&newcomer, Mode::BOTH_ENDS);
+        waiting.is_woken();
+        assert!(!waiting.tries());
+        assert!(!waiting.is_woken());
+        gives_up.gives_up();
         lock.unhalt();
-        assert!(is_woken(&waker));
-        assert!(lock.lock_or_sleep(&newcomer, Mode::Shared, &waker));
-        lock.unlock(&newcomer, Mode::Shared);
+        assert!(waiting.is_woken());
+        assert!(waiting.tries());
+        waiting.unlock();
+        assert!(is_untouched(&lock));
     }
 
     #[test]
     fn who_gives_up_its_turn_keeps_nobody_out() {
         let lock = RangeLock::new();
         assert!(lock.try_lock(&(0..10), Mode::Shared));
-        assert!(!lock.try_lock(&(0..2 * MIB), Mode::BOTH_ENDS));
-        lock.give_up(&(0..2 * MIB), Mode::BOTH_ENDS);
-        assert!(lock.try_lock(&(5..6), Mode::Shared));
-        assert!(!lock.try_lock(&(0..10), Mode::BOTH_ENDS), "two share it");
+        let writer = Waiting::new(&lock, 0..2 * MIB, Mode::BOTH_ENDS);
+        let mut reader = Waiting::new(&lock, 5..6, Mode::Shared);
+        assert!(!reader.is_woken());
+        writer.gives_up();
+        assert!(reader.is_woken() && reader.tries());
+        Waiting::new(&lock, 0..10, Mode::BOTH_ENDS).gives_up();
+        lock.unlock(&(0..10), Mode::Shared);
+        reader.unlock();
+        assert!(is_untouched(&lock));
     }
 
     #[test]
@@ -419,7 +615,7 @@ mod tests {
         lock.unlock(&(5 * MIB..5000 * MIB), Mode::BOTH_ENDS);
         assert!(lock.try_lock(&(0..u64::MAX), Mode::Shared));
         lock.unlock(&(0..u64::MAX), Mode::Shared);
-        assert!(lock.stripes.iter().all(|stripe| stripe.load(Ordering::SeqCst) == 0));
+        assert!(is_untouched(&lock));
     }
 
     #[test]
@@ -446,7 +642,7 @@ mod tests {
                 });
             }
         });
-        assert!(lock.stripes.iter().all(|stripe| stripe.load(Ordering::SeqCst) & !WANTED == 0));
+        assert!(is_untouched(&lock));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ucrypt_backend::model::Profile;
 use ucrypt_backend::{Backend, Errno};
-use ucrypt_engine::{Policies, PolicyKind, QueueConfig};
+use ucrypt_engine::{Io, Policies, PolicyKind, Queue, QueueConfig, Rejected};
 use ucrypt_lab::world::{Costs, Stalls, World};
 use ucrypt_testkit::engine::{EnginePort, VolumeKind, check_after_crash};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
@@ -170,5 +170,99 @@ fn crash_at(seed: u64, step: u64) {
 fn what_was_flushed_survives_a_crash_at_any_step_with_workers_too() {
     for seed in seeds(300) {
         crash_at(seed, Random::new(!seed).below(400));
+    }
+}
+
+/// Two queues in virtual time, and how many requests of each have been answered.
+struct Pair {
+    world: World,
+    queues: Vec<Rc<RefCell<Queue>>>,
+}
+
+impl Pair {
+    fn new(seed: u64, sector_size: u32) -> Self {
+        let mut random = Random::new(seed);
+        let all: Vec<Policies> = PolicyKind::ALL.into_iter().map(Policies::from).collect();
+        let policies = all[random.below(all.len() as u64) as usize];
+        let (cores, workers) = (1 + random.below(3) as usize, random.below(3) as usize);
+        let mut world = World::new(cores, 2, workers, Costs::DEVICE);
+        let disk: Arc<dyn Backend> = world.disk(profile(&mut random), MIB, seed);
+        let sector_size = Some(sector_size);
+        let kind = VolumeKind { sector_size, policies, workers, offset: 0, shared_memory: 0 };
+        let volume = kind.in_world(&world, disk, MIB);
+        let config = QueueConfig::new(1 << 20, 8);
+        let queues = (0..2).map(|_| world.queue(&volume, config).expect("a queue")).collect();
+        Self { world, queues }
+    }
+
+    fn submit(&self, queue: usize, tag: u64, io: Io<'_>) {
+        self.world.act_for(queue);
+        let submitted = self.queues[queue].borrow_mut().submit(tag, io);
+        assert!(!matches!(submitted, Err(Rejected::Busy(_))), "there is room for {tag}");
+        submitted.expect("a valid request");
+        self.world.call(queue);
+    }
+
+    /// The next answer of a queue, if there is one now.
+    fn next_done(&self, queue: usize) -> Option<u64> {
+        let done = self.queues[queue].borrow_mut().next_done()?;
+        done.result.expect("the disk does not fail");
+        self.world.call(queue);
+        Some(done.tag)
+    }
+
+    fn describe(&self) -> String {
+        let queues: String = self.queues.iter().map(|queue| queue.borrow().describe()).collect();
+        queues + &self.world.describe()
+    }
+}
+
+#[test]
+fn unaligned_writes_without_end_keep_nobody_out_of_their_stripe() {
+    const UNDER_WAY: u64 = 4;
+    // Those under way when it came, and as many again for the order in which answers are taken.
+    const AHEAD_MAX: u64 = 64;
+    const OTHER: u64 = u64::MAX;
+    let ours = [1; 4096];
+    for seed in seeds(60) {
+        let sector = [512, 4096][seed as usize % 2];
+        let others = [
+            Io::read(8192, 4096),
+            Io::write_borrowed(8192, &ours, false),
+            Io::write_borrowed(8192 + 100, &ours[..200], false),
+            Io::WriteZeroes { offset: 0, len: MIB, fua: true, no_unmap: true },
+        ];
+        for (number, other) in others.into_iter().enumerate() {
+            let asks = (seed as usize / 2 + number) % 2;
+            let mut pair = Pair::new(seed, sector);
+            let (mut sent, mut answered, mut before) = (0, 0, None);
+            let mut other = Some(other);
+            'run: loop {
+                while sent < answered + UNDER_WAY {
+                    let offset = u64::from(sector) * (sent % 16) + 10;
+                    pair.submit(0, sent, Io::write_borrowed(offset, &ours[..50], false));
+                    sent += 1;
+                }
+                if answered >= 20
+                    && let Some(other) = other.take()
+                {
+                    before = Some(answered);
+                    pair.submit(asks, OTHER, other);
+                }
+                let hang = || format!("seed {seed}, request {number}:\n{}", pair.describe());
+                assert!(before.is_none_or(|before| answered < before + AHEAD_MAX), "{}", hang());
+                let progress = pair.world.advance();
+                for queue in 0..2 {
+                    while let Some(tag) = pair.next_done(queue) {
+                        if tag == OTHER {
+                            break 'run;
+                        }
+                        answered += 1;
+                    }
+                }
+                let hang = || format!("seed {seed}, request {number}:\n{}", pair.describe());
+                assert!(progress, "{}", hang());
+            }
+        }
     }
 }

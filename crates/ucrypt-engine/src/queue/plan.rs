@@ -63,7 +63,8 @@ impl Queue {
     ) -> &mut ClientRequest {
         let urgency = self.urgency;
         let request = self.next_request();
-        debug_assert!(request.buf.is_none() && request.pending == 0 && !request.locked);
+        debug_assert!(request.buf.is_none() && request.pending == 0);
+        debug_assert!(!request.locked && request.ticket.is_none());
         (request.tag, request.kind, request.middle) = (tag, kind, middle);
         request.len = range.end - range.start;
         request.range = range;

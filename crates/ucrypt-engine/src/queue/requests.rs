@@ -42,24 +42,18 @@ impl Queue {
         if let (Some(source), Some(buf)) = (source, &mut request.buf) {
             buf.copy_from_slice(source);
         }
-        self.parked.push_back(index);
-        // The range may have become free meanwhile, before the waker was registered.
-        self.retry_parked();
+        // The attempt that was refused left no mark: this one does.
+        if !self.retry(index) {
+            self.parked.push_back(index);
+            self.wakers.is_with_a_lock();
+        }
     }
 
-    /// Starts the parked requests whose range is free now; a signal of the waker follows for the
-    /// others.
+    /// Starts the parked requests whose turn it is now; a signal of the waker follows for the others.
     pub(super) fn retry_parked(&mut self) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
-            let request = &mut self.requests[index as usize];
-            request.locked =
-                self.volume.locks.lock_or_sleep(&request.range, request.mode, self.wakers.own());
-            if request.locked {
-                self.launch(index, None);
-            } else if self.volume.is_abandoned() {
-                self.give_up(index);
-            } else {
+            if !self.retry(index) {
                 self.parked.push_back(index);
             }
         }
@@ -68,17 +62,41 @@ impl Queue {
         }
     }
 
+    /// Starts or ends a request that waits for its range. Returns whether it waits no longer.
+    fn retry(&mut self, index: u32) -> bool {
+        let request = &mut self.requests[index as usize];
+        request.locked = self.volume.locks.lock_or_wait(
+            &request.range,
+            request.mode,
+            &mut request.ticket,
+            self.wakers.own(),
+        );
+        if request.locked {
+            self.launch(index, None);
+        } else if self.volume.is_abandoned() {
+            self.give_up(index);
+        } else {
+            return false;
+        }
+        true
+    }
+
     /// Ends a parked request of a volume that will not get its key again.
     fn give_up(&mut self, index: u32) {
+        self.stop_waiting(index);
         let request = &mut self.requests[index as usize];
         request.error = Some(Errno::IO);
-        if request.mode != Mode::Shared {
-            self.volume.locks.give_up(&request.range, request.mode);
-        }
         if matches!(request.kind, RequestKind::Write | RequestKind::Discard) {
             self.volume.count_unwritten(request.len);
         }
         self.end_request(index);
+    }
+
+    /// A request no longer waits for its range.
+    pub(super) fn stop_waiting(&mut self, index: u32) {
+        if let Some(ticket) = self.requests[index as usize].ticket.take() {
+            self.volume.locks.give_up(ticket);
+        }
     }
 
     /// Passes a request that has its range to the machine.

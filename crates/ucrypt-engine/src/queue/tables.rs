@@ -6,7 +6,7 @@ use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{Op as MachineOp, PARTS_MAX, Part, Urgency};
 
 use crate::data::Data;
-use crate::range_lock::Mode;
+use crate::range_lock::{Mode, Ticket};
 
 /// A client's request, from acceptance to answer.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub(super) struct ClientRequest {
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
     pub(super) locked: bool,
+    /// Its place among those who wait for their range.
+    pub(super) ticket: Option<Ticket>,
     /// The whole sectors to start once the range is locked.
     pub(super) middle: Option<Middle>,
     /// Memory for the middle until it is started; the data read once it has ended.
@@ -47,6 +49,7 @@ impl Default for ClientRequest {
             range: 0..0,
             mode: Mode::Shared,
             locked: false,
+            ticket: None,
             middle: None,
             buf: None,
             edges: [None, None],
