@@ -335,6 +335,12 @@ impl Queue {
         self.machine.policy().explored()
     }
 
+    /// Whether all requests in flight wait for sectors that other requests use, or for the key of a
+    /// suspended volume: only others can end a wait, whenever they like.
+    pub fn waits_for_others(&self) -> bool {
+        !self.parked.is_empty() && self.in_flight() == self.parked.len()
+    }
+
     /// Number of accepted requests whose answers have not been taken.
     pub fn in_flight(&self) -> usize {
         self.requests.len() - self.free.len() + self.done.len()

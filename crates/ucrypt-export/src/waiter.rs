@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use ucrypt_engine::Queue;
 
@@ -15,6 +15,20 @@ pub(crate) use epoll::EventFlags;
 const WATCHED_MAX: usize = 2;
 /// The queue's number in the epoll set.
 const QUEUE: u64 = u64::MAX;
+
+/// Sleeps until the queue can go on or `fd` is readable, without a [`Waiter`]: for threads that
+/// seldom wait for both. The caller must have just polled the queue.
+pub(crate) fn sleep_for_either(queue: &mut Queue, fd: impl AsFd) -> io::Result<()> {
+    if !queue.may_sleep() {
+        return Ok(());
+    }
+    let (queue, fd) = (queue.wait_fd(), fd.as_fd());
+    let mut fds = [queue, fd].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    match poll(&mut fds, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
 
 /// Everything that can end a thread's sleep.
 pub(crate) struct Waiter {

@@ -180,7 +180,8 @@ impl Request {
             // A close(2) promises nothing about durability.
             opcode::FLUSH | opcode::DESTROY => Some(Self::Nothing),
             opcode::RELEASE => Some(Self::Release),
-            // Every request completes by itself, and soon: there is nothing to interrupt.
+            // An interrupt is ignored: requests end by themselves, or wait for the key of a suspended
+            // volume as those of a suspended disk do. The program ends after that.
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Some(Self::Silent),
             opcode::LOOKUP => return Err(Errno::NOTDIR),
             _ => return Err(Errno::NOSYS),

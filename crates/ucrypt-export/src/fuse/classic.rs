@@ -6,14 +6,17 @@
 //!
 //! In each round the thread takes the requests that are there, up to some kilobytes, and sends the
 //! answers together ([`Answers`]). It holds at most its queue's memory and depth: when a request
-//! finds no room, it takes no more until something completes. There are three ways to sleep:
+//! finds no room, it takes no more until something completes. If all of them wait for others, such as
+//! for the key of a suspended volume, that may be hours: then more reads are put into the backlog, so
+//! that requests that need no data (stat, open) are still answered. There are three ways to sleep:
 //!
 //! - In a read of a blocking descriptor, if nothing is in flight. Further requests are then taken
 //!   from a second descriptor, which does not block.
 //! - For the queue only, over a backend that completes at once, or if the requests can be left to
 //!   another thread ([`Peer`]). A lone request so takes three system calls: the read, one that
 //!   hands it to the backend and sleeps, and the answer.
-//! - For the queue and for requests.
+//! - For the queue and for requests, over the other backends, and whenever all requests in flight wait
+//!   for others.
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,7 +33,7 @@ use super::peers::Peer;
 use crate::backlog::Submitter;
 use crate::memory::Share;
 use crate::table::Table;
-use crate::waiter::{EventFlags, Waiter};
+use crate::waiter::{EventFlags, Waiter, sleep_for_either};
 
 /// Writes of at least this many bytes are handed over with the buffer they arrived in.
 const HANDED_OVER_MIN: usize = 64 << 10;
@@ -44,6 +47,10 @@ const ROUND_MAX: usize = 16;
 
 /// One in this many requests that will probably be alone is followed by a look for another one.
 const LOOK_EVERY: u32 = 16;
+
+/// Most requests in the backlog. Each takes some 100 bytes; where there are more, a suspended volume
+/// keeps them in the kernel, with the requests behind them.
+const BACKLOG_MAX: usize = 256;
 
 /// A request that the engine has.
 #[derive(Clone, Copy)]
@@ -89,7 +96,8 @@ pub(super) struct Classic {
     under_way: Table<Pending>,
     /// The receive buffer, unless the engine has just taken it over.
     buffer: Option<Buf>,
-    /// Requests for which the engine had no room. While there are any, the thread takes no more.
+    /// Requests for which the engine had no room. While there are any, the thread takes no more,
+    /// unless it [hears on](Self::hears_on).
     backlog: VecDeque<(Pending, Work)>,
     /// `None` over a backend that completes at once.
     waiter: Option<Waiter>,
@@ -143,7 +151,7 @@ impl Classic {
             let progress = self.answer_done() || taken || !self.answers.is_empty();
             self.answers.send(&self.devices);
             let waits = self.waiter.is_none() && !progress;
-            if waits && self.queue.wait().is_err() && self.renew().is_err() {
+            if waits && self.sleep_synchronous().is_err() && self.renew().is_err() {
                 return;
             }
         }
@@ -163,8 +171,7 @@ impl Classic {
             }
             taken = 1;
         }
-        let quick = self.devices.len() - 1;
-        let never_blocks = quick > 0 || !self.blocks;
+        let (quick, never_blocks) = (self.devices.len() - 1, self.never_blocks());
         loop {
             let alone = self.queue.alone();
             if taken > 0 && alone.is_some_and(|alone| !alone.is_multiple_of(LOOK_EVERY)) {
@@ -193,13 +200,19 @@ impl Classic {
         self.blocks && (self.waiter.is_none() || self.queue.alone().is_some())
     }
 
+    /// Whether the last descriptor does not block.
+    fn never_blocks(&self) -> bool {
+        self.devices.len() > 1 || !self.blocks
+    }
+
     fn takes_more(&mut self) -> bool {
         self.round_bytes < ROUND_BYTES && self.has_room()
     }
 
     /// Whether a request could be taken.
     fn has_room(&mut self) -> bool {
-        if self.gone || !self.backlog.is_empty() || self.under_way.len() == DEPTH as usize {
+        let is_full = !self.backlog.is_empty() || self.under_way.len() == DEPTH as usize;
+        if self.gone || is_full && !self.hears_on() {
             return false;
         }
         if self.buffer.is_none() {
@@ -207,6 +220,14 @@ impl Classic {
             self.buffer = self.queue.alloc(self.share.request_max);
         }
         self.buffer.is_some()
+    }
+
+    /// Whether requests are taken even if they find no room, because what makes room may take hours.
+    fn hears_on(&self) -> bool {
+        let needs_buffer = |(_, work): &(Pending, Work)| matches!(work, Work::FromBuffer { .. });
+        self.queue.waits_for_others()
+            && self.backlog.len() < BACKLOG_MAX
+            && !self.backlog.iter().any(needs_buffer)
     }
 
     fn take_request(&mut self, device: usize) -> Received {
@@ -308,12 +329,21 @@ impl Classic {
         let Self { queue, waiter: Some(waiter), peer, .. } = self else { return Ok(()) };
         if !is_idle
             && queue.alone().is_some()
+            && !queue.waits_for_others()
             && let Some(slept) = peer.leave(|| queue.wait())
         {
             return slept;
         }
         queue.poll()?;
         if queue.has_done() { Ok(()) } else { waiter.sleep(queue, None, |_, _| {}) }
+    }
+
+    /// Sleeps until there is a completion, over a backend that completes at once.
+    fn sleep_synchronous(&mut self) -> io::Result<()> {
+        if !self.queue.waits_for_others() || !self.never_blocks() || !self.has_room() {
+            return self.queue.wait();
+        }
+        sleep_for_either(&mut self.queue, &self.devices[self.devices.len() - 1])
     }
 }
 

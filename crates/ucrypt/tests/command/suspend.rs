@@ -419,3 +419,59 @@ fn threads(process: rustix::process::Pid) -> usize {
     let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
     fs::read_dir(tasks).map_or(0, Iterator::count)
 }
+
+/// Waits for a thread of the test, which must not take longer than `patience`.
+fn ends<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'static) -> T {
+    let (say, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || say.send(act()));
+    said.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("{what} hangs"))
+}
+
+#[test]
+fn the_file_of_a_suspended_volume_is_looked_at_and_opened_while_programs_wait_for_its_data() {
+    // Images in memory and on a disk are served in two ways.
+    for in_memory in [true, false] {
+        let scratch = Scratch::new();
+        let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let mut image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        if in_memory {
+            let path = memory.path().join("image");
+            fs::copy(&image.path, &path).expect("copied");
+            image.path = path;
+        }
+        let path = open(&scratch, &image, "fuse");
+        action(&scratch, &["luksSuspend", "volume"], b"").passes();
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let file = std::sync::Arc::new(File::open(&path).expect("opened"));
+        let readers: Vec<_> = (0..20 * cores)
+            .map(|number| {
+                let file = file.clone();
+                std::thread::spawn(move || {
+                    file.read_exact_at(&mut vec![0; 300_000], number as u64 * 512).expect("read");
+                })
+            })
+            .collect();
+        let mut writers = [writer(&path), writer(&path)];
+        await_that("the writers wait", || writers.iter().all(|writer| waiting_child(writer.id())));
+        for _ in 0..4 * cores {
+            let path = path.clone();
+            let len = ends("stat", move || fs::metadata(path).expect("metadata").len());
+            assert_eq!(len, DATA);
+        }
+        let opened = path.clone();
+        drop(ends("open", move || File::open(opened).expect("opened")));
+        assert!(
+            !readers.iter().any(std::thread::JoinHandle::is_finished),
+            "one read without a key"
+        );
+        action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
+        for reader in readers {
+            reader.join().expect("it read");
+        }
+        for writer in &mut writers {
+            assert!(writer.wait().expect("it ends").success());
+        }
+        drop(file);
+        action(&scratch, &["close", "volume"], b"").passes();
+    }
+}
