@@ -38,7 +38,10 @@
 //! - **A durable write that fails** is submitted again without `fua`. If the retry succeeds, the
 //!   data could be written but not made durable: the request fails all the same. A caller that sees
 //!   success for a chunk that [is a retry](Machine::retried_after) must treat it as a failed flush.
-//!   Such writes share a chunk with no other request.
+//!   Such writes share a chunk with no other request. To a zoned backend they are submitted once
+//!   only: what was written in part has moved the zone's write pointer, so a retry would be refused
+//!   and hide that the data may not be durable. The caller must treat their first error as a failed
+//!   flush.
 //! - **Memory for zeroes is reserved before a chunk starts**: at most
 //!   [`Bounds::zeroes_sectors_max`] sectors of [`Op::EncryptZeroes`] are under way, each chunk
 //!   counted in whole [`ZEROES_UNIT_SECTORS`]. Requests that wait for
@@ -323,7 +326,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     pub fn will_retry(&self, chunk: ChunkId) -> bool {
         self.chunks.get(chunk.0).is_some_and(|state| match (state.phase, state.op) {
             _ if state.retried_after.is_some() => false,
-            (Phase::Io, op) if op.is_fua() => true,
+            (Phase::Io, op) if op.is_fua() => !self.backend.zoned,
             (Phase::Io, _) | (Phase::Transform, Op::Read) => state.parts.as_slice().len() > 1,
             _ => false,
         })

@@ -648,6 +648,20 @@ fn a_durable_write_that_can_only_be_written_fails_and_shares_its_chunk_with_nobo
 }
 
 #[test]
+fn a_durable_write_to_a_zone_is_submitted_once() {
+    let backend = BackendTraits { zoned: true, ..DISK };
+    let mut machine = Machine::new(bounds(), Configured::new(Fixed::Inline), backend);
+    let id = machine.request(request(Op::Write { fua: true }, 200, 4)).unwrap();
+    let chunk = started(&mut machine)[0].0;
+    machine.cipher_done(chunk, Ok(()), None, 0);
+    assert_eq!(told(&mut machine), ["submit 200"]);
+    assert!(!machine.will_retry(chunk));
+    machine.io_done(chunk, Err(FAILED), 0);
+    let ended = Output::Finish { request: id, result: Err(FAILED) };
+    assert_eq!(machine.next_output(), Some(ended));
+}
+
+#[test]
 fn a_full_machine_refuses_and_recovers() {
     let mut machine = machine(Fixed::Inline);
     for sector in 0..8 {

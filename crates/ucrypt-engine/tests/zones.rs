@@ -1,11 +1,17 @@
-//! The zones of a volume are those of its device, counted from where the volume begins.
+//! The zones of a volume are those of its device, counted from where the volume begins; and what an
+//! error of a durable write means there.
+
+mod common;
 
 use std::sync::{Arc, Mutex};
 
 use ucrypt_backend::{Backend, Extent, FileBackend, Limits, Queue, Zones};
 use ucrypt_engine::{
-    Errno, Segment, Volume, VolumeOptions, Zone, ZoneAction, ZoneKind, ZoneLimits, ZonesError,
+    Errno, Io, QueueConfig, Segment, Volume, VolumeOptions, Zone, ZoneAction, ZoneKind, ZoneLimits,
+    ZonesError,
 };
+use ucrypt_testkit::fault::{Access, Fate, Rule};
+use ucrypt_testkit::{FaultBackend, Faults};
 
 const ZONE: u64 = 1 << 20;
 const COUNT: u64 = 100;
@@ -145,4 +151,61 @@ fn a_volume_that_begins_or_ends_within_a_zone_has_none() {
     let memory = Arc::new(ucrypt_backend::memory(ZONE).expect("memory"));
     let plain = Arc::new(Volume::raw(memory, VolumeOptions::default()).expect("a volume"));
     assert!(plain.zones().unwrap().is_none());
+}
+
+/// A zoned device with faults.
+struct Faulty {
+    zones: Arc<Zoned>,
+    faults: FaultBackend,
+}
+
+impl Backend for Faulty {
+    fn limits(&self) -> &Limits {
+        self.faults.limits()
+    }
+
+    fn queue(&self, depth: u32) -> std::io::Result<Box<dyn Queue>> {
+        self.faults.queue(depth)
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
+        self.faults.extents(offset, len, max)
+    }
+
+    fn zones(&self) -> Option<&dyn Zones> {
+        Some(&*self.zones)
+    }
+
+    fn describe(&self) -> String {
+        "zoned, with faults".into()
+    }
+
+    fn len_now(&self) -> std::io::Result<u64> {
+        self.faults.len_now()
+    }
+
+    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
+        None
+    }
+}
+
+#[test]
+fn a_durable_write_to_a_zone_that_fails_is_not_written_again_and_no_flush_succeeds_after_it() {
+    let (zones, faults) = (Zoned::new(), Faults::new(1));
+    faults.add(Rule::new(Fate::Tear(Errno::IO)).on(Access::Write));
+    let memory = Arc::new(ucrypt_backend::memory(COUNT * ZONE).expect("memory"));
+    let inner = FaultBackend::new(memory, faults.clone());
+    let device: Arc<dyn Backend> = Arc::new(Faulty { zones, faults: inner });
+    let volume = Arc::new(Volume::raw(device, VolumeOptions::default()).expect("a volume"));
+    let mut queue = volume.queue(QueueConfig::new(1 << 20, 4)).expect("a queue");
+    let write = |offset, fua| Io::write_borrowed(offset, &[1; 4096], fua);
+    let plain = common::run(&mut queue, write(3 * ZONE, false));
+    assert_eq!((plain.result, volume.flush_error()), (Err(Errno::IO), None));
+    assert_eq!(common::run(&mut queue, write(2 * ZONE, true)).result, Err(Errno::IO));
+    let log = faults.log();
+    let writes = log.iter().filter(|reached| reached.range.start == 2 * ZONE).count();
+    assert_eq!(writes, 1, "{log:?}");
+    faults.clear();
+    assert_eq!(common::run(&mut queue, Io::Flush).result, Err(Errno::IO));
+    assert_eq!(common::run(&mut queue, write(4 * ZONE, true)).result, Err(Errno::IO));
 }

@@ -264,8 +264,13 @@ impl Queue {
         if matches!(kind, IoKind::Flush | IoKind::Write { fua: true })
             && let Some(error) = self.volume.flush_error()
         {
-            // The machine submits a write again without FUA; the request fails all the same.
-            again.append(bufs);
+            // The machine submits a write again without FUA, unless it is to a zone; the request fails
+            // all the same.
+            if self.machine.will_retry(chunk) {
+                again.append(bufs);
+            } else {
+                bufs.clear();
+            }
             return self.machine.io_done(chunk, Err(error), self.time.now_ns());
         }
         // There is room: the machine has at most as many chunks as the backend's queue takes.
@@ -318,9 +323,14 @@ impl Queue {
             // A flush of another queue may have failed while this one was under way.
             (MachineOp::Flush, Ok(())) => self.volume.flush_error().map_or(Ok(()), Err),
             (MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true }, result) => {
-                if let (Ok(()), Some(error)) = (result, self.machine.retried_after(chunk)) {
+                match (result, self.machine.retried_after(chunk)) {
                     // The retry without FUA succeeded: the data was written, but not made durable.
-                    self.volume.fail_flushes(error);
+                    (Ok(()), Some(error)) => self.volume.fail_flushes(error),
+                    // To a zone there is no retry that could tell.
+                    (Err(error), _) if self.volume.backend.zones().is_some() => {
+                        self.volume.fail_flushes(error);
+                    }
+                    _ => {}
                 }
                 result
             }
