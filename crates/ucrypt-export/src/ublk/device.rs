@@ -45,15 +45,20 @@ pub(super) struct Device {
     is_ours: bool,
 }
 
+/// Whether root made the device, and not a user.
+fn is_privileged(info: &DeviceInfo) -> bool {
+    info.features & feature::UNPRIVILEGED == 0
+}
+
 impl Device {
     /// Adds a device, or finds the one to take over.
     pub(super) fn new(
         options: &UblkOptions,
         bounds: impl Fn(bool) -> Bounds,
-        parameters: impl Fn(u32) -> Parameters,
+        parameters: impl Fn(u32, bool) -> Parameters,
     ) -> Result<Self, UblkError> {
         let mut control = Control::open()?;
-        let is_zoned = parameters(bounds(true).io_bytes_max).zoned.is_some();
+        let is_zoned = parameters(bounds(true).io_bytes_max, true).zoned.is_some();
         if features(&mut control)? & feature::ZONED == 0 && is_zoned {
             return Err(UblkError::NoZones);
         }
@@ -77,7 +82,7 @@ impl Device {
         options: &UblkOptions,
         is_zoned: bool,
         bounds: impl Fn(bool) -> Bounds,
-        parameters: impl Fn(u32) -> Parameters,
+        parameters: impl Fn(u32, bool) -> Parameters,
     ) -> Result<Self, UblkError> {
         let wanted = |privileged| {
             let Bounds { queues, depth, io_bytes_max } = bounds(privileged);
@@ -123,7 +128,7 @@ impl Device {
         drop(device.open()?);
         device
             .control
-            .set_parameters(&info, parameters(info.io_bytes_max))
+            .set_parameters(&info, parameters(info.io_bytes_max, is_privileged(&info)))
             .map_err(failed("set the parameters of the ublk device"))?;
         Ok(device)
     }
@@ -133,7 +138,7 @@ impl Device {
         mut control: Control,
         device: u32,
         options: &UblkOptions,
-        parameters: impl Fn(u32) -> Parameters,
+        parameters: impl Fn(u32, bool) -> Parameters,
     ) -> Result<Self, UblkError> {
         let until = Instant::now() + PATIENCE;
         let info = loop {
@@ -158,7 +163,9 @@ impl Device {
             std::thread::sleep(PAUSE);
         };
         let found = control.parameters(&info).map_err(failed("ask for its parameters"))?;
-        if found != parameters(info.io_bytes_max) || info.server_data != options.identity {
+        if found != parameters(info.io_bytes_max, is_privileged(&info))
+            || info.server_data != options.identity
+        {
             return Err(UblkError::OtherVolume { device });
         }
         Ok(Self { control, info, is_recovery: true, is_ours: false })

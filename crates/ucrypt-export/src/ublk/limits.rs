@@ -7,12 +7,15 @@ use super::abi::{Parameters, ZonedParameters, attribute};
 /// Largest discard, in 512-byte sectors: 2 GiB.
 const DISCARD_SECTORS_MAX: u32 = 1 << 22;
 
-/// Longest write of zeroes where they are encrypted, in 512-byte sectors: 64 MiB, well below the 30
-/// seconds after which the kernel kills a server without privileges.
+/// Longest write of zeroes where they are encrypted, in 512-byte sectors: 64 MiB.
 const ENCRYPTED_ZEROES_SECTORS_MAX: u32 = 1 << 17;
 
 /// The parameters of a volume's device whose requests have at most `io_bytes_max` bytes.
-pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32) -> Parameters {
+///
+/// The kernel kills a server without privileges (`privileged` is false) if a request takes longer
+/// than 30 seconds. So there a write of zeroes is no longer than a write: all tags together may
+/// otherwise be 2 GiB, for which a slow disk takes minutes.
+pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32, privileged: bool) -> Parameters {
     let attributes = [
         (true, attribute::VOLATILE_CACHE | attribute::FUA),
         (info.read_only, attribute::READ_ONLY),
@@ -33,10 +36,11 @@ pub(super) fn parameters(info: &VolumeInfo, io_bytes_max: u32) -> Parameters {
         sectors: info.len / 512,
         discard_granularity: info.sector_size,
         discard_sectors_max: if info.discard { DISCARD_SECTORS_MAX } else { 0 },
-        write_zeroes_sectors_max: match (info.read_only, info.fast_write_zeroes) {
-            (true, _) => 0,
-            (false, true) => DISCARD_SECTORS_MAX,
-            (false, false) => ENCRYPTED_ZEROES_SECTORS_MAX,
+        write_zeroes_sectors_max: match (info.read_only, privileged, info.fast_write_zeroes) {
+            (true, ..) => 0,
+            (false, false, _) => io_bytes_max / 512,
+            (false, true, true) => DISCARD_SECTORS_MAX,
+            (false, true, false) => ENCRYPTED_ZEROES_SECTORS_MAX,
         },
         zoned: None,
     }
@@ -83,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_disk_has_the_volumes_sectors_and_a_cache_to_flush() {
-        let made = parameters(&info(), 1 << 20);
+        let made = parameters(&info(), 1 << 20, true);
         assert_eq!((made.logical_shift, made.physical_shift), (9, 12));
         assert_eq!((made.sectors, made.sectors_max), (20 << 10, 2048));
         assert_eq!(made.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
@@ -92,8 +96,17 @@ mod tests {
     }
 
     #[test]
+    fn a_write_of_zeroes_to_a_users_disk_is_no_longer_than_a_write() {
+        for fast_write_zeroes in [false, true] {
+            let info = VolumeInfo { fast_write_zeroes, ..info() };
+            let made = parameters(&info, 128 << 10, false);
+            assert_eq!(made.write_zeroes_sectors_max * 512, 128 << 10);
+        }
+    }
+
+    #[test]
     fn a_read_only_disk_takes_nothing_that_writes() {
-        let made = parameters(&VolumeInfo { read_only: true, ..info() }, 1 << 20);
+        let made = parameters(&VolumeInfo { read_only: true, ..info() }, 1 << 20, true);
         assert_ne!(made.attributes & attribute::READ_ONLY, 0);
         assert_eq!((made.discard_sectors_max, made.write_zeroes_sectors_max), (0, 0));
     }
@@ -103,6 +116,7 @@ mod tests {
         let made = parameters(
             &VolumeInfo { discard: true, rotational: true, sector_size: 4096, ..info() },
             1 << 20,
+            true,
         );
         assert_eq!((made.discard_sectors_max, made.discard_granularity), (1 << 22, 4096));
         assert_ne!(made.attributes & attribute::ROTATIONAL, 0);

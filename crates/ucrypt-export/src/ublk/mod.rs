@@ -113,8 +113,8 @@ impl UblkExport {
     /// Adds a device or takes one over, and serves the volume there from background threads.
     pub fn start(volume: &Arc<Volume>, options: &UblkOptions) -> Result<Self, UblkError> {
         let zones = volume.zones()?;
-        let parameters = |io_bytes_max| {
-            let basic = limits::parameters(&volume.info(), io_bytes_max);
+        let parameters = |io_bytes_max, privileged| {
+            let basic = limits::parameters(&volume.info(), io_bytes_max, privileged);
             zones.as_ref().map_or(basic, |zones| limits::zoned(basic, zones))
         };
         let bounds = |privileged| {
