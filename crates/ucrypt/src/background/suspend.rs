@@ -148,7 +148,7 @@ impl Suspension {
         volume.unhalt();
         *self = Self::None;
         let failure = Failure::device(format!(
-            "{name} is not suspended: the image has not answered for {} s",
+            "{name} is not suspended: requests under way did not end in {} s",
             PATIENCE.as_secs()
         ));
         control::reply(stream, &control::refusal(&failure));
