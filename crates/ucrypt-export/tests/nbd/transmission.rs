@@ -154,6 +154,24 @@ fn trim_makes_holes_that_block_status_shows() {
 }
 
 #[test]
+fn a_block_status_reply_has_at_most_128_extents() {
+    let discards = VolumeOptions { allow_discards: true, ..VolumeOptions::default() };
+    let harness = Harness::start(with_options(SMALL, discards));
+    let mut client = Client::structured(&harness);
+    assert_eq!(client.write(0, 0, &vec![1; SMALL as usize]), 0);
+    for at in (0..SMALL).step_by(16384) {
+        assert_eq!(client.ask(TRIM, 0, at, 8192).error, 0);
+    }
+    let reply = client.ask(BLOCK_STATUS, 0, 0, SMALL as u32);
+    assert_eq!(reply.data.len(), 4 + 128 * 8);
+    let covered: u64 = reply.data[4..]
+        .chunks(8)
+        .map(|e| u64::from(u32::from_be_bytes(e[..4].try_into().expect("four bytes"))))
+        .sum();
+    assert_eq!(covered, 128 * 8192, "the client asks again from here");
+}
+
+#[test]
 fn many_requests_at_once_are_all_answered() {
     let harness = Harness::start(aes(SMALL, 512));
     let mut client = Client::simple(&harness);

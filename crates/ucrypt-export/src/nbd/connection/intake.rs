@@ -16,8 +16,9 @@ const BULK_MIN: u32 = 16 << 10;
 /// Bytes to submit to the engine before the loop looks for completions, so that the first replies
 /// leave while the engine works on the rest.
 const ROUND_BYTES: usize = 256 << 10;
-/// Most extents in one block status reply; the client asks again from where it ends.
-const EXTENTS_MAX: usize = 4096;
+/// Most extents in one block status reply; the client asks again from where it ends. The reply, of 8
+/// bytes each, is not in the queue's memory: those of all requests of a connection take 128 KiB.
+const EXTENTS_MAX: usize = 128;
 
 /// The part of the stream that comes next.
 pub(super) enum Incoming {
