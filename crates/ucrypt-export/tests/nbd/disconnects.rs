@@ -118,6 +118,21 @@ fn a_bad_magic_ends_the_connection_after_the_replies() {
 }
 
 #[test]
+fn a_write_too_long_to_skip_ends_the_connection_and_a_shorter_one_is_skipped() {
+    let harness = Harness::start(plain(SMALL));
+    let mut client = Client::simple(&harness);
+    // Beyond the end, and longer than a write may be.
+    for len in [32 << 20, 64 << 20] {
+        assert_ne!(client.write(0, SMALL, &vec![1; len]), 0);
+    }
+    assert_eq!(client.read(0, 4), [0; 4]);
+    client.send(&Client::header(WRITE, 0, 9, 0, (64 << 20) + 1));
+    assert!(client.is_closed());
+    harness.await_report("too long to skip");
+    assert_alive(&harness);
+}
+
+#[test]
 fn shutdown_finishes_what_was_taken_and_keeps_every_acknowledged_write() {
     let volume = aes(SMALL, 4096);
     let mut harness = Harness::start(volume.clone());

@@ -9,6 +9,7 @@ use super::{Connection, ConnectionError};
 use crate::nbd::extents::join_extents;
 use crate::nbd::outbox::Reply;
 use crate::nbd::pending::{Kind, Pending};
+use crate::nbd::protocol::PAYLOAD_MAX;
 use crate::nbd::request::{Command, NO_MEMORY, Refusal, Request};
 
 /// Writes with at least this many bytes of payload are received in place.
@@ -19,6 +20,9 @@ const ROUND_BYTES: usize = 256 << 10;
 /// Most extents in one block status reply; the client asks again from where it ends. The reply, of 8
 /// bytes each, is not in the queue's memory: those of all requests of a connection take 128 KiB.
 const EXTENTS_MAX: usize = 128;
+/// Longest payload of a refused write that is skipped, in bytes. A client that announces more has lost
+/// its way, and would keep the server busy for nothing.
+const SKIPPED_MAX: u32 = 2 * PAYLOAD_MAX;
 
 /// The part of the stream that comes next.
 pub(super) enum Incoming {
@@ -207,6 +211,11 @@ impl Connection<'_> {
 
     /// Answers with an error after skipping the payload, if there is one.
     fn refuse(&mut self, request: Request, refusal: Refusal) {
+        if request.payload_len() > SKIPPED_MAX {
+            return self.fail(ConnectionError::Violation("a refused write is too long to skip"));
+        }
+        // The payload goes nowhere: it is received in large pieces, not as what is read ahead.
+        self.bulk = false;
         let left = request.payload_len() as usize;
         self.incoming = Incoming::Refused { cookie: request.cookie, refusal, left };
     }
