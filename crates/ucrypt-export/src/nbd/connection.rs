@@ -28,8 +28,10 @@ use crate::stop::Stop;
 use crate::waiter::{EventFlags, Waiter};
 use intake::{Incoming, Need};
 
-/// How long a connection whose input has ended waits for the client to take its replies.
+/// How long a connection whose input has ended waits for the client to take a part of its replies.
 const LINGER: Duration = Duration::from_secs(5);
+/// How long it waits for the client to take all of them.
+const LINGER_MAX: Duration = Duration::from_secs(20);
 
 /// Why a connection ended, unless the client ended it.
 #[derive(Debug, thiserror::Error)]
@@ -112,8 +114,26 @@ pub(super) struct Connection<'a> {
     /// The client still takes replies.
     output_open: bool,
     failure: Option<ConnectionError>,
-    /// When to give up the replies that are left.
-    give_up: Option<Instant>,
+    linger: Option<Linger>,
+}
+
+/// How long the client has to take its last replies.
+struct Linger {
+    /// Until the client must have taken more.
+    give_up: Instant,
+    /// Until it must have taken all.
+    end: Instant,
+}
+
+impl Linger {
+    fn new(now: Instant) -> Self {
+        Self { give_up: now + LINGER, end: now + LINGER_MAX }
+    }
+
+    /// The client has taken a part.
+    fn extend(&mut self, now: Instant) {
+        self.give_up = self.end.min(now + LINGER);
+    }
 }
 
 impl<'a> Connection<'a> {
@@ -143,7 +163,7 @@ impl<'a> Connection<'a> {
             input_open: true,
             output_open: true,
             failure: None,
-            give_up: None,
+            linger: None,
         }
     }
 
@@ -259,16 +279,20 @@ impl<'a> Connection<'a> {
         if self.outbox.is_empty() {
             return false;
         }
+        let before = self.outbox.bytes();
         match self.outbox.send(self.socket) {
             Ok(sent) => self.socket_full = sent == Sent::Full,
             Err(_) => self.close_output(),
+        }
+        if let Some(linger) = self.linger.as_mut().filter(|_| self.outbox.bytes() < before) {
+            linger.extend(Instant::now());
         }
         !self.socket_full
     }
 
     /// Sleeps until the socket or the queue has something new, or the server is to stop.
     fn wait(&mut self) -> Result<(), ConnectionError> {
-        let left = self.linger();
+        let left = self.time_to_linger();
         if left == Some(Duration::ZERO) {
             self.close_output();
             return Ok(());
@@ -290,12 +314,13 @@ impl<'a> Connection<'a> {
     }
 
     /// How long to wait for the client to take its last replies; `None`: without a limit.
-    fn linger(&mut self) -> Option<Duration> {
+    fn time_to_linger(&mut self) -> Option<Duration> {
         if self.input_open || self.queue.in_flight() > 0 || self.outbox.is_empty() {
             return None;
         }
-        let give_up = *self.give_up.get_or_insert_with(|| Instant::now() + LINGER);
-        Some(give_up.saturating_duration_since(Instant::now()))
+        let now = Instant::now();
+        let linger = self.linger.get_or_insert_with(|| Linger::new(now));
+        Some(linger.give_up.saturating_duration_since(now))
     }
 }
 
