@@ -24,6 +24,7 @@ mod peer;
 mod pending;
 pub mod protocol;
 pub mod request;
+mod seldom;
 mod server;
 
 pub use address::{Address, AddressError};

@@ -19,6 +19,7 @@ use super::negotiate::negotiate;
 use super::peer;
 use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
 use super::request::Negotiated;
+use super::seldom::{Seldom, and_before};
 use crate::memory;
 use crate::stop::Stop;
 
@@ -26,8 +27,6 @@ use crate::stop::Stop;
 const SEND_BUFFER: usize = 1 << 20;
 /// How long to wait when the system has no descriptor or memory for a client.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How often to report that.
-const SAY_EVERY: Duration = Duration::from_secs(60);
 /// Most clients in their handshake at one time.
 const HANDSHAKES_MAX: usize = 32;
 
@@ -116,9 +115,9 @@ impl Server {
         let clients = Clients::new(config.connections_max, HANDSHAKES_MAX);
         let is_tcp = listener.is_tcp();
         let (stop, no_more) = (Stop::new()?, Stop::new()?);
-        let shared = Arc::new(Shared { volume, config, stop, no_more, clients, is_tcp });
-        let acceptor =
-            Acceptor { shared: shared.clone(), clients: Vec::new(), number: 0, said: None };
+        let lines = Lines::default();
+        let shared = Arc::new(Shared { volume, config, stop, no_more, clients, is_tcp, lines });
+        let acceptor = Acceptor { shared: shared.clone(), clients: Vec::new(), number: 0 };
         let acceptor = thread::Builder::new()
             .name("nbd-accept".into())
             .spawn(move || acceptor.run(listener))?;
@@ -232,6 +231,15 @@ struct Shared {
     no_more: Stop,
     clients: Clients,
     is_tcp: bool,
+    lines: Lines,
+}
+
+/// The lines that clients could fill the log with, by kind.
+#[derive(Default)]
+struct Lines {
+    cannot_accept: Seldom,
+    foreign: Seldom,
+    full: Seldom,
 }
 
 struct Client {
@@ -245,8 +253,6 @@ struct Acceptor {
     clients: Vec<Client>,
     /// Number of clients so far, which names the last one in reports.
     number: u64,
-    /// When the server last reported that it can accept no client.
-    said: Option<Instant>,
 }
 
 impl Acceptor {
@@ -284,13 +290,12 @@ impl Acceptor {
         let _ = poll(&mut fds, timeout);
     }
 
-    /// Reports, at most once in [`SAY_EVERY`], that no client can be accepted: the descriptors or
-    /// the memory are used up, which may last.
-    fn cannot_accept(&mut self, error: Errno) {
-        if self.said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
-            self.said = Some(Instant::now());
-            let error = io::Error::from(error);
-            (self.shared.config.report)(&format!("cannot accept an NBD client: {error}"));
+    /// Reports, now and then, that no client can be accepted: the descriptors or the memory are used
+    /// up, which may last.
+    fn cannot_accept(&self, error: Errno) {
+        if let Some(kept_back) = self.shared.lines.cannot_accept.passes(Instant::now()) {
+            let (error, before) = (io::Error::from(error), and_before(kept_back));
+            (self.shared.config.report)(&format!("cannot accept an NBD client: {error}{before}"));
         }
     }
 
@@ -344,8 +349,11 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     let export = &export(volume, config);
     let handshake = match refusal(socket, shared)? {
         None => Handshake::new(export),
-        Some(why) => {
-            (config.report)(&format!("NBD client {number} turned away: {why}"));
+        Some((line, why)) => {
+            if let Some(kept_back) = line.passes(Instant::now()) {
+                let before = and_before(kept_back);
+                (config.report)(&format!("NBD client {number} turned away: {why}{before}"));
+            }
             Handshake::refusing(export, why)
         }
     };
@@ -378,22 +386,27 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     Connection::new(socket, stop, service).run()
 }
 
-/// Why a client is not served; `None` if it is.
-fn refusal(socket: &OwnedFd, shared: &Shared) -> io::Result<Option<String>> {
-    let config = &shared.config;
+/// Why a client is not served, and the kind of line that says so; `None` if it is.
+fn refusal<'a>(socket: &OwnedFd, shared: &'a Shared) -> io::Result<Option<(&'a Seldom, String)>> {
+    let Shared { config, lines, .. } = shared;
     if shared.is_tcp && !config.any_user {
         let own = rustix::process::geteuid().as_raw();
         match peer::user(socket.as_fd())? {
             Some(user) if user == own || user == 0 => {}
             Some(user) => {
-                return Ok(Some(format!(
+                let why = format!(
                     "it is of user {user}, and this server serves user {own} and root only \
                      (--nbd-any-user lets every user of this machine in)"
-                )));
+                );
+                return Ok(Some((&lines.foreign, why)));
             }
-            None => return Ok(Some("it cannot be told which user it is of".into())),
+            None => {
+                let why = "it cannot be told which user it is of".into();
+                return Ok(Some((&lines.foreign, why)));
+            }
         }
     }
     let most = config.connections_max;
-    Ok(shared.clients.is_full().then(|| format!("{most} clients are connected, which is the most")))
+    let why = || (&lines.full, format!("{most} clients are connected, which is the most"));
+    Ok(shared.clients.is_full().then(why))
 }

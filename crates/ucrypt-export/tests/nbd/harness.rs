@@ -83,4 +83,8 @@ impl Harness {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+    /// How many reports contain `text`.
+    pub(crate) fn reports(&self, text: &str) -> usize {
+        self.reports.lock().expect("reports").iter().filter(|line| line.contains(text)).count()
+    }
 }

@@ -91,6 +91,10 @@ fn no_more_clients_than_allowed_and_a_place_becomes_free_again() {
     assert_eq!(refusal[0].1, b"2 clients are connected, which is the most");
     assert!(third.is_closed());
     harness.await_report("turned away");
+    for _ in 0..20 {
+        assert_eq!(Client::connect(&harness).option(7, &[0; 6])[0].0, (1 << 31) + 2);
+    }
+    assert_eq!(harness.reports("turned away"), 1, "refused clients could fill the log");
     first.request(crate::client::DISC, 0, 0, 0);
     assert!(first.is_closed());
     // The place becomes free when the thread ends, shortly after the connection.
