@@ -12,6 +12,7 @@ use crate::catalogue::{Cell, Description, Method, by_name};
 use crate::contender::Contender;
 use crate::sample::{Device, Order, Sample};
 use crate::store::{About, Record};
+use crate::tree::MEMORY;
 
 /// A median and its quartiles.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
@@ -61,19 +62,25 @@ pub struct Figure {
     pub contender: Contender,
     /// MB/s.
     pub mb_s: Spread,
-    /// Mean latency, µs.
-    pub mean_us: Spread,
-    /// 99th percentile, µs.
-    pub p99_us: Spread,
+    /// Mean latency, µs, where requests were timed.
+    pub mean_us: Option<Spread>,
+    /// 99th percentile, µs, where requests were timed.
+    pub p99_us: Option<Spread>,
     /// Throughput over that of the contender's base, if that was measured; for file systems, the
     /// base's run time over its own.
     pub ratio: Option<Spread>,
+    /// As `ratio`, over the same device of ours without a cipher; only for file systems.
+    pub of_none: Option<Spread>,
     /// Mean latency less that of the base, µs.
     pub added_us: Option<Spread>,
     /// Seconds measured, in each round.
     pub seconds: Spread,
     /// Rounds that the host or other processes disturbed.
     pub disturbed: usize,
+    /// Largest share of the processors' time that the host took in a round.
+    pub steal_max: f64,
+    /// Largest share that other processes took in a round.
+    pub others_max: f64,
     /// What made the load.
     pub load: String,
     /// Quantiles of the round with the median throughput.
@@ -103,6 +110,8 @@ pub struct Experiment {
     #[serde(skip)]
     /// Its description.
     pub description: &'static Description,
+    /// What it ran on.
+    pub on: String,
     /// Its cells, in their order.
     pub cells: Vec<CellFigures>,
     /// What was left out or failed, and why.
@@ -137,6 +146,8 @@ pub struct Analysis {
     pub experiments: Vec<Experiment>,
     /// Where ucrypt falls short, the worst first.
     pub shortfalls: Vec<Shortfall>,
+    /// Pairs of contenders that were compared for that.
+    pub compared: usize,
 }
 
 /// The value that ratios are taken of: throughput, or for file systems the inverse of the run time.
@@ -157,7 +168,6 @@ fn ratio(ours: &Rounds<'_>, other: &Rounds<'_>) -> Option<Spread> {
 /// The contender that a figure is compared with.
 fn base_of(contender: Contender, method: Method) -> Contender {
     match (method, contender) {
-        (Method::Tree, Contender::UcryptLoop(_)) => Contender::UcryptNone,
         (Method::Tree, _) => Contender::Loop,
         (_, contender) => contender.base(),
     }
@@ -186,21 +196,36 @@ impl Analysis {
     /// Of the records of a run.
     pub fn new(about: About, records: &[Record]) -> Self {
         let mut experiments = Vec::new();
-        let mut shortfalls = Vec::new();
+        let mut short = Short::default();
         for name in &about.settings.experiments {
             let Some(description) = by_name(name) else { continue };
             let of_it: Vec<&Record> =
                 records.iter().filter(|record| record.experiment == *name).collect();
-            if let Some(experiment) = one(description, &about, &of_it, &mut shortfalls) {
+            if let Some(experiment) = one(description, &about, &of_it, &mut short) {
                 experiments.push(experiment);
             }
         }
+        let Short { mut shortfalls, compared } = short;
         shortfalls.sort_by(|a, b| {
             (b.is_certain, a.ratio.median)
                 .partial_cmp(&(a.is_certain, b.ratio.median))
                 .unwrap_or(std::cmp::Ordering::Equal)
         });
-        Self { about, experiments, shortfalls }
+        Self { about, experiments, shortfalls, compared }
+    }
+
+    /// Why the list of shortfalls is empty; `None` if it is not.
+    pub fn none_short(&self) -> Option<String> {
+        if !self.shortfalls.is_empty() {
+            return None;
+        }
+        Some(if self.compared == 0 {
+            "Unknown: nothing was compared in this run. Adaptive dispatch is compared with raw and \
+             with fixed policies, a served volume with its image and with programs of others."
+                .into()
+        } else {
+            format!("Nowhere (pairs compared: {}).", self.compared)
+        })
     }
 }
 
@@ -208,7 +233,7 @@ fn one(
     description: &'static Description,
     about: &About,
     records: &[&Record],
-    shortfalls: &mut Vec<Shortfall>,
+    found: &mut Short,
 ) -> Option<Experiment> {
     let mut cells = Vec::new();
     for cell in description.cells(about.settings.scale) {
@@ -232,9 +257,11 @@ fn one(
         };
         let figures = by_contender.iter().filter_map(|(contender, rounds)| {
             let base = of(base_of(*contender, description.method));
-            figure(*contender, rounds, base)
+            let figure = figure(*contender, rounds, base)?;
+            let none = of(Contender::UcryptNone).filter(|_| description.method == Method::Tree);
+            Some(Figure { of_none: none.and_then(|none| ratio(rounds, none)), ..figure })
         });
-        shortfalls.extend(short(description, &cell, &by_contender));
+        short(description, &cell, &by_contender, found);
         cells.push(CellFigures { figures: figures.collect(), cell });
     }
     let mut notes: Vec<String> = about
@@ -252,7 +279,12 @@ fn one(
         return None;
     }
     let verdict = verdict(description, &cells);
-    Some(Experiment { name: description.name, description, cells, notes, verdict })
+    let on = match description.method {
+        Method::Tree => format!("loop devices over images in {MEMORY}"),
+        Method::Drives => "virtual time, on a model of a machine".into(),
+        _ => about.settings.on.to_string(),
+    };
+    Some(Experiment { name: description.name, description, on, cells, notes, verdict })
 }
 
 /// Ceilings first, then ucrypt, then others.
@@ -274,15 +306,20 @@ fn place(contender: Contender) -> (u8, String) {
 
 fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) -> Option<Figure> {
     let spread = |of: fn(&Sample) -> f64| Spread::of(rounds.values().map(|sample| of(sample)));
+    let latency = |of: fn(&Sample) -> f64| {
+        let timed = rounds.values().filter(|sample| sample.has_latencies());
+        Spread::of(timed.map(|sample| of(sample)))
+    };
+    let most = |of: fn(&Sample) -> f64| rounds.values().map(|it| of(it)).fold(0.0, f64::max);
     let mb_s = spread(|sample| sample.mb_s)?;
     let distance = |sample: &&&Sample| ((sample.mb_s - mb_s.median).abs() * 1e6).round() as i64;
     let middle = rounds.values().min_by_key(|sample| distance(sample))?;
     let added = base.and_then(|base| {
-        Spread::of(
-            rounds
-                .iter()
-                .filter_map(|(round, sample)| Some(sample.mean_us - base.get(round)?.mean_us)),
-        )
+        Spread::of(rounds.iter().filter_map(|(round, sample)| {
+            let base = base.get(round)?;
+            let timed = sample.has_latencies() && base.has_latencies();
+            timed.then_some(sample.mean_us - base.mean_us)
+        }))
     });
     let orders = rounds.values().filter_map(|sample| sample.order);
     let order = orders.reduce(|a, b| Order {
@@ -293,12 +330,15 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
     Some(Figure {
         contender,
         mb_s,
-        mean_us: spread(|sample| sample.mean_us)?,
-        p99_us: spread(|sample| sample.p99_us)?,
+        mean_us: latency(|sample| sample.mean_us),
+        p99_us: latency(|sample| sample.p99_us),
         ratio: base.and_then(|base| ratio(rounds, base)),
+        of_none: None,
         added_us: added,
         seconds: spread(|sample| sample.seconds)?,
         disturbed: rounds.values().filter(|sample| sample.disturbance.is_marked()).count(),
+        steal_max: most(|sample| sample.disturbance.steal),
+        others_max: most(|sample| sample.disturbance.others),
         load: middle.load.clone(),
         quantiles: middle.quantiles.clone(),
         slices_mb_s: rounds.values().flat_map(|sample| sample.slices_mb_s.clone()).collect(),
@@ -307,14 +347,21 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
     })
 }
 
+/// Where ucrypt falls short, and how much was compared for that.
+#[derive(Debug, Default)]
+struct Short {
+    shortfalls: Vec<Shortfall>,
+    compared: usize,
+}
+
 /// What ucrypt's own are to be measured by: adaptive dispatch by the base and by every fixed
-/// policy, a served volume by the programs of others.
+/// policy, a served volume by its image and by the programs of others.
 fn short(
     description: &'static Description,
     cell: &Cell,
     all: &[(Contender, Rounds<'_>)],
-) -> Vec<Shortfall> {
-    let mut found = Vec::new();
+    found: &mut Short,
+) {
     for (ours, rounds) in all {
         let adaptive = PolicyKind::Adaptive;
         let is_ours = *ours == Contender::Ucrypt(adaptive)
@@ -332,27 +379,47 @@ fn short(
                 (_, Contender::QemuStorageDaemon | Contender::QemuNbd | Contender::Nbdkit) => 1.0,
                 _ => continue,
             };
-            let Some(ratio) = ratio(rounds, others).filter(|ratio| ratio.median < least) else {
+            let Some(ratio) = ratio(rounds, others) else { continue };
+            found.compared += 1;
+            if ratio.median >= least {
                 continue;
-            };
-            let is_certain = ratio.high < least && ratio.count > 2;
-            found.push(Shortfall {
+            }
+            // Virtual time gives the same figure each time.
+            let is_enough = ratio.count > 2 || description.method == Method::Drives;
+            found.shortfalls.push(Shortfall {
                 experiment: description.name,
                 cell: cell.name.clone(),
                 ours: *ours,
                 other: *other,
                 ratio,
-                is_certain,
+                is_certain: is_enough && ratio.high < least,
             });
         }
     }
-    found
+}
+
+/// The speed up to which slices are sorted into bins: a little above that of nearly all of them.
+/// Single slices are many times as fast where a machine was stopped and went on; they belong into
+/// the last bin. 0 if there are no slices.
+pub fn slices_max(values: &[f64]) -> f64 {
+    /// Part of the slices that may be faster.
+    const FASTER: f64 = 0.01;
+    /// Above the fastest of the others.
+    const MARGIN: f64 = 1.05;
+    let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    #[expect(clippy::cast_sign_loss, reason = "a count is not negative")]
+    let faster = (values.len() as f64 * FASTER).ceil() as usize;
+    let at = values.len().saturating_sub(1 + faster);
+    let most = values.get(at).map_or(0.0, |value| value * MARGIN);
+    // Where nearly all slices are empty, the others are all there is.
+    if most > 0.0 { most } else { values.last().copied().unwrap_or(0.0) }
 }
 
 /// The speeds around which slices gather: at most a few, ascending.
 pub fn modes(values: &[f64]) -> Vec<f64> {
     const BINS: usize = 24;
-    let max = values.iter().copied().fold(0.0, f64::max);
+    let max = slices_max(values);
     if values.len() < BINS || max <= 0.0 {
         return Vec::new();
     }
@@ -401,7 +468,10 @@ fn verdict(description: &Description, cells: &[CellFigures]) -> String {
         .filter_map(|cell| Some((cell.cell.name.as_str(), find(cell, ADAPTIVE)?.ratio?.median)))
         .collect();
     let worst = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1));
-    let none = || "Nothing was measured.".to_owned();
+    let none = || match cells {
+        [] => "Nothing was measured.".to_owned(),
+        _ => "Adaptive dispatch took no part, or was not compared.".to_owned(),
+    };
     match description.method {
         Method::Load => {
             let Some((at, least)) = worst else { return none() };
@@ -462,21 +532,7 @@ fn verdict(description: &Description, cells: &[CellFigures]) -> String {
                 format!("Writes that continue the one before: {}.", seen.join(", "))
             }
         }
-        Method::Tree => {
-            let ours = Contender::UcryptLoop(PolicyKind::Adaptive);
-            let seen: Vec<String> = cells
-                .iter()
-                .filter_map(|cell| {
-                    let ratio = find(cell, ours)?.ratio?.median;
-                    Some(format!("{} {:.2}", cell.cell.name, 1.0 / ratio.max(1e-9)))
-                })
-                .collect();
-            if seen.is_empty() {
-                none()
-            } else {
-                format!("Run time with encryption over that without: {}.", seen.join(", "))
-            }
-        }
+        Method::Tree => tree_verdict(cells).unwrap_or_else(none),
         Method::Drives => {
             let seen: Vec<String> = cells
                 .iter()
@@ -492,6 +548,22 @@ fn verdict(description: &Description, cells: &[CellFigures]) -> String {
             }
         }
     }
+}
+
+/// What encryption costs file systems; `None` if ours did not run on any.
+fn tree_verdict(cells: &[CellFigures]) -> Option<String> {
+    let ours = Contender::UcryptLoop(PolicyKind::Adaptive);
+    let times = |ratio: Spread| 1.0 / ratio.median.max(1e-9);
+    let of_cell = |cell: &CellFigures| {
+        let figure = find(cell, ours)?;
+        let cipher = figure.of_none.map_or_else(String::new, |ratio| {
+            format!(" ({:.2} by the cipher alone)", times(ratio))
+        });
+        Some(format!("{} {:.2}{cipher}", cell.cell.name, times(figure.ratio?)))
+    };
+    let seen: Vec<String> = cells.iter().filter_map(of_cell).collect();
+    let seen = (!seen.is_empty()).then(|| seen.join(", "))?;
+    Some(format!("Run time over that on the kernel's loop device, not encrypted: {seen}."))
 }
 
 /// In how many cells adaptive is as fast as the fastest fixed policy of that cell.
@@ -516,6 +588,10 @@ fn against_fixed(cells: &[CellFigures]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::Scale;
+    use crate::served::Generator;
+    use crate::store::{Machine, Settings};
+    use crate::target::Target;
 
     #[test]
     fn quartiles_are_between_the_values_and_one_value_is_no_spread() {
@@ -525,6 +601,94 @@ mod tests {
         assert!(!Spread::of([100.0, 101.0, 99.0]).unwrap().is_wide());
         assert!(Spread::of([1.0]).unwrap().is_wide());
         assert_eq!(Spread::of([]), None);
+    }
+
+    /// The analysis of one cell of an experiment, of these contenders with these speeds.
+    fn of(experiment: &str, rounds: u32, speeds: &[(&str, f64)]) -> Analysis {
+        let settings = Settings {
+            experiments: vec![experiment.into()],
+            on: Target::Memory,
+            against: None,
+            rounds,
+            scale: Scale::Quick,
+            len: 1 << 27,
+            time_ms: 10,
+            generator: Generator::BuiltIn,
+            command: String::new(),
+        };
+        let (machine, storage) = (Machine::default(), Target::Memory.storage().expect("memory"));
+        let about = About { settings, machine, storage, started_s: 1, left_out: Vec::new() };
+        let description = by_name(experiment).expect("an experiment");
+        let cell = &description.cells(Scale::Quick)[0];
+        let is_tree = description.method == Method::Tree;
+        let records = speeds.iter().flat_map(|(contender, mb_s)| {
+            (0..rounds).map(move |round| Record {
+                experiment: experiment.into(),
+                cell: cell.name.clone(),
+                contender: contender.parse().expect("a contender"),
+                round,
+                sample: Some(Sample {
+                    mb_s: *mb_s,
+                    seconds: 100.0 / mb_s,
+                    device: is_tree.then(Device::default),
+                    mean_us: if is_tree { 0.0 } else { 7.0 },
+                    ..Sample::default()
+                }),
+                error: None,
+            })
+        });
+        Analysis::new(about, &records.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn nothing_compared_is_no_success() {
+        let nothing = of("instant", 3, &[("raw", 100.0), ("ucrypt:unbound", 50.0)]);
+        assert_eq!((nothing.compared, nothing.shortfalls.len()), (0, 0));
+        assert!(nothing.none_short().expect("empty").contains("nothing was compared"));
+        let good = of("instant", 3, &[("raw", 100.0), ("ucrypt", 99.0)]);
+        assert_eq!((good.compared, good.shortfalls.len()), (1, 0));
+        assert!(good.none_short().expect("empty").contains("Nowhere"));
+        let bad = of("instant", 3, &[("raw", 100.0), ("ucrypt", 90.0)]);
+        assert!(bad.none_short().is_none() && bad.shortfalls[0].is_certain);
+    }
+
+    #[test]
+    fn a_loss_in_virtual_time_is_certain_and_one_that_was_measured_once_is_not() {
+        let speeds = [("ucrypt", 90.0), ("ucrypt:inline", 100.0)];
+        assert!(of("many-drives", 1, &speeds).shortfalls[0].is_certain);
+        assert!(!of("workqueues", 1, &speeds).shortfalls[0].is_certain);
+        assert!(of("workqueues", 3, &speeds).shortfalls[0].is_certain);
+    }
+
+    #[test]
+    fn file_systems_are_compared_with_the_kernels_loop_device_and_have_no_latencies() {
+        let speeds = [("loop", 100.0), ("ucrypt-none", 80.0), ("ucrypt-loop", 40.0)];
+        let tree = of("kernel-tree", 3, &speeds);
+        let experiment = &tree.experiments[0];
+        let figure = find(&experiment.cells[0], "ucrypt-loop".parse().unwrap()).expect("a figure");
+        assert!((figure.ratio.expect("a ratio").median - 0.4).abs() < 1e-9);
+        assert!((figure.of_none.expect("a ratio").median - 0.5).abs() < 1e-9);
+        assert!(figure.mean_us.is_none() && figure.p99_us.is_none());
+        assert_eq!(tree.shortfalls[0].other, Contender::Loop);
+        assert!(experiment.verdict.contains("ext4 2.50 (2.00 by the cipher alone)"));
+        assert!(experiment.on.contains("/dev/shm"), "{}", experiment.on);
+        assert!(
+            of("many-drives", 1, &[("ucrypt", 1.0)]).experiments[0].on.contains("virtual time")
+        );
+    }
+
+    #[test]
+    fn single_outliers_do_not_hide_two_modes() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut slices: Vec<f64> = Vec::new();
+        for middle in [80.0, 120.0] {
+            slices.extend((0..200).map(|_| middle * (0.97 + 0.06 * random.f64())));
+        }
+        slices.push(90_000.0);
+        let found = modes(&slices);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!((found[0] - 80.0).abs() < 8.0 && (found[1] - 120.0).abs() < 8.0, "{found:?}");
+        assert!(slices_max(&[]).abs() < 1e-9 && slices_max(&[0.0, 0.0, 5.0]) > 4.0);
     }
 
     #[test]

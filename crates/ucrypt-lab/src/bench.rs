@@ -13,7 +13,7 @@ use crate::contender::Contender;
 use crate::counting::Counting;
 use crate::load::{self, INTERRUPTED, Load, Place};
 use crate::real::cipher;
-use crate::sample::{Sample, Watch};
+use crate::sample::{Own, Sample, Watch};
 
 /// The cipher of all volumes of the lab.
 pub const CIPHER: &str = "aes-xts-plain64";
@@ -59,7 +59,7 @@ impl Bench {
         if let Some(counting) = &self.counting {
             counting.take();
         }
-        let watch = Watch::start(None);
+        let watch = Watch::start(Own::default());
         let sample = load::run(&place, load, stop)?;
         let order = self.counting.as_ref().map(|counting| counting.take());
         let order = order.filter(|order| order.writes > 0 && contender != Contender::Memory);

@@ -122,7 +122,7 @@ pub const ALL: &[Description] = &[
         name: "heat-map",
         question: "Where is adaptive dispatch as good as the best fixed policy, and where not?",
         shows: "ratio to the cell's best policy, throughput and p99",
-        tables: &[published::WORKQUEUES_2020],
+        tables: &[],
         needs: "nothing",
         method: Method::Load,
         against: &[
@@ -485,6 +485,15 @@ mod tests {
                     assert_eq!(cell.block_bytes % 4096, 0, "{}", cell.name);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn an_experiment_names_the_tables_whose_figures_it_shows() {
+        for description in ALL {
+            let cells = description.cells(Scale::Full);
+            let has_figures = cells.iter().any(|cell| !cell.published.is_empty());
+            assert_eq!(has_figures, !description.tables.is_empty(), "{}", description.name);
         }
     }
 

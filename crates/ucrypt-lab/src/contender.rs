@@ -124,6 +124,11 @@ impl Contender {
         matches!(self, Self::Loop | Self::UcryptLoop(_) | Self::UcryptNone)
     }
 
+    /// Whether a load reaches it through NBD.
+    pub fn is_nbd(self) -> bool {
+        matches!(self, Self::UcryptNbd(_) | Self::QemuNbd | Self::Nbdkit)
+    }
+
     /// What its ratio is taken of: the same target without encryption, reached by the same load.
     #[must_use]
     pub fn base(self) -> Self {

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::Deserialize;
 
 use crate::load::{Load, Times};
@@ -61,27 +63,29 @@ struct Latency {
 /// The percentiles that fio is asked for.
 const PERCENTILES: &str = "1:5:10:20:30:40:50:60:70:80:85:90:95:97:98:99:99.5:99.9:99.99:100";
 
-/// How much longer than its load fio may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How much longer than its load fio may take: the server is killed before, if it hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How much longer a load is tried in which no request ended.
 const LONGER: [u32; 4] = [1, 5, 25, 125];
 
-/// Runs a load by fio, in `scratch`. Where a request takes longer than the load, the load takes
-/// longer.
+/// Runs a load by fio, in the directory `scratch`. Where a request takes longer than the load, the
+/// load takes longer. A `server` that hangs is killed.
 ///
 /// # Errors
 /// If fio fails, hangs or prints something else, or `stop` is set.
 pub fn run(
     address: &Address,
     load: Load<'_>,
-    scratch: &Path,
+    (scratch, server): (&Path, Option<u32>),
     stop: &AtomicBool,
 ) -> io::Result<Sample> {
     for factor in LONGER {
         let Times { ramp, measured } = load.times;
         let times = Times { ramp: ramp * factor, measured: measured * factor };
-        if let Some(sample) = once(address, Load { times, ..load }, scratch, stop)? {
+        let load = Load { times, ..load };
+        let once = || once(address, load, scratch, stop);
+        if let Some(sample) = process::guarded(server, load.limit(), stop, once)? {
             return Ok(sample);
         }
     }
@@ -96,11 +100,29 @@ fn once(
     stop: &AtomicBool,
 ) -> io::Result<Option<Sample>> {
     let output = scratch.join("fio.json");
+    let direct = is_direct(address);
+    let mut fio = command(address, load, &output, direct);
+    process::run(fio.current_dir(scratch), scratch, load.limit() + PATIENCE, stop)?;
+    let text = std::fs::read_to_string(&output)?;
+    let version = version().unwrap_or_else(|| "fio".into());
+    sample(&text, &if direct { version } else { format!("{version}, through the page cache") })
+}
+
+/// Whether there is a way past the page cache; NBD has none.
+fn is_direct(address: &Address) -> bool {
+    let Address::Path(path) = address else { return true };
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    // Other errors are fio's to tell.
+    rustix::fs::open(path, flags, Mode::empty()).err() != Some(Errno::INVAL)
+}
+
+/// fio with a load, which writes its JSON to `output`.
+fn command(address: &Address, load: Load<'_>, output: &Path, direct: bool) -> Command {
     let cell = load.cell;
     let mut fio = Command::new("fio");
-    fio.current_dir(scratch)
-        .args(["--name=job", "--direct=1", "--norandommap", "--randrepeat=0", "--thread"])
+    fio.args(["--name=job", "--norandommap", "--randrepeat=0", "--thread"])
         .args(["--group_reporting", "--lat_percentiles=1", "--output-format=json"])
+        .arg(format!("--direct={}", u8::from(direct)))
         .arg(format!("--percentile_list={PERCENTILES}"))
         // On its standard output, the nbd engine writes lines of its own.
         .arg(format!("--output={}", output.display()))
@@ -126,10 +148,7 @@ fn once(
             fio.arg("--ioengine=nbd").arg(format!("--uri=nbd+unix:///?socket={}", uri(socket)));
         }
     }
-    let limit = load.times.ramp + load.times.measured + PATIENCE;
-    process::run(&mut fio, scratch, limit, stop)?;
-    let text = std::fs::read_to_string(&output)?;
-    sample(&text, &version().unwrap_or_else(|| "fio".into()))
+    fio
 }
 
 /// A path as fio's `--filename` takes it, which separates files by colons.
@@ -205,10 +224,12 @@ fn engine() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
-    use std::time::Duration;
 
     use ucrypt_backend::{FileBackend, OpenOptions};
+    use ucrypt_testkit::fault::{Access, Reached};
+    use ucrypt_testkit::{FaultBackend, Faults};
 
     use super::*;
     use crate::Pattern;
@@ -235,33 +256,127 @@ mod tests {
         assert!(sample(&text(5), "fio-3").is_err());
     }
 
+    /// A request as it reached the storage: whether it reads, offset, length.
+    type Sent = (bool, u64, u64);
+
+    /// The requests of fio's own log. The fields of its versions differ at the front.
+    fn logged(text: &str) -> Vec<Sent> {
+        let request = |line: &str| {
+            let mut fields = line.split_whitespace().rev();
+            let len = fields.next()?.parse().ok()?;
+            let offset = fields.next()?.parse().ok()?;
+            let is_read = match fields.next()? {
+                "read" => true,
+                "write" => false,
+                _ => return None,
+            };
+            Some((is_read, offset, len))
+        };
+        text.lines().filter_map(request).collect()
+    }
+
+    fn seen(log: &[Reached]) -> Vec<Sent> {
+        let request = |it: &Reached| match it.access {
+            Access::Read => Some((true, it.range.start, it.range.end - it.range.start)),
+            Access::Write => Some((false, it.range.start, it.range.end - it.range.start)),
+            _ => None,
+        };
+        log.iter().filter_map(request).collect()
+    }
+
     #[test]
     fn fio_and_the_built_in_generator_send_the_same_load() {
+        const REQUESTS: u64 = 100;
         assert!(version().is_some(), "fio is missing; install it with: apt-get install fio");
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("with:colon");
+        let (path, log) = (dir.path().join("with:colon"), dir.path().join("log"));
+        let (len, region) = (16 << 20, 8u64 << 20);
+        let go = AtomicBool::new(false);
+        for (pattern, block_bytes, depth) in
+            [(Pattern::Read, 65536, 1), (Pattern::RandWrite, 4096, 8), (Pattern::RandRw, 16384, 4)]
+        {
+            let name = String::new();
+            let cell = Cell { name, pattern, block_bytes, depth, jobs: 1, published: Vec::new() };
+            let times = Times { ramp: Duration::ZERO, measured: Duration::ZERO };
+            let requests = Some(REQUESTS);
+            let load =
+                Load { cell: &cell, region_bytes: region, times, slices: false, seed: 1, requests };
+            // A buffer that was read into is written later: what is read must be random, too.
+            let filled = if pattern == Pattern::RandRw { region } else { 0 };
+            let prepare = || {
+                let mut content = vec![0; len];
+                fastrand::Rng::with_seed(3).fill(&mut content[..filled as usize]);
+                std::fs::write(&path, content).expect("a file");
+            };
+            let check = |sent: &[Sent], who: &str| {
+                assert_eq!(sent.len() as u64, REQUESTS, "{who}, {pattern:?}");
+                let content = std::fs::read(&path).expect("read");
+                for (is_read, offset, len) in sent {
+                    assert_eq!((*len, offset % block_bytes), (block_bytes, 0), "{who}");
+                    assert!(offset + len <= region, "{who}: {offset}");
+                    let (from, to) = (*offset as usize, (offset + len) as usize);
+                    for block in content[from..to].chunks(4096).filter(|_| !is_read) {
+                        let kinds: BTreeSet<_> = block.iter().collect();
+                        assert!(kinds.len() > 200, "{who} writes {} values", kinds.len());
+                    }
+                }
+                assert!(content[region as usize..].iter().all(|byte| *byte == 0), "{who}");
+                let places: BTreeSet<_> = sent.iter().map(|(_, offset, _)| offset).collect();
+                assert!(places.len() > 60, "{who}: {} places", places.len());
+                assert!(places.last().is_some_and(|last| **last > region / 2), "{who}");
+                let reads = sent.iter().filter(|(is_read, ..)| *is_read).count();
+                match pattern {
+                    Pattern::Read | Pattern::RandRead => assert_eq!(reads, 100, "{who}"),
+                    Pattern::Write | Pattern::RandWrite => assert_eq!(reads, 0, "{who}"),
+                    Pattern::RandRw => assert!((25..=75).contains(&reads), "{who}: {reads}"),
+                }
+            };
+            prepare();
+            let address = Address::Path(path.clone());
+            let output = dir.path().join("fio.json");
+            let mut fio = command(&address, load, &output, is_direct(&address));
+            let log = log.with_extension(pattern.name());
+            fio.current_dir(dir.path()).arg(format!("--write_iolog={}", log.display()));
+            process::run(&mut fio, dir.path(), Duration::from_secs(60), &go).expect("fio runs");
+            let theirs = logged(&std::fs::read_to_string(&log).expect("fio's log"));
+            check(&theirs, "fio");
+            prepare();
+            let options = OpenOptions { direct: true, ..OpenOptions::default() };
+            let file = Arc::new(FileBackend::open(&path, options).expect("opened"));
+            let faults = Faults::new(1);
+            let place = Place::Raw(Arc::new(FaultBackend::new(file, faults.clone())));
+            let sample = crate::load::run(&place, load, &go).expect("it runs");
+            assert_eq!(sample.requests, REQUESTS);
+            let ours = seen(&faults.log());
+            check(&ours, "ours");
+            if pattern == Pattern::Read {
+                assert_eq!(ours, theirs);
+            }
+        }
+    }
+
+    #[test]
+    fn both_generators_count_the_requests_of_all_jobs() {
+        assert!(version().is_some(), "fio is missing; install it with: apt-get install fio");
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
         let len = 16 << 20;
         std::fs::File::create(&path).and_then(|file| file.set_len(len)).expect("a file");
         let go = AtomicBool::new(false);
-        for (pattern, block_bytes, depth, jobs) in
-            [(Pattern::Read, 65536, 1, 1), (Pattern::RandWrite, 4096, 8, 2)]
-        {
-            let name = String::new();
-            let cell = Cell { name, pattern, block_bytes, depth, jobs, published: Vec::new() };
-            let times = Times { ramp: Duration::ZERO, measured: Duration::ZERO };
-            let requests = Some(100);
-            let load =
-                Load { cell: &cell, region_bytes: len, times, slices: false, seed: 1, requests };
-            let address = Address::Path(path.clone());
-            let theirs = run(&address, load, dir.path(), &go).expect("fio runs");
-            let options = OpenOptions { direct: true, ..OpenOptions::default() };
-            let place = Place::Raw(Arc::new(FileBackend::open(&path, options).expect("opened")));
-            let ours = crate::load::run(&place, load, &go).expect("it runs");
-            assert_eq!(theirs.requests, ours.requests, "{pattern:?}");
-            for sample in [&ours, &theirs] {
-                assert!(sample.mb_s > 0.0 && sample.mean_us > 0.0, "{sample:?}");
-                assert!(sample.p50_us <= sample.p99_us, "{sample:?}");
-            }
+        let (name, pattern, block_bytes, depth, jobs) = (String::new(), Pattern::Read, 4096, 8, 2);
+        let cell = Cell { name, pattern, block_bytes, depth, jobs, published: Vec::new() };
+        let times = Times { ramp: Duration::ZERO, measured: Duration::ZERO };
+        let requests = Some(100);
+        let load = Load { cell: &cell, region_bytes: len, times, slices: false, seed: 1, requests };
+        let address = Address::Path(path.clone());
+        let theirs = run(&address, load, (dir.path(), None), &go).expect("fio runs");
+        let options = OpenOptions { direct: true, ..OpenOptions::default() };
+        let place = Place::Raw(Arc::new(FileBackend::open(&path, options).expect("opened")));
+        let ours = crate::load::run(&place, load, &go).expect("it runs");
+        assert_eq!((theirs.requests, ours.requests), (200, 200));
+        for sample in [&ours, &theirs] {
+            assert!(sample.mb_s > 0.0 && sample.mean_us > 0.0, "{sample:?}");
+            assert!(sample.p50_us <= sample.p99_us, "{sample:?}");
         }
     }
 }

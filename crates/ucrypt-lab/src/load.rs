@@ -3,19 +3,20 @@
 //! Each job is a thread with a queue of its own, and is client and server of it. Requests longer
 //! than [`PIECE_MAX`] are passed on in pieces of that length, as the kernel passes a long read on
 //! in bios; a request ends with its last piece. Latencies and bytes are those of requests that
-//! ended after the ramp.
+//! ended after the ramp. Writes carry random bytes, made before the first request.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ucrypt_backend::{Backend, Pool};
+use ucrypt_backend::{Backend, Buf, Pool};
 use ucrypt_engine::{Queue, QueueConfig, Rejected, Volume};
 
 use crate::catalogue::{Cell, SLICE_MS};
 use crate::client::{Job, Requests};
 use crate::sample::{Sample, distribution};
+use crate::store::TIME_MS_MAX;
 
 /// Longest piece of a request, in bytes: a bio of 256 pages.
 pub const PIECE_MAX: u64 = 1 << 20;
@@ -26,8 +27,15 @@ const LONG_PIECES: usize = 32;
 /// A run of long requests measures at least this many, however long they take.
 const REQUESTS_MIN: u64 = 2;
 
-/// Slices kept: 100 s.
-const SLICES_MAX: usize = 10_000;
+/// Slices kept: those of the longest measurement, and some seconds that its last request may take.
+const SLICES_MAX: usize = (TIME_MS_MAX / SLICE_MS) as usize + 1000;
+
+/// How much longer than its time a load may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a load is expected to move in a second at least, in bytes: a slow card. Doubled, slower
+/// disks than that count as hanging.
+const SLOW_BYTES_S: u64 = 4_000_000;
 
 /// How long a measurement takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,20 +135,34 @@ pub enum Place {
 }
 
 impl Place {
-    fn disk(&self, depth: u32, piece: usize) -> io::Result<Box<dyn Disk>> {
-        let memory = 2 * depth as usize * piece.next_power_of_two().max(4096);
+    /// A queue for pieces of `piece` bytes. `seed` determines what they write.
+    fn disk(&self, depth: u32, piece: usize, seed: u64) -> io::Result<Box<dyn Disk>> {
+        let memory = depth as usize * piece.next_power_of_two().max(4096);
         Ok(match self {
-            Self::Raw(backend) => Box::new(Raw {
-                queue: backend.queue(depth)?,
-                pool: Pool::new(memory)?,
-                answers: Vec::new(),
-            }),
+            Self::Raw(backend) => {
+                let pool = Pool::new(memory)?;
+                fill(std::iter::from_fn(|| pool.alloc(piece)).collect(), seed);
+                Box::new(Raw { queue: backend.queue(depth)?, pool, answers: Vec::new() })
+            }
             Self::Engine(volume) => {
-                let mut queue = volume.queue(QueueConfig::new(memory, depth))?;
+                let mut queue = volume.queue(QueueConfig::new(2 * memory, depth))?;
                 queue.set_clients_here(true);
+                // Both of a piece's buffers.
+                let buffers = 2 * depth as usize;
+                fill((0..buffers).map_while(|_| queue.alloc(piece)).collect(), seed);
                 Box::new(Engine { queue, taken: vec![0; piece] })
             }
         })
+    }
+}
+
+/// Fills the buffers of a queue with random bytes, and gives them back: what a write carries
+/// later is random, as ciphertext is, and takes no time of the measurement. Storage may store
+/// zeroes faster than data.
+fn fill(buffers: Vec<Buf>, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    for mut buf in buffers {
+        random.fill(&mut buf);
     }
 }
 
@@ -159,6 +181,19 @@ pub struct Load<'a> {
     pub seed: u64,
     /// At most this many requests for each job, if given: then the ramp is left out.
     pub requests: Option<u64>,
+}
+
+impl Load<'_> {
+    /// When it counts as hanging, since its start. Long requests on a slow disk take their time.
+    pub(crate) fn limit(&self) -> Duration {
+        let Cell { block_bytes, depth, jobs, .. } = *self.cell;
+        // Before and after the ramp, and those that are measured at least.
+        let rounds = REQUESTS_MIN + 2;
+        let requests = self.requests.unwrap_or(0).max(rounds.saturating_mul(depth.into()));
+        let bytes = block_bytes.saturating_mul(requests).saturating_mul(jobs.into());
+        let Times { ramp, measured } = self.times;
+        ramp + measured + PATIENCE + Duration::from_secs(bytes / SLOW_BYTES_S)
+    }
 }
 
 /// What a run left behind if it was interrupted.
@@ -266,7 +301,8 @@ impl<'a> Run<'a> {
         let piece = block_bytes.min(PIECE_MAX);
         let depth = depth.max(1) as usize;
         let pieces = if block_bytes > PIECE_MAX { depth.max(LONG_PIECES) } else { depth };
-        let disk = place.disk(pieces as u32, piece as usize)?;
+        let content = load.seed.wrapping_mul(jobs.into()).wrapping_add(job.into());
+        let disk = place.disk(pieces as u32, piece as usize, content)?;
         let job_of = Job {
             pattern,
             block_bytes,
@@ -417,6 +453,46 @@ mod tests {
                 assert!(sample.mb_s > 0.0 && sample.p99_us >= sample.p50_us, "{sample:?}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_written_is_as_random_as_ciphertext_whoever_writes_it() {
+        let len = 4 << 20;
+        let go = AtomicBool::new(false);
+        let name = String::new();
+        for (block_bytes, depth, jobs) in [(4096, 8, 2), (2 << 20, 1, 1)] {
+            let published = Vec::new();
+            let pattern = crate::Pattern::Write;
+            let name = name.clone();
+            let cell = Cell { name, pattern, block_bytes, depth, jobs, published };
+            let backend: Arc<dyn Backend> = Arc::new(ucrypt_backend::memory(len).expect("memory"));
+            let blocks = len / block_bytes;
+            let load = Load { region_bytes: len, ..load(&cell, blocks) };
+            run(&Place::Raw(backend.clone()), load, &go).expect("a run");
+            let mut queue = backend.queue(1).expect("a queue");
+            let pool = Pool::new(1 << 20).expect("memory");
+            for offset in (0..len).step_by(4096) {
+                let bufs = vec![pool.alloc(4096).expect("room")];
+                queue.submit(ucrypt_backend::Io::Read { token: 0, offset, bufs });
+                let mut done = Vec::new();
+                while done.is_empty() {
+                    queue.wait(&mut done).expect("read");
+                }
+                let kinds: std::collections::BTreeSet<u8> =
+                    done[0].bufs[0].iter().copied().collect();
+                assert!(kinds.len() > 200, "{} values at {offset}", kinds.len());
+            }
+        }
+    }
+
+    #[test]
+    fn every_slice_of_the_longest_measurement_is_kept_and_a_slow_disk_gets_its_time() {
+        const { assert!(SLICES_MAX as u64 * SLICE_MS > TIME_MS_MAX) };
+        let cells = catalogue::by_name("block-sweep").unwrap().cells(catalogue::Scale::Full);
+        let longest = cells.iter().max_by_key(|cell| cell.block_bytes).expect("cells");
+        let load = Load { requests: None, ..load(longest, 0) };
+        // 1 GiB at 10 MB/s takes 107 s, and there are at least three.
+        assert!(load.limit() > Duration::from_secs(3 * 107), "{:?}", load.limit());
     }
 
     #[test]

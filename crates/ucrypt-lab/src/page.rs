@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use ucrypt_engine::PolicyKind;
 
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, Spread};
-use crate::catalogue::{Method, size_name};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, Spread, slices_max};
+use crate::catalogue::{Method, Scale, size_name};
 use crate::contender::Contender;
 use crate::published;
-use crate::sim::history::Row;
-use crate::text::{doubts, figure, published as published_of};
+use crate::sim::history::Simulation;
+use crate::target::Target;
+use crate::text::{doubts, figure, optional, published as published_of};
 
 mod chart;
 
@@ -49,8 +50,9 @@ fn style() -> String {
     style
 }
 
-/// The page of a run, with the rows of virtual time if there are any.
-pub fn html(analysis: &Analysis, simulated: &[Row]) -> String {
+/// The page of a run, with a simulation if there is one. No text of either is trusted: files may
+/// have been changed.
+pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     let mut html =
         String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
     html.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
@@ -74,12 +76,22 @@ pub fn html(analysis: &Analysis, simulated: &[Row]) -> String {
     if let Some(warning) = analysis.warning() {
         let _ = writeln!(html, "<p class=\"verdict bad\">{}</p>", escape(&warning));
     }
+    if about.storage.cached {
+        let _ = writeln!(
+            html,
+            "<p class=\"verdict bad\">{}</p>",
+            escape(&format!(
+                "The file system of {} has no direct I/O: the page cache was measured with it.",
+                about.settings.on
+            ))
+        );
+    }
     shortfalls(&mut html, analysis);
     summary(&mut html, analysis);
     for experiment in &analysis.experiments {
         section(&mut html, experiment);
     }
-    if !simulated.is_empty() {
+    if let Some(simulated) = simulated {
         simulation(&mut html, simulated);
     }
     context(&mut html, analysis);
@@ -106,10 +118,16 @@ fn shortfalls(html: &mut String, analysis: &Analysis) {
     html.push_str("<section id=\"short\"><h2>Where we fall short</h2>\n");
     let (certain, chance): (Vec<_>, Vec<_>) =
         analysis.shortfalls.iter().partition(|short| short.is_certain);
-    if analysis.about.settings.rounds < 3 {
-        html.push_str("<p class=\"soft\">With fewer than three rounds nothing is certain.</p>\n");
+    if let Some(why) = analysis.none_short() {
+        let class = if analysis.compared == 0 { "soft" } else { "good" };
+        let _ = writeln!(html, "<p class=\"{class}\">{}</p>", escape(&why));
     } else if certain.is_empty() {
         html.push_str("<p class=\"good\">In no cell in which the quartiles, too, are below.</p>\n");
+    }
+    if analysis.about.settings.rounds < 3 && analysis.compared > 0 {
+        html.push_str(
+            "<p class=\"soft\">With fewer than three rounds no measurement is certain.</p>\n",
+        );
     }
     let table = |html: &mut String, rows: &[&crate::analysis::Shortfall]| {
         html.push_str("<div class=\"table\"><table><thead><tr><th>experiment</th>");
@@ -167,10 +185,12 @@ fn section(html: &mut String, experiment: &Experiment) {
     let description = experiment.description;
     let _ = writeln!(
         html,
-        "<section id=\"{0}\"><h2>{0}</h2>\n<p>{1}</p><p class=\"verdict\">{2}</p>",
+        "<section id=\"{0}\"><h2>{0}</h2>\n<p>{1}</p><p class=\"verdict\">{2}</p>\
+         <p class=\"soft\">Where: {3}.</p>",
         experiment.name,
         escape(description.question),
-        escape(&experiment.verdict)
+        escape(&experiment.verdict),
+        escape(&experiment.on)
     );
     for table in description.tables {
         let (who, hardware) = table.source();
@@ -348,8 +368,8 @@ fn ratios(html: &mut String, experiment: &Experiment, places: Vec<String>) {
 fn slices(html: &mut String, experiment: &Experiment) {
     const BINS: usize = 24;
     for cell in &experiment.cells {
-        let all = || cell.figures.iter().flat_map(|figure| figure.slices_mb_s.iter().copied());
-        let max = all().fold(0.0, f64::max);
+        let all = cell.figures.iter().flat_map(|figure| figure.slices_mb_s.iter().copied());
+        let max = slices_max(&all.collect::<Vec<_>>());
         if max <= 0.0 {
             continue;
         }
@@ -365,7 +385,10 @@ fn slices(html: &mut String, experiment: &Experiment) {
             Series { label, published: false, colour, values }
         });
         let series = series.collect();
-        let places = (0..BINS).map(|bin| figure((bin as f64 + 0.5) * max / BINS as f64));
+        let places = (0..BINS).map(|bin| match bin + 1 {
+            BINS => format!("≥ {}", figure(bin as f64 * max / BINS as f64)),
+            _ => figure((bin as f64 + 0.5) * max / BINS as f64),
+        });
         let chart = Chart {
             title: "Slices of 10 ms by their speed in MB/s",
             unit: "% of the slices",
@@ -437,7 +460,7 @@ fn heat_maps(html: &mut String, experiment: &Experiment) {
         .filter(|contender| matches!(contender, Contender::Ucrypt(_)))
         .collect();
     let speed = |figure: &Figure| figure.mb_s.median;
-    let tail = |figure: &Figure| 1.0 / figure.p99_us.median.max(1e-9);
+    let tail = |figure: &Figure| figure.p99_us.map_or(0.0, |p99| 1.0 / p99.median.max(1e-9));
     let maps: [(&str, Value<'_>); 2] = [
         ("Throughput over that of the cell's best policy", &speed),
         ("p99 latency of the cell's best policy over this one's", &tail),
@@ -480,14 +503,20 @@ fn figures(html: &mut String, experiment: &Experiment) {
     let method = experiment.description.method;
     let speed = if method == Method::Tree { "s (quartiles)" } else { "MB/s (quartiles)" };
     let (has_order, has_device) = (method == Method::Order, method == Method::Tree);
+    // A file system's requests are the kernel's, and nobody times them.
+    let compared = if has_device {
+        "<th>of loop</th><th>of ucrypt-none</th>"
+    } else {
+        "<th>mean µs</th><th>p99 µs</th><th>of raw</th>"
+    };
     let _ = writeln!(
         html,
         "<div class=\"table\"><table><thead><tr><th>cell</th><th class=\"word\">contender</th>\
-         <th>{speed}</th><th>mean µs</th><th>p99 µs</th><th>of raw</th>{}{}<th>runs</th>\
+         <th>{speed}</th>{compared}{}{}<th>runs</th>\
          <th class=\"word\">published</th><th class=\"word\">doubts</th></tr></thead><tbody>",
         if has_order { "<th>continued</th><th>KiB a write</th>" } else { "" },
         if has_device {
-            "<th>writes</th><th>KiB a write</th><th>merged</th><th>busy s</th>"
+            "<th>MB written</th><th>writes</th><th>KiB a write</th><th>merged</th><th>busy s</th>"
         } else {
             ""
         },
@@ -497,7 +526,15 @@ fn figures(html: &mut String, experiment: &Experiment) {
             let class = if at == 0 { " class=\"first\"" } else { "" };
             let name = if at == 0 { escape(&cell.cell.name) } else { String::new() };
             let value = if method == Method::Tree { of.seconds } else { of.mb_s };
-            let ratio = of.ratio.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median));
+            let ratio = |ratio: Option<Spread>| {
+                ratio.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median))
+            };
+            let compared = if has_device {
+                format!("<td>{}</td><td>{}</td>", ratio(of.ratio), ratio(of.of_none))
+            } else {
+                let (mean, p99) = (optional(of.mean_us), optional(of.p99_us));
+                format!("<td>{mean}</td><td>{p99}</td><td>{}</td>", ratio(of.ratio))
+            };
             let mut more = String::new();
             if has_order {
                 more = of.order.map_or_else(
@@ -512,12 +549,13 @@ fn figures(html: &mut String, experiment: &Experiment) {
             }
             if has_device {
                 more = of.device.map_or_else(
-                    || "<td></td><td></td><td></td><td></td>".into(),
+                    || "<td></td>".repeat(5),
                     |device| {
                         let kib = device.bytes as f64 / device.writes.max(1) as f64 / 1024.0;
                         let busy = device.busy_ms as f64 / 1000.0;
                         format!(
-                            "<td>{}</td><td>{}</td><td>{}</td><td>{}</td>",
+                            "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>",
+                            figure(device.bytes as f64 / 1e6),
                             device.writes,
                             figure(kib),
                             device.merges,
@@ -531,52 +569,92 @@ fn figures(html: &mut String, experiment: &Experiment) {
                 published.iter().map(|(label, value)| format!("{value} ({label})")).collect();
             let _ = writeln!(
                 html,
-                "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td><td>{}</td>\
-                 <td>{}</td><td>{ratio}</td>{more}<td>{}</td><td class=\"word\">{}</td>\
-                 <td class=\"word\">{}</td></tr>",
-                of.contender,
+                "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td>{compared}{more}\
+                 <td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td></tr>",
+                escape(&of.contender.to_string()),
                 spread(value),
-                figure(of.mean_us.median),
-                figure(of.p99_us.median),
                 of.seconds.count,
                 escape(&published.join("; ")),
-                doubts(of)
+                escape(&doubts(of))
             );
         }
     }
     html.push_str("</tbody></table></div>\n");
 }
 
-fn simulation(html: &mut String, rows: &[Row]) {
+fn simulation(html: &mut String, simulation: &Simulation) {
     html.push_str("<section id=\"sim\"><h2>In virtual time, on the published machines</h2>\n");
-    html.push_str(
-        "<p>The engine that ships, over models of the published machines. The error says ",
-    );
-    html.push_str(
-        "how far the simulated fixed policy is from what was published: the model is to be ",
-    );
-    html.push_str("trusted where it is small.</p>\n<div class=\"table\"><table><thead><tr>");
+    html.push_str("<p>The engine of ucrypt ");
+    html.push_str(&escape(&simulation.version));
+    html.push_str(", over models of the published machines. The error says how far the simulated ");
+    html.push_str("fixed policy is from what was published: the model is to be trusted where it ");
+    html.push_str("is small. Rows marked fitted are those that a preset or its device model was ");
+    html.push_str("fitted to: they are no test of it.");
+    if simulation.scale == Scale::Quick {
+        html.push_str(" Fewer rows and less virtual time (--quick).");
+    }
+    let _ = writeln!(html, "</p><p class=\"verdict\">{}</p>", escape(&simulation.verdict()));
+    if let Some(changes) = simulation.changes.describe() {
+        let _ = writeln!(
+            html,
+            "<p class=\"verdict bad\">The machines were changed: {}. The published figures are not \
+             of such machines.</p>",
+            escape(&changes)
+        );
+    }
+    html.push_str("<div class=\"table\"><table><thead><tr>");
     html.push_str("<th>experiment</th><th class=\"word\">row</th><th>published</th>");
     html.push_str("<th class=\"word\">fixed policy</th><th>simulated</th><th>error</th>");
-    html.push_str("<th>adaptive</th><th class=\"word\">unit</th></tr></thead><tbody>\n");
-    for row in rows {
+    html.push_str("<th>adaptive</th><th class=\"word\">unit</th><th class=\"word\"></th>");
+    html.push_str("</tr></thead><tbody>\n");
+    for row in &simulation.rows {
         let error =
             row.error().map_or_else(String::new, |error| format!("{:+.0} %", error * 100.0));
         let class = if row.is_trusted() { "good" } else { "bad" };
         let _ = writeln!(
             html,
             "<tr><td>{}</td><td class=\"word\">{}</td><td>{}</td><td class=\"word\">{}</td>\
-             <td>{}</td><td class=\"{class}\">{error}</td><td>{}</td><td class=\"word\">{}</td></tr>",
-            row.experiment,
+             <td>{}</td><td class=\"{class}\">{error}</td><td>{}</td><td class=\"word\">{}</td>\
+             <td class=\"word\">{}</td></tr>",
+            escape(&row.experiment),
             escape(&row.row),
             figure(row.published),
             escape(&row.policy),
             figure(row.simulated),
             row.adaptive.map_or_else(String::new, figure),
-            row.unit
+            escape(&row.unit),
+            if row.fitted { "fitted" } else { "" }
         );
     }
     html.push_str("</tbody></table></div></section>\n");
+}
+
+/// What the figures of a run depend on, apart from the machine.
+fn conditions(analysis: &Analysis) -> Vec<String> {
+    let about = &analysis.about;
+    let storage = about.storage;
+    let mut lines = vec![format!(
+        "The engine in this process has sectors of 4096 bytes. Servers open LUKS1 volumes with \
+         sectors of 512 bytes, which all of them know. The target has blocks of {} bytes.",
+        storage.block_bytes
+    )];
+    if storage.mapped {
+        lines.push(format!(
+            "{} is mapped: the engine works in the mapping, where raw makes system calls. A ratio may \
+             be above 1.",
+            about.settings.on
+        ));
+    }
+    if storage.cached {
+        lines.push(format!(
+            "The file system of {} has no direct I/O: the page cache is between.",
+            about.settings.on
+        ));
+    }
+    if about.settings.on == Target::Memory {
+        lines.push("memory is no ceiling of its own here: it is raw.".into());
+    }
+    lines
 }
 
 fn context(html: &mut String, analysis: &Analysis) {
@@ -590,22 +668,28 @@ fn context(html: &mut String, analysis: &Analysis) {
     entry("processor", &format!("{}, {} cores", machine.processor, machine.cores));
     entry("memory", &format!("{gib:.1} GiB"));
     entry("kernel", &machine.kernel);
-    entry("target", &format!("{}, {} MiB", about.settings.on, about.settings.len >> 20));
+    let way = match (about.storage.direct, about.storage.cached) {
+        (true, _) => ", past the page cache",
+        (_, true) => ", through the page cache",
+        _ => "",
+    };
+    entry("target", &format!("{}, {} MiB{way}", about.settings.on, about.settings.len >> 20));
     for (program, version) in &machine.versions {
         entry(program, version);
     }
     html.push_str("</dl>\n<h3>To repeat it</h3><pre>");
     html.push_str(&escape(&about.settings.command));
     html.push_str("</pre>\n<h3>How to read it</h3><ul class=\"notes\">");
-    for line in [
+    let lines = [
         "MB are 10^6 bytes. Figures are medians over interleaved rounds; ratios are taken round by round.",
         "raw, null and memory are ceilings: the target itself, the engine with the null cipher, memory alone. \
          Servers are compared with file, the image under the same load.",
         "ucrypt is the engine in this process, without an export: what the policies differ in.",
         "Disturbed: the host took more than 2 % of the processors' time, or other processes more than 10 %. \
          Wide spread: the quartiles are more than 15 % of the median apart.",
-    ] {
-        let _ = write!(html, "<li>{}</li>", escape(line));
+    ];
+    for line in lines.into_iter().map(str::to_owned).chain(conditions(analysis)) {
+        let _ = write!(html, "<li>{}</li>", escape(&line));
     }
     html.push_str("</ul>\n<h3>Published tables</h3><ul class=\"notes\">");
     for table in published::ALL {
@@ -618,11 +702,11 @@ fn context(html: &mut String, analysis: &Analysis) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::{ALL, Scale};
+    use crate::catalogue::ALL;
     use crate::sample::{Device, Order, Sample};
     use crate::served::Generator;
+    use crate::sim::history::{Changes, Row};
     use crate::store::{About, LeftOut, Machine, Record, Settings};
-    use crate::target::Target;
 
     /// A run with invented figures in every experiment.
     fn analysis() -> Analysis {
@@ -644,7 +728,8 @@ mod tests {
             why: "nbdkit is not installed".into(),
         }];
         let machine = Machine { cores: 2, processor: "A <processor>".into(), ..Machine::default() };
-        let about = About { settings, machine, started_s: 1_763_900_000, left_out };
+        let storage = Target::Memory.storage().expect("memory");
+        let about = About { settings, machine, storage, started_s: 1_763_900_000, left_out };
         let mut records = Vec::new();
         for description in ALL {
             for cell in description.cells(Scale::Quick) {
@@ -681,7 +766,7 @@ mod tests {
     fn the_page_shows_every_experiment_and_needs_nothing_else() {
         let analysis = analysis();
         assert_eq!(analysis.experiments.len(), ALL.len());
-        let page = html(&analysis, &[]);
+        let page = html(&analysis, None);
         for description in ALL {
             assert!(page.contains(&format!("<section id=\"{}\">", description.name)));
         }
@@ -711,6 +796,82 @@ mod tests {
         assert!(page.find("id=\"short\"") < page.find("id=\"summary\""));
         assert!(analysis.shortfalls.iter().any(|short| short.is_certain));
         assert!(page.len() < 4 << 20, "{} bytes", page.len());
+    }
+
+    /// A simulation in which every text is hostile.
+    fn simulated() -> Simulation {
+        let hostile = |name: &str| format!("<b>{name}</b>'\"&");
+        let row = |fitted| Row {
+            experiment: hostile("experiment"),
+            row: hostile("row"),
+            unit: hostile("unit"),
+            published: 1.0,
+            policy: hostile("policy"),
+            simulated: 2.0,
+            adaptive: Some(3.0),
+            fitted,
+        };
+        let changes = Changes { cores: Some(3), ..Changes::default() };
+        let rows = vec![row(true), row(false)];
+        Simulation { version: hostile("version"), scale: Scale::Quick, changes, rows }
+    }
+
+    #[test]
+    fn a_simulation_says_how_it_was_made_and_none_of_its_texts_is_taken_for_html() {
+        let page = html(&analysis(), Some(&simulated()));
+        for needed in
+            ["3 cores", "--quick", "rows that no preset was fitted to, 0 of 1.", ">fitted<"]
+        {
+            assert!(page.contains(needed), "{needed}");
+        }
+        for name in ["experiment", "row", "unit", "policy", "version"] {
+            assert!(page.contains(&format!("&lt;b&gt;{name}&lt;/b&gt;&#39;&quot;&amp;")), "{name}");
+        }
+        assert!(!page.contains("<b>"));
+    }
+
+    #[test]
+    fn no_text_of_a_run_is_taken_for_html() {
+        let mut analysis = analysis();
+        let hostile = || "<b>hostile</b>".to_owned();
+        analysis.about.settings.on = Target::File(hostile().into());
+        analysis.about.settings.command = hostile();
+        analysis.about.storage.cached = true;
+        analysis.about.machine.kernel = hostile();
+        analysis.about.machine.versions = vec![(hostile(), hostile())];
+        for experiment in &mut analysis.experiments {
+            experiment.on = hostile();
+            experiment.notes = vec![hostile()];
+            experiment.verdict = hostile();
+            for figure in experiment.cells.iter_mut().flat_map(|cell| &mut cell.figures) {
+                figure.load = hostile();
+            }
+        }
+        let page = html(&analysis, None);
+        assert!(page.contains("&lt;b&gt;hostile") && !page.contains("<b>"));
+        assert!(page.contains("no direct I/O"));
+    }
+
+    #[test]
+    fn the_page_says_what_the_figures_depend_on() {
+        let mut analysis = analysis();
+        let page = html(&analysis, None);
+        for needed in ["works in the mapping", "sectors of 4096 bytes", "sectors of 512 bytes"] {
+            assert!(page.contains(needed), "{needed}");
+        }
+        // Of file systems there are bytes, and no latencies of 0.
+        let tree = &page[page.find("<section id=\"kernel-tree\"").expect("the section")..];
+        let tree = &tree[..tree.find("</section>").expect("its end")];
+        assert!(tree.contains("MB written") && tree.contains("/dev/shm"), "{tree}");
+        assert!(!tree.contains("mean µs") && tree.contains("of ucrypt-none"), "{tree}");
+        let drives = &page[page.find("<section id=\"many-drives\"").expect("the section")..];
+        assert!(drives.contains("Where: virtual time"));
+        analysis.about.storage.mapped = false;
+        assert!(!html(&analysis, None).contains("works in the mapping"));
+        // Where nothing was compared, nothing is praised.
+        (analysis.shortfalls, analysis.compared) = (Vec::new(), 0);
+        let page = html(&analysis, None);
+        assert!(page.contains("nothing was compared") && !page.contains("class=\"good\""));
     }
 
     #[test]

@@ -1,14 +1,20 @@
 //! Programs of others, which end when they are told to or when they take too long.
+//!
+//! A program that is started here leads a process group of its own. Ctrl-C reaches this program
+//! only, which ends the whole group. A program that waits for a server's file system or device
+//! cannot end before that server does: [`guarded`] kills a server that holds its requests for too
+//! long.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 
 use crate::load::INTERRUPTED;
 
@@ -17,6 +23,17 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// How long a program may take to end after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a program may take to end after SIGKILL. One that waits for a device does not end
+/// before the device answers; it is left to the system then.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a short program, such as losetup, may take.
+const SHORT_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a server may hold requests after this program was told to stop. Requests to a server
+/// that works end within milliseconds.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Bytes of a program's messages that are quoted.
 const MESSAGE_MAX: u64 = 2000;
@@ -35,10 +52,133 @@ pub(crate) fn first_line(command: &mut Command) -> Option<String> {
     text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
-/// Whether a program runs and succeeds.
+/// Whether a short program runs and succeeds.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
+    ended_within(command, SHORT_LIMIT).is_some_and(|status| status.success())
+}
+
+/// Runs a program without its messages, in a process group of its own. `None`: it does not start,
+/// or does not end in time and is killed.
+fn ended_within(command: &mut Command, limit: Duration) -> Option<ExitStatus> {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    quiet.status().is_ok_and(|status| status.success())
+    let mut child = quiet.process_group(0).spawn().ok()?;
+    let deadline = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
+            _ => break,
+        }
+    }
+    let _ = child.kill();
+    // Reaped if it ends soon, like every other program here.
+    let deadline = Instant::now() + KILL_LIMIT;
+    while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+        std::thread::sleep(POLL);
+    }
+    None
+}
+
+/// The number of a process, for a signal.
+fn pid_of(number: u32) -> Option<Pid> {
+    i32::try_from(number).ok().and_then(Pid::from_raw)
+}
+
+/// Whether a process of this group lives. What nobody has waited for is dead, although the kernel
+/// still counts it.
+fn group_lives(group: Pid) -> bool {
+    if test_kill_process_group(group).is_err() {
+        return false;
+    }
+    let group = group.as_raw_nonzero().get();
+    let lives = |entry: fs::DirEntry| {
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // The state, the parent and the group follow the name, which is in parentheses.
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        let state = fields.next()?;
+        let is_member = fields.nth(1)?.parse() == Ok(group);
+        Some(is_member && !matches!(state, "Z" | "X"))
+    };
+    let all = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    all.filter_map(lives).any(|lives| lives)
+}
+
+/// Why a server was killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Killed {
+    Stopped,
+    Hung,
+}
+
+/// Does `work`, which sends requests to the server with the process number `server`, if that is
+/// known. Kills the server with SIGKILL if `work` takes longer than `limit`, or goes on for some
+/// seconds after `stop` was set: otherwise neither this program nor another one could end a
+/// request that the server holds.
+///
+/// # Errors
+/// Those of `work`. `Interrupted` or `TimedOut` if the server was killed and `work` failed.
+pub(crate) fn guarded<T>(
+    server: Option<u32>,
+    limit: Duration,
+    stop: &AtomicBool,
+    work: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
+    guarded_for(server, limit, (stop, GRACE), work)
+}
+
+fn guarded_for<T>(
+    server: Option<u32>,
+    limit: Duration,
+    (stop, grace): (&AtomicBool, Duration),
+    work: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
+    let Some(server) = server.and_then(pid_of) else { return work() };
+    // Dropped when `work` has ended, however it does.
+    let (working, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = move || watch(server, limit, (stop, grace), &ended);
+        let guard = std::thread::Builder::new().name("guard".into()).spawn_scoped(scope, watch)?;
+        let result = work();
+        drop(working);
+        match (result, guard.join()) {
+            (Err(_), Ok(Some(Killed::Stopped))) => {
+                Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED))
+            }
+            (Err(_), Ok(Some(Killed::Hung))) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the server was killed: a load took more than {} s", limit.as_secs()),
+            )),
+            (result, _) => result,
+        }
+    })
+}
+
+/// Waits for the end of the work, or kills the server.
+fn watch(
+    server: Pid,
+    limit: Duration,
+    (stop, grace): (&AtomicBool, Duration),
+    ended: &Receiver<()>,
+) -> Option<Killed> {
+    let deadline = Instant::now() + limit;
+    let mut stopped: Option<Instant> = None;
+    while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+        let now = Instant::now();
+        if stopped.is_none() && stop.load(Ordering::Relaxed) {
+            stopped = Some(now);
+        }
+        let killed = if stopped.is_some_and(|since| now - since > grace) {
+            Killed::Stopped
+        } else if now > deadline {
+            Killed::Hung
+        } else {
+            continue;
+        };
+        // It may have ended just now.
+        let _ = kill_process(server, Signal::KILL);
+        return Some(killed);
+    }
+    None
 }
 
 /// A program under way. Dropping it ends it.
@@ -52,7 +192,10 @@ impl Running {
     /// Starts a program in a process group of its own: Ctrl-C reaches this program, which ends it.
     /// Its messages go to `log`; its standard output too, unless it was set.
     pub(crate) fn start(command: &mut Command, log: &Path, pipe: bool) -> io::Result<Self> {
-        let name = command.get_program().to_string_lossy().into_owned();
+        let name = match command.get_program().to_string_lossy() {
+            own if own == "/proc/self/exe" => "ucrypt".to_owned(),
+            other => other.into_owned(),
+        };
         let messages = File::create(log)?;
         command.stdin(Stdio::null()).stderr(messages.try_clone()?).process_group(0);
         command.stdout(if pipe { Stdio::piped() } else { messages.into() });
@@ -108,23 +251,37 @@ impl Running {
     }
 }
 
+impl Running {
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = pid_of(self.pid()) {
+            // It may have ended just now.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Waits until nothing of its process group lives. Its number belongs to nobody else until
+    /// then.
+    fn await_group(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        while self.is_alive() || pid_of(self.pid()).is_some_and(group_lives) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(POLL);
+        }
+        true
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_alive() {
             return;
         }
-        if let Some(pid) = i32::try_from(self.pid()).ok().and_then(Pid::from_raw) {
-            // It may have ended just now.
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let deadline = Instant::now() + END_LIMIT;
-        while self.is_alive() {
-            if Instant::now() > deadline {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                return;
-            }
-            std::thread::sleep(POLL);
+        self.signal(Signal::TERM);
+        if !self.await_group(END_LIMIT) {
+            self.signal(Signal::KILL);
+            self.await_group(KILL_LIMIT);
         }
     }
 }
@@ -147,7 +304,7 @@ pub(crate) fn output(
     stop: &AtomicBool,
 ) -> io::Result<String> {
     run(command, scratch, limit, stop)?;
-    std::fs::read_to_string(scratch.join("messages"))
+    fs::read_to_string(scratch.join("messages"))
 }
 
 /// Waits until `ready`, which is asked again and again.
@@ -167,4 +324,83 @@ pub(crate) fn wait_until(
         std::thread::sleep(POLL);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn lines(path: &Path) -> Vec<String> {
+        fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_program_that_is_ended_takes_its_whole_process_group_with_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let stop = AtomicBool::new(false);
+        // The shell passes no signal on to its children, and one of them ignores SIGINT.
+        let script = "sleep 1000 & echo $! >>pids; (trap '' INT; sleep 1000) & echo $! >>pids; \
+                      echo ready >>pids; sleep 1000";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).current_dir(dir.path());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                while lines(&dir.path().join("pids")).len() < 3 && Instant::now() < deadline {
+                    std::thread::sleep(POLL);
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            let ended = run(&mut shell, dir.path(), Duration::from_secs(100), &stop);
+            assert_eq!(ended.expect_err("stopped").kind(), io::ErrorKind::Interrupted);
+        });
+        let pids = lines(&dir.path().join("pids"));
+        assert_eq!(pids.len(), 3, "{pids:?}");
+        for pid in &pids[..2] {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let state = stat.rsplit_once(") ").map_or("gone", |(_, fields)| &fields[..1]);
+            assert!(["gone", "Z", "X"].contains(&state), "{pid} lives: {state}");
+        }
+    }
+
+    /// A server that takes a connection and then answers nothing: `cat`, stopped, between a pipe
+    /// and a socket.
+    fn hung() -> (Child, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let mut cat = Command::new("cat");
+        let output: std::os::fd::OwnedFd = theirs.try_clone().expect("a clone").into();
+        let input: std::os::fd::OwnedFd = theirs.into();
+        let cat = cat.stdin(Stdio::from(input)).stdout(Stdio::from(output)).spawn();
+        let cat = cat.expect("cat starts");
+        kill_process(pid_of(cat.id()).expect("a process"), Signal::STOP).expect("it is there");
+        (cat, ours)
+    }
+
+    #[test]
+    fn a_server_that_answers_nothing_is_killed_when_the_time_has_passed_or_the_user_stops() {
+        let ms = Duration::from_millis;
+        for (limit, stopped, kind) in [
+            (ms(100), false, io::ErrorKind::TimedOut),
+            (Duration::from_secs(100), true, io::ErrorKind::Interrupted),
+        ] {
+            let (mut cat, mut socket) = hung();
+            let stop = AtomicBool::new(stopped);
+            let ended = guarded_for(Some(cat.id()), limit, (&stop, ms(100)), || {
+                socket.write_all(b"?")?;
+                socket.read_exact(&mut [0])
+            });
+            assert_eq!(ended.expect_err("killed").kind(), kind);
+            assert!(!cat.wait().expect("ended").success());
+        }
+        // Work that ends in time ends nobody.
+        let (mut cat, _socket) = hung();
+        let stop = AtomicBool::new(true);
+        let done = guarded_for(Some(cat.id()), ms(1000), (&stop, ms(1000)), || Ok(7));
+        assert_eq!(done.expect("done"), 7);
+        assert!(cat.try_wait().expect("asked").is_none(), "it lives");
+        cat.kill().and_then(|()| cat.wait()).expect("killed");
+    }
 }

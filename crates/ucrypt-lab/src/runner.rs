@@ -1,20 +1,21 @@
 //! Carries a run out: every contender in every cell, in interleaved rounds.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
-use crate::catalogue::{Cell, Description, Method, Scale, by_name};
+use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
 use crate::contender::{Contender, PEERS};
 use crate::load::{INTERRUPTED, Load, Times};
 use crate::process;
 use crate::sample::Sample;
-use crate::served::{Generator, Images};
-use crate::sim;
+use crate::served::{Generator, Images, Left, Service};
+use crate::sim::{self, history::Changes};
 use crate::store::{About, LeftOut, Record, Settings, Store};
+use crate::target::Target;
 use crate::tree::Trees;
 
 /// What a run needs from its caller.
@@ -25,6 +26,8 @@ pub struct Surroundings<'a> {
     pub stop: &'a AtomicBool,
     /// Is told before each measurement.
     pub progress: &'a dyn Fn(Progress),
+    /// Gets what could not be ended.
+    pub left: &'a Left,
 }
 
 /// How far a run is.
@@ -56,12 +59,36 @@ const SLICES_MS: u64 = 300;
 const SERVED_S: f64 = 0.7;
 const STEP_S: f64 = 0.02;
 
+/// Longest request of NBD, in bytes (NBD protocol, "Block size constraints": what a client may
+/// assume). Servers end the connection at a longer one.
+const NBD_BYTES_MAX: u64 = 32 << 20;
+
 /// What a run of one experiment consists of.
 struct Plan {
     description: &'static Description,
     cells: Vec<Cell>,
     contenders: Vec<Contender>,
+    /// What sends the load of served contenders.
+    generator: Generator,
     left_out: Vec<LeftOut>,
+}
+
+impl Plan {
+    /// Whether a contender can carry out a cell. fio sends a block in one request; this program
+    /// sends pieces.
+    fn has(&self, contender: Contender, cell: &Cell) -> bool {
+        let is_whole = contender.is_nbd() && self.generator == Generator::Fio;
+        !self.description.has_target() || !is_whole || cell.block_bytes <= NBD_BYTES_MAX
+    }
+
+    /// The contenders that have a cell, as often as it has them, with the time that each takes.
+    fn seconds(&self, settings: &Settings) -> f64 {
+        let pairs =
+            self.cells.iter().flat_map(|cell| self.contenders.iter().map(move |it| (cell, it)));
+        let had = pairs.filter(|(cell, contender)| self.has(**contender, cell));
+        let once: f64 = had.map(|(_, it)| settings.step_s(self.description, *it)).sum();
+        once * f64::from(rounds(self.description, settings))
+    }
 }
 
 impl Settings {
@@ -116,13 +143,35 @@ impl Settings {
             let served = contenders.iter().any(|contender| contender.is_served());
             let file = served.then_some(Contender::File);
             for ceiling in base.into_iter().chain(file).rev() {
-                let same = ceiling == Contender::Memory && self.on.is_memory();
+                let same = ceiling == Contender::Memory && self.on == Target::Memory;
                 if !same && !contenders.contains(&ceiling) {
                     contenders.insert(0, ceiling);
                 }
             }
         }
-        Plan { description, cells, contenders, left_out }
+        let mut plan = Plan {
+            description,
+            cells,
+            contenders,
+            generator: self.generator,
+            left_out: Vec::new(),
+        };
+        let long: Vec<_> = plan
+            .contenders
+            .iter()
+            .copied()
+            .filter(|contender| plan.cells.iter().any(|cell| !plan.has(*contender, cell)))
+            .collect();
+        for contender in long {
+            let what = format!("{contender} at blocks above {}", size_name(NBD_BYTES_MAX));
+            leave(
+                &what,
+                "fio sends a block in one NBD request, and servers take no longer ones; use \
+                          --load built-in, which sends pieces",
+            );
+        }
+        plan.left_out = left_out;
+        plan
     }
 
     /// Why a contender cannot take part, with the remedy.
@@ -179,12 +228,7 @@ impl Settings {
     /// Names an experiment that does not exist.
     pub fn estimate(&self) -> Result<Duration, String> {
         let plans = self.plans()?;
-        let seconds = plans.iter().map(|plan| {
-            let one: f64 =
-                plan.contenders.iter().map(|it| self.step_s(plan.description, *it)).sum();
-            one * plan.cells.len() as f64 * f64::from(rounds(plan.description, self))
-        });
-        Ok(Duration::from_secs_f64(seconds.sum()))
+        Ok(Duration::from_secs_f64(plans.iter().map(|plan| plan.seconds(self)).sum()))
     }
 
     fn step_s(&self, description: &Description, contender: Contender) -> f64 {
@@ -207,15 +251,71 @@ fn rounds(description: &Description, settings: &Settings) -> u32 {
     if description.method == Method::Drives { 1 } else { settings.rounds.max(1) }
 }
 
-/// See [`run`].
+/// See [`Failures`].
 const FAILURES_MAX: usize = 3;
+
+/// Where contenders have succeeded and failed, by experiment.
+#[derive(Default)]
+struct Failures {
+    succeeded: HashSet<(String, Contender, String)>,
+    failed: HashMap<(String, Contender), Vec<String>>,
+}
+
+/// What becomes of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Made,
+    /// It failed in this cell before and has never succeeded in it.
+    Dropped,
+    /// It failed in so many cells, and succeeded in none, that this one is not tried.
+    GivenUp,
+}
+
+impl Failures {
+    /// With the measurements of an earlier part of the run.
+    fn of(store: &Store) -> Self {
+        let done = store
+            .done()
+            .map(|(experiment, cell, contender, _)| (experiment.clone(), *contender, cell.clone()));
+        Self { succeeded: done.collect(), failed: HashMap::new() }
+    }
+
+    /// Whether a contender is tried in a cell. Where it has succeeded once, it always is. One that
+    /// has failed in [`FAILURES_MAX`] cells and succeeded in none is tried in no other one.
+    fn fate(&self, experiment: &str, contender: Contender, cell: &str) -> Fate {
+        let of = |cell: &str| (experiment.to_owned(), contender, cell.to_owned());
+        let Some(cells) = self.failed.get(&(experiment.to_owned(), contender)) else {
+            return Fate::Made;
+        };
+        if self.succeeded.contains(&of(cell)) {
+            return Fate::Made;
+        }
+        if cells.iter().any(|failed| failed == cell) {
+            return Fate::Dropped;
+        }
+        let any = self.succeeded.iter().any(|(of, it, _)| of == experiment && *it == contender);
+        if cells.len() >= FAILURES_MAX && !any { Fate::GivenUp } else { Fate::Made }
+    }
+
+    fn add(&mut self, record: &Record) {
+        let Record { experiment, cell, contender, .. } = record;
+        if record.sample.is_some() {
+            self.succeeded.insert((experiment.clone(), *contender, cell.clone()));
+            return;
+        }
+        let cells = self.failed.entry((experiment.clone(), *contender)).or_default();
+        if !cells.contains(cell) {
+            cells.push(cell.clone());
+        }
+    }
+}
 
 /// Carries out what is left of a run.
 ///
 /// # Errors
 /// If results cannot be kept, or a target cannot be used at all. A contender that fails is recorded
-/// and left out of the other rounds of that cell, and after `FAILURES_MAX` cells of the rest of
-/// its experiment.
+/// and left out of the other rounds of that cell, unless it has succeeded there; one that has
+/// failed in three cells and succeeded in none is recorded as failed in the others.
 pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::Result<Outcome> {
     let settings = &about.settings;
     let plans = settings.plans().map_err(io::Error::other)?;
@@ -225,47 +325,52 @@ pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::R
             for cell in 0..plan.cells.len() {
                 let count = plan.contenders.len();
                 // Rotated, so that no contender is always the first.
-                steps.extend(
-                    (0..count).map(|turn| (at, cell, (turn + round as usize) % count, round)),
-                );
+                let turns = (0..count).map(|turn| (turn + round as usize) % count);
+                let had = turns.filter(|it| plan.has(plan.contenders[*it], &plan.cells[cell]));
+                steps.extend(had.map(|contender| (at, cell, contender, round)));
             }
         }
     }
     let mut clock = Pace::new(&plans, settings, steps.len());
     let mut stage = Stage::default();
-    let mut failed: HashMap<(usize, Contender), Vec<String>> = HashMap::new();
+    let mut failures = Failures::of(store);
     for (at, cell, contender, round) in steps {
         let plan = &plans[at];
         let (cell, contender) = (&plan.cells[cell], plan.contenders[contender]);
         let key = (plan.description.name.to_owned(), cell.name.clone(), contender, round);
         let expected_s = settings.step_s(plan.description, contender);
-        let gave_up = failed
-            .get(&(at, contender))
-            .is_some_and(|cells| cells.len() >= FAILURES_MAX || cells.contains(&cell.name));
-        if store.has(&key) || gave_up {
+        let fate = failures.fate(&key.0, contender, &key.1);
+        if store.has(&key) || fate == Fate::Dropped {
             clock.skip(expected_s);
             continue;
         }
         if around.stop.load(Ordering::Relaxed) {
             return Ok(Outcome::Interrupted);
         }
-        (around.progress)(clock.progress(format!("{}: {contender}, {}", key.0, key.1)));
-        let started = Instant::now();
-        let turn = Turn { at, plan, cell, contender, round };
-        let ran = stage.step(&turn, settings, around);
-        clock.done(expected_s, started.elapsed());
-        let (experiment, cell, contender, round) = key;
-        let mut record = Record { experiment, cell, contender, round, sample: None, error: None };
-        match ran {
-            Ok(sample) => record.sample = Some(sample),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                return Ok(Outcome::Interrupted);
-            }
-            Err(error) => {
-                failed.entry((at, contender)).or_default().push(record.cell.clone());
-                record.error = Some(error.to_string());
+        let (experiment, cell_name, contender, round) = key;
+        let mut record =
+            Record { experiment, cell: cell_name, contender, round, sample: None, error: None };
+        if fate == Fate::GivenUp {
+            clock.skip(expected_s);
+            record.error = Some(format!(
+                "not tried, because it had failed in {FAILURES_MAX} cells and succeeded in none"
+            ));
+        } else {
+            let what = format!("{}: {contender}, {}", record.experiment, record.cell);
+            (around.progress)(clock.progress(what));
+            let started = Instant::now();
+            let turn = Turn { at, plan, cell, contender, round };
+            let ran = stage.step(&turn, about, around);
+            clock.done(expected_s, started.elapsed());
+            match ran {
+                Ok(sample) => record.sample = Some(sample),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    return Ok(Outcome::Interrupted);
+                }
+                Err(error) => record.error = Some(error.to_string()),
             }
         }
+        failures.add(&record);
         store.add(&record)?;
     }
     (around.progress)(clock.progress(String::new()));
@@ -295,9 +400,10 @@ impl Stage {
     fn step(
         &mut self,
         turn: &Turn<'_>,
-        settings: &Settings,
+        about: &About,
         around: &Surroundings<'_>,
     ) -> io::Result<Sample> {
+        let settings = &about.settings;
         let Turn { at, plan, cell, contender, round } = *turn;
         if self.of != Some(at) {
             // The target is released before it is opened again.
@@ -316,11 +422,17 @@ impl Stage {
             Method::Tree => {
                 let trees = match &mut self.trees {
                     Some(trees) => trees,
-                    none => none.insert(Trees::new(settings.scale, around.ucrypt, around.stop)?),
+                    none => {
+                        let with = (around.ucrypt, around.left);
+                        none.insert(Trees::new(settings.scale, with, around.stop)?)
+                    }
                 };
                 trees.run(contender, &cell.name, around.stop)
             }
-            Method::Drives => sim::drives::run(cell, contender, settings.scale, around.stop),
+            Method::Drives => {
+                let changes = Changes::default();
+                sim::drives::run(cell, contender, (settings.scale, changes), around.stop)
+            }
             _ if contender.is_served() => {
                 let images = if let Some(images) = &self.images {
                     images
@@ -328,10 +440,14 @@ impl Stage {
                     let dir = settings.on.scratch_dir().ok_or_else(|| {
                         io::Error::other("there is no directory for scratch images")
                     })?;
-                    let with = (around.ucrypt, !settings.on.is_memory());
-                    let made =
-                        Images::make(dir, settings.len, with, settings.generator, around.stop)?;
-                    self.images.insert(made)
+                    let service = Service {
+                        ucrypt: around.ucrypt,
+                        direct: about.storage.direct,
+                        generator: settings.generator,
+                        left: around.left,
+                        remedy: "use a smaller --size",
+                    };
+                    self.images.insert(Images::make(dir, settings.len, service, around.stop)?)
                 };
                 images.run(contender, load, around.stop)
             }
@@ -364,11 +480,7 @@ struct Pace {
 
 impl Pace {
     fn new(plans: &[Plan], settings: &Settings, total: usize) -> Self {
-        let left_s = plans.iter().map(|plan| {
-            let one: f64 =
-                plan.contenders.iter().map(|it| settings.step_s(plan.description, *it)).sum();
-            one * plan.cells.len() as f64 * f64::from(rounds(plan.description, settings))
-        });
+        let left_s = plans.iter().map(|plan| plan.seconds(settings));
         Self { done: 0, total: total as u64, left_s: left_s.sum(), expected_s: 0.0, taken_s: 0.0 }
     }
 
@@ -398,4 +510,125 @@ pub fn generator() -> Generator {
 /// Whether an error is a stop that somebody asked for.
 pub fn is_interrupted(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Interrupted && error.to_string() == INTERRUPTED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(generator: Generator) -> Settings {
+        Settings {
+            experiments: vec!["block-sweep".into()],
+            on: Target::Memory,
+            against: Some(crate::contender::list("ucrypt-nbd,ucrypt-fuse").expect("contenders")),
+            rounds: 1,
+            scale: Scale::Full,
+            len: 1 << 30,
+            time_ms: 10,
+            generator,
+            command: String::new(),
+        }
+    }
+
+    #[test]
+    fn blocks_that_nbd_does_not_carry_are_left_out_with_the_reason() {
+        let nbd = "ucrypt-nbd".parse().expect("a contender");
+        for (generator, longest) in [(Generator::Fio, 32 << 20), (Generator::BuiltIn, 1 << 30)] {
+            let settings = settings(generator);
+            let plans = settings.plans().expect("a plan");
+            let had = |contender| {
+                let cells = plans[0].cells.iter().filter(|cell| plans[0].has(contender, cell));
+                cells.map(|cell| cell.block_bytes).max()
+            };
+            assert_eq!(had(nbd), Some(longest));
+            assert_eq!(had(Contender::Raw), Some(1 << 30));
+            let left_out = settings.left_out().expect("a plan");
+            let named =
+                left_out.iter().any(|left| left.what.contains("ucrypt-nbd at blocks above 32m"));
+            assert_eq!(named, generator == Generator::Fio, "{left_out:?}");
+        }
+    }
+
+    #[test]
+    fn memory_alone_is_a_ceiling_of_every_target_but_memory() {
+        for (on, is_one) in
+            [(Target::Memory, false), (Target::Zero, true), (Target::Model("hdd".into()), true)]
+        {
+            let settings = Settings { on, against: None, ..settings(Generator::BuiltIn) };
+            let plans = settings.plans().expect("a plan");
+            assert_eq!(plans[0].contenders.contains(&Contender::Memory), is_one, "{}", settings.on);
+        }
+    }
+
+    #[test]
+    fn a_contender_is_dropped_where_it_never_succeeded_and_given_up_if_it_never_did() {
+        let contender = Contender::Nbdkit;
+        let record = |cell: &str, ok: bool| Record {
+            experiment: "an experiment".into(),
+            cell: cell.into(),
+            contender,
+            round: 0,
+            sample: ok.then(Sample::default),
+            error: (!ok).then(|| "it failed".into()),
+        };
+        let fate = |of: &Failures, cell| of.fate("an experiment", contender, cell);
+        let mut failures = Failures::default();
+        failures.add(&record("a", true));
+        for cell in ["a", "b", "c", "d"] {
+            failures.add(&record(cell, false));
+        }
+        // Three failures elsewhere do not end what works.
+        assert_eq!(fate(&failures, "a"), Fate::Made);
+        assert_eq!(fate(&failures, "b"), Fate::Dropped);
+        assert_eq!(fate(&failures, "new"), Fate::Made);
+        let mut failures = Failures::default();
+        for cell in ["b", "c"] {
+            failures.add(&record(cell, false));
+        }
+        assert_eq!(fate(&failures, "new"), Fate::Made);
+        failures.add(&record("d", false));
+        assert_eq!(fate(&failures, "new"), Fate::GivenUp);
+        assert_eq!(failures.fate("another one", contender, "new"), Fate::Made);
+        failures.add(&record("d", true));
+        assert_eq!(fate(&failures, "new"), Fate::Made);
+    }
+
+    #[test]
+    fn a_contender_that_is_given_up_is_recorded_as_such() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let against = Some(vec!["ucrypt-nbd".parse().expect("a contender")]);
+        let experiments = vec!["request-merge".into()];
+        let on = Target::parse(dir.path().to_str().expect("text")).expect("a directory");
+        let len = 16 << 20;
+        let settings = Settings {
+            experiments,
+            against,
+            on,
+            len,
+            scale: Scale::Quick,
+            time_ms: 1,
+            ..settings(Generator::BuiltIn)
+        };
+        let _scratch = settings.on.prepare(len).expect("made");
+        let storage = settings.on.storage().expect("looked at");
+        let machine = crate::store::Machine::default();
+        let about = About { settings, machine, storage, started_s: 1, left_out: Vec::new() };
+        let out = dir.path().join("out");
+        let mut store = Store::create(&out, &about).expect("a directory");
+        let (stop, left) = (false.into(), Left::default());
+        let ucrypt = Path::new("/nowhere/at/all/ucrypt");
+        let around = Surroundings { ucrypt, stop: &stop, progress: &|_| {}, left: &left };
+        assert_eq!(run(&about, &mut store, &around).expect("ran"), Outcome::Complete);
+        let (_, records) = crate::store::read(&out).expect("read");
+        let of = |name: &str| {
+            let contender: Contender = name.parse().expect("a contender");
+            records.iter().filter(|record| record.contender == contender).collect::<Vec<_>>()
+        };
+        assert!(of("raw").len() == 4 && of("raw").iter().all(|record| record.sample.is_some()));
+        let served = of("ucrypt-nbd");
+        assert_eq!(served.len(), 4);
+        let said = |at: usize| served[at].error.clone().expect("it failed");
+        assert!(!said(2).contains("not tried"), "{}", said(2));
+        assert!(said(3).contains("not tried"), "{}", said(3));
+    }
 }

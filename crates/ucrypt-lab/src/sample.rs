@@ -1,5 +1,6 @@
 //! The result of one measurement, and what disturbed it.
 
+use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -82,7 +83,8 @@ pub struct Disturbance {
 impl Disturbance {
     /// Shares above which a measurement is marked.
     pub const STEAL_MAX: f64 = 0.02;
-    /// See [`Disturbance::STEAL_MAX`]. The kernel's own threads are among the others.
+    /// See [`Disturbance::STEAL_MAX`]. The kernel's own threads are among the others, unless they
+    /// serve a loop device that is measured.
     pub const OTHERS_MAX: f64 = 0.1;
 
     /// Whether the host or other processes took so much that the figure is doubtful.
@@ -106,6 +108,11 @@ pub(crate) fn distribution() -> Histogram<u64> {
 }
 
 impl Sample {
+    /// Whether requests were timed: those of a file system are the kernel's.
+    pub fn has_latencies(&self) -> bool {
+        self.mean_us > 0.0
+    }
+
     /// The latencies of a distribution in nanoseconds, and nothing else.
     pub(crate) fn of_latencies(latencies: &Histogram<u64>) -> Self {
         let us = |quantile| latencies.value_at_quantile(quantile) as f64 / 1000.0;
@@ -131,25 +138,74 @@ struct Counters {
     pressure_us: Option<u64>,
 }
 
+/// What belongs to a measurement, besides this process and its children that have ended.
+#[derive(Debug, Clone, Default)]
+pub struct Own {
+    /// The process that serves a contender.
+    pub server: Option<u32>,
+    /// The kernel's loop device that serves a contender, as in `loop3`.
+    pub loop_device: Option<String>,
+}
+
 /// Watches the machine during a measurement.
 #[derive(Debug)]
 pub struct Watch {
     before: Counters,
     started: Instant,
-    /// A process that belongs to the measurement, besides this one and its children that have ended.
-    server: Option<u32>,
+    own: Own,
+    /// The kernel's threads that may serve a loop device, and the time that each had spent.
+    threads: HashMap<u32, u64>,
 }
 
 impl Watch {
     /// Starts now.
-    pub fn start(server: Option<u32>) -> Self {
-        Self { before: counters(server), started: Instant::now(), server }
+    pub fn start(own: Own) -> Self {
+        let threads = own.loop_device.as_ref().map_or_else(HashMap::new, |_| {
+            kernel_threads().into_iter().map(|thread| (thread.pid, thread.ticks)).collect()
+        });
+        Self { before: counters(own.server), started: Instant::now(), own, threads }
     }
 
     /// What happened since the start.
     pub fn end(&self) -> Disturbance {
-        disturbance(&self.before, &counters(self.server), self.started.elapsed())
+        let mut after = counters(self.own.server);
+        if let Some(device) = &self.own.loop_device {
+            after.own += served_by(device, &self.threads, &kernel_threads());
+        }
+        disturbance(&self.before, &after, self.started.elapsed())
     }
+}
+
+/// A thread of the kernel that may serve a loop device.
+struct KernelThread {
+    pid: u32,
+    name: String,
+    ticks: u64,
+}
+
+/// The threads of the kernel's work queues, and those of loop devices (kernels before 5.14).
+fn kernel_threads() -> Vec<KernelThread> {
+    let of = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        let name = stat.split_once(" (")?.1.rsplit_once(") ")?.0.to_owned();
+        let may_serve = name.starts_with("kworker/u") || name.starts_with("loop");
+        may_serve.then(|| KernelThread { pid, name, ticks: spent_in(&stat, false) })
+    };
+    fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok).filter_map(of).collect()
+}
+
+/// The time that the kernel's threads have spent on a loop device since `before`. A thread of a
+/// work queue is named after its last work: one that has changed to other work counts as others.
+fn served_by(device: &str, before: &HashMap<u32, u64>, now: &[KernelThread]) -> u64 {
+    let serves = |thread: &&KernelThread| {
+        // kworker/u8:3-loop0, and loop0.
+        thread.name.rsplit(['-', '+']).next() == Some(device)
+    };
+    let gone = |thread: &KernelThread| {
+        thread.ticks.saturating_sub(before.get(&thread.pid).copied().unwrap_or(0))
+    };
+    now.iter().filter(serves).map(gone).sum()
 }
 
 fn disturbance(before: &Counters, after: &Counters, elapsed: Duration) -> Disturbance {
@@ -190,7 +246,11 @@ fn counters(server: Option<u32>) -> Counters {
 
 /// Processor time of a process, and with `children` that of its ended ones.
 fn spent(path: &str, children: bool) -> u64 {
-    let stat = fs::read_to_string(path).unwrap_or_default();
+    spent_in(&fs::read_to_string(path).unwrap_or_default(), children)
+}
+
+/// As `spent`, of the content of the file.
+fn spent_in(stat: &str, children: bool) -> u64 {
     let Some((_, fields)) = stat.rsplit_once(") ") else { return 0 };
     let wanted = if children { 4 } else { 2 };
     fields.split(' ').skip(11).take(wanted).filter_map(|word| word.parse::<u64>().ok()).sum()
@@ -220,6 +280,21 @@ mod tests {
         assert_eq!(disturbance(&after, &after, Duration::ZERO), Disturbance::default());
         let now = counters(Some(std::process::id()));
         assert!(now.total > 0 && now.total >= now.idle + now.steal, "{now:?}");
+    }
+
+    #[test]
+    fn the_threads_that_serve_a_loop_device_belong_to_its_measurement() {
+        let thread = |pid, name: &str, ticks| KernelThread { pid, name: name.into(), ticks };
+        let before = HashMap::from([(1, 100), (2, 100), (3, 100)]);
+        let now = [
+            thread(1, "kworker/u8:1-loop1", 130),
+            thread(2, "kworker/u8:2+loop11", 190),
+            thread(3, "kworker/u8:3-events_unbound", 190),
+            thread(4, "loop1", 7),
+        ];
+        assert_eq!(served_by("loop1", &before, &now), 37);
+        // Those of this machine are read, if it shows them.
+        assert!(kernel_threads().iter().all(|thread| !thread.name.is_empty()));
     }
 
     #[test]

@@ -2,17 +2,19 @@
 //!
 //! All images hold the same random bytes: raw, and as the data of a LUKS1 volume (aes-xts-plain64,
 //! 512 bits, sectors of 512 bytes), which is what all peers open. Servers are started anew for each
-//! measurement, with their defaults.
+//! measurement, with their defaults. A server that answers nothing is killed.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use ucrypt_backend::{FileBackend, OpenOptions};
@@ -23,10 +25,20 @@ use crate::fio::{self, Address};
 use crate::load::{self, INTERRUPTED, Load, Place};
 use crate::nbd_client::NbdClient;
 use crate::process::{self, Running};
-use crate::sample::{Sample, Watch};
+use crate::sample::{Own, Sample, Watch};
 
 /// How long a server may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a device may stay in use after its measurement: a file system that was mounted when
+/// the run was interrupted is written back and unmounted first.
+const CLOSE_LIMIT: Duration = Duration::from_secs(90);
+
+/// How often a device that is in use is closed again.
+const CLOSE_EVERY: Duration = Duration::from_millis(100);
+
+/// Short programs that must not be interrupted: what they have attached would stay.
+static TO_THE_END: AtomicBool = AtomicBool::new(false);
 
 /// Where the offset of the data stands in a LUKS1 header: big endian, in 512-byte sectors (LUKS1
 /// On-Disk Format Specification, table 1).
@@ -42,35 +54,81 @@ pub enum Generator {
     BuiltIn,
 }
 
-/// Scratch images on one storage; removed when dropped.
+/// What could not be ended or removed. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Left(Arc<Mutex<Vec<(PathBuf, String)>>>);
+
+impl Left {
+    /// Notes something that still needs the directory `dir`.
+    fn note(&self, dir: &Path, what: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((dir.into(), what));
+    }
+
+    fn needs(&self, dir: &Path) -> bool {
+        let left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        left.iter().any(|(of, _)| of == dir)
+    }
+
+    /// What is left, with the command that ends it. Empty afterwards.
+    pub fn take(&self) -> Vec<String> {
+        let left = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        left.into_iter().map(|(_, what)| what).collect()
+    }
+}
+
+/// How images are made and served.
+#[derive(Debug, Clone, Copy)]
+pub struct Service<'a> {
+    /// The command `ucrypt`.
+    pub ucrypt: &'a Path,
+    /// They are on a disk: whoever can, goes past the page cache.
+    pub direct: bool,
+    /// What makes the load.
+    pub generator: Generator,
+    /// Gets what cannot be ended.
+    pub left: &'a Left,
+    /// What the user can do if there is no room.
+    pub remedy: &'a str,
+}
+
+/// Scratch images on one storage; removed when dropped, unless a server still needs them.
 pub struct Images {
     dir: TempDir,
     ucrypt: PathBuf,
     len: u64,
-    /// They are on a disk: whoever can, goes past the page cache.
     direct: bool,
     generator: Generator,
+    left: Left,
+}
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        // It holds the control socket by which what is left can be closed.
+        if self.left.needs(self.dir.path()) {
+            self.dir.disable_cleanup(true);
+        }
+    }
 }
 
 impl Images {
-    /// Makes images of `len` bytes in a directory of their own in `parent`. `ucrypt`: the command
-    /// that serves them.
+    /// Makes images of `len` bytes in a directory of their own in `parent`.
     ///
     /// # Errors
     /// If there is no room, a program fails, or `stop` is set.
     pub fn make(
         parent: &Path,
         len: u64,
-        (ucrypt, direct): (&Path, bool),
-        generator: Generator,
+        service: Service<'_>,
         stop: &AtomicBool,
     ) -> io::Result<Self> {
-        crate::target::room(parent, 2 * len).map_err(io::Error::other)?;
+        crate::target::room(parent, 2 * len, service.remedy).map_err(io::Error::other)?;
         let dir = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(parent)?;
-        let images = Self { dir, ucrypt: ucrypt.into(), len, direct, generator };
+        let Service { ucrypt, direct, generator, left, .. } = service;
+        let (ucrypt, left) = (ucrypt.into(), left.clone());
+        let images = Self { dir, ucrypt, len, direct, generator, left };
         fs::write(images.path("passphrase"), "the passphrase of scratch images")?;
         File::create(images.path("luks.img"))?.set_len(len + (4 << 20))?;
-        let mut format = Command::new(ucrypt);
+        let mut format = images.program();
         format
             .args(["luksFormat", "-q", "--type", "luks1", "--cipher", "aes-xts-plain64"])
             .args(["--key-size", "512", "--hash", "sha256", "--pbkdf-force-iterations", "1000"])
@@ -91,6 +149,11 @@ impl Images {
         images.fill(&luks, data, stop)?;
         images.fill(&File::create(images.path("raw.img"))?, 0, stop)?;
         Ok(images)
+    }
+
+    /// The command `ucrypt`.
+    fn program(&self) -> Command {
+        program(&self.ucrypt)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -121,10 +184,13 @@ impl Images {
         stop: &AtomicBool,
     ) -> io::Result<Sample> {
         let served = self.serve(contender, stop)?;
-        let watch = Watch::start(served.pid);
+        let server = served.own.server;
+        let watch = Watch::start(served.own.clone());
         let sample = match self.generator {
-            Generator::Fio => fio::run(&served.address, load, self.dir.path(), stop)?,
-            Generator::BuiltIn => load::run(&self.place(&served.address)?, load, stop)?,
+            Generator::Fio => fio::run(&served.address, load, (self.dir.path(), server), stop)?,
+            Generator::BuiltIn => process::guarded(server, load.limit(), stop, || {
+                load::run(&self.place(&served.address)?, load, stop)
+            })?,
         };
         Ok(Sample { disturbance: watch.end(), ..sample })
     }
@@ -145,7 +211,7 @@ impl Images {
     fn serve(&self, contender: Contender, stop: &AtomicBool) -> io::Result<Served> {
         if contender == Contender::File {
             let address = Address::Path(self.path("raw.img"));
-            return Ok(Served { address, pid: None, _end: End::Nothing });
+            return Ok(Served { address, own: Own::default(), _end: End::Nothing });
         }
         if contender.needs_root() {
             return self.attach(contender, stop);
@@ -172,7 +238,7 @@ impl Images {
             })
         });
         drop(reader);
-        process::wait_until(START_LIMIT, stop, || {
+        let is_ready = || -> io::Result<bool> {
             let server = served.process.as_mut().expect("it is taken when dropped");
             if !server.is_alive() {
                 return Err(server.failure("does not start"));
@@ -184,9 +250,14 @@ impl Images {
                 return Ok(fs::metadata(&place)?.len() >= self.len);
             }
             Ok(UnixStream::connect(&place).is_ok())
+        };
+        // The question itself waits if the server hangs with its file system mounted.
+        process::guarded(pid, START_LIMIT, stop, || {
+            process::wait_until(START_LIMIT, stop, is_ready)
         })?;
         let address = if fuse { Address::Path(place) } else { Address::Nbd(place) };
-        Ok(Served { address, pid, _end: End::Server(served) })
+        let own = Own { server: pid, loop_device: None };
+        Ok(Served { address, own, _end: End::Server(served) })
     }
 
     fn command(&self, contender: Contender, place: &Path) -> io::Result<Command> {
@@ -262,7 +333,7 @@ impl Images {
 
     /// `ucrypt` on the LUKS image.
     fn ucrypt(&self, words: &[&str], policy: PolicyKind) -> Command {
-        let mut command = Command::new(&self.ucrypt);
+        let mut command = self.program();
         command.args(&words[..1]).arg(self.path("luks.img")).args(&words[1..]);
         command.arg("--key-file").arg(self.path("passphrase"));
         command.args(["--dispatch", policy.name()]);
@@ -274,34 +345,52 @@ impl Images {
 
     /// Attaches a loop device.
     fn attach(&self, contender: Contender, stop: &AtomicBool) -> io::Result<Served> {
-        let (device, end) = self.attached(contender, self.path("raw.img"), stop)?;
-        Ok(Served { address: Address::Path(device), pid: None, _end: end })
+        let (device, own, end) = self.attached(contender, self.path("raw.img"), stop)?;
+        Ok(Served { address: Address::Path(device), own, _end: end })
     }
 
-    /// Attaches a loop device of a contender; `raw` is the image that is not encrypted.
+    /// Attaches a loop device of a contender; `raw` is the image that is not encrypted. Returns its
+    /// path, and what serves it.
     fn attached(
         &self,
         contender: Contender,
         raw: PathBuf,
         stop: &AtomicBool,
-    ) -> io::Result<(PathBuf, End)> {
+    ) -> io::Result<(PathBuf, Own, End)> {
         let dir = self.dir.path();
+        let go_on = || {
+            if stop.load(Ordering::Relaxed) {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+            }
+            Ok(())
+        };
+        let left = self.left.clone();
         if contender == Contender::Loop {
             let mut losetup = Command::new("losetup");
             losetup.args(["--find", "--show"]);
             if self.direct {
                 losetup.arg("--direct-io=on");
             }
-            let device = process::output(losetup.arg(raw), dir, START_LIMIT, stop)?;
-            let device = PathBuf::from(device.trim());
-            return Ok((device.clone(), End::Losetup(device)));
+            losetup.arg(&raw);
+            let end = End::Losetup { image: raw, dir: dir.into(), left };
+            let said = process::output(&mut losetup, dir, START_LIMIT, &TO_THE_END)?;
+            go_on()?;
+            let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
+            let name = loop_name(&device)?;
+            if self.direct && attribute(&name, "loop/dio").as_deref() == Some("0") {
+                return Err(io::Error::other(format!(
+                    "the kernel gives {name} no direct I/O on {}: it would measure the page cache",
+                    dir.display()
+                )));
+            }
+            return Ok((device, Own { server: None, loop_device: Some(name) }, end));
         }
         // The name of a device is the whole machine's.
         let unique = dir.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let mut open = if let Contender::UcryptLoop(policy) = contender {
             self.ucrypt(&["open", "--as", "loop"], policy)
         } else {
-            let mut command = Command::new(&self.ucrypt);
+            let mut command = self.program();
             command.arg("open").arg(raw).args(["--as", "loop", "--cipher", "none"]);
             if self.direct {
                 command.arg("--direct");
@@ -310,18 +399,34 @@ impl Images {
         };
         open.arg(&unique).env("XDG_RUNTIME_DIR", dir);
         let ucrypt = self.ucrypt.clone();
-        let end = End::Ucrypt { ucrypt, name: unique, runtime: dir.into() };
         // If this fails half-way, dropping `end` closes what is open.
-        let device = process::output(&mut open, dir, START_LIMIT, stop)?;
-        Ok((PathBuf::from(device.lines().last().unwrap_or_default().trim()), end))
+        let end = End::Ucrypt { ucrypt, name: unique.clone(), runtime: dir.into(), left };
+        let said = process::output(&mut open, dir, START_LIMIT, &TO_THE_END)?;
+        go_on()?;
+        let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
+        let loop_device = Some(loop_name(&device)?);
+        let own = Own { server: self.server_of(&unique), loop_device };
+        Ok((device, own, end))
     }
 
-    /// Attaches a loop device for the file systems of `kernel-tree`.
+    /// The process that serves an open volume.
+    fn server_of(&self, name: &str) -> Option<u32> {
+        let dir = self.dir.path();
+        let mut status = self.program();
+        status.args(["status", name, "--json"]).env("XDG_RUNTIME_DIR", dir);
+        let said = process::output(&mut status, dir, START_LIMIT, &TO_THE_END).ok()?;
+        let json = &said[said.find('{')?..];
+        let status: serde_json::Value = serde_json::from_str(json).ok()?;
+        status["server"]["pid"].as_u64().and_then(|pid| pid.try_into().ok())
+    }
+
+    /// Attaches a loop device for the file systems of `kernel-tree`. Returns its path, what serves
+    /// it, and what ends it when dropped.
     pub(crate) fn device(
         &self,
         contender: Contender,
         stop: &AtomicBool,
-    ) -> io::Result<(PathBuf, impl Drop + use<>)> {
+    ) -> io::Result<(PathBuf, Own, impl Drop + use<>)> {
         self.attached(contender, self.path("raw.img"), stop)
     }
 
@@ -331,10 +436,48 @@ impl Images {
     }
 }
 
+/// The command `ucrypt`, under its own name where it is started as /proc/self/exe.
+fn program(ucrypt: &Path) -> Command {
+    let mut command = Command::new(ucrypt);
+    command.arg0("ucrypt");
+    command
+}
+
+/// The kernel's name of a loop device.
+fn loop_name(device: &Path) -> io::Result<String> {
+    let real = fs::canonicalize(device)?;
+    Ok(real.file_name().unwrap_or_default().to_string_lossy().into_owned())
+}
+
+/// An attribute of a block device (kernel: `Documentation/ABI/testing/sysfs-block`).
+fn attribute(name: &str, attribute: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/sys/block/{name}/{attribute}")).ok()?;
+    Some(text.trim_end_matches('\n').to_owned())
+}
+
+/// The loop devices over a file.
+fn loops_over(image: &Path) -> Vec<PathBuf> {
+    let Some(image) = fs::canonicalize(image).ok().and_then(|it| it.to_str().map(str::to_owned))
+    else {
+        return Vec::new();
+    };
+    let over = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let is_it = attribute(&name, "loop/backing_file")? == image;
+        is_it.then(|| Path::new("/dev").join(name))
+    };
+    fs::read_dir("/sys/block")
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+        .filter_map(over)
+        .collect()
+}
+
 /// A contender that can be reached. Dropping it ends it.
 struct Served {
     address: Address,
-    pid: Option<u32>,
+    own: Own,
     _end: End,
 }
 
@@ -342,21 +485,65 @@ struct Served {
 enum End {
     Nothing,
     Server(#[expect(dead_code, reason = "dropped")] Server),
-    Losetup(PathBuf),
-    Ucrypt { ucrypt: PathBuf, name: String, runtime: PathBuf },
+    Losetup { image: PathBuf, dir: PathBuf, left: Left },
+    Ucrypt { ucrypt: PathBuf, name: String, runtime: PathBuf, left: Left },
+}
+
+/// Tries to end something until that succeeds, for a limited time. Returns whether it did.
+fn insist(limit: Duration, mut end: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !end() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(CLOSE_EVERY);
+    }
+    true
 }
 
 impl Drop for End {
     fn drop(&mut self) {
-        // Nobody can be told of a failure here; the caller looks at what is left.
-        match self {
+        match &*self {
             Self::Nothing | Self::Server(_) => {}
-            Self::Losetup(device) => {
-                process::succeeds(Command::new("losetup").arg("--detach").arg(device));
+            Self::Losetup { image, dir, left } => {
+                // A device in use is detached when its last user has gone.
+                let detach = || {
+                    for device in loops_over(image) {
+                        process::succeeds(Command::new("losetup").arg("--detach").arg(device));
+                    }
+                    loops_over(image).is_empty()
+                };
+                if !insist(CLOSE_LIMIT, detach) {
+                    for device in loops_over(image) {
+                        let device = device.display();
+                        left.note(dir, format!(
+                            "{device} over {} is still in use; end its users, then: losetup --detach \
+                             {device}, and remove {}",
+                            image.display(),
+                            dir.display()
+                        ));
+                    }
+                }
             }
-            Self::Ucrypt { ucrypt, name, runtime } => {
-                let mut close = Command::new(ucrypt);
-                process::succeeds(close.arg("close").arg(name).env("XDG_RUNTIME_DIR", runtime));
+            Self::Ucrypt { ucrypt, name, runtime, left } => {
+                let socket = runtime.join(format!("ucrypt/.{name}.sock"));
+                let close = || {
+                    let mut close = program(ucrypt);
+                    close.arg("close").arg(name).env("XDG_RUNTIME_DIR", runtime);
+                    // It fails, too, if there is nothing to close, or after it has removed what a
+                    // killed server had left.
+                    process::succeeds(&mut close) || fs::symlink_metadata(&socket).is_err()
+                };
+                if !insist(CLOSE_LIMIT, close) {
+                    let dir = runtime.display();
+                    left.note(
+                        runtime,
+                        format!(
+                            "/dev/ucrypt/{name} is still in use; end its users, then: \
+                         XDG_RUNTIME_DIR={dir} ucrypt close {name}, and remove {dir}"
+                        ),
+                    );
+                }
             }
         }
     }
@@ -382,6 +569,109 @@ impl Drop for Server {
 }
 
 fn is_mounted(place: &Path) -> bool {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    mounts.lines().any(|line| line.split(' ').nth(1) == place.to_str())
+    let mounts = fs::read("/proc/self/mounts").unwrap_or_default();
+    is_listed(&mounts, place)
+}
+
+/// Whether a place is in the kernel's table of mounts.
+fn is_listed(mounts: &[u8], place: &Path) -> bool {
+    let mut lines = mounts.split(|byte| *byte == b'\n');
+    lines.any(|line| {
+        let field = line.split(|byte| *byte == b' ').nth(1);
+        field.is_some_and(|field| decoded(field) == place.as_os_str().as_bytes())
+    })
+}
+
+/// A field of that table: the kernel writes blanks and backslashes as `\ooo` (getmntent(3)).
+fn decoded(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, behind)) = rest.split_first() {
+        let octal = behind.get(..3).filter(|_| *first == b'\\').and_then(|digits| {
+            digits.iter().try_fold(0u8, |value, digit| {
+                let digit = digit.checked_sub(b'0').filter(|digit| *digit < 8)?;
+                value.checked_mul(8)?.checked_add(digit)
+            })
+        });
+        if let Some(byte) = octal {
+            bytes.push(byte);
+            rest = &behind[3..];
+        } else {
+            bytes.push(*first);
+            rest = behind;
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn images(parent: &Path) -> Images {
+        let dir = tempfile::Builder::new().tempdir_in(parent).expect("a directory");
+        let ucrypt = PathBuf::from("ucrypt");
+        let (generator, left) = (Generator::BuiltIn, Left::default());
+        Images { dir, ucrypt, len: 1 << 20, direct: true, generator, left }
+    }
+
+    #[test]
+    fn commas_in_paths_are_doubled_in_qemus_options() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let parent = dir.path().join("a,b");
+        fs::create_dir(&parent).expect("a directory");
+        let images = images(&parent);
+        let place = images.path("socket");
+        for contender in [Contender::QemuStorageDaemon, Contender::QemuNbd] {
+            let command = images.command(contender, &place).expect("a command");
+            let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+            let with_paths: Vec<_> = words.iter().filter(|word| word.contains("/a,")).collect();
+            assert!(with_paths.len() >= 2, "{words:?}");
+            for word in with_paths {
+                // A plain option is no list.
+                let is_list = !word.starts_with("--");
+                assert_eq!(word.contains("/a,,b/"), is_list, "{word}");
+                // Nothing but the path has two commas.
+                assert!(!word.replace("/a,,b/", "").contains(",,"), "{word}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mounted_place_is_found_whatever_its_name_is() {
+        let table = b"fuse /a\\040b\\134c fuse rw 0 0\nproc /proc proc rw 0 0\n";
+        for (place, listed) in [("/a b\\c", true), ("/proc", true), ("/a", false), ("rw", false)] {
+            assert_eq!(is_listed(table, Path::new(place)), listed, "{place}");
+        }
+        assert_eq!(decoded(b"\\04"), b"\\04");
+        assert_eq!(decoded(b"\\999"), b"\\999");
+    }
+
+    #[test]
+    fn images_stay_as_long_as_something_that_is_left_needs_them() {
+        let parent = tempfile::tempdir().expect("a directory");
+        for left in [false, true] {
+            let images = images(parent.path());
+            let dir = images.dir().to_owned();
+            let all = images.left.clone();
+            if left {
+                all.note(&dir, "a device".into());
+            }
+            drop(images);
+            assert_eq!(dir.exists(), left);
+            assert_eq!(all.take().len(), usize::from(left));
+            assert!(all.take().is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_is_closed_again_and_again_for_a_limited_time() {
+        let mut tries = 0;
+        assert!(insist(Duration::from_secs(60), || {
+            tries += 1;
+            tries == 3
+        }));
+        assert_eq!(tries, 3);
+        assert!(!insist(Duration::ZERO, || false));
+    }
 }

@@ -15,7 +15,7 @@ use crate::contender::Contender;
 use crate::process::first_line;
 use crate::sample::Sample;
 use crate::served::Generator;
-use crate::target::{LEN_MAX, LEN_MIN, Target};
+use crate::target::{LEN_MAX, LEN_MIN, Storage, Target};
 use crate::{fio, process};
 
 /// What a run was asked for.
@@ -103,6 +103,8 @@ pub struct About {
     pub settings: Settings,
     /// Where.
     pub machine: Machine,
+    /// What the target is.
+    pub storage: Storage,
     /// Seconds since 1970 at the start.
     pub started_s: u64,
     /// What the run leaves out.
@@ -160,7 +162,15 @@ impl Store {
                 "it holds a run already; go on with --resume, or choose another directory",
             ));
         }
-        let results = File::options().create(true).append(true).open(dir.join(RESULTS))?;
+        // Measurements without the run that they belong to are nobody's to add to.
+        let results = File::options().create_new(true).append(true).open(dir.join(RESULTS));
+        let results = results.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("it holds {RESULTS} without {ABOUT}; choose another directory"),
+            ),
+            _ => error,
+        })?;
         let store = Self { dir: dir.into(), results, done: HashSet::new() };
         store.write_about(about)?;
         Ok(store)
@@ -199,6 +209,11 @@ impl Store {
     /// Whether a measurement was made already.
     pub fn has(&self, key: &Key) -> bool {
         self.done.contains(key)
+    }
+
+    /// The measurements that were made already.
+    pub fn done(&self) -> impl Iterator<Item = &Key> {
+        self.done.iter()
     }
 
     /// Keeps a measurement.
@@ -265,9 +280,45 @@ pub fn read(dir: &Path) -> io::Result<(About, Vec<Record>)> {
     Ok((about, records))
 }
 
+/// Memory of the same machine, in parts of it: the kernel's own share differs from start to start.
+const MEMORY_TOLERANCE: f64 = 0.02;
+
 impl Machine {
-    /// This machine, now.
-    pub fn this() -> Self {
+    /// What distinguishes this machine, or its programs, from those of an earlier part of a run;
+    /// `None` if nothing does. Figures of two machines or builds do not belong into one run.
+    pub fn difference(&self, earlier: &Self) -> Option<String> {
+        let said = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
+            Some(format!("{what} was {then} when the run began and is {now} now"))
+        };
+        if self.processor != earlier.processor {
+            return said("the processor", &earlier.processor, &self.processor);
+        }
+        if self.cores != earlier.cores {
+            return said("the number of cores", &earlier.cores, &self.cores);
+        }
+        let memory = [self.memory_bytes, earlier.memory_bytes].map(|bytes| bytes as f64);
+        if (memory[0] - memory[1]).abs() > MEMORY_TOLERANCE * memory[1] {
+            return said("the memory in bytes", &earlier.memory_bytes, &self.memory_bytes);
+        }
+        if self.kernel != earlier.kernel {
+            return said("the kernel", &earlier.kernel, &self.kernel);
+        }
+        if self.virtual_machine != earlier.virtual_machine {
+            return said("a virtual machine", &earlier.virtual_machine, &self.virtual_machine);
+        }
+        let of = |machine: &Self, program: &str| {
+            let found = machine.versions.iter().find(|(name, _)| name == program);
+            found.map_or_else(|| "missing".to_owned(), |(_, version)| version.clone())
+        };
+        let mut names = self.versions.iter().chain(&earlier.versions).map(|(name, _)| name);
+        names.find_map(|name| {
+            let (then, now) = (of(earlier, name), of(self, name));
+            (then != now).then(|| said(name, &then, &now)).flatten()
+        })
+    }
+
+    /// This machine, now. `ucrypt`: the version of the command, with its commit.
+    pub fn this(ucrypt: &str) -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             let line = info.lines().find(|line| line.starts_with(name))?;
@@ -276,7 +327,7 @@ impl Machine {
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let kib =
             memory.lines().next().and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
-        let mut versions = vec![("ucrypt".to_owned(), env!("CARGO_PKG_VERSION").to_owned())];
+        let mut versions = vec![("ucrypt".to_owned(), ucrypt.to_owned())];
         versions.extend(fio::version().map(|version| ("fio".to_owned(), version)));
         for (program, option) in [
             ("qemu-storage-daemon", "--version"),
@@ -316,7 +367,8 @@ mod tests {
             generator: Generator::BuiltIn,
             command: "ucrypt lab run".into(),
         };
-        About { settings, machine: Machine::default(), started_s: 1, left_out: Vec::new() }
+        let (machine, storage) = (Machine::default(), Target::Memory.storage().unwrap());
+        About { settings, machine, storage, started_s: 1, left_out: Vec::new() }
     }
 
     fn record(round: u32, mb_s: f64) -> Record {
@@ -348,6 +400,51 @@ mod tests {
         let (_, records) = read(&place).unwrap();
         assert_eq!(records, [record(0, 1.0), record(1, 3.0)]);
         assert!(read(dir.path()).is_err(), "no run");
+    }
+
+    #[test]
+    fn measurements_without_their_run_are_not_added_to() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(RESULTS), "{}\n").unwrap();
+        let refused = Store::create(dir.path(), &about()).err().expect("refused").to_string();
+        assert!(refused.contains(RESULTS), "{refused}");
+        assert_eq!(fs::read(dir.path().join(RESULTS)).unwrap(), b"{}\n");
+        assert!(!dir.path().join(ABOUT).exists());
+    }
+
+    #[test]
+    fn another_machine_another_build_and_another_program_are_told_apart() {
+        type Change = fn(&mut Machine);
+        let machine = Machine {
+            processor: "A processor".into(),
+            cores: 2,
+            memory_bytes: 8 << 30,
+            kernel: "6.1".into(),
+            virtual_machine: true,
+            versions: vec![("ucrypt".into(), "0.1.0 (a)".into()), ("fio".into(), "fio-3".into())],
+        };
+        assert_eq!(machine.difference(&machine), None);
+        let restarted = Machine { memory_bytes: (8 << 30) - 4096, ..machine.clone() };
+        assert_eq!(restarted.difference(&machine), None);
+        let changes: [(&str, Change); 8] = [
+            ("processor", |it| it.processor = "another".into()),
+            ("cores", |it| it.cores = 3),
+            ("memory", |it| it.memory_bytes = 4 << 30),
+            ("kernel", |it| it.kernel = "6.2".into()),
+            ("virtual machine", |it| it.virtual_machine = false),
+            ("ucrypt", |it| it.versions[0].1 = "0.1.0 (b)".into()),
+            ("fio", |it| it.versions.truncate(1)),
+            ("nbdkit", |it| it.versions.push(("nbdkit".into(), "1".into()))),
+        ];
+        for (named, change) in changes {
+            let mut other = machine.clone();
+            change(&mut other);
+            let difference = other.difference(&machine).expect("another one");
+            assert!(difference.contains(named), "{named}: {difference}");
+        }
+        let this = Machine::this("0.1.0 (a commit)");
+        assert_eq!(this.difference(&this), None);
+        assert_eq!(this.versions[0], ("ucrypt".into(), "0.1.0 (a commit)".into()));
     }
 
     #[test]

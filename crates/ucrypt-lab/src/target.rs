@@ -1,8 +1,8 @@
 //! What an experiment runs on.
 
 use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileTypeExt as _;
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,6 +27,49 @@ pub enum Target {
     File(PathBuf),
     /// A block device; its content is lost.
     Device(PathBuf),
+}
+
+/// What a target turned out to be when a run began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Storage {
+    /// It is on a disk, and accessed past the page cache.
+    pub direct: bool,
+    /// It is on a disk, and its file system has no direct I/O: the page cache is measured with it.
+    pub cached: bool,
+    /// The engine works in a mapping of it.
+    pub mapped: bool,
+    /// Bytes of its blocks.
+    pub block_bytes: u32,
+    /// Of a block device: which one it is.
+    pub device: Option<DeviceId>,
+}
+
+/// What tells a block device from another one of the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceId {
+    /// Its number (`st_rdev`).
+    pub number: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// A scratch file, which is removed when this is dropped: it, and no other file that has got its
+/// name.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let found = fs::symlink_metadata(&self.path);
+        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.file) {
+            // Nobody can be told of a failure here.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Why a target cannot be used.
@@ -94,6 +137,14 @@ impl Target {
         let found = match fs::metadata(&absolute) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // A link to nothing is somebody's: it may lead to a disk that is not there now.
+                if fs::symlink_metadata(&absolute).is_ok() {
+                    return Err(TargetError::Unknown(format!(
+                        "{} is a symbolic link that leads nowhere; name its destination, or another \
+                         path",
+                        path.display()
+                    )));
+                }
                 let parent = absolute.parent().filter(|parent| parent.is_dir());
                 let missing = || {
                     TargetError::Unknown(format!(
@@ -164,15 +215,15 @@ impl Target {
                 limits.len.min(len)
             }
             Self::Scratch(path) => {
-                // It may have come since the run was asked for; a scratch file would replace it.
-                if path.exists() {
+                // It may have come since the run was asked for. A link to nothing is there too.
+                if fs::symlink_metadata(path).is_ok() {
                     return Err(TargetError::Unknown(format!(
                         "{} is there already; remove it first",
                         path.display()
                     )));
                 }
                 let dir = path.parent().unwrap_or(Path::new("/"));
-                room(dir, len)?;
+                room(dir, len, "use a smaller --size")?;
                 len
             }
             Self::Memory | Self::Zero | Self::Model(_) => len,
@@ -180,8 +231,51 @@ impl Target {
         Ok(len / (1 << 20) * (1 << 20))
     }
 
-    /// Opens it for a run over `len` bytes, past the page cache where it is on a disk. A scratch
-    /// file is made; [`Target::remove`] removes it.
+    /// Makes the scratch file of `len` bytes, if this is one. Keep the result until the run has
+    /// ended; then the file is removed.
+    ///
+    /// # Errors
+    /// If it cannot be made, or something has this name by now.
+    pub fn prepare(&self, len: u64) -> Result<Option<Scratch>, TargetError> {
+        let Self::Scratch(path) = self else { return Ok(None) };
+        let failed = || TargetError::io(format!("cannot make {}", path.display()));
+        let file = File::options().write(true).create_new(true).open(path).map_err(failed())?;
+        let made = file.metadata().map_err(failed())?;
+        let scratch = Scratch { path: path.clone(), file: (made.dev(), made.ino()) };
+        file.set_len(len).map_err(failed())?;
+        Ok(Some(scratch))
+    }
+
+    /// What it is, as far as the figures depend on it. A scratch file must have been made.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn storage(&self) -> Result<Storage, TargetError> {
+        let backend = self.open(LEN_MIN)?;
+        let limits = backend.limits();
+        let on_disk = !self.is_memory() && !limits.synchronous;
+        Ok(Storage {
+            direct: on_disk && !limits.copies,
+            cached: on_disk && limits.copies,
+            mapped: backend.map().is_some(),
+            block_bytes: limits.block,
+            device: self.device()?,
+        })
+    }
+
+    /// Which block device it is; `None` if it is none.
+    fn device(&self) -> Result<Option<DeviceId>, TargetError> {
+        let Self::Device(path) = self else { return Ok(None) };
+        let look = || -> io::Result<DeviceId> {
+            let mut device = File::open(path)?;
+            let number = device.metadata()?.rdev();
+            Ok(DeviceId { number, len: device.seek(SeekFrom::End(0))? })
+        };
+        look().map(Some).map_err(TargetError::io(format!("cannot look at {}", path.display())))
+    }
+
+    /// Opens it for a run over `len` bytes, past the page cache where it is on a disk that permits
+    /// that. A scratch file must have been made.
     ///
     /// # Errors
     /// Why it cannot be opened.
@@ -193,25 +287,10 @@ impl Target {
                 ModelBackend::new(name, len)
                     .map_err(|error| TargetError::Unknown(error.to_string()))?,
             ),
-            Self::Scratch(path) => {
-                let made = File::options().write(true).create_new(true).open(path);
-                let sized = match made {
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                    made => made.and_then(|file| file.set_len(len)),
-                };
-                sized.map_err(TargetError::io(format!("cannot make {}", path.display())))?;
+            Self::Scratch(path) | Self::File(path) | Self::Device(path) => {
                 Arc::new(FileBackend::open(path, options())?)
             }
-            Self::File(path) | Self::Device(path) => Arc::new(FileBackend::open(path, options())?),
         })
-    }
-
-    /// Removes a scratch file.
-    pub fn remove(&self) {
-        if let Self::Scratch(path) = self {
-            // It may not have been made yet.
-            let _ = fs::remove_file(path);
-        }
     }
 }
 
@@ -230,11 +309,11 @@ fn options() -> OpenOptions {
     OpenOptions { direct: true, ..OpenOptions::default() }
 }
 
-/// Refuses a directory without room for `len` bytes.
+/// Refuses a directory without room for `len` bytes. `remedy`: what the user can do then.
 ///
 /// # Errors
 /// If there is no room, or nobody can tell.
-pub(crate) fn room(dir: &Path, len: u64) -> Result<(), TargetError> {
+pub(crate) fn room(dir: &Path, len: u64, remedy: &str) -> Result<(), TargetError> {
     let failed = |error: rustix::io::Errno| {
         TargetError::io(format!("cannot use {}", dir.display()))(error.into())
     };
@@ -242,7 +321,7 @@ pub(crate) fn room(dir: &Path, len: u64) -> Result<(), TargetError> {
     let free = fs.f_bavail.saturating_mul(fs.f_frsize);
     if free < len.saturating_add(SPARE) {
         return Err(TargetError::Room(format!(
-            "{} has {free} bytes free, and {} are needed; use a smaller --size",
+            "{} has {free} bytes free, and {} are needed; {remedy}",
             dir.display(),
             len.saturating_add(SPARE)
         )));
@@ -274,17 +353,64 @@ mod tests {
     }
 
     #[test]
+    fn a_link_that_leads_nowhere_is_refused_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("gone"), &link).unwrap();
+        let refused = Target::parse(link.to_str().unwrap()).unwrap_err().to_string();
+        assert!(refused.contains("symbolic link"), "{refused}");
+        // Nor is it replaced if it came after the name was looked at.
+        let target = Target::Scratch(link.clone());
+        assert!(target.check(LEN_MIN).is_err());
+        assert!(target.prepare(LEN_MIN).is_err());
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "something was made");
+    }
+
+    #[test]
     fn a_scratch_file_is_there_while_it_is_needed() {
         let dir = tempfile::tempdir().unwrap();
         let target = Target::Scratch(dir.path().join("scratch"));
         let len = target.check(LEN_MIN + 5).unwrap();
         assert_eq!(len, LEN_MIN);
-        let backend = target.open(len).unwrap();
-        assert_eq!(backend.limits().len, len);
-        drop(backend);
+        assert!(target.open(len).is_err(), "it was not made yet");
+        let scratch = target.prepare(len).unwrap();
+        let storage = target.storage().unwrap();
+        assert!(storage.device.is_none() && storage.block_bytes >= 512, "{storage:?}");
+        assert!(!(storage.direct && storage.cached), "{storage:?}");
+        for _ in 0..2 {
+            assert_eq!(target.open(len).unwrap().limits().len, len);
+        }
         assert!(target.check(LEN_MIN).is_err(), "it is there already");
-        target.remove();
+        drop(scratch);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         assert!(matches!(target.check(u64::MAX / 2), Err(TargetError::Room(_))));
+    }
+
+    #[test]
+    fn a_file_that_has_the_name_of_the_scratch_file_is_neither_overwritten_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("scratch");
+        let target = Target::Scratch(path.clone());
+        target.check(LEN_MIN).unwrap();
+        // It comes between the question and the run.
+        fs::write(&path, "somebody's").unwrap();
+        assert!(target.prepare(LEN_MIN).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"somebody's");
+        fs::remove_file(&path).unwrap();
+        // It comes while the run is under way.
+        let scratch = target.prepare(LEN_MIN).unwrap();
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        fs::write(&path, "somebody's").unwrap();
+        drop(scratch);
+        assert_eq!(fs::read(&path).unwrap(), b"somebody's");
+    }
+
+    #[test]
+    fn what_lies_in_memory_is_neither_direct_nor_cached() {
+        let memory = Target::Memory.storage().unwrap();
+        assert!(memory.mapped && !memory.direct && !memory.cached, "{memory:?}");
+        let zero = Target::Zero.storage().unwrap();
+        assert!(!zero.direct && !zero.cached, "{zero:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread};
 use crate::catalogue::Method;
 
 /// A figure with as many digits as it is worth.
@@ -14,6 +14,11 @@ pub fn figure(value: f64) -> String {
     }
 }
 
+/// The median of a figure that was not taken everywhere; empty where it was not.
+pub fn optional(spread: Option<Spread>) -> String {
+    spread.map_or_else(String::new, |spread| figure(spread.median))
+}
+
 /// What makes a figure doubtful, in a few words; empty if nothing does.
 pub fn doubts(figure: &Figure) -> String {
     let mut doubts = Vec::new();
@@ -23,7 +28,13 @@ pub fn doubts(figure: &Figure) -> String {
         doubts.push("wide spread".to_owned());
     }
     if figure.disturbed > 0 {
-        doubts.push(format!("{} of {} disturbed", figure.disturbed, figure.seconds.count));
+        doubts.push(format!(
+            "{} of {} disturbed (steal up to {:.0} %, others up to {:.0} %)",
+            figure.disturbed,
+            figure.seconds.count,
+            figure.steal_max * 100.0,
+            figure.others_max * 100.0
+        ));
     }
     doubts.join(", ")
 }
@@ -49,7 +60,8 @@ pub fn tables(analysis: &Analysis) -> String {
     let mut text = String::new();
     for experiment in &analysis.experiments {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}\n  {}", experiment.name, experiment.verdict);
+        let (name, on, verdict) = (experiment.name, &experiment.on, &experiment.verdict);
+        let _ = writeln!(text, "{name} ({on})\n  {verdict}");
         table(&mut text, experiment);
         for note in &experiment.notes {
             let _ = writeln!(text, "  {note}");
@@ -59,8 +71,8 @@ pub fn tables(analysis: &Analysis) -> String {
     if let Some(warning) = analysis.warning() {
         let _ = writeln!(text, "{warning}\n");
     }
-    if analysis.shortfalls.is_empty() {
-        text.push_str("where we fall short: nowhere in this run\n");
+    if let Some(why) = analysis.none_short() {
+        let _ = writeln!(text, "where we fall short\n  {why}");
     } else {
         text.push_str("where we fall short\n");
         for short in &analysis.shortfalls {
@@ -100,8 +112,8 @@ fn table(text: &mut String, experiment: &Experiment) {
                 of.contender.to_string(),
                 figure(spread.median),
                 format!("{} to {}", figure(spread.low), figure(spread.high)),
-                figure(of.mean_us.median),
-                figure(of.p99_us.median),
+                optional(of.mean_us),
+                optional(of.p99_us),
                 doubts(of)
             );
         }
@@ -123,6 +135,8 @@ pub fn csv(analysis: &Analysis) -> Result<String, csv::Error> {
         "contender",
         "runs",
         "disturbed",
+        "steal_max",
+        "others_max",
         "mb_s",
         "mb_s_low",
         "mb_s_high",
@@ -131,8 +145,10 @@ pub fn csv(analysis: &Analysis) -> Result<String, csv::Error> {
         "ratio",
         "ratio_low",
         "ratio_high",
+        "ratio_of_none",
         "added_us",
         "seconds",
+        "written_bytes",
         "load",
         "published",
         "published_figure",
@@ -155,16 +171,20 @@ pub fn csv(analysis: &Analysis) -> Result<String, csv::Error> {
                     of.contender.to_string(),
                     of.seconds.count.to_string(),
                     of.disturbed.to_string(),
+                    of.steal_max.to_string(),
+                    of.others_max.to_string(),
                     of.mb_s.median.to_string(),
                     of.mb_s.low.to_string(),
                     of.mb_s.high.to_string(),
-                    of.mean_us.median.to_string(),
-                    of.p99_us.median.to_string(),
+                    optional(of.mean_us.map(|mean| mean.median)),
+                    optional(of.p99_us.map(|p99| p99.median)),
                     optional(of.ratio.map(|ratio| ratio.median)),
                     optional(of.ratio.map(|ratio| ratio.low)),
                     optional(of.ratio.map(|ratio| ratio.high)),
+                    optional(of.of_none.map(|ratio| ratio.median)),
                     optional(of.added_us.map(|added| added.median)),
                     of.seconds.median.to_string(),
+                    of.device.map_or_else(String::new, |device| device.bytes.to_string()),
                     of.load.clone(),
                     join(|it| &it.0),
                     join(|it| &it.1),

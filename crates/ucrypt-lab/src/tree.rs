@@ -19,18 +19,22 @@ use crate::contender::Contender;
 use crate::load::INTERRUPTED;
 use crate::process;
 use crate::sample::{Device, Sample, Watch};
-use crate::served::{Generator, Images};
+use crate::served::{Generator, Images, Left, Service};
 
 /// Where the images are.
-const MEMORY: &str = "/dev/shm";
+pub(crate) const MEMORY: &str = "/dev/shm";
 
 /// A turn that takes longer hangs.
 const TURN_LIMIT: Duration = Duration::from_secs(900);
 
+/// How long the programs of a turn that hangs may take to end before the server is killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// File system: how it is made, and how it is mounted. ext2 and ext3 are the ext4 driver's.
+/// ext3 keeps its default of 2011, which journals metadata only.
 const FILE_SYSTEMS: [(&str, &str, &str); 5] = [
     ("ext2", "mkfs.ext2 -q -b 4096 -E nodiscard", "-t ext4"),
-    ("ext3", "mkfs.ext3 -q -b 4096 -E nodiscard", "-t ext4 -o data=journal"),
+    ("ext3", "mkfs.ext3 -q -b 4096 -E nodiscard", "-t ext4 -o data=ordered"),
     ("ext4", "mkfs.ext4 -q -b 4096 -E nodiscard", "-t ext4"),
     ("xfs", "mkfs.xfs -q -f -K", "-t xfs"),
     ("btrfs", "mkfs.btrfs -q -f -K", "-t btrfs"),
@@ -59,16 +63,22 @@ pub(crate) struct Trees {
 }
 
 impl Trees {
-    pub(crate) fn new(scale: Scale, ucrypt: &Path, stop: &AtomicBool) -> io::Result<Self> {
+    pub(crate) fn new(
+        scale: Scale,
+        (ucrypt, left): (&Path, &Left),
+        stop: &AtomicBool,
+    ) -> io::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Err(io::Error::other("loop devices and mounts need root"));
         }
-        let (files, len) = match scale {
-            Scale::Full => (70_000, 3 << 30),
-            Scale::Quick => (2_000, 384 << 20),
+        let (files, len, remedy) = match scale {
+            Scale::Full => (70_000, 3 << 30, "--quick needs less"),
+            Scale::Quick => (2_000, 384 << 20, "make room there"),
         };
         let memory = Path::new(MEMORY);
-        let images = Images::make(memory, len, (ucrypt, false), Generator::BuiltIn, stop)?;
+        let generator = Generator::BuiltIn;
+        let service = Service { ucrypt, direct: false, generator, left, remedy };
+        let images = Images::make(memory, len, service, stop)?;
         let archive = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(memory)?;
         make_archive(archive.path(), files, stop)?;
         Ok(Self { images, archive })
@@ -90,12 +100,17 @@ impl Trees {
             return Err(io::Error::other(format!("{program} is not installed")));
         }
         let dir = self.images.dir();
-        let (device, _end) = self.images.device(contender, stop)?;
+        let (device, own, _end) = self.images.device(contender, stop)?;
         let mut words = make.split(' ');
         let mut command = Command::new(words.next().unwrap_or_default());
-        process::run(command.args(words).arg(&device), dir, TURN_LIMIT, stop)?;
+        command.args(words).arg(&device);
+        // What waits for a device cannot be ended before the device's server is.
+        let limit = TURN_LIMIT + PATIENCE;
+        process::guarded(own.server, limit, stop, || {
+            process::run(&mut command, dir, TURN_LIMIT, stop)
+        })?;
         let before = device_stat(&device)?;
-        let watch = Watch::start(None);
+        let watch = Watch::start(own.clone());
         // A mount namespace of its own: nothing stays mounted, however it ends.
         let mut turn = Command::new("unshare");
         turn.args(["--mount", "--propagation", "private", "--", "sh", "-c", SCRIPT, "sh"])
@@ -103,7 +118,9 @@ impl Trees {
             .arg(mount)
             .arg(self.archive.path().join("tree.tar"))
             .current_dir(dir);
-        let said = process::output(&mut turn, dir, TURN_LIMIT, stop)?;
+        let said = process::guarded(own.server, limit, stop, || {
+            process::output(&mut turn, dir, TURN_LIMIT, stop)
+        })?;
         let disturbance = watch.end();
         let after = device_stat(&device)?;
         let spent = said.lines().last().and_then(|line| line.trim().parse::<f64>().ok());

@@ -23,6 +23,8 @@ use crate::published;
 use crate::sample::{Sample, distribution};
 use crate::world::{Clients, Costs, Present, World};
 
+use super::history::Changes;
+
 /// The machine: `one writer, 128 KiB, qd 4` runs at one core's cipher speed, and 40 cores of that
 /// speed make the 56 GB/s of the fastest row. The number of drives is chosen.
 const CORES: u32 = 40;
@@ -88,14 +90,20 @@ pub(crate) fn cells() -> Vec<Cell> {
     ]
 }
 
-/// Runs a cell under the policy of a contender, in virtual time.
+/// Whether the machine was chosen so that it has the published figure of a policy in a cell.
+pub(crate) fn is_fitted(cell: &Cell, policy: &str) -> bool {
+    [(ONE, "inline"), (MANY, "unbound")].contains(&(cell.name.as_str(), policy))
+}
+
+/// Runs a cell under the policy of a contender, in virtual time, on the machine with the given
+/// changes.
 ///
 /// # Errors
 /// If the contender is no policy, memory is missing, a request fails, or `stop` is set.
 pub fn run(
     cell: &Cell,
     contender: Contender,
-    scale: Scale,
+    (scale, changes): (Scale, Changes),
     stop: &AtomicBool,
 ) -> io::Result<Sample> {
     let Contender::Ucrypt(policy) = contender else {
@@ -105,7 +113,16 @@ pub fn run(
         Scale::Full => 200_000_000,
         Scale::Quick => 10_000_000,
     };
-    Machine { cores: CORES, drives: DRIVES, cipher: CIPHER, virtual_ns }.run(cell, policy, stop)
+    let ns_per_byte = changes.cipher_ns.unwrap_or(CIPHER.ns_per_byte);
+    let costs = Costs::default();
+    let machine = Machine {
+        cores: changes.cores.unwrap_or(CORES),
+        drives: DRIVES,
+        cipher: CipherModel { ns_per_byte, ..CIPHER },
+        costs: Costs { wake: changes.wake_ns.unwrap_or(costs.wake), ..costs },
+        virtual_ns,
+    };
+    machine.run(cell, policy, stop)
 }
 
 /// A machine with many drives.
@@ -117,6 +134,8 @@ pub struct Machine {
     pub drives: u32,
     /// The speed of the cipher on each core.
     pub cipher: CipherModel,
+    /// All other costs.
+    pub costs: Costs,
     /// Virtual time of a run. The first quarter is not measured.
     pub virtual_ns: u64,
 }
@@ -129,7 +148,7 @@ impl Machine {
     pub fn run(&self, cell: &Cell, policy: PolicyKind, stop: &AtomicBool) -> io::Result<Sample> {
         let queues = cell.jobs.min(self.cores).max(1);
         let workers = if policy.uses_workers() { self.cores } else { 0 };
-        let costs = Costs::default();
+        let costs = self.costs;
         let count = |number: u32| number as usize;
         let mut world = World::new(count(self.cores), count(queues), count(workers), costs);
         let profile = Profile::by_name("null").ok_or_else(|| io::Error::other("no null model"))?;
@@ -310,7 +329,8 @@ mod tests {
     #[test]
     fn every_cell_runs_under_every_policy_and_a_second_run_is_the_same() {
         let go = AtomicBool::new(false);
-        let small = Machine { cores: 4, drives: 2, cipher: CIPHER, virtual_ns: 20_000_000 };
+        let costs = Costs::default();
+        let small = Machine { cores: 4, drives: 2, cipher: CIPHER, costs, virtual_ns: 20_000_000 };
         for cell in cells() {
             for policy in PolicyKind::ALL {
                 let run = || small.run(&cell, policy, &go).expect("a run");
@@ -321,12 +341,29 @@ mod tests {
         }
         let cell = &cells()[0];
         assert!(small.run(cell, PolicyKind::Adaptive, &AtomicBool::new(true)).is_err());
-        assert!(run(cell, Contender::Raw, Scale::Quick, &go).is_err());
+        let how = (Scale::Quick, Changes::default());
+        assert!(run(cell, Contender::Raw, how, &go).is_err());
+    }
+
+    #[test]
+    fn changes_of_the_machine_change_the_figures() {
+        let go = AtomicBool::new(false);
+        let one = &cells()[2];
+        let unbound = "ucrypt:unbound".parse().expect("a contender");
+        let mb_s = |changes| run(one, unbound, (Scale::Quick, changes), &go).expect("a run").mb_s;
+        let none = Changes::default();
+        let as_published = mb_s(none);
+        assert!(mb_s(Changes { cipher_ns: Some(10.0), ..none }) < 0.5 * as_published);
+        assert!(mb_s(Changes { cores: Some(1), ..none }) < 0.9 * as_published);
+        assert!(mb_s(Changes { wake_ns: Some(1_000_000), ..none }) < 0.9 * as_published);
+        assert!(is_fitted(&cells()[0], "unbound") && !is_fitted(&cells()[0], "inline"));
+        assert!(is_fitted(one, "inline") && !is_fitted(&cells()[1], "inline"));
     }
 
     #[test]
     fn one_writer_without_work_queues_runs_at_the_speed_of_one_cores_cipher() {
-        let machine = Machine { cores: 8, drives: 1, cipher: CIPHER, virtual_ns: 5_000_000 };
+        let costs = Costs::default();
+        let machine = Machine { cores: 8, drives: 1, cipher: CIPHER, costs, virtual_ns: 5_000_000 };
         let cells = cells();
         let go = AtomicBool::new(false);
         let mb_s = |policy: &str| {

@@ -55,7 +55,7 @@ pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
             description.name,
             description.question,
             description.shows,
-            files.join(", "),
+            if files.is_empty() { "nothing that was published".into() } else { files.join(", ") },
             description.needs,
             duration(full),
             duration(quick),

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use ucrypt_lab::analysis::Analysis;
+use ucrypt_lab::sim::history::Simulation;
 use ucrypt_lab::{page, store, text};
 
 use super::sim;
@@ -45,17 +46,17 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
         return stdio::print_line(json);
     }
     let simulated = args.dir.join(sim::FILE);
-    let rows = match fs::read_to_string(&simulated) {
-        Ok(text) => serde_json::from_str(&text).map_err(|error| {
+    let simulation: Option<Simulation> = match fs::read_to_string(&simulated) {
+        Ok(text) => Some(serde_json::from_str(&text).map_err(|error| {
             Failure::wrong(format!("{} is not what lab sim writes: {error}", simulated.display()))
-        })?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        })?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => {
             return Err(Failure::device(format!("cannot read {}: {error}", simulated.display())));
         }
     };
     let output = args.output.clone().unwrap_or_else(|| args.dir.join("report.html"));
-    fs::write(&output, page::html(&analysis, &rows))
+    fs::write(&output, page::html(&analysis, simulation.as_ref()))
         .map_err(|error| Failure::device(format!("cannot write {}: {error}", output.display())))?;
     stdio::print_line(output.display())
 }

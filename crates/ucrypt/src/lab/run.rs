@@ -1,5 +1,8 @@
 //! `lab run`.
 
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +13,12 @@ use ucrypt_lab::analysis::Analysis;
 use ucrypt_lab::catalogue::{self, Method, Scale};
 use ucrypt_lab::contender::{self, Contender};
 use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
-use ucrypt_lab::served::Generator;
+use ucrypt_lab::served::{Generator, Left};
 use ucrypt_lab::store::{About, Machine, Settings, Store};
-use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Target, TargetError};
+use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Scratch, Target, TargetError};
 use ucrypt_lab::text;
 
+use crate::VERSION;
 use crate::ending::signals;
 use crate::failure::Failure;
 use crate::luks::confirm_at;
@@ -142,11 +146,14 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     let any = |has: fn(&catalogue::Description) -> bool| descriptions.iter().any(|it| has(it));
     let has_target = any(catalogue::Description::has_target);
     let has_contenders = any(|description| description.method != Method::Tree);
+    // Virtual time is the same each time.
+    let has_rounds = any(|description| description.method != Method::Drives);
     let useless = [
         (args.on.is_some() && !has_target, "--on"),
         (args.size.is_some() && !has_target, "--size"),
         (args.time.is_some() && !has_target, "--time"),
         (args.against.is_some() && !has_contenders, "--against"),
+        (args.rounds.is_some() && !has_rounds, "--rounds"),
     ];
     if let Some((_, option)) = useless.iter().find(|(useless, _)| *useless) {
         let names = experiments.join(", ");
@@ -183,15 +190,31 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
 
 /// The command line, to repeat the run.
 fn command_line() -> String {
-    let words = std::env::args().skip(1).map(|word| {
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+".contains(c);
-        if !word.is_empty() && word.chars().all(plain) {
-            word
-        } else {
-            format!("'{}'", word.replace('\'', "'\\''"))
-        }
-    });
+    let words = std::env::args_os().skip(1).map(|word| quoted(&word));
     format!("ucrypt {}", words.collect::<Vec<_>>().join(" "))
+}
+
+/// A word as a shell reads it. A name that is no text is written as bash, ksh and zsh read bytes.
+fn quoted(word: &OsStr) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+".contains(c);
+    match word.to_str() {
+        Some(text) if !text.is_empty() && text.chars().all(plain) => text.into(),
+        Some(text) => format!("'{}'", text.replace('\'', "'\\''")),
+        None => {
+            let mut quoted = String::from("$'");
+            for byte in word.as_bytes() {
+                let c = char::from(*byte);
+                if c.is_ascii() && plain(c) {
+                    quoted.push(c);
+                } else {
+                    // Writing to a string cannot fail.
+                    let _ = write!(quoted, "\\x{byte:02x}");
+                }
+            }
+            quoted.push('\'');
+            quoted
+        }
+    }
 }
 
 /// Asks before data is lost. Without a terminal, only --batch-mode agrees.
@@ -212,41 +235,87 @@ fn ask(target: &Target, batch_mode: bool) -> Result<(), Failure> {
     }
 }
 
+/// The run in a directory, to go on with, if this is the machine, the build and the target that it
+/// began with.
+fn resumed(dir: &Path, args: &RunArgs) -> Result<(About, Store, Option<Scratch>), Failure> {
+    let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
+    let (store, mut about) = Store::resume(dir).map_err(failed)?;
+    if let Some(difference) = Machine::this(VERSION).difference(&about.machine) {
+        return Err(Failure::wrong(format!(
+            "{}: {difference}; figures of both do not compare, begin another run",
+            dir.display()
+        )));
+    }
+    let on = &about.settings.on;
+    let len = on.check(about.settings.len).map_err(failure)?;
+    if len != about.settings.len {
+        return Err(Failure::device(format!("{on} has become shorter since the run began")));
+    }
+    if on.destroys().is_some() {
+        // Before the question: nobody should agree to the wrong device.
+        same_storage(&about)?;
+    }
+    ask(on, args.batch_mode)?;
+    let scratch = on.prepare(len).map_err(failure)?;
+    same_storage(&about)?;
+    about.left_out = about.settings.left_out().map_err(Failure::wrong)?;
+    store.write_about(&about).map_err(failed)?;
+    Ok((about, store, scratch))
+}
+
+/// Refuses a target that is not the one that a run began with.
+fn same_storage(about: &About) -> Result<(), Failure> {
+    let now = about.settings.on.storage().map_err(failure)?;
+    let on = &about.settings.on;
+    if now.device != about.storage.device {
+        return Err(Failure::device(format!(
+            "{on} is not the device that the run began with: its number or its size differs"
+        )));
+    }
+    if now != about.storage {
+        return Err(Failure::device(format!(
+            "{on} is accessed in another way than when the run began; begin another run"
+        )));
+    }
+    Ok(())
+}
+
+/// A new run.
+fn begun(dir: &Path, args: &RunArgs) -> Result<(About, Store, Option<Scratch>), Failure> {
+    let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
+    let settings = settings(args)?;
+    ask(&settings.on, args.batch_mode)?;
+    let scratch = settings.on.prepare(settings.len).map_err(failure)?;
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let left_out = settings.left_out().map_err(Failure::wrong)?;
+    let about = About {
+        machine: Machine::this(VERSION),
+        storage: settings.on.storage().map_err(failure)?,
+        started_s: since.map_or(0, |since| since.as_secs()),
+        left_out,
+        settings,
+    };
+    let store = Store::create(dir, &about).map_err(failed)?;
+    Ok((about, store, scratch))
+}
+
 pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
     let dir = args.resume.as_ref().unwrap_or(&args.out);
     let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
-    let (about, mut store) = if args.resume.is_some() {
-        let (store, mut about) = Store::resume(dir).map_err(failed)?;
-        let len = about.settings.on.check(about.settings.len).map_err(failure)?;
-        if len != about.settings.len {
-            return Err(Failure::device(format!(
-                "{} has become shorter since the run began",
-                about.settings.on
-            )));
-        }
-        ask(&about.settings.on, args.batch_mode)?;
-        about.left_out = about.settings.left_out().map_err(Failure::wrong)?;
-        (about, store)
-    } else {
-        let settings = settings(args)?;
-        ask(&settings.on, args.batch_mode)?;
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let left_out = settings.left_out().map_err(Failure::wrong)?;
-        let about = About {
-            settings,
-            machine: Machine::this(),
-            started_s: since.map_or(0, |since| since.as_secs()),
-            left_out,
-        };
-        let store = Store::create(dir, &about).map_err(failed)?;
-        (about, store)
-    };
+    let (about, mut store, scratch) =
+        if args.resume.is_some() { resumed(dir, args)? } else { begun(dir, args)? };
     let mut named: Vec<(&str, &str)> = Vec::new();
     for left in &about.left_out {
         if !named.contains(&(&left.what, &left.why)) {
             named.push((&left.what, &left.why));
             say_line(format_args!("{} is left out: {}", left.what, left.why));
         }
+    }
+    if about.storage.cached {
+        say_line(format_args!(
+            "the file system of {} has no direct I/O: the page cache is measured with it",
+            about.settings.on
+        ));
     }
     let stop = Arc::new(AtomicBool::new(false));
     let asked = stop.clone();
@@ -255,8 +324,12 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
         asked.store(true, Ordering::Relaxed);
         true
     })?;
-    let ended = carry_out(&about, &mut store, &stop);
-    about.settings.on.remove();
+    let left = Left::default();
+    let ended = carry_out(&about, &mut store, (&stop, &left));
+    drop(scratch);
+    for what in left.take() {
+        say_line(what);
+    }
     let outcome = ended.map_err(Failure::device)?;
     if outcome == Outcome::Interrupted {
         return Err(Failure::wrong(format!(
@@ -274,7 +347,11 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn carry_out(about: &About, store: &mut Store, stop: &AtomicBool) -> std::io::Result<Outcome> {
+fn carry_out(
+    about: &About,
+    store: &mut Store,
+    (stop, left): (&AtomicBool, &Left),
+) -> std::io::Result<Outcome> {
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -283,11 +360,31 @@ fn carry_out(about: &About, store: &mut Store, stop: &AtomicBool) -> std::io::Re
         bar.set_position(progress.done);
         bar.set_message(format!("{} left; {}", duration(progress.left), progress.what));
     };
-    // The program that runs, even if it was replaced meanwhile.
+    // The program that runs, even if its file was replaced meanwhile: a path would name another
+    // build, or none.
     let ucrypt = Path::new("/proc/self/exe");
-    let ucrypt = std::fs::read_link(ucrypt).unwrap_or_else(|_| ucrypt.into());
-    let around = Surroundings { ucrypt: &ucrypt, stop, progress: &progress };
+    let around = Surroundings { ucrypt, stop, progress: &progress, left };
     let outcome = runner::run(about, store, &around);
     bar.finish_and_clear();
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_quoted_as_a_shell_reads_it_whatever_it_holds() {
+        let words: [(&[u8], &str); 6] = [
+            (b"--on=/tmp/a", "--on=/tmp/a"),
+            (b"", "''"),
+            (b"a b", "'a b'"),
+            (b"it's", r"'it'\''s'"),
+            ("größe".as_bytes(), "'größe'"),
+            (b"a \xff'b", r"$'a\x20\xff\x27b'"),
+        ];
+        for (word, expected) in words {
+            assert_eq!(quoted(OsStr::from_bytes(word)), expected);
+        }
+    }
 }

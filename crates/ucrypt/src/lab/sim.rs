@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::ProgressBar;
 use ucrypt_lab::catalogue::Scale;
-use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Row};
+use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Simulation};
 use ucrypt_lab::text::figure;
 
+use crate::VERSION;
 use crate::ending::signals;
 use crate::failure::Failure;
 use crate::stdio;
@@ -81,7 +82,8 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
         std::io::ErrorKind::Interrupted => Failure::wrong("interrupted"),
         _ => Failure::device(error),
     })?;
-    let json = serde_json::to_string_pretty(&rows).map_err(Failure::wrong)?;
+    let simulation = Simulation { version: VERSION.into(), scale, changes, rows };
+    let json = serde_json::to_string_pretty(&simulation).map_err(Failure::wrong)?;
     if let Some(dir) = &args.out {
         let file = dir.join(FILE);
         let written = fs::create_dir_all(dir).and_then(|()| fs::write(&file, &json));
@@ -89,31 +91,36 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
             Failure::device(format!("cannot write {}: {error}", file.display()))
         })?;
     }
-    if args.json { stdio::print_line(json) } else { stdio::print(&table(&rows)) }
+    if args.json { stdio::print_line(json) } else { stdio::print(&table(&simulation)) }
 }
 
-fn table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:<14} {:<46} {:>10} {:>10} {:>7} {:>10}  unit\n",
+fn table(simulation: &Simulation) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    if let Some(changes) = simulation.changes.describe() {
+        let _ = writeln!(text, "the machines were changed: {changes}\n");
+    }
+    let _ = writeln!(
+        text,
+        "{:<14} {:<46} {:>10} {:>10} {:>7} {:>10}  unit",
         "experiment", "row", "published", "simulated", "error", "adaptive"
     );
-    for row in rows {
+    for row in &simulation.rows {
         let error =
             row.error().map_or_else(String::new, |error| format!("{:+.0} %", error * 100.0));
         let adaptive = row.adaptive.map_or_else(String::new, figure);
-        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<14} {:<46} {:>10} {:>10} {error:>7} {adaptive:>10}  {}{}",
+            "{:<14} {:<46} {:>10} {:>10} {error:>7} {adaptive:>10}  {}{}{}",
             row.experiment,
             row.row,
             figure(row.published),
             figure(row.simulated),
             row.unit,
+            if row.fitted { "; fitted" } else { "" },
             if row.is_trusted() { "" } else { "; not to be trusted" }
         );
     }
-    let good = rows.iter().filter(|row| row.is_trusted()).count();
-    let _ = writeln!(text, "\n{good} of {} rows are within 15 % of what was published", rows.len());
+    let _ = writeln!(text, "\n{}", simulation.verdict());
     text
 }

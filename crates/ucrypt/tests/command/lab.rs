@@ -2,6 +2,7 @@
 //! results behind. No figure is judged.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -56,7 +57,14 @@ fn wrong_uses_are_refused_before_anything_is_written() {
     assert!(refused(&["instant", "--on", "/nowhere/at/all"], 1).contains("/nowhere"));
     assert!(refused(&["instant", "--on", "/dev/null"], 1).contains("neither a file"));
     assert!(refused(&["instant", "--size", "1M"], 1).contains("--size"));
+    // A link that leads nowhere is somebody's: it is neither followed nor replaced.
+    let link = scratch.path("link");
+    std::os::unix::fs::symlink(scratch.path("gone"), &link).expect("a link");
+    let on_link = refused(&["instant", "-q", "--on", link.to_str().expect("text")], 1);
+    assert!(on_link.contains("symbolic link"), "{on_link}");
+    assert!(link.is_symlink() && !scratch.path("gone").exists());
     // Options without an effect.
+    assert!(refused(&["many-drives", "--rounds", "2"], 1).contains("--rounds has no effect"));
     assert!(refused(&["many-drives", "--on", "memory"], 1).contains("--on has no effect"));
     assert!(refused(&["instant", "--load", "built-in"], 1).contains("--load"));
     let small = scratch.file("small", &[1; 4096]);
@@ -98,7 +106,10 @@ fn a_run_keeps_every_measurement_and_its_page_shows_them() {
     let mut sim = scratch.ucrypt(&["lab", "sim", "instant", "--quick", "--json", "--out"]);
     let rows = run(sim.arg(&out), b"").passes();
     let rows: Value = serde_json::from_slice(&rows).expect("JSON");
-    assert!(rows[0]["published"].as_f64() > Some(0.0) && rows[0]["adaptive"].is_number(), "{rows}");
+    assert_eq!(rows["scale"], "quick");
+    assert!(rows["version"].as_str().is_some_and(|version| version.starts_with("0.")), "{rows}");
+    let row = &rows["rows"][0];
+    assert!(row["published"].as_f64() > Some(0.0) && row["adaptive"].is_number(), "{rows}");
     let page = run(scratch.ucrypt(&["lab", "report"]).arg(&out), b"").text();
     let page = fs::read_to_string(page.trim_end()).expect("a page");
     for needed in ["id=\"short\"", "id=\"instant\"", "id=\"sorted-writes\"", "id=\"sim\"", "<svg"] {
@@ -110,6 +121,238 @@ fn a_run_keeps_every_measurement_and_its_page_shows_them() {
     let json = run(scratch.ucrypt(&["lab", "report", "--json"]).arg(&out), b"").passes();
     let json: Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["experiments"].as_array().map(Vec::len), Some(3));
+}
+
+#[test]
+fn what_a_simulation_was_changed_to_stands_in_its_file_and_on_its_table() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let words = ["lab", "sim", "instant", "--quick", "--cores", "3", "--wake-ns", "70000", "--out"];
+    let text = run(scratch.ucrypt(&words).arg(&out), b"").text();
+    assert!(text.contains("changed: 3 cores, 70000 ns"), "{text}");
+    assert!(text.contains("rows that no preset was fitted to"), "{text}");
+    let file = fs::read(out.join("sim.json")).expect("written");
+    let file: Value = serde_json::from_slice(&file).expect("JSON");
+    assert_eq!(
+        (&file["changes"]["cores"], &file["changes"]["wake_ns"]),
+        (&3.into(), &70000.into())
+    );
+}
+
+#[test]
+fn a_run_serves_with_the_program_that_runs_even_if_its_file_was_replaced() {
+    let scratch = Scratch::new();
+    let (out, place) = (scratch.path("out"), scratch.path("place"));
+    fs::create_dir(&place).expect("a directory");
+    let program = scratch.program("ucrypt", crate::scratch::UCRYPT);
+    let mut lab = std::process::Command::new(&program);
+    lab.args(["lab", "run", "request-merge", "--against", "raw,ucrypt-nbd,null,memory,file"]);
+    lab.args(["--quick", "--size", "16M", "--time", "20", "--rounds", "1", "--on"]).arg(&place);
+    lab.arg("--out").arg(&out).env("XDG_RUNTIME_DIR", scratch.path("run"));
+    lab.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = lab.spawn().expect("it starts");
+    await_results(&out, 1, &mut child);
+    // An upgrade: another program has its name.
+    fs::remove_file(&program).expect("removed");
+    scratch.program("ucrypt", "/bin/false");
+    let ended = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    let results = lines(&out.join("results.jsonl"));
+    assert_eq!(results.len(), 4 * 5);
+    for result in results {
+        assert!(result["error"].is_null(), "{result}");
+    }
+}
+
+#[test]
+fn a_directory_whose_name_is_no_text_takes_results() {
+    let scratch = Scratch::new();
+    let name = std::ffi::OsStr::from_bytes(b"out \xff");
+    let out = scratch.path("").join(name);
+    let mut lab = scratch.ucrypt(&["lab", "run", "instant"]);
+    run(lab.args(SMALL).arg("--out").arg(&out), b"").exits(0);
+    let about: Value = about(&out);
+    let command = about["settings"]["command"].as_str().expect("text");
+    assert!(command.contains(r"out\x20\xff'"), "{command}");
+}
+
+fn about(out: &Path) -> Value {
+    serde_json::from_slice(&fs::read(out.join("run.json")).expect("a run")).expect("JSON")
+}
+
+/// Changes the description of a run.
+fn change(out: &Path, change: impl FnOnce(&mut Value)) {
+    let mut about = about(out);
+    change(&mut about);
+    fs::write(out.join("run.json"), about.to_string()).expect("written");
+}
+
+#[test]
+fn a_run_goes_on_only_with_the_same_machine_and_programs_and_says_what_it_leaves_out_now() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let mut lab = scratch.ucrypt(&["lab", "run", "instant"]);
+    run(lab.args(SMALL).arg("--out").arg(&out), b"").exits(0);
+    // The build is known by its commit, as `--version` prints it.
+    let version = run(&mut scratch.ucrypt(&["--version"]), b"").text();
+    let kept = about(&out);
+    let kept = kept["machine"]["versions"][0][1].as_str().expect("a version");
+    assert_eq!(version.trim_end(), format!("ucrypt {kept}"));
+    change(&out, |about| {
+        about["left_out"] =
+            serde_json::json!([{ "experiment": "instant", "what": "a tape", "why": "broken" }]);
+    });
+    let resume = || run(scratch.ucrypt(&["lab", "run", "--resume"]).arg(&out), b"");
+    resume().exits(0);
+    assert_eq!(about(&out)["left_out"], serde_json::json!([]));
+    for (what, named) in [("/machine/kernel", "the kernel was"), ("/machine/cores", "cores was")] {
+        let before = about(&out);
+        change(&out, |about| {
+            let value = about.pointer_mut(what).expect("a field");
+            *value = if value.is_string() { "another".into() } else { 7777.into() };
+        });
+        let refused = resume().refuses(1);
+        assert!(refused.contains(named), "{refused}");
+        change(&out, |about| *about = before);
+    }
+    change(&out, |about| about["machine"]["versions"][0][1] = "0.0.1".into());
+    let refused = resume().refuses(1);
+    assert!(refused.contains("ucrypt was 0.0.1 when"), "{refused}");
+    // Measurements whose run is gone are not added to.
+    fs::remove_file(out.join("run.json")).expect("removed");
+    let results = fs::read(out.join("results.jsonl")).expect("results");
+    let mut again = scratch.ucrypt(&["lab", "run", "instant"]);
+    let refused = run(again.args(SMALL).arg("--out").arg(&out), b"").refuses(4);
+    assert!(refused.contains("results.jsonl"), "{refused}");
+    assert_eq!(fs::read(out.join("results.jsonl")).expect("results"), results);
+}
+
+#[test]
+fn a_run_on_a_block_device_does_not_go_on_with_another_one_of_the_same_name() {
+    let scratch = Scratch::new();
+    let (out, disk) = (scratch.path("out"), scratch.sparse("disk", 32 << 20));
+    let mut losetup = crate::process::tool("losetup", "mount");
+    let device = run(losetup.args(["--find", "--show"]).arg(&disk), b"").text();
+    let mut lab = scratch.ucrypt(&["lab", "run", "instant", "-q", "--on", device.trim_end()]);
+    run(lab.args(SMALL).arg("--out").arg(&out), b"").exits(0);
+    assert_eq!(about(&out)["storage"]["device"]["len"], 32 << 20);
+    let resume = || run(scratch.ucrypt(&["lab", "run", "-q", "--resume"]).arg(&out), b"");
+    resume().exits(0);
+    let before = fs::read(&disk).expect("read");
+    for field in ["len", "number"] {
+        let kept = about(&out);
+        change(&out, |about| about["storage"]["device"][field] = 77.into());
+        let refused = resume().refuses(4);
+        assert!(refused.contains("not the device that the run began with"), "{refused}");
+        change(&out, |about| *about = kept);
+    }
+    assert!(fs::read(&disk).expect("read") == before, "something was written");
+}
+
+/// The words of a process.
+fn words(pid: Pid) -> Vec<String> {
+    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+/// A number of `/proc/PID/stat`, counted from the state, which is 0.
+fn stat(pid: Pid, at: usize) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(at)?.parse().ok()
+}
+
+/// Interrupts a run as Ctrl-C does, and returns what it says at its end.
+fn interrupt(child: Child) -> String {
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a number")).expect("a process");
+    kill_process(pid, Signal::INT).expect("it is there");
+    let ended = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("--resume"), "{said}");
+    said
+}
+
+#[test]
+fn a_server_that_hangs_does_not_keep_the_lab_from_its_end() {
+    for (contender, load) in [("ucrypt-nbd", "built-in"), ("ucrypt-fuse", "fio")] {
+        let scratch = Scratch::new();
+        let (out, place) = (scratch.path("out"), scratch.path("place"));
+        fs::create_dir(&place).expect("a directory");
+        let against = format!("{contender},raw,null,memory,file");
+        let mut lab = scratch.ucrypt_child(&["lab", "run", "other-ssd", "--load", load]);
+        lab.args(["--against", &against, "--size", "16M", "--time", "60000", "--on"]).arg(&place);
+        lab.args(["--quick", "--out"]).arg(&out);
+        lab.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = lab.spawn().expect("it starts");
+        let deadline = Instant::now() + Duration::from_secs(100);
+        let server = loop {
+            assert!(Instant::now() < deadline, "no load on a server");
+            let mut all = scratch.processes().into_iter();
+            let server = all.find(|pid| words(*pid).get(1).is_some_and(|word| word == "serve"));
+            // A load is under way when the server has worked for a while: user and system time.
+            let worked = |pid: &Pid| Some(stat(*pid, 11)? + stat(*pid, 12)?);
+            match server.filter(|pid| worked(pid) > Some(10)) {
+                Some(server) => break server,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        kill_process(server, Signal::STOP).expect("it is there");
+        std::thread::sleep(Duration::from_millis(100));
+        interrupt(child);
+        assert!(scratch.processes().is_empty() && scratch.mounts().is_empty(), "{contender}");
+        assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "scratch files are left");
+    }
+}
+
+/// The directory in which a child of `parent` has a file system mounted and works on it.
+fn mounted_by(parent: u32) -> Option<std::path::PathBuf> {
+    let all = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+    let pids = all.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    let mut children = pids.filter(|pid| stat(*pid, 1) == Some(parent.into()));
+    children.find_map(|pid| {
+        let proc = Path::new("/proc").join(pid.as_raw_nonzero().to_string());
+        let dir = fs::read_link(proc.join("cwd")).ok()?;
+        let mounts = fs::read_to_string(proc.join("mounts")).ok()?;
+        mounts.contains(dir.join("m").to_str()?).then_some(dir)
+    })
+}
+
+#[test]
+fn an_interrupted_kernel_tree_leaves_no_server_no_device_and_no_mount() {
+    // While the first contender has its turn, the kernel's loop device, and the last, ours.
+    for turns in [0, 2] {
+        let scratch = Scratch::new();
+        let out = scratch.path("out");
+        let mut lab = scratch.ucrypt_child(&["lab", "run", "kernel-tree", "--quick", "--out"]);
+        lab.arg(&out).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = lab.spawn().expect("it starts");
+        await_results(&out, turns, &mut child);
+        let deadline = Instant::now() + Duration::from_secs(100);
+        let dir = loop {
+            assert!(Instant::now() < deadline, "nothing is mounted");
+            assert!(child.try_wait().expect("asked").is_none(), "it ended early");
+            match mounted_by(child.id()) {
+                Some(dir) => break dir,
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        let said = interrupt(child);
+        assert!(!dir.exists(), "{} is left: {said}", dir.display());
+        let name = dir.file_name().expect("a name").to_str().expect("text");
+        let link = Path::new("/dev/ucrypt").join(name.to_lowercase());
+        assert!(link.symlink_metadata().is_err(), "{} is left", link.display());
+        for entry in fs::read_dir("/sys/block").expect("/sys").filter_map(Result::ok) {
+            let over = fs::read_to_string(entry.path().join("loop/backing_file"));
+            assert!(!over.unwrap_or_default().contains(name), "{:?} is left", entry.file_name());
+        }
+        let all = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+        let pids = all.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+        for pid in pids {
+            let words = words(pid);
+            assert!(!words.iter().any(|word| word.contains(name)), "{words:?} is left");
+        }
+    }
 }
 
 #[test]
