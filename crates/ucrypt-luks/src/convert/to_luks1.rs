@@ -35,13 +35,12 @@ pub fn to_luks1(
     let (marked, mut writes) = mark::begin_luks2(header, damage, random)?;
     let done = plan.safely(marked, random)?;
     let survives = done.is_some();
-    let (luks1, more) = match done {
-        Some(done) => done,
-        None => {
-            // A copy that is damaged or out of date is written again first.
-            writes = damage.map_or(Ok(Vec::new()), |_| change.finish(random).map(|done| done.1))?;
-            plan.at_once(random)?
-        }
+    let (luks1, more) = if let Some(done) = done {
+        done
+    } else {
+        // A copy that is damaged or out of date is written again first.
+        writes = damage.map_or(Ok(Vec::new()), |_| change.finish(random).map(|done| done.1))?;
+        plan.at_once(random)?
     };
     writes.extend(more);
     let binary = &header.binary;
