@@ -58,7 +58,9 @@ impl Clients {
         let fill = (self.random.below(3) > 0).then(|| self.random.below(255) as u8);
         let op = match fill {
             None => Io::read(offset, len),
-            Some(0) => Io::WriteZeroes { offset, len: len as u64, fua: false, no_unmap: true },
+            Some(0) => {
+                Io::WriteZeroes { offset, len: len as u64, fua: false, no_unmap: true, fast: false }
+            }
             Some(fill) => {
                 let Some(mut data) = self.queue.alloc(len) else { return };
                 data.fill(fill);
@@ -115,7 +117,8 @@ fn whatever_is_cancelled_ends_once_and_leaves_what_a_write_may_leave() {
                 let volume = volume_under(policy, backend.clone(), MIB, BLOCKS as u64 * BLOCK, 512);
                 let mut queue = volume.queue(CONFIG).unwrap();
                 let len = BLOCKS as u64 * BLOCK;
-                let zeroes = Io::WriteZeroes { offset: 0, len, fua: false, no_unmap: false };
+                let zeroes =
+                    Io::WriteZeroes { offset: 0, len, fua: false, no_unmap: false, fast: false };
                 assert_eq!(run(&mut queue, zeroes).result, Ok(()));
                 let mut clients = Clients::new(queue, seed);
                 for _ in 0..800 {

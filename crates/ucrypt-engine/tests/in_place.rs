@@ -141,7 +141,7 @@ fn overlapping(queue: &mut Queue, seed: u64) {
         write(queue, offset, &bytes, false);
         if round % 16 == 7 {
             let (offset, len) = (random.below(64) << 14, 200 << 10);
-            let op = Io::WriteZeroes { offset, len, fua: false, no_unmap: false };
+            let op = Io::WriteZeroes { offset, len, fua: false, no_unmap: false, fast: false };
             assert_eq!(run(queue, op).result, Ok(()));
         }
     }

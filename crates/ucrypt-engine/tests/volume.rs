@@ -32,7 +32,8 @@ fn random_requests(sector_size: u32, policy: PolicyKind) {
         let volume = volume_under(policy, backend, MIB, 2 * MIB, sector_size);
         let mut queue = volume.queue(CONFIG).unwrap();
         let mut model = vec![0u8; 2 << 20];
-        let zeroes = Io::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false };
+        let zeroes =
+            Io::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false, fast: false };
         assert_eq!(run(&mut queue, zeroes).result, Ok(()));
         against_model(&mut queue, &mut model, seed);
     }
@@ -70,7 +71,7 @@ fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
             }
             2 if round % 16 == 2 => {
                 let (offset, len) = (offset as u64, len as u64);
-                let op = Io::WriteZeroes { offset, len, fua: false, no_unmap: true };
+                let op = Io::WriteZeroes { offset, len, fua: false, no_unmap: true, fast: false };
                 assert_eq!(run(queue, op).result, Ok(()));
                 model[range].fill(0);
             }

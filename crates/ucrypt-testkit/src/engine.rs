@@ -263,7 +263,7 @@ impl Port for EnginePort {
             Kind::Write { fua } => self.write(tag, offset, data, fua),
             Kind::WriteZeroes { fua } => {
                 let no_unmap = self.random.percent(50);
-                self.submit_io(tag, Io::WriteZeroes { offset, len, fua, no_unmap })
+                self.submit_io(tag, Io::WriteZeroes { offset, len, fua, no_unmap, fast: false })
             }
             Kind::Discard => self.submit_io(tag, Io::Discard { offset, len }),
             Kind::Flush => self.submit_io(tag, Io::Flush),

@@ -264,7 +264,7 @@ fn zeroes_that_the_backend_refuses_for_their_alignment_are_written() {
         };
         let mut queue = kind.over(Arc::new(backend), MIB).queue(LARGE).unwrap();
         let (offset, len) = (512, 8192);
-        let zeroes = Io::WriteZeroes { offset, len, fua: false, no_unmap: false };
+        let zeroes = Io::WriteZeroes { offset, len, fua: false, no_unmap: false, fast: false };
         assert_eq!(one(&mut queue, zeroes).result, Ok(()), "{error}");
         assert_eq!(faults.met().len(), 1, "the backend was asked");
         let read = one(&mut queue, Io::read(0, 16384)).data.expect("data");
@@ -300,7 +300,8 @@ fn a_part_of_a_sector_that_cannot_be_read_is_not_written() {
             data.fill(1);
             let done = one(&mut queue, Io::write(10, data, fua));
             assert_eq!(done.result, Err(Errno::IO), "{kind:?}");
-            let zeroes = Io::WriteZeroes { offset: 5000, len: 100, fua, no_unmap: fua };
+            let zeroes =
+                Io::WriteZeroes { offset: 5000, len: 100, fua, no_unmap: fua, fast: false };
             assert_eq!(one(&mut queue, zeroes).result, Err(Errno::IO), "{kind:?}");
         }
         let mut bytes = vec![0; MIB as usize];
@@ -326,7 +327,7 @@ fn durable_writes_are_durable_to_their_first_and_last_byte() {
                 one(&mut queue, Io::write(0, data, false)).result.unwrap();
                 one(&mut queue, Io::Flush).result.unwrap();
                 let op = if zeroes {
-                    Io::WriteZeroes { offset, len, fua: true, no_unmap: seed % 2 == 0 }
+                    Io::WriteZeroes { offset, len, fua: true, no_unmap: seed % 2 == 0, fast: false }
                 } else {
                     let mut data = queue.alloc(len as usize).unwrap();
                     data.fill(0);

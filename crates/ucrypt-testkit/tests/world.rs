@@ -230,7 +230,7 @@ fn unaligned_writes_without_end_keep_nobody_out_of_their_stripe() {
             Io::read(8192, 4096),
             Io::write_borrowed(8192, &ours, false),
             Io::write_borrowed(8192 + 100, &ours[..200], false),
-            Io::WriteZeroes { offset: 0, len: MIB, fua: true, no_unmap: true },
+            Io::WriteZeroes { offset: 0, len: MIB, fua: true, no_unmap: true, fast: false },
         ];
         for (number, other) in others.into_iter().enumerate() {
             let asks = (seed as usize / 2 + number) % 2;

@@ -40,6 +40,8 @@ pub enum Io<'a> {
         fua: bool,
         /// The backend keeps the space allocated.
         no_unmap: bool,
+        /// Fails with `EOPNOTSUPP` where the zeroes have to be written as data.
+        fast: bool,
     },
 }
 

@@ -68,7 +68,8 @@ impl Queue {
         (request.tag, request.kind, request.middle) = (tag, kind, middle);
         request.len = range.end - range.start;
         request.range = range;
-        (request.mode, request.fua, request.urgency) = (Mode::Shared, false, urgency);
+        (request.mode, request.urgency) = (Mode::Shared, urgency);
+        (request.fua, request.fast) = (false, false);
         (request.error, request.head) = (None, 0);
         request
     }
@@ -102,14 +103,21 @@ impl Queue {
                 Ok(None)
             }
             Io::Discard { offset, len } => self.plan_discard(tag, offset, len).map(|()| None),
-            Io::WriteZeroes { offset, len, fua, no_unmap } => {
+            Io::WriteZeroes { offset, len, fua, no_unmap, fast } => {
                 self.check_writable()?;
                 let range = self.check(offset, len)?;
-                let fast = self.volume.info().fast_write_zeroes && !no_unmap && !fua;
-                let op =
-                    if fast { MachineOp::BackendZeroes } else { MachineOp::EncryptZeroes { fua } };
-                self.plan_write(tag, &range, None, op)
-                    .map_err(|_| Rejected::Busy(Io::WriteZeroes { offset, len, fua, no_unmap }))
+                let op = if self.volume.info().fast_write_zeroes && !no_unmap && !fua {
+                    MachineOp::BackendZeroes
+                } else if fast {
+                    return Err(Rejected::NotSupported);
+                } else {
+                    MachineOp::EncryptZeroes { fua }
+                };
+                let busy = Io::WriteZeroes { offset, len, fua, no_unmap, fast };
+                let planned = self.plan_write(tag, &range, None, op);
+                let borrowed = planned.map_err(|_| Rejected::Busy(busy))?;
+                self.next_request().fast = fast;
+                Ok(borrowed)
             }
         }
     }

@@ -158,6 +158,11 @@ impl Queue {
                 }
                 _ => request.error = Some(Errno::IO),
             },
+            (MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
+                if request.fast =>
+            {
+                request.error = request.error.or(Some(Errno::OPNOTSUPP));
+            }
             (MachineOp::BackendZeroes, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
                 // The backend cannot zero this range, or only whole blocks of its own: write the
                 // zeroes.

@@ -28,6 +28,8 @@ pub(super) struct ClientRequest {
     /// The client's own memory, unless a machine request has it. The list itself is reused.
     pub(super) pieces: Vec<Buf>,
     pub(super) fua: bool,
+    /// Zeroes that the backend does not make itself are refused.
+    pub(super) fast: bool,
     pub(super) urgency: Urgency,
     /// Machine requests that have not ended.
     pub(super) pending: u8,
@@ -55,6 +57,7 @@ impl Default for ClientRequest {
             edges: [None, None],
             pieces: Vec::with_capacity(PIECES),
             fua: false,
+            fast: false,
             urgency: Urgency::Normal,
             pending: 0,
             error: None,

@@ -239,7 +239,7 @@ impl VolumeFile {
         if len_there == 0 {
             return Outcome::Now(Ok(Body::EMPTY));
         }
-        let io = Io::WriteZeroes { offset, len: len_there, fua: false, no_unmap };
+        let io = Io::WriteZeroes { offset, len: len_there, fua: false, no_unmap, fast: false };
         Outcome::Do { io, refuse: false }
     }
 

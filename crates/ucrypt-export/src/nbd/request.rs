@@ -50,6 +50,8 @@ pub enum Command {
         fua: bool,
         /// The range must stay allocated.
         no_hole: bool,
+        /// Fail if the zeroes have to be written as data.
+        fast: bool,
     },
     /// Report what is allocated in the range.
     BlockStatus {
@@ -78,7 +80,8 @@ impl From<Errno> for Refusal {
             Errno::PERM | Errno::ACCESS | Errno::ROFS => (NbdError::Perm, "not permitted"),
             Errno::NOSPC | Errno::DQUOT | Errno::FBIG => (NbdError::NoSpc, "the backend is full"),
             Errno::NOMEM => return NO_MEMORY,
-            Errno::INVAL | Errno::OPNOTSUPP => (NbdError::Inval, "the backend cannot do this"),
+            Errno::OPNOTSUPP => (NbdError::NotSup, "the backend cannot do this"),
+            Errno::INVAL => (NbdError::Inval, "the backend cannot do this"),
             _ => (NbdError::Io, "the backend failed"),
         };
         Self { error, message }
@@ -94,7 +97,7 @@ pub struct Negotiated {
     pub flags: u16,
     /// `base:allocation` was selected.
     pub block_status: bool,
-    /// Writing zeroes is faster than writing data.
+    /// Writing zeroes is faster than writing data, where the backend can do it.
     pub fast_zero: bool,
 }
 
@@ -182,15 +185,16 @@ impl Request {
         self.in_range(negotiated, NbdError::NoSpc)?;
         let has = |flag| self.flags & flag != 0;
         let (no_hole, fua) = (has(command_flag::NO_HOLE), has(command_flag::FUA));
-        // Zeroes that must be allocated or durable are written like data, so they are never fast.
-        let fast = negotiated.fast_zero && !no_hole && !fua;
-        if has(command_flag::FAST_ZERO) && !fast {
+        let fast = has(command_flag::FAST_ZERO);
+        // Zeroes that must be allocated or durable are written like data, so they are never fast. Of
+        // others the backend has the last word.
+        if fast && (!negotiated.fast_zero || no_hole || fua) {
             return Err(Refusal {
                 error: NbdError::NotSup,
                 message: "zeroing this range is not faster than writing it",
             });
         }
-        Ok(Command::WriteZeroes { fua, no_hole })
+        Ok(Command::WriteZeroes { fua, no_hole, fast })
     }
 
     fn check_block_status(&self, negotiated: &Negotiated) -> Result<Command, Refusal> {
@@ -291,7 +295,8 @@ mod tests {
             NbdError::Inval
         );
         let zeroes = request(command::WRITE_ZEROES, 0, 0, PAYLOAD_MAX + 1).check(&WRITABLE);
-        assert_eq!(zeroes, Ok(Command::WriteZeroes { fua: false, no_hole: false }));
+        let expected = Command::WriteZeroes { fua: false, no_hole: false, fast: false };
+        assert_eq!(zeroes, Ok(expected));
     }
 
     #[test]
@@ -345,7 +350,7 @@ mod tests {
         let negotiated = Negotiated { fast_zero: true, ..WRITABLE };
         assert_eq!(
             fast.check(&negotiated),
-            Ok(Command::WriteZeroes { fua: false, no_hole: false })
+            Ok(Command::WriteZeroes { fua: false, no_hole: false, fast: true })
         );
         for other in [command_flag::NO_HOLE, command_flag::FUA] {
             let slow = request(command::WRITE_ZEROES, command_flag::FAST_ZERO | other, 0, 4096);

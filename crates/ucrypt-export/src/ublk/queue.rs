@@ -146,6 +146,7 @@ impl Server {
                 len,
                 fua: request.is_fua(),
                 no_unmap: request.is_no_unmap(),
+                fast: false,
             },
             _ => return Err(NotStarted::Ended(self.manage_zones(tag, request))),
         };

@@ -432,7 +432,7 @@ impl Submitter for Ring {
             Ok(Command::Flush) => Ok(Io::Flush),
             Ok(Command::Discard { offset, len }) => Ok(Io::Discard { offset, len }),
             Ok(Command::WriteZeroes { offset, len, unmap }) => {
-                Ok(Io::WriteZeroes { offset, len, fua, no_unmap: !unmap })
+                Ok(Io::WriteZeroes { offset, len, fua, no_unmap: !unmap, fast: false })
             }
             Ok(Command::Id) => {
                 put_id(&self.device.serial, pieces);

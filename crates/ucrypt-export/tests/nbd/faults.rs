@@ -7,7 +7,7 @@ use ucrypt_engine::{Volume, VolumeOptions};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults};
 
-use crate::client::{Client, EIO, ENOSPC, FLUSH, READ};
+use crate::client::{Client, EIO, ENOSPC, ENOTSUP, FLUSH, READ, WRITE_ZEROES};
 use crate::harness::{Harness, SMALL, over};
 
 /// From here on, writes fail with `ENOSPC` and reads with `EIO`.
@@ -34,6 +34,22 @@ fn the_client_gets_the_backends_error_and_the_server_lives_on() {
         assert_eq!(client.write(0, 0, &[2; 4096]), 0);
         assert_eq!(client.read(0, 4096), [2; 4096]);
         assert_eq!(client.ask(FLUSH, 0, 0, 0).error, 0);
+    }
+}
+
+#[test]
+fn fast_zeroes_that_the_backend_refuses_are_not_written_slowly() {
+    const FAST_ZERO: u16 = 16;
+    for refuses in [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL] {
+        let (volume, faults) = faulty();
+        faults.add(Rule::new(Fate::Fail(refuses)).on(Access::Punch));
+        let harness = Harness::start(volume);
+        let mut client = Client::structured(&harness);
+        assert_eq!(client.write(0, 0, &[7; 8192]), 0);
+        assert_eq!(client.ask(WRITE_ZEROES, FAST_ZERO, 0, 8192).error, ENOTSUP, "{refuses}");
+        assert_eq!(client.read(0, 8192), [7; 8192], "{refuses}");
+        assert_eq!(client.ask(WRITE_ZEROES, 0, 0, 8192).error, 0, "{refuses}");
+        assert_eq!(client.read(0, 8192), [0; 8192], "{refuses}");
     }
 }
 

@@ -177,8 +177,8 @@ impl Connection<'_> {
                 let kind = if fua { Kind::TrimThenFlush } else { Kind::Plain };
                 (kind, Io::Discard { offset, len })
             }
-            Command::WriteZeroes { fua, no_hole } => {
-                (Kind::Plain, Io::WriteZeroes { offset, len, fua, no_unmap: no_hole })
+            Command::WriteZeroes { fua, no_hole, fast } => {
+                (Kind::Plain, Io::WriteZeroes { offset, len, fua, no_unmap: no_hole, fast })
             }
         };
         self.start(Pending { cookie: request.cookie, kind }, io);
