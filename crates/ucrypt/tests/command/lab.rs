@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::namespace::script;
 use crate::process::run;
 use crate::scratch::Scratch;
 
@@ -137,6 +138,23 @@ fn what_a_simulation_was_changed_to_stands_in_its_file_and_on_its_table() {
         (&file["changes"]["cores"], &file["changes"]["wake_ns"]),
         (&3.into(), &70000.into())
     );
+}
+
+#[test]
+fn a_run_on_a_file_system_without_direct_io_says_that_it_measures_the_page_cache() {
+    let scratch = Scratch::new();
+    // An overlay over ramfs has none.
+    let text = "mkdir r l; mount -t ramfs none r; mkdir r/u r/w
+        mount -t overlay none -o lowerdir=l,upperdir=r/u,workdir=r/w m
+        head -c 20000000 /dev/zero > m/f
+        $1 lab run instant -q --on m/f --out out --quick --size 16M --time 3 --rounds 1
+        $1 lab report out";
+    let ran = run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").exits(0);
+    assert!(ran.stderr.contains("no direct I/O"), "{}", ran.stderr);
+    let out = scratch.path("out");
+    assert_eq!(about(&out)["storage"]["cached"], true);
+    let page = fs::read_to_string(out.join("report.html")).expect("a page");
+    assert!(page.contains("no direct I/O: the page cache was measured with it"));
 }
 
 #[test]
@@ -275,7 +293,9 @@ fn interrupt(child: Child) -> String {
 
 #[test]
 fn a_server_that_hangs_does_not_keep_the_lab_from_its_end() {
-    for (contender, load) in [("ucrypt-nbd", "built-in"), ("ucrypt-fuse", "fio")] {
+    for (contender, load) in
+        [("ucrypt-nbd", "built-in"), ("ucrypt-fuse", "fio"), ("ucrypt-loop", "built-in")]
+    {
         let scratch = Scratch::new();
         let (out, place) = (scratch.path("out"), scratch.path("place"));
         fs::create_dir(&place).expect("a directory");
@@ -289,7 +309,8 @@ fn a_server_that_hangs_does_not_keep_the_lab_from_its_end() {
         let server = loop {
             assert!(Instant::now() < deadline, "no load on a server");
             let mut all = scratch.processes().into_iter();
-            let server = all.find(|pid| words(*pid).get(1).is_some_and(|word| word == "serve"));
+            let server =
+                all.find(|pid| words(*pid).get(1).is_some_and(|word| word.starts_with("serve")));
             // A load is under way when the server has worked for a while: user and system time.
             let worked = |pid: &Pid| Some(stat(*pid, 11)? + stat(*pid, 12)?);
             match server.filter(|pid| worked(pid) > Some(10)) {
