@@ -351,3 +351,22 @@ impl Submitter for Connection<'_> {
         self.finish(tag, Err(Errno::NOMEM), None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_takes_its_last_replies_has_more_time_but_not_for_ever() {
+        let start = Instant::now();
+        let mut linger = Linger::new(start);
+        assert_eq!(linger.give_up, start + LINGER);
+        for seconds in [4, 8, 12] {
+            let now = start + Duration::from_secs(seconds);
+            linger.extend(now);
+            assert_eq!(linger.give_up, now + LINGER);
+        }
+        linger.extend(start + Duration::from_secs(19));
+        assert_eq!(linger.give_up, start + LINGER_MAX);
+    }
+}
