@@ -35,6 +35,8 @@ const WAITERS: usize = 64;
 
 const STRIPE_SHIFT: u32 = 20;
 const STRIPES: usize = 1024;
+/// No index of the table.
+const NO_STRIPE: usize = STRIPES;
 
 /// The stripe is held exclusively.
 const EXCLUSIVE: u32 = 1 << 31;
@@ -92,8 +94,8 @@ impl Hold {
 struct Run {
     first: usize,
     count: usize,
-    /// The stripes that are needed exclusively.
-    exclusive: [Option<usize>; 2],
+    /// The stripes that are needed exclusively; [`NO_STRIPE`] in the others' place.
+    exclusive: [usize; 2],
 }
 
 impl Run {
@@ -103,9 +105,10 @@ impl Run {
         let count = (last - first + 1).min(STRIPES as u64) as usize;
         let [first, last] = [first, last].map(|stripe| (stripe % STRIPES as u64) as usize);
         let exclusive = match mode {
-            Mode::Shared => [None, None],
+            Mode::Shared => [NO_STRIPE; 2],
             Mode::Ends { first: with_first, last: with_last } => {
-                [with_first.then_some(first), with_last.then_some(last)]
+                [(with_first, first), (with_last, last)]
+                    .map(|(is_exclusive, stripe)| if is_exclusive { stripe } else { NO_STRIPE })
             }
         };
         Self { first, count, exclusive }
@@ -114,7 +117,7 @@ impl Run {
     fn stripes(self) -> impl Iterator<Item = (usize, Hold)> {
         (0..self.count).map(move |index| {
             let stripe = (self.first + index) % STRIPES;
-            let is_exclusive = self.exclusive.contains(&Some(stripe));
+            let is_exclusive = self.exclusive.contains(&stripe);
             (stripe, if is_exclusive { Hold::Exclusive } else { Hold::Shared })
         })
     }
@@ -126,7 +129,7 @@ impl Run {
     /// Whether the two cannot be held at the same time.
     fn excludes(&self, other: &Self) -> bool {
         let wants_of = |one: &Self, other: &Self| {
-            one.exclusive.iter().flatten().any(|&stripe| other.has(stripe))
+            one.exclusive.iter().any(|&stripe| stripe != NO_STRIPE && other.has(stripe))
         };
         wants_of(self, other) || wants_of(other, self)
     }
@@ -286,11 +289,13 @@ impl RangeLock {
     /// holds, if somebody waits for it.
     fn attempt(&self, run: Run, also_refusing: u32) -> Result<(), Refused> {
         // Check before locking anything: stripes that are locked and released again may refuse
-        // others, which must then be woken.
-        for (stripe, hold) in run.stripes() {
-            let state = self.stripes[stripe].load(Ordering::SeqCst);
-            if state & (hold.refusing() | also_refusing) != 0 {
-                return Err(Refused { kept_out: false });
+        // others, which must then be woken. A single stripe is locked or not.
+        if run.count > 1 {
+            for (stripe, hold) in run.stripes() {
+                let state = self.stripes[stripe].load(Ordering::SeqCst);
+                if state & (hold.refusing() | also_refusing) != 0 {
+                    return Err(Refused { kept_out: false });
+                }
             }
         }
         for (taken, (stripe, hold)) in run.stripes().enumerate() {
