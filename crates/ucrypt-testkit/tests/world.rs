@@ -29,8 +29,17 @@ fn profile(random: &mut Random) -> &'static Profile {
     Profile::by_name(name).expect("a known name")
 }
 
+/// What stores the data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Storage {
+    /// Any model of a device.
+    Device,
+    /// Memory, which is used in place, in half of the runs only for a while.
+    Memory,
+}
+
 /// Runs the machine, disk, policy and clients derived from the seed.
-fn run(seed: u64, faults: Option<Faults>) -> Report {
+fn run(seed: u64, storage: Storage, faults: Option<Faults>) -> Report {
     let mut random = Random::new(seed);
     let all: Vec<Policies> = PolicyKind::ALL.into_iter().map(Policies::from).collect();
     let policies = all[random.below(all.len() as u64) as usize];
@@ -42,7 +51,14 @@ fn run(seed: u64, faults: Option<Faults>) -> Report {
         world.set_stalls(Stalls { per_mille: 50, max_ns: 500_000 }, seed);
     }
     let len = [MIB / 4, 2 * MIB][random.below(2) as usize];
-    let disk: Arc<dyn Backend> = world.disk(profile(&mut random), len, seed);
+    let profile = profile(&mut random);
+    let disk: Arc<dyn Backend> = match storage {
+        Storage::Device => world.disk(profile, len, seed),
+        Storage::Memory => {
+            let breaks_at = Random::new(!seed).below(300);
+            world.memory(len, Some(breaks_at).filter(|at| (1..150).contains(at)))
+        }
+    };
     let backend = match &faults {
         Some(faults) => Arc::new(FaultBackend::new(disk, faults.clone())),
         None => disk,
@@ -88,7 +104,7 @@ fn run(seed: u64, faults: Option<Faults>) -> Report {
 fn queues_and_workers_on_any_machine_lose_nothing_and_do_not_hang() {
     let (mut busy, mut cancelled) = (0, 0);
     for seed in seeds(400) {
-        let report = run(seed, None);
+        let report = run(seed, Storage::Device, None);
         assert_eq!(report.failed, 0, "seed {seed}");
         busy += report.busy;
         cancelled += report.cancelled;
@@ -97,7 +113,23 @@ fn queues_and_workers_on_any_machine_lose_nothing_and_do_not_hang() {
 }
 
 #[test]
+fn memory_used_in_place_loses_nothing_also_when_its_mapping_breaks() {
+    for seed in seeds(400) {
+        assert_eq!(run(seed, Storage::Memory, None).failed, 0, "seed {seed}");
+    }
+}
+
+#[test]
 fn errors_reach_the_requests_that_they_concern_with_workers_too() {
+    fail_now_and_then(Storage::Device);
+}
+
+#[test]
+fn errors_of_memory_used_in_place_reach_the_requests_that_they_concern() {
+    fail_now_and_then(Storage::Memory);
+}
+
+fn fail_now_and_then(storage: Storage) {
     let mut failed = 0;
     for seed in seeds(200) {
         let faults = Faults::new(seed);
@@ -110,7 +142,7 @@ fn errors_reach_the_requests_that_they_concern_with_workers_too() {
             3 => faults.add(Rule::new(Fate::Fail(Errno::IO)).nth(random.below(100))),
             _ => faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Read).chance(5)),
         };
-        failed += run(seed, Some(faults)).failed;
+        failed += run(seed, storage, Some(faults)).failed;
     }
     assert!(failed > 200, "{failed} requests failed");
 }

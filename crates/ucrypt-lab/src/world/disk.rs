@@ -1,4 +1,4 @@
-//! The disk: the timing of a device model, and optionally its content.
+//! The disk: the timing of a device model, and optionally its content, which can be mapped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,6 +11,7 @@ use ucrypt_backend::{
 };
 
 use super::caches::addresses;
+use super::content::{Content, VirtualMap};
 use super::host::{Host, SharedHost};
 
 /// An operation under way.
@@ -19,18 +20,17 @@ pub(super) struct Operation {
     queue: usize,
     io: Io,
     at_ns: u64,
-    content: Content,
+    content: Option<Arc<Mutex<Content>>>,
     refused: bool,
 }
-
-/// The content of the disk; `None` if it keeps none.
-type Content = Option<Arc<Mutex<Vec<u8>>>>;
 
 /// A disk of a [`World`](super::World), shared by its queues.
 pub struct VirtualDisk {
     host: Arc<SharedHost>,
     device: Arc<Mutex<Device>>,
-    content: Content,
+    /// `None`: the disk keeps none.
+    content: Option<Arc<Mutex<Content>>>,
+    mapping: Option<Arc<VirtualMap>>,
     limits: Limits,
     name: &'static str,
 }
@@ -47,18 +47,26 @@ impl VirtualDisk {
         Self {
             host,
             device: Arc::new(Mutex::new(Device::new(profile, seed))),
-            content: keeps.then(|| Arc::new(Mutex::new(vec![0; len as usize]))),
+            content: keeps.then(|| Arc::new(Mutex::new(Content::new(len)))),
+            mapping: None,
             limits: Limits { copies, ..profile.limits(len) },
             name: profile.name,
         }
     }
+
+    /// The same disk with its bytes in place. The mapping breaks at its `breaks_at`-th use.
+    pub(super) fn mapped(self, breaks_at: Option<u64>) -> Self {
+        let content = self.content.clone();
+        let mapping = content.map(|content| Arc::new(VirtualMap::new(content, breaks_at)));
+        Self { mapping, ..self }
+    }
 }
 
-fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn device_op(io: &Io) -> DeviceOp {
+pub(super) fn device_op(io: &Io) -> DeviceOp {
     match io {
         Io::Read { offset, bufs, .. } => {
             DeviceOp { kind: Kind::Read, offset: *offset, len: total_len(bufs) as u64 }
@@ -83,37 +91,13 @@ impl Host {
         let Operation { queue, mut io, content, refused, .. } = self.operations.remove(&number)?;
         let result = match content {
             _ if refused => Err(Errno::IO),
-            Some(content) => carry_out(&mut io, &mut lock(&content)),
+            Some(content) => lock(&content).carry_out(&mut io),
             None => Ok(()),
         };
         let (token, bufs) = io.into_parts();
         self.answers[queue].push((number, Done { token, result, bufs }));
         Some(queue)
     }
-}
-
-fn carry_out(io: &mut Io, content: &mut [u8]) -> Result<(), Errno> {
-    let DeviceOp { offset, len, .. } = device_op(io);
-    let mut place = content.get_mut(offset as usize..(offset + len) as usize).ok_or(Errno::IO)?;
-    match io {
-        Io::Flush { .. } => {}
-        Io::Read { bufs, .. } => {
-            for buf in bufs {
-                let (part, rest) = place.split_at_mut(buf.len());
-                buf.copy_from_slice(part);
-                place = rest;
-            }
-        }
-        Io::Write { bufs, .. } => {
-            for buf in bufs {
-                let (part, rest) = place.split_at_mut(buf.len());
-                part.copy_from_slice(buf);
-                place = rest;
-            }
-        }
-        Io::Discard { .. } | Io::WriteZeroes { .. } => place.fill(0),
-    }
-    Ok(())
 }
 
 impl Backend for VirtualDisk {
@@ -146,7 +130,7 @@ impl Backend for VirtualDisk {
     }
 
     fn map(&self) -> Option<Arc<dyn Map>> {
-        None
+        self.mapping.clone().map(|mapping| mapping as Arc<dyn Map>)
     }
 
     fn zones(&self) -> Option<&dyn Zones> {
@@ -161,7 +145,7 @@ impl Backend for VirtualDisk {
 struct DiskQueue {
     host: Arc<SharedHost>,
     device: Arc<Mutex<Device>>,
-    content: Content,
+    content: Option<Arc<Mutex<Content>>>,
     /// Bytes of the disk.
     len: u64,
     synchronous: bool,

@@ -17,9 +17,11 @@
 //!   runs when its descriptor is readable, or its disk answers.
 //! - Data that a worker has transformed lies in its core's cache: copying it from there takes
 //!   longer.
+//! - A disk in memory can be used in place; that takes no time but the cipher's.
 //! - Memory bandwidth, hyperthreads and frequency changes are not modelled.
 
 mod caches;
+mod content;
 mod cores;
 mod costs;
 mod disk;
@@ -119,6 +121,17 @@ impl World {
     /// A disk without content: it has the timing only.
     pub fn empty_disk(&self, profile: &'static Profile, len: u64, seed: u64) -> Arc<VirtualDisk> {
         Arc::new(VirtualDisk::new(self.host.clone(), profile, len, false, seed))
+    }
+
+    /// A disk of `len` bytes of memory, initially holes, which can be used in place until the
+    /// mapping breaks at its `breaks_at`-th use; `None`: it never breaks.
+    ///
+    /// # Panics
+    /// If there is no model of memory.
+    pub fn memory(&self, len: u64, breaks_at: Option<u64>) -> Arc<VirtualDisk> {
+        let profile = Profile::by_name("null").expect("a model that takes no time");
+        let disk = VirtualDisk::new(self.host.clone(), profile, len, true, 0);
+        Arc::new(disk.mapped(breaks_at))
     }
 
     /// Creates the next of the world's queues, over a volume on any of its disks.
