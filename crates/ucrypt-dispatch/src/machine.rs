@@ -286,7 +286,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             under_way: 0,
             waits: true,
             error: None,
-            sequential: op.is_write() && self.writers.continues(sector, end),
+            sequential: op.is_write() && self.writers.is_sequential(sector, end),
             stamp: self.policy.stamp(),
         };
         let id = RequestId(id);

@@ -35,7 +35,7 @@ pub struct Context<'a> {
     pub sectors: u64,
     /// Sectors of the request that are in no chunk yet.
     pub left_sectors: u64,
-    /// Whether the request is a write that continues a recent one.
+    /// Whether the request is a write that continues a recent one, or comes where others do.
     pub sequential: bool,
     /// How urgently the request is awaited.
     pub urgency: Urgency,

@@ -1,23 +1,37 @@
-//! Detects sequential writers by where their last writes ended.
+//! Tells sequential writes from random ones by where the last writes ended.
 
 /// Sequential writers that are told apart. With more, some writes of each count as random.
 const WRITERS_MAX: usize = 32;
+
+/// Writes in a row that continued no other, after which the next such one is random. Until then it
+/// counts as the beginning of a sequence, which the writes that continue it must not overtake.
+const RANDOM_MIN: u32 = 4;
 
 /// Where recent writes ended.
 #[derive(Debug)]
 pub(crate) struct Writers {
     /// Ends in sectors, the latest first. No write starts at `u64::MAX`.
     ends: [u64; WRITERS_MAX],
+    /// Writes in a row that continued no other.
+    strangers: u32,
 }
 
 impl Writers {
     pub(crate) fn new() -> Self {
-        Self { ends: [u64::MAX; WRITERS_MAX] }
+        Self { ends: [u64::MAX; WRITERS_MAX], strangers: 0 }
     }
 
-    /// Records a write of the sectors from `start` to `end`. Returns whether it continues a recent
-    /// one.
-    pub(crate) fn continues(&mut self, start: u64, end: u64) -> bool {
+    /// Records a write of the sectors from `start` to `end`. Returns whether it is sequential: it
+    /// continues a recent one, or others lately did.
+    pub(crate) fn is_sequential(&mut self, start: u64, end: u64) -> bool {
+        let continues = self.continues(start, end);
+        let is_stranger = !continues && self.strangers >= RANDOM_MIN;
+        self.strangers = if continues { 0 } else { self.strangers.saturating_add(1) };
+        !is_stranger
+    }
+
+    /// Whether the write continues a recent one.
+    fn continues(&mut self, start: u64, end: u64) -> bool {
         let known = self.ends.iter().position(|&known| known == start);
         self.ends[..=known.unwrap_or(WRITERS_MAX - 1)].rotate_right(1);
         self.ends[0] = end;
@@ -40,6 +54,18 @@ mod tests {
         }
         assert!(!writers.continues(500, 508), "the first writer's place is taken");
         assert!(!writers.continues(80, 88) && writers.continues(2080, 2088));
+    }
+
+    #[test]
+    fn a_write_is_random_only_among_random_ones() {
+        let mut writers = Writers::new();
+        let sequential = |writers: &mut Writers, starts: &[u64]| -> Vec<bool> {
+            starts.iter().map(|&start| writers.is_sequential(start, start + 8)).collect()
+        };
+        assert_eq!(sequential(&mut writers, &[0, 8, 16, 0, 8]), [true; 5], "laps of one writer");
+        let first = sequential(&mut writers, &[100, 300, 500, 700, 900, 1100]);
+        assert_eq!(first, [true, true, true, true, false, false]);
+        assert_eq!(sequential(&mut writers, &[1108, 2000]), [true; 2]);
     }
 
     #[test]

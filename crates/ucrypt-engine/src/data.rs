@@ -11,8 +11,8 @@ pub(crate) struct Data {
     /// Bytes cut so far, and the bytes of them that came back.
     cut: usize,
     back: usize,
-    /// Chunks that came back. The tables `rest` and `parts` are kept between requests, so that they
-    /// allocate nothing once they have grown.
+    /// Chunks that came back, neighbours joined, in no order. The tables `rest` and `parts` are kept
+    /// between requests, so that they allocate nothing once they have grown.
     parts: Vec<(usize, Buf)>,
     /// The pieces are the client's own memory: they are dropped, not joined.
     scattered: bool,
@@ -37,8 +37,7 @@ impl Whole {
     }
 }
 
-/// Chunks of a request of 1 MiB, if they are not cut shorter than 64 KiB. The tables grow if there are
-/// more.
+/// Gaps between the chunks that came back, in any order. The tables grow if there are more.
 const PARTS: usize = 16;
 
 impl Default for Data {
@@ -125,9 +124,29 @@ impl Data {
         self.back += part.len();
         if self.scattered {
             part.wipe_when_dropped(false);
-        } else {
-            self.parts.push((offset, part));
+            return;
         }
+        // Joined at once, so that the table is not as long as the request has chunks.
+        let mut joined = (offset, part);
+        let before = self.parts.iter().position(|(start, piece)| start + piece.len() == offset);
+        if let Some(index) = before {
+            let (start, mut piece) = self.parts.swap_remove(index);
+            match piece.join(joined.1) {
+                Ok(()) => joined = (start, piece),
+                Err(part) => {
+                    self.parts.push((start, piece));
+                    joined.1 = part;
+                }
+            }
+        }
+        let end = joined.0 + joined.1.len();
+        if let Some(index) = self.parts.iter().position(|(start, _)| *start == end) {
+            let (start, piece) = self.parts.swap_remove(index);
+            if let Err(piece) = joined.1.join(piece) {
+                self.parts.push((start, piece));
+            }
+        }
+        self.parts.push(joined);
     }
 
     /// Joins the chunks; `None` unless every chunk came back.
@@ -138,15 +157,10 @@ impl Data {
         if self.scattered {
             return Some(Whole::Scattered);
         }
-        if self.parts.len() > 1 {
-            self.parts.sort_unstable_by_key(|&(offset, _)| offset);
+        match self.parts.pop() {
+            Some((_, whole)) if self.parts.is_empty() => Some(Whole::One(whole)),
+            _ => None,
         }
-        let mut parts = self.parts.drain(..);
-        let (_, mut whole) = parts.next()?;
-        for (_, part) in parts {
-            whole.join(part).ok()?;
-        }
-        Some(Whole::One(whole))
     }
 }
 
@@ -154,6 +168,7 @@ impl Data {
 mod tests {
     use super::*;
     use ucrypt_backend::Pool;
+    use ucrypt_testkit::Random;
 
     const LEN: usize = 10_000;
     const CHUNK: usize = 2500;
@@ -180,6 +195,34 @@ mod tests {
             }
             let whole = data.join().and_then(Whole::into_buf).expect("every chunk came back");
             assert_eq!(whole[..], source[..]);
+        }
+    }
+
+    #[test]
+    fn chunks_that_come_back_need_no_more_room_than_the_gaps_between_them() {
+        const COUNT: usize = LEN / 10;
+        let pool = Pool::new(1 << 20).expect("memory");
+        let source = source();
+        for seed in 0..20 {
+            let mut random = Random::new(seed);
+            let mut data = Data::default();
+            data.set(pool.alloc(LEN));
+            data.fill_rest(&source);
+            let (mut chunk, mut under_way, mut next) = (Vec::new(), Vec::new(), 0);
+            while next < COUNT || !under_way.is_empty() {
+                while next < COUNT && under_way.len() < PARTS {
+                    assert!(data.cut(next * 10, 10, &mut chunk), "it was not cut before");
+                    under_way.push((next * 10, chunk.pop().expect("one buffer")));
+                    next += 1;
+                }
+                let index = random.below(under_way.len() as u64) as usize;
+                let (offset, part) = under_way.swap_remove(index);
+                data.put_back(offset, part);
+                assert!(data.parts.len() <= PARTS, "seed {seed}");
+            }
+            let whole = data.join().and_then(Whole::into_buf).expect("every chunk came back");
+            assert_eq!(whole[..], source[..], "seed {seed}");
+            assert_eq!((data.parts.capacity(), data.rest.capacity()), (PARTS, PARTS));
         }
     }
 
