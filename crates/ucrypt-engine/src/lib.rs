@@ -28,7 +28,7 @@ mod zones;
 pub use calibrate::Calibration;
 pub use counters::{Decisions, Totals};
 pub use executor::{Clock, Executor, WorkerPool};
-pub use queue::{Done, Io, Queue, QueueConfig, ReadTo, Rejected, WriteFrom};
+pub use queue::{Done, Io, Poll, Polled, Queue, QueueConfig, ReadTo, Rejected, WriteFrom};
 pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
     Access, Buf, Errno, Pool, SharedRing, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,

@@ -36,6 +36,7 @@ mod io;
 mod memory;
 mod pieces;
 mod plan;
+mod polling;
 mod requests;
 mod sleep;
 mod tables;
@@ -43,6 +44,8 @@ mod time;
 
 pub use io::{Done, Io, ReadTo, Rejected, WriteFrom};
 use memory::Memory;
+pub(crate) use polling::Polling;
+pub use polling::{Poll, Polled};
 use sleep::{RingOf, Wakers};
 use tables::{Chunk, ClientRequest, MachineRequest};
 use time::Time;
@@ -265,8 +268,9 @@ impl Queue {
         }
         let is_first = self.in_flight() == 0;
         let borrowed = self.plan(tag, io)?;
-        let is_alone = is_first && self.set_busy(true);
+        let (is_alone, was_alone) = (is_first && self.set_busy(true), self.alone().is_some());
         self.alone = if is_alone { self.alone.saturating_add(1) } else { 0 };
+        self.note_arrival(was_alone);
         self.start(borrowed);
         Ok(())
     }

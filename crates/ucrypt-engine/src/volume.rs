@@ -11,7 +11,7 @@ use ucrypt_sector::SectorCipher;
 use crate::calibrate::Calibration;
 use crate::counters::{Counters, Decisions, Totals};
 use crate::executor::{Clock, Executor, Monotonic, WorkerPool};
-use crate::queue::{Queue, QueueConfig};
+use crate::queue::{Poll, Polling, Queue, QueueConfig};
 use crate::range_lock::RangeLock;
 use crate::segments::{CipherModel, Segment, Segments};
 use crate::workers::Workers;
@@ -34,6 +34,8 @@ pub struct VolumeOptions {
     /// many workers as there are spare cores at the time, and all while it tries offloading
     /// everything; on one core it has none.
     pub workers: Option<usize>,
+    /// How queues wait for the backend while requests come one at a time.
+    pub poll: Poll,
 }
 
 impl VolumeOptions {
@@ -149,6 +151,8 @@ pub struct Volume {
     pub(crate) shared_memory: Option<Pool>,
     /// Number of queues with requests in flight.
     pub(crate) busy: AtomicU32,
+    pub(crate) poll: Poll,
+    pub(crate) polling: Mutex<Polling>,
     info: VolumeInfo,
     /// The present length in bytes; `info.len` is the initial length.
     len: AtomicU64,
@@ -255,6 +259,8 @@ impl Volume {
             workers,
             cores,
             awake: AtomicU32::new(0),
+            poll: options.poll,
+            polling: Mutex::new(Polling::new(options.poll)),
             info,
             len: AtomicU64::new(len),
             counted: Mutex::default(),

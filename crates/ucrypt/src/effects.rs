@@ -84,6 +84,7 @@ const EFFECTS: &[Effect] = &[
     effect("batch_mode", ALL, ANY),
     effect("disable_keyring", ALL, ANY),
     effect("dispatch", ALL, DATA),
+    effect("poll", ALL, SERVE),
     effect("no_read_workqueue", ALL, DATA),
     effect("no_write_workqueue", ALL, DATA),
     effect("same_cpu_crypt", ALL, DATA),

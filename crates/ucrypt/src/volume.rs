@@ -603,6 +603,7 @@ impl VolumeArgs {
             cipher_model: self.dispatch.cipher_model,
             workers: None,
             shared_memory: self.shared_memory,
+            poll: self.dispatch.poll(),
         };
         let volume = match unlocked {
             None => Volume::raw(backend, options),

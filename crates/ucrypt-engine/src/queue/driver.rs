@@ -71,7 +71,7 @@ impl Queue {
         let transformed = self.take_transformed();
         // Chunks that workers have encrypted go to the backend before this thread waits.
         let wait = wait && !transformed && self.awaits_backend_only();
-        let any = self.take_stored(wait)? || transformed;
+        let any = wait && self.spin()? || self.take_stored(wait)? || transformed;
         if any {
             self.environment = self.look_at_workers();
         } else {

@@ -207,6 +207,10 @@ impl Queue {
         if !self.done.is_empty() || self.ring().is_some_and(|ring| ring.has_next()) {
             return false;
         }
+        // A broken queue fails again at the next poll, which reports the error.
+        if self.spin().unwrap_or(true) {
+            return false;
+        }
         self.wakers.arm();
         if self.offloaded > 0 {
             self.inbox.going_to_sleep();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use ucrypt_engine::{Decisions, OPERATION_NS};
+use ucrypt_engine::{Decisions, OPERATION_NS, Poll, Polled};
 
 use super::control::{self, Asked, OPEN, Request};
 use super::link::Link;
@@ -286,6 +286,7 @@ impl Life {
                 "last_error": totals.last_error.map(|error| error.to_string()),
                 "flush_error": self.opened.volume.flush_error().map(|error| error.to_string()),
             },
+            "polling": polling(self.opened.volume.poll(), self.opened.volume.polled()),
             "queues": self.opened.volume.decisions().iter().map(queue).collect::<Vec<_>>(),
             "export": self.exports.facts(),
             "server": self.resilience.status(),
@@ -302,6 +303,23 @@ fn written(opened: &Opened) -> Result<(), Failure> {
              ({count}, {bytes} bytes)"
         ))),
     }
+}
+
+/// How queues wait for the backend while requests come one at a time.
+fn polling(poll: Poll, polled: Polled) -> Value {
+    let Polled { spins, asleep_ns, spinning_ns, caught, missed } = polled;
+    json!({
+        "poll": match poll {
+            Poll::Off => "off",
+            Poll::Auto => "auto",
+            Poll::Spin(_) => "always",
+        },
+        "spins": spins,
+        "asleep_ns": asleep_ns,
+        "spinning_ns": spinning_ns,
+        "caught": caught,
+        "missed": missed,
+    })
 }
 
 /// The decisions of one queue, and the measurements behind them.

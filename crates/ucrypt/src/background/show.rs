@@ -240,6 +240,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("explored, all offloaded", share("chunks_all_offload", chunks)),
         ("explored, coarser", share("chunks_coarser", chunks)),
         ("explored, not split", share("chunks_not_split", chunks)),
+        ("waits for the disk", waiting(&status["polling"])),
     ];
     let why = Why {
         policy: status["volume"]["dispatch"].as_str().unwrap_or("unknown"),
@@ -259,6 +260,21 @@ pub(super) fn dispatch(status: &Value) -> String {
         let _ = writeln!(shown, "  {:<26}{value}", format!("{name}:"));
     }
     shown
+}
+
+/// How the server waits for the disk while requests come one at a time, and why.
+fn waiting(polling: &Value) -> String {
+    let how = if polling["spins"] == true { "spinning" } else { "asleep" };
+    if polling["poll"] != "auto" {
+        return format!("{how} (as asked for)");
+    }
+    match (polling["asleep_ns"].as_f64(), polling["spinning_ns"].as_f64()) {
+        (Some(asleep), Some(spinning)) => {
+            let (asleep, spinning) = (asleep / 1000.0, spinning / 1000.0);
+            format!("{how} (a lone request takes {asleep:.0} µs asleep, {spinning:.0} spinning)")
+        }
+        _ => format!("{how} ({NOT_MEASURED})"),
+    }
 }
 
 #[cfg(test)]
@@ -291,6 +307,19 @@ mod tests {
         assert!(said(queue(0, 1, 900), "adaptive").contains("seen to be faster"));
         assert!(said(queue(1000, 1, 0), "unbound").ends_with("by workers: the policy is unbound."));
         assert!(said(queue(90, 1, 0), "adaptive").starts_with("9 % is decrypted by workers"));
+    }
+
+    #[test]
+    fn the_way_to_wait_is_shown_with_its_reason() {
+        let polling = |spins: bool, spinning_ns: Option<u64>| {
+            waiting(&json!({
+                "poll": "auto", "spins": spins, "asleep_ns": 104_000, "spinning_ns": spinning_ns,
+            }))
+        };
+        assert_eq!(polling(false, None), "asleep (not measured yet)");
+        let measured = "a lone request takes 104 µs asleep, 71 spinning";
+        assert_eq!(polling(true, Some(71_000)), format!("spinning ({measured})"));
+        assert_eq!(waiting(&json!({ "poll": "off", "spins": false })), "asleep (as asked for)");
     }
 
     #[test]

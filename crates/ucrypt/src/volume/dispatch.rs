@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ucrypt_engine::{CipherModel, Fixed, Policies, PolicyKind};
+use ucrypt_engine::{CipherModel, Fixed, Policies, PolicyKind, Poll};
 use ucrypt_luks::Flag;
 
 /// The options for dispatch.
@@ -34,6 +34,10 @@ pub(crate) struct DispatchArgs {
     /// Pretend that the cipher takes this long: nanoseconds a byte, and nanoseconds a call
     #[arg(long, value_name = "NS[,NS]", value_parser = parse_model)]
     pub(super) cipher_model: Option<CipherModel>,
+    /// Whether to spin for the disk while requests come one at a time: auto if that is measured to be
+    /// faster; off; or for at most this many microseconds [default: auto]
+    #[arg(long, value_name = "off|auto|MICROSECONDS", value_parser = parse_poll)]
+    poll: Option<Poll>,
 }
 
 impl DispatchArgs {
@@ -45,6 +49,10 @@ impl DispatchArgs {
         let mut flags = volume.clone();
         flags.extend(self.flags());
         from_flags(&flags)
+    }
+
+    pub(super) fn poll(&self) -> Poll {
+        self.poll.unwrap_or(Poll::Auto)
     }
 
     /// The flags on the command line.
@@ -74,6 +82,20 @@ fn from_flags(flags: &BTreeSet<Flag>) -> Policies {
     Policies {
         reads: choose(has(Flag::NoReadWorkqueue)),
         writes: choose(has(Flag::NoWriteWorkqueue)),
+    }
+}
+
+/// The longest spin that can be asked for, in microseconds.
+const SPIN_MAX_US: u64 = 10_000;
+
+fn parse_poll(text: &str) -> Result<Poll, String> {
+    match text {
+        "off" => Ok(Poll::Off),
+        "auto" => Ok(Poll::Auto),
+        _ => match text.parse() {
+            Ok(us @ 1..=SPIN_MAX_US) => Ok(Poll::Spin(us * 1000)),
+            _ => Err(format!("'{text}' is none of off, auto, and 1 to {SPIN_MAX_US} microseconds")),
+        },
     }
 }
 
@@ -118,6 +140,16 @@ mod tests {
             policies(&[Flag::SubmitFromCryptCpus, Flag::HighPriority]),
             Fixed::Unbound { sorted: false }.into()
         );
+    }
+
+    #[test]
+    fn polling_is_off_automatic_or_a_time() {
+        assert_eq!(parse_poll("off"), Ok(Poll::Off));
+        assert_eq!(parse_poll("auto"), Ok(Poll::Auto));
+        assert_eq!(parse_poll("50"), Ok(Poll::Spin(50_000)));
+        for bad in ["", "on", "0", "-1", "10001", "5us", "1.5", "99999999999999999999"] {
+            assert!(parse_poll(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

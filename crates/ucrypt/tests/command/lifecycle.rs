@@ -177,6 +177,24 @@ fn status_says_what_cryptsetup_knows_and_counts() {
 }
 
 #[test]
+fn the_way_to_wait_for_the_disk_is_chosen_and_shown() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    for (option, poll, shown) in [
+        (&[][..], "auto", "asleep (not measured yet)"),
+        (&["--poll", "off"], "off", "asleep (as asked for)"),
+        (&["--poll", "50"], "always", "spinning (as asked for)"),
+    ] {
+        open(&scratch, &image, "volume", option).passes();
+        assert_eq!(status(&scratch, "volume")["polling"]["poll"], poll);
+        let text = run(&mut scratch.ucrypt(&["status", "--dispatch", "volume"]), b"").text();
+        let line = text.lines().find(|line| line.contains("waits for the disk:"));
+        assert!(line.is_some_and(|line| line.ends_with(shown)), "{text}");
+        close(&scratch, "volume").passes();
+    }
+}
+
+#[test]
 fn a_name_that_is_open_is_busy_and_its_volume_goes_on() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);

@@ -183,6 +183,7 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
         "header" => file("header", b"no header"),
         "backend" => text("mem:64K"),
         "memory" => text("32M"),
+        "poll" => text("off"),
         "cipher" => text("aes-cbc-plain64"),
         "hash" => text("sha512"),
         "data-offset" | "skip" => text("8"),
