@@ -1,14 +1,15 @@
 //! Replacing a passphrase by another one in steps that can be interrupted and run again.
 //!
-//! 1. The new key is added. In the same write a token of the type [`MARK`] names the new keyslot and
-//!    those that the old key opens, with their salts (LUKS2).
+//! 1. The new key is added.
 //! 2. Both header copies are read again, and the new key has to open the volume.
-//! 3. The old keyslots are wiped and removed, and the token with them.
+//! 3. A token of the type [`MARK`] names the new keyslot and those that the old key opens, with their
+//!    salts (LUKS2).
+//! 4. The old keyslots are wiped and removed, and the token with them.
 //!
-//! If step 3 was interrupted, the token still names keyslots that nobody opens any more. It counts
-//! only for a rotation to the same key: a rotation that was given up, or taken back, costs no key
-//! later. LUKS1 has no tokens: there an old keyslot becomes inactive before it is wiped, and keeps
-//! its salt until the end.
+//! If step 4 was interrupted, the token still names keyslots that nobody opens any more. It counts
+//! only for a rotation to the same key, and not if the old key opens other keyslots and none of them:
+//! a rotation that was given up, or taken back, costs no key later. LUKS1 has no tokens: there an old
+//! keyslot becomes inactive before it is wiped, and keeps its salt until the end.
 
 use subtle::ConstantTimeEq;
 
@@ -17,7 +18,7 @@ use crate::header::Header;
 use crate::json::Json;
 use crate::keys::NewKey;
 use crate::luks2::{self, Damage};
-use crate::medium::{Medium, settle_cache, write_verified};
+use crate::medium::{Medium, Write, settle_cache, write_verified};
 use crate::new_volume::Tools;
 use crate::volume::Unlocked;
 
@@ -51,6 +52,10 @@ pub fn rotate(
         return Err(Error::request("the new key is the old one"));
     }
     let (header, damage) = Header::read(medium)?;
+    if let Header::Luks1(header) = &header {
+        // What holds a key only perhaps cannot be tried.
+        header.check_states()?;
+    }
     let mut rotation = Rotation::default();
     let (mut volume, mut marked) = (None, Vec::new());
     let mut attempts = Attempts::default();
@@ -70,7 +75,6 @@ pub fn rotate(
             rotation.found_old.push(number);
             volume.get_or_insert(unlocked);
         } else if rotation.found_new.is_none()
-            && !marked.contains(&number)
             && header.is_tried(number)
             && let Some(unlocked) = attempts.open(&header, medium, new.passphrase, number)?
         {
@@ -78,7 +82,12 @@ pub fn rotate(
             volume.get_or_insert(unlocked);
         }
     }
-    let volume = attempts.check(volume)?;
+    let found_old = &rotation.found_old;
+    if !found_old.is_empty() && !found_old.iter().any(|number| marked.contains(number)) {
+        // The mark is that of another key's rotation.
+        marked.clear();
+    }
+    let volume = attempts.check(volume, &marked)?;
     let mut retire = marked;
     retire.extend(&rotation.found_old);
     retire.sort_unstable();
@@ -92,7 +101,7 @@ pub fn rotate(
     };
     let (header, damage) = prove(medium, &volume, new.passphrase, number)?;
     rotation.verified = number;
-    rotation.retired = finish(medium, &header, damage.as_ref(), &retire, tools)?;
+    rotation.retired = finish(medium, &header, damage.as_ref(), number, &retire, tools)?;
     Ok(rotation)
 }
 
@@ -127,8 +136,8 @@ fn salt_of(metadata: &Json, number: u32) -> Option<&Json> {
 /// The outcomes of trying keyslots.
 #[derive(Default)]
 struct Attempts {
-    /// The first keyslot that could not be tried.
-    first: Option<(u32, Error)>,
+    /// The keyslots that could not be tried.
+    failed: Vec<(u32, Error)>,
     /// Whether another one refused a passphrase.
     refused: bool,
 }
@@ -153,20 +162,21 @@ impl Attempts {
                 error @ (Error::OutOfMemory { .. } | Error::NoMemory(_) | Error::Threads { .. }),
             ) => Err(error),
             Err(error) => {
-                self.first.get_or_insert((number, error));
+                self.failed.push((number, error));
                 Ok(None)
             }
         }
     }
 
     /// The volume that was opened. Refused if the old key may open a keyslot that was not tried: it
-    /// would go on opening the volume.
-    fn check(self, volume: Option<Unlocked>) -> Result<Unlocked> {
-        match (volume, self.first) {
+    /// would go on opening the volume. The keyslots in `marked` are removed anyway.
+    fn check(self, volume: Option<Unlocked>, marked: &[u32]) -> Result<Unlocked> {
+        let first = self.failed.into_iter().find(|(number, _)| !marked.contains(number));
+        match (volume, first) {
             (Some(volume), None) => Ok(volume),
             (Some(_), Some((number, error))) => Err(Error::Unchangeable(format!(
                 "the old key may open a keyslot that cannot be tried (keyslot {number}: {error}); \
-                 if nobody needs it, remove it with luksKillSlot IMAGE {number}, then run this again"
+                 if nobody needs it, remove it with luksKillSlot, then run this again"
             ))),
             (None, Some((_, error))) if !self.refused => Err(error),
             (None, first) => Err(Error::WrongPassphrase {
@@ -176,7 +186,7 @@ impl Attempts {
     }
 }
 
-/// Adds the new key, and marks the keyslots that are to be removed.
+/// Adds the new key.
 fn add(
     medium: &dyn Medium,
     header: &Header,
@@ -186,29 +196,38 @@ fn add(
     new: &NewKey<'_>,
     tools: &mut Tools<'_>,
 ) -> Result<u32> {
-    let Header::Luks2(luks2) = header else {
-        let change = header.add_key(damage, volume, None, new, tools)?;
-        write_verified(medium, &change.writes)?;
-        return Ok(change.keyslot);
-    };
-    let mut change = luks2.change(damage)?;
-    let added = change.add_keyslot(luks2, &volume.volume_key, None, new, tools)?;
+    let change = header.add_key(damage, volume, None, new, tools)?;
+    if let Header::Luks2(after) = &change.header {
+        // Refused before anything is written: the mark has to fit, too.
+        with_mark(after, None, change.keyslot, retire, tools)?;
+    }
+    write_verified(medium, &change.writes)?;
+    Ok(change.keyslot)
+}
+
+/// The header with the mark that names the keyslots to be removed, and the writes.
+fn with_mark(
+    header: &luks2::Header,
+    damage: Option<&Damage>,
+    new: u32,
+    retire: &[u32],
+    tools: &mut Tools<'_>,
+) -> Result<(luks2::Header, Vec<Write>)> {
     let numbers: Vec<String> = retire.iter().map(u32::to_string).collect();
     let names: Vec<&str> = numbers.iter().map(String::as_str).collect();
-    let salts = retire.iter().chain([&added]).filter_map(|number| {
-        salt_of(change.json(), *number).map(|salt| (number.to_string(), salt.clone()))
+    let salts = retire.iter().chain([&new]).filter_map(|number| {
+        salt_of(&header.json, *number).map(|salt| (number.to_string(), salt.clone()))
     });
     let token = Json::object([
         ("type", MARK.into()),
         ("keyslots", Json::strings(&names)),
-        ("new", added.to_string().into()),
+        ("new", new.to_string().into()),
         ("salts", salts.collect::<Vec<_>>().into()),
     ]);
-    let number = mark_number(luks2);
+    let number = mark_number(header);
+    let mut change = header.change(damage)?;
     change.put_token(number, token, number.is_some())?;
-    let (_, writes) = change.finish(tools.random)?;
-    write_verified(medium, &writes)?;
-    Ok(added)
+    change.finish(tools.random)
 }
 
 /// The number of the token that an interrupted rotation has left.
@@ -237,11 +256,12 @@ fn prove(
     Ok((header, damage))
 }
 
-/// Removes the old keyslots and the mark. Returns the keyslots that were removed.
+/// Marks the old keyslots, and removes them and the mark. Returns the keyslots that were removed.
 fn finish(
     medium: &dyn Medium,
     header: &Header,
     damage: Option<&Damage>,
+    new: u32,
     retire: &[u32],
     tools: &mut Tools<'_>,
 ) -> Result<Vec<u32>> {
@@ -254,16 +274,23 @@ fn finish(
             Ok(numbers)
         }
         Header::Luks2(luks2) => {
-            let mark = mark_number(luks2);
             // A copy that is out of date still shows the old keyslots.
-            if retire.is_empty() && mark.is_none() && damage.is_none() {
+            if retire.is_empty() && mark_number(luks2).is_none() && damage.is_none() {
                 return Ok(Vec::new());
+            }
+            let marked;
+            let (mut luks2, mut damage) = (luks2.as_ref(), damage);
+            if !retire.is_empty() {
+                let (header, writes) = with_mark(luks2, damage, new, retire, tools)?;
+                write_verified(medium, &writes)?;
+                marked = header;
+                (luks2, damage) = (&marked, None);
             }
             let mut change = luks2.change(damage)?;
             for number in retire {
                 change.remove_keyslot(*number, tools.random)?;
             }
-            if let Some(mark) = mark {
+            if let Some(mark) = mark_number(luks2) {
                 change.remove_token(mark)?;
             }
             let (_, writes) = change.finish(tools.random)?;

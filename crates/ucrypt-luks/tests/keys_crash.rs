@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
@@ -396,8 +397,63 @@ fn a_rotation_that_was_given_up_costs_no_key_when_another_key_is_replaced() {
     assert!(tried > 5, "{tried}");
 }
 
-/// A medium with bytes that cannot be read.
-struct BadSectors(Recorder, Range<u64>);
+/// As above, and the key that is replaced later gets the new key of the rotation that was given up.
+/// With a mark or without one, only the key that is named goes.
+#[test]
+fn a_rotation_that_was_given_up_costs_no_key_when_another_key_becomes_the_same_new_one() {
+    // The old key is in two keyslots, of which one may be wiped already.
+    let image = with_new_key(&roomy_luks2(), OTHER, Some(3));
+    let image = with_new_key(&image, PASSPHRASE, Some(6));
+    let medium = Recorder::new(&image);
+    rotated(&medium, PASSPHRASE).unwrap();
+    let (mut count, mut unmarked, mut marked) = (0, 0, 0);
+    medium.crashes(12, |crashed| {
+        count += 1;
+        let Header::Luks2(header) = read(crashed) else { panic!("not LUKS2") };
+        let has_mark = !header.metadata.tokens.is_empty();
+        let kept = |image: &[u8]| read(image).unlock(&image, PASSPHRASE, Some(6)).is_ok();
+        if count % 3 > 0 || opens(crashed, NEW).is_none() || !kept(crashed) {
+            return;
+        }
+        let again = Recorder::new(crashed);
+        rotated_to(&again, OTHER, NEW).unwrap();
+        let end = again.now.borrow();
+        assert!(kept(&end), "the key that was kept is lost");
+        assert!(opens(&end, OTHER).is_none() && opens(&end, NEW).is_some());
+        let Header::Luks2(header) = read(&end) else { panic!("not LUKS2") };
+        assert!(header.metadata.tokens.is_empty());
+        *if has_mark { &mut marked } else { &mut unmarked } += 1;
+        if !has_mark {
+            // Nothing says that a key that opens nothing was the old one.
+            let again = Recorder::new(crashed);
+            assert!(rotated_to(&again, b"neither", NEW).unwrap().retired.is_empty());
+        }
+    });
+    assert!(unmarked > 5 && marked > 5, "{unmarked}, {marked}");
+}
+
+/// A rotation that has no room for its mark is refused before anything is written.
+#[test]
+fn a_rotation_without_a_free_token_is_refused_and_nothing_changes() {
+    let mut image = roomy_luks2();
+    let tokens: Vec<String> =
+        (0..32).map(|number| format!(r#""{number}":{{"type":"x","keyslots":[]}}"#)).collect();
+    let tokens = format!(r#""tokens":{{{}}}"#, tokens.join(","));
+    common::edit_json(&mut image, r#""tokens":{}"#, &tokens);
+    let medium = Recorder::new(&image);
+    let refused = rotated(&medium, PASSPHRASE).unwrap_err().to_string();
+    assert!(refused.contains("no token is free"), "{refused}");
+    assert!(*medium.now.borrow() == image);
+}
+
+/// A medium with bytes that cannot be read until they are written.
+struct BadSectors(Recorder, RefCell<Range<u64>>);
+
+impl BadSectors {
+    fn new(image: &[u8], bad: Range<u64>) -> Self {
+        Self(Recorder::new(image), RefCell::new(bad))
+    }
+}
 
 impl ReadAt for BadSectors {
     fn len(&self) -> u64 {
@@ -405,7 +461,8 @@ impl ReadAt for BadSectors {
     }
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if offset < self.1.end && self.1.start < offset + buf.len() as u64 {
+        let bad = self.1.borrow();
+        if offset < bad.end && bad.start < offset + buf.len() as u64 {
             return Err(io::Error::other("bad sector"));
         }
         self.0.read_exact_at(offset, buf)
@@ -414,6 +471,10 @@ impl ReadAt for BadSectors {
 
 impl Medium for BadSectors {
     fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut bad = self.1.borrow_mut();
+        if offset <= bad.start && bad.end <= offset + bytes.len() as u64 {
+            *bad = 0..0;
+        }
         self.0.write_all_at(offset, bytes)
     }
 
@@ -435,7 +496,7 @@ fn an_unreadable_keyslot_leaves_the_others_alone_and_is_named() {
             Header::Luks1(header) => header.keyslots[0].material_start(),
             Header::Luks2(header) => header.metadata.keyslots[&0].area.offset,
         };
-        let bad = BadSectors(Recorder::new(&image), first + 5000..first + 5512);
+        let bad = BadSectors::new(&image, first + 5000..first + 5512);
         assert_eq!(header.unlock(&bad, OTHER, None).unwrap().keyslot, Some(3), "{what}");
         assert_eq!(header.open_key(&bad, OTHER, None).unwrap().keyslot, 3, "{what}");
         assert_eq!(header.unlock_without(&bad, OTHER, 2).unwrap().keyslot, Some(3), "{what}");
@@ -453,12 +514,44 @@ fn an_unreadable_keyslot_leaves_the_others_alone_and_is_named() {
         for (old, new) in [(OTHER, NEW), (NEW, OTHER)] {
             let rotation = with_tools(69, |tools| rotate(&bad, old, &new_key(new), tools));
             let refused = rotation.unwrap_err();
-            assert!(refused.to_string().contains("luksKillSlot IMAGE 0"), "{what}: {refused}");
+            assert!(refused.to_string().contains("luksKillSlot"), "{what}: {refused}");
             named(refused);
         }
         named(with_tools(69, |tools| rotate(&bad, NEW, &new_key(b"x"), tools)).unwrap_err());
         assert!(*bad.0.now.borrow() == image, "{what}: something was written");
     }
+}
+
+/// The power fails while the old keyslot is wiped, and a sector of it cannot be read any more.
+#[test]
+fn an_interrupted_rotation_goes_on_where_a_keyslot_that_it_was_wiping_cannot_be_read() {
+    let image = with_new_key(&roomy_luks2(), OTHER, Some(3));
+    let medium = Recorder::new(&image);
+    rotated(&medium, PASSPHRASE).unwrap();
+    let mut half_wiped = None;
+    medium.crashes(13, |crashed| {
+        let header = read(crashed);
+        if half_wiped.is_none()
+            && header.keyslots() == [0, 1, 3]
+            && header.unlock(crashed, PASSPHRASE, Some(0)).is_err()
+        {
+            half_wiped = Some(crashed.clone());
+        }
+    });
+    let image = half_wiped.unwrap();
+    let Header::Luks2(header) = read(&image) else { panic!("not LUKS2") };
+    let first = header.metadata.keyslots[&0].area.offset;
+    let unreadable = || BadSectors::new(&image, first + 5000..first + 5512);
+    let bad = unreadable();
+    let rotation = with_tools(60, |tools| rotate(&bad, PASSPHRASE, &new_key(NEW), tools));
+    assert_eq!(rotation.unwrap().retired, [0]);
+    assert_at_the_end("LUKS2", &bad.0.now.borrow());
+    // It may hold a key of another rotation.
+    let bad = unreadable();
+    let rotation = with_tools(60, |tools| rotate(&bad, OTHER, &new_key(NEW), tools));
+    let refused = rotation.unwrap_err().to_string();
+    assert!(refused.contains("keyslot 0: ") && refused.contains("bad sector"), "{refused}");
+    assert!(*bad.0.now.borrow() == image, "something was written");
 }
 
 /// A keyslot of the priority "ignore" opens nothing without its number.

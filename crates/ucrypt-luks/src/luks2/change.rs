@@ -153,11 +153,6 @@ impl Change {
         self.update()
     }
 
-    /// The metadata so far.
-    pub(crate) fn json(&self) -> &Json {
-        &self.json
-    }
-
     /// The JSON of a keyslot.
     pub(super) fn keyslot_json(&mut self, number: u32) -> Result<&mut Json> {
         let keyslots = self.json.get_mut("keyslots");
