@@ -74,6 +74,15 @@ impl Header {
         }
     }
 
+    /// Refuses the number of a keyslot that holds no key, or of which nobody knows whether it does.
+    pub fn check_keyslot(&self, number: u32) -> Result<()> {
+        match self {
+            Self::Luks1(header) => header.check_active(number),
+            Self::Luks2(header) if header.metadata.keyslots.contains_key(&number) => Ok(()),
+            Self::Luks2(_) => Err(Error::InactiveKeyslot(number)),
+        }
+    }
+
     /// Whether a keyslot is tried without its number: its priority is not `ignore`.
     pub(crate) fn is_tried(&self, number: u32) -> bool {
         match self {

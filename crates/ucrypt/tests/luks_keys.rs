@@ -5,12 +5,15 @@
 mod luks;
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use luks::both::{Both, LUKS1, LUKS2, header};
 use luks::{CHEAP, Scratch, Terminal, UCRYPT, code, good, run, stderr, text, ucrypt};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock, inotify};
 use serde_json::{Value, json};
 
 fn cheap(args: &[&'static str]) -> Vec<&'static str> {
@@ -487,6 +490,57 @@ fn a_rotation_says_what_it_did_and_can_be_run_again() {
         let wrong = ["luksRotateKey", "--key-file", &old, "--new-keyfile", &other, image];
         assert_eq!(code(&ucrypt(&[&wrong[..], CHEAP].concat(), b"")), 2);
         assert!(fs::read(&both.ours).unwrap() == after);
+    }
+}
+
+/// The passphrase opens the volume when it is given, and its keyslot is gone when the lock is free.
+#[test]
+fn a_keyslot_is_not_wiped_for_a_passphrase_whose_keyslot_another_program_removes_meanwhile() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        both.does(&cheap(&["luksAddKey"]), b"one\ntwo");
+        both.does(&cheap(&["luksAddKey"]), b"one\nnobody knows");
+        fs::copy(&both.ours, &both.theirs).unwrap();
+        good(&ucrypt(&["luksKillSlot", text(&both.theirs), "1"], b"one"));
+
+        let mut image = fs::File::options().write(true).open(&both.ours).unwrap();
+        flock(&image, FlockOperation::LockExclusive).unwrap();
+        // The command opens the image to write, and closes it again, before it waits for the lock.
+        let notices = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        inotify::add_watch(&notices, &both.ours, inotify::WatchFlags::CLOSE_WRITE).unwrap();
+        let child = Command::new(UCRYPT)
+            .args(["luksKillSlot", text(&both.ours), "0"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = child.unwrap();
+        child.stdin.take().unwrap().write_all(b"two").unwrap();
+        let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let waits = poll(&mut [PollFd::new(&notices, PollFlags::IN)], Some(&minute)).unwrap();
+        assert_eq!(waits, 1, "the command does not come to the lock");
+        image.write_all(&fs::read(&both.theirs).unwrap()).unwrap();
+        drop(image);
+
+        let ran = child.wait_with_output().unwrap();
+        assert_eq!(code(&ran), 2, "{}", stderr(&ran));
+        both.opens(&["one"], &["two"]);
+    }
+}
+
+#[test]
+fn a_keyslot_whose_state_is_damaged_is_not_said_to_be_free() {
+    let both = Both::new(LUKS1);
+    both.does(&cheap(&["luksAddKey"]), b"one\ntwo");
+    let mut image = fs::read(&both.ours).unwrap();
+    image[208 + 48 + 1] ^= 1;
+    fs::write(&both.ours, &image).unwrap();
+    let (old, new) = (both.file("old", b"one"), both.file("new", b"new"));
+    let rotate = ["luksRotateKey", "--key-file", &old, "--new-keyfile", &new, text(&both.ours)];
+    for args in [&["luksKillSlot", "-q", text(&both.ours), "1"][..], &rotate] {
+        let ran = ucrypt(args, b"");
+        let said = stderr(&ran);
+        assert!(code(&ran) == 1 && said.contains("keyslot 1: its state"), "{args:?}: {said}");
+        assert!(fs::read(&both.ours).unwrap() == image, "{args:?} has written");
     }
 }
 

@@ -136,7 +136,8 @@ impl Header {
         Ok((steps.header, steps.writes))
     }
 
-    fn check_active(&self, number: u32) -> Result<()> {
+    /// Refuses the number of a keyslot that holds no key, or of which nobody knows whether it does.
+    pub(crate) fn check_active(&self, number: u32) -> Result<()> {
         self.check_state(number)?;
         let keyslot = self.keyslots.get(number as usize);
         let active = keyslot.is_some_and(Keyslot::is_active);

@@ -1,14 +1,15 @@
 //! `luksAddKey`, `luksChangeKey`, `luksConvertKey`, `luksRemoveKey`, `luksKillSlot`.
 //!
 //! A passphrase is tried once on the header as it is, before the next one is asked for. The change
-//! itself happens under the lock, on a header that is read again. The only derivation there is that
-//! of the new keyslot.
+//! itself happens under the lock, on a header that is read again. The only derivations there are that
+//! of the new keyslot, and that of the passphrase that has to open the volume without a keyslot that
+//! is wiped: what opened it a moment ago may be gone.
 
 use std::path::{Path, PathBuf};
 
 use ucrypt_luks::{Error, Header, OpenedKey};
 
-use super::change::{HeaderArgs, with_tools};
+use super::change::{HeaderArgs, Locked, with_tools};
 use super::confirm::confirm_on_keys;
 use super::image::HeaderImage;
 use super::new_key_args::{KeyslotArgs, NewPassphraseArgs, bytes_of};
@@ -252,9 +253,7 @@ pub(crate) fn convert_key(args: &ConvertKeyArgs) -> Result<(), Failure> {
     let (image, header) = args.header.look()?;
     header.luks2("key derivation to convert")?;
     args.keyslot.check(header.format())?;
-    if let Some(number) = args.key_slot.filter(|number| !header.keyslots().contains(number)) {
-        return Err(Error::InactiveKeyslot(number).into());
-    }
+    args.key_slot.map_or(Ok(()), |number| header.check_keyslot(number))?;
     let passphrase = args.key.read("Enter passphrase for keyslot to be converted")?;
     let opened = header.open_key(&HeaderImage(&image), &passphrase, args.key_slot)?;
     replace(&args.header, &header, &opened, &args.keyslot, &passphrase, true)
@@ -313,31 +312,33 @@ pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
     if is_last(&header, opened.keyslot) {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
-    wipe(&args.header, &header, opened.keyslot)
+    let locked = lock_to_wipe(&args.header, &header, opened.keyslot)?;
+    wipe(&locked, opened.keyslot)
 }
 
 /// Carries out `luksKillSlot`.
 pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
     secrecy::lock_memory();
-    let (image, header) = args.header.look()?;
-    if !header.keyslots().contains(&args.number) {
-        return Err(Error::InactiveKeyslot(args.number).into());
-    }
+    let (_, header) = args.header.look()?;
+    header.check_keyslot(args.number)?;
     let last = is_last(&header, args.number);
     selected(args.number);
     if last {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
-    if let Some(passphrase) = args.passphrase()? {
-        let medium = HeaderImage(&image);
+    let passphrase = args.passphrase()?;
+    let locked = lock_to_wipe(&args.header, &header, args.number)?;
+    if let Some(passphrase) = passphrase {
+        // A keyslot that opened before the lock may have been removed since, or never been stored.
+        let medium = HeaderImage(&locked.image);
         let opened = if last {
-            header.unlock(&medium, &passphrase, Some(args.number))?
+            locked.header.unlock(&medium, &passphrase, Some(args.number))?
         } else {
-            header.unlock_without(&medium, &passphrase, args.number)?
+            locked.header.unlock_without(&medium, &passphrase, args.number)?
         };
         opened.keyslot.iter().copied().for_each(unlocked);
     }
-    wipe(&args.header, &header, args.number)
+    wipe(&locked, args.number)
 }
 
 impl KillSlotArgs {
@@ -360,7 +361,8 @@ fn is_last(header: &Header, number: u32) -> bool {
     header.volume_keyslots() == [number]
 }
 
-fn wipe(place: &HeaderArgs, before: &Header, number: u32) -> Result<(), Failure> {
+/// Locks the header, in which the keyslot has to be as it was before.
+fn lock_to_wipe(place: &HeaderArgs, before: &Header, number: u32) -> Result<Locked, Failure> {
     let locked = place.lock()?;
     locked.check_same(before, number)?;
     if is_last(&locked.header, number) && !is_last(before, number) {
@@ -368,6 +370,10 @@ fn wipe(place: &HeaderArgs, before: &Header, number: u32) -> Result<(), Failure>
             "another program has removed the other keyslots meanwhile; nothing was done",
         ));
     }
+    Ok(locked)
+}
+
+fn wipe(locked: &Locked, number: u32) -> Result<(), Failure> {
     let change = locked.header.remove_key(locked.damage.as_ref(), number, &mut secrecy::random)?;
     locked.carry_out(&change.writes)?;
     removed(number);
