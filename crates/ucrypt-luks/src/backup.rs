@@ -11,7 +11,7 @@ use crate::header::Header;
 use crate::luks1::{self, HEADER_BYTES, KEYSLOTS};
 use crate::luks2::{self, Damage, HEADER_SIZES, Kept};
 use crate::medium::{ReadAt, Write, read_bytes};
-use crate::signature::Signature;
+use crate::signature::{self, Signature};
 
 /// The length of a backup is a multiple of this, in bytes.
 const BACKUP_ALIGNMENT: u64 = 4096;
@@ -115,8 +115,8 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
 }
 
 /// The header that the image has, and the signature of somebody else. There is no header where an
-/// interrupted restore has left none. What is there and cannot be read for another reason may be
-/// what only another program understands.
+/// interrupted restore has left none: its copies are torn. What is there and cannot be read for
+/// another reason may be what only another program understands.
 fn header_before(image: &dyn ReadAt) -> Result<(Option<Header>, Option<Signature>)> {
     match Header::read_beside_foreign(image) {
         Ok((old, damage)) => {
@@ -124,9 +124,20 @@ fn header_before(image: &dyn ReadAt) -> Result<(Option<Header>, Option<Signature
             Ok((Some(old), damage.and_then(|damage| damage.foreign())))
         }
         Err(Error::NotLuks { found }) => Ok((None, found)),
-        Err(Error::Damaged { .. } | Error::Truncated { .. }) => Ok((None, None)),
-        Err(error @ (Error::Read { .. } | Error::OutOfMemory { .. })) => Err(error),
-        Err(error) => Err(not_known("the header that is there", &error)),
+        Err(Error::Damaged { .. } | Error::Truncated { .. }) => {
+            match luks2::Header::not_torn(image) {
+                Some(problem) => Err(unreadable(problem)),
+                None => Ok((None, signature::find_foreign(image)?)),
+            }
+        }
+        Err(error) => Err(unreadable(error)),
+    }
+}
+
+fn unreadable(problem: Error) -> Error {
+    match problem {
+        Error::Read { .. } | Error::OutOfMemory { .. } => problem,
+        problem => not_known("the header that is there", &problem),
     }
 }
 

@@ -266,6 +266,21 @@ fn a_backup_is_restored_neither_over_nor_from_a_header_that_no_change_touches() 
         seal(&mut image[copy..copy + 0x4000]);
         refused(&image, &backup, "is the newer one");
     }
+    // Both copies are whole and break a rule, or one of them beside a torn one.
+    let mut whole = sound.clone();
+    edit_json(&mut whole, r#""tokens":{}"#, r#""tokens":[]"#);
+    for torn in [None, Some(5000_usize), Some(0x4000 + 5000)] {
+        let mut image = whole.clone();
+        if let Some(at) = torn {
+            image[at] ^= 1;
+        }
+        refused(&image, &backup, "JSON/tokens: it is not an object");
+    }
+    // The place of a copy that nobody can tell.
+    let mut image = sound.clone();
+    image[5000] ^= 1;
+    image[0x4000 + 7] = 3;
+    refused(&image, &backup, "version 3");
 }
 
 #[test]
@@ -280,11 +295,15 @@ fn a_backup_is_restored_where_there_is_no_header_and_names_what_is_there_instead
     // One copy is whole, and the other one is ext4's now.
     let mut both = sound.clone();
     both[0x438..0x43a].copy_from_slice(b"\x53\xef");
+    // One copy is torn, and the other one is ext4's now.
+    let mut torn_and_foreign = both.clone();
+    (torn_and_foreign[0], torn_and_foreign[0x4000 + 5000]) = (0, b'!');
     for (image, has_header, name) in [
         (&blank, false, None),
         (&torn, false, None),
         (&foreign, false, Some("ext4")),
         (&both, true, Some("ext4")),
+        (&torn_and_foreign, false, Some("ext4")),
         (&sound, true, None),
     ] {
         let done = restore(image, &backup).unwrap();

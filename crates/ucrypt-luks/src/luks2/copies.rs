@@ -221,6 +221,24 @@ impl Header {
         Ok((header, damage))
     }
 
+    /// What keeps the copies of `image`, of which none can be used here, from being overwritten: one
+    /// that is not torn may be what only another program understands. `None` also for LUKS1, which
+    /// has no checksum.
+    pub(crate) fn not_torn(image: &dyn ReadAt) -> Option<Error> {
+        let primary = Self::read_copy(image, Copy::Primary, 0);
+        if matches!(&primary, Err(Unusable { problem: Error::UnknownVersion(1), .. })) {
+            return None;
+        }
+        let read_secondary = |offset| Self::read_copy(image, Copy::Secondary, offset);
+        let copies = std::iter::once(primary).chain(HEADER_SIZES.into_iter().map(read_secondary));
+        let mut problems = copies.filter_map(|copy| match copy {
+            Ok(header) => header.check_size(image).err(),
+            Err(Unusable { state: State::Absent | State::Torn, .. }) => None,
+            Err(Unusable { problem, .. }) => Some(problem),
+        });
+        problems.next()
+    }
+
     /// The write that turns the damaged copy into a valid copy of this header. Refused if the copy
     /// must stay as it is.
     pub fn repair(&self, damage: &Damage, random: Random<'_>) -> Result<Write> {
