@@ -259,11 +259,17 @@ impl Header {
     }
 
     /// Wipes the areas of all keyslots, with what lies between them, and removes the keyslots: without
-    /// a header backup or the volume key, nobody opens the volume again.
-    pub fn erase(&self, damage: Option<&Damage>, random: Random<'_>) -> Result<HeaderChange> {
+    /// a header backup or the volume key, nobody opens the volume again. `image` must be the one that
+    /// the header was read from; `damage` came with it.
+    pub fn erase(
+        &self,
+        image: &dyn ReadAt,
+        damage: Option<&Damage>,
+        random: Random<'_>,
+    ) -> Result<HeaderChange> {
         match self {
             Self::Luks1(header) => {
-                let (header, writes) = header.erase(random)?;
+                let (header, writes) = header.erase(image, random)?;
                 Ok(HeaderChange { keyslot: 0, header: Self::Luks1(Box::new(header)), writes })
             }
             Self::Luks2(header) => {

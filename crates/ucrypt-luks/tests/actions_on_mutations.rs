@@ -76,8 +76,8 @@ const ACTIONS: &[(&str, Leaves, Act)] = &[
     ("remove keyslot 1", Leaves::Anything, |_, header, damage, tools| {
         Ok(header.remove_key(damage, 1, tools.random)?.writes)
     }),
-    ("erase", Leaves::Anything, |_, header, damage, tools| {
-        Ok(header.erase(damage, tools.random)?.writes)
+    ("erase", Leaves::Anything, |image, header, damage, tools| {
+        Ok(header.erase(&image, damage, tools.random)?.writes)
     }),
     ("set the UUID", Leaves::Key, |_, header, damage, tools| {
         Ok(header.change_uuid(damage, None, tools.random)?.writes)

@@ -10,7 +10,7 @@ use common::recorder::Recorder;
 use common::{apply, cheap_pbkdf2, edit_json, luks2_options, new_volume, with_tools};
 use ucrypt_luks::{
     Conversion, Error, Format, Header, Kdf, NewKey, NewVolume, finish_conversion, luks1, luks2,
-    to_luks1, to_luks2, write_verified,
+    signature, to_luks1, to_luks2, write_verified,
 };
 
 /// Eight areas for keys of 32 bytes and two LUKS2 headers.
@@ -340,4 +340,84 @@ fn a_header_copy_that_is_out_of_date_does_not_come_back_as_luks2() {
     apply(&mut image, &change.writes[..2]);
     assert!(Header::read(&image).unwrap().1.is_some());
     survives("one copy is older", &image, Format::Luks1, &[0]);
+}
+
+/// Signatures of earlier uses of the disk: at its end, and between header and keyslots of LUKS1.
+#[test]
+fn a_signature_that_was_left_behind_keeps_no_interrupted_conversion_from_its_end() {
+    let mut image = image(Format::Luks1, 2 << 20, &[0, 3]);
+    let end = (image.len() & !0xfff) - 0x2000;
+    for (at, bytes) in
+        [(end, &b"\xfc\x4e\x2b\xa9\x01\0\0\0"[..]), (0x438, b"\x53\xef"), (0xff6, b"SWAPSPACE2")]
+    {
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    for to in [Format::Luks2, Format::Luks1] {
+        let conversion = converted(&image, to, 17).unwrap().unwrap();
+        let mut torn = 0;
+        for write in &conversion.writes {
+            apply(&mut image, std::slice::from_ref(write));
+            let (header, damage) = Header::read(&image).unwrap();
+            torn += usize::from(damage.is_some_and(|damage| damage.kept().is_none()));
+            if header.format() == Format::Luks2 {
+                // Other programs see no more than there was before.
+                let found = signature::find(&image).unwrap().into_iter();
+                let foreign: Vec<_> = found.filter(|found| !found.is_luks()).collect();
+                assert!(foreign.iter().all(|found| found.offset == end as u64), "{foreign:?}");
+            }
+            let mut again = image.clone();
+            let rest = converted(&image, to, 18).unwrap().or_else(|| finish(&image));
+            apply(&mut again, &rest.map_or(Vec::new(), |rest| rest.writes));
+            assert_opens("run again", &again, &[0, 3]);
+            let (header, damage) = Header::read(&again).unwrap();
+            assert_eq!(header.format(), to);
+            // The copy that was to lose its mark last is written by the next change.
+            let kept = damage.as_ref().and_then(luks2::Damage::kept);
+            assert!(damage.is_none() || matches!(kept, Some(luks2::Kept::Older)), "{damage:?}");
+        }
+        assert_eq!(torn, 1, "to {to:?}");
+    }
+}
+
+/// An interrupted conversion leaves copies of key material that no keyslot names. What is done next
+/// must not make anybody forget them.
+#[test]
+fn no_copy_of_key_material_outlives_an_erase_or_another_uuid_after_an_interrupted_conversion() {
+    for (from, to) in [(Format::Luks2, Format::Luks1), (Format::Luks1, Format::Luks2)] {
+        let before = image(from, 2 << 20, &[0, 3]);
+        let header = Header::read(&before).unwrap().0;
+        let data = header.data_offset() as usize;
+        let secrets = secrets(&header, &before);
+        let materials: Vec<&[u8]> = secrets.iter().map(|secret| secret.material).collect();
+        let secret: HashSet<&[u8]> = materials.iter().flat_map(|area| area.chunks(512)).collect();
+        let conversion = converted(&before, to, 19).unwrap().unwrap();
+        let mut now = before.clone();
+        for (number, write) in conversion.writes.iter().enumerate() {
+            apply(&mut now, std::slice::from_ref(write));
+            let what = format!("to {to:?}, after write {number}");
+            let (header, damage) = Header::read(&now).unwrap();
+            let mut renamed = now.clone();
+            let change = with_tools(20, |tools| {
+                header.change_uuid(damage.as_ref(), None, tools.random).unwrap()
+            });
+            apply(&mut renamed, &change.writes);
+            for image in [&now, &renamed] {
+                let (header, damage) = Header::read(&image).unwrap();
+                let erase = with_tools(21, |tools| {
+                    header.erase(image, damage.as_ref(), tools.random).unwrap()
+                });
+                let mut erased = image.clone();
+                apply(&mut erased, &erase.writes);
+                let left = erased.chunks(512).filter(|sector| secret.contains(sector)).count();
+                assert_eq!(left, 0, "{what}: sectors of key material");
+                assert!(erased[data..] == before[data..], "{what}: the data was touched");
+                let mark = finish(&erased).filter(|_| header.format() == Format::Luks1);
+                assert!(mark.is_none(), "{what}: the mark is left");
+            }
+            let rest = converted(&renamed, to, 22).unwrap().or_else(|| finish(&renamed));
+            apply(&mut renamed, &rest.map_or(Vec::new(), |rest| rest.writes));
+            assert_opens(&what, &renamed, &[0, 3]);
+            assert_nothing_left(&what, &renamed, &materials);
+        }
+    }
 }

@@ -599,8 +599,9 @@ fn assert_at_the_end(what: &str, image: &[u8]) {
 fn an_interrupted_restore_is_completed_by_the_next_one() {
     for (what, image) in images() {
         let backup = read(&image).backup(&image).unwrap();
-        let damaged =
-            changed(&image, 61, |header, _, tools| header.erase(None, tools.random).unwrap());
+        let damaged = changed(&image, 61, |header, _, tools| {
+            header.erase(&image, None, tools.random).unwrap()
+        });
         assert!(opens(&damaged, PASSPHRASE).is_none(), "{what}");
         let writes = restore(&damaged, &backup).unwrap().writes;
         let medium = Recorder::new(&damaged);
@@ -627,8 +628,9 @@ fn erased_keyslots_are_gone_and_their_areas_overwritten() {
                 keyslots.map(|keyslot| (keyslot.area.offset, keyslot.area.size)).collect()
             }
         };
-        let erased =
-            changed(&image, 62, |header, _, tools| header.erase(None, tools.random).unwrap());
+        let erased = changed(&image, 62, |header, _, tools| {
+            header.erase(&image, None, tools.random).unwrap()
+        });
         assert!(read(&erased).keyslots().is_empty(), "{what}");
         for (offset, length) in areas {
             let range = offset as usize..(offset + length) as usize;
@@ -648,7 +650,8 @@ fn a_crash_while_all_keys_are_erased_leaves_a_header_that_can_be_erased_again() 
     for (what, image) in images() {
         let image = with_new_key(&image, NEW, Some(6));
         let data = read(&image).data_offset() as usize;
-        let change = with_tools(64, |tools| read(&image).erase(None, tools.random).unwrap());
+        let change =
+            with_tools(64, |tools| read(&image).erase(&image, None, tools.random).unwrap());
         let medium = Recorder::new(&image);
         write_verified(&medium, &change.writes).unwrap();
         let count = medium.crashes(7, |crashed| {
@@ -664,7 +667,8 @@ fn a_crash_while_all_keys_are_erased_leaves_a_header_that_can_be_erased_again() 
                     assert!(opened.is_err(), "{what}: keyslot {number} was forgotten, not erased");
                 }
             }
-            let again = with_tools(65, |tools| header.erase(damage.as_ref(), tools.random));
+            let again =
+                with_tools(65, |tools| header.erase(crashed, damage.as_ref(), tools.random));
             let mut end = crashed.clone();
             common::apply(&mut end, &again.unwrap().writes);
             let (header, damage) = Header::read(&end).unwrap();
@@ -704,7 +708,8 @@ fn erasing_leaves_no_key_material_that_an_interrupted_change_has_forgotten() {
                 return;
             }
             let (header, damage) = Header::read(crashed).unwrap();
-            let erase = with_tools(71, |tools| header.erase(damage.as_ref(), tools.random));
+            let erase =
+                with_tools(71, |tools| header.erase(crashed, damage.as_ref(), tools.random));
             let mut end = crashed.clone();
             common::apply(&mut end, &erase.unwrap().writes);
             let left = end.chunks(512).filter(|sector| secret.contains(sector)).count();

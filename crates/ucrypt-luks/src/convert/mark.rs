@@ -3,7 +3,8 @@
 //! until all of that is overwritten.
 //!
 //! In a LUKS2 header it is a token. A LUKS1 header has no room for it: there it lies behind the
-//! header, where no program writes, with the UUID and the byte up to which something may be left.
+//! header, where no program writes, with the digest of the volume key, which no change of the header
+//! touches, and the byte up to which something may be left.
 
 use std::ops::Range;
 
@@ -11,10 +12,11 @@ use super::moves::luks1_place;
 use super::place::Place;
 use super::to_luks2::check_luksmeta;
 use super::{Conversion, LUKS1_AREAS};
+use crate::backup::BACKUP_MAX;
 use crate::error::Result;
 use crate::header::Header;
 use crate::json::Json;
-use crate::luks1::{self, KEYSLOTS};
+use crate::luks1::{self, DIGEST_BYTES, HEADER_BYTES, KEYSLOTS};
 use crate::luks2::{self, Damage, Metadata};
 use crate::medium::{Random, ReadAt, Write, read_bytes, wipe_range};
 
@@ -25,8 +27,7 @@ const TOKEN: &str = "ucrypt-conversion";
 pub(super) const OFFSET: u64 = 2048;
 
 const MAGIC: &[u8; 16] = b"ucrypt-convert-1";
-const UUID_BYTES: usize = 40;
-const BYTES: usize = MAGIC.len() + UUID_BYTES + 8;
+const BYTES: usize = MAGIC.len() + DIGEST_BYTES + 8;
 
 /// The token, still without a number.
 pub(super) fn token() -> Json {
@@ -38,6 +39,11 @@ pub(super) fn is_mark(token: &luks2::Token) -> bool {
     token.kind == TOKEN
 }
 
+/// Whether a LUKS2 header says that a conversion is under way, or was interrupted.
+pub(crate) fn is_marked(metadata: &Metadata) -> bool {
+    token_number(metadata).is_some()
+}
+
 fn token_number(metadata: &Metadata) -> Option<u32> {
     let mut tokens = metadata.tokens.iter();
     tokens.find(|(_, token)| is_mark(token)).map(|(number, _)| *number)
@@ -46,14 +52,22 @@ fn token_number(metadata: &Metadata) -> Option<u32> {
 /// The mark beside a LUKS1 header: up to byte `end` something may be left.
 pub(super) fn bytes(header: &luks1::Header, end: u64) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
-    bytes.extend(header.uuid.as_bytes());
-    bytes.resize(MAGIC.len() + UUID_BYTES, 0);
+    bytes.extend(header.digest);
     bytes.extend(end.to_be_bytes());
     bytes
 }
 
+/// The write that puts the mark beside a LUKS1 header. Zeroes around it overwrite what an earlier use
+/// of the disk has left between header and keyslots: it would lie in the LUKS2 header for a moment.
+pub(super) fn put(header: &luks1::Header, end: u64) -> Write {
+    let (start, at) = (HEADER_BYTES, OFFSET as usize);
+    let mut gap = vec![0; LUKS1_AREAS as usize - start];
+    gap[at - start..][..BYTES].copy_from_slice(&bytes(header, end));
+    Write { offset: start as u64, bytes: gap }
+}
+
 /// The write that removes the mark beside a LUKS1 header.
-pub(super) fn removal() -> Write {
+pub(crate) fn removal() -> Write {
     Write { offset: OFFSET, bytes: vec![0; BYTES] }
 }
 
@@ -67,7 +81,22 @@ fn marked_end(header: &luks1::Header, image: &dyn ReadAt) -> Result<Option<u64>>
     }
     let found = read_bytes(image, "the mark of a conversion", OFFSET, place.len, place.len)?;
     let end = found.last_chunk().map(|end| u64::from_be_bytes(*end));
-    Ok(end.filter(|end| found == bytes(header, *end)))
+    Ok(end.filter(|end| *end <= BACKUP_MAX && found == bytes(header, *end)))
+}
+
+/// The bytes in which an interrupted conversion may have left something beside a LUKS1 header, if it
+/// is marked. Keyslots lie among them.
+pub(crate) fn left(header: &luks1::Header, image: &dyn ReadAt) -> Result<Option<Range<u64>>> {
+    let Some(end) = marked_end(header, image)? else { return Ok(None) };
+    let areas: Vec<Place> =
+        (0..KEYSLOTS as u32).map(|number| luks1_place(header, number)).collect();
+    let data = if header.payload_offset == 0 { image.len() } else { header.data_offset() };
+    // What somebody has put behind the keyslots since then is not overwritten.
+    let end = match check_luksmeta(&areas, image) {
+        Ok(()) => end.min(data).min(image.len()),
+        Err(_) => header.areas_end().min(end),
+    };
+    Ok(Some(LUKS1_AREAS..end))
 }
 
 /// The writes that overwrite everything between the areas in `taken`.
@@ -90,18 +119,11 @@ pub(super) fn finish_luks1(
     image: &dyn ReadAt,
     random: Random<'_>,
 ) -> Result<Vec<Write>> {
-    let Some(end) = marked_end(header, image)? else { return Ok(Vec::new()) };
+    let Some(left) = left(header, image)? else { return Ok(Vec::new()) };
     header.check_states()?;
-    let place = |number| luks1_place(header, number);
-    let all: Vec<Place> = (0..KEYSLOTS as u32).map(place).collect();
-    let active: Vec<Place> = header.active_keyslots().into_iter().map(place).collect();
-    let data = if header.payload_offset == 0 { image.len() } else { header.data_offset() };
-    // What somebody has put behind the keyslots since then is not overwritten.
-    let end = match check_luksmeta(&all, image) {
-        Ok(()) => end.min(data).min(image.len()),
-        Err(_) => header.areas_end().min(end),
-    };
-    let mut writes = wipe_between(LUKS1_AREAS..end, &active, random)?;
+    let active = header.active_keyslots().into_iter();
+    let active: Vec<Place> = active.map(|number| luks1_place(header, number)).collect();
+    let mut writes = wipe_between(left, &active, random)?;
     writes.push(removal());
     Ok(writes)
 }
@@ -123,7 +145,7 @@ pub(super) fn begin_luks2(
 ) -> Result<(luks2::Header, Vec<Write>)> {
     let mut change = header.change(damage)?;
     let mut writes = Vec::new();
-    if token_number(&header.metadata).is_some() {
+    if is_marked(&header.metadata) {
         writes = wipe_luks2(header, random)?;
     } else {
         change.put_token(None, token(), false)?;
@@ -157,7 +179,7 @@ pub fn finish(
 ) -> Result<Option<Conversion>> {
     let (header, writes) = match header {
         Header::Luks1(luks1) => (header.clone(), finish_luks1(luks1, image, random)?),
-        Header::Luks2(luks2) if token_number(&luks2.metadata).is_some() => {
+        Header::Luks2(luks2) if is_marked(&luks2.metadata) => {
             let mut writes = wipe_luks2(luks2, random)?;
             let (header, more) = end_luks2(luks2, damage, random)?;
             writes.extend(more);

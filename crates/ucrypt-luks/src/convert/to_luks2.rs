@@ -98,8 +98,7 @@ impl<'a> Plan<'a> {
     /// All passphrases open the volume after an interruption. `None` if that needs more room.
     fn safely(&self, random: Random<'_>) -> Result<Option<(luks2::Header, Vec<Write>)>> {
         let mut luks1 = self.header.clone();
-        let bytes = mark::bytes(&luks1, self.room.end);
-        let mut writes = vec![Write { offset: mark::OFFSET, bytes }];
+        let mut writes = vec![mark::put(&luks1, self.room.end)];
         for number in luks1.active_keyslots() {
             if luks1_place(&luks1, number).start >= COPIES_BYTES {
                 continue;

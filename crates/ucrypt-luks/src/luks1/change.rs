@@ -8,9 +8,10 @@ use super::header::{Header, KEYSLOTS, Keyslot, SALT_BYTES, State};
 use super::keyslot::{Sealed, seal};
 use crate::area::material_len;
 use crate::backup::BACKUP_MAX;
+use crate::convert;
 use crate::error::{Error, Result};
 use crate::keys::{NewKey, OpenedKey};
-use crate::medium::{Random, Write, wipe, wipe_range};
+use crate::medium::{Random, ReadAt, Write, wipe, wipe_range};
 use crate::new_volume::Tools;
 use crate::uuid;
 
@@ -101,7 +102,12 @@ impl Header {
         Ok((steps.header, steps.writes))
     }
 
-    pub(crate) fn erase(&self, random: Random<'_>) -> Result<(Self, Vec<Write>)> {
+    /// Also overwrites what an interrupted conversion has left, and removes its mark.
+    pub(crate) fn erase(
+        &self,
+        image: &dyn ReadAt,
+        random: Random<'_>,
+    ) -> Result<(Self, Vec<Write>)> {
         let mut steps = Steps::new(self);
         let begin = self.keyslots.iter().map(Keyslot::material_start).min().unwrap_or(0);
         let areas = begin..self.areas_end();
@@ -112,6 +118,10 @@ impl Header {
         } else {
             (0..KEYSLOTS as u32).try_for_each(|number| steps.wipe(number, random))?;
         }
+        let left = convert::left_beside_luks1(self, image)?;
+        if let Some(left) = &left {
+            steps.writes.extend(wipe_range(left.clone(), random)?);
+        }
         for keyslot in &mut steps.header.keyslots {
             keyslot.state = State::Inactive;
         }
@@ -121,6 +131,7 @@ impl Header {
             (keyslot.iterations, keyslot.salt) = (0, [0; SALT_BYTES]);
         }
         steps.write_header();
+        steps.writes.extend(left.map(|_| convert::mark_removal()));
         Ok((steps.header, steps.writes))
     }
 

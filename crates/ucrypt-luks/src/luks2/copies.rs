@@ -4,7 +4,8 @@
 //! moment. Reading takes the whole copy with the higher sequence id. Reading repairs nothing: it
 //! reports what is wrong ([`Damage`]), and the caller may carry out [`Header::repair`]. A repair
 //! overwrites only a copy that is certainly a torn or damaged LUKS2 copy: its magic and version are
-//! right, its checksum is wrong, and the image bears no foreign signature.
+//! right, its checksum is wrong, and the image bears no foreign signature, or the other copy tells of
+//! a conversion that tears this one.
 //!
 //! If the newer copy is whole but cannot be used (it breaks a rule that only this program has, or
 //! follows one of the future), the header is refused: the older copy is no substitute.
@@ -15,6 +16,7 @@ use super::binary::{
     BINARY_BYTES, Binary, HEADER_SIZES, become_copy, check_place, has_right_checksum,
 };
 use super::metadata::Metadata;
+use crate::convert::is_marked;
 use crate::error::{Error, Result};
 use crate::json::Json;
 use crate::luks1;
@@ -209,9 +211,11 @@ impl Header {
         };
         let (header, mut damage) = choose(primary, secondary)?;
         header.check_size(image)?;
-        // Two right checksums leave no doubt whose image it is.
+        // Two right checksums leave no doubt whose image it is, nor does a conversion, which tears the
+        // primary copy.
         if let Some(damage) = &mut damage
             && !matches!(damage.kept, Some(Kept::Older))
+            && !(damage.kept.is_none() && is_marked(&header.metadata))
         {
             match signature::find_foreign(image) {
                 Ok(found) => damage.foreign = found,

@@ -155,7 +155,8 @@ pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
     );
     confirm_on_keys(&warning, args.header.batch_mode, ", keyslots were NOT wiped")?;
     let locked = args.header.lock()?;
-    let change = locked.header.erase(locked.damage.as_ref(), &mut secrecy::random)?;
+    let (image, damage) = (HeaderImage(&locked.image), locked.damage.as_ref());
+    let change = locked.header.erase(&image, damage, &mut secrecy::random)?;
     locked.carry_out(&change.writes)?;
     locked.header.keyslots().into_iter().for_each(removed);
     Ok(())
