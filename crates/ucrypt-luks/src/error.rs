@@ -216,7 +216,8 @@ pub enum Error {
 
     /// All keyslots that could be tried have the priority `ignore`.
     #[error(
-        "no keyslot is tried without its number: {} the priority ignore; use --key-slot",
+        "no keyslot is tried without its number: {} the priority ignore; name the keyslot, or change \
+         its priority with config",
         have(.0)
     )]
     OnlyIgnored(Vec<u32>),

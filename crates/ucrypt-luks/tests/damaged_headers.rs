@@ -554,7 +554,7 @@ fn priorities_and_unknown_keyslots_do_not_keep_others_from_opening() {
     let mut image = small_luks2();
     edit_json(&mut image, r#""type":"luks2","#, r#""type":"luks2","priority":0,"#);
     let refused = open_problem(&image);
-    assert!(refused.contains("0 has the priority ignore; use --key-slot"), "{refused}");
+    assert!(refused.contains("0 has the priority ignore; name the keyslot"), "{refused}");
     let (header, _) = read(&image).unwrap();
     assert_eq!(header.unlock(&image, PASSPHRASE, Some(0)).unwrap().keyslot, Some(0));
     assert!(matches!(header.unlock(&image, PASSPHRASE, Some(1)), Err(Error::InactiveKeyslot(1))));
