@@ -13,8 +13,8 @@ use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{
-    Flag, Format, Header, HeaderCopy, HeaderDigest, KeyCheck, ReadAt, Unlocked, signature,
-    write_durably,
+    Flag, Format, Header, HeaderCopy, HeaderDigest, KeyCheck, ReadAt, Unlocked, settle_cache,
+    signature, write_durably,
 };
 use ucrypt_sector::SectorCipher;
 use zeroize::Zeroizing;
@@ -706,7 +706,9 @@ impl UnlockedImage {
                 let medium = self.detached.as_ref().unwrap_or(image);
                 let _lock = lock_header(place)?;
                 let medium = HeaderImage(medium);
-                // Another program may have changed the header since it was read.
+                // Another program may have changed the header since it was read, and what was read
+                // may be a change that is not stored.
+                settle_cache(&medium)?;
                 let (Header::Luks2(header), Some(damage)) = Header::read(&medium)? else {
                     return Ok(());
                 };
