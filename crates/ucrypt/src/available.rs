@@ -55,6 +55,11 @@ pub(crate) fn why_no_fuse() -> Option<String> {
     has_fuse().err().map(|lacking| lacking.cause)
 }
 
+/// Every export, most like a disk first, with what it lacks here and the remedy.
+pub(crate) fn exports() -> impl Iterator<Item = (&'static str, Option<String>)> {
+    WAYS.iter().map(|(name, check)| (*name, check().err().map(|lacking| lacking.cause)))
+}
+
 /// The best export that needs no root.
 pub(crate) fn without_root() -> &'static str {
     if has_fuse().is_ok() { "fuse" } else { "nbd" }

@@ -56,6 +56,11 @@ const READY: &str = "ready ";
 /// Longest secret in bytes: a table line, which contains a key and a device path.
 const SECRET_MAX: usize = 64 << 10;
 
+/// The export that `open` chooses here if none is asked for.
+pub(crate) fn usual_export() -> String {
+    Served::best().0.name()
+}
+
 /// Arguments of `open`.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ucrypt open [OPTIONS] IMAGE NAME\n       \

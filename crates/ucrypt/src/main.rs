@@ -12,6 +12,7 @@ mod available;
 mod background;
 mod benchmark;
 mod demo;
+mod doctor;
 mod effects;
 mod ending;
 mod events;
@@ -148,6 +149,8 @@ enum Action {
     Erase(luks::WholeArgs),
     /// Measure ciphers and key derivations, in memory only
     Benchmark(benchmark::BenchmarkArgs),
+    /// Show what this system lacks for each export, and how to get it
+    Doctor(doctor::DoctorArgs),
     /// Make, serve and measure a volume in a scratch file
     Demo(demo::DemoArgs),
     /// Repeat the published measurements of dm-crypt on this machine
@@ -269,6 +272,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Repair(args) => luks::repair(&args),
         Action::Erase(args) => luks::erase(&args),
         Action::Benchmark(args) => benchmark::run(&args),
+        Action::Doctor(args) => doctor::run(&args),
         Action::Demo(args) => demo::run(&args),
         Action::Lab(args) => lab::run(&args),
         Action::Completions(args) => pages::completions(&args, Cli::command()),

@@ -14,6 +14,7 @@ mod container;
 mod crash;
 mod cryptsetup_to_ucrypt;
 mod demo;
+mod doctor;
 mod endings;
 mod full_backend;
 mod fuse;
