@@ -12,7 +12,7 @@ use super::control::{self, Asked, OPEN, Request};
 use super::link::Link;
 use super::name_lock::NameLock;
 use super::resilience::Resilience;
-use super::show::{CLOSING, DEFERRED, ENDING, SUSPENDED};
+use super::show::{CLOSING, DEFERRED, ENDING, SUSPENDED, SUSPENDING};
 use super::suspend::{self, Suspension};
 use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::events::{Event, Events};
@@ -86,6 +86,7 @@ impl Life {
                             _ if closing.is_some() => CLOSING,
                             true => DEFERRED,
                             false if self.suspension.is_suspended() => SUSPENDED,
+                            false if self.suspension.is_ending() => SUSPENDING,
                             false => OPEN,
                         };
                         control::reply(stream, &self.status(state));
@@ -105,10 +106,16 @@ impl Life {
                         let resized = self.resize(bytes);
                         control::reply(stream, &control::answer(&resized, "resized"));
                     }
-                    Request::Suspend if ending.is_some() || closing.is_some() => {
+                    Request::Suspend if ending.is_some() => {
                         control::reply(stream, &control::refusal(&suspend::ends(&name)));
                     }
-                    Request::Suspend => self.suspension.begin(&name, &self.opened, stream),
+                    Request::Suspend => {
+                        self.suspension.ask(&name, &self.opened, stream);
+                        // A `close` may yet be refused, and then the key must not stay.
+                        if closing.is_none() {
+                            self.suspension.begin(&self.opened.volume);
+                        }
+                    }
                     Request::Resume { .. } => {
                         let resumed = self.suspension.end(&name, &self.opened, &key.0);
                         control::reply(stream, &control::answer(&resumed, "resumed"));
@@ -141,6 +148,7 @@ impl Life {
                     self.wait_again(deferred);
                     let failure = self.in_use(&name, &users, deferred);
                     control::reply(stream, &control::refusal(&failure));
+                    self.suspension.begin(&self.opened.volume);
                 }
             }
             if self.exports.have_ended() {
@@ -249,12 +257,15 @@ impl Life {
     fn resize(&mut self, bytes: Option<u64>) -> Result<(), Failure> {
         self.exports.check_resizable()?;
         let volume = &self.opened.volume;
-        if volume.is_halted() {
-            // The kernel would ask for the new size behind requests that wait for the key.
-            let name = self.paths.name();
+        // The kernel would ask for the new size behind requests that wait for the key.
+        let name = self.paths.name();
+        if self.suspension.is_suspended() {
             return Err(Failure::busy(format!(
                 "{name} is suspended; ucrypt luksResume {name} gives it its key again"
             )));
+        }
+        if self.suspension.is_ending() {
+            return Err(Failure::busy(format!("{name} is being suspended; try again")));
         }
         let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
         let len = match bytes.or(self.opened.fixed_len) {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::{control, link};
+use super::{control, link, show};
 use crate::available;
 use crate::failure::Failure;
 use crate::runtime::RuntimePaths;
@@ -39,7 +39,7 @@ impl NameLock {
         let name = paths.name();
         let busy = || {
             let status = control::ask(paths, control::Request::Status);
-            let closing = status.is_ok_and(|status| status["state"] != control::OPEN);
+            let closing = status.is_ok_and(|status| show::is_closing(&status));
             Failure::busy(if closing {
                 format!("{name} is being closed, but still in use; it ends with its last user")
             } else {

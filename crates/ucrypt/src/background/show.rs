@@ -10,6 +10,13 @@ pub(super) const ENDING: &str = "ending";
 pub(super) const CLOSING: &str = "closing";
 /// State of a volume that has no key.
 pub(super) const SUSPENDED: &str = "suspended";
+/// State of a volume that finishes requests before it loses its key.
+pub(super) const SUSPENDING: &str = "suspending";
+
+/// Whether a volume with this status is about to be closed.
+pub(super) fn is_closing(status: &Value) -> bool {
+    matches!(status["state"].as_str(), Some(DEFERRED | ENDING | CLOSING))
+}
 
 /// The meaning of a failed flush.
 pub(crate) const FLUSH_FAILED: &str = "acknowledged writes may be lost, and no flush succeeds any more: \
@@ -28,8 +35,10 @@ pub(super) fn list(volumes: &[Value]) -> String {
         vec![
             text(&status["name"]),
             match status["state"].as_str() {
-                Some(DEFERRED | ENDING | CLOSING) => "(closing)".into(),
-                Some(SUSPENDED) => format!("{} (suspended)", text(&status["device"])),
+                _ if is_closing(status) => "(closing)".into(),
+                Some(state @ (SUSPENDED | SUSPENDING)) => {
+                    format!("{} ({state})", text(&status["device"]))
+                }
                 _ => text(&status["device"]),
             },
             text(&volume["type"]).to_uppercase(),
@@ -110,6 +119,7 @@ pub(super) fn status(status: &Value) -> String {
     }
     let state = match status["state"].as_str() {
         Some(SUSPENDED) => " and is suspended",
+        Some(SUSPENDING) => " and is being suspended",
         Some(DEFERRED) => ", and closes with its last user",
         Some(ENDING | CLOSING) => ", and waits for its last user to end",
         _ => "",

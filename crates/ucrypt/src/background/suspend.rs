@@ -96,6 +96,8 @@ pub(super) fn ends(name: &str) -> Failure {
 pub(super) enum Suspension {
     /// It has.
     None,
+    /// It has, until it is known whether the volume ends; the client that waits.
+    Asked(UnixStream),
     /// Requests are under way; the client that waits, and since when.
     Ending(UnixStream, Instant),
     /// It has not.
@@ -111,11 +113,13 @@ impl Suspension {
         matches!(self, Self::Suspended)
     }
 
-    /// Begins to suspend; [`Suspension::step`] answers the client.
-    pub(super) fn begin(&mut self, name: &str, opened: &Opened, stream: UnixStream) {
+    /// Takes a client's request, or refuses it. [`Suspension::begin`] carries it out.
+    pub(super) fn ask(&mut self, name: &str, opened: &Opened, stream: UnixStream) {
         let refusal = match self {
             Self::Suspended => Some(Failure::wrong(format!("{name} is suspended already"))),
-            Self::Ending(..) => Some(Failure::busy(format!("{name} is being suspended already"))),
+            Self::Asked(_) | Self::Ending(..) => {
+                Some(Failure::busy(format!("{name} is being suspended already")))
+            }
             Self::None if opened.resume.is_none() => Some(Failure::wrong(format!(
                 "{name} has no LUKS header, so nobody could tell whether the key that comes back \
                  is the right one"
@@ -125,8 +129,18 @@ impl Suspension {
         if let Some(failure) = refusal {
             return control::reply(stream, &control::refusal(&failure));
         }
-        opened.volume.halt();
-        *self = Self::Ending(stream, Instant::now());
+        *self = Self::Asked(stream);
+    }
+
+    /// Begins to suspend if somebody has asked for it; [`Suspension::step`] answers the client.
+    pub(super) fn begin(&mut self, volume: &Volume) {
+        *self = match std::mem::replace(self, Self::None) {
+            Self::Asked(stream) => {
+                volume.halt();
+                Self::Ending(stream, Instant::now())
+            }
+            other => other,
+        };
     }
 
     /// Wipes the key once nothing is under way. Gives up if that takes too long.
@@ -157,13 +171,19 @@ impl Suspension {
     /// Takes a suspension back that is not complete, because the volume ends: nothing waits for the
     /// key then.
     pub(super) fn cancel(&mut self, name: &str, volume: &Volume) {
-        if !self.is_ending() {
-            return;
-        }
-        volume.unhalt();
-        if let Self::Ending(stream, _) = std::mem::replace(self, Self::None) {
-            control::reply(stream, &control::refusal(&ends(name)));
-        }
+        let refuse = |stream| control::reply(stream, &control::refusal(&ends(name)));
+        *self = match std::mem::replace(self, Self::None) {
+            Self::Asked(stream) => {
+                refuse(stream);
+                Self::None
+            }
+            Self::Ending(stream, _) => {
+                volume.unhalt();
+                refuse(stream);
+                Self::None
+            }
+            other => other,
+        };
     }
 
     /// Gives the volume its key again.

@@ -1,8 +1,9 @@
 //! `luksSuspend` and `luksResume`: an open volume without its key.
 
 use std::fs::{self, File, Permissions};
-use std::io::{Read, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt, chown};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt, chown};
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -116,17 +117,14 @@ fn close_while_suspended_is_refused_to_users_and_ends_without_them() {
 
 /// A program that cannot be seen: under this name it counts as a device manager. It writes one block
 /// to the served file or device.
-fn unseen_writer(scratch: &Scratch, path: &str) -> Child {
+pub(crate) fn unseen_writer(scratch: &Scratch, path: &str) -> Child {
     let program = scratch.program("blkid", "/bin/dd");
     let mut dd = limited(program);
     dd.args(["bs=4096", "count=1", "conv=notrunc,fsync", "oflag=direct", &format!("of={path}")]);
     let dd = dd.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut dd = dd.expect("it starts");
     dd.stdin.take().expect("a pipe").write_all(&[0x5a; 4096]).expect("written");
-    await_that("the write waits", || waiting_child(dd.id()));
-    // Not for something else.
-    std::thread::sleep(Duration::from_millis(100));
-    await_that("the write waits", || waiting_child(dd.id()));
+    await_that("the write waits", || writes(dd.id(), path));
     dd
 }
 
@@ -148,26 +146,34 @@ fn a_refused_close_of_a_suspended_volume_loses_no_write_of_who_cannot_be_seen() 
     assert!(image.decrypted_by_python(&scratch)[..4096].iter().all(|byte| *byte == 0x5a));
 }
 
+/// A file or device: who waits for the key still uses it.
 #[test]
 fn a_signal_ends_a_suspended_volume_and_says_what_was_not_written() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    let path = open(&scratch, &image, "fuse");
-    let server = scratch.processes();
-    assert_eq!(server.len(), 1);
+    let key = volume_key(&scratch, &image);
+    // As `open` starts it, but as a child of this process, which sees its exit code.
+    fs::DirBuilder::new().mode(0o700).create(scratch.runtime("")).expect("a directory");
+    let mut server = scratch.ucrypt_child(&["serve-in-background", "--as", "fuse"]);
+    server.args(image.with_key()).arg("volume").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut server = server.spawn().expect("it starts");
+    server.stdin.take().expect("a pipe").write_all(&key).expect("written");
+    let mut ready = String::new();
+    let said = server.stdout.take().expect("a pipe");
+    BufReader::new(said).read_line(&mut ready).expect("it is ready");
+    let path = ready.trim_end().strip_prefix("ready ").expect("it is ready");
     action(&scratch, &["luksSuspend", "volume"], b"").passes();
-    let mut waiting = writer(&path);
-    await_that("the write has arrived", || {
-        let stat = fs::read_to_string(format!("/proc/{}/wchan", waiting.id())).unwrap_or_default();
-        waiting_child(waiting.id()) || stat.contains("fuse")
-    });
+    let mut waiting = writer(path);
+    await_that("the write has arrived", || writes(waiting.id(), path));
     let started = Instant::now();
-    rustix::process::kill_process(server[0], rustix::process::Signal::TERM).expect("signalled");
-    scratch.await_end(server[0]);
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
+    assert_eq!(server.wait().expect("it ends").code(), Some(5));
     assert!(started.elapsed() < Duration::from_secs(100), "its own limits are 36 s");
     assert!(!waiting.wait().expect("it ends").success(), "the write did not fail");
     let log = fs::read_to_string(scratch.runtime(".volume.log")).expect("a log");
     assert!(log.contains("writes that waited for the key are lost (1, 4096 bytes)"), "{log}");
+    assert!(log.contains("SIGTERM ended volume while it was in use"), "{log}");
 }
 
 /// An open loop device. Ends the server if the test fails: every `sync` of the machine waits for a
@@ -251,57 +257,154 @@ fn a_signal_ends_a_suspended_device_whatever_waits_for_its_key() {
     assert!(scratch.device().symlink_metadata().is_err(), "the link is left");
 }
 
-/// Whether the program below `timeout` sleeps in the kernel.
-fn waiting_child(parent: u32) -> bool {
-    let path = format!("/proc/{parent}/task/{parent}/children");
-    let children = fs::read_to_string(path).unwrap_or_default();
+/// Whether the program below `timeout` has this file or device open as its output, and waits for it in
+/// the kernel.
+fn writes(parent: u32, path: &str) -> bool {
+    let children = format!("/proc/{parent}/task/{parent}/children");
+    let children = fs::read_to_string(children).unwrap_or_default();
+    let place = fs::canonicalize(path).expect("it is there");
     children.split_whitespace().any(|pid| {
-        let stack = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // Uninterruptibly, as for a disk. The state follows the name, which is in parentheses.
-        let for_disk = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'));
-        stack.contains("fuse") || stack.contains("request") || for_disk
+        let is_open = fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|it| it == place);
+        is_open && waits(&format!("/proc/{pid}"))
     })
+}
+
+/// Whether a task waits for an answer in the kernel: for a file's server, or as for a disk.
+fn waits(task: &str) -> bool {
+    let stack = fs::read_to_string(format!("{task}/wchan")).unwrap_or_default();
+    let stat = fs::read_to_string(format!("{task}/stat")).unwrap_or_default();
+    // Uninterruptibly. The state follows the name, which is in parentheses.
+    let for_disk = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'));
+    stack.contains("request") || for_disk
+}
+
+/// A volume whose image is the file of another server, and that server, which answers nothing until
+/// this is dropped.
+struct Stuck {
+    path: String,
+    holder: rustix::process::Pid,
+    server: rustix::process::Pid,
+}
+
+impl Stuck {
+    /// Also starts a program whose write waits for the image.
+    fn new(scratch: &Scratch) -> (Self, Child) {
+        let image = Image::by_cryptsetup(scratch, LUKS2, DATA);
+        let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+        let below = run(below.arg(&image.path).arg("below"), b"").text();
+        let holder = scratch.processes()[0];
+        let above = Image { path: below.trim_end().into(), ..image };
+        let path = open(scratch, &above, "fuse");
+        let server = scratch.processes().into_iter().find(|process| *process != holder);
+        let stuck = Self { path, holder, server: server.expect("a server") };
+        stop(holder);
+        let writer = writer(&stuck.path);
+        await_that("the write waits for the image", || {
+            let tasks = fs::read_dir(format!("/proc/{}/task", stuck.server.as_raw_nonzero()));
+            let mut tasks = tasks.expect("its threads").filter_map(Result::ok);
+            tasks.any(|task| waits(&task.path().display().to_string()))
+        });
+        (stuck, writer)
+    }
+
+    /// Lets the image answer again.
+    fn go_on(&self) {
+        let _ = rustix::process::kill_process(self.holder, rustix::process::Signal::CONT);
+    }
+}
+
+impl Drop for Stuck {
+    fn drop(&mut self) {
+        self.go_on();
+    }
 }
 
 /// A suspension that waits for the image is taken back: users get the time that they always get.
 #[test]
 fn a_signal_during_a_suspension_loses_no_write_that_waits() {
     let scratch = Scratch::new();
-    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
-    let below = run(below.arg(&image.path).arg("below"), b"").text();
-    let holder = scratch.processes()[0];
-    let above = Image { path: below.trim_end().into(), ..image };
-    let path = open(&scratch, &above, "fuse");
-    let server = scratch.processes().into_iter().find(|process| *process != holder);
-    let server = server.expect("a server");
-    stop(holder);
-    let mut writers = vec![writer(&path)];
-    await_that("the write waits for the image", || waiting_child(writers[0].id()));
-    let pause = || std::thread::sleep(Duration::from_millis(300));
-    pause();
+    let (stuck, first) = Stuck::new(&scratch);
+    let mut writers = vec![first];
     let suspended = std::thread::scope(|scope| {
         let suspending = scope.spawn(|| action(&scratch, &["luksSuspend", "volume"], b""));
-        // Once this is asked for, it waits too.
-        pause();
-        writers.push(writer(&path));
-        pause();
-        assert!(!suspending.is_finished(), "the image does not answer");
-        rustix::process::kill_process(server, rustix::process::Signal::TERM).expect("signalled");
-        pause();
-        rustix::process::kill_process(holder, rustix::process::Signal::CONT).expect("it goes on");
-        suspending.join().expect("no panic")
+        await_that("the suspension begins", || status(&scratch)["state"] == "suspending");
+        writers.push(writer(&stuck.path));
+        await_that("the write waits", || writes(writers[1].id(), &stuck.path));
+        let signal = rustix::process::Signal::TERM;
+        rustix::process::kill_process(stuck.server, signal).expect("signalled");
+        let suspended = suspending.join().expect("no panic");
+        stuck.go_on();
+        suspended
     });
     let said = suspended.refuses(5);
     assert!(said.contains("about to end"), "{said}");
     for mut writer in writers {
         assert!(writer.wait().expect("it ends").success(), "a write is lost");
     }
-    scratch.await_end(server);
+    scratch.await_end(stuck.server);
     let log = fs::read_to_string(scratch.runtime(".volume.log")).unwrap_or_default();
     assert!(!log.contains("lost"), "{log}");
     action(&scratch, &["close", "below"], b"").passes();
+}
+
+#[test]
+fn what_is_refused_while_a_volume_is_being_suspended_says_so() {
+    let scratch = Scratch::new();
+    let (stuck, mut writer) = Stuck::new(&scratch);
+    std::thread::scope(|scope| {
+        let suspending = scope.spawn(|| action(&scratch, &["luksSuspend", "volume"], b""));
+        await_that("the suspension begins", || status(&scratch)["state"] == "suspending");
+        let resized = action(&scratch, &["resize", "volume", "--size", "1024"], b"");
+        let shown = action(&scratch, &["status", "volume"], b"");
+        stuck.go_on();
+        suspending.join().expect("no panic").passes();
+        let said = resized.refuses(5);
+        assert!(said.contains("being suspended") && !said.contains("luksResume"), "{said}");
+        assert!(shown.text().contains("is being suspended"));
+    });
+    assert!(writer.wait().expect("it ends").success(), "it was under way before");
+    let said = action(&scratch, &["resize", "volume", "--size", "1024"], b"").refuses(5);
+    assert!(said.contains("luksResume"), "{said}");
+    let open = ["open", "--as", "fuse", "--cipher", "none", &stuck.path, "volume"];
+    let said = action(&scratch, &open, b"").refuses(5);
+    assert!(said.contains("open already"), "{said}");
+    action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
+    action(&scratch, &["close", "volume"], b"").passes();
+    action(&scratch, &["close", "below"], b"").passes();
+}
+
+/// A machine that goes to sleep while `close` waits for who cannot be seen.
+#[test]
+fn a_suspension_asked_for_during_a_close_that_is_refused_is_carried_out() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let path = open(&scratch, &image, "fuse");
+    // Under this name it counts as a device manager.
+    let mut looks = tool("sh", "dash");
+    looks.args(["-euc", "exec \"$1\" 3<\"$2\"", "sh"]);
+    looks.arg(scratch.program("blkid", "/bin/cat")).arg(&path);
+    let mut looks = looks.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
+    await_that("the file to be open", || {
+        scratch.processes().iter().any(|pid| {
+            let process = format!("/proc/{}", pid.as_raw_nonzero());
+            let name = fs::read_to_string(format!("{process}/comm")).unwrap_or_default();
+            let open = fs::read_link(format!("{process}/fd/3"));
+            name == "blkid\n" && open.is_ok_and(|open| open == Path::new(&path))
+        })
+    });
+    let closed = std::thread::scope(|scope| {
+        let closing = scope.spawn(|| action(&scratch, &["close", "volume"], b""));
+        await_that("close to wait", || status(&scratch)["state"] == "closing");
+        action(&scratch, &["luksSuspend", "volume"], b"").passes();
+        closing.join().expect("no panic")
+    });
+    let said = closed.refuses(5);
+    assert!(said.contains("cannot be seen"), "{said}");
+    assert_eq!(status(&scratch)["state"], "suspended");
+    drop(looks.stdin.take());
+    looks.wait().expect("waited");
+    action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
+    action(&scratch, &["close", "volume"], b"").passes();
 }
 
 #[test]
@@ -452,7 +555,8 @@ fn the_file_of_a_suspended_volume_is_looked_at_and_opened_while_programs_wait_fo
             })
             .collect();
         let mut writers = [writer(&path), writer(&path)];
-        await_that("the writers wait", || writers.iter().all(|writer| waiting_child(writer.id())));
+        let waits = |writer: &Child| writes(writer.id(), &path);
+        await_that("the writers wait", || writers.iter().all(waits));
         for _ in 0..4 * cores {
             let path = path.clone();
             let len = ends("stat", move || fs::metadata(path).expect("metadata").len());
