@@ -196,6 +196,11 @@ impl Exports {
 
     /// Refuses a resize that an export could not follow.
     pub(crate) fn check_resizable(&self) -> Result<(), Failure> {
+        if self.loop_device.iter().any(LoopExport::is_held) {
+            return Err(Failure::busy(
+                "a refused close is being taken back, behind requests that wait for the image; try again",
+            ));
+        }
         match self.ublk {
             None => Ok(()),
             Some(_) => Err(Failure::device(
@@ -236,7 +241,8 @@ impl Exports {
         // Who can be seen is looked for first: asking the loop driver stops the requests of its users
         // for a moment, and a ublk device does not tell who has it open.
         let loops = self.loop_device.iter_mut().map(|export| {
-            (export.has_ended() || users::of(&[export.path()]).is_empty()) && export.try_stop()
+            (export.has_ended() || users::of(&[export.path()]).is_empty())
+                && export.try_stop(|| self.volume.has_waiting())
         });
         let ublk = self.ublk.iter_mut().map(|export| {
             // Should a request come now, it must not wait for a key while the kernel waits for it.

@@ -9,6 +9,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -36,9 +37,17 @@ pub(super) struct Device {
     label: String,
     /// The kernel's sequence number of the attached disk; `None` before Linux 5.15, which has none.
     sequence: Option<u64>,
-    /// Takes a detachment back that others prevented. Meanwhile the driver keeps everybody waiting who
-    /// opens the device.
-    cancelling: Option<JoinHandle<()>>,
+    cancelling: Option<Cancelling>,
+}
+
+/// Takes a detachment back that others prevented. Meanwhile the driver keeps everybody waiting who
+/// opens the device.
+#[derive(Debug)]
+struct Cancelling {
+    thread: JoinHandle<()>,
+    /// Whether the thread then has to detach after all. Whoever comes first decides: the thread, once
+    /// it is done, or who wants to detach meanwhile.
+    detaches: Arc<OnceLock<bool>>,
 }
 
 /// Sequence number of the disk at `path` now. The kernel never reuses one.
@@ -146,10 +155,11 @@ impl Device {
         matches!(self.open(), Some((_, None)))
     }
 
-    /// Detaches if nobody has it open or mounted. Returns whether it is detached.
-    pub(super) fn try_detach(&mut self) -> bool {
+    /// Detaches if nobody has it open or mounted. Returns whether it is detached. `is_awaited` tells
+    /// whether somebody waits for the file: then the driver is asked nothing.
+    pub(super) fn try_detach(&mut self, is_awaited: impl Fn() -> bool) -> bool {
         let deadline = Instant::now() + LOOKS;
-        while self.is_cancelling(LOOKS) || !self.detach_if_unused() {
+        while is_awaited() || self.is_cancelling(LOOKS) || !self.detach_if_unused(&is_awaited) {
             if Instant::now() > deadline {
                 return false;
             }
@@ -160,7 +170,7 @@ impl Device {
 
     /// Tells the driver to detach at the last close. If our descriptor is the only one, the driver
     /// refuses everybody else from then on, and reports that nothing is attached (`ENXIO`).
-    fn detach_if_unused(&mut self) -> bool {
+    fn detach_if_unused(&mut self, is_awaited: impl Fn() -> bool) -> bool {
         // Of a device with a file system on it nothing more is asked: the driver would stop its
         // requests meanwhile, and wait for those that are under way.
         let exclusive = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
@@ -168,24 +178,38 @@ impl Device {
             return false;
         }
         let Some((device, info)) = self.open() else { return true };
+        if is_awaited() {
+            return false;
+        }
         if ioctl::clear(&device).is_err() || ioctl::status(&device).is_err_and(is_detached) {
             return true;
         }
         if let Some(info) = info {
             // Others have it open: cancel, so that the device stays after they close it. Fails if it
             // has been detached.
+            let detaches = Arc::new(OnceLock::new());
+            let decision = detaches.clone();
             let cancel = move || {
                 let _ = ioctl::set_status(&device, info);
+                if *decision.get_or_init(|| false) {
+                    let _ = ioctl::clear(&device);
+                }
             };
             // Without a thread the device is detached after all, but not before its last user goes.
-            self.cancelling = thread::Builder::new().name("loop".into()).spawn(cancel).ok();
+            let thread = thread::Builder::new().name("loop".into()).spawn(cancel).ok();
+            self.cancelling = thread.map(|thread| Cancelling { thread, detaches });
         }
         false
     }
 
+    /// Whether a detachment is still being taken back: who opens the device now waits.
+    pub(super) fn is_held(&self) -> bool {
+        self.is_cancelling(CANCEL_PATIENCE)
+    }
+
     /// Whether a detachment is still being taken back after `patience`.
     fn is_cancelling(&self, patience: Duration) -> bool {
-        let cancelling = || self.cancelling.as_ref().is_some_and(|it| !it.is_finished());
+        let cancelling = || self.cancelling.as_ref().is_some_and(|it| !it.thread.is_finished());
         let deadline = Instant::now() + patience;
         while cancelling() {
             if Instant::now() > deadline {
@@ -198,11 +222,25 @@ impl Device {
 
     /// Detaches as soon as nobody has it open or mounted.
     pub(super) fn detach(&self) {
-        // Otherwise this could be taken back. What is under way ends with the export, if not before.
-        self.is_cancelling(CANCEL_PATIENCE);
+        // What is being taken back would take this back too, and this thread may be the one that it
+        // waits for: then its own thread detaches.
+        let is_left_to = |it: &Cancelling| *it.detaches.get_or_init(|| true);
+        if self.is_held() && self.cancelling.as_ref().is_some_and(is_left_to) {
+            return;
+        }
         if let Some(device) = self.open_to_detach() {
             // Somebody else may have detached it.
             let _ = ioctl::clear(&device);
+        }
+    }
+
+    /// As [`Device::detach`], but waits for a detachment that is being taken back, however long that
+    /// takes.
+    pub(super) fn detach_at_the_end(&mut self) {
+        self.detach();
+        if let Some(cancelling) = self.cancelling.take() {
+            // A thread that panicked has ended too.
+            let _ = cancelling.thread.join();
         }
     }
 

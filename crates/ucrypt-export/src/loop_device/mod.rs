@@ -125,9 +125,17 @@ impl LoopExport {
         self.file.has_ended()
     }
 
-    /// Detaches if nobody has it open or mounted. Returns whether it is detached.
-    pub fn try_stop(&mut self) -> bool {
-        self.has_ended() || self.device.try_detach()
+    /// Detaches if nobody has it open or mounted. Returns whether it is detached. `is_awaited` tells
+    /// whether requests wait for the caller: the driver, which would wait for them, is then asked
+    /// nothing.
+    pub fn try_stop(&mut self, is_awaited: impl Fn() -> bool) -> bool {
+        self.has_ended() || self.device.try_detach(is_awaited)
+    }
+
+    /// Whether a [`LoopExport::try_stop`] that found users is still being taken back, because the driver
+    /// waits for requests under way. Whoever opens the device waits too.
+    pub fn is_held(&self) -> bool {
+        self.device.is_held()
     }
 
     /// Detaches as soon as nobody has it open or mounted; then the export has ended.
@@ -158,7 +166,7 @@ impl LoopExport {
 
 impl Drop for LoopExport {
     fn drop(&mut self) {
-        self.device.detach();
+        self.device.detach_at_the_end();
         // If the device is unused, the driver closes the file when it detaches the device.
         self.file.end();
     }

@@ -16,6 +16,7 @@ use crate::nbd_client::NbdClient;
 use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
+use crate::suspend::unseen_writer;
 
 const LEN: u64 = 64 << 20;
 
@@ -453,6 +454,52 @@ fn a_mounted_device_whose_image_does_not_answer_does_not_keep_its_server_from_th
     scratch.await_end(above);
     drop(input);
     shell.wait().expect("waited");
+}
+
+/// Lets the image answer again, so that nothing is left behind whatever fails.
+struct Stopped {
+    holder: Pid,
+    writer: Child,
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.holder, Signal::CONT);
+        let _ = self.writer.wait();
+    }
+}
+
+/// What a refused `close` takes back waits for the requests under way, in the kernel. The server does
+/// not.
+#[test]
+fn no_action_after_a_refused_close_waits_for_an_image_that_does_not_answer() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", 64 << 20);
+    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let path = run(below.arg(&image).arg("below"), b"").text();
+    let holder = server(&scratch);
+    let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "loop"]);
+    run(above.args([path.trim(), &scratch.unique()]), b"").passes();
+    let above = scratch.processes().into_iter().find(|process| *process != holder);
+    let above = above.expect("a server");
+    let device = scratch.device().display().to_string();
+    stop(holder);
+    let mut stopped = Stopped { holder, writer: unseen_writer(&scratch, &device) };
+    let act = |words: &[&str]| run(scratch.ucrypt(words).arg(scratch.unique()), b"");
+    let said = act(&["close"]).refuses(5);
+    assert!(said.contains("cannot be seen"), "{said}");
+    let said = act(&["resize", "--size", "1024"]).refuses(5);
+    assert!(said.contains("try again"), "{said}");
+    for _ in 0..2 {
+        act(&["close", "--deferred"]).passes();
+    }
+    let status: Value = serde_json::from_slice(&act(&["status", "--json"]).passes()).expect("JSON");
+    assert_eq!(status["state"], "deferred");
+    kill_process(holder, Signal::CONT).expect("it goes on");
+    assert!(stopped.writer.wait().expect("it ends").success(), "the write is lost");
+    // It was detached for good, and ends with its last user.
+    scratch.await_end(above);
+    run(&mut scratch.ucrypt(&["close", "below"]), b"").passes();
 }
 
 #[test]
