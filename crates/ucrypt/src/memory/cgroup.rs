@@ -40,18 +40,27 @@ struct Names {
     /// Members of `memory.stat` that the kernel frees when memory is short. Shared memory is not
     /// among them.
     reclaimable: &'static [&'static str],
+    /// The files of the same version for memory and swap together.
+    with_swap: Option<&'static Names>,
 }
 
 const V1: Names = Names {
     limits: &["memory.limit_in_bytes"],
     usage: "memory.usage_in_bytes",
     reclaimable: &["total_active_file", "total_inactive_file"],
+    with_swap: Some(&Names {
+        limits: &["memory.memsw.limit_in_bytes"],
+        usage: "memory.memsw.usage_in_bytes",
+        reclaimable: &["total_active_file", "total_inactive_file"],
+        with_swap: None,
+    }),
 };
 
 const V2: Names = Names {
     limits: &["memory.max", "memory.high"],
     usage: "memory.current",
     reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
+    with_swap: None,
 };
 
 /// The limits that apply to this process.
@@ -67,8 +76,12 @@ pub(super) fn limits() -> Vec<Limit> {
 fn chain(names: &Names, top: &Path, leaf: &Path, swap: u64) -> Vec<Limit> {
     let groups = || leaf.ancestors().take_while(|directory| directory.starts_with(top));
     // Whichever limit a process meets, it swaps out no more than each of its groups may.
-    let swap = groups().filter_map(|group| free_swap(names, group)).fold(swap, u64::min);
-    groups().filter_map(|group| limit(names, group, swap)).collect()
+    let swap = groups().filter_map(free_swap).fold(swap, u64::min);
+    let limits = |group| {
+        let with_swap = names.with_swap.and_then(|names| limit(names, group, 0));
+        [limit(names, group, swap), with_swap]
+    };
+    groups().flat_map(limits).flatten().collect()
 }
 
 /// The hierarchies that account for memory: their mount point, and the directory of this process in
@@ -136,17 +149,10 @@ fn lowest(names: &Names, directory: &Path) -> Option<(u64, &'static str)> {
     limits.min_by_key(|(bytes, _)| *bytes).filter(|(bytes, _)| *bytes < UNLIMITED)
 }
 
-/// Free swap of the group in `directory` in bytes, if it has a limit.
-fn free_swap(names: &Names, directory: &Path) -> Option<u64> {
-    if let Some(max) = number(directory, "memory.swap.max") {
-        return Some(max.saturating_sub(number(directory, "memory.swap.current").unwrap_or(0)));
-    }
-    // The limit of memory and swap together.
-    let both = number(directory, "memory.memsw.limit_in_bytes")?;
-    let (memory, _) = lowest(names, directory)?;
-    let usage = number(directory, names.usage)?;
-    let used = number(directory, "memory.memsw.usage_in_bytes").unwrap_or(usage);
-    Some(both.saturating_sub(memory).saturating_sub(used.saturating_sub(usage)))
+/// Free swap of the group in `directory` in bytes, if it has a limit, which v1 does not know.
+fn free_swap(directory: &Path) -> Option<u64> {
+    let max = number(directory, "memory.swap.max")?;
+    Some(max.saturating_sub(number(directory, "memory.swap.current").unwrap_or(0)))
 }
 
 /// The limit of the group in `directory`, if it has one. `swap`: free swap in bytes that this process
@@ -192,7 +198,8 @@ mod tests {
     fn caches_count_as_free_and_shared_memory_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let limit = |names: &Names, swap: u64| chain(names, dir.path(), dir.path(), swap).pop();
+        let limits = |names: &Names, swap: u64| chain(names, dir.path(), dir.path(), swap);
+        let limit = |names: &Names, swap: u64| limits(names, swap).pop();
         assert_eq!(limit(&V2, 0), None);
         write("memory.max", "max\n");
         assert_eq!(limit(&V2, 0), None);
@@ -212,8 +219,28 @@ mod tests {
         fs::remove_file(dir.path().join("memory.swap.max")).unwrap();
         write("memory.memsw.limit_in_bytes", "2500\n");
         write("memory.memsw.usage_in_bytes", "1600\n");
-        let found = limit(&V1, 300).unwrap();
-        assert_eq!((found.bytes, found.room), (2300, 1300));
+        let found: Vec<_> = limits(&V1, 300).iter().map(|it| (it.bytes, it.room)).collect();
+        assert_eq!(found, [(2300, 1300), (2500, 1400)]);
+    }
+
+    /// The limit of memory and swap together, as high as that of the memory, leaves all the swap to
+    /// who uses little memory.
+    #[test]
+    fn a_v1_parent_without_swap_of_its_own_takes_none_from_its_children() {
+        let top = tempfile::tempdir().unwrap();
+        let leaf = top.path().join("leaf");
+        fs::create_dir(&leaf).unwrap();
+        for (group, memory, both) in [(top.path(), "4000", "4000"), (&*leaf, "1000", "2000")] {
+            let write = |name: &str, text: &str| fs::write(group.join(name), text).unwrap();
+            write("memory.limit_in_bytes", memory);
+            write("memory.usage_in_bytes", "10");
+            write("memory.memsw.limit_in_bytes", both);
+            write("memory.memsw.usage_in_bytes", "30");
+        }
+        let limits = chain(&V1, top.path(), &leaf, 8000);
+        let found: Vec<_> = limits.iter().map(|it| (it.bytes, it.room)).collect();
+        assert_eq!(found, [(9000, 8990), (2000, 1970), (12000, 11990), (4000, 3970)]);
+        assert!(limits[1].to_string().contains("memsw"), "{}", limits[1]);
     }
 
     #[test]
