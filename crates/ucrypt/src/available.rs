@@ -14,9 +14,11 @@ use ucrypt_export::loop_device::LoopError;
 use ucrypt_export::ublk::UblkError;
 
 use crate::failure::Failure;
+use crate::user;
 
 const FUSE: &str = "/dev/fuse";
 const LOOP: &str = "/dev/loop-control";
+const UBLK: &str = "/dev/ublk-control";
 
 /// The exports, most like a disk first.
 const WAYS: [(&str, Check); 4] =
@@ -43,6 +45,13 @@ pub(crate) fn loop_device() -> Result<(), Failure> {
 /// Checks whether a ublk device can be served.
 pub(crate) fn ublk() -> Result<(), Failure> {
     has_ublk().map_err(|lacking| lacking.failure("ublk"))
+}
+
+/// Whether a ublk device can be served, or why not, with its remedy; `None` if the kernel has no ublk.
+pub(crate) fn ublk_if_there() -> Option<Result<(), String>> {
+    let found = ucrypt_export::ublk::check();
+    let is_there = !matches!(found, Err(UblkError::Missing));
+    is_there.then(|| lacking_ublk(found).map_err(|lacking| lacking.cause))
 }
 
 /// Why this user cannot have a loop device, with its remedy, if that is so.
@@ -76,6 +85,14 @@ impl Lacking {
         Self { code: 2, cause: cause.into() }
     }
 
+    /// This user may not use the device. `remedy` is for who is not root: root may use all, unless the
+    /// rules of a container forbid it.
+    fn forbidden(device: &str, remedy: &str) -> Self {
+        let by_rule = format!("allow this container to use it (--device {device})");
+        let remedy = if user::is_root() { &by_rule } else { remedy };
+        Self::denied(format!("no permission to use {device}: {remedy}"))
+    }
+
     /// The failure to serve as `wanted`. Its message suggests the next export that is available.
     fn failure(self, wanted: &str) -> Failure {
         let after = WAYS.iter().skip_while(|(name, _)| *name != wanted).skip(1);
@@ -88,9 +105,7 @@ impl Lacking {
 /// Checks for `/dev/fuse`, and for either the right to mount or the helper that has it.
 fn has_fuse() -> Result<(), Lacking> {
     openable(FUSE).map_err(|error| match error {
-        Errno::ACCESS | Errno::PERM => {
-            Lacking::denied(format!("no permission to use {FUSE}: give this user access to it"))
-        }
+        Errno::ACCESS | Errno::PERM => Lacking::forbidden(FUSE, "give this user access to it"),
         _ => Lacking::missing("this system has no FUSE (/dev/fuse is missing): modprobe fuse"),
     })?;
     if may_mount() || has_helper() {
@@ -105,9 +120,7 @@ fn has_fuse() -> Result<(), Lacking> {
 /// Checks for the loop driver, and for the right to mount the file that it uses.
 fn has_loop() -> Result<(), Lacking> {
     openable(LOOP).map_err(|error| match error {
-        Errno::ACCESS | Errno::PERM => {
-            Lacking::denied(format!("no permission to use {LOOP}: run as root"))
-        }
+        Errno::ACCESS | Errno::PERM => Lacking::forbidden(LOOP, "run as root"),
         _ => Lacking::missing(
             "this system has no loop devices (/dev/loop-control is missing): modprobe loop",
         ),
@@ -129,9 +142,8 @@ fn has_free_loop() -> Result<(), Lacking> {
         LoopError::NoneFree(error) => Lacking::missing(&format!(
             "there is no free loop device: {error}: detach one (losetup --list)"
         )),
-        LoopError::Attach { device, error: error @ (Errno::ACCESS | Errno::PERM) } => {
-            let device = device.display();
-            Lacking::denied(format!("no permission to use {device}: {error}: run as root"))
+        LoopError::Attach { device, error: Errno::ACCESS | Errno::PERM } => {
+            Lacking::forbidden(&device.display().to_string(), "run as root")
         }
         LoopError::Attach { device, error } => {
             let device = device.display();
@@ -142,10 +154,12 @@ fn has_free_loop() -> Result<(), Lacking> {
 }
 
 fn has_ublk() -> Result<(), Lacking> {
-    ucrypt_export::ublk::check().map_err(|error| match error {
-        UblkError::Denied => {
-            Lacking::denied("no permission to use /dev/ublk-control: be root")
-        }
+    lacking_ublk(ucrypt_export::ublk::check())
+}
+
+fn lacking_ublk(found: Result<(), UblkError>) -> Result<(), Lacking> {
+    found.map_err(|error| match error {
+        UblkError::Denied => Lacking::forbidden(UBLK, "run as root"),
         UblkError::Missing => Lacking::missing(
             "this kernel has no ublk (/dev/ublk-control is missing): modprobe ublk_drv, in Linux 6.5 or \
              newer",

@@ -35,19 +35,26 @@ pub(super) enum Served {
 impl Served {
     /// The export most like a disk that this user may have and, if it is not the usual one, why.
     pub(super) fn best() -> (Self, Option<String>) {
-        let mut why = None;
+        let mut why = Vec::new();
+        let said = |why: Vec<String>| (!why.is_empty()).then(|| why.join("; "));
         if user::is_root() {
-            if available::ublk().is_ok() {
-                return (Self::Ublk, None);
+            match available::ublk_if_there() {
+                Some(Ok(())) => return (Self::Ublk, None),
+                Some(Err(no_ublk)) => why.push(no_ublk),
+                // Few systems have it: a loop device is as usual.
+                None => {}
             }
-            why = available::why_no_loop_device();
-            if why.is_none() {
-                return (Self::Loop, None);
+            match available::why_no_loop_device() {
+                None => return (Self::Loop, said(why)),
+                Some(no_loop) => why.push(no_loop),
             }
         }
         match available::why_no_fuse() {
-            None => (Self::Fuse, why),
-            Some(no_fuse) => (Self::Nbd, why.or(Some(no_fuse))),
+            None => (Self::Fuse, said(why)),
+            Some(no_fuse) => {
+                why.push(no_fuse);
+                (Self::Nbd, said(why))
+            }
         }
     }
 

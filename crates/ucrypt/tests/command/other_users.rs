@@ -297,7 +297,14 @@ fn open_chooses_what_can_be_had_and_says_why() {
         ("loop-control", "fuse", "nbd"),
         // The drivers are there, but the free loop device has no node, and ublk is another thing.
         ("fuse loop-control", "cannot attach", "fuse"),
-        ("fuse loop-control null:ublk-control", "cannot attach", "fuse"),
+        ("fuse loop-control null:ublk-control", "Linux 6.5 or newer can; cannot attach", "fuse"),
+        // As the rules of a container do, a mount without devices forbids root the nodes on it.
+        (
+            "fuse loop-control; mount -o remount,nodev /dev
+            for n in $(seq 0 63); do mknod /dev/loop$n b 7 $n; done",
+            "allow this container to use it (--device /dev/loop",
+            "fuse",
+        ),
         ("fuse null:loop-control", "no free loop device", "fuse"),
     ] {
         let scratch = Scratch::new();
