@@ -632,7 +632,7 @@ fn simulation(html: &mut String, simulation: &Simulation) {
 /// What the figures of a run depend on, apart from the machine.
 fn conditions(analysis: &Analysis) -> Vec<String> {
     let about = &analysis.about;
-    let storage = about.storage;
+    let storage = &about.storage;
     let mut lines = vec![format!(
         "The engine in this process has sectors of 4096 bytes. Servers open LUKS1 volumes with \
          sectors of 512 bytes, which all of them know. The target has blocks of {} bytes.",

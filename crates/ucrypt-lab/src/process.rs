@@ -33,7 +33,7 @@ const SHORT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a server may hold requests after this program was told to stop. Requests to a server
 /// that works end within milliseconds.
-const GRACE: Duration = Duration::from_secs(5);
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 
 /// Bytes of a program's messages that are quoted.
 const MESSAGE_MAX: u64 = 2000;
@@ -54,15 +54,15 @@ pub(crate) fn first_line(command: &mut Command) -> Option<String> {
 
 /// Whether a short program runs and succeeds.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
-    ended_within(command, SHORT_LIMIT).is_some_and(|status| status.success())
+    ended(command).is_some_and(|status| status.success())
 }
 
-/// Runs a program without its messages, in a process group of its own. `None`: it does not start,
-/// or does not end in time and is killed.
-fn ended_within(command: &mut Command, limit: Duration) -> Option<ExitStatus> {
+/// Runs a short program without its messages, in a process group of its own. `None`: it does not
+/// start, or does not end in time and is killed.
+pub(crate) fn ended(command: &mut Command) -> Option<ExitStatus> {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = quiet.process_group(0).spawn().ok()?;
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + SHORT_LIMIT;
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return Some(status),
@@ -82,6 +82,13 @@ fn ended_within(command: &mut Command, limit: Duration) -> Option<ExitStatus> {
 /// The number of a process, for a signal.
 fn pid_of(number: u32) -> Option<Pid> {
     i32::try_from(number).ok().and_then(Pid::from_raw)
+}
+
+/// Kills a process, which may have ended just now.
+pub(crate) fn kill(number: u32) {
+    if let Some(process) = pid_of(number) {
+        let _ = kill_process(process, Signal::KILL);
+    }
 }
 
 /// Whether a process of this group lives. What nobody has waited for is dead, although the kernel

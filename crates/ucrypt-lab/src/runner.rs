@@ -115,25 +115,10 @@ impl Settings {
                 fits
             });
         }
-        let wanted = match (&self.against, description.method) {
-            (Some(named), method) if method != Method::Tree => named.clone(),
-            (_, Method::Tree) => vec![
-                Contender::Loop,
-                Contender::UcryptNone,
-                Contender::UcryptLoop(ucrypt_engine::PolicyKind::Adaptive),
-            ],
-            _ => {
-                let mut wanted: Vec<Contender> =
-                    description.against.iter().filter_map(|name| name.parse().ok()).collect();
-                if description.peers {
-                    wanted.extend(PEERS);
-                }
-                wanted
-            }
-        };
         let mut contenders = Vec::new();
-        for contender in wanted {
-            match self.obstacle(description, contender) {
+        for contender in self.wanted(description) {
+            let obstacle = || self.obstacle(description, contender);
+            match missing_program(contender).or_else(obstacle) {
                 Some(why) => leave(&contender, &why),
                 None => contenders.push(contender),
             }
@@ -174,15 +159,46 @@ impl Settings {
         plan
     }
 
-    /// Why a contender cannot take part, with the remedy.
-    fn obstacle(&self, description: &Description, contender: Contender) -> Option<String> {
-        if let Some((program, package)) = contender.program()
-            && !process::is_installed(program)
-        {
-            return Some(format!(
-                "{program} is not installed; install it with: apt-get install {package}"
-            ));
+    /// The contenders of an experiment, if nothing keeps them from it.
+    fn wanted(&self, description: &Description) -> Vec<Contender> {
+        match (&self.against, description.method) {
+            (Some(named), method) if method != Method::Tree => named.clone(),
+            (_, Method::Tree) => vec![
+                Contender::Loop,
+                Contender::UcryptNone,
+                Contender::UcryptLoop(ucrypt_engine::PolicyKind::Adaptive),
+            ],
+            _ => {
+                let mut wanted: Vec<Contender> =
+                    description.against.iter().filter_map(|name| name.parse().ok()).collect();
+                if description.peers {
+                    wanted.extend(PEERS);
+                }
+                wanted
+            }
         }
+    }
+
+    /// The programs of others on which the figures of a run depend, if they are installed.
+    pub fn programs(&self) -> Vec<&'static str> {
+        let mut programs = Vec::new();
+        for description in self.experiments.iter().filter_map(|name| by_name(name)) {
+            for contender in self.wanted(description) {
+                if self.obstacle(description, contender).is_some() {
+                    continue;
+                }
+                programs.extend(contender.program().map(|(program, _)| program));
+                let is_loaded = contender.is_served() && description.method != Method::Tree;
+                if is_loaded && self.generator == Generator::Fio {
+                    programs.push("fio");
+                }
+            }
+        }
+        programs
+    }
+
+    /// Why a contender whose program is installed cannot take part, with the remedy.
+    fn obstacle(&self, description: &Description, contender: Contender) -> Option<String> {
         if contender.needs_root() && !rustix::process::geteuid().is_root() {
             return Some("it attaches a loop device, which needs root".into());
         }
@@ -244,6 +260,13 @@ impl Settings {
             }
         }
     }
+}
+
+/// That the program which a contender starts is missing, with the remedy.
+fn missing_program(contender: Contender) -> Option<String> {
+    let (program, package) = contender.program()?;
+    (!process::is_installed(program))
+        .then(|| format!("{program} is not installed; install it with: apt-get install {package}"))
 }
 
 /// Virtual time gives the same result each time.
@@ -547,6 +570,24 @@ mod tests {
                 left_out.iter().any(|left| left.what.contains("ucrypt-nbd at blocks above 32m"));
             assert_eq!(named, generator == Generator::Fio, "{left_out:?}");
         }
+    }
+
+    #[test]
+    fn a_run_depends_on_the_programs_of_its_contenders_and_of_their_load() {
+        let of = |experiment: &str, against: &str, generator| {
+            let experiments = vec![experiment.to_owned()];
+            let against = Some(crate::contender::list(against).expect("contenders"));
+            Settings { experiments, against, ..settings(generator) }.programs()
+        };
+        let none: [&str; 0] = [];
+        assert_eq!(of("block-sweep", "raw,ucrypt", Generator::Fio), none);
+        assert_eq!(of("block-sweep", "ucrypt-nbd", Generator::BuiltIn), none);
+        assert_eq!(of("block-sweep", "ucrypt-nbd", Generator::Fio), ["fio"]);
+        assert_eq!(of("block-sweep", "raw,nbdkit", Generator::BuiltIn), ["nbdkit"]);
+        assert_eq!(of("sorted-writes", "ucrypt,nbdkit", Generator::Fio), none, "it has no turn");
+        // Whether it is installed here or not: a run without it is another one.
+        let peers = Settings { against: None, ..settings(Generator::BuiltIn) };
+        assert!(peers.programs().contains(&"nbdkit"));
     }
 
     #[test]

@@ -37,6 +37,12 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(90);
 /// How often a device that is in use is closed again.
 const CLOSE_EVERY: Duration = Duration::from_millis(100);
 
+/// The exit code of `ucrypt close` for a volume that is in use.
+const IN_USE: i32 = 5;
+
+/// The action of ucrypt's servers, on their command lines.
+const SERVER_ACTION: &[u8] = b"serve-in-background";
+
 /// Short programs that must not be interrupted: what they have attached would stay.
 static TO_THE_END: AtomicBool = AtomicBool::new(false);
 
@@ -358,12 +364,6 @@ impl Images {
         stop: &AtomicBool,
     ) -> io::Result<(PathBuf, Own, End)> {
         let dir = self.dir.path();
-        let go_on = || {
-            if stop.load(Ordering::Relaxed) {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
-            }
-            Ok(())
-        };
         let left = self.left.clone();
         if contender == Contender::Loop {
             let mut losetup = Command::new("losetup");
@@ -374,7 +374,9 @@ impl Images {
             losetup.arg(&raw);
             let end = End::Losetup { image: raw, dir: dir.into(), left };
             let said = process::output(&mut losetup, dir, START_LIMIT, &TO_THE_END)?;
-            go_on()?;
+            if stop.load(Ordering::Relaxed) {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+            }
             let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
             let name = loop_name(&device)?;
             if self.direct && attribute(&name, "loop/dio").as_deref() == Some("0") {
@@ -401,23 +403,10 @@ impl Images {
         let ucrypt = self.ucrypt.clone();
         // If this fails half-way, dropping `end` closes what is open.
         let end = End::Ucrypt { ucrypt, name: unique.clone(), runtime: dir.into(), left };
-        let said = process::output(&mut open, dir, START_LIMIT, &TO_THE_END)?;
-        go_on()?;
+        let said = process::output(&mut open, dir, START_LIMIT, stop)?;
         let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
         let loop_device = Some(loop_name(&device)?);
-        let own = Own { server: self.server_of(&unique), loop_device };
-        Ok((device, own, end))
-    }
-
-    /// The process that serves an open volume.
-    fn server_of(&self, name: &str) -> Option<u32> {
-        let dir = self.dir.path();
-        let mut status = self.program();
-        status.args(["status", name, "--json"]).env("XDG_RUNTIME_DIR", dir);
-        let said = process::output(&mut status, dir, START_LIMIT, &TO_THE_END).ok()?;
-        let json = &said[said.find('{')?..];
-        let status: serde_json::Value = serde_json::from_str(json).ok()?;
-        status["server"]["pid"].as_u64().and_then(|pid| pid.try_into().ok())
+        Ok((device, Own { server: server_of(&unique), loop_device }, end))
     }
 
     /// Attaches a loop device for the file systems of `kernel-tree`. Returns its path, what serves
@@ -441,6 +430,18 @@ fn program(ucrypt: &Path) -> Command {
     let mut command = Command::new(ucrypt);
     command.arg0("ucrypt");
     command
+}
+
+/// The process that serves an open volume, by its command line: one that hangs answers no question.
+fn server_of(name: &str) -> Option<u32> {
+    let serves = |entry: fs::DirEntry| {
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let mut words = line.split(|byte| *byte == 0);
+        let is_it =
+            words.any(|word| word == SERVER_ACTION) && words.any(|it| it == name.as_bytes());
+        if is_it { entry.file_name().to_str()?.parse().ok() } else { None }
+    };
+    fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok).find_map(serves)
 }
 
 /// The kernel's name of a loop device.
@@ -501,6 +502,41 @@ fn insist(limit: Duration, mut end: impl FnMut() -> bool) -> bool {
     true
 }
 
+/// Closes a volume of ucrypt, which may be in use for a `limited` time. Kills a server that has not
+/// answered for the time `grace`.
+///
+/// # Errors
+/// What is left: a server that does not end, or else its users.
+fn close(
+    ucrypt: &Path,
+    name: &str,
+    runtime: &Path,
+    (limit, grace): (Duration, Duration),
+) -> Result<(), Option<u32>> {
+    let socket = runtime.join(format!("ucrypt/.{name}.sock"));
+    let mut answered = Instant::now();
+    let mut hangs = None;
+    let is_closed = || {
+        let mut close = program(ucrypt);
+        close.arg("close").arg(name).env("XDG_RUNTIME_DIR", runtime);
+        let code = process::ended(&mut close).and_then(|status| status.code());
+        let is_answer = matches!(code, Some(0 | IN_USE));
+        if is_answer {
+            answered = Instant::now();
+        }
+        let server = server_of(name);
+        hangs = server.filter(|_| !is_answer);
+        match hangs {
+            Some(server) if answered.elapsed() >= grace => process::kill(server),
+            _ => {}
+        }
+        // It fails, too, if there is nothing to close, or after it has removed what a killed server
+        // had left.
+        server.is_none() && (code == Some(0) || fs::symlink_metadata(&socket).is_err())
+    };
+    if insist(limit, is_closed) { Ok(()) } else { Err(hangs) }
+}
+
 impl Drop for End {
     fn drop(&mut self) {
         match &*self {
@@ -526,21 +562,19 @@ impl Drop for End {
                 }
             }
             Self::Ucrypt { ucrypt, name, runtime, left } => {
-                let socket = runtime.join(format!("ucrypt/.{name}.sock"));
-                let close = || {
-                    let mut close = program(ucrypt);
-                    close.arg("close").arg(name).env("XDG_RUNTIME_DIR", runtime);
-                    // It fails, too, if there is nothing to close, or after it has removed what a
-                    // killed server had left.
-                    process::succeeds(&mut close) || fs::symlink_metadata(&socket).is_err()
-                };
-                if !insist(CLOSE_LIMIT, close) {
+                let limits = (CLOSE_LIMIT, process::GRACE);
+                if let Err(hangs) = close(ucrypt, name, runtime, limits) {
                     let dir = runtime.display();
+                    let first = match hangs {
+                        Some(server) => format!(
+                            "the server of /dev/ucrypt/{name} does not answer; kill -KILL {server}, then"
+                        ),
+                        None => format!("/dev/ucrypt/{name} is still in use; end its users, then"),
+                    };
                     left.note(
                         runtime,
                         format!(
-                            "/dev/ucrypt/{name} is still in use; end its users, then: \
-                         XDG_RUNTIME_DIR={dir} ucrypt close {name}, and remove {dir}"
+                            "{first}: XDG_RUNTIME_DIR={dir} ucrypt close {name}, and remove {dir}"
                         ),
                     );
                 }
@@ -662,6 +696,30 @@ mod tests {
             assert_eq!(all.take().len(), usize::from(left));
             assert!(all.take().is_empty());
         }
+    }
+
+    #[test]
+    fn a_server_that_answers_nothing_is_killed_and_one_in_use_is_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let runtime = dir.path();
+        let name = runtime.file_name().expect("a name").to_str().expect("text");
+        // Written by another process: nobody here has it open when it is started.
+        let script = "printf '#!/bin/sh\nexit 5\n' >in-use; chmod +x in-use";
+        assert!(process::succeeds(Command::new("sh").args(["-c", script]).current_dir(runtime)));
+        let in_use = runtime.join("in-use");
+        let no_answer = Path::new("/bin/false");
+        let mut server = Command::new("sh");
+        let words = ["-c", "read -r word", "ucrypt", "serve-in-background", "--as=loop", name];
+        let server = server.args(words).stdin(std::process::Stdio::piped());
+        let mut server = server.spawn().expect("it starts");
+        let (now, later) = (Duration::ZERO, Duration::from_secs(60));
+        let pid = Some(server.id());
+        assert!(insist(later, || server_of(name) == pid), "it is not found");
+        assert_eq!(close(&in_use, name, runtime, (now, now)), Err(None));
+        assert_eq!(close(no_answer, name, runtime, (now, later)), Err(pid));
+        assert!(server.try_wait().expect("asked").is_none(), "it was killed");
+        assert_eq!(close(no_answer, name, runtime, (later, now)), Ok(()));
+        assert!(!server.wait().expect("ended").success());
     }
 
     #[test]

@@ -284,9 +284,10 @@ pub fn read(dir: &Path) -> io::Result<(About, Vec<Record>)> {
 const MEMORY_TOLERANCE: f64 = 0.02;
 
 impl Machine {
-    /// What distinguishes this machine, or its programs, from those of an earlier part of a run;
-    /// `None` if nothing does. Figures of two machines or builds do not belong into one run.
-    pub fn difference(&self, earlier: &Self) -> Option<String> {
+    /// What distinguishes this machine, its ucrypt or one of these `programs` of others from those of
+    /// an earlier part of a run; `None` if nothing does. Figures of two machines or builds do not
+    /// belong into one run.
+    pub fn difference(&self, earlier: &Self, programs: &[&str]) -> Option<String> {
         let said = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
             Some(format!("{what} was {then} when the run began and is {now} now"))
         };
@@ -310,8 +311,7 @@ impl Machine {
             let found = machine.versions.iter().find(|(name, _)| name == program);
             found.map_or_else(|| "missing".to_owned(), |(_, version)| version.clone())
         };
-        let mut names = self.versions.iter().chain(&earlier.versions).map(|(name, _)| name);
-        names.find_map(|name| {
+        ["ucrypt"].iter().chain(programs).find_map(|name| {
             let (then, now) = (of(earlier, name), of(self, name));
             (then != now).then(|| said(name, &then, &now)).flatten()
         })
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn another_machine_another_build_and_another_program_are_told_apart() {
+    fn another_machine_another_build_and_another_program_that_takes_part_are_told_apart() {
         type Change = fn(&mut Machine);
         let machine = Machine {
             processor: "A processor".into(),
@@ -423,9 +423,10 @@ mod tests {
             virtual_machine: true,
             versions: vec![("ucrypt".into(), "0.1.0 (a)".into()), ("fio".into(), "fio-3".into())],
         };
-        assert_eq!(machine.difference(&machine), None);
+        let programs = ["nbdkit", "fio"];
+        assert_eq!(machine.difference(&machine, &programs), None);
         let restarted = Machine { memory_bytes: (8 << 30) - 4096, ..machine.clone() };
-        assert_eq!(restarted.difference(&machine), None);
+        assert_eq!(restarted.difference(&machine, &programs), None);
         let changes: [(&str, Change); 8] = [
             ("processor", |it| it.processor = "another".into()),
             ("cores", |it| it.cores = 3),
@@ -439,11 +440,14 @@ mod tests {
         for (named, change) in changes {
             let mut other = machine.clone();
             change(&mut other);
-            let difference = other.difference(&machine).expect("another one");
+            let difference = other.difference(&machine, &programs).expect("another one");
             assert!(difference.contains(named), "{named}: {difference}");
+            // Programs that take no part may come and go.
+            let difference = other.difference(&machine, &[]);
+            assert_eq!(difference.is_none(), programs.contains(&named), "{named}: {difference:?}");
         }
         let this = Machine::this("0.1.0 (a commit)");
-        assert_eq!(this.difference(&this), None);
+        assert_eq!(this.difference(&this, &programs), None);
         assert_eq!(this.versions[0], ("ucrypt".into(), "0.1.0 (a commit)".into()));
     }
 

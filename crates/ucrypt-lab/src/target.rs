@@ -30,7 +30,7 @@ pub enum Target {
 }
 
 /// What a target turned out to be when a run began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Storage {
     /// It is on a disk, and accessed past the page cache.
     pub direct: bool,
@@ -44,13 +44,41 @@ pub struct Storage {
     pub device: Option<DeviceId>,
 }
 
-/// What tells a block device from another one of the same name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// What tells a block device from another one of the same name. Its number does not: the next disk in
+/// the same place gets it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceId {
-    /// Its number (`st_rdev`).
-    pub number: u64,
+    /// What its disk says of itself, or else the kernel's number of the disk that is in it now; `None`
+    /// where there is neither.
+    pub disk: Option<String>,
     /// Its length in bytes.
     pub len: u64,
+}
+
+impl DeviceId {
+    /// The disk of the device whose directory in sysfs is `dir` (kernel:
+    /// `Documentation/ABI/stable/sysfs-block`, and the drivers). The kernel counts disks anew at each
+    /// `boot`.
+    fn disk(dir: &Path, boot: &str) -> Option<String> {
+        let read = |dir: &Path, name: &str| {
+            let text = fs::read_to_string(dir.join(name)).ok()?;
+            Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        if let Some(number) = read(dir, "partition") {
+            let disk = Self::disk(dir.parent()?, boot)?;
+            return Some(format!("partition {number} at {} of {disk}", read(dir, "start")?));
+        }
+        let named = |name: &&str| Some(format!("{name} {}", read(dir, name)?));
+        // A reader of cards says the same of each card.
+        let is_removable = read(dir, "removable").is_some_and(|it| it != "0");
+        let own = ["wwid", "device/wwid", "device/cid", "serial", "dm/uuid", "md/uuid"];
+        if let Some(own) = own.iter().find_map(named).filter(|_| !is_removable) {
+            return Some(own);
+        }
+        // An NBD device keeps its number; each of its connections has a process.
+        let process = named(&"pid").unwrap_or_default();
+        Some(format!("{} {process} boot {boot}", named(&"diskseq")?))
+    }
 }
 
 /// A scratch file, which is removed when this is dropped: it, and no other file that has got its
@@ -269,7 +297,12 @@ impl Target {
         let look = || -> io::Result<DeviceId> {
             let mut device = File::open(path)?;
             let number = device.metadata()?.rdev();
-            Ok(DeviceId { number, len: device.seek(SeekFrom::End(0))? })
+            let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+            let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+            // A link into the directory of a disk, which holds those of its partitions.
+            let dir = fs::canonicalize(Path::new("/sys/dev/block").join(number));
+            let disk = dir.ok().and_then(|dir| DeviceId::disk(&dir, boot.trim()));
+            Ok(DeviceId { disk, len: device.seek(SeekFrom::End(0))? })
         };
         look().map(Some).map_err(TargetError::io(format!("cannot look at {}", path.display())))
     }
@@ -385,6 +418,44 @@ mod tests {
         drop(scratch);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         assert!(matches!(target.check(u64::MAX / 2), Err(TargetError::Room(_))));
+    }
+
+    #[test]
+    fn a_disk_is_told_from_the_next_one_in_the_same_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let sda = dir.path().join("sda");
+        let part = sda.join("sda1");
+        fs::create_dir_all(&part).unwrap();
+        fs::create_dir(sda.join("device")).unwrap();
+        let write = |name: &str, text: &str| fs::write(sda.join(name), text).unwrap();
+        let disk = |boot: &str| DeviceId::disk(&sda, boot);
+        assert_eq!(disk("a"), None, "an old kernel, and a disk without a name");
+        // The number of the disk that is in the device holds until the machine is started again.
+        write("diskseq", "7\n");
+        write("serial", "\n");
+        let seventh = disk("a").unwrap();
+        assert!(disk("b").unwrap() != seventh);
+        write("diskseq", "8\n");
+        assert!(disk("a").unwrap() != seventh);
+        // An NBD device that is connected again is in the same place, and may be another disk.
+        let eighth = disk("a");
+        write("pid", "77\n");
+        assert!(disk("a") != eighth);
+        // A disk that says who it is stays the same wherever and whenever it is found.
+        write("device/wwid", "naa.5000c500a1b2c3d4\n");
+        let named = disk("a").unwrap();
+        write("diskseq", "9\n");
+        assert_eq!(disk("b").as_ref(), Some(&named));
+        fs::write(part.join("partition"), "1\n").unwrap();
+        assert_eq!(DeviceId::disk(&part, "a"), None, "it begins nowhere");
+        fs::write(part.join("start"), "2048\n").unwrap();
+        let first = DeviceId::disk(&part, "a").unwrap();
+        assert!(first.contains(&named) && first != named, "{first}");
+        fs::write(part.join("start"), "4096\n").unwrap();
+        assert!(DeviceId::disk(&part, "a").unwrap() != first);
+        // A card says nothing of itself: its reader does.
+        write("removable", "1\n");
+        assert!(disk("a").unwrap().starts_with("diskseq 9"));
     }
 
     #[test]

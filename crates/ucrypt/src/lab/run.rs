@@ -240,7 +240,8 @@ fn ask(target: &Target, batch_mode: bool) -> Result<(), Failure> {
 fn resumed(dir: &Path, args: &RunArgs) -> Result<(About, Store, Option<Scratch>), Failure> {
     let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
     let (store, mut about) = Store::resume(dir).map_err(failed)?;
-    if let Some(difference) = Machine::this(VERSION).difference(&about.machine) {
+    let programs = about.settings.programs();
+    if let Some(difference) = Machine::this(VERSION).difference(&about.machine, &programs) {
         return Err(Failure::wrong(format!(
             "{}: {difference}; figures of both do not compare, begin another run",
             dir.display()
@@ -269,7 +270,14 @@ fn same_storage(about: &About) -> Result<(), Failure> {
     let on = &about.settings.on;
     if now.device != about.storage.device {
         return Err(Failure::device(format!(
-            "{on} is not the device that the run began with: its number or its size differs"
+            "{on} is not the disk that the run began with, or it was attached anew, or its size \
+             differs; begin another run"
+        )));
+    }
+    if now.device.as_ref().is_some_and(|device| device.disk.is_none()) {
+        return Err(Failure::device(format!(
+            "nothing tells {on} from another disk of its size: it has no wwid, no serial number and no \
+             diskseq (/sys/block); begin another run"
         )));
     }
     if now != about.storage {

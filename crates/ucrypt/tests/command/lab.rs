@@ -255,14 +255,19 @@ fn a_run_on_a_block_device_does_not_go_on_with_another_one_of_the_same_name() {
     let mut lab = scratch.ucrypt(&["lab", "run", "instant", "-q", "--on", device.trim_end()]);
     run(lab.args(SMALL).arg("--out").arg(&out), b"").exits(0);
     assert_eq!(about(&out)["storage"]["device"]["len"], 32 << 20);
+    // The next file that is attached there has the same number, and is the next disk.
+    let name = device.trim_end().strip_prefix("/dev/").expect("a device");
+    let sequence = fs::read_to_string(format!("/sys/block/{name}/diskseq")).expect("Linux 5.15");
+    let kept = about(&out)["storage"]["device"]["disk"].as_str().expect("text").to_owned();
+    assert!(kept.starts_with(&format!("diskseq {} ", sequence.trim_end())), "{kept}");
     let resume = || run(scratch.ucrypt(&["lab", "run", "-q", "--resume"]).arg(&out), b"");
     resume().exits(0);
     let before = fs::read(&disk).expect("read");
-    for field in ["len", "number"] {
+    for (field, other) in [("len", 77.into()), ("disk", "diskseq 77".into())] {
         let kept = about(&out);
-        change(&out, |about| about["storage"]["device"][field] = 77.into());
+        change(&out, |about| about["storage"]["device"][field] = other);
         let refused = resume().refuses(4);
-        assert!(refused.contains("not the device that the run began with"), "{refused}");
+        assert!(refused.contains("not the disk that the run began with"), "{refused}");
         change(&out, |about| *about = kept);
     }
     assert!(fs::read(&disk).expect("read") == before, "something was written");
