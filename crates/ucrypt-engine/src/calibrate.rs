@@ -50,18 +50,19 @@ pub struct Calibration {
 
 impl Calibration {
     pub(crate) fn new(segments: &Segments, workers: Option<&Workers>) -> Self {
-        Self::measure(segments, workers, &Waits::of_this_thread())
+        let waits = Waits::of_this_thread();
+        Self::measure(segments, workers, &|| waits.ns())
     }
 
-    fn measure(segments: &Segments, workers: Option<&Workers>, waits: &Waits) -> Self {
+    fn measure(segments: &Segments, workers: Option<&Workers>, waited: Waited<'_>) -> Self {
         let cipher = cipher_ns(segments);
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
-        let (wake_latency, wake_cost) = wake_ns(workers, &waker, waits).unzip();
-        let small = memory_ns(workers, &waker, waits, SMALL);
-        let large = memory_ns(workers, &waker, waits, BYTES);
+        let (wake_latency, wake_cost) = wake_ns(workers, &waker, waited).unzip();
+        let small = memory_ns(workers, &waker, waited, SMALL);
+        let large = memory_ns(workers, &waker, waited, BYTES);
         let (copy_penalty, copy) = (large.map(|trip| trip.penalty), large.map(|trip| trip.copy));
         let enqueue_cost = small.zip(copy_penalty).map(|(small, penalty)| {
             small.all.saturating_sub(penalty * SMALL as u64 / BYTES as u64)
@@ -94,14 +95,22 @@ impl Calibration {
 
 /// Measures the cost of a worker on data that the kernel copies afterwards, as it does for most
 /// backends and exports.
-fn memory_ns(workers: &Workers, waker: &Arc<OwnedFd>, waits: &Waits, bytes: usize) -> Option<Trip> {
+fn memory_ns(
+    workers: &Workers,
+    waker: &Arc<OwnedFd>,
+    waited: Waited<'_>,
+    bytes: usize,
+) -> Option<Trip> {
     let file = memfd_create("ucrypt-calibration", MemfdFlags::CLOEXEC).ok()?;
     let copy = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).map(|_| ()).map_err(Into::into);
     let (pool, segments) = (Pool::new(bytes).ok()?, Arc::new(quick()?));
-    trip_ns((workers, waker, waits), &segments, pool.alloc(bytes)?, copy)
+    trip_ns((workers, waker, waited), &segments, pool.alloc(bytes)?, copy)
 }
 
-/// How long this thread has waited for a core.
+/// Tells how long this thread has waited for a core, in nanoseconds; `None`: nobody knows.
+type Waited<'a> = &'a dyn Fn() -> Option<u64>;
+
+/// The kernel's figure of how long this thread has waited for a core.
 struct Waits(Option<File>);
 
 impl Waits {
@@ -122,20 +131,20 @@ impl Waits {
 /// Measures the cost of waking a worker: nanoseconds from giving an empty job to a parked worker
 /// until its answer arrives (the minimum), and this thread's part of them (the median). Takes about
 /// a millisecond. `None` if something fails, or this thread waited for a core in every trip.
-fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>, waits: &Waits) -> Option<(u64, u64)> {
+fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>, waited: Waited<'_>) -> Option<(u64, u64)> {
     let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
     let segments: Arc<Segments> = nothing();
     let (mut trips, mut wakes) = (Vec::new(), Vec::new());
     for _ in 0..TRIPS {
         std::thread::sleep(std::time::Duration::from_micros(50));
-        let waited = waits.ns();
+        let before = waited();
         let started = clock.now_ns();
         workers.offload(empty(&inbox, &segments)?, true).ok()?;
         let woken_ns = clock.now_ns() - started;
         receive(&inbox);
         let trip_ns = clock.now_ns() - started;
-        if waits.ns() == waited {
+        if waited() == before {
             wakes.push(woken_ns);
             trips.push(trip_ns);
         }
@@ -148,7 +157,7 @@ fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>, waits: &Waits) -> Option<(u6
 /// millisecond for 64 KiB. `None` if something fails, or this thread waited for a core in every
 /// trip.
 fn trip_ns(
-    (workers, waker, waits): (&Workers, &Arc<OwnedFd>, &Waits),
+    (workers, waker, waited): (&Workers, &Arc<OwnedFd>, Waited<'_>),
     segments: &Arc<Segments>,
     mut buf: Buf,
     mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,
@@ -158,7 +167,7 @@ fn trip_ns(
     let (mut trips, mut copies, mut penalties) = (Vec::new(), Vec::new(), Vec::new());
     // The first trip wakes the worker.
     for _ in 0..=TRIPS {
-        let waited = waits.ns();
+        let before = waited();
         buf.fill(0);
         let started = clock.now_ns();
         segments.transform(0, 0, std::slice::from_mut(&mut buf), CipherOp::Encrypt).ok()?;
@@ -174,7 +183,7 @@ fn trip_ns(
         let arrived_ns = clock.now_ns() - started;
         copy(&buf).ok()?;
         let there_ns = clock.now_ns() - started;
-        if waits.ns() == waited {
+        if waited() == before {
             let copy_ns = here_ns - crypted_ns;
             trips.push(there_ns.saturating_sub(here_ns));
             copies.push(copy_ns);
@@ -261,16 +270,9 @@ fn cipher_ns(segments: &Segments) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
-
-    use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
-
-    /// Keeps this thread, and those that it starts from now on, on one core.
-    fn stay_on_one_core() {
-        let mut cores = CpuSet::new();
-        cores.set(sched_getcpu());
-        sched_setaffinity(None, &cores).expect("a core that this thread runs on");
-    }
 
     #[test]
     fn every_figure_is_measured_where_there_are_workers() {
@@ -278,7 +280,7 @@ mod tests {
         let workers = Workers::start(2, true).unwrap();
         // Where the kernel does not tell waits, every trip counts, however busy the cores are.
         let Calibration { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy } =
-            Calibration::measure(&segments, Some(&workers), &Waits(None));
+            Calibration::measure(&segments, Some(&workers), &|| None);
         assert!(cipher > Some(0), "64 KiB in {cipher:?} ns");
         assert!(wake_latency > Some(0) && wake_cost > Some(0), "{wake_latency:?}, {wake_cost:?}");
         assert!(copy > Some(0), "64 KiB in {copy:?} ns");
@@ -292,15 +294,16 @@ mod tests {
 
     #[test]
     fn trips_that_waited_for_a_core_do_not_count() {
-        let measured = std::thread::spawn(|| {
-            stay_on_one_core();
-            let workers = Workers::start(2, false).unwrap();
-            Calibration::new(&quick().unwrap(), Some(&workers))
-        });
-        let measured = measured.join().unwrap();
+        let workers = Workers::start(2, false).unwrap();
+        let figure = Cell::new(0);
+        let always = || Some(figure.replace(figure.get() + 1));
+        let measured = Calibration::measure(&quick().unwrap(), Some(&workers), &always);
         assert!(measured.cipher.is_some());
         let trips = [measured.wake_latency, measured.wake_cost, measured.enqueue_cost];
         assert_eq!(trips, [None; 3]);
         assert_eq!((measured.copy_penalty, measured.copy), (None, None));
+        // Here no trip waited.
+        let measured = Calibration::measure(&quick().unwrap(), Some(&workers), &|| Some(7));
+        assert!(measured.wake_latency.is_some() && measured.copy.is_some());
     }
 }

@@ -17,8 +17,9 @@
 //!   stripe waits for another, so the oldest waiter only waits for requests that end.
 //! - Only a stripe that is `AWAITED` costs its users the list's mutex; the mark changes under that
 //!   mutex.
-//! - A waiter is woken when what excluded it has been unlocked or given up and it is its turn, and at
-//!   no other time. It must then try again, or give up: until it does, younger ones wait for it.
+//! - A waiter is woken when what excluded it has been unlocked or given up and it is its turn. It may
+//!   be woken earlier: a wake-up is a hint. It must then try again, or give up: until it does, younger
+//!   ones wait for it.
 //!
 //! A volume that is suspended marks every stripe `HALTED`, which refuses all attempts. So the lock
 //! that every request takes is the gate as well, and costs nothing more.
