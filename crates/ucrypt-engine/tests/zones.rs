@@ -189,14 +189,35 @@ impl Backend for Faulty {
     }
 }
 
-#[test]
-fn a_durable_write_to_a_zone_that_fails_is_not_written_again_and_no_flush_succeeds_after_it() {
+/// A zoned volume whose writes meet this fate.
+fn faulty(fate: Fate) -> (Arc<Volume>, Faults) {
     let (zones, faults) = (Zoned::new(), Faults::new(1));
-    faults.add(Rule::new(Fate::Tear(Errno::IO)).on(Access::Write));
+    faults.add(Rule::new(fate).on(Access::Write));
     let memory = Arc::new(ucrypt_backend::memory(COUNT * ZONE).expect("memory"));
     let inner = FaultBackend::new(memory, faults.clone());
     let device: Arc<dyn Backend> = Arc::new(Faulty { zones, faults: inner });
-    let volume = Arc::new(Volume::raw(device, VolumeOptions::default()).expect("a volume"));
+    let volume = Volume::raw(device, VolumeOptions::default()).expect("a volume");
+    (Arc::new(volume), faults)
+}
+
+#[test]
+fn a_durable_write_to_a_zone_that_is_refused_fails_no_flush() {
+    // Too many open or active zones, a full device, a write-protected one, a wrong request.
+    for error in [Errno::TOOMANYREFS, Errno::OVERFLOW, Errno::NOSPC, Errno::ROFS, Errno::INVAL] {
+        let (volume, faults) = faulty(Fate::Fail(error));
+        let mut queue = volume.queue(QueueConfig::new(1 << 20, 4)).expect("a queue");
+        let write = |offset| Io::write_borrowed(offset, &[1; 4096], true);
+        assert_eq!(common::run(&mut queue, write(2 * ZONE)).result, Err(error));
+        assert_eq!(volume.flush_error(), None, "{error}");
+        faults.clear();
+        assert_eq!(common::run(&mut queue, write(2 * ZONE)).result, Ok(()), "{error}");
+        assert_eq!(common::run(&mut queue, Io::Flush).result, Ok(()), "{error}");
+    }
+}
+
+#[test]
+fn a_durable_write_to_a_zone_that_fails_is_not_written_again_and_no_flush_succeeds_after_it() {
+    let (volume, faults) = faulty(Fate::Tear(Errno::IO));
     let mut queue = volume.queue(QueueConfig::new(1 << 20, 4)).expect("a queue");
     let write = |offset, fua| Io::write_borrowed(offset, &[1; 4096], fua);
     let plain = common::run(&mut queue, write(3 * ZONE, false));

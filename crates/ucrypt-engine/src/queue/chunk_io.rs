@@ -327,7 +327,9 @@ impl Queue {
                     // The retry without FUA succeeded: the data was written, but not made durable.
                     (Ok(()), Some(error)) => self.volume.fail_flushes(error),
                     // To a zone there is no retry that could tell.
-                    (Err(error), _) if self.volume.backend.zones().is_some() => {
+                    (Err(error), _)
+                        if self.volume.backend.zones().is_some() && !is_refusal(error) =>
+                    {
                         self.volume.fail_flushes(error);
                     }
                     _ => {}
@@ -342,6 +344,24 @@ impl Queue {
     pub(super) fn drop_chunk(&mut self, chunk: ChunkId) {
         self.chunks[chunk.index()].bufs.clear();
     }
+}
+
+/// Whether a zoned device answers so before it writes anything: no data can be lost. These are the
+/// block layer's words for too many open or active zones, a full or write-protected device, and
+/// operations that the device does not know or has no memory for.
+fn is_refusal(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::TOOMANYREFS
+            | Errno::OVERFLOW
+            | Errno::NOSPC
+            | Errno::ROFS
+            | Errno::PERM
+            | Errno::INVAL
+            | Errno::OPNOTSUPP
+            | Errno::NOMEM
+            | Errno::AGAIN
+    )
 }
 
 /// Moves the first buffers that together hold `len` bytes.
