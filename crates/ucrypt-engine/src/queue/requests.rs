@@ -227,6 +227,8 @@ impl Queue {
             None => {}
             // The client asked for it.
             Some(Errno::CANCELED) => return,
+            // So it did here: the backend would be slow.
+            Some(Errno::OPNOTSUPP) if request.fast => return,
             Some(error) => {
                 counters.count_error(error);
                 return self.volume.tell();

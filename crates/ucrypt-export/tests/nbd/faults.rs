@@ -43,13 +43,14 @@ fn fast_zeroes_that_the_backend_refuses_are_not_written_slowly() {
     for refuses in [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL] {
         let (volume, faults) = faulty();
         faults.add(Rule::new(Fate::Fail(refuses)).on(Access::Punch));
-        let harness = Harness::start(volume);
+        let harness = Harness::start(volume.clone());
         let mut client = Client::structured(&harness);
         assert_eq!(client.write(0, 0, &[7; 8192]), 0);
         assert_eq!(client.ask(WRITE_ZEROES, FAST_ZERO, 0, 8192).error, ENOTSUP, "{refuses}");
         assert_eq!(client.read(0, 8192), [7; 8192], "{refuses}");
         assert_eq!(client.ask(WRITE_ZEROES, 0, 0, 8192).error, 0, "{refuses}");
         assert_eq!(client.read(0, 8192), [0; 8192], "{refuses}");
+        assert_eq!(volume.totals().errors, 0, "{refuses}: the log tells of a failure of the image");
     }
 }
 
