@@ -6,9 +6,10 @@
 //!
 //! In each round the thread takes the requests that are there, up to some kilobytes, and sends the
 //! answers together ([`Answers`]). It holds at most its queue's memory and depth: when a request
-//! finds no room, it takes no more until something completes. If all of them wait for others, such as
-//! for the key of a suspended volume, that may be hours: then more reads are put into the backlog, so
-//! that requests that need no data (stat, open) are still answered. There are three ways to sleep:
+//! finds no room, it takes no more until something completes: other threads may have room. If all of
+//! them wait for the key of a suspended volume, that may be hours: then more reads are put into the
+//! backlog, so that requests that need no data (stat, open) are still answered. There are three ways
+//! to sleep:
 //!
 //! - In a read of a blocking descriptor, if nothing is in flight. Further requests are then taken
 //!   from a second descriptor, which does not block.
@@ -225,7 +226,8 @@ impl Classic {
     /// Whether requests are taken even if they find no room, because what makes room may take hours.
     fn hears_on(&self) -> bool {
         let needs_buffer = |(_, work): &(Pending, Work)| matches!(work, Work::FromBuffer { .. });
-        self.queue.waits_for_others()
+        self.file.volume.is_halted()
+            && self.queue.waits_for_others()
             && self.backlog.len() < BACKLOG_MAX
             && !self.backlog.iter().any(needs_buffer)
     }
@@ -404,5 +406,52 @@ impl Submitter for Classic {
 
     fn give_up(&mut self, (pending, _): Self::Request) {
         self.answer(pending.device, pending.unique, Err(Errno::NOMEM));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use ucrypt_engine::{Volume, VolumeOptions};
+    use ucrypt_testkit::fault::{Access, Fate, Rule};
+    use ucrypt_testkit::{FaultBackend, Faults};
+
+    use super::super::file::User;
+    use super::*;
+
+    #[test]
+    fn reads_without_room_are_kept_from_other_threads_in_a_suspended_volume_only() {
+        const LEN: u64 = 1 << 20;
+        let (memory, faults) = (ucrypt_backend::memory(LEN).expect("memory"), Faults::new(1));
+        faults.add(Rule::new(Fate::Hang).on(Access::Read));
+        let backend = FaultBackend::new(Arc::new(memory), faults.clone()).without_map();
+        let volume = Volume::raw(Arc::new(backend), VolumeOptions::default()).expect("a volume");
+        let volume = Arc::new(volume);
+        // A part of a sector: it holds its range until the sector was read.
+        let mut other = volume.queue(QueueConfig::new(1 << 16, 1)).expect("a queue");
+        assert!(other.submit(0, Io::write_borrowed(1, &[1; 9], false)).is_ok());
+
+        let (device, _kernel) = UnixStream::pair().expect("a pair");
+        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
+        let peer = Peer::all(1).next().expect("a thread");
+        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
+        let thread = Classic::new(file, Device::new(device.into()), peer, share);
+        let mut thread = thread.expect("a thread's state");
+        let request = |work| (Pending { unique: 1, device: 0, success: Success::Data }, work);
+        let read = |_| request(Work::Io(Io::read(0, 512)));
+        thread.submit(read(0));
+        assert!(thread.queue.waits_for_others() && thread.has_room());
+        thread.backlog.push_back(read(1));
+        assert!(!thread.has_room(), "another thread may have room");
+        volume.halt();
+        assert!(thread.has_room(), "nobody else has");
+        thread.backlog.extend((1..BACKLOG_MAX).map(read));
+        assert!(!thread.has_room(), "the backlog is full");
+        thread.backlog.truncate(1);
+        thread.backlog.push_back(request(Work::FromBuffer { offset: 0, len: 512, fua: false }));
+        assert!(!thread.has_room(), "the next request would overwrite its data");
+        volume.unhalt();
+        faults.resume();
     }
 }

@@ -108,7 +108,7 @@ mod tests {
         let flags = RecvFlags::empty();
         inbox.receive(server.as_fd(), &mut [], true, flags).expect("received");
         assert_eq!(inbox.take_header(), Some([1; REQUEST_LEN]));
-        assert_eq!(inbox.bytes(), []);
+        assert!(inbox.bytes().is_empty());
         let mut payload = [0; 1000];
         let got = inbox.receive(server.as_fd(), &mut payload, true, flags).expect("received");
         assert_eq!((got.to_payload, got.count, got.drained), (1000, 1000 + REQUEST_LEN, false));

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::endings::stop;
@@ -525,27 +526,32 @@ fn threads(process: rustix::process::Pid) -> usize {
 
 /// Waits for a thread of the test, which must not take longer than `patience`.
 fn ends<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'static) -> T {
-    let (say, said) = std::sync::mpsc::channel();
+    let (say, said) = mpsc::channel();
     std::thread::spawn(move || say.send(act()));
     said.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("{what} hangs"))
 }
 
+/// An image on a disk, or in this directory. Those in memory are served in another way.
+fn image_in(scratch: &Scratch, directory: Option<&Path>) -> Image {
+    let mut image = Image::by_cryptsetup(scratch, LUKS2, DATA);
+    if let Some(directory) = directory {
+        let path = directory.join("image");
+        fs::copy(&image.path, &path).expect("copied");
+        image.path = path;
+    }
+    image
+}
+
 #[test]
 fn the_file_of_a_suspended_volume_is_looked_at_and_opened_while_programs_wait_for_its_data() {
-    // Images in memory and on a disk are served in two ways.
     for in_memory in [true, false] {
         let scratch = Scratch::new();
         let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-        let mut image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-        if in_memory {
-            let path = memory.path().join("image");
-            fs::copy(&image.path, &path).expect("copied");
-            image.path = path;
-        }
+        let image = image_in(&scratch, in_memory.then_some(memory.path()));
         let path = open(&scratch, &image, "fuse");
         action(&scratch, &["luksSuspend", "volume"], b"").passes();
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let file = std::sync::Arc::new(File::open(&path).expect("opened"));
+        let file = Arc::new(File::open(&path).expect("opened"));
         let readers: Vec<_> = (0..2 * cores)
             .map(|number| {
                 let file = file.clone();
@@ -574,6 +580,57 @@ fn the_file_of_a_suspended_volume_is_looked_at_and_opened_while_programs_wait_fo
         }
         for writer in &mut writers {
             assert!(writer.wait().expect("it ends").success());
+        }
+        drop(file);
+        action(&scratch, &["close", "volume"], b"").passes();
+    }
+}
+
+/// Number of threads of a process with a name that begins like this.
+fn threads_named(process: rustix::process::Pid, name: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).expect("tasks");
+    let names =
+        tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|found| found.starts_with(name)).count()
+}
+
+#[test]
+fn more_reads_of_a_suspended_volume_than_its_threads_have_room_for_keep_nobody_from_its_file() {
+    /// Most requests that a thread of the server has in the engine.
+    const DEPTH: usize = 128;
+    for in_memory in [true, false] {
+        let scratch = Scratch::new();
+        let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let image = image_in(&scratch, in_memory.then_some(memory.path()));
+        let path = open(&scratch, &image, "fuse");
+        let threads = threads_named(scratch.processes()[0], "fuse-");
+        assert!(threads > 0);
+        let file = Arc::new(File::open(&path).expect("opened"));
+        action(&scratch, &["luksSuspend", "volume"], b"").passes();
+        let (say, said) = mpsc::channel();
+        let count = threads * DEPTH + 8;
+        let readers: Vec<_> = (0..count as u64)
+            .map(|number| {
+                let (file, say) = (file.clone(), say.clone());
+                let reader = std::thread::Builder::new().stack_size(128 << 10);
+                let reader = reader.spawn(move || {
+                    let own = fs::read_link("/proc/thread-self").expect("a link");
+                    say.send(format!("/proc/{}", own.display())).expect("heard");
+                    file.read_exact_at(&mut [0; 4096], number * 4096 % DATA)
+                });
+                reader.expect("a thread")
+            })
+            .collect();
+        for reader in said.iter().take(count) {
+            await_that("the read waits", || waits(&reader));
+        }
+        let looked = path.clone();
+        let len = ends("stat", move || fs::metadata(looked).expect("metadata").len());
+        assert_eq!(len, DATA);
+        drop(ends("open", move || File::open(path).expect("opened")));
+        action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
+        for reader in readers {
+            reader.join().expect("no panic").expect("it read");
         }
         drop(file);
         action(&scratch, &["close", "volume"], b"").passes();
