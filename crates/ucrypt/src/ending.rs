@@ -215,8 +215,9 @@ impl LastFlush {
         volume.queue(config).map(|queue| Self(Some(queue))).map_err(failed)
     }
 
-    pub(crate) fn run(self) -> Result<(), Failure> {
-        let Some(mut queue) = self.0 else { return Ok(()) };
+    /// Flushes. After a failure all further ones fail.
+    pub(crate) fn run(&mut self) -> Result<(), Failure> {
+        let Some(queue) = &mut self.0 else { return Ok(()) };
         let failed = |error: &dyn std::fmt::Display| {
             Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
         };

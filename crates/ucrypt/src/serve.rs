@@ -338,7 +338,16 @@ impl Exports {
 
     /// Stops all exports; they finish accepted requests first. Fails if a served file or device had
     /// become unusable before.
-    pub(crate) fn stop(self) -> Result<(), Failure> {
+    ///
+    /// NBD clients have some seconds for their last replies, which who sent a signal may not wait for.
+    /// So they all have them at the same time, and what is acknowledged by then is flushed meanwhile.
+    pub(crate) fn stop(self, last_flush: &mut LastFlush) -> Result<(), Failure> {
+        self.nbd.iter().for_each(Server::stop);
+        self.vhost_user.iter().for_each(vhost_user::Server::stop);
+        if !self.nbd.is_empty() {
+            // If this fails, so does the last flush.
+            let _ = last_flush.run();
+        }
         self.nbd.into_iter().for_each(Server::shutdown);
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
         let fuse: Vec<_> = self.fuse.into_iter().map(FuseExport::stop).collect();
@@ -365,7 +374,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let sender = events.sender();
     signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
     events.listen(&opened.volume);
-    let last_flush = LastFlush::prepare(&opened.volume)?;
+    let mut last_flush = LastFlush::prepare(&opened.volume)?;
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
     announce_all(&exports, args.json);
@@ -402,7 +411,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
     let _watchdog = Watchdog::start(limit, |failure| say_line(failure));
     drop(limit_of_all);
-    let stopped = exports.stop();
+    let stopped = exports.stop(&mut last_flush);
     troubles.tell(&opened);
     last_flush.run().and(stopped).and(parted)?;
     left.map_or(Ok(()), Err)

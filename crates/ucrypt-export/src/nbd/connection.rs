@@ -30,7 +30,7 @@ use intake::{Incoming, Need};
 
 /// How long a connection whose input has ended waits for the client to take a part of its replies.
 const LINGER: Duration = Duration::from_secs(5);
-/// How long it waits for the client to take all of them.
+/// How long it waits for the client to take all of them, while the server goes on.
 const LINGER_MAX: Duration = Duration::from_secs(20);
 
 /// Why a connection ended, unless the client ended it.
@@ -134,6 +134,12 @@ impl Linger {
     fn extend(&mut self, now: Instant) {
         self.give_up = self.end.min(now + LINGER);
     }
+
+    /// The server is to end: what follows must not wait for a slow client.
+    fn hurry(&mut self, now: Instant) {
+        self.end = self.end.min(now + LINGER);
+        self.give_up = self.give_up.min(self.end);
+    }
 }
 
 impl<'a> Connection<'a> {
@@ -178,7 +184,7 @@ impl<'a> Connection<'a> {
             progress |= self.take_requests();
             self.queue.poll().map_err(ConnectionError::Queue)?;
             progress |= self.collect();
-            progress |= self.send();
+            progress |= self.send(Instant::now);
             if !self.input_open && self.idle() {
                 break;
             }
@@ -275,7 +281,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Sends as much as the socket takes; false if there was nothing to send or the socket is full.
-    fn send(&mut self) -> bool {
+    fn send(&mut self, now: impl FnOnce() -> Instant) -> bool {
         if self.outbox.is_empty() {
             return false;
         }
@@ -285,14 +291,16 @@ impl<'a> Connection<'a> {
             Err(_) => self.close_output(),
         }
         if let Some(linger) = self.linger.as_mut().filter(|_| self.outbox.bytes() < before) {
-            linger.extend(Instant::now());
+            linger.extend(now());
         }
         !self.socket_full
     }
 
     /// Sleeps until the socket or the queue has something new, or the server is to stop.
     fn wait(&mut self) -> Result<(), ConnectionError> {
-        let left = self.time_to_linger();
+        let stopped = self.stop.is_set();
+        let left = self.time_to_linger(stopped, Instant::now);
+        // After a sleep the loop has tried to send: a socket takes bytes before it tells so.
         if left == Some(Duration::ZERO) {
             self.close_output();
             return Ok(());
@@ -301,8 +309,9 @@ impl<'a> Connection<'a> {
         events.set(EventFlags::IN, self.input_open && self.need == Need::Input);
         events.set(EventFlags::OUT, !self.outbox.is_empty());
         self.waiter.watch(SOCKET, self.socket, events)?;
-        // Stays readable once it is set, so it is watched only while the input is open.
-        let stop = if self.input_open { EventFlags::IN } else { EventFlags::empty() };
+        // Stays readable once it is set, so it is watched only until that is known.
+        let watches_stop = self.input_open || !stopped;
+        let stop = if watches_stop { EventFlags::IN } else { EventFlags::empty() };
         self.waiter.watch(STOP, self.stop, stop)?;
         let try_input = &mut self.try_input;
         *try_input = false;
@@ -314,12 +323,15 @@ impl<'a> Connection<'a> {
     }
 
     /// How long to wait for the client to take its last replies; `None`: without a limit.
-    fn time_to_linger(&mut self) -> Option<Duration> {
+    fn time_to_linger(&mut self, stopped: bool, now: impl FnOnce() -> Instant) -> Option<Duration> {
         if self.input_open || self.queue.in_flight() > 0 || self.outbox.is_empty() {
             return None;
         }
-        let now = Instant::now();
+        let now = now();
         let linger = self.linger.get_or_insert_with(|| Linger::new(now));
+        if stopped {
+            linger.hurry(now);
+        }
         Some(linger.give_up.saturating_duration_since(now))
     }
 }
@@ -354,7 +366,68 @@ impl Submitter for Connection<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use ucrypt_engine::VolumeOptions;
+
     use super::*;
+
+    fn volume() -> Arc<Volume> {
+        let memory = Arc::new(ucrypt_backend::memory(1 << 20).expect("memory"));
+        Arc::new(Volume::raw(memory, VolumeOptions::default()).expect("a volume"))
+    }
+
+    /// A connection whose input has ended, with more to say than its socket takes.
+    fn with_last_replies<'a>(socket: &'a OwnedFd, stop: &'a Stop) -> Connection<'a> {
+        const LEN: usize = 8 << 20;
+        let volume = volume();
+        let queue = QueueConfig::new(2 * LEN, 4);
+        let service = Service {
+            means: Means::new(&volume, queue).expect("a queue"),
+            volume,
+            negotiated: Negotiated {
+                size: 1 << 20,
+                flags: 0,
+                block_status: false,
+                fast_zero: false,
+            },
+            structured: false,
+            depth: 4,
+        };
+        let mut connection = Connection::new(socket, stop, service);
+        let data = connection.queue.alloc(LEN).expect("memory");
+        connection.reply(Reply::read(false, 1, 0, data));
+        connection.close_input();
+        connection
+    }
+
+    #[test]
+    fn a_connection_gives_a_client_more_time_when_it_takes_a_part_and_only_then() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let (ours, stop) = (OwnedFd::from(ours), Stop::new().expect("an eventfd"));
+        let mut connection = with_last_replies(&ours, &stop);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let left = |connection: &mut Connection<'_>, seconds, stopped| {
+            connection.time_to_linger(stopped, || at(seconds)).expect("a limit").as_secs()
+        };
+        assert!(!connection.send(|| at(0)), "the socket is full");
+        assert_eq!(left(&mut connection, 0, false), 5);
+        assert!(!connection.send(|| at(4)));
+        assert_eq!(left(&mut connection, 4, false), 1, "the client takes nothing");
+        let mut part = vec![0; 128 << 10];
+        theirs.read_exact(&mut part).expect("replies");
+        connection.send(|| at(4));
+        assert_eq!(left(&mut connection, 4, false), 5, "it has taken a part");
+        assert_eq!(left(&mut connection, 6, false), 3);
+        // The server stops: 5 s from there, whatever the client takes.
+        assert_eq!(left(&mut connection, 6, true), 3);
+        theirs.read_exact(&mut part).expect("replies");
+        connection.send(|| at(8));
+        assert_eq!(left(&mut connection, 8, true), 3);
+        assert_eq!(left(&mut connection, 11, true), 0);
+    }
 
     #[test]
     fn a_client_that_takes_its_last_replies_has_more_time_but_not_for_ever() {

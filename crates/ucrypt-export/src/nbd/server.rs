@@ -172,15 +172,21 @@ impl Server {
         self.shared.clients.are_gone()
     }
 
-    /// Takes no more clients and no more requests, completes every request that was taken, and
+    /// Takes no more clients and no more requests, and returns at once. Requests that were taken
+    /// are still completed; clients have 5 s to take the replies.
+    pub fn stop(&self) {
+        self.shared.stop.set();
+        self.shared.no_more.set();
+    }
+
+    /// [`Server::stop`]; completes every request that was taken, and
     /// returns when the last connection is closed. It flushes nothing beyond that.
     pub fn shutdown(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        self.shared.stop.set();
-        self.shared.no_more.set();
+        self.stop();
         if let Some(acceptor) = self.acceptor.take() {
             // A panic of the thread has been printed already and leaves nothing to do.
             let _ = acceptor.join();

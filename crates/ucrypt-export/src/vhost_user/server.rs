@@ -115,7 +115,17 @@ impl Server {
         &self.path
     }
 
-    /// Takes no more front ends and no more requests, completes every request that was taken, and
+    /// Takes no more front ends and no more requests, and returns at once. Requests that were taken
+    /// are still completed.
+    pub fn stop(&self) {
+        self.shared.device.stop.set();
+        if let Some(client) = &*self.shared.client() {
+            // Fails if the front end is gone already, which is fine.
+            let _ = shutdown(client, Shutdown::Both);
+        }
+    }
+
+    /// [`Server::stop`]; completes every request that was taken, and
     /// returns when the connection is closed. It flushes nothing beyond that.
     ///
     /// Requests that take longer than [`ServerConfig::patience`] are reported and left behind, with
@@ -125,12 +135,8 @@ impl Server {
     }
 
     fn end(&mut self) {
+        self.stop();
         let device = &self.shared.device;
-        device.stop.set();
-        if let Some(client) = &*self.shared.client() {
-            // Fails if the front end is gone already, which is fine.
-            let _ = shutdown(client, Shutdown::Both);
-        }
         let Some(thread) = self.thread.take() else { return };
         // The thread reports rings that do not end in time.
         let ended = device.await_end(self.shared.ended.as_fd())

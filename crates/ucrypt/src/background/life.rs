@@ -211,7 +211,7 @@ impl Life {
     fn end(mut self, end: End) -> Result<(), Failure> {
         let name = self.paths.name().to_owned();
         self.suspension.cancel(&name, &self.opened.volume);
-        let Self { paths, claim, opened, exports, link, last_flush, mut troubles, .. } = self;
+        let Self { paths, claim, opened, exports, link, mut last_flush, mut troubles, .. } = self;
         if !matches!(self.suspension, Suspension::None) {
             opened.volume.abandon();
         }
@@ -227,7 +227,7 @@ impl Life {
                 control::reply(stream, &control::refusal(failure));
             }
         });
-        let stopped = exports.stop();
+        let stopped = exports.stop(&mut last_flush);
         troubles.tell(&opened);
         let flushed = last_flush.run().and(stopped);
         let written = written(&opened);

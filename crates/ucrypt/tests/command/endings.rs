@@ -184,6 +184,46 @@ fn a_server_whose_image_does_not_answer_ends_and_says_so() {
     }
 }
 
+/// Who sends a signal may kill after 10 s: clients that do not take their replies must not add up,
+/// and nothing that was acknowledged waits for them.
+#[test]
+fn slow_nbd_clients_keep_neither_other_sockets_nor_the_flush_waiting_at_the_end() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", LEN);
+    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let path = run(below.arg(&image).arg("below"), b"").text();
+    let flushes = || {
+        let status = run(&mut scratch.ucrypt(&["status", "--json", "below"]), b"").passes();
+        let status: Value = serde_json::from_slice(&status).expect("JSON");
+        status["counters"]["flushes"].as_u64().expect("a number")
+    };
+    let other = scratch.path("other");
+    let address = format!("unix:{}", other.display());
+    let arguments = ["--cipher", "none", path.trim(), "--nbd", &address];
+    let above = Server::start(&scratch, On::Nbd, &arguments);
+    let mut slow = NbdClient::connect(above.socket()).expect("connected");
+    let mut idle = NbdClient::connect(&other).expect("connected");
+    slow.write(0, &[1; 4096]).expect("written");
+    slow.begin_read(0, 8 << 20).expect("the data comes");
+    let before = flushes();
+    above.signal(Signal::TERM);
+    await_that("the other socket stops", || {
+        let waits = !slow.is_over();
+        let stopped = idle.send_write(4096, &[1; 512]).is_err();
+        assert!(waits || !stopped, "only after the slow client");
+        stopped
+    });
+    await_that("the flush", || {
+        let waits = !slow.is_over();
+        let flushed = flushes() > before;
+        assert!(waits || !flushed, "only after the slow client");
+        flushed
+    });
+    drop(slow);
+    above.ends();
+    run(&mut scratch.ucrypt(&["close", "below"]), b"").passes();
+}
+
 #[test]
 fn close_names_who_uses_a_device() {
     let scratch = Scratch::new();

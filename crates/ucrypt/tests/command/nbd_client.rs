@@ -6,12 +6,15 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 const IHAVEOPT: u64 = 0x4948_4156_454F_5054;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const OPTION_EXPORT_NAME: u32 = 1;
 /// Fixed newstyle, no zeroes after the export's flags.
 const CLIENT_FLAGS: u32 = 3;
+const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
@@ -56,6 +59,19 @@ impl NbdClient {
     /// Asks for a write and does not wait for the answer.
     pub(crate) fn send_write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.send(WRITE, offset, data.len() as u32, data)
+    }
+
+    /// Asks for data, and takes only the first byte of the answer.
+    pub(crate) fn begin_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.send(READ, offset, len, &[])?;
+        self.stream.read_exact(&mut [0])
+    }
+
+    /// Whether the server has closed the connection.
+    pub(crate) fn is_over(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An empty set still includes hang-ups.
+        poll(&mut [PollFd::new(&self.stream, PollFlags::empty())], Some(&now)) != Ok(0)
     }
 
     fn send(&mut self, command: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {

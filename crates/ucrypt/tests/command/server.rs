@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -38,12 +38,6 @@ impl Server {
     #[track_caller]
     pub(crate) fn start<S: AsRef<OsStr>>(scratch: &Scratch, on: On, arguments: &[S]) -> Self {
         let mut command = scratch.ucrypt_child(&["serve"]);
-        command.args(arguments);
-        Self::start_command(scratch, on, command)
-    }
-
-    #[track_caller]
-    fn start_command(scratch: &Scratch, on: On, mut command: Command) -> Self {
         let log = scratch.path("server.log");
         let (socket, file) = (scratch.path("socket"), scratch.path("served"));
         let mut exports = 0;
@@ -55,6 +49,8 @@ impl Server {
             command.arg("--fuse").arg(&file);
             exports += 1;
         }
+        // Behind those above, so that exports among them are announced later.
+        command.args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(File::create(&log).expect("a log"));
         let mut server = Self { child: command.spawn().expect("ucrypt starts"), log, socket, file };
