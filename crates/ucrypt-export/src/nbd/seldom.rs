@@ -6,9 +6,22 @@ use std::time::{Duration, Instant};
 /// How often a line of one kind is reported.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
+/// Most users whose lines are counted apart: one may have as many user numbers as it likes.
+const USERS_MAX: usize = 16;
+
 /// Lets one line of a kind through in [`SAY_EVERY`], and counts the others.
 #[derive(Debug, Default)]
 pub(super) struct Seldom(Mutex<Said>);
+
+/// As [`Seldom`], for each user. Those for whom there is no place share one.
+#[derive(Debug, Default)]
+pub(super) struct SeldomByUser(Mutex<ByUser>);
+
+#[derive(Debug, Default)]
+struct ByUser {
+    users: Vec<(Option<u32>, Said)>,
+    others: Said,
+}
 
 #[derive(Debug, Default)]
 struct Said {
@@ -21,13 +34,43 @@ impl Seldom {
     /// Whether to report such a line now, and how many were kept back since the last one; `None`: keep
     /// it back.
     pub(super) fn passes(&self, now: Instant) -> Option<u64> {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.last.is_some_and(|last| now.saturating_duration_since(last) < SAY_EVERY) {
-            said.kept_back += 1;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).passes(now)
+    }
+}
+
+impl SeldomByUser {
+    /// As [`Seldom::passes`]. `None` is a user that cannot be told.
+    pub(super) fn passes(&self, user: Option<u32>, now: Instant) -> Option<u64> {
+        let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ByUser { users, others } = &mut *lists;
+        if let Some((_, said)) = users.iter_mut().find(|(known, _)| *known == user) {
+            return said.passes(now);
+        }
+        if users.len() == USERS_MAX {
+            users.retain(|(_, said)| said.is_recent(now));
+        }
+        if users.len() == USERS_MAX {
+            return others.passes(now);
+        }
+        let mut said = Said::default();
+        let passes = said.passes(now);
+        users.push((user, said));
+        passes
+    }
+}
+
+impl Said {
+    fn is_recent(&self, now: Instant) -> bool {
+        self.last.is_some_and(|last| now.saturating_duration_since(last) < SAY_EVERY)
+    }
+
+    fn passes(&mut self, now: Instant) -> Option<u64> {
+        if self.is_recent(now) {
+            self.kept_back += 1;
             return None;
         }
-        said.last = Some(now);
-        Some(std::mem::take(&mut said.kept_back))
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.kept_back))
     }
 }
 
@@ -52,5 +95,18 @@ mod tests {
         assert_eq!([after(60), after(61), after(500)], [Some(3), None, Some(1)]);
         assert_eq!(and_before(3), " (3 more since the last such line)");
         assert_eq!(and_before(0), "");
+    }
+
+    #[test]
+    fn the_lines_of_one_user_hide_no_others_and_many_users_cannot_fill_the_log() {
+        let (seldom, start) = (SeldomByUser::default(), Instant::now());
+        let after = |user, seconds| seldom.passes(user, start + Duration::from_secs(seconds));
+        assert_eq!([after(Some(1), 0), after(Some(1), 1)], [Some(0), None]);
+        assert_eq!([after(Some(2), 1), after(None, 1)], [Some(0), Some(0)]);
+        let passed =
+            |seconds| (0..1000).filter(|user| after(Some(*user), seconds).is_some()).count();
+        assert_eq!([passed(2), passed(59)], [USERS_MAX - 3 + 1, 0]);
+        assert_eq!(after(Some(1), 60), Some(2 + 1), "its own count");
+        assert!((1..=USERS_MAX + 1).contains(&passed(200)));
     }
 }

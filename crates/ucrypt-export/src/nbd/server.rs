@@ -19,7 +19,7 @@ use super::negotiate::negotiate;
 use super::peer;
 use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
 use super::request::Negotiated;
-use super::seldom::{Seldom, and_before};
+use super::seldom::{Seldom, SeldomByUser, and_before};
 use crate::memory;
 use crate::stop::Stop;
 
@@ -240,12 +240,39 @@ struct Shared {
     lines: Lines,
 }
 
+impl Shared {
+    /// Reports a line of a kind unless it `passes`, with the number of those kept back before.
+    fn report(&self, passes: Option<u64>, line: impl FnOnce() -> String) {
+        if let Some(kept_back) = passes {
+            (self.config.report)(&(line() + &and_before(kept_back)));
+        }
+    }
+}
+
 /// The lines that clients could fill the log with, by kind.
 #[derive(Default)]
 struct Lines {
     cannot_accept: Seldom,
-    foreign: Seldom,
+    no_thread: Seldom,
+    foreign: SeldomByUser,
     full: Seldom,
+    cut_off: Seldom,
+    violation: Seldom,
+    timeout: Seldom,
+    queue: Seldom,
+    socket: Seldom,
+}
+
+impl Lines {
+    /// The kind of line that tells of this failure.
+    fn of(&self, error: &ConnectionError) -> &Seldom {
+        match error {
+            ConnectionError::Violation(_) => &self.violation,
+            ConnectionError::HandshakeTimeout(_) => &self.timeout,
+            ConnectionError::Queue(_) => &self.queue,
+            ConnectionError::Socket(_) => &self.socket,
+        }
+    }
 }
 
 struct Client {
@@ -299,10 +326,9 @@ impl Acceptor {
     /// Reports, now and then, that no client can be accepted: the descriptors or the memory are used
     /// up, which may last.
     fn cannot_accept(&self, error: Errno) {
-        if let Some(kept_back) = self.shared.lines.cannot_accept.passes(Instant::now()) {
-            let (error, before) = (io::Error::from(error), and_before(kept_back));
-            (self.shared.config.report)(&format!("cannot accept an NBD client: {error}{before}"));
-        }
+        let passes = self.shared.lines.cannot_accept.passes(Instant::now());
+        let error = io::Error::from(error);
+        self.shared.report(passes, || format!("cannot accept an NBD client: {error}"));
     }
 
     fn welcome(&mut self, socket: OwnedFd) {
@@ -313,9 +339,9 @@ impl Acceptor {
         tune(&socket, shared.is_tcp);
         let socket = Arc::new(socket);
         if let Some(gone) = shared.clients.greet(number, &socket) {
-            (shared.config.report)(&format!(
-                "NBD client {gone} cut off: it did not negotiate, and others wait"
-            ));
+            shared.report(shared.lines.cut_off.passes(Instant::now()), || {
+                format!("NBD client {gone} cut off: it did not negotiate, and others wait")
+            });
             // Its thread has nothing more to wait for. Joining it here bounds the number of threads
             // by the number of places.
             if let Some(at) = self.clients.iter().position(|client| client.number == gone) {
@@ -324,7 +350,8 @@ impl Acceptor {
         }
         let spawned = thread::Builder::new().name(format!("nbd-{number}")).spawn(move || {
             if let Err(error) = serve(&socket, number, &shared) {
-                (shared.config.report)(&format!("NBD client {number}: {error}"));
+                let passes = shared.lines.of(&error).passes(Instant::now());
+                shared.report(passes, || format!("NBD client {number}: {error}"));
             }
             shared.clients.forget(number);
         });
@@ -332,8 +359,10 @@ impl Acceptor {
             Ok(thread) => self.clients.push(Client { number, thread }),
             Err(error) => {
                 self.shared.clients.forget(number);
-                let line = format!("NBD client {number} turned away: no thread: {error}");
-                (self.shared.config.report)(&line);
+                let passes = self.shared.lines.no_thread.passes(Instant::now());
+                self.shared.report(passes, || {
+                    format!("NBD client {number} turned away: no thread: {error}")
+                });
             }
         }
     }
@@ -353,16 +382,14 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     let Shared { volume, config, stop, clients, .. } = shared;
     // The volume may have been resized since the last connection.
     let export = &export(volume, config);
-    let handshake = match refusal(socket, shared)? {
-        None => Handshake::new(export),
-        Some((line, why)) => {
-            if let Some(kept_back) = line.passes(Instant::now()) {
-                let before = and_before(kept_back);
-                (config.report)(&format!("NBD client {number} turned away: {why}{before}"));
-            }
-            Handshake::refusing(export, why)
-        }
-    };
+    let timeout = config.handshake_timeout;
+    if let Some(Refused { why, passes }) = refusal(socket, shared)? {
+        shared.report(passes, || format!("NBD client {number} turned away: {why}"));
+        // What else is wrong with it does not matter, and must not hide the faults of others.
+        let _ =
+            negotiate(socket.as_fd(), Handshake::refusing(export, why), timeout, stop, || false);
+        return Ok(());
+    }
     let mut admission: Option<Admission<'_>> = None;
     let mut means = None;
     let memory = memory::each(volume, config.connections_max, MEMORY_MAX);
@@ -373,8 +400,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
         means = admission.is_some().then(|| Means::new(volume, queue));
         matches!(means, Some(Ok(_)))
     };
-    let timeout = config.handshake_timeout;
-    let negotiated = negotiate(socket.as_fd(), handshake, timeout, stop, admit)?;
+    let negotiated = negotiate(socket.as_fd(), Handshake::new(export), timeout, stop, admit)?;
     let means = means.transpose().map_err(ConnectionError::Queue)?;
     let (Some(negotiated), Some(means)) = (negotiated, means) else { return Ok(()) };
     let service = Service {
@@ -392,27 +418,35 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     Connection::new(socket, stop, service).run()
 }
 
-/// Why a client is not served, and the kind of line that says so; `None` if it is.
-fn refusal<'a>(socket: &OwnedFd, shared: &'a Shared) -> io::Result<Option<(&'a Seldom, String)>> {
+/// A client that is not served.
+struct Refused {
+    why: String,
+    /// Whether to report it; see [`Seldom::passes`].
+    passes: Option<u64>,
+}
+
+/// Why a client is not served; `None` if it is.
+fn refusal(socket: &OwnedFd, shared: &Shared) -> io::Result<Option<Refused>> {
     let Shared { config, lines, .. } = shared;
+    let now = Instant::now();
     if shared.is_tcp && !config.any_user {
         let own = rustix::process::geteuid().as_raw();
-        match peer::user(socket.as_fd())? {
-            Some(user) if user == own || user == 0 => {}
-            Some(user) => {
-                let why = format!(
-                    "it is of user {user}, and this server serves user {own} and root only \
-                     (--nbd-any-user lets every user of this machine in)"
-                );
-                return Ok(Some((&lines.foreign, why)));
-            }
-            None => {
-                let why = "it cannot be told which user it is of".into();
-                return Ok(Some((&lines.foreign, why)));
-            }
+        let user = peer::user(socket.as_fd())?;
+        let why = match user {
+            Some(user) if user == own || user == 0 => None,
+            Some(user) => Some(format!(
+                "it is of user {user}, and this server serves user {own} and root only \
+                 (--nbd-any-user lets every user of this machine in)"
+            )),
+            None => Some("it cannot be told which user it is of".into()),
+        };
+        if let Some(why) = why {
+            return Ok(Some(Refused { why, passes: lines.foreign.passes(user, now) }));
         }
     }
-    let most = config.connections_max;
-    let why = || (&lines.full, format!("{most} clients are connected, which is the most"));
-    Ok(shared.clients.is_full().then(why))
+    Ok(shared.clients.is_full().then(|| {
+        let most = config.connections_max;
+        let why = format!("{most} clients are connected, which is the most");
+        Refused { why, passes: lines.full.passes(now) }
+    }))
 }

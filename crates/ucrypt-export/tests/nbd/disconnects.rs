@@ -118,6 +118,31 @@ fn a_bad_magic_ends_the_connection_after_the_replies() {
 }
 
 #[test]
+fn clients_that_break_the_protocol_over_and_over_cannot_fill_the_log() {
+    let harness = Harness::start(plain(SMALL));
+    for _ in 0..20 {
+        let mut client = Client::simple(&harness);
+        client.send(&[0x55; 28]);
+        assert!(client.is_closed());
+        let mut greeted = Client::connect(&harness);
+        greeted.send(&[0x55; 16]);
+        assert!(greeted.is_closed());
+    }
+    harness.await_report("broke the protocol");
+    assert_eq!(harness.reports("NBD client"), 1);
+    assert_alive(&harness);
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_takes_nothing_more_before_anybody_waits_for_it() {
+    let mut harness = Harness::start(plain(SMALL));
+    let mut client = Client::simple(&harness);
+    harness.server().stop();
+    assert!(client.is_closed());
+    harness.stop();
+}
+
+#[test]
 fn a_write_too_long_to_skip_ends_the_connection_and_a_shorter_one_is_skipped() {
     let harness = Harness::start(plain(SMALL));
     let mut client = Client::simple(&harness);

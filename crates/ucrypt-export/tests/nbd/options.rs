@@ -116,6 +116,7 @@ fn silent_sockets_keep_nobody_out() {
         assert_eq!(Client::simple(&harness).read(0, 1), [0]);
     }
     harness.await_report("cut off: it did not negotiate");
+    assert_eq!(harness.reports("cut off"), 1, "silent sockets could fill the log");
     assert_eq!(served.read(0, 1), [0], "who is served stays");
     // The oldest was cut off first.
     let mut rest = Vec::new();
