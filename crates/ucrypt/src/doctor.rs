@@ -72,9 +72,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         return stdio::print_line(format_args!("{shown:#}"));
     }
     let mut text = format!("ucrypt open serves a volume by {chosen} here.\nExports:\n");
-    exports.iter().for_each(|finding| text.push_str(&finding.line()));
+    text.extend(exports.iter().map(Finding::line));
     text.push_str("System:\n");
-    system.iter().for_each(|finding| text.push_str(&finding.line()));
+    text.extend(system.iter().map(Finding::line));
     stdio::print(&text)
 }
 
