@@ -108,8 +108,11 @@ pub(crate) struct OpenArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct CloseArgs {
     /// Names of open volumes, or the paths of their devices
-    #[arg(value_name = "NAME", required = true)]
+    #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
+    /// Every open volume of this user
+    #[arg(long, conflicts_with = "names")]
+    all: bool,
     /// If it is in use, take the name away now and end when its last user does
     #[arg(long)]
     deferred: bool,
@@ -377,14 +380,35 @@ fn detach(log: &log::Log) -> io::Result<()> {
     Ok(())
 }
 
+/// Closes every volume that can be closed. The first failure is the result, the others are said.
 pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
+    let mut left = args.names.clone();
+    if args.all {
+        left.extend(RuntimePaths::all()?.iter().map(|paths| paths.name().to_owned()));
+    }
     let mut ended = Ok(());
-    for name in &args.names {
-        // Close every volume that can be closed. The first failure is the result.
-        match (close_one(name, args.deferred), &ended) {
-            (Err(failure), Err(_)) => say_line(failure),
-            (closed @ Err(_), Ok(())) => ended = closed,
-            (Ok(()), _) => {}
+    let mut keep = |failure| match &ended {
+        Ok(()) => ended = Err(failure),
+        Err(_) => say_line(failure),
+    };
+    while !left.is_empty() {
+        let mut in_use = Vec::new();
+        for name in &left {
+            match close_one(name, args.deferred) {
+                Ok(()) => {}
+                Err(failure) if failure.is_busy() => in_use.push((name.clone(), failure)),
+                Err(failure) => keep(failure),
+            }
+        }
+        // The user of one may have been another of them, whose image it is.
+        let may_go_on = in_use.len() < left.len();
+        left.clear();
+        for (name, failure) in in_use {
+            if may_go_on {
+                left.push(name);
+            } else {
+                keep(failure);
+            }
         }
     }
     ended

@@ -49,6 +49,11 @@ impl Failure {
         Self { code: SIGPIPE_CODE, message: String::new() }
     }
 
+    /// Whether something is in use.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.code == 5
+    }
+
     /// Whether it is [`Failure::nobody_reads`].
     pub(crate) fn is_nobody_reads(&self) -> bool {
         self.code == SIGPIPE_CODE

@@ -274,6 +274,26 @@ fn all_open_volumes_are_listed() {
 }
 
 #[test]
+fn all_open_volumes_are_closed_at_once_also_if_one_lies_on_another() {
+    let scratch = Scratch::new();
+    let close_all = || run(&mut scratch.ucrypt(&["close", "--all"]), b"");
+    close_all().passes();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let below = open(&scratch, &image, "below", &[]).text();
+    let mut raw = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    // The one below comes first in the list, and is in use by the one above.
+    let above = run(raw.args([below.trim_end(), "by"]), b"").text();
+    let reader = File::open(above.trim_end()).expect("opened");
+    let refused = close_all().exits(5).stderr;
+    assert!(refused.contains("below") && refused.contains("by "), "{refused}");
+    drop(reader);
+    close_all().passes();
+    nothing_is_left(&scratch);
+    run(&mut scratch.ucrypt(&["close", "--all", "below"]), b"").exits(1);
+    run(&mut scratch.ucrypt(&["close"]), b"").exits(1);
+}
+
+#[test]
 fn names_that_are_not_open_are_no_device() {
     let scratch = Scratch::new();
     close(&scratch, "nobody").refuses(4);
