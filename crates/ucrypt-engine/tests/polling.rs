@@ -70,7 +70,7 @@ fn automatic_polling_tries_both_ways_and_measures_them() {
     let (backend, _dir) = slow_file();
     let volume = volume(backend, Poll::Auto);
     let mut queue = queue(&volume);
-    for _ in 0..12 {
+    for _ in 0..16 {
         one_at_a_time(&mut queue);
     }
     let polled = volume.polled();

@@ -47,8 +47,10 @@ const SPIN_NS: u64 = 200_000;
 /// Requests of an epoch, which has one way to wait; the median judges it.
 const EPOCH: usize = 32;
 
-/// A trial has this many pairs of epochs: one that sleeps and one that spins.
+/// A trial has this many pairs: queues sleep for two epochs and spin for two. The first of the two
+/// does not count: right after a change threads and cores are not yet where they will be.
 const PAIRS: u32 = 4;
+const TRIAL: u32 = 4 * PAIRS;
 
 /// Spinning wins a pair if it saves this share of the time, in per cent.
 const GAIN_PERCENT: u64 = 10;
@@ -76,9 +78,10 @@ pub(crate) struct Polling {
     /// Times of this epoch, from request to request.
     times: [u64; EPOCH],
     count: usize,
-    /// Epochs left of the trial; the pair is complete when their number is even.
+    is_trial: bool,
+    /// Epochs left of the trial; a pair is complete when their number is a multiple of four.
     trial: u32,
-    /// Median of the first epoch of the pair.
+    /// Median of the first way of the pair.
     first_ns: u64,
     /// Pairs of this trial, and trials in a row, that spinning has won.
     wins: u32,
@@ -96,6 +99,7 @@ impl Polling {
             last_ns: None,
             times: [0; EPOCH],
             count: 0,
+            is_trial: false,
             trial: 0,
             first_ns: 0,
             wins: 0,
@@ -137,27 +141,29 @@ impl Polling {
     }
 
     fn end_epoch(&mut self) {
-        self.times.sort_unstable();
-        let median = self.times[EPOCH / 2];
-        let of =
-            if self.state.spins { &mut self.state.spinning_ns } else { &mut self.state.asleep_ns };
-        *of = Some(median);
-        if self.trial == 0 {
-            self.left -= 1;
-            if self.left == 0 {
-                (self.trial, self.wins) = (2 * PAIRS, 0);
-                self.state.spins = !self.state.spins;
-            }
+        self.trial = self.trial.saturating_sub(1);
+        if self.trial % 2 == 1 {
             return;
         }
-        self.trial -= 1;
-        if self.trial % 2 == 1 {
-            self.first_ns = median;
-        } else {
-            let (asleep_ns, spinning_ns) =
-                if self.state.spins { (self.first_ns, median) } else { (median, self.first_ns) };
-            let saves = spinning_ns < asleep_ns - asleep_ns / 100 * GAIN_PERCENT;
-            self.wins += u32::from(saves);
+        self.times.sort_unstable();
+        let median = self.times[EPOCH / 2];
+        let of = &mut self.state;
+        *(if of.spins { &mut of.spinning_ns } else { &mut of.asleep_ns }) = Some(median);
+        match (self.is_trial, self.trial % 4) {
+            (false, _) => {
+                self.left -= 1;
+                if self.left > 0 {
+                    return;
+                }
+                (self.is_trial, self.trial, self.wins) = (true, TRIAL, 0);
+            }
+            (true, 2) => self.first_ns = median,
+            (true, _) => {
+                let (asleep_ns, spinning_ns) =
+                    if of.spins { (self.first_ns, median) } else { (median, self.first_ns) };
+                let saves = spinning_ns < asleep_ns - asleep_ns / 100 * GAIN_PERCENT;
+                self.wins += u32::from(saves);
+            }
         }
         self.state.spins = !self.state.spins;
         if self.trial == 0 {
@@ -166,6 +172,7 @@ impl Polling {
     }
 
     fn end_trial(&mut self) {
+        self.is_trial = false;
         let was_chosen = self.won >= TRIALS_MIN;
         self.won = if self.wins >= WINS_MIN { (self.won + 1).min(TRIALS_MIN) } else { 0 };
         let is_chosen = self.won >= TRIALS_MIN;
@@ -277,10 +284,10 @@ mod tests {
         for seed in 0..100 {
             let mut client = Client::new(seed);
             let spun = client.run(20_000, 100_000, 75_000);
-            assert!(spun > 16_500, "seed {seed}: {spun} of 20000");
+            assert!(spun > 15_000, "seed {seed}: {spun} of 20000");
             let mut client = Client::new(seed);
             let spun = client.run(20_000, 75_000, 100_000);
-            assert!(spun < 1_000, "seed {seed}: {spun} of 20000");
+            assert!(spun < 2_000, "seed {seed}: {spun} of 20000");
         }
     }
 
@@ -312,14 +319,14 @@ mod tests {
             let mut client = Client::new(seed);
             client.run(20_000, 100_000, 75_000);
             // The longest pause between two trials, and one trial.
-            client.run((PAUSE_SPINNING_MAX + 2 * PAIRS) * EPOCH as u32, 75_000, 100_000);
+            client.run((PAUSE_SPINNING_MAX + TRIAL) * EPOCH as u32, 75_000, 100_000);
             let spun = client.run(1_000, 75_000, 100_000);
-            assert!(spun < 400, "seed {seed}: {spun} of 1000");
+            assert!(spun < 600, "seed {seed}: {spun} of 1000");
             // And back.
-            let most = PAUSE_ASLEEP_MAX + PAUSE_AGAIN + 4 * PAIRS;
+            let most = PAUSE_ASLEEP_MAX + PAUSE_AGAIN + 2 * TRIAL;
             client.run(most * EPOCH as u32, 100_000, 75_000);
             let spun = client.run(10_000, 100_000, 75_000);
-            assert!(spun > 8_000, "seed {seed}: {spun} of 10000");
+            assert!(spun > 7_500, "seed {seed}: {spun} of 10000");
         }
     }
 
