@@ -276,7 +276,7 @@ pub(super) fn dispatch(status: &Value) -> String {
 fn waiting(polling: &Value) -> String {
     let how = if polling["spins"] == true { "spinning" } else { "asleep" };
     if polling["poll"] != "auto" {
-        return format!("{how} (as asked for)");
+        return format!("{how} (--poll {})", polling["poll"].as_str().unwrap_or("off"));
     }
     match (polling["asleep_ns"].as_f64(), polling["spinning_ns"].as_f64()) {
         (Some(asleep), Some(spinning)) => {
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(polling(false, None), "asleep (not measured yet)");
         let measured = "a lone request takes 104 µs asleep, 71 spinning";
         assert_eq!(polling(true, Some(71_000)), format!("spinning ({measured})"));
-        assert_eq!(waiting(&json!({ "poll": "off", "spins": false })), "asleep (as asked for)");
+        assert_eq!(waiting(&json!({ "poll": "off", "spins": false })), "asleep (--poll off)");
     }
 
     #[test]

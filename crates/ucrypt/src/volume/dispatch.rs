@@ -35,7 +35,7 @@ pub(crate) struct DispatchArgs {
     #[arg(long, value_name = "NS[,NS]", value_parser = parse_model)]
     pub(super) cipher_model: Option<CipherModel>,
     /// Whether to spin for the disk while requests come one at a time: auto if that is measured to be
-    /// faster; off; or for at most this many microseconds [default: auto]
+    /// faster; off; or for at most this many microseconds [default: off]
     #[arg(long, value_name = "off|auto|MICROSECONDS", value_parser = parse_poll)]
     poll: Option<Poll>,
 }
@@ -52,7 +52,7 @@ impl DispatchArgs {
     }
 
     pub(super) fn poll(&self) -> Poll {
-        self.poll.unwrap_or(Poll::Auto)
+        self.poll.unwrap_or(Poll::Off)
     }
 
     /// The flags on the command line.

@@ -181,9 +181,9 @@ fn the_way_to_wait_for_the_disk_is_chosen_and_shown() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     for (option, poll, shown) in [
-        (&[][..], "auto", "asleep (not measured yet)"),
-        (&["--poll", "off"], "off", "asleep (as asked for)"),
-        (&["--poll", "50"], "always", "spinning (as asked for)"),
+        (&[][..], "off", "asleep (--poll off)"),
+        (&["--poll", "auto"], "auto", "asleep (not measured yet)"),
+        (&["--poll", "50"], "always", "spinning (--poll always)"),
     ] {
         open(&scratch, &image, "volume", option).passes();
         assert_eq!(status(&scratch, "volume")["polling"]["poll"], poll);
