@@ -118,8 +118,8 @@ fn locked_memory() -> Result<String, String> {
 fn argon2() -> Result<String, String> {
     match memory::bound_kib() {
         Some(kib) if kib < 1 << 20 => Err(format!(
-            "this container's memory limits new keyslots to {} MiB, and keyslots that take more \
-             cannot be opened: raise its limit, or use --pbkdf pbkdf2",
+            "new keyslots get at most {} MiB, half of what this container has: raise its limit, or \
+             use --pbkdf pbkdf2",
             kib >> 10
         )),
         _ => Ok(String::new()),

@@ -78,8 +78,7 @@ pub(crate) struct Polling {
     /// Times of this epoch, from request to request.
     times: [u64; EPOCH],
     count: usize,
-    is_trial: bool,
-    /// Epochs left of the trial; a pair is complete when their number is a multiple of four.
+    /// Epochs left of the trial, if there is one; a pair is complete when their number is a multiple of four.
     trial: u32,
     /// Median of the first way of the pair.
     first_ns: u64,
@@ -99,7 +98,6 @@ impl Polling {
             last_ns: None,
             times: [0; EPOCH],
             count: 0,
-            is_trial: false,
             trial: 0,
             first_ns: 0,
             wins: 0,
@@ -141,6 +139,7 @@ impl Polling {
     }
 
     fn end_epoch(&mut self) {
+        let is_trial = self.trial > 0;
         self.trial = self.trial.saturating_sub(1);
         if self.trial % 2 == 1 {
             return;
@@ -149,13 +148,13 @@ impl Polling {
         let median = self.times[EPOCH / 2];
         let of = &mut self.state;
         *(if of.spins { &mut of.spinning_ns } else { &mut of.asleep_ns }) = Some(median);
-        match (self.is_trial, self.trial % 4) {
+        match (is_trial, self.trial % 4) {
             (false, _) => {
                 self.left -= 1;
                 if self.left > 0 {
                     return;
                 }
-                (self.is_trial, self.trial, self.wins) = (true, TRIAL, 0);
+                (self.trial, self.wins) = (TRIAL, 0);
             }
             (true, 2) => self.first_ns = median,
             (true, _) => {
@@ -172,7 +171,6 @@ impl Polling {
     }
 
     fn end_trial(&mut self) {
-        self.is_trial = false;
         let was_chosen = self.won >= TRIALS_MIN;
         self.won = if self.wins >= WINS_MIN { (self.won + 1).min(TRIALS_MIN) } else { 0 };
         let is_chosen = self.won >= TRIALS_MIN;

@@ -321,9 +321,10 @@ fn polling(poll: Poll, polled: Polled) -> Value {
     let Polled { spins, asleep_ns, spinning_ns, caught, missed } = polled;
     json!({
         "poll": match poll {
-            Poll::Off => "off",
-            Poll::Auto => "auto",
-            Poll::Spin(_) => "always",
+            Poll::Off => "off".to_owned(),
+            Poll::Auto => "auto".to_owned(),
+            // In microseconds, as the option takes it.
+            Poll::Spin(ns) => (ns / 1000).to_string(),
         },
         "spins": spins,
         "asleep_ns": asleep_ns,

@@ -458,18 +458,24 @@ fn a_full_image_is_in_the_log() {
     assert_eq!(told(&said), 2, "{said}");
 }
 
+/// Opens a loop device whose image is the file of another server. Returns the other server, which can
+/// be stopped so that the image does not answer, and the device's.
+fn loop_over_a_file(scratch: &Scratch) -> (Pid, Pid) {
+    let image = scratch.sparse("image", 64 << 20);
+    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let path = run(below.arg(&image).arg("below"), b"").text();
+    let holder = server(scratch);
+    let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "loop"]);
+    run(above.args([path.trim(), &scratch.unique()]), b"").passes();
+    let above = scratch.processes().into_iter().find(|process| *process != holder);
+    (holder, above.expect("a server"))
+}
+
 /// A mounted loop device whose image does not answer: nothing on the way to the end waits for it.
 #[test]
 fn a_mounted_device_whose_image_does_not_answer_does_not_keep_its_server_from_the_end() {
     let scratch = Scratch::new();
-    let image = scratch.sparse("image", 64 << 20);
-    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
-    let path = run(below.arg(&image).arg("below"), b"").text();
-    let holder = server(&scratch);
-    let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "loop"]);
-    run(above.args([path.trim(), &scratch.unique()]), b"").passes();
-    let above = scratch.processes().into_iter().find(|process| *process != holder);
-    let above = above.expect("a server");
+    let (holder, above) = loop_over_a_file(&scratch);
     let device = scratch.device();
     let mut shell = script(
         &scratch,
@@ -514,14 +520,7 @@ impl Drop for Stopped {
 #[test]
 fn no_action_after_a_refused_close_waits_for_an_image_that_does_not_answer() {
     let scratch = Scratch::new();
-    let image = scratch.sparse("image", 64 << 20);
-    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
-    let path = run(below.arg(&image).arg("below"), b"").text();
-    let holder = server(&scratch);
-    let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "loop"]);
-    run(above.args([path.trim(), &scratch.unique()]), b"").passes();
-    let above = scratch.processes().into_iter().find(|process| *process != holder);
-    let above = above.expect("a server");
+    let (holder, above) = loop_over_a_file(&scratch);
     let device = scratch.device().display().to_string();
     stop(holder);
     let mut stopped = Stopped { holder, writer: unseen_writer(&scratch, &device) };

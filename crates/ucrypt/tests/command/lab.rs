@@ -459,12 +459,7 @@ fn an_interrupted_run_keeps_its_results_leaves_nothing_else_and_goes_on() {
     lab.arg("--out").arg(&out).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = lab.spawn().expect("it starts");
     await_results(&out, 5, &mut child);
-    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a number")).expect("a process");
-    kill_process(pid, Signal::INT).expect("it is there");
-    let ended = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(1), "{said}");
-    assert!(said.contains("--resume"), "{said}");
+    interrupt(child);
     assert!(scratch.processes().is_empty() && scratch.mounts().is_empty());
     assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "scratch files are left");
     let before = lines(&out.join("results.jsonl"));

@@ -183,7 +183,7 @@ fn the_way_to_wait_for_the_disk_is_chosen_and_shown() {
     for (option, poll, shown) in [
         (&[][..], "off", "asleep (--poll off)"),
         (&["--poll", "auto"], "auto", "asleep (not measured yet)"),
-        (&["--poll", "50"], "always", "spinning (--poll always)"),
+        (&["--poll", "50"], "50", "spinning (--poll 50)"),
     ] {
         open(&scratch, &image, "volume", option).passes();
         assert_eq!(status(&scratch, "volume")["polling"]["poll"], poll);
