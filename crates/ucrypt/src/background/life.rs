@@ -2,6 +2,7 @@
 //! end.
 
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -235,8 +236,15 @@ impl Life {
             say_line(lost);
         }
         let flushed = flushed.and(written);
-        // Release the image and the name before telling anyone.
+        // Release the image and the name before telling anyone. The last flush has the image open, too.
+        drop(last_flush);
+        let volume = Arc::downgrade(&opened.volume);
         drop(opened);
+        let is_released = volume.strong_count() == 0;
+        debug_assert!(
+            is_released || flushed.is_err() || matches!(end, End::InUse(_)),
+            "somebody still has the image of a closed volume open"
+        );
         drop(link);
         paths.clean_up();
         drop(claim);
@@ -337,12 +345,15 @@ fn polling(poll: Poll, polled: Polled) -> Value {
 /// The decisions of one queue, and the measurements behind them.
 fn queue(decisions: &Decisions) -> Value {
     let Decisions { stats, explored, measured, workers } = *decisions;
+    let [wake_latency, wake_latency_100us, wake_latency_1ms] = measured.wake_latencies_ns;
     let figures = [
         ("decrypt_ns_per_byte", measured.decrypt_ns_per_byte),
         ("encrypt_ns_per_byte", measured.encrypt_ns_per_byte),
         ("worker_decrypt_ns_per_byte", measured.worker_decrypt_ns_per_byte),
         ("worker_encrypt_ns_per_byte", measured.worker_encrypt_ns_per_byte),
-        ("wake_latency_ns", measured.wake_latency_ns),
+        ("wake_latency_ns", wake_latency),
+        ("wake_latency_after_100us_ns", wake_latency_100us),
+        ("wake_latency_after_1ms_ns", wake_latency_1ms),
         ("wake_cost_ns", measured.wake_cost_ns),
         ("enqueue_cost_ns", measured.enqueue_cost_ns),
         ("copy_penalty_ns_per_byte", measured.copy_penalty_ns_per_byte),
