@@ -10,7 +10,7 @@ use crate::cost_model::CostModel;
 use crate::environment::{BackendTraits, Environment};
 use crate::estimates::Estimates;
 use crate::explorer::{Arm, Explorer};
-use crate::policy::{CipherDone, Context, Placed, Policy, Shape, Split, Target, Work};
+use crate::policy::{CipherDone, Context, Placed, Policy, Shape, Split, Target, WakeLatency, Work};
 use crate::request::{Op, Urgency};
 use crate::tuning::{CACHE_BYTES, OPERATION_NS, PAGE_BYTES, SPREAD_BYTES};
 
@@ -194,8 +194,8 @@ impl Policy for Adaptive {
         {
             self.estimates.cipher(done.op.is_write(), done.offloaded, done.bytes, spent_ns);
         }
-        if let Some(latency_ns) = done.wake_latency_ns {
-            self.estimates.wake_latency(latency_ns);
+        if let Some(WakeLatency { slept_ns, ns }) = done.wake_latency {
+            self.estimates.wake_latency(slept_ns, ns);
         }
     }
 

@@ -122,9 +122,9 @@ pub(crate) struct Chunk<E> {
     pub(crate) mapped: bool,
     /// A worker has it.
     pub(crate) offloaded: bool,
-    /// The worker was asleep, and no other chunk was with a worker: the time until the answer shows
-    /// the wake latency.
-    pub(crate) woke_worker: bool,
+    /// For how many nanoseconds the worker had slept, if it did and no other chunk was with a
+    /// worker: then the time until the answer shows the wake latency.
+    pub(crate) woke_after_ns: Option<u64>,
     /// The error because of which the chunk is submitted again, part by part.
     pub(crate) retried_after: Option<E>,
     /// Parts that are still to be submitted again, the last one first.
@@ -142,7 +142,7 @@ impl<E> Chunk<E> {
             since_ns: 0,
             mapped: false,
             offloaded: false,
-            woke_worker: false,
+            woke_after_ns: None,
             retried_after: None,
             rest: Vec::new(),
         }

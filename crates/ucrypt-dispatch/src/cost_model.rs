@@ -76,7 +76,7 @@ impl CostModel<'_> {
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
         let workers = self.context.environment.workers;
         let saved_ns = self.saved_ns(bytes);
-        if workers == 0 || saved_ns < 2.0 * self.estimates.wake_latency_ns() {
+        if workers == 0 || saved_ns < 2.0 * self.wake_latency_ns() {
             return bytes.min(CACHE_BYTES);
         }
         let in_flight = f64::from(self.context.in_flight.max(1));
@@ -119,7 +119,7 @@ impl CostModel<'_> {
         }
         let awake = work.awake;
         let sleeps = self.context.environment.idle_workers > 0;
-        let wake_ns = self.estimates.wake_latency_ns();
+        let wake_ns = self.wake_latency_ns();
         let offloaded_ns = self.worker_ns((work.offloaded_bytes + work.bytes) as f64);
         if others > 0 && awake > 0 {
             if !sleeps && self.have_enough(work) {
@@ -192,6 +192,11 @@ impl CostModel<'_> {
         if copies { bytes * self.estimates.copy_penalty_ns_per_byte() } else { 0.0 }
     }
 
+    /// What waking a worker takes now.
+    fn wake_latency_ns(&self) -> f64 {
+        self.estimates.wake_latency_ns(self.context.workers_slept_ns)
+    }
+
     fn cipher_ns(&self, bytes: f64) -> f64 {
         bytes * self.estimates.cipher_ns_per_byte(self.context.op != Op::Read)
     }
@@ -207,7 +212,7 @@ impl CostModel<'_> {
     pub(crate) fn may_gain(estimates: &Estimates, load: &Load, has_workers: bool) -> MayGain {
         let cipher_ns = load.bytes * estimates.cipher_ns_per_byte(load.is_write());
         let offload_ns =
-            if load.depth < 2 { estimates.wake_latency_ns() } else { estimates.enqueue_cost_ns() };
+            if load.depth < 2 { estimates.wake_latency_ns(0) } else { estimates.enqueue_cost_ns() };
         MayGain {
             offload: has_workers && cipher_ns * WRONG > offload_ns,
             whole: load.each_ns > cipher_ns * WRONG,

@@ -3,18 +3,15 @@
 //! Every figure is a moving average over about the last dozen observations. A sample is capped at
 //! four times the present value, so that a preempted thread does not pass for a slow cipher.
 
-/// Weight of a new sample.
-const WEIGHT: f64 = 1.0 / 8.0;
-
-/// A sample counts for at most this many times the present value.
-const OUTLIER: f64 = 4.0;
-
-/// Weight with which a worker's speed drifts towards this thread's with each inline chunk, so that
-/// workers are tried again now and then.
-const DRIFT: f64 = 1.0 / 1024.0;
+use crate::tuning::{
+    CIPHER_NS_PER_BYTE, DRIFT, ENQUEUE_COST_NS, OUTLIER, SLEEPS_NS, WAKE_LATENCY_NS, WEIGHT,
+};
 
 /// Sizes are classed by powers of two, from 512 bytes to 512 MiB.
 const SIZES: usize = 21;
+
+/// Number of wake latencies: the longer the workers have slept, the deeper sleep their cores.
+const SLEEPS: usize = SLEEPS_NS.len() + 1;
 
 /// A moving average.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -59,11 +56,6 @@ impl Average {
     }
 }
 
-/// Defaults before anything is measured: a slow cipher, so that the first decisions are careful.
-const CIPHER_NS_PER_BYTE: f64 = 0.5;
-const WAKE_LATENCY_NS: f64 = 5_000.0;
-const ENQUEUE_COST_NS: f64 = 400.0;
-
 /// Cipher time in one direction, in nanoseconds per byte.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cipher {
@@ -90,7 +82,8 @@ impl Cipher {
 pub struct Estimates {
     /// Reads and writes: read data may come from memory, write data has just been received.
     ciphers: [Cipher; 2],
-    wake_latency: Average,
+    /// By how long the workers had slept.
+    wake_latencies: [Average; SLEEPS],
     wake_cost: Average,
     enqueue_cost: Average,
     copy_penalty: Average,
@@ -109,8 +102,9 @@ pub struct Measured {
     pub worker_decrypt_ns_per_byte: Average,
     /// Cipher time per byte written, on a worker.
     pub worker_encrypt_ns_per_byte: Average,
-    /// Wake latency: from waking a worker to having its answer, without the cipher time.
-    pub wake_latency_ns: Average,
+    /// Wake latency: from waking a worker to having its answer, without the cipher time. For workers
+    /// that had slept for less than 0.1 ms, less than 1 ms, and longer.
+    pub wake_latencies_ns: [Average; SLEEPS],
     /// The part of the wake latency that is the queue thread's own time.
     pub wake_cost_ns: Average,
     /// Enqueue cost: to give a chunk to an awake worker, and to take it back.
@@ -125,6 +119,10 @@ fn class(bytes: u64) -> usize {
     (bytes.max(512).ilog2() as usize - 9).min(SIZES - 1)
 }
 
+fn sleep_class(slept_ns: u64) -> usize {
+    SLEEPS_NS.partition_point(|&from_ns| from_ns <= slept_ns)
+}
+
 impl Estimates {
     /// The measurements so far.
     pub fn measured(&self) -> Measured {
@@ -134,7 +132,7 @@ impl Estimates {
             encrypt_ns_per_byte: writes.here,
             worker_decrypt_ns_per_byte: reads.worker,
             worker_encrypt_ns_per_byte: writes.worker,
-            wake_latency_ns: self.wake_latency,
+            wake_latencies_ns: self.wake_latencies,
             wake_cost_ns: self.wake_cost,
             enqueue_cost_ns: self.enqueue_cost,
             copy_penalty_ns_per_byte: self.copy_penalty,
@@ -157,9 +155,9 @@ impl Estimates {
     }
 
     /// Adds a sample: from waking a worker to having its chunk back took `ns`, without the cipher
-    /// time.
-    pub fn wake_latency(&mut self, ns: u64) {
-        self.wake_latency.add(ns as f64);
+    /// time. The workers had slept for `slept_ns`.
+    pub fn wake_latency(&mut self, slept_ns: u64, ns: u64) {
+        self.wake_latencies[sleep_class(slept_ns)].add(ns as f64);
     }
 
     /// Adds a sample: waking a worker took this thread `ns`, whatever the worker did then.
@@ -203,15 +201,19 @@ impl Estimates {
         self.ciphers[usize::from(write)].here.or(CIPHER_NS_PER_BYTE)
     }
 
-    /// Nanoseconds from waking a worker to having its answer, without the cipher time.
-    pub fn wake_latency_ns(&self) -> f64 {
-        self.wake_latency.or(WAKE_LATENCY_NS)
+    /// Nanoseconds from waking a worker that has slept for `slept_ns` to having its answer, without
+    /// the cipher time. Where no such wake-up was seen, that of a worker that had slept for less
+    /// long, else for longer.
+    pub fn wake_latency_ns(&self, slept_ns: u64) -> f64 {
+        let (shorter, longer) = self.wake_latencies.split_at(sleep_class(slept_ns) + 1);
+        let nearest = shorter.iter().rev().chain(longer).find_map(Average::get);
+        nearest.unwrap_or(WAKE_LATENCY_NS)
     }
 
-    /// The part of [`Estimates::wake_latency_ns`] that is this thread's own time; the rest passes
-    /// while the worker starts.
+    /// The part of the wake latency that is this thread's own time; the rest passes while the worker
+    /// starts.
     pub fn wake_cost_ns(&self) -> f64 {
-        self.wake_cost.or(self.wake_latency_ns() / 4.0)
+        self.wake_cost.or(self.wake_latency_ns(0) / 4.0)
     }
 
     /// Nanoseconds that giving a chunk to an awake worker, and taking it back, costs this thread.
@@ -239,6 +241,22 @@ impl Estimates {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wake_up_costs_what_it_took_after_a_sleep_as_long() {
+        const MS: u64 = 1_000_000;
+        let mut estimates = Estimates::default();
+        assert!((estimates.wake_latency_ns(0) - WAKE_LATENCY_NS).abs() < f64::EPSILON);
+        estimates.wake_latency(u64::MAX, 40_000);
+        for slept_ns in [0, MS / 2, u64::MAX] {
+            assert!((estimates.wake_latency_ns(slept_ns) - 40_000.0).abs() < 1.0, "{slept_ns}");
+        }
+        estimates.wake_latency(5_000, 6_000);
+        for (slept_ns, expected) in [(0, 6e3), (MS / 2, 6e3), (MS, 4e4), (u64::MAX, 4e4)] {
+            let seen = estimates.wake_latency_ns(slept_ns);
+            assert!((seen - expected).abs() < 1.0, "after {slept_ns} ns: {seen}");
+        }
+    }
 
     #[test]
     fn an_average_follows_what_changes_and_not_what_is_odd() {

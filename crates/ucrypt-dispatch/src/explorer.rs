@@ -14,6 +14,9 @@
 
 use crate::request::Op;
 use crate::trials::Trials;
+use crate::tuning::{
+    COARSE, DEPTHS, EPOCH_NS_MIN, EPOCH_REQUESTS_ENOUGH, EPOCH_REQUESTS_MIN, LENGTHS,
+};
 
 /// What decides about the requests of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,11 +38,6 @@ pub(crate) enum Arm {
 
 const ARMS: [Arm; 5] = [Arm::Model, Arm::Whole, Arm::Coarse, Arm::AllInline, Arm::AllOffload];
 
-/// The explored cost of an operation, as a multiple of the assumed one. The number of chunks falls
-/// with its square root: twice this value would skip the best number of chunks of a request that
-/// needs two. Adding 16 times the assumed cost improved no cell of the grid by itself.
-const COARSE: f64 = 4.0;
-
 impl Arm {
     /// The factor on the cost that the model assumes for one more operation.
     pub(crate) fn operation_factor(self) -> f64 {
@@ -50,20 +48,6 @@ impl Arm {
         }
     }
 }
-
-/// Minimum requests of an epoch; it also has at least as many as are in flight. (With four after
-/// 100 ms, one stall hides the best arm of a slow disk for minutes.)
-const REQUESTS_MIN: u32 = 16;
-
-/// Shortest epoch, in nanoseconds: longer than the usual disturbances of a thread.
-const EPOCH_NS_MIN: u64 = 100_000;
-
-/// An epoch with this many times the minimum requests ends however many are in flight.
-const ENOUGH: u32 = 4;
-
-/// Lower bounds of the load classes: mean length in bytes, and depth.
-const LENGTHS: [f64; 4] = [6e3, 24e3, 96e3, 384e3];
-const DEPTHS: [u32; 3] = [2, 6, 24];
 
 /// The load of an epoch.
 #[derive(Debug, Clone, Copy)]
@@ -243,8 +227,9 @@ impl Explorer {
         let Epoch { depth, .. } = self.epoch;
         let requests = self.epoch.requests();
         self.epoch.depth = depth.max(in_flight);
-        let enough = if self.settles { 0 } else { REQUESTS_MIN.max(depth) };
-        let full = in_flight >= depth || requests >= ENOUGH * REQUESTS_MIN.max(depth);
+        let enough = if self.settles { 0 } else { EPOCH_REQUESTS_MIN.max(depth) };
+        let full =
+            in_flight >= depth || requests >= EPOCH_REQUESTS_ENOUGH * EPOCH_REQUESTS_MIN.max(depth);
         let short = !self.settles && self.epoch.spent_ns < EPOCH_NS_MIN;
         if self.left_over > 0 || short || requests < enough || !full {
             return;

@@ -58,10 +58,11 @@ use std::collections::VecDeque;
 
 use crate::chunk::{Chunk, ChunkId, Part, Phase, RequestId};
 use crate::environment::{BackendTraits, Bounds, Environment, ZEROES_UNIT_SECTORS};
-use crate::policy::{CipherDone, Context, Placed, Policy, Target, Work};
+use crate::policy::{CipherDone, Context, Placed, Policy, Target, WakeLatency, Work};
 use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
 use crate::slab::Slab;
+use crate::tuning::SLEEPS_NS;
 use crate::writers::Writers;
 
 mod describe;
@@ -428,6 +429,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             in_flight: self.requests.len() as u32,
             backend: &self.backend,
             environment: &self.environment,
+            workers_slept_ns: self.ready.workers_slept_ns(self.now_ns),
         }
     }
 
@@ -462,14 +464,16 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// If no transform of that chunk was asked for.
     pub fn offloaded(&mut self, chunk: ChunkId, target: Target, from_ns: u64, now_ns: u64) {
         let alone = self.ready.is_empty() && self.awake() == 0;
+        let slept_ns = self.ready.workers_slept_ns(from_ns);
         self.pass(now_ns);
         let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
         assert!(state.phase == Phase::Transform, "offloaded without a transform");
         let (op, bytes) = (state.op, state.parts.bytes());
         state.since_ns = from_ns;
         state.offloaded = true;
-        state.woke_worker = alone && self.environment.idle_workers > 0;
-        if state.woke_worker {
+        let woke = alone && self.environment.idle_workers > 0;
+        state.woke_after_ns = woke.then_some(slept_ns);
+        if woke {
             self.policy.on_wake(now_ns.saturating_sub(from_ns));
         }
         self.ready.offload(bytes);
@@ -539,10 +543,9 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         let (op, bytes) = (state.op, state.parts.bytes());
         let offloaded = std::mem::take(&mut state.offloaded);
         let waited_ns = now_ns.saturating_sub(state.since_ns);
-        let wake_latency_ns = spent_ns
-            .filter(|_| state.woke_worker)
-            .map(|spent_ns| waited_ns.saturating_sub(spent_ns));
-        state.woke_worker = false;
+        let wake_latency = spent_ns.zip(state.woke_after_ns.take()).map(|(spent_ns, slept_ns)| {
+            WakeLatency { slept_ns, ns: waited_ns.saturating_sub(spent_ns) }
+        });
         if offloaded {
             self.ready.take_back(bytes, now_ns);
         } else {
@@ -550,15 +553,16 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             self.policy.on_placed(&Placed { op, bytes, offloaded });
         }
         let beside_workers = self.ready.offloaded_bytes() > 0;
-        let done = CipherDone { op, bytes, spent_ns, offloaded, beside_workers, wake_latency_ns };
+        let done = CipherDone { op, bytes, spent_ns, offloaded, beside_workers, wake_latency };
         self.policy.on_cipher_done(&done);
         op.is_write()
     }
 
-    /// Whether decisions depend on the time: a worker has a chunk, or had one a moment ago and is
-    /// still awake; or the policy compares times.
+    /// Whether decisions depend on the time: a worker has a chunk, or had one so lately that waking
+    /// it does not take the longest yet; or the policy compares times.
     pub fn needs_time(&self) -> bool {
-        self.ready.has_workers(self.now_ns) || self.policy.needs_time()
+        let [.., deepest_ns] = SLEEPS_NS;
+        self.ready.workers_slept_ns(self.now_ns) < deepest_ns || self.policy.needs_time()
     }
 
     /// Reports the backend's answer for the chunk. If no time has passed since the output, the

@@ -45,6 +45,8 @@ pub struct Context<'a> {
     pub backend: &'a BackendTraits,
     /// The workers.
     pub environment: &'a Environment,
+    /// Nanoseconds since a worker last had a chunk of this machine; `u64::MAX`: none ever had.
+    pub workers_slept_ns: u64,
 }
 
 /// How the next chunk of a request is made.
@@ -97,6 +99,15 @@ pub struct Placed {
     pub offloaded: bool,
 }
 
+/// How long it took to wake a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WakeLatency {
+    /// Nanoseconds since a worker last had a chunk of the machine; `u64::MAX`: none ever had.
+    pub slept_ns: u64,
+    /// Nanoseconds from waking the worker until its answer, without the transform.
+    pub ns: u64,
+}
+
 /// A chunk was transformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CipherDone {
@@ -110,9 +121,8 @@ pub struct CipherDone {
     pub offloaded: bool,
     /// Whether workers had other chunks of this queue at the end.
     pub beside_workers: bool,
-    /// Nanoseconds from waking a worker for the chunk until its answer, less `spent_ns`; `None` if
-    /// no worker was woken.
-    pub wake_latency_ns: Option<u64>,
+    /// `None` if no worker was woken for the chunk.
+    pub wake_latency: Option<WakeLatency>,
 }
 
 /// Decides how requests are split and where chunks are transformed; see the module's comment. Times

@@ -3,12 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::chunk::ChunkId;
-
-/// Chunks scanned for one to offload.
-const LOOK_AHEAD: usize = 32;
-
-/// How long a worker without work stays awake, in nanoseconds.
-const SPIN_NS: u64 = 4_000;
+use crate::tuning::{LOOK_AHEAD, SPIN_NS};
 
 /// See the module's comment.
 #[derive(Debug)]
@@ -84,7 +79,15 @@ impl ReadyQueue {
 
     /// Whether workers have a chunk, or gave one back within the last [`SPIN_NS`].
     pub(crate) fn has_workers(&self, now_ns: u64) -> bool {
-        let spins = |ns| now_ns.saturating_sub(ns) < SPIN_NS;
-        self.offloaded > 0 || self.returned_ns.is_some_and(spins)
+        self.workers_slept_ns(now_ns) < SPIN_NS
+    }
+
+    /// Nanoseconds since workers last had a chunk; `u64::MAX`: they never had one.
+    pub(crate) fn workers_slept_ns(&self, now_ns: u64) -> u64 {
+        match self.returned_ns {
+            _ if self.offloaded > 0 => 0,
+            Some(returned_ns) => now_ns.saturating_sub(returned_ns),
+            None => u64::MAX,
+        }
     }
 }

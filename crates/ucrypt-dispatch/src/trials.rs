@@ -1,42 +1,14 @@
 //! Compares ways to do the same work (*arms*) by the time that each takes, while the work goes on.
 //!
 //! The work is done in epochs, each by one arm. The arm with the shortest time per piece of work
-//! continues. The others are tried again after a pause that doubles each time they lose.
+//! continues. The others are tried again after a pause that doubles each time they lose. The result
+//! of a trial is its best epoch, because stalls only lengthen one.
 
-/// A trial ends after this many epochs, after this many nanoseconds, or when the arm takes this many
-/// times as long as the best one after one, two or more epochs: a stall may have fallen into the
-/// first ones. The result of a trial is its best epoch, because stalls only lengthen one.
-const TRIAL_EPOCHS: u32 = 4;
-const TRIAL_NS: u64 = 10_000_000;
-const HOPELESS: [f64; 3] = [8.0, 4.0, 1.5];
-
-/// Where one epoch takes longer than a trial may, the trials so far and the next one take at most
-/// one part in this many of all the time: who does little should not spend it on trials. The first
-/// trial of an arm may come sooner, because nothing is known of it.
-const SLOW_SHARE: u64 = 10;
-const SLOW_SHARE_FIRST: u64 = 4;
-
-/// Epochs until an arm that has lost is tried again: once soon, if it took at most this much longer
-/// than the best, because one trial says little; then the second pause, and the longest.
-const PAUSE_EPOCHS_FIRST: u32 = 32;
-const CLOSE: f64 = 0.5;
-const PAUSE_EPOCHS: u32 = 512;
-const PAUSE_EPOCHS_MAX: u32 = 8192;
-/// Lengthens the pause of a slow arm, so that trials cost less than 1 %: an arm that takes twice as
-/// long pauses for `1 + DEAR` times as many epochs.
-const DEAR: f64 = 8.0;
-
-/// 2 % hysteresis: another arm has to be faster by this factor.
-const BETTER: f64 = 0.98;
-
-/// Weight of a new result after the trial, if better and if worse. A worse result is capped at this multiple of the
-/// present value: a stall says nothing about an arm.
-const WEIGHT_BETTER: f64 = 0.5;
-const WEIGHT_WORSE: f64 = 0.125;
-const WORSE_MAX: f64 = 1.25;
-
-/// Shortest pause, in epochs, of an arm that cannot pay off now or does the same as the first.
-const PAUSE_EPOCHS_MIN: u32 = 2;
+use crate::tuning::{
+    BETTER, CLOSE, DEAR, HOPELESS, PAUSE_EPOCHS, PAUSE_EPOCHS_FIRST, PAUSE_EPOCHS_MAX,
+    PAUSE_EPOCHS_MIN, SLOW_SHARE, SLOW_SHARE_FIRST, TRIAL_EPOCHS, TRIAL_NS, WEIGHT_BETTER,
+    WEIGHT_WORSE, WORSE_MAX,
+};
 
 /// Results of one arm.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,11 +1,6 @@
 //! Tells sequential writes from random ones by where the last writes ended.
 
-/// Sequential writers that are told apart. With more, some writes of each count as random.
-const WRITERS_MAX: usize = 32;
-
-/// Writes in a row that continued no other, after which the next such one is random. Until then it
-/// counts as the beginning of a sequence, which the writes that continue it must not overtake.
-const RANDOM_MIN: u32 = 4;
+use crate::tuning::{RANDOM_MIN, WRITERS_MAX};
 
 /// Where recent writes ended.
 #[derive(Debug)]
@@ -41,7 +36,8 @@ impl Writers {
 
 #[cfg(test)]
 mod tests {
-    use super::{WRITERS_MAX, Writers};
+    use super::Writers;
+    use crate::tuning::WRITERS_MAX;
 
     #[test]
     fn writers_are_told_apart_until_they_are_too_many() {

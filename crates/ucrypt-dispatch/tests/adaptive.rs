@@ -19,7 +19,7 @@ fn adaptive(backend: BackendTraits) -> Shipped {
     let bounds = Bounds { requests_max: 64, chunks_max: 64, ..large_transfers() };
     let mut machine = Machine::new(bounds, Configured::new(PolicyKind::Adaptive), backend);
     machine.policy_mut().estimates_mut().calibrated(1 << 20, 1 << 20);
-    machine.policy_mut().estimates_mut().wake_latency(5000);
+    machine.policy_mut().estimates_mut().wake_latency(0, 5000);
     machine
 }
 
@@ -56,6 +56,41 @@ fn a_lone_request_is_offloaded_from_where_a_worker_is_sooner_done() {
     assert_eq!(write(8, WORKERS), [Target::Inline], "4 KiB take less than a wake-up");
     let alone = write(256, Environment::default());
     assert!(alone.iter().all(|&target| target == Target::Inline), "nobody is there: {alone:?}");
+}
+
+#[test]
+fn a_worker_whose_core_sleeps_deeply_is_not_woken_for_what_takes_less() {
+    let mut machine = adaptive(DISK);
+    machine.policy_mut().estimates_mut().wake_latency(u64::MAX, 400_000);
+    // 64 KiB of cipher take 64 us.
+    let mut offloads_at = |now_ns, urgency| {
+        let write = request(WRITE, 2000, 128);
+        machine.request(Request { urgency, ..write }).unwrap();
+        let (mut offloads, mut reads_clock) = (false, false);
+        machine.plan(now_ns, WORKERS);
+        while let Some(output) = machine.next_output() {
+            match output {
+                Output::Transform { chunk, target } => {
+                    if target != Target::Inline {
+                        offloads = true;
+                        offload(&mut machine, chunk, target, now_ns);
+                    }
+                    machine.cipher_done(chunk, Ok(()), Some(1000), now_ns);
+                }
+                Output::SubmitIo { chunk, .. } => machine.io_done(chunk, Ok(()), now_ns),
+                Output::Finish { result, .. } => assert_eq!(result, Ok(())),
+                other => panic!("nothing fails, nothing is mapped: {other:?}"),
+            }
+            reads_clock = machine.needs_time();
+        }
+        (offloads, reads_clock)
+    };
+    let ms = |ms: u64| 1_000_000 * ms;
+    assert_eq!(offloads_at(ms(1), Urgency::Normal), (false, false), "no worker was ever awake");
+    assert_eq!(offloads_at(ms(2), Urgency::Background), (true, true));
+    let soon = ms(2) + 50_000;
+    assert_eq!(offloads_at(soon, Urgency::Normal), (true, true), "its core sleeps lightly");
+    assert_eq!(offloads_at(ms(9), Urgency::Normal), (false, false), "it sleeps deeply again");
 }
 
 /// Whether any transform goes to a worker. Reads are answered at once.
@@ -162,7 +197,7 @@ fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is(
     let bounds = large_transfers();
     let mut machine: Shipped = Machine::new(bounds, Configured::new(policies), DISK);
     machine.policy_mut().estimates_mut().calibrated(1 << 20, 1 << 20);
-    machine.policy_mut().estimates_mut().wake_latency(5000);
+    machine.policy_mut().estimates_mut().wake_latency(0, 5000);
     let (mut now_ns, mut reads, mut kept_reads) = (0, 0, 0);
     for round in 0..2000 {
         machine.request(request(Op::Read, 2000, 32)).unwrap();

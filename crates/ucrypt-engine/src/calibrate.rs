@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -28,6 +29,11 @@ const ROUNDS: u32 = 8;
 /// Number of trips of a job to a worker and back.
 const TRIPS: u32 = 16;
 
+/// How long workers sleep before they are woken: so briefly that their cores sleep lightly, and
+/// longer than any estimate tells apart. Fewer trips with the second, which take as long.
+const NAP: (Duration, u32) = (Duration::from_micros(50), TRIPS);
+const SLEEP: (Duration, u32) = (Duration::from_millis(2), 4);
+
 /// A small chunk.
 const SMALL: usize = 4096;
 
@@ -36,8 +42,10 @@ const SMALL: usize = 4096;
 pub struct Calibration {
     /// Time to encrypt 64 KiB.
     pub cipher: Option<u64>,
-    /// From handing an empty job to a sleeping worker until its answer arrives.
+    /// From handing an empty job to a worker that has just fallen asleep until its answer arrives.
     pub wake_latency: Option<u64>,
+    /// The same, if the worker has slept for milliseconds.
+    pub wake_latency_slept: Option<u64>,
     /// The part of the wake latency that the thread that hands the job over spends on waking.
     pub wake_cost: Option<u64>,
     /// Time to give 4 KiB to an awake worker and to take them back, less the encryption.
@@ -60,14 +68,24 @@ impl Calibration {
         let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
-        let (wake_latency, wake_cost) = wake_ns(workers, &waker, waited).unzip();
+        let (wake_latency, wake_cost) = wake_ns(workers, &waker, waited, NAP).unzip();
+        let slept = wake_ns(workers, &waker, waited, SLEEP);
+        let wake_latency_slept = slept.map(|(latency, _)| latency);
         let small = memory_ns(workers, &waker, waited, SMALL);
         let large = memory_ns(workers, &waker, waited, BYTES);
         let (copy_penalty, copy) = (large.map(|trip| trip.penalty), large.map(|trip| trip.copy));
         let enqueue_cost = small.zip(copy_penalty).map(|(small, penalty)| {
             small.all.saturating_sub(penalty * SMALL as u64 / BYTES as u64)
         });
-        Self { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy }
+        Self {
+            cipher,
+            wake_latency,
+            wake_latency_slept,
+            wake_cost,
+            enqueue_cost,
+            copy_penalty,
+            copy,
+        }
     }
 
     /// Gives a queue's estimates their first samples.
@@ -76,7 +94,10 @@ impl Calibration {
             estimates.calibrated(BYTES as u64, ns);
         }
         if let Some(ns) = self.wake_latency {
-            estimates.wake_latency(ns);
+            estimates.wake_latency(0, ns);
+        }
+        if let Some(ns) = self.wake_latency_slept {
+            estimates.wake_latency(u64::MAX, ns);
         }
         if let Some(ns) = self.wake_cost {
             estimates.wake_cost(ns);
@@ -128,16 +149,22 @@ impl Waits {
     }
 }
 
-/// Measures the cost of waking a worker: nanoseconds from giving an empty job to a parked worker
-/// until its answer arrives (the minimum), and this thread's part of them (the median). Takes about
-/// a millisecond. `None` if something fails, or this thread waited for a core in every trip.
-fn wake_ns(workers: &Workers, waker: &Arc<OwnedFd>, waited: Waited<'_>) -> Option<(u64, u64)> {
+/// Measures the cost of waking a worker that has slept for so long, that many times: nanoseconds from
+/// giving an empty job to a parked worker until its answer arrives (the minimum), and this thread's
+/// part of them (the median). `None` if something fails, or this thread waited for a core in every
+/// trip.
+fn wake_ns(
+    workers: &Workers,
+    waker: &Arc<OwnedFd>,
+    waited: Waited<'_>,
+    (slept, count): (Duration, u32),
+) -> Option<(u64, u64)> {
     let clock = Monotonic::new();
     let inbox = Arc::new(Inbox::new(1, waker.clone()));
     let segments: Arc<Segments> = nothing();
     let (mut trips, mut wakes) = (Vec::new(), Vec::new());
-    for _ in 0..TRIPS {
-        std::thread::sleep(std::time::Duration::from_micros(50));
+    for _ in 0..count {
+        std::thread::sleep(slept);
         let before = waited();
         let started = clock.now_ns();
         workers.offload(empty(&inbox, &segments)?, true).ok()?;
@@ -279,10 +306,13 @@ mod tests {
         let segments = quick().unwrap();
         let workers = Workers::start(2, true).unwrap();
         // Where the kernel does not tell waits, every trip counts, however busy the cores are.
-        let Calibration { cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy } =
-            Calibration::measure(&segments, Some(&workers), &|| None);
+        let measured = Calibration::measure(&segments, Some(&workers), &|| None);
+        let Calibration {
+            cipher, wake_latency, wake_cost, enqueue_cost, copy_penalty, copy, ..
+        } = measured;
         assert!(cipher > Some(0), "64 KiB in {cipher:?} ns");
         assert!(wake_latency > Some(0) && wake_cost > Some(0), "{wake_latency:?}, {wake_cost:?}");
+        assert!(measured.wake_latency_slept > Some(0), "{measured:?}");
         assert!(copy > Some(0), "64 KiB in {copy:?} ns");
         // Differences: zero if both ways take the same time.
         assert!(enqueue_cost.is_some() && copy_penalty.is_some());
@@ -299,8 +329,8 @@ mod tests {
         let always = || Some(figure.replace(figure.get() + 1));
         let measured = Calibration::measure(&quick().unwrap(), Some(&workers), &always);
         assert!(measured.cipher.is_some());
-        let trips = [measured.wake_latency, measured.wake_cost, measured.enqueue_cost];
-        assert_eq!(trips, [None; 3]);
+        let wakes = [measured.wake_latency, measured.wake_latency_slept, measured.wake_cost];
+        assert_eq!((wakes, measured.enqueue_cost), ([None; 3], None));
         assert_eq!((measured.copy_penalty, measured.copy), (None, None));
         // Here no trip waited.
         let measured = Calibration::measure(&quick().unwrap(), Some(&workers), &|| Some(7));

@@ -4,11 +4,9 @@ use crate::chunk::{ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
 use crate::environment::{Bounds, ZEROES_UNIT_SECTORS};
 use crate::policy::{Policy, Shape, Split};
 use crate::request::Op;
+use crate::tuning::JOIN_SCAN;
 
 use super::{Machine, Output, RequestState};
-
-/// Requests scanned for a neighbour.
-const JOIN_SCAN: usize = 32;
 
 /// Chunks of one write of zeroes under way at once. Such a write brings no buffer of its own size,
 /// so each chunk borrows one from the queue, which other requests need too.
@@ -186,7 +184,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         (state.op, state.since_ns) = (op, now_ns);
         state.phase = if transforms_first { Phase::Transform } else { Phase::Io };
         state.ordered = transforms_first && ordered;
-        (state.woke_worker, state.offloaded, state.mapped) = (false, false, false);
+        (state.woke_after_ns, state.offloaded, state.mapped) = (None, false, false);
         debug_assert!(state.retried_after.is_none() && state.rest.is_empty());
         let chunk = ChunkId(chunk);
         if !transforms_first {

@@ -33,6 +33,8 @@ pub struct Costs {
     pub wake_call: u64,
     /// From the call until a sleeping thread runs on a free core.
     pub wake: u64,
+    /// How much longer it takes if the thread has slept for a millisecond: the core sleeps deeper.
+    pub wake_deep: u64,
     /// From the device's answer until a sleeping queue runs on a free core.
     pub interrupt: u64,
     /// How long a worker without work, or a queue that expects an answer from one, spins before it
@@ -71,6 +73,7 @@ impl Costs {
         carry_ps_per_byte: 78,
         wake_call: 1_500,
         wake: 5_000,
+        wake_deep: 0,
         interrupt: 0,
         spin: 2_500,
         spin_wake: 150,
@@ -117,9 +120,11 @@ impl Costs {
         const BYTES: u64 = 64 << 10;
         #[expect(clippy::cast_sign_loss, reason = "a rate is positive")]
         let cipher_ns = (BYTES as f64 * cipher.ns_per_byte) as u64 + cipher.ns_per_call;
+        let wake_latency = self.wake_call + self.wake + 2 * self.enqueue;
         Calibration {
             cipher: Some(cipher_ns),
-            wake_latency: Some(self.wake_call + self.wake + 2 * self.enqueue),
+            wake_latency: Some(wake_latency),
+            wake_latency_slept: Some(wake_latency + self.wake_deep),
             wake_cost: Some(self.wake_call),
             enqueue_cost: Some(2 * self.enqueue),
             copy_penalty: Some(self.carry_ns(BYTES)),

@@ -13,6 +13,9 @@ use super::cores::{Core, Role, State, Thread, Work};
 use super::costs::Costs;
 use super::disk::Operation;
 
+/// A core without work for so many nanoseconds sleeps deeply.
+const DEEP_NS: u64 = 1_000_000;
+
 /// The next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
@@ -176,7 +179,7 @@ impl Host {
     /// The running thread wakes the thread `target` if it sleeps.
     pub(super) fn rouse(&mut self, target: usize) {
         let Some(slept_ns) = self.slept_ns(target) else { return };
-        let Costs { spin, spin_wake, wake, wake_call, .. } = self.costs;
+        let Costs { spin, spin_wake, wake, wake_deep, wake_call, .. } = self.costs;
         let (from, core) = (self.running, self.threads[target].core);
         if self.cores[core].running == Some(from) {
             // Both share a core: no wake-up across cores.
@@ -188,7 +191,8 @@ impl Host {
             self.wake(target, spin_wake);
         } else {
             self.threads[from].debt_ns += wake_call;
-            self.wake(target, wake);
+            let deep = slept_ns >= DEEP_NS;
+            self.wake(target, if deep { wake + wake_deep } else { wake });
         }
     }
 

@@ -235,6 +235,8 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("decryption by workers", measured("worker_decrypt_ns_per_byte", 3, "ns per byte")),
         ("encryption by workers", measured("worker_encrypt_ns_per_byte", 3, "ns per byte")),
         ("wake latency", measured("wake_latency_ns", 0, "ns")),
+        ("after 0.1 ms of sleep", measured("wake_latency_after_100us_ns", 0, "ns")),
+        ("after 1 ms of sleep", measured("wake_latency_after_1ms_ns", 0, "ns")),
         ("wake cost", measured("wake_cost_ns", 0, "ns")),
         ("enqueue cost", measured("enqueue_cost_ns", 0, "ns")),
         ("cross-core copy penalty", measured("copy_penalty_ns_per_byte", 3, "ns per byte")),
