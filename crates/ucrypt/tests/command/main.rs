@@ -9,10 +9,12 @@
 mod aligned;
 mod bad_headers;
 mod bad_images;
+mod book;
 mod busy;
 mod container;
 mod crash;
 mod cryptsetup_to_ucrypt;
+mod csi;
 mod demo;
 mod doctor;
 mod endings;

@@ -43,24 +43,26 @@ fn every_action_has_a_page_without_mistakes_and_with_all_its_options() {
     run(&mut scratch.ucrypt(&["man-pages", "/nonexistent"]), b"").refuses(4);
 }
 
-/// Runs an example. Key derivations are shortened, and names are those of this test.
-fn run_example(scratch: &Scratch, action: &str, line: &str) {
-    let mut line = line
+/// Runs commands of a document in the directory of a test. `disk.img` and the name `work` become
+/// those of the test, and key derivations are shortened. Whoever asks gets the passphrase.
+pub(crate) fn run_shell(scratch: &Scratch, title: &str, commands: &str) {
+    let mut commands = commands
         .replace("disk.img", &scratch.path("disk.img").display().to_string())
         .replace(" work", &format!(" {}", scratch.unique()));
     let derives = ["Format", "AddKey", "ChangeKey", "ConvertKey", "RotateKey"];
     for action in derives.map(|name| format!("ucrypt luks{name}")) {
-        line = line.replace(&action, &format!("{action} --iter-time 10"));
+        commands = commands.replace(&action, &format!("{action} --iter-time 10"));
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.path("bin").display());
     let mut shell = tool("timeout", "coreutils");
-    shell.args(["120", "bash", "-euo", "pipefail", "-c", &line]).current_dir(scratch.path(""));
+    shell.args(["120", "bash", "-euo", "pipefail", "-c", &commands]).current_dir(scratch.path(""));
     shell
         .env("PATH", path)
         .env("HOME", scratch.path(""))
         .env("XDG_RUNTIME_DIR", scratch.path("run"));
-    let ran = run(&mut shell, &[PASSPHRASE, b"\n"].concat());
-    assert!(ran.succeeded(), "{action}: {line}: {ran:?}");
+    let passphrases = [PASSPHRASE, b"\n"].concat().repeat(40);
+    let ran = run(&mut shell, &passphrases);
+    assert!(ran.succeeded(), "{title}: {commands}: {ran:?}");
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn the_examples_of_the_man_pages_run() {
         let mut save = scratch.ucrypt(&["luksHeaderBackup", "--header-backup-file"]);
         run(save.arg(backup).arg(scratch.path("disk.img")), b"").passes();
         for (_, line) in *examples {
-            run_example(&scratch, action, line);
+            run_shell(&scratch, action, line);
         }
     }
 }

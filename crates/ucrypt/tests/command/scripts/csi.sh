@@ -1,0 +1,59 @@
+# Calls contrib/csi/node as a CSI driver does. Runs in a mount namespace of its own: those of other tests would keep
+# its mounts in use. $1: the script, $2: an ID.
+set -euxo pipefail
+node=$1 id=$2
+
+size() { df --output=size -B1 "$1" | tail -n 1; }
+fails() {
+    local code=0
+    sh "$node" "${@:2}" 2>error || code=$?
+    [ $code = "$1" ]
+}
+is_open() { [ -e "/dev/ucrypt/csi-$id" ]; }
+is_closed() { [ ! -e "/dev/ucrypt/csi-$id" ]; }
+
+# Used, grown, used up, and back with its content.
+sh "$node" stage "$id" image key stage xfs
+sh "$node" stage "$id" image key stage xfs
+sh "$node" publish stage pod
+sh "$node" publish stage pod
+echo "of a pod" >pod/file
+before=$(size stage)
+truncate -s 400M image
+sh "$node" expand "$id" stage
+[ "$(size stage)" -gt "$((before + (50 << 20)))" ]
+fails 5 unstage "$id" stage
+is_open
+sh "$node" unpublish pod
+sh "$node" unpublish pod
+sh "$node" unstage "$id" stage
+sh "$node" unstage "$id" stage
+is_closed
+sh "$node" stage "$id" image key stage xfs
+sh "$node" publish stage pod ro
+[ "$(cat pod/file)" = "of a pod" ]
+if touch pod/file; then exit 1; fi
+sh "$node" unpublish pod
+sh "$node" unstage "$id" stage
+
+# What cannot be staged leaves nothing open, and is not formatted.
+fails 2 stage "$id" image wrong stage xfs
+is_closed
+fails 1 stage "$id" image key stage ext4
+grep -q "holds xfs, not ext4" error
+is_closed
+fails 1 stage ../up image key stage
+fails 1 stage "$id"
+grep -q "node stage ID IMAGE" error
+mkdir other
+mount -t tmpfs none other
+fails 5 stage "$id" image key other
+umount other
+
+# After a killed server, the next call cleans up and goes on.
+sh "$node" stage "$id" image key stage xfs
+pkill -KILL -f "serve-in-background.*csi-$id\$"
+umount -l stage
+sh "$node" stage "$id" image key stage xfs
+[ "$(cat stage/file)" = "of a pod" ]
+sh "$node" unstage "$id" stage
