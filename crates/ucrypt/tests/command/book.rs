@@ -20,12 +20,12 @@ fn page(name: &str) -> String {
 /// The lines of all blocks of shell commands.
 fn commands(text: &str) -> String {
     let mut inside = false;
-    let lines = text.lines().filter(|line| {
+    let lines = text.split_inclusive('\n').filter(|line| {
         let fence = line.starts_with("```");
-        inside = if fence { *line == "```sh" } else { inside };
+        inside = if fence { *line == "```sh\n" } else { inside };
         inside && !fence
     });
-    lines.map(|line| format!("{line}\n")).collect()
+    lines.collect()
 }
 
 fn prepare() -> Scratch {
@@ -70,7 +70,8 @@ fn markdown(folder: &str) -> Vec<String> {
         (path, entry.file_type().expect("a type").is_dir())
     });
     let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|(_, is_folder)| *is_folder);
-    let files = files.into_iter().map(|(path, _)| path).filter(|path| path.ends_with(".md"));
+    let files = files.into_iter().map(|(path, _)| path);
+    let files = files.filter(|path| Path::new(path).extension().is_some_and(|it| it == "md"));
     let below = folders.iter().filter(|_| !folder.is_empty());
     files.chain(below.flat_map(|(path, _)| markdown(path))).collect()
 }
