@@ -3,22 +3,27 @@
 //! 1. The new key is added.
 //! 2. Both header copies are read again, and the new key has to open the volume.
 //! 3. A token of the type [`MARK`] names the new keyslot and those that the old key opens, with their
-//!    salts (LUKS2).
+//!    salts and the digests of their key material as it lies on the medium (LUKS2).
 //! 4. The old keyslots are wiped and removed, and the token with them.
 //!
-//! If step 4 was interrupted, the token still names keyslots that nobody opens any more. It counts
-//! only for a rotation to the same key, and not if the old key opens other keyslots and none of them:
-//! a rotation that was given up, or taken back, costs no key later. LUKS1 has no tokens: there an old
-//! keyslot becomes inactive before it is wiped, and keeps its salt until the end.
+//! If step 4 was interrupted, the token still names keyslots that nobody opens any more: their key
+//! material has another digest now. Only these are removed without a key that opens them. A rotation
+//! that was given up, or taken back, costs no key later, whatever is taken for the old key then. LUKS1
+//! has no tokens: there an old keyslot becomes inactive before it is wiped, and keeps its salt until
+//! the end.
 
 use subtle::ConstantTimeEq;
 
+use crate::area::{STRIPES, material_len};
+use crate::dump::hex;
 use crate::error::{Error, Result};
+use crate::hash::Hash;
 use crate::header::Header;
 use crate::json::Json;
+use crate::kdf::KEY_LEN_MAX;
 use crate::keys::NewKey;
 use crate::luks2::{self, Damage};
-use crate::medium::{Medium, Write, settle_cache, write_verified};
+use crate::medium::{Medium, Write, read_bytes, settle_cache, write_verified};
 use crate::new_volume::Tools;
 use crate::volume::Unlocked;
 
@@ -57,7 +62,8 @@ pub fn rotate(
         header.check_states()?;
     }
     let mut rotation = Rotation::default();
-    let (mut volume, mut marked) = (None, Vec::new());
+    let mut volume = None;
+    let mut marked = Marked::default();
     let mut attempts = Attempts::default();
     if let Some(mark) = mark(&header)
         && header.is_tried(mark.new)
@@ -65,10 +71,10 @@ pub fn rotate(
     {
         rotation.found_new = Some(mark.new);
         volume = Some(unlocked);
-        marked = mark.old;
+        marked = Marked::look(medium, &header, mark.old);
     }
     for number in header.volume_keyslots() {
-        if rotation.found_new == Some(number) {
+        if rotation.found_new == Some(number) || names(&marked.wiped, number) {
             continue;
         }
         if let Some(unlocked) = attempts.open(&header, medium, old, number)? {
@@ -83,15 +89,17 @@ pub fn rotate(
         }
     }
     let found_old = &rotation.found_old;
-    if !found_old.is_empty() && !found_old.iter().any(|number| marked.contains(number)) {
+    if !found_old.is_empty() && !found_old.iter().any(|number| marked.has(*number)) {
         // The mark is that of another key's rotation.
-        marked.clear();
+        marked.unreadable.clear();
     }
-    let volume = attempts.check(volume, &marked)?;
-    let mut retire = marked;
-    retire.extend(&rotation.found_old);
-    retire.sort_unstable();
-    retire.dedup();
+    let volume = attempts.check(volume, &marked.unreadable)?;
+    let mut retire = marked.wiped;
+    retire.extend(marked.unreadable);
+    for number in &rotation.found_old {
+        retire.push(Old { number: *number, material: material(medium, &header, *number)? });
+    }
+    retire.sort_unstable_by_key(|old| old.number);
     let number = if let Some(number) = rotation.found_new {
         number
     } else {
@@ -105,12 +113,23 @@ pub fn rotate(
     Ok(rotation)
 }
 
+/// A keyslot that is to be removed.
+struct Old {
+    number: u32,
+    /// The digest of its key material before it is wiped. LUKS1 stores none.
+    material: Json,
+}
+
+fn names(keyslots: &[Old], number: u32) -> bool {
+    keyslots.iter().any(|old| old.number == number)
+}
+
 /// What an interrupted rotation has left.
 struct Mark {
     /// The keyslot that it added.
     new: u32,
     /// Those that it was to remove.
-    old: Vec<u32>,
+    old: Vec<Old>,
 }
 
 /// The mark of an interrupted rotation, as far as it is true: a keyslot that got another key
@@ -118,14 +137,58 @@ struct Mark {
 fn mark(header: &Header) -> Option<Mark> {
     let Header::Luks2(header) = header else { return None };
     let token = header.metadata.tokens.get(&mark_number(header)?)?;
-    let salts = token.json.get("salts")?;
+    let (salts, materials) = (token.json.get("salts")?, token.json.get("materials")?);
     let same = |number: &u32| {
         let salt = salts.get(&number.to_string());
         salt.is_some() && salt == salt_of(&header.json, *number)
     };
     let Json::String(new) = token.json.get("new")? else { return None };
     let new = new.parse::<u32>().ok().filter(same)?;
-    Some(Mark { new, old: token.keyslots.iter().copied().filter(same).collect() })
+    let old = token.keyslots.iter().filter(|number| same(number)).filter_map(|number| {
+        let material = materials.get(&number.to_string())?.clone();
+        Some(Old { number: *number, material })
+    });
+    Some(Mark { new, old: old.collect() })
+}
+
+/// The keyslots of a mark, by what has become of them.
+#[derive(Default)]
+struct Marked {
+    /// Nobody opens them any more.
+    wiped: Vec<Old>,
+    /// They may be in the middle of the wipe.
+    unreadable: Vec<Old>,
+    /// They open as before.
+    whole: Vec<Old>,
+}
+
+impl Marked {
+    fn look(medium: &dyn Medium, header: &Header, keyslots: Vec<Old>) -> Self {
+        let mut marked = Self::default();
+        for old in keyslots {
+            match material(medium, header, old.number) {
+                Ok(material) if material == old.material => marked.whole.push(old),
+                Ok(_) => marked.wiped.push(old),
+                Err(_) => marked.unreadable.push(old),
+            }
+        }
+        marked
+    }
+
+    fn has(&self, number: u32) -> bool {
+        [&self.wiped, &self.unreadable, &self.whole].iter().any(|part| names(part, number))
+    }
+}
+
+/// The digest of a keyslot's key material as it lies on the medium, in hex. A change of any byte of
+/// it loses the key.
+fn material(medium: &dyn Medium, header: &Header, number: u32) -> Result<Json> {
+    let Header::Luks2(header) = header else { return Ok("".into()) };
+    let keyslot = header.metadata.keyslots.get(&number).ok_or(Error::InactiveKeyslot(number))?;
+    let length = material_len(keyslot.key_size, STRIPES).min(keyslot.area.size);
+    let limit = material_len(KEY_LEN_MAX as u32, STRIPES);
+    let bytes = read_bytes(&medium, "a keyslot area", keyslot.area.offset, length, limit)?;
+    Ok(hex(&Hash::Sha256.digest(&[&bytes])))
 }
 
 /// The salt of a keyslot in the metadata of a header.
@@ -170,8 +233,8 @@ impl Attempts {
 
     /// The volume that was opened. Refused if the old key may open a keyslot that was not tried: it
     /// would go on opening the volume. The keyslots in `marked` are removed anyway.
-    fn check(self, volume: Option<Unlocked>, marked: &[u32]) -> Result<Unlocked> {
-        let first = self.failed.into_iter().find(|(number, _)| !marked.contains(number));
+    fn check(self, volume: Option<Unlocked>, marked: &[Old]) -> Result<Unlocked> {
+        let first = self.failed.into_iter().find(|(number, _)| !names(marked, *number));
         match (volume, first) {
             (Some(volume), None) => Ok(volume),
             (Some(_), Some((number, error))) => Err(Error::Unchangeable(format!(
@@ -192,7 +255,7 @@ fn add(
     header: &Header,
     damage: Option<&Damage>,
     volume: &Unlocked,
-    retire: &[u32],
+    retire: &[Old],
     new: &NewKey<'_>,
     tools: &mut Tools<'_>,
 ) -> Result<u32> {
@@ -210,19 +273,22 @@ fn with_mark(
     header: &luks2::Header,
     damage: Option<&Damage>,
     new: u32,
-    retire: &[u32],
+    retire: &[Old],
     tools: &mut Tools<'_>,
 ) -> Result<(luks2::Header, Vec<Write>)> {
-    let numbers: Vec<String> = retire.iter().map(u32::to_string).collect();
+    let numbers: Vec<String> = retire.iter().map(|old| old.number.to_string()).collect();
     let names: Vec<&str> = numbers.iter().map(String::as_str).collect();
-    let salts = retire.iter().chain([&new]).filter_map(|number| {
-        salt_of(&header.json, *number).map(|salt| (number.to_string(), salt.clone()))
+    let marked = retire.iter().map(|old| old.number).chain([new]);
+    let salts = marked.filter_map(|number| {
+        salt_of(&header.json, number).map(|salt| (number.to_string(), salt.clone()))
     });
+    let materials = retire.iter().map(|old| (old.number.to_string(), old.material.clone()));
     let token = Json::object([
         ("type", MARK.into()),
         ("keyslots", Json::strings(&names)),
         ("new", new.to_string().into()),
         ("salts", salts.collect::<Vec<_>>().into()),
+        ("materials", materials.collect::<Vec<_>>().into()),
     ]);
     let number = mark_number(header);
     let mut change = header.change(damage)?;
@@ -262,12 +328,12 @@ fn finish(
     header: &Header,
     damage: Option<&Damage>,
     new: u32,
-    retire: &[u32],
+    retire: &[Old],
     tools: &mut Tools<'_>,
 ) -> Result<Vec<u32>> {
+    let mut numbers: Vec<u32> = retire.iter().map(|old| old.number).collect();
     match header {
         Header::Luks1(luks1) => {
-            let mut numbers = retire.to_vec();
             numbers.extend(luks1.unfinished_keyslots());
             let (_, writes) = luks1.retire_keys(&numbers, tools.random)?;
             write_verified(medium, &writes)?;
@@ -287,7 +353,7 @@ fn finish(
                 (luks2, damage) = (&marked, None);
             }
             let mut change = luks2.change(damage)?;
-            for number in retire {
+            for number in &numbers {
                 change.remove_keyslot(*number, tools.random)?;
             }
             if let Some(mark) = mark_number(luks2) {
@@ -295,7 +361,7 @@ fn finish(
             }
             let (_, writes) = change.finish(tools.random)?;
             write_verified(medium, &writes)?;
-            Ok(retire.to_vec())
+            Ok(numbers)
         }
     }
 }

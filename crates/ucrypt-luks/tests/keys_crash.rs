@@ -406,7 +406,7 @@ fn a_rotation_that_was_given_up_costs_no_key_when_another_key_becomes_the_same_n
     let image = with_new_key(&image, PASSPHRASE, Some(6));
     let medium = Recorder::new(&image);
     rotated(&medium, PASSPHRASE).unwrap();
-    let (mut count, mut unmarked, mut marked) = (0, 0, 0);
+    let (mut count, mut unmarked, mut marked, mut wiped) = (0, 0, 0, 0);
     medium.crashes(12, |crashed| {
         count += 1;
         let Header::Luks2(header) = read(crashed) else { panic!("not LUKS2") };
@@ -423,13 +423,15 @@ fn a_rotation_that_was_given_up_costs_no_key_when_another_key_becomes_the_same_n
         let Header::Luks2(header) = read(&end) else { panic!("not LUKS2") };
         assert!(header.metadata.tokens.is_empty());
         *if has_mark { &mut marked } else { &mut unmarked } += 1;
-        if !has_mark {
-            // Nothing says that a key that opens nothing was the old one.
-            let again = Recorder::new(crashed);
-            assert!(rotated_to(&again, b"neither", NEW).unwrap().retired.is_empty());
-        }
+        // What opens nothing costs no key, mark or not: only a keyslot that is wiped goes.
+        let again = Recorder::new(crashed);
+        let retired = rotated_to(&again, b"neither", NEW).unwrap().retired;
+        let is_wiped = read(crashed).unlock(crashed, PASSPHRASE, Some(0)).is_err();
+        assert_eq!(retired, if has_mark && is_wiped { vec![0] } else { vec![] });
+        assert!(kept(&again.now.borrow()), "a wrong key has cost another one");
+        wiped += usize::from(is_wiped);
     });
-    assert!(unmarked > 5 && marked > 5, "{unmarked}, {marked}");
+    assert!(unmarked > 5 && marked > 5 && wiped > 2, "{unmarked}, {marked}, {wiped}");
 }
 
 /// A rotation that has no room for its mark is refused before anything is written.
