@@ -7,6 +7,7 @@ use zeroize::Zeroizing;
 use crate::error::Result;
 use crate::header::Header;
 use crate::json::Json;
+use crate::keys::OpenedKey;
 use crate::volume::{SECTOR_BYTES, Unlocked};
 
 /// Bytes per line of a hex dump.
@@ -90,5 +91,18 @@ impl Header {
         out.push_str("MK dump:\t");
         put_hex(&mut out, key, "\t\t");
         Ok(out)
+    }
+
+    /// The text of `luksDump --unbound` for the key of an unbound keyslot.
+    pub fn dump_unbound_key(&self, path: &str, opened: &OpenedKey) -> Zeroizing<String> {
+        let key = &opened.key;
+        let mut out = Zeroizing::new(String::with_capacity(512 + path.len() + 5 * key.len()));
+        line!(&mut *out, "LUKS header information for {path}");
+        line!(&mut *out, "UUID:    \t{}", self.uuid());
+        line!(&mut *out, "Keyslot: \t{}", opened.keyslot);
+        line!(&mut *out, "Key bits:\t{}", 8 * key.len());
+        out.push_str("Unbound Key:\t");
+        put_hex(&mut out, key, "\t\t");
+        out
     }
 }

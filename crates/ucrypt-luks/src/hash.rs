@@ -19,10 +19,14 @@ use zeroize::Zeroize;
 
 use crate::error::{Error, Result};
 
+mod gcrypt_bug;
+
+use gcrypt_bug::GcryptWhirlpool;
+
 /// Declares the enum, its names and the dispatch to the implementations from one table, so that
 /// they cannot drift apart.
 macro_rules! hashes {
-    ($($variant:ident $name:literal $hmac:ident<$digest:ty>),+ $(,)?) => {
+    ($($variant:ident $name:literal $hmac:ident<$inner:ty> $digest:ty),+ $(,)?) => {
         /// A hash function, by the name that cryptsetup gives it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[expect(missing_docs, reason = "the names of published hash functions")]
@@ -60,7 +64,7 @@ macro_rules! hashes {
             pub fn pbkdf2(self, password: &[u8], salt: &[u8], iterations: u32, out: &mut [u8]) {
                 // `pbkdf2` fails only for a key length that HMAC refuses, and HMAC accepts all.
                 let _: std::result::Result<(), digest::InvalidLength> = match self {
-                    $(Self::$variant => pbkdf2::pbkdf2::<$hmac<$digest>>(
+                    $(Self::$variant => pbkdf2::pbkdf2::<$hmac<$inner>>(
                         password, salt, iterations, out,
                     )),+
                 };
@@ -69,30 +73,32 @@ macro_rules! hashes {
     };
 }
 
-// The block-wise `Hmac` is faster. SHA-3 and BLAKE2 do not support it.
+// The hash inside PBKDF2, and the one outside. The block-wise `Hmac` is faster. SHA-3 and BLAKE2 do not
+// support it.
 hashes! {
-    Sha1 "sha1" Hmac<Sha1>,
-    Sha224 "sha224" Hmac<Sha224>,
-    Sha256 "sha256" Hmac<Sha256>,
-    Sha384 "sha384" Hmac<Sha384>,
-    Sha512 "sha512" Hmac<Sha512>,
-    Sha3_224 "sha3-224" SimpleHmac<Sha3_224>,
-    Sha3_256 "sha3-256" SimpleHmac<Sha3_256>,
-    Sha3_384 "sha3-384" SimpleHmac<Sha3_384>,
-    Sha3_512 "sha3-512" SimpleHmac<Sha3_512>,
-    Ripemd160 "ripemd160" Hmac<Ripemd160>,
-    Whirlpool "whirlpool" Hmac<Whirlpool>,
-    Blake2b160 "blake2b-160" SimpleHmac<Blake2b<U20>>,
-    Blake2b256 "blake2b-256" SimpleHmac<Blake2b<U32>>,
-    Blake2b384 "blake2b-384" SimpleHmac<Blake2b<U48>>,
-    Blake2b512 "blake2b-512" SimpleHmac<Blake2b512>,
-    Blake2s128 "blake2s-128" SimpleHmac<Blake2s<U16>>,
-    Blake2s160 "blake2s-160" SimpleHmac<Blake2s<U20>>,
-    Blake2s224 "blake2s-224" SimpleHmac<Blake2s<U28>>,
-    Blake2s256 "blake2s-256" SimpleHmac<Blake2s256>,
-    Streebog256 "stribog256" Hmac<Streebog256>,
-    Streebog512 "stribog512" Hmac<Streebog512>,
-    Sm3 "sm3" Hmac<Sm3>,
+    Sha1 "sha1" Hmac<Sha1> Sha1,
+    Sha224 "sha224" Hmac<Sha224> Sha224,
+    Sha256 "sha256" Hmac<Sha256> Sha256,
+    Sha384 "sha384" Hmac<Sha384> Sha384,
+    Sha512 "sha512" Hmac<Sha512> Sha512,
+    Sha3_224 "sha3-224" SimpleHmac<Sha3_224> Sha3_224,
+    Sha3_256 "sha3-256" SimpleHmac<Sha3_256> Sha3_256,
+    Sha3_384 "sha3-384" SimpleHmac<Sha3_384> Sha3_384,
+    Sha3_512 "sha3-512" SimpleHmac<Sha3_512> Sha3_512,
+    Ripemd160 "ripemd160" Hmac<Ripemd160> Ripemd160,
+    Whirlpool "whirlpool" Hmac<Whirlpool> Whirlpool,
+    GcryptWhirlpool "whirlpool_gcryptbug" Hmac<Whirlpool> GcryptWhirlpool,
+    Blake2b160 "blake2b-160" SimpleHmac<Blake2b<U20>> Blake2b<U20>,
+    Blake2b256 "blake2b-256" SimpleHmac<Blake2b<U32>> Blake2b<U32>,
+    Blake2b384 "blake2b-384" SimpleHmac<Blake2b<U48>> Blake2b<U48>,
+    Blake2b512 "blake2b-512" SimpleHmac<Blake2b512> Blake2b512,
+    Blake2s128 "blake2s-128" SimpleHmac<Blake2s<U16>> Blake2s<U16>,
+    Blake2s160 "blake2s-160" SimpleHmac<Blake2s<U20>> Blake2s<U20>,
+    Blake2s224 "blake2s-224" SimpleHmac<Blake2s<U28>> Blake2s<U28>,
+    Blake2s256 "blake2s-256" SimpleHmac<Blake2s256> Blake2s256,
+    Streebog256 "stribog256" Hmac<Streebog256> Streebog256,
+    Streebog512 "stribog512" Hmac<Streebog512> Streebog512,
+    Sm3 "sm3" Hmac<Sm3> Sm3,
 }
 
 impl Hash {

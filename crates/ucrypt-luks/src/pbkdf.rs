@@ -37,6 +37,15 @@ pub enum PbkdfKind {
 }
 
 impl PbkdfKind {
+    /// The name as headers and options spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pbkdf2 => "pbkdf2",
+            Self::Argon2i => "argon2i",
+            Self::Argon2id => "argon2id",
+        }
+    }
+
     /// Finds a function by its name.
     pub fn from_name(name: &str) -> Result<Self> {
         match name {
@@ -133,36 +142,42 @@ impl Pbkdf {
         }
     }
 
+    /// Refuses costs outside cryptsetup's limits, in its words.
     fn check(&self) -> Result<()> {
-        let low = |what: &str, min: u32| Err(Error::request(format!("{what}; the least is {min}")));
-        if let Cost::Time(time) = self.cost
-            && time.is_zero()
-        {
-            return Err(Error::request("an iteration time of zero gives no security"));
-        }
-        let min = match self.kind {
-            PbkdfKind::Pbkdf2 => PBKDF2_ITERATIONS_MIN,
-            _ => ARGON2_TIME_MIN,
+        let (name, is_pbkdf2) = (self.kind.name(), self.kind == PbkdfKind::Pbkdf2);
+        let mut problems = Vec::new();
+        let forced = match self.cost {
+            Cost::Time(time) if time.is_zero() => {
+                problems.push("an iteration time of zero gives no security".to_owned());
+                None
+            }
+            Cost::Time(_) => None,
+            Cost::Iterations(forced) => Some(forced),
         };
-        if let Cost::Iterations(forced) = self.cost
-            && forced < min
-        {
-            return low("the forced iteration count is too low", min);
+        let min = if is_pbkdf2 { PBKDF2_ITERATIONS_MIN } else { ARGON2_TIME_MIN };
+        if forced.is_some_and(|forced| forced < min) {
+            problems
+                .push(format!("forced iteration count is too low for {name} (minimum is {min})"));
         }
-        if self.kind == PbkdfKind::Pbkdf2 {
-            return Ok(());
+        if !is_pbkdf2 {
+            if self.memory_kib < ARGON2_MEMORY_MIN_KIB {
+                let what = if forced.is_some() { "forced" } else { "requested maximum" };
+                problems.push(format!(
+                    "{what} memory cost is too low for {name} (minimum is {ARGON2_MEMORY_MIN_KIB} \
+                     kilobytes)"
+                ));
+            }
+            if self.memory_kib > ARGON2_MEMORY_MAX_KIB {
+                problems.push(format!(
+                    "requested maximum PBKDF memory cost is too high (maximum is \
+                     {ARGON2_MEMORY_MAX_KIB} kilobytes)"
+                ));
+            }
+            if self.lanes == 0 {
+                problems.push("requested PBKDF parallel threads cannot be zero".to_owned());
+            }
         }
-        if self.memory_kib < ARGON2_MEMORY_MIN_KIB {
-            return low("the memory cost is too low", ARGON2_MEMORY_MIN_KIB);
-        }
-        if self.memory_kib > ARGON2_MEMORY_MAX_KIB {
-            let problem = format!("the memory cost is above {ARGON2_MEMORY_MAX_KIB} KiB");
-            return Err(Error::request(problem));
-        }
-        if self.lanes == 0 {
-            return low("zero parallel threads derive nothing", 1);
-        }
-        Ok(())
+        if problems.is_empty() { Ok(()) } else { Err(Error::request(problems.join("; "))) }
     }
 }
 

@@ -44,6 +44,9 @@ pub(crate) struct KeyArgs {
     /// Standard input is data for the volume and supplies no passphrase
     #[arg(skip)]
     pub(crate) stdin_is_data: bool,
+    /// A person types the passphrase twice
+    #[arg(skip)]
+    pub(crate) verify: bool,
 }
 
 /// Where a passphrase is read from.
@@ -117,7 +120,12 @@ impl KeyArgs {
         match source {
             Source::Terminal(terminal) => {
                 let limit = Some(self.timeout).filter(|seconds| *seconds > 0);
-                terminal.ask(prompt, limit.map(Duration::from_secs))
+                let limit = limit.map(Duration::from_secs);
+                let first = terminal.ask(prompt, limit)?;
+                if self.verify && *terminal.ask("Verify passphrase", limit)? != *first {
+                    return Err(Failure::denied("the passphrases do not match"));
+                }
+                Ok(first)
             }
             Source::Line(stdin) => Part { line: true, ..part }.of_stdin(stdin),
             Source::Stdin(stdin) => part.of_stdin(stdin),
@@ -138,11 +146,7 @@ impl KeyArgs {
 
     /// As [`KeyArgs::read`], but asks a person twice.
     pub(crate) fn read_verified(&self, prompt: &str) -> Result<Secret, Failure> {
-        let first = self.read(prompt)?;
-        if self.is_interactive() && *self.read("Verify passphrase")? != *first {
-            return Err(Failure::denied("the passphrases do not match"));
-        }
-        Ok(first)
+        Self { verify: true, ..self.clone() }.read(prompt)
     }
 
     /// Whether a person types the passphrase, and may mistype it.

@@ -49,6 +49,9 @@ pub(crate) struct VolumeArgs {
     /// How often a passphrase may be tried at a terminal
     #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     tries: u32,
+    /// Ask for the passphrase twice
+    #[arg(short = 'y', long)]
+    verify_passphrase: bool,
     /// Try only this keyslot
     #[arg(short = 'S', long, value_name = "NUMBER")]
     key_slot: Option<u32>,
@@ -448,9 +451,10 @@ impl VolumeArgs {
             if matches!(key, KeySource::Arguments) && !self.plain.is_table() {
                 self.warn_of_signature(image, name)?;
             }
+            let passphrase = self.verified_key(&key);
             let asked = Asked {
                 image: name,
-                passphrase: &self.key,
+                passphrase: &passphrase,
                 volume_key_file: self.volume_key_file.as_deref(),
                 batch_mode: self.batch_mode,
             };
@@ -535,7 +539,16 @@ impl VolumeArgs {
         name: &str,
         open: impl Fn(&[u8]) -> ucrypt_luks::Result<T>,
     ) -> Result<T, Failure> {
-        try_passphrases(name, &self.key, self.tries, open)
+        try_passphrases(name, &self.verified_key(&KeySource::Arguments), self.tries, open)
+    }
+
+    /// Where the passphrase comes from. Warns if `--verify-passphrase` has no effect on it.
+    fn verified_key(&self, key: &KeySource) -> KeyArgs {
+        let is_asked = matches!(key, KeySource::Arguments) && self.verify_passphrase;
+        if is_asked && !self.batch_mode && !self.key.is_interactive() {
+            say("WARNING: The --verify-passphrase option is being ignored.\n");
+        }
+        KeyArgs { verify: is_asked, ..self.key.clone() }
     }
 
     /// Where the header is, and the flags that `--persistent` stores in it.

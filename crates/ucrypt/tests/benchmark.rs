@@ -190,9 +190,9 @@ fn numbers_that_break_a_rule_are_refused_with_the_rule() {
         ("-c aes-cbc-tcw --sector-size 4096", "512-byte sectors"),
         ("--hash sha256 -s 0", "8 to 8192 bits"),
         ("--hash sha256 -s 8200", "8 to 8192 bits"),
-        ("--pbkdf argon2id --pbkdf-memory 31", "least is 32"),
-        ("--pbkdf argon2id --pbkdf-memory 4194305", "4194304 KiB"),
-        ("--pbkdf argon2i --pbkdf-parallel 0", "least is 1"),
+        ("--pbkdf argon2id --pbkdf-memory 31", "minimum is 32 kilobytes"),
+        ("--pbkdf argon2id --pbkdf-memory 4194305", "maximum is 4194304 kilobytes"),
+        ("--pbkdf argon2i --pbkdf-parallel 0", "threads cannot be zero"),
         ("--iter-time 0", "1..="),
     ] {
         let message = refused(&args.split_whitespace().collect::<Vec<_>>());

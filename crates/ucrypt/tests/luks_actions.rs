@@ -219,8 +219,12 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
         (&["--key-size", "504"], 1, "64 bytes"),
         (&["--hash", "md5"], 1, "\"md5\""),
         (&["--pbkdf", "scrypt"], 1, "\"scrypt\""),
-        (&["--pbkdf-force-iterations", "3"], 1, "the least is 4"),
-        (&["--pbkdf-memory", "31", "--pbkdf-force-iterations", "4"], 1, "the least is 32"),
+        (&["--pbkdf-force-iterations", "3"], 1, "too low for argon2id (minimum is 4)"),
+        (
+            &["--pbkdf-memory", "31", "--pbkdf-force-iterations", "4"],
+            1,
+            "(minimum is 32 kilobytes)",
+        ),
         (&["--iter-time", "0"], 1, "gives no security"),
         (&["--iter-time", "10", "--pbkdf-force-iterations", "4"], 1, "cannot be used"),
         (&["--sector-size", "8192"], 1, "8192"),
@@ -257,6 +261,65 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
         assert!(stderr(&output).contains("no LUKS header"), "{}", stderr(&output));
     }
     assert_eq!(code(&ucrypt(&["isLuks", text(&small)], b"")), 1);
+}
+
+/// The fields of a LUKS1 header, by their place: what cryptsetup does not know makes it no LUKS.
+#[test]
+fn a_header_with_unknown_names_is_luks_where_cryptsetup_says_so() {
+    let scratch = Scratch::new();
+    good(&scratch.format(&[&["--type", "luks1", "--key-size", "256"], CHEAP].concat()));
+    let sound = fs::read(scratch.image()).unwrap();
+    let path = scratch.image();
+    for (at, bytes, expected) in [
+        (72, &b"nohash\0"[..], 1),
+        (72, b"md5\0\0\0\0", 1),
+        (72, b"\0", 1),
+        (72, b"SHA256\0", 0),
+        (8, b"nocipher\0", 0),
+        (40, b"nomode\0", 0),
+        (6, &[0, 3], 1),
+    ] {
+        let mut image = sound.clone();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+        fs::write(&path, &image).unwrap();
+        for kind in ["luks", "luks1", "luks2"] {
+            let args = ["isLuks", "--type", kind, text(&path)];
+            let ours = ucrypt(&args, b"");
+            let told = format!("{bytes:?} {kind}: {}", stderr(&ours));
+            assert_eq!(code(&ours), if kind == "luks2" { 1 } else { expected }, "{told}");
+            assert_eq!(code(&ours), code(&run("cryptsetup", &args, b"")), "{told}");
+            // The exit code is the answer, and -v tells why.
+            assert!(ours.stdout.is_empty() && ours.stderr.is_empty(), "{told}");
+        }
+        let ours = ucrypt(&["isLuks", "-v", text(&path)], b"");
+        assert!(stderr(&ours).contains(if expected == 0 { "successful" } else { "failed" }));
+        if bytes.starts_with(b"nohash") {
+            assert!(stderr(&ours).contains("hash \"nohash\""), "{}", stderr(&ours));
+        }
+    }
+}
+
+/// The Whirlpool of old libgcrypt differs only where the last part of a key is short.
+#[test]
+fn a_header_with_the_whirlpool_of_old_libgcrypt_opens() {
+    for (bits, is_same) in [("256", false), ("512", true)] {
+        let scratch = Scratch::new();
+        let args = ["--type", "luks1", "--key-size", bits, "--hash", "whirlpool_gcryptbug"];
+        good(&scratch.format(&[&args, CHEAP].concat()));
+        let image = scratch.image();
+        let test = ["open", "--test-passphrase", text(&image)];
+        good(&ucrypt(&test, PASSPHRASE));
+        assert_eq!(code(&ucrypt(&test, b"wrong")), 2);
+        let shown = good(&ucrypt(&["luksDump", text(&image)], b""));
+        assert!(shown.contains("Hash spec:     \twhirlpool_gcryptbug\n"), "{shown}");
+        // The same header, read with the right Whirlpool.
+        let file = fs::File::options().write(true).open(&image).unwrap();
+        file.write_all_at(b"whirlpool\0\0\0\0\0\0\0\0\0\0\0", 72).unwrap();
+        for program in [UCRYPT, "cryptsetup"] {
+            let ran = run(program, &test, PASSPHRASE);
+            assert_eq!(code(&ran), if is_same { 0 } else { 2 }, "{program}: {}", stderr(&ran));
+        }
+    }
 }
 
 /// A superblock of md, version 1.0, which lies 8 KiB before the end.

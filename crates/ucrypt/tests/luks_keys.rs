@@ -7,7 +7,7 @@ mod luks;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use luks::both::{Both, LUKS1, LUKS2, header};
@@ -246,6 +246,156 @@ fn unbound_keys_have_a_digest_of_their_own_and_go_with_it() {
     assert_eq!(header(&both.ours)["metadata"]["keyslots"]["5"], Value::Null);
 }
 
+/// What both programs print, where only the name of the image may differ, and the key in the file.
+fn dumped(image: &str, key: &Path, args: &[&str], stdin: &[u8]) -> [(i32, String, Vec<u8>); 2] {
+    [UCRYPT, "cryptsetup"].map(|program| {
+        let _ = fs::remove_file(key);
+        let ran = run(program, &[&["luksDump"], args, &[image]].concat(), stdin);
+        let said = String::from_utf8(ran.stdout.clone()).unwrap();
+        (code(&ran), said, fs::read(key).unwrap_or_default())
+    })
+}
+
+#[test]
+fn keys_are_dumped_as_cryptsetup_dumps_them() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        let is_luks2 = kind == LUKS2;
+        let image = text(&both.ours);
+        let (one, long) = (both.file("one", b"one"), both.file("long", b"xxoneyy"));
+        let (other, secret) = (both.file("other", b"other"), both.file("secret", &[7; 24]));
+        if is_luks2 {
+            let unbound = ["luksAddKey", "-q", "--unbound", "-s", "192", "-S", "5"];
+            let from = ["--volume-key-file", &secret, image, &other];
+            good(&run("cryptsetup", &[&unbound, CHEAP, &from[..]].concat(), b""));
+        }
+        let key = both.scratch.path("key");
+        let place = text(&key);
+        let (same, another) = if is_luks2 { ("luks2", "luks1") } else { ("luks1", "luks2") };
+        let unbound = i32::from(!is_luks2);
+        let volume = "--dump-volume-key";
+        for (args, stdin, expected) in [
+            (&[volume][..], &b"one"[..], 0),
+            (&[volume], b"one\nmore", 0),
+            (&[volume], b"wrong", 2),
+            (&[volume], b"", 1),
+            (&["-q", volume, "--key-file", "-"], b"one", 0),
+            (&["-q", volume, "--key-file", &one], b"", 0),
+            (&[volume, "-d", &long, "--keyfile-offset", "2", "--keyfile-size", "3"], b"", 0),
+            (&[volume, "-d", &long], b"", 2),
+            (&[volume, "-d", "/nonexistent"], b"", 1),
+            (&["--dump-master-key", "--timeout", "3", "-S", "0"], b"one", 0),
+            (&[volume, "--type", same], b"one", 0),
+            (&[volume, "--type", another], b"one", 1),
+            (&["--type", same], b"", 0),
+            (&["--type", another], b"", 1),
+            (&["-q", volume, "--volume-key-file", place], b"one", 0),
+            (&[volume, "--volume-key-file", place, "-d", &one], b"", 0),
+            (&[volume, "--volume-key-file", place], b"wrong", 2),
+            (&[volume, "--volume-key-file", "/nonexistent/key"], b"one", 1),
+            (&["--unbound", "-S", "5"], b"other", unbound),
+            (&["-q", "--unbound", "-S", "5", "--key-file", &other], b"", unbound),
+            (&["--unbound", "-S", "5", "--volume-key-file", place], b"other", unbound),
+            (&["--unbound", "-S", "5"], b"one", if is_luks2 { 2 } else { 1 }),
+            (&["--unbound", "-S", "0"], b"one", 1),
+            (&["--unbound", "-S", "6"], b"one", 1),
+            (&["--unbound", "-S", "99"], b"one", 1),
+            (&["--unbound"], b"other", 1),
+        ] {
+            let [ours, theirs] = dumped(image, &key, args, stdin);
+            assert_eq!(ours.0, expected, "{same}: {args:?}");
+            // Beside an unbound keyslot, cryptsetup 2.6 has the code 1 for a wrong passphrase too.
+            let known = if is_luks2 && expected == 2 { [1, 2] } else { [expected; 2] };
+            assert!(known.contains(&theirs.0), "{same}: {args:?}: {}", theirs.0);
+            if expected == 0 {
+                assert_eq!(ours, theirs, "{same}: {args:?}");
+            } else {
+                assert!(ours.1.is_empty() && ours.2.is_empty(), "{same}: {args:?}: {}", ours.1);
+            }
+        }
+        // The file is new, nobody else can read it, and JSON has the same key.
+        let mode = || fs::metadata(&key).unwrap().permissions().mode() & 0o777;
+        let dump = |args: &[&str]| {
+            ucrypt(&[&["luksDump", volume, "-q", image, "-d", &one], args].concat(), b"")
+        };
+        let _ = fs::remove_file(&key);
+        good(&dump(&["--volume-key-file", place]));
+        assert_eq!(mode(), 0o400);
+        assert_eq!(code(&dump(&["--volume-key-file", place])), 1);
+        let bytes = fs::read(&key).unwrap();
+        let hex = bytes.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
+        let shown: Value = serde_json::from_str(&good(&dump(&["--json"]))).unwrap();
+        assert_eq!((&shown["volume_key"], &shown["keyslot"]), (&json!(hex), &json!(0)));
+        assert_eq!(shown["key_bits"], json!(8 * bytes.len()));
+        let _ = fs::remove_file(&key);
+        let told = good(&dump(&["--json", "--volume-key-file", place]));
+        let shown: Value = serde_json::from_str(&told).unwrap();
+        assert!(shown["volume_key_file"] == place && !told.contains(&hex), "{told}");
+        assert_eq!(fs::read(&key).unwrap(), bytes);
+        if is_luks2 {
+            let args = ["luksDump", "--json", "--unbound", "-S", "5", image];
+            let shown: Value = serde_json::from_str(&good(&ucrypt(&args, b"other"))).unwrap();
+            assert_eq!(shown["unbound_key"], json!("07".repeat(24)));
+        }
+    }
+}
+
+/// Costs that are forced: the same limits and, in a refusal, the same words.
+#[test]
+fn forced_costs_have_cryptsetups_limits_and_words() {
+    let argon2 = |memory, passes| {
+        let costs = ["--pbkdf-memory", memory, "--pbkdf-force-iterations", passes];
+        [&["--pbkdf", "argon2id"][..], &costs].concat()
+    };
+    let pbkdf2 = |count| vec!["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", count];
+    let both = Both::new(LUKS2);
+    for (costs, expected) in [
+        (argon2("32", "4"), 0),
+        (argon2("33", "5"), 0),
+        ([argon2("32", "4"), vec!["--pbkdf-parallel", "1"]].concat(), 0),
+        // 0 is the default.
+        ([argon2("32", "4"), vec!["--pbkdf-parallel", "0"]].concat(), 0),
+        // No more than the machine has, and 4 at most.
+        ([argon2("64", "4"), vec!["--pbkdf-parallel", "99"]].concat(), 0),
+        (argon2("31", "4"), 1),
+        (argon2("32", "3"), 1),
+        (argon2("31", "3"), 1),
+        (argon2("4194305", "4"), 1),
+        (argon2("4194305", "0"), 1),
+        (argon2("-1", "4"), 1),
+        (argon2("4294967296", "4"), 1),
+        (pbkdf2("1000"), 0),
+        (pbkdf2("999"), 1),
+        (pbkdf2("0"), 1),
+        (pbkdf2("-1"), 1),
+        (pbkdf2("4294967296"), 1),
+        (pbkdf2("0x400"), 1),
+        (pbkdf2("1k"), 1),
+        (pbkdf2(""), 1),
+        ([pbkdf2("1000"), vec!["--pbkdf-memory", "1"]].concat(), 0),
+        ([pbkdf2("1000"), vec!["--iter-time", "100"]].concat(), 1),
+        (vec!["--pbkdf", "pbkdf2", "--iter-time", "4294967296"], 1),
+        (vec!["--pbkdf", "scrypt", "--pbkdf-force-iterations", "1000"], 1),
+    ] {
+        let change = [&["luksChangeKey"], &costs[..], &["IMAGE"]].concat();
+        let [ours, theirs] = both.act(&change, b"one\none");
+        assert_eq!(code(&ours), expected, "{costs:?}: {}", stderr(&ours));
+        let said = stderr(&theirs);
+        let words =
+            said.lines().filter(|l| ["Forced ", "Requested "].iter().any(|w| l.starts_with(w)));
+        for line in words {
+            let words = line[1..].trim_end_matches('.');
+            assert!(stderr(&ours).contains(words), "{costs:?}: {words}: {}", stderr(&ours));
+        }
+    }
+    both.opens(&["one"], &[]);
+    let one = Both::new(LUKS1);
+    for (costs, expected) in [(pbkdf2("999"), 1), (argon2("32", "4"), 1), (pbkdf2("1001"), 0)] {
+        let [ours, _] = one.act(&[&["luksAddKey"], &costs[..], &["IMAGE"]].concat(), b"one\ntwo");
+        assert_eq!(code(&ours), expected, "{costs:?}: {}", stderr(&ours));
+    }
+}
+
 #[test]
 fn labels_priorities_and_uuids_are_those_of_cryptsetup() {
     let both = Both::new(LUKS2);
@@ -307,6 +457,13 @@ fn tokens_are_kept_stored_and_assigned_as_cryptsetup_does_it() {
     }
     let replace = ["token", "import", "--token-replace", "--token-id", "0", "IMAGE"];
     both.does(&replace, br#"{"type":"replaced","keyslots":[]}"#);
+    both.does(&["token", "add", "--key-description", "free", "--unbound", "IMAGE"], b"");
+    for args in [
+        &["token", "add", "--key-description", "free", "--unbound", "-S", "0", "IMAGE"][..],
+        &["token", "remove", "--token-id", "0", "--unbound", "IMAGE"],
+    ] {
+        assert_eq!(code(&both.act(args, b"")[0]), 1, "{args:?}");
+    }
     // A keyslot that goes takes its assignments with it, and the tokens stay.
     both.does(&["luksKillSlot", "-q", "IMAGE", "1"], b"");
     both.opens(&["one"], &["two"]);
@@ -444,6 +601,37 @@ fn repair_writes_the_damaged_copy_again_and_says_so() {
     assert!(fs::read(&both.ours).unwrap() == image);
 }
 
+/// A copy that is damaged on both images.
+#[test]
+fn a_repair_leaves_what_cryptsetups_leaves() {
+    for at in [4200, 0x4000 + 4200] {
+        let both = Both::new(LUKS2);
+        for image in [&both.ours, &both.theirs] {
+            let mut bytes = fs::read(image).unwrap();
+            bytes[at] ^= 1;
+            fs::write(image, &bytes).unwrap();
+        }
+        // Not by `does`: looking at a header, cryptsetup would repair it.
+        good(&ucrypt(&["repair", "-q", text(&both.ours)], b""));
+        good(&run("cryptsetup", &["repair", "-q", text(&both.theirs)], b""));
+        // The copies differ in what is random: their salts and checksums.
+        let copies = |image: &Path| {
+            let mut bytes = fs::read(image).unwrap();
+            for copy in bytes[..0x8000].chunks_mut(0x4000) {
+                copy[104..168].fill(0);
+                copy[448..512].fill(0);
+            }
+            bytes
+        };
+        assert!(copies(&both.ours) == copies(&both.theirs), "at {at}");
+        for image in [&both.ours, &both.theirs] {
+            let ran = ucrypt(&["luksDump", text(image)], b"");
+            assert!(code(&ran) == 0 && ran.stderr.is_empty(), "{}", stderr(&ran));
+        }
+        both.opens(&["one"], &["two"]);
+    }
+}
+
 #[test]
 fn detached_headers_are_changed_and_the_data_left_alone() {
     for kind in ["luks1", "luks2"] {
@@ -460,6 +648,14 @@ fn detached_headers_are_changed_and_the_data_left_alone() {
         good(&run("cryptsetup", &open, b"uno"));
         assert_eq!(code(&run("cryptsetup", &open, b"one")), 2);
         assert!(fs::read(&image).unwrap() == before);
+        let key = scratch.path("key");
+        for args in [
+            &["-q", "--dump-volume-key", "--header", text(&place)][..],
+            &["-q", "--dump-volume-key", "--header", text(&place), "--volume-key-file", text(&key)],
+        ] {
+            let [ours, theirs] = dumped(text(&image), &key, args, b"uno");
+            assert!(ours.0 == 0 && ours == theirs, "{args:?}: {ours:?} / {theirs:?}");
+        }
     }
 }
 

@@ -113,11 +113,7 @@ impl HeaderArgs {
     }
 
     fn check_kind(&self, header: &Header) -> Result<(), Failure> {
-        if self.kind.includes(header) {
-            return Ok(());
-        }
-        let (place, found) = (self.place().display(), header.format().name());
-        Err(Failure::wrong(format!("{place}: the header is {found}, which --type excludes")))
+        self.kind.check(header, self.place())
     }
 }
 

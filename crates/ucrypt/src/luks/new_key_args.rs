@@ -95,6 +95,7 @@ impl NewPassphraseArgs {
             keyfile_offset: self.new_keyfile_offset,
             timeout,
             stdin_is_data: false,
+            verify: false,
         }
     }
 }

@@ -18,11 +18,11 @@ pub(crate) struct PbkdfArgs {
     pbkdf: Option<String>,
     /// Time that unlocking may take on this machine, in milliseconds
     #[arg(short = 'i', long, value_name = "MS", default_value_t = 2000)]
-    iter_time: u64,
-    /// Most memory for Argon2 [default: 1048576]
+    iter_time: u32,
+    /// Most memory for Argon2; 0 for the default [default: 1048576]
     #[arg(long, value_name = "KIB")]
     pbkdf_memory: Option<u32>,
-    /// Most parallel threads for Argon2 [default: 4]
+    /// Most parallel threads for Argon2; 0 for the default [default: 4]
     #[arg(long, value_name = "THREADS")]
     pbkdf_parallel: Option<u32>,
     /// Do not measure: use this many iterations, and the memory and threads as they are given
@@ -40,10 +40,12 @@ impl PbkdfArgs {
         };
         let cost = match self.pbkdf_force_iterations {
             Some(forced) => Cost::Iterations(forced),
-            None => Cost::Time(Duration::from_millis(self.iter_time)),
+            None => Cost::Time(Duration::from_millis(self.iter_time.into())),
         };
-        let memory_kib = self.pbkdf_memory.unwrap_or(ARGON2_MEMORY_KIB);
-        let lanes = self.pbkdf_parallel.unwrap_or(ARGON2_LANES);
+        // 0 is the default, as in cryptsetup.
+        let given = |number: Option<u32>| number.filter(|number| *number > 0);
+        let memory_kib = given(self.pbkdf_memory).unwrap_or(ARGON2_MEMORY_KIB);
+        let lanes = given(self.pbkdf_parallel).unwrap_or(ARGON2_LANES);
         Ok(Pbkdf { kind, hash, cost, memory_kib, lanes })
     }
 

@@ -5,28 +5,36 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
+use clap::{ArgGroup, ValueEnum};
+use serde_json::json;
 use ucrypt_backend::FileBackend;
-use ucrypt_luks::{Error, Header, HeaderCopy, Unlocked};
+use ucrypt_luks::{Error, Header, HeaderCopy};
+use zeroize::Zeroizing;
 
 use super::confirm::confirm;
 use super::image::{HeaderImage, open_to_look, read_header};
 use crate::failure::Failure;
+use crate::memory;
 use crate::passphrase::KeyArgs;
 use crate::secrecy;
-use crate::stdio::print;
+use crate::stdio::{print, say_verbose};
 
 /// The warning before a volume key leaves the header.
 const KEY_WARNING: &str = "The volume key gives access to the encrypted data without a passphrase.\n\
                            Whatever it is written to should itself be encrypted and kept safe.";
 
+/// The warning before another key does.
+const UNBOUND_WARNING: &str = "The key of an unbound keyslot is a secret of whoever has stored it.\n\
+                               Whatever it is written to should itself be encrypted and kept safe.";
+
 /// Arguments of `luksDump`.
 #[derive(Debug, clap::Args)]
 #[command(
-    mut_arg("key_file", |arg| arg.requires("dump_volume_key")),
-    mut_arg("keyfile_size", |arg| arg.requires("dump_volume_key")),
-    mut_arg("keyfile_offset", |arg| arg.requires("dump_volume_key")),
-    mut_arg("timeout", |arg| arg.requires("dump_volume_key"))
+    group(ArgGroup::new("a_key").args(["dump_volume_key", "unbound"])),
+    mut_arg("key_file", |arg| arg.requires("a_key")),
+    mut_arg("keyfile_size", |arg| arg.requires("a_key")),
+    mut_arg("keyfile_offset", |arg| arg.requires("a_key")),
+    mut_arg("timeout", |arg| arg.requires("a_key"))
 )]
 pub(crate) struct DumpArgs {
     /// The image: a file or a block device
@@ -34,25 +42,31 @@ pub(crate) struct DumpArgs {
     /// Where the LUKS header is, if not on the image
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
-    /// Print JSON: sizes and offsets in bytes, salts and digests in hex
-    #[arg(long, conflicts_with_all = ["dump_json_metadata", "dump_volume_key"])]
+    /// Refuse a header of another version
+    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    kind: Kind,
+    /// Print JSON: sizes and offsets in bytes, salts, digests and keys in hex
+    #[arg(long, conflicts_with = "dump_json_metadata")]
     json: bool,
     /// Print the digest of the whole header, for open --header-digest
-    #[arg(long, conflicts_with_all = ["json", "dump_json_metadata", "dump_volume_key"])]
+    #[arg(long, conflicts_with_all = ["json", "dump_json_metadata", "a_key"])]
     header_digest: bool,
     /// Print the JSON metadata of a LUKS2 header as it is stored
-    #[arg(long, conflicts_with = "dump_volume_key")]
+    #[arg(long, conflicts_with = "a_key")]
     dump_json_metadata: bool,
     /// Print the volume key, which a passphrase has to open
     #[arg(long, alias = "dump-master-key")]
     dump_volume_key: bool,
-    /// Write the volume key to this new file instead
-    #[arg(long, alias = "master-key-file", value_name = "FILE", requires = "dump_volume_key")]
+    /// Print the key of an unbound keyslot, which its passphrase has to open
+    #[arg(long, requires = "key_slot")]
+    unbound: bool,
+    /// Write the key to this new file instead
+    #[arg(long, alias = "master-key-file", value_name = "FILE", requires = "a_key")]
     volume_key_file: Option<PathBuf>,
     #[command(flatten)]
     key: KeyArgs,
     /// Try only this keyslot
-    #[arg(short = 'S', long, value_name = "NUMBER", requires = "dump_volume_key")]
+    #[arg(short = 'S', long, value_name = "NUMBER", requires = "a_key")]
     key_slot: Option<u32>,
     /// Ask nothing
     #[arg(short = 'q', long)]
@@ -85,6 +99,15 @@ impl Kind {
             Self::Luks2 => matches!(header, Header::Luks2(_)),
         }
     }
+
+    /// Refuses a header of another version. `place`: the image that holds it.
+    pub(super) fn check(self, header: &Header, place: &Path) -> Result<(), Failure> {
+        if self.includes(header) {
+            return Ok(());
+        }
+        let (place, found) = (place.display(), header.format().name());
+        Err(Failure::wrong(format!("{place}: the header is {found}, which --type excludes")))
+    }
 }
 
 /// Carries out `luksDump`.
@@ -92,14 +115,18 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<(), Failure> {
     let path = args.header.as_ref().unwrap_or(&args.image);
     let image = open_to_look(path)?;
     if args.header_digest {
-        let copy = HeaderCopy::read(&HeaderImage(&image))
-            .map_err(|error| Failure::from(error).about(path.display()))?;
+        let about = |error| Failure::from(error).about(path.display());
+        let copy = HeaderCopy::read(&HeaderImage(&image)).map_err(about)?;
+        args.kind.check(&Header::read(&copy).map_err(about)?.0, path)?;
         return print(&format!("{}\n", copy.digest()));
     }
     let header = read_header(&image, path)?;
+    args.kind.check(&header, path)?;
     let name = path.display().to_string();
     let text = if args.dump_volume_key {
         return dump_volume_key(args, &image, &header, &name);
+    } else if args.unbound {
+        return dump_unbound_key(args, &image, &header, &name);
     } else if args.json {
         format!("{}\n", header.dump_json().to_compact())
     } else if args.dump_json_metadata {
@@ -123,36 +150,120 @@ fn dump_volume_key(
 ) -> Result<(), Failure> {
     secrecy::lock_memory();
     confirm(KEY_WARNING, args.batch_mode)?;
+    memory::check_unlock(header, args.key_slot)?;
     let passphrase = args.key.read(&format!("Enter passphrase for {name}"))?;
     let unlocked = header.unlock(&HeaderImage(image), &passphrase, args.key_slot)?;
-    let text = header.dump_volume_key(name, &unlocked)?;
+    let key = &unlocked.volume_key;
+    if args.json {
+        let facts = json!({
+            "image": name,
+            "uuid": header.uuid().to_string(),
+            "cipher": unlocked.segments.first().map(|segment| segment.cipher.to_string()),
+            "offset": header.data_offset(),
+            "keyslot": unlocked.keyslot,
+            "key_bits": 8 * key.len(),
+        });
+        return put_as_json(args, &facts, "volume_key", key);
+    }
+    put_as_text(args, &header.dump_volume_key(name, &unlocked)?, "MK dump:", key)
+}
+
+/// As cryptsetup, asks for the passphrase of this keyslot only.
+fn dump_unbound_key(
+    args: &DumpArgs,
+    image: &FileBackend,
+    header: &Header,
+    name: &str,
+) -> Result<(), Failure> {
+    let number = args.key_slot.unwrap_or_default();
+    header.luks2("unbound keyslots")?;
+    if !header.keyslots().contains(&number) || header.volume_keyslots().contains(&number) {
+        return Err(Failure::wrong(format!("keyslot {number} holds no unbound key")));
+    }
+    secrecy::lock_memory();
+    confirm(UNBOUND_WARNING, args.batch_mode)?;
+    memory::check_unlock(header, Some(number))?;
+    let passphrase = args.key.read(&format!("Enter passphrase for keyslot {number} of {name}"))?;
+    let opened = header.open_key(&HeaderImage(image), &passphrase, Some(number))?;
+    if args.json {
+        let facts = json!({
+            "image": name,
+            "uuid": header.uuid().to_string(),
+            "keyslot": number,
+            "key_bits": 8 * opened.key.len(),
+        });
+        return put_as_json(args, &facts, "unbound_key", &opened.key);
+    }
+    put_as_text(args, &header.dump_unbound_key(name, &opened), "Unbound Key:", &opened.key)
+}
+
+/// Prints `text`, or everything in front of `dump`, if the key behind it goes to a file.
+fn put_as_text(args: &DumpArgs, text: &str, dump: &str, key: &[u8]) -> Result<(), Failure> {
     let Some(file) = &args.volume_key_file else {
-        return print(&text);
+        return print(text);
     };
-    write_key(file, &unlocked)?;
-    let facts = text.split_once("MK dump:").map_or("", |(facts, _)| facts);
+    write_key(file, key)?;
+    let facts = text.split_once(dump).map_or("", |(facts, _)| facts);
     print(&format!("{facts}Key stored to file {}.\n", file.display()))
 }
 
-/// Writes the volume key to a new file that only its owner can read.
-fn write_key(path: &Path, unlocked: &Unlocked) -> Result<(), Failure> {
+/// Prints `facts` with the key as a further member, or with the name of the file that it goes to.
+fn put_as_json(
+    args: &DumpArgs,
+    facts: &serde_json::Value,
+    name: &str,
+    key: &[u8],
+) -> Result<(), Failure> {
+    let mut facts = facts.clone();
+    if let Some(file) = &args.volume_key_file {
+        write_key(file, key)?;
+        facts["volume_key_file"] = file.display().to_string().into();
+        return print(&format!("{facts}\n"));
+    }
+    let facts = facts.to_string();
+    // Allocated in full: a growing string would leave parts of the key in freed memory.
+    let mut text =
+        Zeroizing::new(String::with_capacity(facts.len() + name.len() + 2 * key.len() + 16));
+    text.push_str(facts.trim_end_matches('}'));
+    text.push_str(",\"");
+    text.push_str(name);
+    text.push_str("\":\"");
+    for byte in key {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(digit.into(), 16).unwrap_or_default());
+        }
+    }
+    text.push_str("\"}\n");
+    print(&text)
+}
+
+/// Writes a key to a new file that only its owner can read.
+fn write_key(path: &Path, key: &[u8]) -> Result<(), Failure> {
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(path)?;
-        file.write_all(&unlocked.volume_key)?;
+        file.write_all(key)?;
         file.sync_all()
     };
     write().map_err(|error: std::io::Error| {
-        Failure::wrong(format!("cannot write the volume key to {}: {error}", path.display()))
+        Failure::wrong(format!("cannot write the key to {}: {error}", path.display()))
     })
 }
 
-/// Carries out `isLuks`: the exit code is the answer.
+/// Carries out `isLuks`: the exit code is the answer. As in cryptsetup, only `-v` says why a header
+/// cannot be used.
 pub(crate) fn is_luks(args: &IsLuksArgs) -> Result<(), Failure> {
     let image = open_to_look(&args.image)?;
     let no = Failure { code: 1, message: String::new() };
     match Header::read(&HeaderImage(&image)) {
         Ok((header, _)) if args.kind.includes(&header) => Ok(()),
         Ok(_) | Err(Error::NotLuks { .. }) => Err(no),
-        Err(error) => Err(Failure::from(error).about(args.image.display())),
+        Err(error) => {
+            let failure = Failure::from(error).about(args.image.display());
+            if failure.code != 1 {
+                return Err(failure);
+            }
+            say_verbose(failure.message);
+            Err(no)
+        }
     }
 }

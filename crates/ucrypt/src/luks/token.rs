@@ -29,6 +29,9 @@ pub(crate) struct TokenArgs {
     /// The keyslot that it belongs to; `add` without it takes all
     #[arg(short = 'S', long, value_name = "NUMBER")]
     key_slot: Option<u32>,
+    /// add: the token belongs to no keyslot
+    #[arg(long, conflicts_with = "key_slot")]
+    unbound: bool,
     /// add: description of the key in the kernel's keyring
     #[arg(long, value_name = "TEXT")]
     key_description: Option<String>,
@@ -60,7 +63,7 @@ pub(crate) fn token(args: &TokenArgs) -> Result<(), Failure> {
     match args.action {
         Action::Add => {
             let token = keyring_token(args.key_description.as_deref().unwrap_or_default());
-            store(args, &token, true)
+            store(args, &token, !args.unbound)
         }
         Action::Import => store(args, &read_token(args.json_file.as_deref())?, false),
         Action::Export => export(args),
@@ -82,6 +85,7 @@ impl TokenArgs {
         let options = [
             ("--token-id", self.token_id.is_some(), &[Add, Remove, Import, Export, Unassign][..]),
             ("--key-slot", self.key_slot.is_some(), &[Add, Import, Unassign]),
+            ("--unbound", self.unbound, &[Add]),
             ("--key-description", self.key_description.is_some(), &[Add]),
             ("--json-file", self.json_file.is_some(), &[Import, Export]),
             ("--token-replace", self.token_replace, &[Add, Import]),

@@ -98,6 +98,15 @@ fn table() -> Vec<Row> {
         ("typed", &[], Typed(&[b"secret\n"]), key(b"secret")),
         ("typed in UTF-8", &[], Typed(&[b"p\xc3\xa4ssw\xc3\xb6rd\n"]), key("pässwörd".as_bytes())),
         ("typed, for a dash too", DASH, Typed(&[b"secret\n"]), key(b"secret")),
+        ("typed and corrected", &[], Typed(&[b"secrex\x7ft\n"]), key(b"secret")),
+        ("typed once more from its begin", &[], Typed(&[b"wrong\x15secret\n"]), key(b"secret")),
+        ("typed with spaces", &[], Typed(&[b" a b \n"]), key(b" a b ")),
+        ("only the end of the line", &[], Typed(&[b"\n"]), key(b"")),
+        ("the end of the input", &[], Typed(&[b"\x04"]), Err(1)),
+        ("the name of standard input", &["-d", "/dev/stdin"], pipe(all), key(all)),
+        ("a part of no limit", &["-d", "KEY", "-l", "0"], file(all), key(all)),
+        ("a part that is too long", &["-d", "KEY", "-l", "8388609"], file(all), Err(1)),
+        ("a zero byte", &[], pipe(b"se\x00cret\n"), key(b"se\x00cret")),
     ]
 }
 
@@ -221,6 +230,26 @@ fn tries_time_limits_and_verification_are_those_of_cryptsetup() {
             assert_eq!(asked, prompts, "{name} {options:?}: {shown}");
         }
     }
+    // To be verified, it is typed twice, and another one the second time ends the action.
+    for (keys, code) in [(&[right, right][..], 0), (&[right, wrong, right, right], 2)] {
+        for name in PROGRAMS {
+            let (ended, shown) = typed(&scratch, name, &open(&["-y"]), keys, b"");
+            assert_eq!(ended, code, "{name} {keys:?}: {shown}");
+            assert_eq!(shown.matches("Verify passphrase:").count(), 1, "{name}: {shown}");
+        }
+    }
+    for name in PROGRAMS {
+        let (code, said) = runs(&scratch, name, &open(&["-y"]), &pipe(right));
+        assert!(code == 0 && said.contains("verif"), "{name}: {said}");
+        // A plain volume: cryptsetup asks before it needs device mapper.
+        let plain = ["open", "--type", "plain", "-q", "--verify-passphrase", &path, "never"];
+        let (ended, shown) = typed(&scratch, name, &words(&plain), &[right, wrong], b"");
+        assert_eq!(ended, 2, "{name}: {shown}");
+        assert_eq!(shown.matches("Verify passphrase:").count(), 1, "{name}: {shown}");
+    }
+    let plain = ["read", "--type", "plain", "-y", "-q", "--length", "512", &path];
+    let (ended, shown) = typed(&scratch, "ucrypt", &words(&plain), &[right, wrong], b"");
+    assert_eq!(ended, 2, "{shown}");
     // What comes from a pipe is tried once.
     for name in PROGRAMS {
         let (code, said) = runs(&scratch, name, &open(&["-T", "3"]), &pipe(b"wrong\nsecret\n"));

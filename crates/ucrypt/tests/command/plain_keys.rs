@@ -168,7 +168,7 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
     let file = |name: &str, content: &[u8]| vec![scratch.file(name, content).display().to_string()];
     let text = |value: &str| vec![value.to_owned()];
     match option {
-        "allow-discards" | "strict" | "token-only" => Vec::new(),
+        "allow-discards" | "strict" | "token-only" | "verify-passphrase" => Vec::new(),
         "header-digest" => text(&format!("sha256:{}", "5".repeat(64))),
         // Has an effect only beside another option.
         "iv-large-sectors" => ["--sector-size", "4096"].map(str::to_owned).to_vec(),

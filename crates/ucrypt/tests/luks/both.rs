@@ -52,6 +52,9 @@ impl Both {
         let told = format!("{args:?}: {} / {}", stderr(ours), stderr(theirs));
         assert_eq!(code(ours), code(theirs), "{told}");
         assert_eq!(header(&self.ours), header(&self.theirs), "{args:?}");
+        for image in [&self.ours, &self.theirs] {
+            is_shown_the_same(image);
+        }
         outputs
     }
 
@@ -76,6 +79,21 @@ impl Both {
                 }
             }
         }
+    }
+}
+
+/// Both programs read the same in a header, whoever has written it.
+fn is_shown_the_same(image: &Path) {
+    for dump in [&["luksDump", text(image)][..], &["luksDump", "--dump-json-metadata", text(image)]]
+    {
+        let [ours, theirs] = [UCRYPT, "cryptsetup"].map(|program| run(program, dump, b""));
+        assert_eq!(code(&ours), code(&theirs), "{dump:?}: {}", stderr(&ours));
+        assert!(
+            ours.stdout == theirs.stdout,
+            "{dump:?}:\n{}\ncryptsetup:\n{}",
+            String::from_utf8_lossy(&ours.stdout),
+            String::from_utf8_lossy(&theirs.stdout)
+        );
     }
 }
 
