@@ -3,7 +3,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 
-.PHONY: help build install deb try-deb demo lab-quick test flaky soak book bench bench-ciphers bench-engine bench-dispatch lint
+.PHONY: help build install deb try-deb demo lab-quick test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
@@ -14,6 +14,7 @@ help:
 	@echo "make test    install the missing interop tools and a kernel to boot, run every test"
 	@echo "make flaky   run the tests N=20 times, J=4 at once, beside other load; list each that failed once"
 	@echo "make soak    an hour (S=3600 seconds) of random clients, killed servers, little memory"
+	@echo "make fuzz    an hour (S=3600 seconds) of the header parser and each action on headers, guided by coverage"
 	@echo "make book    the documents as a book: target/book/index.html (builds mdBook the first time)"
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
@@ -57,6 +58,10 @@ soak:
 	scripts/setup build tools guest
 	scripts/soak $(S)
 
+fuzz:
+	scripts/setup build fuzz
+	scripts/fuzz $(S)
+
 book:
 	scripts/setup build book
 	target/tools/bin/mdbook build docs
@@ -64,6 +69,7 @@ book:
 bench: build
 	scripts/setup tools
 	bench/run.py --ucrypt target/release/ucrypt
+	bench/unlock.py --ucrypt target/release/ucrypt
 	[ "$$(id -u)" != 0 ] || bench/tree.py --ucrypt target/release/ucrypt
 
 bench-ciphers:

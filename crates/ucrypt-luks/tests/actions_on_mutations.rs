@@ -5,113 +5,17 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::recorder::Recorder;
-use common::{
-    PASSPHRASE, apply, cheap_pbkdf2, edit, flip, is_quick, json_text, mutated, put_json,
-    roomy_luks2, seal, small_luks1, with_tools,
-};
+use common::targets::{self, ACTIONS, Looked, Subject, image_of};
+use common::{edit, flip, json_text, mutated, put_json, roomy_luks2, seal, small_luks1};
 use fastrand::Rng;
-use ucrypt_luks::luks2::{Damage, Priority};
-use ucrypt_luks::{
-    Error, Flag, Header, HeaderCopy, Json, NewKey, Result, Tools, Write, restore, rotate,
-};
-
-const NEW: &[u8] = b"the new one";
 
 /// Seeds of a test without `UCRYPT_FUZZ_S`.
-const SEEDS: u64 = 1500;
-
-fn new_key() -> NewKey<'static> {
-    NewKey { passphrase: NEW, pbkdf: cheap_pbkdf2(), area: None }
-}
-
-/// What an action may do to the volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leaves {
-    /// The passphrase opens as before.
-    Key,
-    /// The new passphrase opens instead.
-    NewKey,
-    /// Neither need open.
-    Anything,
-}
-
-type Act = fn(&[u8], &Header, Option<&Damage>, &mut Tools<'_>) -> Result<Vec<Write>>;
-
-fn luks2(header: &Header) -> Result<&ucrypt_luks::luks2::Header> {
-    match header {
-        Header::Luks2(header) => Ok(header),
-        Header::Luks1(_) => Err(Error::Request("LUKS1".into())),
-    }
-}
-
-fn config(
-    header: &Header,
-    damage: Option<&Damage>,
-    tools: &mut Tools<'_>,
-    change: impl FnOnce(&mut ucrypt_luks::luks2::Change) -> Result<()>,
-) -> Result<Vec<Write>> {
-    let mut begun = luks2(header)?.change(damage)?;
-    change(&mut begun)?;
-    Ok(begun.finish(tools.random)?.1)
-}
-
-const ACTIONS: &[(&str, Leaves, Act)] = &[
-    ("add a key", Leaves::Key, |image, header, damage, tools| {
-        let volume = header.unlock(&image, PASSPHRASE, None)?;
-        Ok(header.add_key(damage, &volume, None, &new_key(), tools)?.writes)
-    }),
-    ("add an unbound key", Leaves::Key, |_, header, damage, tools| {
-        Ok(header.add_unbound_key(damage, &[7; 32], Some(5), &new_key(), tools)?.writes)
-    }),
-    ("change the key", Leaves::NewKey, |image, header, damage, tools| {
-        let opened = header.open_key(&image, PASSPHRASE, None)?;
-        Ok(header.change_key(damage, &opened, false, &new_key(), tools)?.writes)
-    }),
-    ("remove keyslot 0", Leaves::Anything, |_, header, damage, tools| {
-        Ok(header.remove_key(damage, 0, tools.random)?.writes)
-    }),
-    ("remove keyslot 1", Leaves::Anything, |_, header, damage, tools| {
-        Ok(header.remove_key(damage, 1, tools.random)?.writes)
-    }),
-    ("erase", Leaves::Anything, |image, header, damage, tools| {
-        Ok(header.erase(&image, damage, tools.random)?.writes)
-    }),
-    ("set the UUID", Leaves::Key, |_, header, damage, tools| {
-        Ok(header.change_uuid(damage, None, tools.random)?.writes)
-    }),
-    ("set labels and flags", Leaves::Key, |_, header, damage, tools| {
-        config(header, damage, tools, |change| {
-            change.set_label("label")?;
-            change.set_subsystem("subsystem")?;
-            change.set_flags(&[Flag::AllowDiscards, Flag::NoReadWorkqueue])
-        })
-    }),
-    ("set the priority", Leaves::Key, |_, header, damage, tools| {
-        config(header, damage, tools, |change| change.set_priority(0, Priority::Prefer))
-    }),
-    ("add a token", Leaves::Key, |_, header, damage, tools| {
-        let token = Json::parse(br#"{"type":"some","keyslots":["0"]}"#).expect("JSON");
-        config(header, damage, tools, |change| change.put_token(None, token, false).map(drop))
-    }),
-    ("remove a token", Leaves::Key, |_, header, damage, tools| {
-        config(header, damage, tools, |change| change.remove_token(0))
-    }),
-    ("repair", Leaves::Key, |_, header, damage, tools| {
-        let damage = damage.ok_or_else(|| Error::Request("nothing is damaged".into()))?;
-        Ok(vec![luks2(header)?.repair(damage, tools.random)?])
-    }),
-    ("repair by request", Leaves::Key, |_, header, damage, tools| {
-        let damage = damage.ok_or_else(|| Error::Request("nothing is damaged".into()))?;
-        Ok(vec![luks2(header)?.repair_by_request(damage, tools.random)?])
-    }),
-    ("back up and restore", Leaves::Key, |image, header, _, _| {
-        let backup = header.backup(&image)?;
-        Ok(restore(&image, &backup)?.writes)
-    }),
-];
+const SEEDS: u64 = 1200;
 
 #[derive(Default, Debug)]
 struct Tally {
@@ -122,48 +26,16 @@ struct Tally {
 
 impl Tally {
     fn try_image(&mut self, seed: u64, image: &[u8]) {
-        let _ = HeaderCopy::read(&image).map(|copy| copy.digest());
-        let Ok((header, damage)) = Header::read(&image) else {
+        if targets::look(image) == Looked::Refused {
             self.refused += 1;
             return;
-        };
+        }
         self.taken += 1;
-        let _ = header.check_strictly(damage.as_ref());
-        if !is_quick(&header) {
-            return;
+        let Some(subject) = Subject::of(image) else { return };
+        for action in ACTIONS {
+            self.changed += u32::from(targets::acts(action, seed, image, &subject));
         }
-        let key = header.unlock(&image, PASSPHRASE, None).map(|opened| opened.volume_key);
-        let data = usize::try_from(header.data_offset()).unwrap_or(usize::MAX);
-        for (what, leaves, act) in ACTIONS {
-            let what = format!("seed {seed}: {what}");
-            let writes = with_tools(seed, |tools| act(image, &header, damage.as_ref(), tools));
-            let Ok(writes) = writes else { continue };
-            self.changed += 1;
-            let mut after = image.to_vec();
-            apply(&mut after, &writes);
-            assert_eq!(after.len(), image.len(), "{what}: the image grew");
-            if data > 0 && data < image.len() {
-                assert!(after[data..] == image[data..], "{what}: the data was touched");
-            }
-            let (header, _) = Header::read(&after)
-                .unwrap_or_else(|error| panic!("{what}: the header is lost: {error}"));
-            let opens = |passphrase| header.unlock(&after, passphrase, None);
-            let (Ok(key), true) = (&key, *leaves != Leaves::Anything) else { continue };
-            let right = if *leaves == Leaves::Key { PASSPHRASE } else { NEW };
-            let opened = opens(right).unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert!(opened.volume_key == *key, "{what}: another key");
-        }
-        let medium = Recorder::new(image);
-        let rotated = with_tools(seed, |tools| rotate(&medium, PASSPHRASE, &new_key(), tools));
-        let after = medium.now.into_inner();
-        let (header, _) = Header::read(&after)
-            .unwrap_or_else(|error| panic!("seed {seed}: a rotation lost the header: {error}"));
-        if let (Ok(key), Ok(_)) = (&key, rotated) {
-            let opened = header.unlock(&after, NEW, None).unwrap_or_else(|error| {
-                panic!("seed {seed}: the new key does not open after a rotation: {error}")
-            });
-            assert!(opened.volume_key == *key);
-        }
+        targets::rotates(seed, image, &subject);
     }
 }
 
@@ -224,4 +96,28 @@ fn actions_on_luks2_metadata_with_other_values_and_members() {
     let sound = roomy_luks2();
     let metadata = serde_json::from_slice(&json_text(&sound)).unwrap();
     fuzz(&sound, |image, random| put_json(image, &mutated(&metadata, random)));
+}
+
+/// What the fuzzer has found worth keeping, and what `fuzz/` once failed on.
+#[test]
+fn the_kept_corpus_of_the_fuzzer_passes() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    let mut tally = Tally::default();
+    for entry in fs::read_dir(&corpus).unwrap() {
+        let input = fs::read(entry.unwrap().path()).unwrap();
+        tally.try_image(0, &image_of(&input));
+    }
+    println!("{tally:?}");
+    assert!(tally.refused > 5 && tally.taken > 5 && tally.changed > 5, "{tally:?}");
+}
+
+/// `scripts/fuzz` runs a target for each action.
+#[test]
+fn the_fuzzer_has_every_action() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/fuzz");
+    let script = fs::read_to_string(script).unwrap();
+    let listed = script.split("actions=\"").nth(1).and_then(|rest| rest.split('"').next());
+    let listed: BTreeSet<&str> = listed.expect("a list").split_whitespace().collect();
+    let actions = ACTIONS.iter().map(|action| action.name).chain([targets::ROTATION]);
+    assert_eq!(listed, actions.collect());
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
 pub(crate) mod recorder;
+pub(crate) mod targets;
 
 use std::fs;
 use std::io::Write as _;
