@@ -133,7 +133,8 @@ impl From<ucrypt_export::nbd::ServerError> for Failure {
         use ucrypt_export::SocketError;
         use ucrypt_export::nbd::{AddressError as Address, ServerError as Server};
         match error {
-            Server::TooLong(_) | Server::Address(Address::Syntax(_) | Address::NotLoopback(_)) => {
+            Server::TooLong(_)
+            | Server::Address(Address::Syntax(_) | Address::NotLoopback(_) | Address::NoService) => {
                 Self::wrong(error)
             }
             Server::Address(Address::Socket(SocketError::InUse(_))) => Self::busy(error),

@@ -8,7 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use listenfd::ListenFd;
+
 use crate::unix_socket::{SocketError, UnixSocket};
+
+/// How [`Address::Service`] is written.
+const SERVICE: &str = "systemd";
 
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,14 +22,24 @@ pub enum Address {
     Unix(PathBuf),
     /// `HOST:PORT` on TCP. Every address of the host must be loopback; port 0 takes a free one.
     Tcp(String),
+    /// The socket on which a service manager listens, and which it passes on (`sd_listen_fds`(3)): the
+    /// first one. Its mode decides who may connect to a Unix socket; TCP must be loopback.
+    Service,
 }
 
 /// Why an address cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// The text has neither form.
-    #[error("'{0}' is no NBD address; use unix:PATH or tcp:HOST:PORT")]
+    #[error(
+        "'{0}' is no NBD address; use unix:PATH or tcp:HOST:PORT, or systemd for the socket of a unit"
+    )]
     Syntax(String),
+    /// No service manager has passed a socket on.
+    #[error(
+        "no service manager has passed a listening stream socket on to this process; start it by a socket unit, or use unix:PATH"
+    )]
+    NoService,
     /// The address would send plaintext over a network.
     #[error(
         "{0} is not a loopback address: NBD beyond loopback needs TLS, which ucrypt does not have; use a Unix socket or 127.0.0.1 and forward it, for example with ssh -L"
@@ -49,9 +64,12 @@ pub enum AddressError {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// Reads `unix:PATH` or `tcp:HOST:PORT`.
+    /// Reads `unix:PATH`, `tcp:HOST:PORT` or `systemd`.
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let syntax = || AddressError::Syntax(text.to_owned());
+        if text == SERVICE {
+            return Ok(Self::Service);
+        }
         match text.split_once(':').ok_or_else(syntax)? {
             ("unix", path) if !path.is_empty() => Ok(Self::Unix(path.into())),
             ("tcp", host_port) => {
@@ -71,6 +89,7 @@ impl fmt::Display for Address {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Tcp(host_port) => write!(f, "tcp:{host_port}"),
+            Self::Service => f.write_str(SERVICE),
         }
     }
 }
@@ -85,6 +104,8 @@ pub(super) struct Listener {
 enum Socket {
     Unix(UnixSocket),
     Tcp(OwnedFd),
+    /// A Unix socket that belongs to the service manager, as does its file.
+    OfService(OwnedFd),
 }
 
 impl Listener {
@@ -108,7 +129,29 @@ impl Listener {
                 let uri = format!("nbd://{}", listener.local_addr().map_err(io)?);
                 Ok(Self { socket: Socket::Tcp(listener.into()), uri })
             }
+            Address::Service => Self::of_service(&mut ListenFd::from_env()),
         }
+    }
+
+    /// The first socket of those that the service manager has passed on.
+    fn of_service(passed: &mut ListenFd) -> Result<Self, AddressError> {
+        let io = |source| AddressError::Io { address: Address::Service, source };
+        if let Ok(Some(listener)) = passed.take_unix_listener(0) {
+            listener.set_nonblocking(true).map_err(io)?;
+            let address = listener.local_addr().map_err(io)?;
+            let path = address.as_pathname().map(percent_encode).unwrap_or_default();
+            let uri = format!("nbd+unix:///?socket={path}");
+            return Ok(Self { socket: Socket::OfService(listener.into()), uri });
+        }
+        let Ok(Some(listener)) = passed.take_tcp_listener(0) else {
+            return Err(AddressError::NoService);
+        };
+        let address = listener.local_addr().map_err(io)?;
+        if !address.ip().to_canonical().is_loopback() {
+            return Err(AddressError::NotLoopback(address));
+        }
+        listener.set_nonblocking(true).map_err(io)?;
+        Ok(Self { socket: Socket::Tcp(listener.into()), uri: format!("nbd://{address}") })
     }
 
     pub(super) fn is_tcp(&self) -> bool {
@@ -120,7 +163,7 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.socket {
             Socket::Unix(socket) => socket.as_fd(),
-            Socket::Tcp(socket) => socket.as_fd(),
+            Socket::Tcp(socket) | Socket::OfService(socket) => socket.as_fd(),
         }
     }
 }
@@ -151,6 +194,14 @@ mod tests {
         for bad in ["", "unix:", "/run/x", "tcp:host", "tcp::1", "tcp:host:port", "udp:h:1"] {
             assert!(matches!(bad.parse::<Address>(), Err(AddressError::Syntax(_))), "{bad}");
         }
+    }
+
+    #[test]
+    fn without_a_service_manager_there_is_no_socket_of_one() {
+        let address: Address = "systemd".parse().expect("an address");
+        assert_eq!(address.to_string(), "systemd");
+        let none = Listener::of_service(&mut ListenFd::empty());
+        assert!(matches!(none, Err(AddressError::NoService)));
     }
 
     #[test]
