@@ -355,6 +355,12 @@ impl Volume {
         self.is_halted() && self.busy.load(Ordering::SeqCst) > 0
     }
 
+    /// Whether a request for data is under way: it has begun and is not finished. One that waits to begin
+    /// does not count, nor does a flush, nor an answer that nobody takes.
+    pub fn is_at_work(&self) -> bool {
+        !self.locks.is_quiet()
+    }
+
     /// Wipes all ciphers of a halted volume. Returns false, and does nothing, while a request that
     /// began before is under way.
     pub fn suspend(&self) -> bool {

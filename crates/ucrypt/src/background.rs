@@ -4,6 +4,7 @@
 //! then starts the server as a separate process, passes it the volume key through a pipe, and waits
 //! until the device is usable. The other actions reach the server by its control socket.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,6 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -21,10 +23,12 @@ use crate::ending::{LastFlush, Troubles, signals};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::luks::{check_flags, store_flags};
+use crate::notify::Notifier;
 use crate::passphrase::Secret;
 use crate::runtime::RuntimePaths;
 use crate::secrecy;
 use crate::stdio::{announce, print, print_line, say_line};
+use crate::users;
 use crate::volume::{KeySource, VolumeArgs};
 
 mod control;
@@ -38,13 +42,14 @@ mod served;
 mod show;
 mod suspend;
 
+pub(crate) use log::To as LogTo;
+pub(crate) use served::Served;
 pub(crate) use show::FLUSH_FAILED;
 pub(crate) use suspend::{ResumeArgs, SuspendArgs, resume, suspend};
 
 use life::Life;
 use name_lock::NameLock;
 use resilience::Resilience;
-use served::Served;
 use suspend::Suspension;
 
 /// The hidden action that runs the server.
@@ -52,6 +57,9 @@ pub(crate) const SERVER_ACTION: &str = "serve-in-background";
 
 /// The line that the server prints on standard output once the device is usable; the path follows.
 const READY: &str = "ready ";
+
+/// How often [`close_patiently`] looks.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
 
 /// Longest secret in bytes: a table line, which contains a key and a device path.
 const SECRET_MAX: usize = 64 << 10;
@@ -87,6 +95,10 @@ pub(crate) struct OpenArgs {
     /// runtime directory
     #[arg(long, value_name = "syslog|FILE")]
     log: Option<log::To>,
+    /// Serve the volume from this process until it is closed, for service managers; systemd is told when
+    /// the device can be used. Messages go to standard error unless --log names something else
+    #[arg(long, conflicts_with = "persistent")]
+    foreground: bool,
     /// Only check that a passphrase or key opens the volume
     #[arg(long)]
     test_passphrase: bool,
@@ -157,25 +169,27 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
         args.check_served(args.served)?;
         return args.volume.clone().test(args.image(), args.unbound);
     }
-    let (served, why) = args.served.map_or_else(Served::best, |served| (served, None));
-    args.check_served(Some(served))?;
-    let paths = args.paths()?;
-    paths.prepare()?;
-    // Check before asking for a passphrase. The claim is only a test: the server takes the name for
-    // good.
-    served.check()?;
-    drop(NameLock::take(&paths, served.is_device())?);
+    let notifier = args.notifier();
+    open_and_serve(args).inspect_err(|failure| notifier.failed(failure))
+}
+
+fn open_and_serve(args: &OpenArgs) -> Result<(), Failure> {
+    let (served, why) = args.choose();
+    let paths = args.check(served)?;
     if let Some(why) = why {
         say_line(format_args!("{why}; the volume is served --as {}", served.name()));
-    }
-    if let Some(log) = &args.log {
-        drop(log.open()?);
     }
     if args.persistent {
         check_flags(args.header())?;
     }
     let key = args.volume.volume_key(args.image())?;
-    let device = start_server(&key, args.served.is_none().then_some(served))?;
+    let chosen = args.served.is_none().then_some(served);
+    let added: Vec<_> = chosen.iter().map(|chosen| as_option(*chosen)).collect();
+    let mut server = server(SERVER_ACTION, &added)?;
+    if args.foreground {
+        return Err(become_server(server, &key));
+    }
+    let device = start_server(&mut server, &key)?;
     if args.persistent {
         store_flags(args.header(), &args.volume.flags().1).map_err(|failure| {
             failure.about(format_args!(
@@ -195,7 +209,72 @@ pub(crate) fn open(args: &OpenArgs) -> Result<(), Failure> {
     })
 }
 
+/// Unlocks a volume that is to be mounted, and starts its server with the hidden action `action`, whose
+/// words are those of this process after `added`. Calls `unlocked` when the passphrase was right, before
+/// there is a server. Returns the path of the device or file.
+pub(crate) fn open_to_mount(
+    args: &OpenArgs,
+    (action, added): (&str, &[OsString]),
+    unlocked: impl FnOnce() -> Result<(), Failure>,
+) -> Result<String, Failure> {
+    let key = args.volume.volume_key(args.image())?;
+    unlocked()?;
+    start_server(&mut server(action, added)?, &key)
+}
+
+/// The option that chooses an export, for the server.
+pub(crate) fn as_option(served: Served) -> OsString {
+    format!("--as={}", served.name()).into()
+}
+
 impl OpenArgs {
+    /// As `open` of this image under a name, without other options than these.
+    pub(crate) fn new(
+        (image, name): (&Path, &str),
+        served: Option<Served>,
+        (log, ublk_wait): (Option<log::To>, bool),
+        volume: VolumeArgs,
+    ) -> Self {
+        Self {
+            first: image.into(),
+            second: Some(name.into()),
+            served,
+            partscan: false,
+            ublk_wait,
+            log,
+            foreground: false,
+            test_passphrase: false,
+            unbound: false,
+            persistent: false,
+            json: false,
+            volume,
+        }
+    }
+
+    /// The export, and why it is not the usual one, if it is not.
+    pub(crate) fn choose(&self) -> (Served, Option<String>) {
+        self.served.map_or_else(Served::best, |served| (served, None))
+    }
+
+    /// Refuses what can be known to fail before a passphrase is asked for.
+    pub(crate) fn check(&self, served: Served) -> Result<RuntimePaths, Failure> {
+        self.check_served(Some(served))?;
+        let paths = self.paths()?;
+        paths.prepare()?;
+        served.check()?;
+        // Only a test: the server takes the name for good.
+        drop(NameLock::take(&paths, served.is_device())?);
+        if let Some(log) = &self.log {
+            drop(log.open()?);
+        }
+        Ok(paths)
+    }
+
+    /// The service manager, if this process is the service.
+    fn notifier(&self) -> Notifier {
+        if self.foreground { Notifier::of_service() } else { Notifier::default() }
+    }
+
     /// The image; `None` if `--backend` replaces it.
     fn image(&self) -> Option<&Path> {
         (!self.volume.has_backend()).then_some(self.first.as_path())
@@ -242,24 +321,43 @@ impl OpenArgs {
     }
 }
 
-/// Starts the server with the arguments of this process, and with `--as` what was `chosen` for the
-/// user. Waits until it is ready.
-fn start_server(key: &Secret, chosen: Option<Served>) -> Result<String, Failure> {
-    let failed = |error| Failure::device(format!("cannot start the server: {error}"));
+/// The server, with the arguments of this process after those that are `added`.
+fn server(action: &str, added: &[OsString]) -> Result<Command, Failure> {
     // Not the path of the program: the file may have been replaced during the passphrase prompt.
     let words = arguments()?.words;
-    let mut child = Command::new("/proc/self/exe")
+    let mut server = Command::new("/proc/self/exe");
+    server
         .arg0(std::env::args_os().next().unwrap_or_else(|| "ucrypt".into()))
-        .arg(SERVER_ACTION)
-        .args(chosen.map(|chosen| format!("--as={}", chosen.name())))
+        .arg(action)
+        .args(added)
         .args(words.into_iter().skip(1))
         .env("RUST_MIN_STACK", resilience::THREAD_STACK)
         // Threads that serve requests allocate nothing: glibc need not keep memory for each.
-        .env("MALLOC_ARENA_MAX", "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
+        .env("MALLOC_ARENA_MAX", "1");
+    Ok(server)
+}
+
+/// Becomes the server, which gets the key by a pipe and nothing else of the memory of this process.
+/// Returns only if that fails.
+fn become_server(mut server: Command, key: &Secret) -> Failure {
+    let handed_over = || {
+        let (read, mut written) = io::pipe()?;
+        // Nobody reads yet: what does not fit must not be waited for.
+        rustix::io::ioctl_fionbio(&written, true)?;
+        written.write_all(key)?;
+        Ok(read)
+    };
+    let error = match handed_over() {
+        Ok(read) => server.stdin(Stdio::from(read)).exec(),
+        Err(error) => error,
+    };
+    Failure::device(format!("cannot start the server: {error}"))
+}
+
+/// Starts the server, and waits until it is ready.
+fn start_server(server: &mut Command, key: &Secret) -> Result<String, Failure> {
+    let failed = |error| Failure::device(format!("cannot start the server: {error}"));
+    let mut child = server.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
         // If the server ended already, its own message and exit code tell why.
         let _ = stdin.write_all(key);
@@ -298,9 +396,44 @@ fn not_started(status: ExitStatus) -> Failure {
 /// Runs the server process. It reports that it is ready only once the volume is served, so that
 /// `open` can report earlier failures.
 pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
-    let failed = |error: io::Error| Failure::device(format!("cannot start: {error}"));
-    // Fails only for the leader of a process group, which a child of `open` is not.
-    let _ = rustix::process::setsid();
+    serve_mounted(args, None)
+}
+
+/// As [`serve`]; `mounted`: the directory on which the volume is about to be mounted.
+pub(crate) fn serve_mounted(args: &OpenArgs, mounted: Option<PathBuf>) -> Result<(), Failure> {
+    let notifier = args.notifier();
+    let life = start(args, mounted, &notifier).inspect_err(|failure| notifier.failed(failure))?;
+    let (life, events, log) = life;
+    let served = life.run(events, &notifier);
+    // Report the failure before `finish`, which waits for the log.
+    let served = served.map_err(|failure| {
+        notifier.failed(&failure);
+        say_line(&failure);
+        Failure { message: String::new(), ..failure }
+    });
+    if let Some(log) = log {
+        log.finish().map_err(cannot_start)?;
+    }
+    served
+}
+
+fn cannot_start<E: std::fmt::Display>(error: E) -> Failure {
+    Failure::device(format!("cannot start: {error}"))
+}
+
+/// Serves the volume, up to the moment at which it can be used.
+fn start(
+    args: &OpenArgs,
+    mounted: Option<PathBuf>,
+    notifier: &Notifier,
+) -> Result<(Life, Events<control::Asked>, Option<log::Log>), Failure> {
+    let failed = cannot_start::<io::Error>;
+    if !args.foreground {
+        // Fails only for the leader of a process group, which a child of `open` is not.
+        let _ = rustix::process::setsid();
+    }
+    // Not the name of the file by which it was started, /proc/self/exe.
+    let _ = rustix::thread::set_name(c"ucrypt");
     let mut resilience = Resilience::guard();
     secrecy::keep_files_private();
     let key = secret().map_err(failed)?;
@@ -311,7 +444,8 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     let claim = NameLock::take(&paths, served_as.is_device())?;
     // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| paths.clean_up();
-    let log = args.log.clone().unwrap_or_else(|| log::To::File(paths.log())).open()?;
+    let usual_log = (!args.foreground).then(|| log::To::File(paths.log()));
+    let log = args.log.clone().or(usual_log).map(|log| log.open()).transpose()?;
     let volume = args.volume.clone().for_serving(served_as.memory(), 1);
     let opened = volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
@@ -326,8 +460,14 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
     control::start(&paths, events.sender()).inspect_err(failed_later)?;
     resilience.lock_memory();
     // If `open` has gone, the volume is still open, and `list` shows it.
-    announce(format_args!("{READY}{device}")).inspect_err(failed_later)?;
-    detach(&log).map_err(failed)?;
+    match (args.foreground, args.json) {
+        (false, _) => announce(format_args!("{READY}{device}")),
+        (true, false) => announce(&device),
+        (true, true) => announce(json!({ "name": paths.name(), "device": device })),
+    }
+    .inspect_err(failed_later)?;
+    detach(args.foreground, log.as_ref()).map_err(failed)?;
+    notifier.ready(&format!("serves {} as {device}", opened.facts.image));
     let life = Life {
         paths,
         claim,
@@ -340,15 +480,10 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
         suspension: Suspension::None,
         troubles: Troubles::default(),
         limit_of_all: None,
+        heartbeat: notifier.heartbeat(),
+        mounted,
     };
-    let served = life.run(events);
-    // Report the failure before `finish`, which waits for the log.
-    let served = served.map_err(|failure| {
-        say_line(&failure);
-        Failure { message: String::new(), ..failure }
-    });
-    log.finish().map_err(failed)?;
-    served
+    Ok((life, events, log))
 }
 
 /// Reads the secret that `open` passes on. Reads without a buffer, because nobody would wipe its
@@ -370,12 +505,17 @@ fn secret() -> io::Result<Secret> {
     }
 }
 
-/// Detaches from the terminal and from the directory in which `open` was called.
-fn detach(log: &log::Log) -> io::Result<()> {
+/// Detaches from the directory in which `open` was called and, unless in the foreground, from the
+/// terminal.
+fn detach(foreground: bool, log: Option<&log::Log>) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    log.take_stderr()?;
+    if !foreground {
+        rustix::stdio::dup2_stdout(&null)?;
+    }
+    if let Some(log) = log {
+        log.take_stderr()?;
+    }
     rustix::process::chdir("/")?;
     Ok(())
 }
@@ -424,6 +564,54 @@ fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {
         )));
     }
     said(&control::ask(&paths, request)?)
+}
+
+/// Closes a volume, as `close` does.
+pub(crate) fn close_named(name: &str) -> Result<(), Failure> {
+    close_one(name, false)
+}
+
+/// As [`close_named`], but waits so long for the users of the volume to go.
+pub(crate) fn close_patiently(name: &str, patience: Duration) -> Result<(), Failure> {
+    let deadline = Instant::now() + patience;
+    let mut told = false;
+    loop {
+        let closed = close_one(name, false);
+        let is_busy = closed.as_ref().is_err_and(Failure::is_busy);
+        if !is_busy || Instant::now() >= deadline {
+            return closed;
+        }
+        if let (Err(failure), false) = (&closed, told) {
+            say_line(format_args!("{failure}; waits for at most {} s", patience.as_secs()));
+            told = true;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The status of a volume, if its server lives and is this user's or this user is root.
+pub(crate) fn status_of(paths: &RuntimePaths) -> Option<Value> {
+    control::ask(paths, control::Request::Status).ok()
+}
+
+/// The names whose links lead to this device.
+pub(crate) fn names_of_device(device: &Path) -> Vec<String> {
+    link::names_of(device)
+}
+
+/// The users of a served file, as far as they can be seen.
+pub(crate) fn users_of_file(paths: &RuntimePaths) -> Vec<String> {
+    users::of(&[&paths.file()])
+}
+
+/// Whether a volume has this name, or another user's device.
+pub(crate) fn is_taken(paths: &RuntimePaths) -> bool {
+    has_remains(paths) || link::exists(paths.name())
+}
+
+/// Whether a volume of this name is open, or was left by a killed server.
+pub(crate) fn is_open(paths: &RuntimePaths) -> bool {
+    has_remains(paths)
 }
 
 /// Whether a server of this name, alive or killed, has left files or a link.

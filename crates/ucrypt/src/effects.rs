@@ -6,10 +6,13 @@
 //! refused before a passphrase is asked for. Options that cryptsetup accepts without effect get
 //! cryptsetup's warning, in `volume/plain.rs`.
 
+use std::path::PathBuf;
+
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use crate::failure::Failure;
+use crate::mount;
 
 /// What the action opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +68,7 @@ const EFFECTS: &[Effect] = &[
     effect("keyfile_size", WITH_KEY, ANY),
     effect("keyfile_offset", WITH_KEY, ANY),
     effect("timeout", WITH_KEY, ANY),
+    effect("ask_password", WITH_KEY, ANY),
     effect("tries", WITH_KEY, ANY),
     effect("verify_passphrase", WITH_KEY, ANY),
     effect("key_slot", &[Luks], ANY),
@@ -106,6 +110,7 @@ const EFFECTS: &[Effect] = &[
     effect("partscan", ALL, SERVE),
     effect("ublk_wait", ALL, SERVE),
     effect("log", ALL, SERVE),
+    effect("foreground", ALL, SERVE),
     effect("json", ALL, SERVE),
     effect("test_passphrase", &[Luks], &[Use::Test]),
     effect("unbound", &[Luks], &[Use::Test]),
@@ -117,6 +122,7 @@ const NOT_WITH_VOLUME_KEY: &[&str] = &[
     "keyfile_size",
     "keyfile_offset",
     "timeout",
+    "ask_password",
     "tries",
     "verify_passphrase",
     "key_slot",
@@ -131,7 +137,7 @@ const NOT_WITH_VOLUME_KEY: &[&str] = &[
 pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
     let uses = match action {
         "open" if given.get_flag("test_passphrase") => Use::Test,
-        "open" | "serve" => Use::Serve,
+        "open" | "serve" | "mount" => Use::Serve,
         "read" | "write" => Use::Transfer,
         _ => return Ok(()),
     };
@@ -139,6 +145,17 @@ pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
         given.try_contains_id(id).is_ok()
             && given.value_source(id) == Some(ValueSource::CommandLine)
     };
+    if action == "mount"
+        && let Some(name) = given.get_one::<PathBuf>("image").and_then(|it| mount::open_volume(it))
+        && let Some(effect) =
+            EFFECTS.iter().find(|effect| effect.id != "json" && is_given(effect.id))
+    {
+        return Err(Failure::wrong(format!(
+            "{} has no effect on {}, which is open already; leave it out, or close it first",
+            option(action, effect.id),
+            name.name()
+        )));
+    }
     let target = target(given, is_given)?;
     for effect in EFFECTS.iter().filter(|effect| is_given(effect.id)) {
         if !effect.on.contains(&target) || !effect.uses.contains(&uses) {
@@ -250,13 +267,17 @@ mod tests {
         "ublk",
         "ublk_wait",
         "ublk_recover",
+        "dir",
+        "name",
+        "options",
+        "fstype",
     ];
 
     #[test]
     fn every_option_of_a_volume_says_what_it_has_an_effect_on() {
         let mut command = Cli::command();
         command.build();
-        for action in ["open", "serve", "read", "write"] {
+        for action in ["open", "serve", "mount", "read", "write"] {
             let action = command.find_subcommand(action).unwrap();
             for argument in action.get_arguments() {
                 let id = argument.get_id().as_str();

@@ -7,6 +7,7 @@
 // The print macros panic if writing fails; `stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod agent;
 mod arguments;
 mod available;
 mod background;
@@ -22,9 +23,13 @@ mod lab;
 mod luks;
 mod machine;
 mod memory;
+mod mount;
+mod notify;
+mod octal;
 mod options;
 mod pages;
 mod passphrase;
+mod programs;
 mod runtime;
 mod secrecy;
 mod serve;
@@ -33,6 +38,7 @@ mod stdio;
 mod terminal;
 mod token_unlock;
 mod transfer;
+mod ucrypttab;
 mod user;
 mod users;
 mod volume;
@@ -85,6 +91,14 @@ enum Action {
     Status(background::StatusArgs),
     /// Show all open volumes
     List(background::ListArgs),
+    /// Open a volume and mount the file system on it
+    Mount(Box<mount::MountArgs>),
+    /// Unmount the file system of a volume and close it
+    Umount(mount::UmountArgs),
+    /// Open volumes that /etc/ucrypttab describes
+    Attach(ucrypttab::AttachArgs),
+    /// Close volumes that /etc/ucrypttab describes
+    Detach(ucrypttab::DetachArgs),
     /// Change the size of an open volume; to that of its image if none is given
     Resize(background::ResizeArgs),
     /// Take the key away from an open volume; its requests wait
@@ -163,6 +177,15 @@ enum Action {
     /// The server that `open` leaves behind
     #[command(name = background::SERVER_ACTION, hide = true)]
     Background(background::OpenArgs),
+    /// The server that `mount` leaves behind
+    #[command(name = mount::SERVER_ACTION, hide = true)]
+    BackgroundMount(Box<mount::MountArgs>),
+    /// Write units for systemd; it calls this at boot
+    #[command(name = "systemd-generator", hide = true)]
+    SystemdGenerator(ucrypttab::GeneratorArgs),
+    /// Tell udev the name of a device; udev's rule calls this
+    #[command(hide = true)]
+    Udev(ucrypttab::UdevArgs),
 }
 
 fn main() -> ExitCode {
@@ -191,7 +214,9 @@ fn main() -> ExitCode {
     let sound = matches.subcommand().map_or(Ok(()), |(name, given)| effects::check(name, given));
     memory::guard(cli.debug);
     // Only the action that the user called reports how it ended, not the server that `open` starts.
-    let is_server = matches.subcommand_name() == Some(background::SERVER_ACTION);
+    let is_server = matches
+        .subcommand_name()
+        .is_some_and(|name| [background::SERVER_ACTION, mount::SERVER_ACTION].contains(&name));
     let verbose = (cli.verbose || cli.debug) && !is_server;
     if verbose {
         stdio::be_verbose();
@@ -248,6 +273,10 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Close(args) => background::close(&args),
         Action::Status(args) => background::status(&args),
         Action::List(args) => background::list(&args),
+        Action::Mount(args) => mount::mount(&args),
+        Action::Umount(args) => mount::umount(&args),
+        Action::Attach(args) => ucrypttab::attach(&args),
+        Action::Detach(args) => ucrypttab::detach(&args),
         Action::Resize(args) => background::resize(&args),
         Action::LuksSuspend(args) => background::suspend(&args),
         Action::LuksResume(args) => background::resume(&args),
@@ -278,5 +307,8 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Completions(args) => pages::completions(&args, Cli::command()),
         Action::ManPages(args) => pages::man_pages(&args, Cli::command()),
         Action::Background(args) => background::serve(&args),
+        Action::BackgroundMount(args) => mount::serve(&args),
+        Action::SystemdGenerator(args) => ucrypttab::generate(&args),
+        Action::Udev(args) => ucrypttab::tell_udev(&args),
     }
 }

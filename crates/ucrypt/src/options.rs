@@ -350,7 +350,19 @@ mod tests {
     const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cryptsetup-options.md");
 
     /// The actions that cryptsetup does not have.
-    const OWN: &[&str] = &["list", "serve", "read", "write", "doctor", "demo", "luksRotateKey"];
+    const OWN: &[&str] = &[
+        "list",
+        "serve",
+        "mount",
+        "umount",
+        "attach",
+        "detach",
+        "read",
+        "write",
+        "doctor",
+        "demo",
+        "luksRotateKey",
+    ];
 
     fn actions() -> Vec<Command> {
         let mut command = Cli::command();

@@ -2,6 +2,7 @@
 //! tell anything else than `--help`.
 
 mod examples;
+mod table;
 
 use std::fs;
 use std::io;
@@ -37,13 +38,15 @@ pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Resul
     stdio::Stdout::get()?.put(&script)
 }
 
-/// Carries out `man-pages`: writes `ucrypt.8`, and `ucrypt-ACTION.8` for each action.
+/// Carries out `man-pages`: writes `ucrypt.8`, `ucrypt-ACTION.8` for each action, and `ucrypttab.5`.
 pub(crate) fn man_pages(args: &ManPagesArgs, mut command: Command) -> Result<(), Failure> {
-    let write = |name: &str, page: io::Result<Vec<u8>>| {
-        let path = args.dir.join(format!("{name}.8"));
+    let write_in = |section: u32, name: &str, page: io::Result<Vec<u8>>| {
+        let path = args.dir.join(format!("{name}.{section}"));
         page.and_then(|page| fs::write(&path, page)).map_err(|error| cannot_write(&path, &error))
     };
+    let write = |name: &str, page| write_in(8, name, page);
     command.build();
+    write_in(5, "ucrypttab", table::page())?;
     write("ucrypt", whole(&command))?;
     for action in command.get_subcommands().filter(|action| is_documented(action)) {
         let name = format!("ucrypt-{}", action.get_name());
@@ -90,7 +93,8 @@ fn whole(command: &Command) -> io::Result<Vec<u8>> {
         roff.control("TP", []).text([italic(*path)]).text([roman(*what)]);
     }
     roff.control("SH", ["SEE ALSO"]);
-    roff.text([bold("cryptsetup"), roman("(8), "), bold("nbd-client"), roman("(8)")]);
+    roff.text([bold("ucrypttab"), roman("(5), "), bold("cryptsetup"), roman("(8), ")]);
+    roff.text([bold("nbd-client"), roman("(8)")]);
     roff.to_writer(&mut out)?;
     Ok(out)
 }
@@ -165,6 +169,7 @@ const EXIT_STATUS: &[(&str, &str)] = &[
 
 const FILES: &[(&str, &str)] = &[
     ("/dev/ucrypt/NAME", "An open volume as a block device: a link to the loop or ublk device."),
+    ("/etc/ucrypttab", "Volumes that are opened at boot; see ucrypttab(5)."),
     (
         "$XDG_RUNTIME_DIR/ucrypt/NAME",
         "An open volume as a file. The directory, of which each user has one, also holds sockets, \

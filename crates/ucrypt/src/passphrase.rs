@@ -5,7 +5,8 @@
 //! - `--key-file -`: the same bytes of standard input;
 //! - no key file: standard input up to the first newline or its end, cut in the same way;
 //! - standard input is a terminal, with or without `--key-file -`: a prompt;
-//! - standard input is data for the volume: a prompt on the controlling terminal.
+//! - standard input is data for the volume: a prompt on the controlling terminal;
+//! - `--ask-password`: an agent of systemd asks, wherever a person is.
 //!
 //! Everything is read into memory that is wiped; no other buffer holds it on the way.
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use zeroize::Zeroizing;
 
+use crate::agent::Agent;
 use crate::failure::Failure;
 use crate::stdio::Stdin;
 use crate::terminal::Terminal;
@@ -47,6 +49,9 @@ pub(crate) struct KeyArgs {
     /// A person types the passphrase twice
     #[arg(skip)]
     pub(crate) verify: bool,
+    /// An agent of systemd asks for the passphrase
+    #[arg(skip)]
+    pub(crate) by_agent: bool,
 }
 
 /// Where a passphrase is read from.
@@ -54,6 +59,8 @@ pub(crate) struct KeyArgs {
 pub(crate) enum Source<'a> {
     /// A person types it.
     Terminal(Terminal),
+    /// A person types it for an agent.
+    Agent(Agent),
     /// A line of standard input.
     Line(Stdin),
     /// Standard input, newlines included.
@@ -69,16 +76,15 @@ impl KeyArgs {
         if let Some(file) = named {
             return Ok(Source::File(file));
         }
+        if self.by_agent {
+            self.check_typed()?;
+            return Ok(Source::Agent(Agent::find()?));
+        }
         if self.stdin_is_data {
             return self.source_beside_data();
         }
         if let Some(terminal) = Terminal::of_stdin() {
-            if self.keyfile_size.is_some() || self.keyfile_offset > 0 {
-                return Err(Failure::wrong(
-                    "--keyfile-size and --keyfile-offset have no effect on what is typed; leave \
-                     them out, or use --key-file",
-                ));
-            }
+            self.check_typed()?;
             return Ok(Source::Terminal(terminal));
         }
         let Some(stdin) = Stdin::get() else {
@@ -87,6 +93,17 @@ impl KeyArgs {
             ));
         };
         Ok(if file.is_some() { Source::Stdin(stdin) } else { Source::Line(stdin) })
+    }
+
+    /// Refuses options that have no effect on what a person types.
+    fn check_typed(&self) -> Result<(), Failure> {
+        if self.keyfile_size.is_some() || self.keyfile_offset > 0 {
+            return Err(Failure::wrong(
+                "--keyfile-size and --keyfile-offset have no effect on what is typed; leave them out, \
+                 or use --key-file",
+            ));
+        }
+        Ok(())
     }
 
     /// As [`KeyArgs::source`] if standard input is data for the volume.
@@ -127,6 +144,7 @@ impl KeyArgs {
                 }
                 Ok(first)
             }
+            Source::Agent(agent) => agent.ask(prompt, self.timeout),
             Source::Line(stdin) => Part { line: true, ..part }.of_stdin(stdin),
             Source::Stdin(stdin) => part.of_stdin(stdin),
             Source::File(path) => part.of_file(path),
@@ -151,7 +169,7 @@ impl KeyArgs {
 
     /// Whether a person types the passphrase, and may mistype it.
     pub(crate) fn is_interactive(&self) -> bool {
-        matches!(self.source(), Ok(Source::Terminal(_)))
+        matches!(self.source(), Ok(Source::Terminal(_) | Source::Agent(_)))
     }
 }
 
@@ -167,6 +185,11 @@ pub(crate) fn read_table_line(path: &Path) -> Result<Secret, Failure> {
 /// Reads the first `size` bytes of a file that holds a volume key, or all of them.
 pub(crate) fn read_volume_key(path: &Path, size: Option<u64>) -> Result<Secret, Failure> {
     Part { offset: 0, size, line: false }.of_file(path)
+}
+
+/// Reads a passphrase that another program prints and ends with a newline.
+pub(crate) fn read_printed(source: &mut impl Read) -> io::Result<Secret> {
+    read_line(source, KEY_FILE_MAX).map(|(line, _)| line)
 }
 
 /// Which bytes of a source are the passphrase.

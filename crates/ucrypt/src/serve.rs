@@ -20,6 +20,7 @@ use crate::ending::{
 };
 use crate::events::{Event, Events};
 use crate::failure::Failure;
+use crate::notify::Notifier;
 use crate::stdio::{announce, say_line};
 use crate::users;
 use crate::volume::{KeySource, MEMORY, Opened, VolumeArgs};
@@ -46,7 +47,8 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Exports")]
 pub(crate) struct ExportArgs {
-    /// Serve NBD on unix:PATH or tcp:HOST:PORT (loopback); may be given several times
+    /// Serve NBD on unix:PATH or tcp:HOST:PORT (loopback), or on the socket that systemd passes on
+    /// (systemd); may be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
     /// Over TCP, serve every user of this machine; else only the server's own and root
@@ -360,6 +362,11 @@ impl Exports {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let notifier = Notifier::of_service();
+    serve(args, &notifier).inspect_err(|failure| notifier.failed(failure))
+}
+
+fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     if args.exports.count() == 0 {
         return Err(Failure::wrong(
             "name at least one export: --nbd ADDRESS, --vhost-user PATH, --fuse FILE or --ublk",
@@ -378,9 +385,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
     announce_all(&exports, args.json);
+    notifier.ready(&format!("serves {}", opened.facts.image));
+    let mut heartbeat = notifier.heartbeat();
     let mut troubles = Troubles::default();
     let mut ending: Option<Ending> = None;
-    let mut due = None;
+    let mut due = heartbeat.beat(notifier, &opened.volume);
     let mut limit_of_all = None;
     let mut parted = Ok(());
     let left = loop {
@@ -394,7 +403,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             }
             Some(Event::Look) | None => {}
         }
-        due = troubles.look(&opened);
+        let beat = heartbeat.beat(notifier, &opened.volume);
+        due = troubles.look(&opened).into_iter().chain(beat).min();
         if exports.have_ended() {
             break None;
         }
@@ -408,6 +418,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             Some(Step::InUse(failure)) => break Some(failure),
         }
     };
+    notifier.stopping();
     let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
     let _watchdog = Watchdog::start(limit, |failure| say_line(failure));
     drop(limit_of_all);

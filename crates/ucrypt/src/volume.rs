@@ -46,6 +46,9 @@ pub(crate) struct VolumeArgs {
     kind: Option<Kind>,
     #[command(flatten)]
     key: KeyArgs,
+    /// Ask by systemd-ask-password, whose agents ask on the console, on the boot screen or at a terminal
+    #[arg(long, conflicts_with = "key_file")]
+    ask_password: bool,
     /// How often a passphrase may be tried at a terminal
     #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     tries: u32,
@@ -306,6 +309,27 @@ impl VolumeArgs {
         self
     }
 
+    /// With the wish for an agent where passphrases are read, if it is not there yet.
+    fn by_agent(&self) -> Option<Self> {
+        let is_new = self.ask_password && !self.key.by_agent;
+        is_new.then(|| {
+            let mut asking = self.clone();
+            asking.key.by_agent = true;
+            asking
+        })
+    }
+
+    /// For a volume that is mounted read-only.
+    pub(crate) fn for_reading(mut self) -> Self {
+        self.readonly = true;
+        self
+    }
+
+    /// Whether writes are refused.
+    pub(crate) fn is_readonly(&self) -> bool {
+        self.readonly
+    }
+
     /// For an action that writes nothing, neither data nor header.
     pub(crate) fn for_looking(mut self) -> Self {
         (self.looks, self.readonly) = (true, true);
@@ -315,6 +339,9 @@ impl VolumeArgs {
     /// Opens the image and unlocks it. If the image is writable, repairs a damaged header copy:
     /// last, when nothing else can fail.
     pub(crate) fn open(&self, image: Option<&Path>, key: KeySource) -> Result<Opened, Failure> {
+        if let Some(asking) = self.by_agent() {
+            return asking.open(image, key);
+        }
         secrecy::lock_memory();
         match (image, &self.backend) {
             (Some(_), Some(_)) => {
@@ -358,6 +385,9 @@ impl VolumeArgs {
     /// Unlocks as [`VolumeArgs::open`] does, and returns only the volume key, or the line of a
     /// table.
     pub(crate) fn volume_key(&self, image: Option<&Path>) -> Result<Secret, Failure> {
+        if let Some(asking) = self.by_agent() {
+            return asking.volume_key(image);
+        }
         let Some(image) = image else {
             // A volume without an image gets a random key when it is opened.
             return Ok(Secret::default());
@@ -384,6 +414,9 @@ impl VolumeArgs {
     /// `unbound`, or if its keyslot is named, the passphrase may also be that of a key that encrypts
     /// nothing here.
     pub(crate) fn test(self, image: Option<&Path>, unbound: bool) -> Result<(), Failure> {
+        if let Some(asking) = self.by_agent() {
+            return asking.test(image, unbound);
+        }
         let looking = Self { unlocked: true, ..self.for_looking() };
         let Some(image) = image.filter(|_| !looking.is_raw()) else {
             return looking.volume_key(image).map(drop);

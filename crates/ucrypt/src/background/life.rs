@@ -2,6 +2,7 @@
 //! end.
 
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use super::suspend::{self, Suspension};
 use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
+use crate::notify::{Heartbeat, Notifier};
 use crate::runtime::RuntimePaths;
 use crate::serve::Exports;
 use crate::stdio::say_line;
@@ -47,6 +49,10 @@ pub(super) struct Life {
     pub(super) troubles: Troubles,
     /// Limits the time from a signal on.
     pub(super) limit_of_all: Option<Watchdog>,
+    /// For the watchdog of the service that this is, if it is one.
+    pub(super) heartbeat: Heartbeat,
+    /// Where `mount` mounts the volume, if it has opened it.
+    pub(super) mounted: Option<PathBuf>,
 }
 
 /// Why the volume ends.
@@ -63,19 +69,24 @@ enum End {
 
 impl Life {
     /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
-    pub(super) fn run(mut self, mut events: Events<Asked>) -> Result<(), Failure> {
-        let end = self.serve(&mut events);
+    pub(super) fn run(
+        mut self,
+        mut events: Events<Asked>,
+        notifier: &Notifier,
+    ) -> Result<(), Failure> {
+        let end = self.serve(&mut events, notifier);
+        notifier.stopping();
         // Who asks during the end waits for its result: `events` is there until then.
         self.end(end)
     }
 
-    fn serve(&mut self, events: &mut Events<Asked>) -> End {
+    fn serve(&mut self, events: &mut Events<Asked>, notifier: &Notifier) -> End {
         let name = self.paths.name().to_owned();
         let mut deferred = false;
         // The client that asked for the end, and when.
         let mut closing: Option<(UnixStream, Instant)> = None;
         let mut ending: Option<Ending> = None;
-        let mut due = None;
+        let mut due = self.heartbeat.beat(notifier, &self.opened.volume);
         loop {
             let looks = deferred || closing.is_some() || ending.is_some();
             let looks = looks || self.suspension.is_ending();
@@ -134,7 +145,8 @@ impl Life {
                 Some(Event::Look) | None => {}
             }
             self.suspension.step(&name, &self.opened.volume);
-            due = self.troubles.look(&self.opened);
+            let beat = self.heartbeat.beat(notifier, &self.opened.volume);
+            due = self.troubles.look(&self.opened).into_iter().chain(beat).min();
             if let Some((stream, since)) = closing.take() {
                 if self.is_unused(deferred) {
                     return End::Closed(stream);
@@ -293,6 +305,7 @@ impl Life {
             "state": state,
             "suspended": self.suspension.is_suspended(),
             "device": self.device,
+            "mounted": self.mounted.as_ref().map(|dir| dir.display().to_string()),
             "volume": self.opened.facts,
             "counters": {
                 "reads": totals.reads,

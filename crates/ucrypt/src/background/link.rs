@@ -33,6 +33,7 @@ impl Link {
         symlink(device, &path).map_err(|error| {
             Failure::device(format!("cannot make the link {}: {error}", path.display()))
         })?;
+        tell_udev(device);
         Ok(Self { path, device: device.into() })
     }
 
@@ -48,6 +49,21 @@ impl Drop for Link {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Has udev look at the device again, now that its name is known (`ucrypt udev`). Where nobody runs udev,
+/// or /sys is read-only, this does nothing.
+fn tell_udev(device: &Path) {
+    if let Some(node) = device.file_name() {
+        let _ = fs::write(Path::new("/sys/class/block").join(node).join("uevent"), "change");
+    }
+}
+
+/// The names whose links lead to this device.
+pub(super) fn names_of(device: &Path) -> Vec<String> {
+    let entries = fs::read_dir(DIR).into_iter().flatten().filter_map(Result::ok);
+    let named = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == device));
+    named.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 /// The link of a name.

@@ -19,7 +19,7 @@ const PRIORITY: u32 = 3 << 3 | 3;
 
 /// The log that the user chose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum To {
+pub(crate) enum To {
     Syslog,
     File(PathBuf),
 }

@@ -21,7 +21,7 @@ const LOOP_MEMORY: usize = 8 << 20;
 
 /// How an open volume can be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Served {
+pub(crate) enum Served {
     /// A ublk device, linked as /dev/ucrypt/NAME; as root, where the kernel has ublk
     Ublk,
     /// A loop device, linked as /dev/ucrypt/NAME; as root
@@ -34,7 +34,7 @@ pub(super) enum Served {
 
 impl Served {
     /// The export most like a disk that this user may have and, if it is not the usual one, why.
-    pub(super) fn best() -> (Self, Option<String>) {
+    pub(crate) fn best() -> (Self, Option<String>) {
         let mut why = Vec::new();
         let said = |why: Vec<String>| (!why.is_empty()).then(|| why.join("; "));
         if user::is_root() {
@@ -59,12 +59,12 @@ impl Served {
     }
 
     /// Its name on the command line.
-    pub(super) fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
     /// Whether it is a kernel device, which gets a link.
-    pub(super) fn is_device(self) -> bool {
+    pub(crate) fn is_device(self) -> bool {
         matches!(self, Self::Ublk | Self::Loop)
     }
 

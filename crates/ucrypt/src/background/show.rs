@@ -92,6 +92,9 @@ pub(super) fn status(status: &Value) -> String {
             lines.push((name, text(&volume[key])));
         }
     }
+    if let Some(dir) = status["mounted"].as_str() {
+        lines.push(("mounted", dir.into()));
+    }
     let export = &status["export"];
     let transport = match export["transport"].as_str() {
         Some(transport) => format!(" (FUSE, {transport})"),

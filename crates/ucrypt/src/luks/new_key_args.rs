@@ -96,6 +96,7 @@ impl NewPassphraseArgs {
             timeout,
             stdin_is_data: false,
             verify: false,
+            by_agent: false,
         }
     }
 }

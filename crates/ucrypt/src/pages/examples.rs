@@ -1,6 +1,6 @@
 //! The examples of the man pages. The tests run those of each action in a directory with
-//! `disk.img` (LUKS2, its passphrase in `key` and on standard input), `old.img` (without content),
-//! `new.key` and `header.backup`.
+//! `disk.img` (LUKS2, its passphrase in `key` and on standard input; for `mount`, with a file system),
+//! `old.img` (without content), `new.key`, `header.backup` and the directory `mnt`.
 
 /// What an example shows, and its command line.
 type Example = (&'static str, &'static str);
@@ -22,6 +22,42 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
                 "Check a passphrase; nothing is written or served:",
                 "ucrypt open --test-passphrase disk.img",
             ),
+        ],
+    ),
+    (
+        "mount",
+        &[
+            (
+                "Mount the file system of a volume. The passphrase is asked for:",
+                "ucrypt mount --name work disk.img mnt",
+            ),
+            ("Unmount and close it:", "ucrypt umount mnt"),
+        ],
+    ),
+    (
+        "umount",
+        &[
+            ("Mount a volume to look at it:", "ucrypt mount -o ro --name work disk.img mnt"),
+            ("Unmount and close it, by its directory or by its name:", "ucrypt umount work"),
+        ],
+    ),
+    (
+        "attach",
+        &[
+            (
+                "Write a table:",
+                "echo \"work $(realpath disk.img) $(realpath key) luks,as=nbd\" > table",
+            ),
+            ("Look for mistakes in it:", "ucrypt attach --check --ucrypttab table"),
+            ("Open what it names:", "ucrypt attach --all --ucrypttab table"),
+            ("Close it:", "ucrypt detach --all --ucrypttab table"),
+        ],
+    ),
+    (
+        "detach",
+        &[
+            ("Close what the table names:", "touch table; ucrypt detach --all --ucrypttab table"),
+            ("Wait for its users for a minute:", "ucrypt detach --wait 60 work"),
         ],
     ),
     (

@@ -157,7 +157,8 @@ impl PlainArgs {
         let source = args.source()?;
         let hash = self.hash.as_deref().unwrap_or(plain::DEFAULTS.1);
         let is_file = matches!(source, Source::File(_));
-        let has_key_file = args.key_file.is_some() && !matches!(source, Source::Terminal(_));
+        let has_key_file =
+            args.key_file.is_some() && !matches!(source, Source::Terminal(_) | Source::Agent(_));
         if is_file && self.hash.is_some() {
             asked.warn("The --hash parameter is being ignored: a key file is the key.");
         }

@@ -40,6 +40,14 @@ fn every_action_has_a_page_without_mistakes_and_with_all_its_options() {
             assert!(shown.contains(option), "{action}: {option} is not in its page:\n{shown}");
         }
     }
+    let mut groff = tool("groff", "groff-base");
+    let table = groff.args(["-man", "-Tascii", "-ww", "-P-cbou"]).arg(dir.join("ucrypttab.5"));
+    let shown = run(table, b"");
+    assert_eq!(shown.stderr, "");
+    let shown = shown.text();
+    for word in ["\\040", "keyfile-offset=", "nofail", "tpm2-device", "--allow-discards"] {
+        assert!(shown.contains(word), "{word} is not in the page of the table:\n{shown}");
+    }
     run(&mut scratch.ucrypt(&["man-pages", "/nonexistent"]), b"").refuses(4);
 }
 
@@ -80,6 +88,16 @@ fn the_examples_of_the_man_pages_run() {
         fs::create_dir_all(scratch.path(".local/share/bash-completion/completions")).expect("made");
         fs::create_dir(scratch.path("bin")).expect("made");
         std::os::unix::fs::symlink(UCRYPT, scratch.path("bin/ucrypt")).expect("linked");
+        fs::create_dir(scratch.path("mnt")).expect("made");
+        if ["mount", "umount"].contains(action) {
+            let system = scratch.sparse("system", DATA);
+            let mut make = tool("mkfs.ext4", "e2fsprogs");
+            // In blocks of the volume's sectors.
+            run(make.args(["-q", "-b", "4096"]).arg(&system), b"").passes();
+            let mut write = scratch.ucrypt(&["write", "--key-file"]);
+            write.arg(scratch.path("key")).arg(scratch.path("disk.img"));
+            run(&mut write, &fs::read(&system).expect("read")).passes();
+        }
         let backup = scratch.path("header.backup");
         let mut save = scratch.ucrypt(&["luksHeaderBackup", "--header-backup-file"]);
         run(save.arg(backup).arg(scratch.path("disk.img")), b"").passes();

@@ -1,0 +1,543 @@
+//! `mount` and `umount`: a volume and the file system on it, in one command.
+//!
+//! Where the volume is served as a device, the kernel's file system is mounted. Where it is served as a
+//! file, a file system in user space (FUSE) opens that file. A mount that fails, or is interrupted, leaves
+//! no volume open that was not open before.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Access, access};
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use crate::background::{self, LogTo, OpenArgs, Served, as_option};
+use crate::failure::Failure;
+use crate::programs;
+use crate::runtime::RuntimePaths;
+use crate::stdio::{announce, say_line, say_verbose};
+use crate::volume::VolumeArgs;
+
+mod fuse;
+mod holders;
+mod kernel;
+mod table;
+
+use table::Mount;
+
+/// The hidden action that runs the server.
+pub(crate) const SERVER_ACTION: &str = "mount-in-background";
+
+/// How long a file system in user space may take to write what it holds after it was unmounted.
+const WRITING_PATIENCE: Duration = Duration::from_secs(600);
+
+/// Most volumes of one image name that get a name by themselves.
+const NAMES_MAX: u32 = 99;
+
+/// Longest name that is made of a file name, in bytes: a number has room behind it.
+const STEM_MAX: usize = 60;
+
+/// Arguments of `mount`.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "ucrypt mount [OPTIONS] IMAGE DIR\n       ucrypt mount [OPTIONS] NAME DIR",
+    mut_arg("data_offset", |arg| arg.short(None::<char>)),
+)]
+pub(crate) struct MountArgs {
+    /// The image: a file or a block device; or the name of an open volume
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// The directory to mount at
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Options for the file system, as mount(8) or the FUSE file system takes them; ro also opens the
+    /// volume for reading only
+    #[arg(short = 'o', long, value_name = "OPTIONS", value_delimiter = ',')]
+    options: Vec<String>,
+    /// The kind of file system, if it is not found by looking
+    #[arg(long, value_name = "KIND")]
+    fstype: Option<String>,
+    /// A name for the open volume [default: made of the image's name]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// How the volume is served; without it, the first of ublk, loop and fuse that this system permits
+    #[arg(long = "as", value_enum)]
+    served: Option<Served>,
+    /// If the server dies, let the requests of the ublk device wait until the volume is opened again
+    #[arg(long)]
+    ublk_wait: bool,
+    /// Where the server says what went wrong later: syslog, or a file; without it a file in the
+    /// runtime directory
+    #[arg(long, value_name = "syslog|FILE")]
+    log: Option<LogTo>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    volume: VolumeArgs,
+}
+
+/// Arguments of `umount`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UmountArgs {
+    /// Directories where volumes are mounted, or names of volumes
+    #[arg(value_name = "DIR|NAME", required = true)]
+    places: Vec<PathBuf>,
+}
+
+/// What is mounted, and where.
+struct Wanted<'a> {
+    dir: PathBuf,
+    fstype: Option<&'a str>,
+    /// Without `rw` and `defaults`, and with `ro` if nothing is to be written.
+    options: Vec<&'a str>,
+}
+
+impl MountArgs {
+    fn is_readonly(&self) -> bool {
+        let ro = self.options.iter().rev().find(|option| ["ro", "rw"].contains(&option.as_str()));
+        ro.map_or(self.volume.is_readonly(), |option| option == "ro")
+    }
+
+    /// What `open` does with these arguments.
+    fn open_args(&self, name: &str) -> OpenArgs {
+        let volume = self.volume.clone();
+        let volume = if self.is_readonly() { volume.for_reading() } else { volume };
+        OpenArgs::new((&self.image, name), self.served, (self.log.clone(), self.ublk_wait), volume)
+    }
+
+    fn wanted(&self) -> Result<Wanted<'_>, Failure> {
+        if self.volume.is_readonly() && !self.is_readonly() {
+            return Err(Failure::wrong(
+                "--readonly and -o rw exclude each other; leave one of them out",
+            ));
+        }
+        let (dir, is_readonly) = (mount_point(&self.dir)?, self.is_readonly());
+        let given = self.options.iter().map(String::as_str);
+        let given = given.filter(|it| !["", "ro", "rw", "defaults"].contains(it));
+        let options = is_readonly.then_some("ro").into_iter().chain(given).collect();
+        Ok(Wanted { dir, fstype: self.fstype.as_deref(), options })
+    }
+}
+
+/// The directory to mount at, by the path that the kernel shows.
+fn mount_point(dir: &Path) -> Result<PathBuf, Failure> {
+    let refused = |error| Failure::wrong(format!("cannot mount at {}: {error}", dir.display()));
+    let found = fs::canonicalize(dir).map_err(refused)?;
+    if !found.is_dir() {
+        return Err(Failure::wrong(format!(
+            "cannot mount at {}: it is no directory",
+            dir.display()
+        )));
+    }
+    let top = Mount::at(&table::read()?, &found).cloned();
+    if let Some((mount, volume)) = top.and_then(|mount| volume_of(&mount).map(|it| (mount, it))) {
+        return Err(Failure::busy(format!(
+            "{} is mounted at {} already; ucrypt umount ends it",
+            volume.name(),
+            mount.place.display()
+        )));
+    }
+    Ok(found)
+}
+
+/// The open volume that `image` names, if it names one and no image.
+pub(crate) fn open_volume(image: &Path) -> Option<RuntimePaths> {
+    let text = image.to_str()?;
+    let paths = RuntimePaths::of_open(text).ok()?;
+    let is_own = text != paths.name();
+    ((is_own || !image.exists()) && background::is_open(&paths)).then_some(paths)
+}
+
+/// The open volume under a mount.
+fn volume_of(mount: &Mount) -> Option<RuntimePaths> {
+    volumes().into_iter().find(|paths| mount.is_of(paths))
+}
+
+fn volumes() -> Vec<RuntimePaths> {
+    RuntimePaths::all().unwrap_or_default()
+}
+
+pub(crate) fn mount(args: &MountArgs) -> Result<(), Failure> {
+    if args.volume.has_backend() {
+        return Err(Failure::wrong(
+            "a new --backend has no file system to mount; use open and mkfs",
+        ));
+    }
+    let wanted = args.wanted()?;
+    if let Some(paths) = open_volume(&args.image) {
+        return mount_open(args, &paths, wanted);
+    }
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => free_name(&args.image)?,
+    };
+    let open = args.open_args(&name);
+    let (served, why) = open.choose();
+    check_can_mount(served, why, &wanted)?;
+    let paths = open.check(served)?;
+    let mut added: Vec<OsString> = Vec::new();
+    if args.served.is_none() {
+        added.push(as_option(served));
+    }
+    if args.name.is_none() {
+        added.push(format!("--name={name}").into());
+    }
+    let mut interrupt = None;
+    let device = background::open_to_mount(&open, (SERVER_ACTION, &added), || {
+        // Not earlier: at a prompt, and during the key derivation, there is nothing to undo.
+        interrupt = Some(Interrupt::catch()?);
+        Ok(())
+    })?;
+    let interrupted = || match &interrupt {
+        Some(interrupt) if interrupt.came() => {
+            Err(Failure::wrong("interrupted; nothing is mounted"))
+        }
+        _ => Ok(()),
+    };
+    let mounted =
+        interrupted().and_then(|()| mount_device(&device, &wanted)).and_then(|()| interrupted());
+    if let Err(failure) = mounted {
+        let failure = interrupted().err().unwrap_or(failure);
+        return Err(match undo(&paths, &wanted.dir) {
+            Ok(()) => failure,
+            Err(kept) => {
+                Failure { message: format!("{failure}; the volume stays open: {kept}"), ..failure }
+            }
+        });
+    }
+    tell(args, &paths, &device, &wanted)
+}
+
+/// Mounts a volume that is open already, and leaves it open whatever happens.
+fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Result<(), Failure> {
+    let name = paths.name();
+    if args.name.is_some() {
+        return Err(Failure::wrong(format!(
+            "{name} is open already, under this name; leave --name out"
+        )));
+    }
+    let status = background::status_of(paths).ok_or_else(|| {
+        Failure::device(format!(
+            "the server of {name} was killed, or is another user's; ucrypt close {name} removes what it \
+             left"
+        ))
+    })?;
+    let device = status["device"].as_str().unwrap_or_default();
+    let mut options = wanted.options;
+    if status["volume"]["read_only"] == true && !options.contains(&"ro") {
+        options.insert(0, "ro");
+    }
+    let wanted = Wanted { options, ..wanted };
+    mount_device(device, &wanted)?;
+    tell(args, paths, device, &wanted)
+}
+
+/// Unmounts what a mount has left that did not succeed, and closes the volume.
+fn undo(paths: &RuntimePaths, dir: &Path) -> Result<(), Failure> {
+    // A helper that is ended may have mounted all the same.
+    if let Some(mount) = Mount::at(&table::read()?, dir).filter(|mount| mount.is_of(paths)) {
+        unmount(mount, true)?;
+    }
+    close(paths)
+}
+
+fn tell(
+    args: &MountArgs,
+    paths: &RuntimePaths,
+    device: &str,
+    wanted: &Wanted<'_>,
+) -> Result<(), Failure> {
+    let dir = wanted.dir.display().to_string();
+    say_verbose(format_args!("{} is open as {device} and mounted at {dir}.", paths.name()));
+    if args.json {
+        return announce(json!({ "name": paths.name(), "device": device, "dir": dir }));
+    }
+    Ok(())
+}
+
+/// Refuses what cannot be mounted, before a passphrase is asked for.
+fn check_can_mount(
+    served: Served,
+    why: Option<String>,
+    wanted: &Wanted<'_>,
+) -> Result<(), Failure> {
+    match served {
+        Served::Ublk | Served::Loop => kernel::check(),
+        Served::Fuse => {
+            if access(&wanted.dir, Access::WRITE_OK).is_err() {
+                return Err(Failure::denied(format!(
+                    "cannot mount at {}: you may not write there",
+                    wanted.dir.display()
+                )));
+            }
+            fuse::check(wanted.fstype)
+        }
+        Served::Nbd => {
+            let cannot = "a volume that is served --as nbd cannot be mounted";
+            Err(match why {
+                Some(why) => Failure::denied(format!("{why}; {cannot}")),
+                None => Failure::wrong(format!("{cannot}; leave --as out")),
+            })
+        }
+    }
+}
+
+/// Mounts a device or a served file.
+fn mount_device(device: &str, wanted: &Wanted<'_>) -> Result<(), Failure> {
+    let path = Path::new(device);
+    if device.starts_with("/dev/ucrypt/") {
+        kernel::mount(path, wanted)
+    } else if path.is_absolute() {
+        fuse::mount(path, wanted)
+    } else {
+        Err(Failure::wrong(format!(
+            "{device} is neither a device nor a file; it cannot be mounted"
+        )))
+    }
+}
+
+/// A name for the volume of this image that no other volume has.
+fn free_name(image: &Path) -> Result<String, Failure> {
+    let stem = stem(image);
+    let names = (1..=NAMES_MAX).map(|number| match number {
+        1 => stem.clone(),
+        number => format!("{stem}-{number}"),
+    });
+    for name in names {
+        if !background::is_taken(&RuntimePaths::of(&name)?) {
+            return Ok(name);
+        }
+    }
+    Err(Failure::busy(format!("{NAMES_MAX} volumes are open under the name {stem}; use --name")))
+}
+
+/// The file name of an image, made fit for a volume, a mount option and a unit.
+fn stem(image: &Path) -> String {
+    let name = image.file_name().unwrap_or_default().to_string_lossy();
+    let fit = |c: char| if c.is_alphanumeric() || "._-+".contains(c) { c } else { '_' };
+    let mut name: String = name.chars().map(fit).skip_while(|c| ['.', '-'].contains(c)).collect();
+    while name.len() > STEM_MAX {
+        name.pop();
+    }
+    if name.is_empty() { "volume".into() } else { name }
+}
+
+/// The server of a volume that is mounted.
+pub(crate) fn serve(args: &MountArgs) -> Result<(), Failure> {
+    let name = args.name.as_deref().ok_or_else(|| Failure::wrong("the server needs --name"))?;
+    // Nothing below is asked: a file system may already be mounted there.
+    let dir = std::path::absolute(&args.dir).unwrap_or_else(|_| args.dir.clone());
+    let dir = fs::canonicalize(&dir).unwrap_or(dir);
+    background::serve_mounted(&args.open_args(name), Some(dir))
+}
+
+pub(crate) fn umount(args: &UmountArgs) -> Result<(), Failure> {
+    let mut ended = Ok(());
+    for place in &args.places {
+        match (umount_one(place), &ended) {
+            (Ok(()), _) => {}
+            (Err(failure), Ok(())) => ended = Err(failure),
+            (Err(failure), Err(_)) => say_line(failure),
+        }
+    }
+    ended
+}
+
+fn umount_one(place: &Path) -> Result<(), Failure> {
+    let mounts = table::read()?;
+    if let Some(mount) = mount_at(&mounts, place) {
+        let Some(paths) = volume_of(&mount) else {
+            return Err(Failure::device(format!(
+                "{} is no volume of yours: {} is mounted there; umount ends it",
+                place.display(),
+                mount.source.display()
+            )));
+        };
+        return unmount_and_close(&paths, &[mount]);
+    }
+    let open = place.to_str().and_then(|name| RuntimePaths::of_open(name).ok());
+    let open = open.filter(background::is_open);
+    let Some(paths) = open else {
+        return Err(Failure::device(format!(
+            "nothing is mounted at {0}, and no open volume has the name {0}; ucrypt list shows those \
+             that are open",
+            place.display()
+        )));
+    };
+    // What was mounted last may be mounted on what was mounted first.
+    let of_it: Vec<_> = mounts.into_iter().filter(|mount| mount.is_of(&paths)).rev().collect();
+    unmount_and_close(&paths, &of_it)
+}
+
+/// The mount that is on top at a path. A directory whose server is dead is not looked at.
+fn mount_at(mounts: &[Mount], place: &Path) -> Option<Mount> {
+    let absolute = std::path::absolute(place).ok()?;
+    if let Some(mount) = Mount::at(mounts, &absolute) {
+        return Some(mount.clone());
+    }
+    let (parent, name) = (absolute.parent()?, absolute.file_name()?);
+    let parent = fs::canonicalize(parent).ok()?;
+    let place = parent.join(name);
+    Mount::at(mounts, &place).cloned().or_else(|| {
+        // It may be a link to a mounted directory.
+        let place = parent.join(fs::read_link(&place).ok()?);
+        Mount::at(mounts, &place).cloned()
+    })
+}
+
+/// Unmounts, and closes the volume if `mount` has opened it and nothing else is mounted of it, or if
+/// nothing of it was mounted.
+fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failure> {
+    let name = paths.name();
+    let status = background::status_of(paths);
+    let in_user_space = mounts.iter().any(Mount::is_fuse);
+    let was_killed =
+        in_user_space && status.is_some() && !fuse::is_among(&background::users_of_file(paths));
+    for mount in mounts {
+        unmount(mount, status.is_some())?;
+    }
+    if !mounts.is_empty() {
+        let left = table::read()?.into_iter().find(|mount| mount.is_of(paths));
+        if let Some(left) = left {
+            say_line(format_args!(
+                "{name} stays open: it is mounted at {}, too",
+                left.place.display()
+            ));
+            return Ok(());
+        }
+        let by_mount = status.as_ref().is_none_or(|status| status["mounted"].is_string());
+        if !by_mount {
+            say_line(format_args!(
+                "{name} stays open, as it was before; ucrypt close {name} closes it"
+            ));
+            return Ok(());
+        }
+    }
+    await_file_system(paths);
+    let failed = background::status_of(paths).and_then(|status| failures(&status));
+    close(paths)?;
+    let failed = if was_killed {
+        Some("the program that kept its file system had ended before".into())
+    } else {
+        // The kernel has said so before it was unmounted.
+        failed.filter(|_| in_user_space)
+    };
+    match failed {
+        Some(failed) => Err(Failure::device(format!(
+            "{name} is closed, but {failed}: what was written last may be missing; check the file system"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// What failed while a volume was open.
+fn failures(status: &serde_json::Value) -> Option<String> {
+    let counters = &status["counters"];
+    let count = counters["errors"].as_u64().filter(|count| *count > 0)?;
+    let error = counters["last_error"].as_str().unwrap_or("an error");
+    Some(format!("{count} requests had failed ({error})"))
+}
+
+/// Waits until a file system in user space has written what it holds: it does so after it was unmounted.
+fn await_file_system(paths: &RuntimePaths) {
+    let deadline = Instant::now() + WRITING_PATIENCE;
+    let mut pause = Duration::from_millis(5);
+    while fuse::is_among(&background::users_of_file(paths)) && Instant::now() < deadline {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
+}
+
+fn close(paths: &RuntimePaths) -> Result<(), Failure> {
+    await_file_system(paths);
+    background::close_named(paths.name())
+}
+
+/// Writes back what the file system holds, and unmounts it.
+fn unmount(mount: &Mount, is_served: bool) -> Result<(), Failure> {
+    let place = mount.place.display();
+    if !mount.is_fuse() && is_served {
+        // The kernel unmounts also what it could not write.
+        kernel::sync(&mount.place)?;
+    }
+    let by_helper = mount.is_fuse() && !rustix::process::geteuid().is_root();
+    let mut command = if by_helper {
+        let helper = programs::find("fusermount3").or_else(|| programs::find("fusermount"));
+        let helper = helper.ok_or_else(|| {
+            Failure::device(
+                "fusermount3, which unmounts for users, is missing: apt-get install fuse3",
+            )
+        })?;
+        let mut command = Command::new(helper);
+        command.arg("-u");
+        command
+    } else {
+        Command::new(kernel::program("umount")?)
+    };
+    let failed = |error| Failure::device(format!("cannot unmount {place}: {error}"));
+    let ran = programs::run(command.arg("--").arg(&mount.place)).map_err(failed)?;
+    if ran.status.success() {
+        return Ok(());
+    }
+    let holders = holders::of(mount);
+    if !holders.is_empty() || ran.said.contains("busy") {
+        let by = if holders.is_empty() {
+            " (by a program that cannot be seen from here)".into()
+        } else {
+            crate::users::by(&holders)
+        };
+        return Err(Failure::busy(format!("{place} is in use{by}; end or leave it first")));
+    }
+    if !by_helper && !rustix::process::geteuid().is_root() {
+        return Err(Failure::denied(format!("cannot unmount {place}: {}; run as root", ran.said)));
+    }
+    Err(Failure::device(format!("cannot unmount {place}: {}", ran.said)))
+}
+
+/// Signals that ask for an end while there is something to undo. The second one ends at once.
+struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    fn catch() -> Result<Self, Failure> {
+        let came = Arc::new(AtomicBool::new(false));
+        let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            flag::register_conditional_shutdown(signal, 1, came.clone()).map_err(failed)?;
+            flag::register(signal, came.clone()).map_err(failed)?;
+        }
+        Ok(Self(came))
+    }
+
+    fn came(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_made_of_the_images() {
+        for (image, name) in [
+            ("/srv/disk.img", "disk.img"),
+            ("/dev/sdb1", "sdb1"),
+            ("/srv/.hidden", "hidden"),
+            ("/srv/two words, and a comma", "two_words__and_a_comma"),
+            ("/srv/--", "volume"),
+            ("/", "volume"),
+        ] {
+            assert_eq!(stem(Path::new(image)), name);
+            assert!(RuntimePaths::of(&stem(Path::new(image))).is_ok());
+        }
+        let long = "ä".repeat(100);
+        assert_eq!(stem(Path::new(&long)).len(), STEM_MAX);
+    }
+}

@@ -1,0 +1,100 @@
+//! Who keeps a file system from being unmounted, as far as this process can see.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
+use super::table::{self, Mount};
+
+/// The programs that use a file system, what is mounted on it, and what lies in it.
+pub(super) fn of(mount: &Mount) -> Vec<String> {
+    let mut holders = Vec::new();
+    for process in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if pid != std::process::id() && is_used_by(mount, &process.path()) {
+            let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            holders.push(format!("{} (process {pid})", command.trim_end()));
+        }
+    }
+    let above = table::read().unwrap_or_default();
+    let above = above.iter().filter(|other| other.parent == mount.id);
+    holders.extend(above.map(|other| format!("mounted on it: {}", other.place.display())));
+    holders.extend(
+        files_of_the_kernel()
+            .filter(|(file, _)| file.starts_with(&mount.place))
+            .map(|(file, what)| format!("{what} {}", file.display())),
+    );
+    holders
+}
+
+fn is_used_by(mount: &Mount, process: &Path) -> bool {
+    let single = ["cwd", "root", "exe"].map(|link| process.join(link));
+    let open = fs::read_dir(process.join("fd")).into_iter().flatten().filter_map(Result::ok);
+    if single.into_iter().chain(open.map(|entry| entry.path())).any(|link| is_in(mount, &link)) {
+        return true;
+    }
+    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+    maps.lines().any(|line| is_mapped(mount, line))
+}
+
+/// Whether a link in /proc leads into the file system. Takes what the kernel knows already: a file
+/// system may not answer.
+fn is_in(mount: &Mount, link: &Path) -> bool {
+    let Ok(target) = fs::read_link(link) else { return false };
+    if !target.is_absolute() {
+        return false;
+    }
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    target.starts_with(&mount.place)
+        || statx(CWD, link, flags, StatxFlags::TYPE)
+            .is_ok_and(|found| (found.stx_dev_major, found.stx_dev_minor) == mount.device)
+}
+
+/// Whether a line of `/proc/PID/maps` shows a file of the file system.
+fn is_mapped(mount: &Mount, line: &str) -> bool {
+    let mut fields = line.split_ascii_whitespace();
+    let device = fields.nth(3).and_then(|device| device.split_once(':'));
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    let device = device.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+    device == Some(mount.device) && mount.device != (0, 0)
+}
+
+/// Files that the kernel itself uses, and as what.
+fn files_of_the_kernel() -> impl Iterator<Item = (PathBuf, &'static str)> {
+    let loops = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
+    let loops = loops.filter_map(|device| {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        Some((PathBuf::from(file.trim_end()), "a loop device over"))
+    });
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let swaps: Vec<_> = swaps
+        .lines()
+        .skip(1)
+        .filter_map(|line| Some((PathBuf::from(line.split(' ').next()?), "swap on")))
+        .collect();
+    loops.chain(swaps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapped_file_is_known_by_its_device() {
+        let mount = Mount {
+            id: 1,
+            parent: 0,
+            device: (7, 10),
+            place: "/mnt".into(),
+            kind: "ext4".into(),
+            source: "/dev/loop10".into(),
+        };
+        let line = |device| format!("7f00-7f01 r-xp 00000000 {device} 12      /lib/x.so");
+        assert!(is_mapped(&mount, &line("07:0a")));
+        assert!(!is_mapped(&mount, &line("07:10")));
+        assert!(!is_mapped(&mount, "7f00-7f01 rw-p 00000000 00:00 0"));
+        assert!(!is_mapped(&mount, "nonsense"));
+    }
+}

@@ -1,0 +1,317 @@
+//! `/etc/ucrypttab`: volumes that are opened at boot, in the form of crypttab(5). `attach` and `detach` open
+//! and close them by their names; `systemd-generator` writes units that do so.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::background;
+use crate::failure::Failure;
+use crate::notify::Notifier;
+use crate::runtime::RuntimePaths;
+use crate::stdio::{print, print_line, say_line, say_verbose};
+
+mod entry;
+mod escape;
+mod generator;
+mod options;
+mod udev;
+
+pub(crate) use generator::{GeneratorArgs, generate};
+pub(crate) use options::{Meaning, for_pages};
+pub(crate) use udev::{UdevArgs, tell_udev};
+
+use entry::{Entry, Line, Problem};
+
+/// Where the table is.
+const TABLE: &str = "/etc/ucrypttab";
+
+/// Longest table in bytes.
+const TABLE_MAX: u64 = 1 << 20;
+
+/// Arguments of `attach`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AttachArgs {
+    /// Names of entries
+    #[arg(value_name = "NAME", required_unless_present_any = ["all", "check"])]
+    names: Vec<String>,
+    /// Every entry that is not marked noauto
+    #[arg(long, conflicts_with_all = ["names", "foreground"])]
+    all: bool,
+    /// Only read the table: show its entries, and what is wrong with it
+    #[arg(long, conflicts_with_all = ["names", "all", "foreground"])]
+    check: bool,
+    /// Serve the volume from this process until it is closed; passphrases are asked for by systemd
+    #[arg(long)]
+    foreground: bool,
+    /// Ask for passphrases by systemd-ask-password
+    #[arg(long, conflicts_with = "check")]
+    ask_password: bool,
+    /// The table
+    #[arg(long, value_name = "FILE", default_value = TABLE)]
+    ucrypttab: PathBuf,
+    /// Print JSON
+    #[arg(long, requires = "check")]
+    json: bool,
+}
+
+/// Arguments of `detach`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DetachArgs {
+    /// Names of volumes
+    #[arg(value_name = "NAME", required_unless_present = "all")]
+    names: Vec<String>,
+    /// Every entry of the table that is open, the last one first
+    #[arg(long, conflicts_with = "names")]
+    all: bool,
+    /// If a volume is in use, wait so long for its users to go
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait: u64,
+    /// The table
+    #[arg(long, value_name = "FILE", default_value = TABLE, requires = "all")]
+    ucrypttab: PathBuf,
+}
+
+/// Reads a table.
+fn read(path: &Path) -> Result<Vec<Line>, Failure> {
+    let failed = |error| Failure::device(format!("cannot read {}: {error}", path.display()));
+    let mut text = Vec::new();
+    let file = fs::File::open(path).map_err(failed)?;
+    file.take(TABLE_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+    if text.len() as u64 > TABLE_MAX {
+        return Err(Failure::wrong(format!(
+            "{} is longer than {TABLE_MAX} bytes; it is no table of volumes",
+            path.display()
+        )));
+    }
+    Ok(entry::parse(&text))
+}
+
+impl Problem {
+    fn failure(&self, table: &Path) -> Failure {
+        Failure::wrong(format!("{}:{}: {}", table.display(), self.line, self.message))
+    }
+}
+
+/// The entry of a name.
+fn find<'a>(lines: &'a [Line], name: &str, table: &Path) -> Result<&'a Entry, Failure> {
+    for line in lines {
+        match line {
+            Ok(entry) if entry.name == name => return Ok(entry),
+            Err(problem) if problem.name.as_deref() == Some(name) => {
+                return Err(problem.failure(table));
+            }
+            _ => {}
+        }
+    }
+    Err(Failure::wrong(format!(
+        "{} has no entry {name}; ucrypt attach --check shows those it has",
+        table.display()
+    )))
+}
+
+pub(crate) fn attach(args: &AttachArgs) -> Result<(), Failure> {
+    let notifier = if args.foreground { Notifier::of_service() } else { Notifier::default() };
+    attach_all(args).inspect_err(|failure| notifier.failed(failure))
+}
+
+fn attach_all(args: &AttachArgs) -> Result<(), Failure> {
+    let lines = read(&args.ucrypttab)?;
+    if args.check {
+        return check(args, &lines);
+    }
+    if args.foreground {
+        let [name] = &args.names[..] else {
+            return Err(Failure::wrong("--foreground serves one volume; name one"));
+        };
+        return Err(become_open(args, find(&lines, name, &args.ucrypttab)?));
+    }
+    let mut ended = Ok(());
+    let mut keep = |failure: Failure, counts: bool| {
+        match (&ended, counts) {
+            (Ok(()), true) => ended = Err(failure),
+            // The child has said its own.
+            _ if failure.message.is_empty() => {}
+            _ => say_line(failure),
+        }
+    };
+    if !args.all {
+        for name in &args.names {
+            let opened = find(&lines, name, &args.ucrypttab).and_then(|entry| open(args, entry));
+            if let Err(failure) = opened {
+                keep(failure, true);
+            }
+        }
+        return ended;
+    }
+    for line in &lines {
+        match line {
+            Ok(entry) if entry.options.noauto => {}
+            Ok(entry) => {
+                if let Err(failure) = open(args, entry) {
+                    keep(failure, !entry.options.nofail);
+                }
+            }
+            Err(problem) => keep(problem.failure(&args.ucrypttab), true),
+        }
+    }
+    ended
+}
+
+/// Opens an entry that is not open.
+fn open(args: &AttachArgs, entry: &Entry) -> Result<(), Failure> {
+    if background::is_open(&RuntimePaths::of(&entry.name)?) {
+        say_verbose(format_args!("{} is open already.", entry.name));
+        return Ok(());
+    }
+    let failed = |error| Failure::device(format!("cannot open {}: {error}", entry.name));
+    let ended = open_command(args, entry)?.status().map_err(failed)?;
+    match ended.code() {
+        Some(0) => Ok(()),
+        // It has said why.
+        Some(code) => {
+            Err(Failure { code: u8::try_from(code).unwrap_or(4), message: String::new() })
+        }
+        None => Err(Failure::device(format!("the opening of {} was ended: {ended}", entry.name))),
+    }
+}
+
+/// Becomes `open` of an entry. Returns only if that fails.
+fn become_open(args: &AttachArgs, entry: &Entry) -> Failure {
+    match open_command(args, entry) {
+        Ok(mut command) => {
+            let error = command.exec();
+            Failure::device(format!("cannot open {}: {error}", entry.name))
+        }
+        Err(failure) => failure,
+    }
+}
+
+/// The command that opens an entry.
+fn open_command(args: &AttachArgs, entry: &Entry) -> Result<Command, Failure> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(std::env::args_os().next().unwrap_or_else(|| "ucrypt".into())).arg("open");
+    if args.foreground {
+        command.arg("--foreground");
+    }
+    match &entry.key {
+        Some(key) => {
+            warn_of_readable(key);
+            command.arg("--key-file").arg(key);
+        }
+        None if entry.options.asks_nobody => {}
+        None if args.foreground || args.ask_password => {
+            command.arg("--ask-password");
+        }
+        None => {}
+    }
+    command.args(&entry.options.words).arg(entry.source.find()?).arg(&entry.name);
+    Ok(command)
+}
+
+/// Warns of a key that others can read.
+fn warn_of_readable(key: &Path) {
+    let Ok(found) = fs::metadata(key) else { return };
+    let mode = found.permissions().mode() & 0o777;
+    if found.is_file() && mode & 0o077 != 0 {
+        say_line(format_args!(
+            "the key file {0} is open to other users (mode {mode:o}): chmod 600 {0}",
+            key.display()
+        ));
+    }
+}
+
+/// Shows what is in the table.
+fn check(args: &AttachArgs, lines: &[Line]) -> Result<(), Failure> {
+    let is_open =
+        |name: &str| RuntimePaths::of(name).is_ok_and(|paths| background::is_open(&paths));
+    let problems = lines.iter().filter(|line| line.is_err()).count();
+    if args.json {
+        let shown: Vec<_> = lines
+            .iter()
+            .map(|line| match line {
+                Ok(entry) => json!({
+                    "line": entry.line,
+                    "name": entry.name,
+                    "device": entry.source.to_string(),
+                    "key_file": entry.key.as_ref().map(|key| key.display().to_string()),
+                    "noauto": entry.options.noauto,
+                    "nofail": entry.options.nofail,
+                    "open": is_open(&entry.name),
+                    "notes": entry.options.notes,
+                }),
+                Err(problem) => json!({
+                    "line": problem.line, "name": problem.name, "error": problem.message,
+                }),
+            })
+            .collect();
+        print_line(format_args!("{:#}", serde_json::Value::from(shown)))?;
+    } else {
+        // Writing to a string cannot fail.
+        let mut text = String::new();
+        for line in lines {
+            match line {
+                Ok(entry) => {
+                    let state = if is_open(&entry.name) { "open" } else { "closed" };
+                    let _ =
+                        writeln!(text, "{}: {}: {}, {state}", entry.line, entry.name, entry.source);
+                    for note in &entry.options.notes {
+                        let _ = writeln!(text, "   {note}");
+                    }
+                }
+                Err(problem) => {
+                    let name = problem.name.as_deref().unwrap_or("?");
+                    let _ = writeln!(text, "{}: {name}: WRONG: {}", problem.line, problem.message);
+                }
+            }
+        }
+        print(&text)?;
+    }
+    match problems {
+        0 => Ok(()),
+        1 => Err(Failure::wrong(format!("one line of {} is wrong", args.ucrypttab.display()))),
+        count => {
+            Err(Failure::wrong(format!("{count} lines of {} are wrong", args.ucrypttab.display())))
+        }
+    }
+}
+
+pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
+    let mut names = args.names.clone();
+    if args.all {
+        let lines = read(&args.ucrypttab)?;
+        let mut of_table: Vec<_> = lines
+            .into_iter()
+            .filter_map(|line| match line {
+                Ok(entry) => Some(entry.name),
+                // It may have been right when the volume was opened.
+                Err(problem) => problem.name,
+            })
+            .collect();
+        of_table.dedup();
+        names.extend(of_table.into_iter().rev());
+    }
+    let mut ended = Ok(());
+    for name in &names {
+        let closed = RuntimePaths::of_open(name).and_then(|paths| {
+            if !background::is_open(&paths) {
+                say_verbose(format_args!("{name} is not open."));
+                return Ok(());
+            }
+            background::close_patiently(name, Duration::from_secs(args.wait))
+        });
+        match (closed, &ended) {
+            (Ok(()), _) => {}
+            (Err(failure), Ok(())) => ended = Err(failure),
+            (Err(failure), Err(_)) => say_line(failure),
+        }
+    }
+    ended
+}

@@ -1,0 +1,308 @@
+//! The lines of the table: name, device, key file, options. A line that makes no sense is a problem with
+//! its number, and stops no other line.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::options::Options;
+use crate::failure::Failure;
+use crate::octal::unescaped;
+use crate::programs;
+use crate::runtime::RuntimePaths;
+
+/// A line that is neither empty nor a comment.
+pub(super) type Line = Result<Entry, Problem>;
+
+/// A volume of the table.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its line, from 1 on.
+    pub(super) line: usize,
+    pub(super) name: String,
+    pub(super) source: Source,
+    /// The key file; without one, a passphrase is asked for.
+    pub(super) key: Option<PathBuf>,
+    pub(super) options: Options,
+}
+
+/// A line that makes no sense.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) line: usize,
+    /// The volume's name, if the line has one that can be one.
+    pub(super) name: Option<String>,
+    pub(super) message: String,
+}
+
+/// Where the volume is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    Path(PathBuf),
+    /// A tag by which udev and blkid know devices, such as UUID, and its value.
+    Tag(Tag, String),
+}
+
+/// What udev makes links by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tag {
+    Uuid,
+    Label,
+    PartUuid,
+    PartLabel,
+    Id,
+}
+
+const TAGS: [(&str, Tag, &str); 5] = [
+    ("UUID", Tag::Uuid, "by-uuid"),
+    ("LABEL", Tag::Label, "by-label"),
+    ("PARTUUID", Tag::PartUuid, "by-partuuid"),
+    ("PARTLABEL", Tag::PartLabel, "by-partlabel"),
+    ("ID", Tag::Id, "by-id"),
+];
+
+impl Tag {
+    fn name(self) -> &'static str {
+        TAGS.iter().find(|(_, tag, _)| *tag == self).map_or("", |(name, ..)| name)
+    }
+
+    fn folder(self) -> &'static str {
+        TAGS.iter().find(|(_, tag, _)| *tag == self).map_or("", |(.., folder)| folder)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Tag(tag, value) => write!(f, "{}={value}", tag.name()),
+        }
+    }
+}
+
+impl Source {
+    fn parse(field: OsString) -> Result<Self, String> {
+        if let Some((name, value)) = field.to_str().and_then(|text| text.split_once('='))
+            && let Some((_, tag, _)) = TAGS.iter().find(|(known, ..)| *known == name)
+        {
+            let value = value.trim_matches('"');
+            if value.is_empty() {
+                return Err(format!("{name}= has no value"));
+            }
+            return Ok(Self::Tag(*tag, value.into()));
+        }
+        let path = PathBuf::from(field);
+        if path.is_absolute() {
+            return Ok(Self::Path(path));
+        }
+        Err(format!(
+            "'{}' is no device: give the path of an image or a device from / on, or UUID=, LABEL=, \
+             PARTUUID=, PARTLABEL=, ID=",
+            path.display()
+        ))
+    }
+
+    /// The path that udev gives the device, or that of the image.
+    pub(super) fn path(&self) -> PathBuf {
+        match self {
+            Self::Path(path) => path.clone(),
+            Self::Tag(tag, value) => Path::new("/dev/disk").join(tag.folder()).join(encoded(value)),
+        }
+    }
+
+    /// The path of the image or device that is there now. Where there is no udev, blkid(8) finds it.
+    pub(super) fn find(&self) -> Result<PathBuf, Failure> {
+        let path = self.path();
+        let Self::Tag(tag, value) = self else { return Ok(path) };
+        if path.exists() {
+            return Ok(path);
+        }
+        let missing =
+            || Failure::device(format!("no device has {self}; blkid shows what there is"));
+        let blkid = programs::find("blkid").filter(|_| *tag != Tag::Id).ok_or_else(missing)?;
+        let mut blkid = Command::new(blkid);
+        blkid.args(["-o", "device", "-l", "-t"]).arg(format!("{}={value}", tag.name()));
+        let ran = programs::run(&mut blkid).map_err(|_| missing())?;
+        let found = PathBuf::from(ran.said);
+        if ran.status.success() && found.is_absolute() { Ok(found) } else { Err(missing()) }
+    }
+}
+
+/// A value as udev writes it into the name of a link.
+fn encoded(value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) || !c.is_ascii();
+    value
+        .chars()
+        .map(|c| if plain(c) { c.to_string() } else { format!("\\x{:02x}", u32::from(c)) })
+        .collect()
+}
+
+/// The lines of a table. The second of two lines with one name is a problem.
+pub(super) fn parse(text: &[u8]) -> Vec<Line> {
+    let mut seen = BTreeMap::new();
+    let mut lines = Vec::new();
+    for (index, text) in text.split(|byte| *byte == b'\n').enumerate() {
+        let number = index + 1;
+        let text = text.trim_ascii();
+        if text.is_empty() || text.starts_with(b"#") {
+            continue;
+        }
+        let mut line = parse_line(number, text);
+        if let Ok(entry) = &line {
+            let first = *seen.entry(entry.name.clone()).or_insert(number);
+            if first != number {
+                let message = format!("line {first} has the name {}, too", entry.name);
+                line = Err(Problem { line: number, name: None, message });
+            }
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+fn parse_line(line: usize, text: &[u8]) -> Line {
+    let fields: Vec<_> = text
+        .split(u8::is_ascii_whitespace)
+        .filter(|field| !field.is_empty())
+        .map(unescaped)
+        .collect();
+    let mut fields = fields.into_iter();
+    let problem =
+        |name: Option<&String>, message: String| Problem { line, name: name.cloned(), message };
+    let name = fields.next().unwrap_or_default();
+    let name = name.into_string().map_err(|_| problem(None, "the name is no UTF-8 text".into()))?;
+    RuntimePaths::of(&name).map_err(|failure| problem(None, failure.message))?;
+    let wrong = |message: String| problem(Some(&name), message);
+    let source = fields.next().ok_or_else(|| wrong("the device is missing".into()))?;
+    let source = Source::parse(source).map_err(wrong)?;
+    let key = fields.next().filter(|key| key != "none" && key != "-").map(PathBuf::from);
+    let options = fields.next().unwrap_or_default();
+    let options = options.to_str().ok_or_else(|| wrong("the options are no UTF-8 text".into()))?;
+    if let Some(more) = fields.next() {
+        return Err(wrong(format!(
+            "'{}' is one field too many; a line has name, device, key file and options, and a space in \
+             one of them is \\040",
+            more.display()
+        )));
+    }
+    if let Some(key) = key.as_ref().filter(|key| !key.is_absolute()) {
+        return Err(wrong(format!(
+            "the key file '{}' is no path from / on; for a passphrase write none",
+            key.display()
+        )));
+    }
+    let options = Options::parse(options, key.is_some()).map_err(wrong)?;
+    Ok(Entry { line, name, source, key, options })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(text: &str) -> Entry {
+        let mut lines = parse(text.as_bytes());
+        assert_eq!(lines.len(), 1, "{text}");
+        lines.remove(0).unwrap_or_else(|problem| panic!("{text}: {problem:?}"))
+    }
+
+    #[test]
+    fn a_line_is_a_name_a_device_a_key_and_options() {
+        let found = entry("work /srv/disk.img /etc/keys/work luks,discard");
+        assert_eq!((found.line, found.name.as_str()), (1, "work"));
+        assert_eq!(found.source, Source::Path("/srv/disk.img".into()));
+        assert_eq!(found.key, Some("/etc/keys/work".into()));
+        assert_eq!(found.options.words, ["--type=luks", "--allow-discards"]);
+        for without in ["w /i", "w /i none", "w\t/i  - ", " w /i none luks "] {
+            assert_eq!(entry(without).key, None, "{without}");
+        }
+        assert_eq!(entry("w /a\\040b /c\\134d").source.path(), Path::new("/a b"));
+        assert_eq!(entry("w /a /c\\134d").key, Some("/c\\d".into()));
+    }
+
+    #[test]
+    fn devices_have_the_names_that_udev_gives_them() {
+        for (field, path) in [
+            ("UUID=4d9f-2c", "/dev/disk/by-uuid/4d9f-2c"),
+            ("UUID=\"4d9f\"", "/dev/disk/by-uuid/4d9f"),
+            ("LABEL=my\\040data/x", "/dev/disk/by-label/my\\x20data\\x2fx"),
+            ("PARTUUID=1-2", "/dev/disk/by-partuuid/1-2"),
+            ("PARTLABEL=ä", "/dev/disk/by-partlabel/ä"),
+            ("ID=usb-x", "/dev/disk/by-id/usb-x"),
+            ("/dev/sdb1", "/dev/sdb1"),
+        ] {
+            assert_eq!(entry(&format!("w {field}")).source.path(), Path::new(path), "{field}");
+        }
+    }
+
+    #[test]
+    fn every_wrong_line_is_named_and_stops_no_other() {
+        let text = b"# a comment\n\
+            \n\
+            one /i none luks\n\
+            .two /i none\n\
+            three\n\
+            four relative none\n\
+            five /i key\n\
+            six /i none luks,frobnicate\n\
+            seven /i none luks more\n\
+            one /other none luks\n\
+            eight UUID= none\n\
+            nine /i \xff\n\
+            t\xffn /i\n\
+            eleven /i none \xff\n\
+            last /i none luks\n";
+        let lines = parse(text);
+        let good: Vec<_> = lines.iter().flatten().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(good, ["one", "last"]);
+        let problems: Vec<_> = lines.iter().filter_map(|line| line.as_ref().err()).collect();
+        let shown: Vec<_> =
+            problems.iter().map(|it| (it.line, it.name.as_deref().unwrap_or("?"))).collect();
+        let expected = [
+            (4, "?"),
+            (5, "three"),
+            (6, "four"),
+            (7, "five"),
+            (8, "six"),
+            (9, "seven"),
+            (10, "?"),
+            (11, "eight"),
+            (12, "nine"),
+            (13, "?"),
+            (14, "eleven"),
+        ];
+        assert_eq!(shown, expected);
+        for (index, word) in [
+            (0, "cannot name a volume"),
+            (1, "device is missing"),
+            (2, "is no device"),
+            (3, "key file"),
+            (4, "frobnicate"),
+            (5, "one field too many"),
+            (6, "line 3"),
+            (7, "no value"),
+            (8, "key file"),
+            (9, "UTF-8"),
+            (10, "UTF-8"),
+        ] {
+            assert!(problems[index].message.contains(word), "{:?}", problems[index]);
+        }
+    }
+
+    #[test]
+    fn no_table_makes_the_parser_panic() {
+        let mut random = fastrand::Rng::with_seed(19);
+        let words: [&[u8]; 12] = [
+            b" ", b"\n", b"\\", b"\\04", b"\\400", b"a", b"/", b"UUID=", b"\"", b",", b"=", b"\xff",
+        ];
+        for _ in 0..20_000 {
+            let count = random.usize(..20);
+            let text: Vec<u8> =
+                (0..count).flat_map(|_| words[random.usize(..words.len())]).copied().collect();
+            for line in parse(&text) {
+                drop(line.map(|entry| entry.source.path()));
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Units for the volumes of the table, written when systemd starts (systemd.generator(7)), as
+//! systemd-cryptsetup-generator does for crypttab.
+//!
+//! The service itself is `ucrypt@.service`, which is installed. For each line this writes what the service
+//! has to wait for, what waits for it, and who wants it. A line that is wrong gets its service too, which
+//! then fails with the reason: whoever waits for the volume is told, and does not wait for ever.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::entry::{Entry, Problem, Source};
+use super::{TABLE, escape, read};
+use crate::failure::Failure;
+use crate::stdio::say_line;
+
+/// Where messages of generators go: the system's log is not there yet.
+const KERNEL_LOG: &str = "/dev/kmsg";
+
+/// Arguments of `systemd-generator`, as systemd gives them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GeneratorArgs {
+    /// Where units go
+    normal: PathBuf,
+    /// Where units go that replace those of the administrator: not used
+    early: Option<PathBuf>,
+    /// Where units go that others replace: not used
+    late: Option<PathBuf>,
+    /// The table
+    #[arg(long, value_name = "FILE", default_value = TABLE)]
+    ucrypttab: PathBuf,
+}
+
+pub(crate) fn generate(args: &GeneratorArgs) -> Result<(), Failure> {
+    let _ = (&args.early, &args.late);
+    if !args.ucrypttab.exists() {
+        return Ok(());
+    }
+    let mut ended = Ok(());
+    let lines = match read(&args.ucrypttab) {
+        Ok(lines) => lines,
+        Err(failure) => {
+            tell(args, &failure.message);
+            return Err(failure);
+        }
+    };
+    for line in lines {
+        let (text, written) = match &line {
+            Ok(entry) => (String::new(), write(args, &Unit::of(entry, &args.ucrypttab))),
+            Err(problem) => {
+                let failure = problem.failure(&args.ucrypttab);
+                let unit =
+                    problem.name.as_ref().map(|_| Unit::of_problem(problem, &args.ucrypttab));
+                (failure.message, unit.map_or(Ok(()), |unit| write(args, &unit)))
+            }
+        };
+        if !text.is_empty() {
+            tell(args, &text);
+        }
+        if let Err(error) = written {
+            let text = format!("cannot write a unit to {}: {error}", args.normal.display());
+            tell(args, &text);
+            ended = Err(Failure::device(text));
+        }
+    }
+    ended
+}
+
+/// Says what is wrong, also where nobody reads standard error.
+fn tell(args: &GeneratorArgs, text: &str) {
+    say_line(text);
+    if args.ucrypttab != Path::new(TABLE) {
+        return;
+    }
+    // `<3>`: an error.
+    let _ = fs::OpenOptions::new().write(true).open(KERNEL_LOG).and_then(|mut log| {
+        io::Write::write_all(&mut log, format!("<3>ucrypt: {text}\n").as_bytes())
+    });
+}
+
+/// What is written for a volume.
+struct Unit {
+    /// The instance of the service.
+    service: String,
+    /// The settings of the service that depend on the line.
+    settings: String,
+    /// The unit that wants the service at boot, and whether it requires it.
+    wanted: Option<(&'static str, bool)>,
+    /// The unit of the device, if it will be one of the kernel's.
+    device: Option<String>,
+    /// The unit of the image's own device, and how many seconds to wait for it.
+    waits: Option<(String, u64)>,
+}
+
+impl Unit {
+    fn of(entry: &Entry, table: &Path) -> Self {
+        let options = &entry.options;
+        let target = if options.netdev { "remote-cryptsetup.target" } else { "cryptsetup.target" };
+        let mut settings = head(&table.display().to_string());
+        let image = entry.source.path();
+        let is_node = matches!(entry.source, Source::Tag(..)) || image.starts_with("/dev");
+        let image_unit = format!("{}.device", escape::path(&image));
+        if is_node {
+            let _ = writeln!(settings, "BindsTo={image_unit}\nAfter={image_unit}");
+        }
+        let header = options.header.as_ref().map(PathBuf::from);
+        let files = [(!is_node).then_some(image), entry.key.clone(), header];
+        for file in files.into_iter().flatten().filter(|file| !file.starts_with("/dev")) {
+            let _ = writeln!(settings, "RequiresMountsFor={}", escape::quoted(&file));
+        }
+        if options.netdev {
+            settings += "After=network-online.target\nWants=network-online.target\n";
+        }
+        if !options.nofail && !options.noauto {
+            let _ = writeln!(settings, "Before={target}");
+        }
+        if options.netdev {
+            // A network that stands still is no server that stands still.
+            settings += "\n[Service]\nWatchdogSec=0\n";
+        }
+        Self {
+            service: service(&entry.name),
+            settings,
+            wanted: (!options.noauto).then_some((target, !options.nofail)),
+            device: options.is_device.then(|| device(&entry.name)),
+            waits: options
+                .device_timeout
+                .filter(|_| is_node)
+                .map(|time| (image_unit, time.as_secs())),
+        }
+    }
+
+    /// For a line that is wrong: its service fails and says why.
+    fn of_problem(problem: &Problem, table: &Path) -> Self {
+        let name = problem.name.as_deref().unwrap_or_default();
+        Self {
+            service: service(name),
+            settings: head(&table.display().to_string()),
+            wanted: Some(("cryptsetup.target", false)),
+            device: Some(device(name)),
+            waits: None,
+        }
+    }
+}
+
+fn head(table: &str) -> String {
+    format!("# Made of {table} by ucrypt systemd-generator.\n[Unit]\nSourcePath={table}\n")
+}
+
+fn service(name: &str) -> String {
+    format!("ucrypt@{}.service", escape::instance(name))
+}
+
+fn device(name: &str) -> String {
+    format!("{}.device", escape::path(&Path::new("/dev/ucrypt").join(name)))
+}
+
+fn write(args: &GeneratorArgs, unit: &Unit) -> io::Result<()> {
+    let dir = &args.normal;
+    // The template itself is where it was installed.
+    let template = Path::new("../ucrypt@.service");
+    let add = |folder: String, file: &str, text: &str| {
+        let folder = dir.join(folder);
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join(file), text)
+    };
+    let link = |folder: String| {
+        let folder = dir.join(folder);
+        fs::create_dir_all(&folder)?;
+        match symlink(template, folder.join(&unit.service)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            linked => linked,
+        }
+    };
+    add(format!("{}.d", unit.service), "50-ucrypttab.conf", &unit.settings)?;
+    if let Some((target, required)) = unit.wanted {
+        link(format!("{target}.{}", if required { "requires" } else { "wants" }))?;
+    }
+    if let Some(device) = &unit.device {
+        // Whoever waits for the device has the service started, and fails with it.
+        link(format!("{device}.requires"))?;
+        let text = "# A passphrase takes the time that it takes; a service that fails ends the wait.\n\
+            [Unit]\nJobTimeoutSec=infinity\nJobRunningTimeoutSec=infinity\n";
+        add(format!("{device}.d"), "40-device-timeout.conf", text)?;
+    }
+    if let Some((device, seconds)) = &unit.waits {
+        let text = format!("[Unit]\nJobRunningTimeoutSec={seconds}\n");
+        add(format!("{device}.d"), "50-device-timeout.conf", &text)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ucrypttab::entry;
+
+    fn unit(line: &str) -> Unit {
+        let lines = entry::parse(line.as_bytes());
+        match &lines[0] {
+            Ok(entry) => Unit::of(entry, Path::new(TABLE)),
+            Err(problem) => Unit::of_problem(problem, Path::new(TABLE)),
+        }
+    }
+
+    #[test]
+    fn a_service_waits_for_its_image_and_its_keys() {
+        let found = unit("my-vol UUID=4d9f-2c /etc/keys/my\\040key luks");
+        assert_eq!(found.service, "ucrypt@my\\x2dvol.service");
+        let of_image = "dev-disk-by\\x2duuid-4d9f\\x2d2c.device";
+        assert!(found.settings.contains(&format!("\nBindsTo={of_image}\nAfter={of_image}\n")));
+        assert!(found.settings.contains("\nRequiresMountsFor=\"/etc/keys/my key\"\n"));
+        assert!(found.settings.contains("\nBefore=cryptsetup.target\n"));
+        assert_eq!(found.wanted, Some(("cryptsetup.target", true)));
+        assert_eq!(found.device.as_deref(), Some("dev-ucrypt-my\\x2dvol.device"));
+        let found =
+            unit("w /srv/disk.img none luks,header=/boot/w.header,x-systemd.device-timeout=5");
+        assert!(found.settings.contains("\nRequiresMountsFor=\"/srv/disk.img\"\n"));
+        assert!(found.settings.contains("\nRequiresMountsFor=\"/boot/w.header\"\n"));
+        assert!(!found.settings.contains("BindsTo") && found.waits.is_none());
+        let found = unit("w /dev/sdb1 none luks,x-systemd.device-timeout=5");
+        assert_eq!(found.waits, Some(("dev-sdb1.device".into(), 5)));
+    }
+
+    #[test]
+    fn who_wants_a_service_is_what_its_line_says() {
+        assert_eq!(unit("w /i none luks,nofail").wanted, Some(("cryptsetup.target", false)));
+        assert!(!unit("w /i none luks,nofail").settings.contains("Before="));
+        assert_eq!(unit("w /i none luks,noauto").wanted, None);
+        assert_eq!(unit("w /i none luks,_netdev").wanted, Some(("remote-cryptsetup.target", true)));
+        assert!(unit("w /i none luks,_netdev").settings.contains("WatchdogSec=0"));
+        assert_eq!(unit("w /i none luks,as=nbd").device, None);
+        let wrong = unit("w /i none luks,frobnicate");
+        assert_eq!(
+            wrong.wanted,
+            Some(("cryptsetup.target", false)),
+            "it fails, and the boot goes on"
+        );
+        assert!(wrong.device.is_some());
+    }
+
+    #[test]
+    fn units_are_written_and_a_second_time_over_themselves() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = dir.path().join("table");
+        fs::write(&table, "a /i /key luks\nb /i none nonsense\n\0\n").unwrap();
+        let normal = dir.path().join("normal");
+        let args =
+            GeneratorArgs { normal: normal.clone(), early: None, late: None, ucrypttab: table };
+        for _ in 0..2 {
+            generate(&args).unwrap();
+        }
+        for there in [
+            "ucrypt@a.service.d/50-ucrypttab.conf",
+            "ucrypt@b.service.d/50-ucrypttab.conf",
+            "cryptsetup.target.requires/ucrypt@a.service",
+            "cryptsetup.target.wants/ucrypt@b.service",
+            "dev-ucrypt-a.device.requires/ucrypt@a.service",
+            "dev-ucrypt-a.device.d/40-device-timeout.conf",
+        ] {
+            assert!(normal.join(there).symlink_metadata().is_ok(), "{there}");
+        }
+        let missing = GeneratorArgs { ucrypttab: dir.path().join("none"), ..args };
+        generate(&missing).unwrap();
+    }
+}

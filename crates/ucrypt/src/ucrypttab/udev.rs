@@ -1,0 +1,26 @@
+//! The names of devices, for udev: its rule calls `ucrypt udev DEVICE`, and makes links and properties of what
+//! that prints.
+
+use std::path::PathBuf;
+
+use crate::background;
+use crate::failure::Failure;
+use crate::stdio::print;
+
+/// Arguments of `udev`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UdevArgs {
+    /// The node of a block device
+    device: PathBuf,
+}
+
+/// Prints the name of the volume whose device this is, as a property; nothing if it is none of ours.
+pub(crate) fn tell_udev(args: &UdevArgs) -> Result<(), Failure> {
+    let names = background::names_of_device(&args.device);
+    // What udev writes into a list, or takes for a pattern, it cannot take.
+    let fit = |name: &&String| name.chars().all(|c| c.is_alphanumeric() || "._-+:@".contains(c));
+    match names.iter().find(fit) {
+        Some(name) => print(&format!("UCRYPT_NAME={name}\n")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,348 @@
+//! `mount` and `umount`: a volume and its file system in one command, as root and as a user.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::image::{Image, LUKS2_512, PASSPHRASE};
+use crate::namespace::script;
+use crate::process::{limited, run, tool};
+use crate::scratch::{Scratch, UCRYPT};
+
+const LEN: u64 = 16 << 20;
+
+/// The user `nobody`, whose ID is the same on every Linux.
+const NOBODY: u32 = 65534;
+
+/// A volume that holds an empty ext4 file system.
+fn with_file_system(scratch: &Scratch) -> Image {
+    let image = Image::by_cryptsetup(scratch, LUKS2_512, LEN);
+    let system = scratch.sparse("system", LEN);
+    run(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(&system), b"").passes();
+    let content = fs::read(&system).expect("read");
+    run(&mut image.ucrypt(scratch, "write"), &content).passes();
+    fs::remove_file(system).expect("removed");
+    image
+}
+
+/// A script in which `ucrypt` is the command, `$name` a name that no other test has, and `refused CODE WORD
+/// COMMAND` a command that fails with this code and a message with this word.
+fn root_script(scratch: &Scratch, text: &str) -> Command {
+    let text = format!(
+        "ucrypt() {{ {UCRYPT} \"$@\"; }}
+         name={}
+         refused() {{
+             code=$1 word=$2 status=0; shift 2
+             \"$@\" 2>said || status=$?
+             cat said >&2
+             [ $status = $code ]; grep -q -- \"$word\" said
+         }}
+         {text}",
+        scratch.unique()
+    );
+    let mut command = script(scratch, &text, &[] as &[&str]);
+    command.env("XDG_RUNTIME_DIR", scratch.path("run"));
+    command
+}
+
+#[track_caller]
+fn nothing_is_left(scratch: &Scratch) {
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+    assert!(scratch.device().symlink_metadata().is_err(), "the link is left");
+    let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn root_mounts_uses_and_unmounts_a_volume_each_by_one_command() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --key-file passphrase --name $name image m
+        [ \"$(findmnt -n -o FSTYPE m)\" = ext4 ]
+        [ \"$(stat -c %i m)\" = 2 ]
+        head -c 100000 /dev/urandom >data
+        cp data m/data
+        ucrypt status --json $name | grep -q \"\\\"mounted\\\": \\\"$PWD/m\\\"\"
+        ucrypt status $name | grep -q \"mounted: *$PWD/m\"
+        refused 5 'mounted at' ucrypt mount $name m
+        ucrypt umount m
+        ! mountpoint -q m
+        [ -z \"$(ucrypt list)\" ]
+        # Only to read, and by the name.
+        ucrypt mount -o ro,noatime --key-file passphrase --name $name image m
+        cmp data m/data
+        ! touch m/new
+        findmnt -n -o OPTIONS m | grep -q noatime
+        ucrypt umount $name
+        [ -z \"$(ucrypt list)\" ]";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn the_name_is_made_of_the_images_and_is_its_own() {
+    let scratch = Scratch::new();
+    let image = with_file_system(&scratch);
+    let own = scratch.path(&scratch.unique());
+    fs::copy(&image.path, scratch.path(&format!("{}.copy", scratch.unique()))).expect("copied");
+    fs::rename(&image.path, &own).expect("renamed");
+    fs::create_dir_all(scratch.path("elsewhere")).expect("made");
+    let text = "
+        mkdir n; mv $name.copy elsewhere/$name
+        ucrypt mount --json --key-file passphrase $name m | grep -q \"\\\"name\\\":\\\"$name\\\"\"
+        ucrypt mount --json --key-file passphrase elsewhere/$name n | grep -q \"$name-2\"
+        ucrypt umount n m
+        [ -z \"$(ucrypt list)\" ]";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_mount_that_fails_leaves_no_volume_open_and_says_why() {
+    let scratch = Scratch::new();
+    Image::by_cryptsetup(&scratch, LUKS2_512, LEN);
+    let text = "
+        # What is wrong with the directory is said before a key is looked for.
+        refused 1 'cannot mount at' ucrypt mount --key-file /no/key --name $name image none
+        refused 1 'no directory' ucrypt mount --key-file /no/key --name $name image image
+        refused 1 'cannot read key file' ucrypt mount --key-file /no/key --name $name image m
+        printf wrong >wrong
+        refused 2 'no keyslot' ucrypt mount --key-file wrong --name $name image m
+        refused 4 'no file system' ucrypt mount --key-file passphrase --name $name image m
+        refused 4 'cannot mount' ucrypt mount --key-file passphrase --fstype ext4 --name $name image m
+        refused 1 '--backend' ucrypt mount --backend mem:1M --name $name image m
+        refused 1 'cannot be mounted' ucrypt mount --key-file /no/key --as nbd --name $name image m
+        refused 4 'nothing is mounted' ucrypt umount m
+        mount -t tmpfs other m
+        refused 4 'no volume of yours' ucrypt umount m
+        [ -z \"$(ucrypt list)\" ]";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_volume_that_is_in_use_stays_mounted_and_its_users_are_named() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --key-file passphrase --name $name image m
+        echo kept >m/file
+        (cd m; exec sleep 600) &
+        user=$!
+        trap \"kill $user || true\" EXIT
+        until [ \"$(readlink /proc/$user/cwd)\" = $PWD/m ]; do :; done
+        refused 5 \"sleep (process $user)\" ucrypt umount m
+        [ \"$(cat m/file)\" = kept ]
+        kill $user; wait $user || true
+        exec 3<m/file
+        refused 5 'in use' ucrypt umount $name
+        exec 3<&-
+        mkdir m/sub; mount -t tmpfs none m/sub
+        refused 5 \"mounted on it: $PWD/m/sub\" ucrypt umount m
+        umount m/sub
+        ucrypt umount m";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn what_was_open_before_stays_open() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        mkdir n
+        ucrypt open --key-file passphrase --as loop image $name
+        refused 1 'has no effect' ucrypt mount --key-file passphrase $name m
+        refused 4 'cannot mount' ucrypt mount --fstype xfs $name m
+        ucrypt status $name
+        ucrypt mount $name m
+        ucrypt mount /dev/ucrypt/$name n
+        ucrypt umount n
+        echo kept >m/file
+        ucrypt umount m 2>said
+        grep -q 'stays open' said
+        ucrypt status $name
+        ucrypt close $name
+        # One that mount has opened ends with the last of its mounts.
+        ucrypt mount --key-file passphrase --name $name image m
+        ucrypt mount $name n
+        ucrypt umount m
+        [ \"$(cat n/file)\" = kept ]
+        ucrypt umount n
+        [ -z \"$(ucrypt list)\" ]";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn what_cannot_be_stored_is_not_unmounted_with_success() {
+    let scratch = Scratch::new();
+    scratch.file("passphrase", PASSPHRASE);
+    // The image has no room for what is written to it.
+    let text = "
+        mkdir small; mount -t tmpfs -o size=24m none small
+        truncate -s 80M small/image
+        ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file passphrase small/image
+        ucrypt open --key-file passphrase --as loop small/image $name
+        mkfs.ext4 -q /dev/ucrypt/$name
+        ucrypt close $name
+        ucrypt mount --key-file passphrase --name $name small/image m
+        head -c 30000000 /dev/urandom >m/data
+        refused 4 'cannot be stored' ucrypt umount m
+        mountpoint -q m
+        # The system's own umount gives it up.
+        umount m || umount -l m
+        ucrypt close $name || true";
+    run(&mut root_script(&scratch, text), b"").passes();
+}
+
+#[test]
+fn an_interrupted_mount_leaves_no_volume_open() {
+    let scratch = Scratch::new();
+    let image = with_file_system(&scratch);
+    fs::create_dir(scratch.path("bin")).expect("made");
+    fs::create_dir(scratch.path("m")).expect("made");
+    // It waits until the test interrupts it.
+    let slow = format!("#!/bin/sh\n: >{}\nexec sleep 600\n", scratch.path("started").display());
+    scratch.file("slow", slow.as_bytes());
+    let mount = scratch.program("bin/mount", scratch.path("slow"));
+    fs::set_permissions(mount, Permissions::from_mode(0o755)).expect("set");
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.path("bin").display());
+    let mut command = scratch.ucrypt_child(&["mount", "--key-file"]);
+    command.arg(&image.key).args(["--name", &scratch.unique(), "--as", "loop"]);
+    command.arg(&image.path).arg(scratch.path("m")).env("PATH", path);
+    command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+    let child = command.spawn().expect("ucrypt starts");
+    scratch.await_file("started");
+    kill_process_group(Pid::from_child(&child), Signal::INT).expect("a signal");
+    let output = child.wait_with_output().expect("waited");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("interrupted"), "{said}");
+    assert_eq!(run(&mut scratch.ucrypt(&["list"]), b"").text(), "");
+    nothing_is_left(&scratch);
+}
+
+/// A directory of `nobody` with a volume that holds a file system, and a copy of the command.
+fn scratch_of_nobody() -> Scratch {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    scratch.program("ucrypt", UCRYPT);
+    fs::create_dir(scratch.path("m")).expect("made");
+    for entry in fs::read_dir(scratch.path("")).expect("a directory") {
+        chown(entry.expect("an entry").path(), Some(NOBODY), Some(NOBODY)).expect("given away");
+    }
+    chown(scratch.path(""), Some(NOBODY), Some(NOBODY)).expect("given away");
+    fs::set_permissions(scratch.path(""), Permissions::from_mode(0o755)).expect("set");
+    scratch
+}
+
+/// A script of `nobody`, who may use FUSE as under udev; `before` is run by root.
+fn nobodys_script(scratch: &Scratch, before: &str, text: &str) -> Command {
+    let mut command = limited("unshare");
+    command.args(["--mount", "--propagation", "private", "--", "sh", "-euc"]);
+    command.arg(format!(
+        "cd {dir}
+         mkdir nodes; mount -t tmpfs nodes nodes; mknod -m 666 nodes/fuse c 10 229
+         mount --bind nodes/fuse /dev/fuse
+         {before}
+         exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups sh -euc '
+             refused() {{
+                 code=$1 word=$2 status=0; shift 2
+                 \"$@\" 2>said || status=$?
+                 cat said >&2
+                 [ $status = $code ]; grep -q -- \"$word\" said
+             }}
+             {text}'",
+        dir = scratch.path("").display()
+    ));
+    command.env("XDG_RUNTIME_DIR", scratch.path("run"));
+    command
+}
+
+#[test]
+fn a_user_mounts_a_volume_by_a_file_system_in_user_space() {
+    tool("fuse2fs", "fuse2fs");
+    let scratch = scratch_of_nobody();
+    let text = "
+        ./ucrypt mount --key-file passphrase --name image image m
+        mountpoint -q m
+        head -c 1000000 /dev/urandom >data
+        cp data m/data; mkdir m/sub; echo kept >m/sub/file
+        ./ucrypt status image | grep -q fuse
+        (cd m; exec sleep 600) &
+        user=$!
+        trap \"kill $user || true\" EXIT
+        until [ \"$(readlink /proc/$user/cwd)\" = $PWD/m ]; do :; done
+        refused 5 \"sleep (process $user)\" ./ucrypt umount m
+        kill $user; wait $user || true
+        ./ucrypt umount m
+        ! mountpoint -q m
+        [ -z \"$(./ucrypt list)\" ]
+        # What was written is in the volume, whole.
+        ./ucrypt read --key-file passphrase image >content
+        /usr/sbin/e2fsck -fn content >&2
+        ./ucrypt mount -o ro --key-file passphrase --name again image m
+        cmp data m/data; [ \"$(cat m/sub/file)\" = kept ]
+        ! touch m/new
+        ./ucrypt umount again
+        [ -z \"$(./ucrypt list)\" ]
+        # Who kept the file system is gone, and with it what it had not written.
+        ./ucrypt mount --key-file passphrase --name image image m
+        for program in /proc/[0-9]*; do
+            [ \"$(cat $program/comm 2>/dev/null)\" = fuse2fs ] || continue
+            ! grep -q -a -F \"$PWD\" $program/cmdline || kill -KILL ${program#/proc/}
+        done
+        until ! ls m; do :; done
+        refused 4 \"had ended before\" ./ucrypt umount m
+        [ -z \"$(./ucrypt list)\" ]";
+    run(&mut nobodys_script(&scratch, "", text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_user_without_a_file_system_in_user_space_is_told_its_package_before_a_passphrase() {
+    let scratch = scratch_of_nobody();
+    // A program is hidden by what is no program.
+    let before = "for program in fuse2fs lklfuse squashfuse; do
+            file=$(command -v $program) || continue
+            mount --bind /dev/null $file
+        done";
+    let text = "
+        refused 4 \"apt-get install fuse2fs\" ./ucrypt mount --key-file /no/key image m
+        refused 4 \"apt-get install fuse2fs\" ./ucrypt mount --key-file /no/key --fstype ext3 image m
+        refused 2 \"run as root\\|no permission\" ./ucrypt mount --key-file /no/key --as loop image m
+        [ -z \"$(./ucrypt list)\" ]";
+    run(&mut nobodys_script(&scratch, before, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_passphrase_that_an_agent_asks_for_opens_the_volume() {
+    let scratch = Scratch::new();
+    let image = with_file_system(&scratch);
+    fs::create_dir(scratch.path("bin")).expect("made");
+    let passphrase = String::from_utf8_lossy(PASSPHRASE);
+    // The first answer is wrong, as if by a typing mistake.
+    let agent = format!(
+        "#!/bin/sh\necho \"$@\" >>{asked}\nif [ $(wc -l <{asked}) = 1 ]; then echo wrong; else echo \
+         '{passphrase}'; fi\n",
+        asked = scratch.path("asked").display()
+    );
+    scratch.file("agent", agent.as_bytes());
+    let agent = scratch.program("bin/systemd-ask-password", scratch.path("agent"));
+    fs::set_permissions(agent, Permissions::from_mode(0o755)).expect("set");
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.path("bin").display());
+    let mut open = scratch.ucrypt(&["open", "--ask-password", "--test-passphrase"]);
+    run(open.arg(&image.path).env("PATH", &path), b"").passes();
+    let asked = fs::read_to_string(scratch.path("asked")).expect("asked");
+    assert_eq!(asked.lines().count(), 2, "{asked}");
+    assert!(asked.contains("Enter passphrase for") && !asked.contains(&*passphrase), "{asked}");
+    let mut both =
+        scratch.ucrypt(&["open", "--ask-password", "--key-file", "x", "--test-passphrase"]);
+    run(both.arg(&image.path), b"").exits(1);
+}

@@ -1,0 +1,344 @@
+//! `/etc/ucrypttab`, and volumes as services: `attach`, `detach`, `open --foreground`, systemd's protocols.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::image::{DATA, Image, LUKS2};
+use crate::nbd_client::NbdClient;
+use crate::process::{python, run};
+use crate::scratch::Scratch;
+use crate::server::{On, Server};
+
+/// How long a service may take for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn table(scratch: &Scratch, text: &str) -> PathBuf {
+    scratch.file("table", text.as_bytes())
+}
+
+/// An action on the table.
+fn on_table(scratch: &Scratch, table: &Path, words: &[&str]) -> Command {
+    let mut command = scratch.ucrypt(words);
+    command.arg("--ucrypttab").arg(table);
+    command
+}
+
+fn names(scratch: &Scratch) -> Vec<String> {
+    let list = run(&mut scratch.ucrypt(&["list", "--json"]), b"").passes();
+    let list: Value = serde_json::from_slice(&list).expect("JSON");
+    let names = list.as_array().expect("a list").iter();
+    names.map(|volume| volume["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+/// Two volumes, in `one` and `two`.
+fn two_volumes(scratch: &Scratch) -> Image {
+    let image = Image::by_cryptsetup(scratch, LUKS2, DATA);
+    for name in ["one", "two"] {
+        fs::copy(&image.path, scratch.path(name)).expect("copied");
+    }
+    image
+}
+
+#[test]
+fn the_volumes_of_a_table_are_opened_and_closed_and_a_wrong_line_stops_no_other() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    let table = table(
+        &scratch,
+        &format!(
+            "# volumes\n\
+             one {dir}/one {key} luks,as=nbd,read-only\n\
+             bad {dir}/one {key} luks,as=nbd,frobnicate\n\
+             missing {dir}/none {key} luks,as=nbd,nofail\n\
+             later {dir}/two {key} luks,as=nbd,noauto\n\
+             two {dir}/two {key} luks,as=nbd,discard,quiet\n"
+        ),
+    );
+    let checked = run(&mut on_table(&scratch, &table, &["attach", "--check"]), b"").exits(1);
+    let text = String::from_utf8(checked.stdout).expect("text");
+    assert!(text.contains("3: bad: WRONG: 'frobnicate'"), "{text}");
+    assert!(text.contains("2: one:") && text.contains("quiet: "), "{text}");
+    assert!(names(&scratch).is_empty(), "nothing was opened");
+    let opened = run(&mut on_table(&scratch, &table, &["attach", "--all"]), b"").exits(1);
+    assert!(opened.stderr.contains(":3: 'frobnicate'"), "{}", opened.stderr);
+    assert_eq!(names(&scratch), ["one", "two"]);
+    let status = run(&mut scratch.ucrypt(&["status", "--json", "one"]), b"").passes();
+    let status: Value = serde_json::from_slice(&status).expect("JSON");
+    assert_eq!(status["volume"]["read_only"], true);
+    assert_eq!(status["volume"]["discards"], false);
+    let status = run(&mut scratch.ucrypt(&["status", "--json", "two"]), b"").passes();
+    let status: Value = serde_json::from_slice(&status).expect("JSON");
+    assert_eq!(status["volume"]["discards"], true);
+    // What is open stays so, and is no error.
+    run(&mut on_table(&scratch, &table, &["attach", "one"]), b"").passes();
+    let message = run(&mut on_table(&scratch, &table, &["attach", "bad"]), b"").refuses(1);
+    assert!(message.contains(":3: 'frobnicate'"), "{message}");
+    let message = run(&mut on_table(&scratch, &table, &["attach", "none"]), b"").refuses(1);
+    assert!(message.contains("no entry none"), "{message}");
+    run(&mut on_table(&scratch, &table, &["attach", "missing"]), b"").exits(4);
+    run(&mut on_table(&scratch, &table, &["detach", "--all"]), b"").passes();
+    assert!(names(&scratch).is_empty());
+    run(&mut on_table(&scratch, &table, &["detach", "--all"]), b"").passes();
+    // By its name, an entry is opened that is not at boot.
+    run(&mut on_table(&scratch, &table, &["attach", "later"]), b"").passes();
+    assert_eq!(names(&scratch), ["later"]);
+    run(&mut scratch.ucrypt(&["detach", "later"]), b"").passes();
+    let message = run(&mut on_table(&scratch, &scratch.path("none"), &["attach", "--all"]), b"");
+    assert!(message.refuses(4).contains("cannot read"));
+}
+
+#[test]
+fn json_of_a_table_names_entries_and_mistakes_by_their_lines() {
+    let scratch = Scratch::new();
+    let table = table(&scratch, "a /a none luks\nb relative none\n");
+    let checked =
+        run(&mut on_table(&scratch, &table, &["attach", "--check", "--json"]), b"").exits(1);
+    let shown: Value = serde_json::from_slice(&checked.stdout).expect("JSON");
+    assert_eq!((&shown[0]["line"], &shown[0]["open"]), (&1.into(), &false.into()));
+    assert_eq!(shown[1]["line"], 2);
+    assert!(shown[1]["error"].as_str().is_some_and(|error| error.contains("no device")), "{shown}");
+}
+
+#[test]
+fn detach_waits_for_the_users_of_a_volume() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    run(image.ucrypt(&scratch, "open").args(["volume", "--as", "nbd"]), b"").passes();
+    let mut client = NbdClient::connect(&scratch.runtime(".volume.nbd")).expect("connected");
+    let message = run(&mut scratch.ucrypt(&["detach", "volume"]), b"").exits(5).stderr;
+    assert!(message.contains("in use"), "{message}");
+    let mut waiting = scratch.ucrypt_child(&["detach", "--wait", "60", "volume"]);
+    let mut waiting = waiting.stderr(Stdio::piped()).spawn().expect("it starts");
+    client.write(0, b"the last words").expect("written");
+    let mut said = String::new();
+    let mut stderr = std::io::BufReader::new(waiting.stderr.take().expect("a pipe"));
+    std::io::BufRead::read_line(&mut stderr, &mut said).expect("read");
+    assert!(said.contains("waits for at most 60 s"), "{said}");
+    drop(client);
+    assert!(waiting.wait().expect("waited").success());
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "14"]), b"").passes(), b"the last words");
+    run(&mut scratch.ucrypt(&["detach", "volume"]), b"").passes();
+}
+
+/// A volume that is served as a service, and the socket of its manager.
+struct Service {
+    child: Child,
+    manager: UnixDatagram,
+}
+
+impl Service {
+    fn start(scratch: &Scratch, words: &[&str], environment: &[(&str, &str)]) -> Self {
+        let place = scratch.path("notify");
+        let manager = UnixDatagram::bind(&place).expect("a socket");
+        manager.set_read_timeout(Some(PATIENCE)).expect("set");
+        let mut command = scratch.ucrypt_child(words);
+        command.env("NOTIFY_SOCKET", &place).envs(environment.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self { child: command.spawn().expect("it starts"), manager }
+    }
+
+    /// The next message.
+    #[track_caller]
+    fn next(&self) -> String {
+        let mut buf = [0; 4096];
+        let len = self.manager.recv(&mut buf).expect("a message");
+        String::from_utf8_lossy(&buf[..len]).into_owned()
+    }
+
+    /// Skips messages up to one that has this word.
+    #[track_caller]
+    fn await_word(&self, word: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let message = self.next();
+            if message.contains(word) {
+                return message;
+            }
+            assert!(Instant::now() < deadline, "no {word}, but {message}");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("a signal");
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_service_is_ready_when_the_volume_can_be_used_and_keeps_its_process() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    let table = table(&scratch, &format!("one {dir}/one {key} luks,as=nbd\n"));
+    let table = table.to_str().expect("text");
+    let words = ["attach", "--foreground", "--ucrypttab", table, "one"];
+    let mut service = Service::start(&scratch, &words, &[]);
+    let ready = service.next();
+    assert!(ready.starts_with("READY=1\nSTATUS=serves "), "{ready}");
+    let mut client = NbdClient::connect(&scratch.runtime(".one.nbd")).expect("connected");
+    client.write(0, b"a service").expect("written");
+    drop(client);
+    let status = run(&mut scratch.ucrypt(&["status", "--json", "one"]), b"").passes();
+    let status: Value = serde_json::from_slice(&status).expect("JSON");
+    assert_eq!(status["server"]["pid"], service.child.id());
+    service.signal(Signal::TERM);
+    let stopping = service.next();
+    assert!(stopping.starts_with("STOPPING=1\n"), "{stopping}");
+    assert!(service.child.wait().expect("waited").success());
+    let mut read = scratch.ucrypt(&["read", "--length", "9", "--key-file"]);
+    read.arg(&image.key).arg(scratch.path("one"));
+    assert_eq!(run(&mut read, b"").passes(), b"a service");
+    let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_service_that_cannot_unlock_fails_with_the_reason_in_its_status() {
+    let scratch = Scratch::new();
+    let _ = two_volumes(&scratch);
+    let dir = scratch.path("").display().to_string();
+    let wrong = scratch.file("wrong", b"wrong");
+    let table = table(
+        &scratch,
+        &format!(
+            "one {dir}/one {} luks,as=nbd\nbad {dir}/one none luks,nonsense\n",
+            wrong.display()
+        ),
+    );
+    let table = table.to_str().expect("text");
+    for (name, code, word) in
+        [("one", 2, "no keyslot"), ("bad", 1, ":2: 'nonsense'"), ("x", 1, "no entry")]
+    {
+        let _ = fs::remove_file(scratch.path("notify"));
+        let words = ["attach", "--foreground", "--ucrypttab", table, name];
+        let mut service = Service::start(&scratch, &words, &[]);
+        let status = service.next();
+        assert!(status.starts_with("STATUS=") && status.contains(word), "{name}: {status}");
+        assert_eq!(service.child.wait().expect("waited").code(), Some(code), "{name}");
+    }
+}
+
+#[test]
+fn the_watchdog_is_served_while_the_volume_gets_on_and_only_then() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // An image that can be made to answer nothing: a file of another server.
+    let lower = scratch.sparse("lower", fs::metadata(&image.path).expect("there").len());
+    fs::copy(&image.path, &lower).expect("copied");
+    let words = ["--cipher", "none", lower.to_str().expect("text")];
+    let below = Server::start(&scratch, On::Fuse, &words);
+    let file = below.file().to_str().expect("text").to_owned();
+    let key = image.key.to_str().expect("text");
+    let words = ["open", "--foreground", "--as", "nbd", "--key-file", key, &file, "volume"];
+    let service = Service::start(&scratch, &words, &[("WATCHDOG_USEC", "400000")]);
+    service.await_word("READY=1");
+    for _ in 0..3 {
+        service.await_word("WATCHDOG=1");
+    }
+    let mut client = NbdClient::connect(&scratch.runtime(".volume.nbd")).expect("connected");
+    below.signal(Signal::STOP);
+    let writing = std::thread::spawn(move || client.write(0, &[7; 4096]));
+    // Beats come every 100 ms until the request is under way, and then no more.
+    service.manager.set_read_timeout(Some(Duration::from_secs(2))).expect("set");
+    let deadline = Instant::now() + PATIENCE;
+    let mut stands_still = false;
+    while !stands_still && Instant::now() < deadline {
+        stands_still = service.manager.recv(&mut [0; 4096]).is_err();
+    }
+    below.signal(Signal::CONT);
+    assert!(stands_still, "a server that stands still says that it is well");
+    service.manager.set_read_timeout(Some(PATIENCE)).expect("set");
+    service.await_word("WATCHDOG=1");
+    writing.join().expect("joined").expect("written");
+    service.signal(Signal::TERM);
+    service.await_word("STOPPING=1");
+}
+
+#[test]
+fn a_server_in_the_foreground_says_where_the_volume_is_and_ends_with_close() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let key = image.key.to_str().expect("text");
+    let path = image.path.to_str().expect("text");
+    let words =
+        ["open", "--json", "--foreground", "--as", "nbd", "--key-file", key, path, "volume"];
+    let mut service = Service::start(&scratch, &words, &[]);
+    service.await_word("READY=1");
+    run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+    assert!(service.child.wait().expect("waited").success());
+    let mut said = String::new();
+    let mut stdout = service.child.stdout.take().expect("a pipe");
+    std::io::Read::read_to_string(&mut stdout, &mut said).expect("read");
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(said["name"], "volume");
+    assert!(said["device"].as_str().is_some_and(|it| it.starts_with("nbd+unix:")), "{said}");
+}
+
+#[test]
+fn the_socket_of_a_unit_is_served() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let socket = scratch.path("unit.sock");
+    // As systemd does: the socket is descriptor 3, and the environment says so.
+    let start = "import os, socket, sys\n\
+        s = socket.socket(socket.AF_UNIX)\n\
+        s.bind(sys.argv[1]); s.listen()\n\
+        if s.fileno() != 3: os.dup2(s.fileno(), 3)\n\
+        os.set_inheritable(3, True)\n\
+        os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))\n\
+        os.execv(sys.argv[2], sys.argv[2:])\n";
+    // Not below `timeout`, which would be another process.
+    let mut probe = python("", "socket", "python3");
+    run(&mut probe, b"").passes();
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-c", start]).arg(&socket).arg(crate::scratch::UCRYPT);
+    command.args(["serve", "--nbd", "systemd", "--key-file"]).arg(&image.key).arg(&image.path);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut server = Service {
+        child: command.spawn().expect("it starts"),
+        manager: UnixDatagram::unbound().expect("a socket"),
+    };
+    let mut line = String::new();
+    let mut stdout = std::io::BufReader::new(server.child.stdout.take().expect("a pipe"));
+    std::io::BufRead::read_line(&mut stdout, &mut line).expect("read");
+    assert_eq!(line, format!("nbd: nbd+unix:///?socket={}\n", socket.display()));
+    let mut client = NbdClient::connect(&socket).expect("connected");
+    client.write(0, b"by a socket unit").expect("written");
+    drop(client);
+    server.signal(Signal::TERM);
+    assert!(server.child.wait().expect("waited").success());
+    assert!(socket.exists(), "the socket is the manager's");
+    let mut read = image.ucrypt(&scratch, "read");
+    assert_eq!(run(read.args(["--length", "16"]), b"").passes(), b"by a socket unit");
+    let message =
+        run(&mut scratch.ucrypt(&["serve", "--nbd", "systemd", "--backend", "mem:1M"]), b"");
+    assert!(message.refuses(1).contains("socket unit"));
+}
+
+#[test]
+fn units_are_made_of_a_table() {
+    let scratch = Scratch::new();
+    let units = scratch.path("units");
+    let table = table(&scratch, "my-vol /srv/disk.img none luks\nbad /i none nonsense\n");
+    let mut generator = on_table(&scratch, &table, &["systemd-generator"]);
+    run(generator.arg(&units).arg(&units).arg(&units), b"").passes();
+    let settings = units.join("ucrypt@my\\x2dvol.service.d/50-ucrypttab.conf");
+    let settings = fs::read_to_string(settings).expect("settings");
+    assert!(settings.contains("RequiresMountsFor=\"/srv/disk.img\""), "{settings}");
+    assert!(units.join("cryptsetup.target.requires/ucrypt@my\\x2dvol.service").is_symlink());
+    assert!(units.join("dev-ucrypt-bad.device.requires/ucrypt@bad.service").is_symlink());
+}
