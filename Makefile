@@ -47,11 +47,11 @@ lab-quick: build
 	target/release/ucrypt lab report target/lab
 
 test:
-	scripts/setup build tools guest
+	scripts/setup build tools browser guest
 	$(CARGO) test --workspace --locked
 
 flaky:
-	scripts/setup build tools guest
+	scripts/setup build tools browser guest
 	scripts/flaky $(or $(N),20) $(or $(J),4)
 
 soak:
@@ -70,7 +70,7 @@ bench: build
 	scripts/setup tools
 	bench/run.py --ucrypt target/release/ucrypt
 	bench/unlock.py --ucrypt target/release/ucrypt
-	[ "$$(id -u)" != 0 ] || bench/tree.py --ucrypt target/release/ucrypt
+	[ "$$(id -u)" != 0 ] || target/release/ucrypt lab run kernel-tree --out "$$(mktemp -d)/tree"
 
 bench-ciphers:
 	scripts/setup build peers
