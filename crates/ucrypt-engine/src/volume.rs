@@ -278,6 +278,11 @@ impl Volume {
         Self::new(backend, vec![Segment { len, backend_offset: 0, cipher: None }], options)
     }
 
+    /// What was measured of this machine when the volume was opened.
+    pub fn calibration(&self) -> Calibration {
+        self.calibration
+    }
+
     /// Properties that clients need to know.
     pub fn info(&self) -> VolumeInfo {
         VolumeInfo { len: self.len(), ..self.info }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use ucrypt_engine::PolicyKind;
 
+use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Method, by_name};
 use crate::contender::Contender;
 use crate::sample::{Device, Order, Sample};
@@ -114,6 +115,8 @@ pub struct Experiment {
     pub on: String,
     /// Its cells, in their order.
     pub cells: Vec<CellFigures>,
+    /// What was published about them, and the same here.
+    pub beside: Vec<Beside>,
     /// What was left out or failed, and why.
     pub notes: Vec<String>,
     /// In one sentence or two.
@@ -284,7 +287,8 @@ fn one(
         Method::Drives => "virtual time, on a model of a machine".into(),
         _ => about.settings.on.to_string(),
     };
-    Some(Experiment { name: description.name, description, on, cells, notes, verdict })
+    let beside = beside(&cells, description.method);
+    Some(Experiment { name: description.name, description, on, cells, beside, notes, verdict })
 }
 
 /// Ceilings first, then ucrypt, then others.
@@ -376,7 +380,7 @@ fn short(
                 _ if *other == base_of(*ours, description.method) => OF_RAW_MIN,
                 (Contender::Ucrypt(_), Contender::Ucrypt(PolicyKind::Fixed(_))) => 1.0,
                 (Contender::Ucrypt(_), _) => continue,
-                (_, Contender::QemuStorageDaemon | Contender::QemuNbd | Contender::Nbdkit) => 1.0,
+                (_, other) if other.is_peer() => 1.0,
                 _ => continue,
             };
             let Some(ratio) = ratio(rounds, others) else { continue };

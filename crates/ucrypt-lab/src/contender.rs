@@ -36,13 +36,19 @@ pub enum Contender {
     QemuNbd,
     /// nbdkit with its LUKS filter.
     Nbdkit,
+    /// The kernel's dm-crypt over a loop device; needs root and device-mapper.
+    DmCrypt,
+    /// As `DmCrypt`, without its work queues (`--perf-no_read_workqueue`, `--perf-no_write_workqueue`).
+    DmCryptInline,
+    /// A file in a mounted gocryptfs, which encrypts files and their names.
+    Gocryptfs,
 }
 
 /// A name, its contender, and the program that it starts, with its package.
 type Name = (&'static str, Contender, Option<(&'static str, &'static str)>);
 
 /// The names without a policy, and with the program of others that they start, with its package.
-const NAMES: [Name; 13] = [
+const NAMES: [Name; 16] = [
     ("raw", Contender::Raw, None),
     ("ucrypt", Contender::Ucrypt(PolicyKind::Adaptive), None),
     ("null", Contender::Null, None),
@@ -60,10 +66,13 @@ const NAMES: [Name; 13] = [
     ),
     ("qemu-nbd", Contender::QemuNbd, Some(("qemu-nbd", "qemu-utils"))),
     ("nbdkit", Contender::Nbdkit, Some(("nbdkit", "nbdkit"))),
+    ("dm-crypt", Contender::DmCrypt, Some(("cryptsetup", "cryptsetup-bin"))),
+    ("dm-crypt-inline", Contender::DmCryptInline, Some(("cryptsetup", "cryptsetup-bin"))),
+    ("gocryptfs", Contender::Gocryptfs, Some(("gocryptfs", "gocryptfs"))),
 ];
 
 /// The contenders that are compared where they are installed, unless the user names others.
-pub const PEERS: [Contender; 7] = [
+pub const PEERS: [Contender; 9] = [
     Contender::UcryptFuse(PolicyKind::Adaptive),
     Contender::UcryptNbd(PolicyKind::Adaptive),
     Contender::UcryptLoop(PolicyKind::Adaptive),
@@ -71,6 +80,8 @@ pub const PEERS: [Contender; 7] = [
     Contender::QemuStorageDaemon,
     Contender::QemuNbd,
     Contender::Nbdkit,
+    Contender::DmCrypt,
+    Contender::Gocryptfs,
 ];
 
 impl Contender {
@@ -121,7 +132,25 @@ impl Contender {
 
     /// Whether it attaches a loop device.
     pub fn needs_root(self) -> bool {
-        matches!(self, Self::Loop | Self::UcryptLoop(_) | Self::UcryptNone)
+        matches!(self, Self::Loop | Self::UcryptLoop(_) | Self::UcryptNone) || self.is_dm_crypt()
+    }
+
+    /// Whether it is the kernel's dm-crypt.
+    pub fn is_dm_crypt(self) -> bool {
+        matches!(self, Self::DmCrypt | Self::DmCryptInline)
+    }
+
+    /// Whether it is a program of others that encrypts.
+    pub fn is_peer(self) -> bool {
+        matches!(
+            self,
+            Self::QemuStorageDaemon
+                | Self::QemuNbd
+                | Self::Nbdkit
+                | Self::DmCrypt
+                | Self::DmCryptInline
+                | Self::Gocryptfs
+        )
     }
 
     /// Whether a load reaches it through NBD.
@@ -220,7 +249,7 @@ mod tests {
         let read = list("raw,ucrypt,ucrypt:unbound,unsorted,ucrypt-fuse:inline,raw").unwrap();
         let names: Vec<_> = read.iter().map(ToString::to_string).collect();
         assert_eq!(names, ["raw", "ucrypt", "ucrypt:unbound,unsorted", "ucrypt-fuse:inline"]);
-        for bad in ["", "dm-crypt", "raw:inline", "ucrypt:fast", "unsorted"] {
+        for bad in ["", "dmcrypt", "dm-crypt:inline", "raw:inline", "ucrypt:fast", "unsorted"] {
             assert!(list(bad).is_err(), "{bad}");
         }
     }

@@ -33,8 +33,10 @@ pub(crate) const SECTOR_BYTES: u32 = 4096;
 /// One run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Experiment {
-    /// Cores of the machine, at least 1.
+    /// Cores of the machine, or threads of cores; at least 1.
     pub cores: u32,
+    /// Threads that share a core's cipher unit.
+    pub threads_per_core: u32,
     /// Queues, each a thread on a core of its own while there are enough cores; at least 1.
     pub queues: u32,
     /// Workers, placed on cores without a queue while there are enough.
@@ -69,6 +71,7 @@ impl Experiment {
     ) -> Self {
         Self {
             cores,
+            threads_per_core: 1,
             queues: 1,
             workers: cores,
             cipher: AES_NI,
@@ -101,6 +104,7 @@ impl Experiment {
         let machine = (count(self.cores), count(self.queues), count(workers));
         let mut world = World::new(machine.0, machine.1, machine.2, self.costs);
         world.set_stalls(self.stalls, self.seed);
+        world.set_threads_per_core(self.threads_per_core);
         let disk = wrap(world.empty_disk(self.device, self.job.region_bytes, self.seed));
         let volume = self.volume(&world, disk);
         let block = self.job.block_bytes as usize;

@@ -6,8 +6,10 @@
 //! - [`target`], [`contender`]: what they run on, and who is compared;
 //! - [`load`], [`fio`]: what makes the load;
 //! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
+//! - [`advise`]: what one volume loses, and what to change;
 //! - [`runner`], [`store`]: interleaved rounds, and their results in a directory;
-//! - [`analysis`], [`text`], [`page`]: medians, spreads and verdicts, tables, and the page.
+//! - [`analysis`], [`beside`], [`text`], [`markdown`], [`page`]: medians, spreads and verdicts, what was
+//!   published beside them, tables, and the page.
 //!
 //! In virtual time:
 //!
@@ -20,8 +22,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod advise;
 pub mod analysis;
 pub mod bench;
+pub mod beside;
 pub mod catalogue;
 mod client;
 pub mod contender;
@@ -30,6 +34,7 @@ pub mod experiment;
 pub mod fio;
 pub mod grid;
 pub mod load;
+pub mod markdown;
 pub mod nbd_client;
 pub mod options;
 pub mod page;

@@ -9,7 +9,7 @@ use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, Spr
 use crate::catalogue::{Method, Scale, size_name};
 use crate::contender::Contender;
 use crate::published;
-use crate::sim::history::Simulation;
+use crate::sim::history::{ERROR_MAX, Simulation};
 use crate::target::Target;
 use crate::text::{doubts, figure, optional, published as published_of};
 
@@ -100,7 +100,7 @@ pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
 }
 
 /// A day, from seconds since 1970 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
-fn date(seconds: u64) -> String {
+pub(crate) fn date(seconds: u64) -> String {
     let days =
         i64::try_from(Duration::from_secs(seconds).as_secs() / 86_400).unwrap_or(0) + 719_468;
     let era = days.div_euclid(146_097);
@@ -121,8 +121,8 @@ fn shortfalls(html: &mut String, analysis: &Analysis) {
     if let Some(why) = analysis.none_short() {
         let class = if analysis.compared == 0 { "soft" } else { "good" };
         let _ = writeln!(html, "<p class=\"{class}\">{}</p>", escape(&why));
-    } else if certain.is_empty() {
-        html.push_str("<p class=\"good\">In no cell in which the quartiles, too, are below.</p>\n");
+    } else if certain.is_empty() && analysis.about.settings.rounds >= 3 {
+        html.push_str("<p class=\"good\">Nowhere beyond chance: in no cell are the quartiles below, too.</p>\n");
     }
     if analysis.about.settings.rounds < 3 && analysis.compared > 0 {
         html.push_str(
@@ -206,6 +206,7 @@ fn section(html: &mut String, experiment: &Experiment) {
         slices(html, experiment);
     }
     latencies(html, experiment);
+    published_here(html, experiment);
     figures(html, experiment);
     if !experiment.notes.is_empty() {
         html.push_str("<ul class=\"notes\">");
@@ -495,6 +496,48 @@ fn heat_maps(html: &mut String, experiment: &Experiment) {
     }
 }
 
+/// Every published figure with ours beside it.
+fn published_here(html: &mut String, experiment: &Experiment) {
+    if experiment.beside.is_empty() {
+        return;
+    }
+    html.push_str(
+        "<h3>Published, and here</h3><p class=\"soft\">Of raw: over the unencrypted figure of ",
+    );
+    html.push_str(
+        "the same publication, and of this run. Here: the fixed policy that stands for the ",
+    );
+    html.push_str("published dm-crypt.</p><div class=\"table\"><table><thead><tr><th>cell</th>");
+    html.push_str(
+        "<th class=\"word\">published</th><th class=\"word\">unit</th><th>published</th>",
+    );
+    html.push_str("<th>of raw</th><th>here</th><th>of raw</th><th>adaptive</th><th>of raw</th>");
+    html.push_str("</tr></thead><tbody>\n");
+    let value = |value: Option<f64>| value.map_or_else(String::new, figure);
+    let ratio = |ratio: Option<f64>| ratio.map_or_else(String::new, |it| format!("{it:.2}"));
+    let mut last = "";
+    for it in &experiment.beside {
+        let is_first = it.cell != last;
+        last = &it.cell;
+        let _ = writeln!(
+            html,
+            "<tr{}><td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td><td>{}</td>\
+             <td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            if is_first { " class=\"first\"" } else { "" },
+            if is_first { escape(&it.cell) } else { String::new() },
+            escape(it.label),
+            it.unit,
+            figure(it.published),
+            ratio(it.published_of_raw),
+            value(it.here),
+            ratio(it.here_of_raw),
+            value(it.adaptive),
+            ratio(it.adaptive_of_raw)
+        );
+    }
+    html.push_str("</tbody></table></div>\n<h3>All figures</h3>\n");
+}
+
 fn spread(spread: Spread) -> String {
     format!("{} ({} to {})", figure(spread.median), figure(spread.low), figure(spread.high))
 }
@@ -602,6 +645,7 @@ fn simulation(html: &mut String, simulation: &Simulation) {
             escape(&changes)
         );
     }
+    checks(html, simulation);
     html.push_str("<div class=\"table\"><table><thead><tr>");
     html.push_str("<th>experiment</th><th class=\"word\">row</th><th>published</th>");
     html.push_str("<th class=\"word\">fixed policy</th><th>simulated</th><th>error</th>");
@@ -629,13 +673,43 @@ fn simulation(html: &mut String, simulation: &Simulation) {
     html.push_str("</tbody></table></div></section>\n");
 }
 
+/// How far a calibrated simulator agrees with the machine that was measured.
+fn checks(html: &mut String, simulation: &Simulation) {
+    if simulation.checks.is_empty() {
+        return;
+    }
+    html.push_str(
+        "<h3>The calibration, checked</h3><p class=\"soft\">Loads on the machine that was ",
+    );
+    html.push_str("measured, and the same in virtual time. A cost was taken from those marked ");
+    html.push_str(
+        "fitted.</p><div class=\"table\"><table><thead><tr><th>load</th><th>MB/s here</th>",
+    );
+    html.push_str("<th>simulated</th><th>error</th><th class=\"word\"></th></tr></thead><tbody>\n");
+    for check in &simulation.checks {
+        let error = check.error();
+        let class = if error.abs() <= ERROR_MAX { "good" } else { "bad" };
+        let _ = writeln!(
+            html,
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"{class}\">{:+.0} %</td>\
+             <td class=\"word\">{}</td></tr>",
+            escape(&check.load),
+            figure(check.measured),
+            figure(check.simulated),
+            error * 100.0,
+            if check.fitted { "fitted" } else { "" }
+        );
+    }
+    html.push_str("</tbody></table></div>\n");
+}
+
 /// What the figures of a run depend on, apart from the machine.
 fn conditions(analysis: &Analysis) -> Vec<String> {
     let about = &analysis.about;
     let storage = &about.storage;
     let mut lines = vec![format!(
         "The engine in this process has sectors of 4096 bytes. Servers open LUKS1 volumes with \
-         sectors of 512 bytes, which all of them know. The target has blocks of {} bytes.",
+         sectors of 512 bytes, which all of them know but gocryptfs. The target has blocks of {} bytes.",
         storage.block_bytes
     )];
     if storage.mapped {
@@ -700,16 +774,17 @@ fn context(html: &mut String, analysis: &Analysis) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::catalogue::ALL;
     use crate::sample::{Device, Order, Sample};
     use crate::served::Generator;
+    use crate::sim::calibrate::Check;
     use crate::sim::history::{Changes, Row};
     use crate::store::{About, LeftOut, Machine, Record, Settings};
 
     /// A run with invented figures in every experiment.
-    fn analysis() -> Analysis {
+    pub(crate) fn analysis() -> Analysis {
         let experiments = ALL.iter().map(|it| it.name.to_owned()).collect();
         let settings = Settings {
             experiments,
@@ -799,7 +874,7 @@ mod tests {
     }
 
     /// A simulation in which every text is hostile.
-    fn simulated() -> Simulation {
+    pub(crate) fn simulated() -> Simulation {
         let hostile = |name: &str| format!("<b>{name}</b>'\"&");
         let row = |fitted| Row {
             experiment: hostile("experiment"),
@@ -813,7 +888,9 @@ mod tests {
         };
         let changes = Changes { cores: Some(3), ..Changes::default() };
         let rows = vec![row(true), row(false)];
-        Simulation { version: hostile("version"), scale: Scale::Quick, changes, rows }
+        let load = hostile("load");
+        let checks = vec![Check { load, measured: 2.0, simulated: 3.0, fitted: true }];
+        Simulation { version: hostile("version"), scale: Scale::Quick, changes, rows, checks }
     }
 
     #[test]
@@ -824,7 +901,7 @@ mod tests {
         {
             assert!(page.contains(needed), "{needed}");
         }
-        for name in ["experiment", "row", "unit", "policy", "version"] {
+        for name in ["experiment", "row", "unit", "policy", "version", "load"] {
             assert!(page.contains(&format!("&lt;b&gt;{name}&lt;/b&gt;&#39;&quot;&amp;")), "{name}");
         }
         assert!(!page.contains("<b>"));

@@ -12,7 +12,7 @@ use crate::contender::{Contender, PEERS};
 use crate::load::{INTERRUPTED, Load, Times};
 use crate::process;
 use crate::sample::Sample;
-use crate::served::{Generator, Images, Left, Service};
+use crate::served::{self, Generator, Images, Left, Service};
 use crate::sim::{self, history::Changes};
 use crate::store::{About, LeftOut, Record, Settings, Store};
 use crate::target::Target;
@@ -201,6 +201,11 @@ impl Settings {
     fn obstacle(&self, description: &Description, contender: Contender) -> Option<String> {
         if contender.needs_root() && !rustix::process::geteuid().is_root() {
             return Some("it attaches a loop device, which needs root".into());
+        }
+        if contender.is_dm_crypt()
+            && let Some(why) = served::no_device_mapper()
+        {
+            return Some(why);
         }
         if description.method == Method::Drives && !matches!(contender, Contender::Ucrypt(_)) {
             return Some("only ucrypt's policies run in virtual time".into());

@@ -145,6 +145,21 @@ pub struct Own {
     pub server: Option<u32>,
     /// The kernel's loop device that serves a contender, as in `loop3`.
     pub loop_device: Option<String>,
+    /// The number of the mapping of dm-crypt that serves a contender, as in `254:0`.
+    pub mapped: Option<String>,
+}
+
+impl Own {
+    /// Whether a thread of the kernel serves a device of the measurement, by its name: kworker/u8:3-loop0,
+    /// loop0, kworker/u8:1-kcryptd-254:0-1, `dmcrypt_write/254:0`.
+    fn is_served_by(&self, name: &str) -> bool {
+        let serves_loop = self.loop_device.as_deref() == name.rsplit(['-', '+']).next();
+        let serves_mapping = self.mapped.as_deref().is_some_and(|number| {
+            let is_its = |part: &str| part == number;
+            name.contains("crypt") && name.split(['-', '+', '/']).any(is_its)
+        });
+        serves_loop || serves_mapping
+    }
 }
 
 /// Watches the machine during a measurement.
@@ -169,43 +184,40 @@ impl Watch {
     /// What happened since the start.
     pub fn end(&self) -> Disturbance {
         let mut after = counters(self.own.server);
-        if let Some(device) = &self.own.loop_device {
-            after.own += served_by(device, &self.threads, &kernel_threads());
+        if self.own.loop_device.is_some() {
+            after.own += served_by(&self.own, &self.threads, &kernel_threads());
         }
         disturbance(&self.before, &after, self.started.elapsed())
     }
 }
 
-/// A thread of the kernel that may serve a loop device.
+/// A thread of the kernel that may serve a device.
 struct KernelThread {
     pid: u32,
     name: String,
     ticks: u64,
 }
 
-/// The threads of the kernel's work queues, and those of loop devices (kernels before 5.14).
+/// The threads of the kernel's work queues, those of loop devices (kernels before 5.14) and of dm-crypt.
 fn kernel_threads() -> Vec<KernelThread> {
     let of = |entry: fs::DirEntry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
         let name = stat.split_once(" (")?.1.rsplit_once(") ")?.0.to_owned();
-        let may_serve = name.starts_with("kworker/u") || name.starts_with("loop");
+        let may_serve = ["kworker/", "loop", "dmcrypt_"].iter().any(|it| name.starts_with(it));
         may_serve.then(|| KernelThread { pid, name, ticks: spent_in(&stat, false) })
     };
     fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok).filter_map(of).collect()
 }
 
-/// The time that the kernel's threads have spent on a loop device since `before`. A thread of a
-/// work queue is named after its last work: one that has changed to other work counts as others.
-fn served_by(device: &str, before: &HashMap<u32, u64>, now: &[KernelThread]) -> u64 {
-    let serves = |thread: &&KernelThread| {
-        // kworker/u8:3-loop0, and loop0.
-        thread.name.rsplit(['-', '+']).next() == Some(device)
-    };
+/// The time that the kernel's threads have spent on devices of the measurement since `before`. A
+/// thread of a work queue is named after its last work: one that has changed to other work counts as
+/// others.
+fn served_by(own: &Own, before: &HashMap<u32, u64>, now: &[KernelThread]) -> u64 {
     let gone = |thread: &KernelThread| {
         thread.ticks.saturating_sub(before.get(&thread.pid).copied().unwrap_or(0))
     };
-    now.iter().filter(serves).map(gone).sum()
+    now.iter().filter(|thread| own.is_served_by(&thread.name)).map(gone).sum()
 }
 
 fn disturbance(before: &Counters, after: &Counters, elapsed: Duration) -> Disturbance {
@@ -292,7 +304,21 @@ mod tests {
             thread(3, "kworker/u8:3-events_unbound", 190),
             thread(4, "loop1", 7),
         ];
-        assert_eq!(served_by("loop1", &before, &now), 37);
+        let own = Own { loop_device: Some("loop1".into()), ..Own::default() };
+        assert_eq!(served_by(&own, &before, &now), 37);
+        let own = Own { mapped: Some("254:1".into()), ..own };
+        for (name, is_its) in [
+            ("kworker/u8:3-kcryptd-254:1-1", true),
+            ("kworker/u8:3+kcryptd_io-254:1-1", true),
+            ("dmcrypt_write/254:1", true),
+            ("kworker/u8:3-kcryptd/254:1", true),
+            ("kworker/u8:3-kcryptd-254:11-1", false),
+            ("kworker/u8:1-loop1", true),
+            ("kworker/u254:1-events_unbound", false),
+        ] {
+            assert_eq!(own.is_served_by(name), is_its, "{name}");
+        }
+        assert!(!Own::default().is_served_by("loop1"));
         // Those of this machine are read, if it shows them.
         assert!(kernel_threads().iter().all(|thread| !thread.name.is_empty()));
     }

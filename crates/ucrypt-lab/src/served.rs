@@ -1,13 +1,14 @@
 //! The contenders that are processes: servers over scratch images, and loop devices.
 //!
 //! All images hold the same random bytes: raw, and as the data of a LUKS1 volume (aes-xts-plain64,
-//! 512 bits, sectors of 512 bytes), which is what all peers open. Servers are started anew for each
+//! 512 bits, sectors of 512 bytes), which is what all peers open but gocryptfs, which has a format of
+//! its own and holds them in a file. Servers are started anew for each
 //! measurement, with their defaults. A server that answers nothing is killed.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,12 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long a device may stay in use after its measurement: a file system that was mounted when
 /// the run was interrupted is written back and unmounted first.
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
+
+/// How long writing the file in gocryptfs may take.
+const FILL_LIMIT: Duration = Duration::from_secs(600);
+
+/// What gocryptfs encrypts.
+const CIPHER_DIR: &str = "encrypted";
 
 /// How often a device that is in use is closed again.
 const CLOSE_EVERY: Duration = Duration::from_millis(100);
@@ -73,6 +80,11 @@ impl Left {
     fn needs(&self, dir: &Path) -> bool {
         let left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         left.iter().any(|(of, _)| of == dir)
+    }
+
+    /// Whether anything is left.
+    pub fn any(&self) -> bool {
+        !self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// What is left, with the command that ends it. Empty afterwards.
@@ -195,22 +207,10 @@ impl Images {
         let sample = match self.generator {
             Generator::Fio => fio::run(&served.address, load, (self.dir.path(), server), stop)?,
             Generator::BuiltIn => process::guarded(server, load.limit(), stop, || {
-                load::run(&self.place(&served.address)?, load, stop)
+                load::run(&place(&served.address, self.len, false)?, load, stop)
             })?,
         };
         Ok(Sample { disturbance: watch.end(), ..sample })
-    }
-
-    /// The address for the built-in generator.
-    fn place(&self, address: &Address) -> io::Result<Place> {
-        Ok(Place::Raw(match address {
-            Address::Path(path) => {
-                let options =
-                    OpenOptions { direct: true, unlocked: true, ..OpenOptions::default() };
-                Arc::new(FileBackend::open(path, options).map_err(io::Error::other)?)
-            }
-            Address::Nbd(socket) => Arc::new(NbdClient::new(socket, self.len)),
-        }))
     }
 
     /// Starts a contender.
@@ -222,48 +222,68 @@ impl Images {
         if contender.needs_root() {
             return self.attach(contender, stop);
         }
-        let fuse = matches!(contender, Contender::UcryptFuse(_) | Contender::QemuStorageDaemon);
-        let place = self.path(if fuse { "served" } else { "socket" });
-        if fuse {
+        let is_dir = contender == Contender::Gocryptfs;
+        let fuse =
+            is_dir || matches!(contender, Contender::UcryptFuse(_) | Contender::QemuStorageDaemon);
+        let place = self.path(match (is_dir, fuse) {
+            (true, _) => "files",
+            (_, true) => "served",
+            _ => "socket",
+        });
+        if is_dir {
+            self.make_cipher_dir(stop)?;
+            fs::create_dir_all(&place)?;
+        } else if fuse {
             File::create(&place)?;
         }
         let mut command = self.command(contender, &place)?;
         let is_ucrypt = matches!(contender, Contender::UcryptFuse(_) | Contender::UcryptNbd(_));
-        let mut server = Running::start(&mut command, &self.path("server.log"), is_ucrypt)?;
-        let mut stdout = server.stdout();
+        let server = Running::start(&mut command, &self.path("server.log"), is_ucrypt)?;
         let pid = Some(server.pid());
-        let mut served = Server { process: Some(server), place: place.clone(), fuse };
-        // ucrypt says when it is ready: a line, on a pipe that a thread reads.
-        let (said, hears) = std::sync::mpsc::channel();
-        let reader = stdout.take().map(|mut stdout| {
-            std::thread::spawn(move || {
-                let mut byte = [0];
-                let _ = said.send(stdout.read(&mut byte).is_ok_and(|read| read > 0));
-                // Read to the end, so that the server is never stopped by a full pipe.
-                let _ = io::copy(&mut stdout, &mut io::sink());
-            })
-        });
-        drop(reader);
-        let is_ready = || -> io::Result<bool> {
-            let server = served.process.as_mut().expect("it is taken when dropped");
-            if !server.is_alive() {
-                return Err(server.failure("does not start"));
-            }
-            if is_ucrypt {
-                return Ok(hears.try_recv().is_ok_and(|ready| ready));
-            }
-            if fuse {
-                return Ok(fs::metadata(&place)?.len() >= self.len);
-            }
-            Ok(UnixStream::connect(&place).is_ok())
+        let ready = match (is_ucrypt, is_dir, fuse) {
+            (true, ..) => Ready::Says,
+            (_, true, _) => Ready::Mounts,
+            (.., true) => Ready::Grows(self.len),
+            _ => Ready::Listens,
         };
-        // The question itself waits if the server hangs with its file system mounted.
-        process::guarded(pid, START_LIMIT, stop, || {
-            process::wait_until(START_LIMIT, stop, is_ready)
-        })?;
-        let address = if fuse { Address::Path(place) } else { Address::Nbd(place) };
-        let own = Own { server: pid, loop_device: None };
+        let served = started(server, (&place, fuse), ready, stop)?;
+        let address = if is_dir {
+            let file = place.join("data");
+            process::guarded(pid, FILL_LIMIT, stop, || self.fill_once(&file, stop))?;
+            Address::Path(file)
+        } else if fuse {
+            Address::Path(place)
+        } else {
+            Address::Nbd(place)
+        };
+        let own = Own { server: pid, ..Own::default() };
         Ok(Served { address, own, _end: End::Server(served) })
+    }
+
+    /// Makes what gocryptfs serves, once.
+    fn make_cipher_dir(&self, stop: &AtomicBool) -> io::Result<()> {
+        let dir = self.path(CIPHER_DIR);
+        if dir.join("gocryptfs.conf").exists() {
+            return Ok(());
+        }
+        // Its file is as long as each of the images.
+        crate::target::room(self.dir.path(), self.len, "use a smaller --size")
+            .map_err(io::Error::other)?;
+        fs::create_dir_all(&dir)?;
+        let mut init = Command::new("gocryptfs");
+        // The least cost of a key derivation.
+        init.args(["-init", "-q", "-scryptn", "10", "-passfile"]);
+        init.arg(self.path("passphrase")).arg(dir);
+        process::run(&mut init, self.dir.path(), START_LIMIT, stop)
+    }
+
+    /// Writes the file in gocryptfs, once.
+    fn fill_once(&self, path: &Path, stop: &AtomicBool) -> io::Result<()> {
+        if fs::metadata(path).is_ok_and(|found| found.len() == self.len) {
+            return Ok(());
+        }
+        let file = File::create(path)?;
+        self.fill(&file, 0, stop)
     }
 
     fn command(&self, contender: Contender, place: &Path) -> io::Result<Command> {
@@ -327,6 +347,16 @@ impl Images {
                 words.push(format!("passphrase=+{}", key.display()));
                 words
             }
+            Contender::Gocryptfs => {
+                // In the foreground: in the background it is nobody's child.
+                let mut words: Vec<String> =
+                    ["gocryptfs", "-q", "-fg", "-passfile"].map(Into::into).into();
+                words.extend(
+                    [key, self.path(CIPHER_DIR), place.into()]
+                        .map(|path| path.display().to_string()),
+                );
+                words
+            }
             other => {
                 let raw = raw.display();
                 return Err(io::Error::other(format!("{other} does not serve {raw}")));
@@ -365,6 +395,9 @@ impl Images {
     ) -> io::Result<(PathBuf, Own, End)> {
         let dir = self.dir.path();
         let left = self.left.clone();
+        if contender.is_dm_crypt() {
+            return self.mapped(contender == Contender::DmCryptInline, stop);
+        }
         if contender == Contender::Loop {
             let mut losetup = Command::new("losetup");
             losetup.args(["--find", "--show"]);
@@ -385,7 +418,7 @@ impl Images {
                     dir.display()
                 )));
             }
-            return Ok((device, Own { server: None, loop_device: Some(name) }, end));
+            return Ok((device, Own { loop_device: Some(name), ..Own::default() }, end));
         }
         // The name of a device is the whole machine's.
         let unique = dir.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -406,7 +439,33 @@ impl Images {
         let said = process::output(&mut open, dir, START_LIMIT, stop)?;
         let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
         let loop_device = Some(loop_name(&device)?);
-        Ok((device, Own { server: server_of(&unique), loop_device }, end))
+        let own = Own { server: server_of(&unique), loop_device, mapped: None };
+        Ok((device, own, end))
+    }
+
+    /// Opens the LUKS image by the kernel's dm-crypt, over a loop device.
+    fn mapped(&self, inline: bool, stop: &AtomicBool) -> io::Result<(PathBuf, Own, End)> {
+        let dir = self.dir.path();
+        let (below, own, end) = self.attached(Contender::Loop, self.path("luks.img"), stop)?;
+        // The name of a device is the whole machine's.
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut open = cryptsetup();
+        open.args(["open", "-q", "--type", "luks1", "--key-file"]).arg(self.path("passphrase"));
+        if inline {
+            open.args(["--perf-no_read_workqueue", "--perf-no_write_workqueue"]);
+        }
+        open.arg(below).arg(&name);
+        let (left, dir) = (self.left.clone(), dir.to_owned());
+        let end =
+            End::Mapping { name: name.clone(), dir: dir.clone(), left, _below: Box::new(end) };
+        process::run(&mut open, &dir, START_LIMIT, &TO_THE_END)?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+        }
+        let device = Path::new("/dev/mapper").join(name);
+        let number = fs::metadata(&device)?.rdev();
+        let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        Ok((device, Own { mapped: Some(number), ..own }, end))
     }
 
     /// Attaches a loop device for the file systems of `kernel-tree`. Returns its path, what serves
@@ -430,6 +489,24 @@ fn program(ucrypt: &Path) -> Command {
     let mut command = Command::new(ucrypt);
     command.arg0("ucrypt");
     command
+}
+
+/// `cryptsetup`, which waits for no udev where there is none.
+fn cryptsetup() -> Command {
+    let mut command = Command::new("cryptsetup");
+    if !Path::new("/run/udev/control").exists() {
+        command.env("DM_DISABLE_UDEV", "1");
+    }
+    command
+}
+
+/// Why the kernel's dm-crypt takes no part, with the remedy; `None` if it does.
+pub(crate) fn no_device_mapper() -> Option<String> {
+    let error = File::options().read(true).write(true).open("/dev/mapper/control").err()?;
+    Some(format!(
+        "this system has no device-mapper (/dev/mapper/control: {error}): modprobe dm_crypt, or, in a \
+         container, run the lab on its host or in a virtual machine"
+    ))
 }
 
 /// The process that serves an open volume, by its command line: one that hangs answers no question.
@@ -482,12 +559,187 @@ struct Served {
     _end: End,
 }
 
+/// How a server tells that it is ready.
+#[derive(Clone, Copy)]
+enum Ready {
+    /// ucrypt says so: a line on its standard output.
+    Says,
+    /// Something is mounted at its place.
+    Mounts,
+    /// The file at its place has this length.
+    Grows(u64),
+    /// Its socket accepts connections.
+    Listens,
+}
+
+/// Waits until a server is ready. It is ended if it does not become so.
+fn started(
+    mut server: Running,
+    (place, fuse): (&Path, bool),
+    ready: Ready,
+    stop: &AtomicBool,
+) -> io::Result<Server> {
+    let stdout = server.stdout();
+    let pid = Some(server.pid());
+    let mut served = Server { process: Some(server), place: place.into(), fuse };
+    // The line comes on a pipe that a thread reads.
+    let (said, hears) = std::sync::mpsc::channel();
+    let reader = stdout.map(|mut stdout| {
+        std::thread::spawn(move || {
+            let mut byte = [0];
+            let _ = said.send(stdout.read(&mut byte).is_ok_and(|read| read > 0));
+            // Read to the end, so that the server is never stopped by a full pipe.
+            let _ = io::copy(&mut stdout, &mut io::sink());
+        })
+    });
+    drop(reader);
+    let is_ready = || -> io::Result<bool> {
+        let server = served.process.as_mut().expect("it is taken when dropped");
+        if !server.is_alive() {
+            return Err(server.failure("does not start"));
+        }
+        match ready {
+            Ready::Says => Ok(hears.try_recv().is_ok_and(|ready| ready)),
+            Ready::Mounts => Ok(is_mounted(place)),
+            Ready::Grows(len) => Ok(fs::metadata(place)?.len() >= len),
+            Ready::Listens => Ok(UnixStream::connect(place).is_ok()),
+        }
+    };
+    // The question itself waits if the server hangs with its file system mounted.
+    process::guarded(pid, START_LIMIT, stop, || process::wait_until(START_LIMIT, stop, is_ready))?;
+    Ok(served)
+}
+
+/// The ways on which ucrypt serves a volume to programs, as `open --as` names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// A file.
+    Fuse,
+    /// A Unix socket.
+    Nbd,
+    /// The kernel's loop device over a file.
+    Loop,
+    /// A device of ublk.
+    Ublk,
+}
+
+impl Way {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fuse => "fuse",
+            Self::Nbd => "nbd",
+            Self::Loop => "loop",
+            Self::Ublk => "ublk",
+        }
+    }
+
+    /// The way of that name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        [Self::Fuse, Self::Nbd, Self::Loop, Self::Ublk].into_iter().find(|way| way.name() == name)
+    }
+}
+
+/// An image served by ucrypt on one of its ways. Dropping it ends it.
+pub(crate) struct Exported {
+    address: Address,
+    own: Own,
+    len: u64,
+    _end: End,
+}
+
+impl Exported {
+    /// Serves `image` as a volume of `len` bytes, which the options `words` describe, in a directory
+    /// for the lab alone.
+    ///
+    /// # Errors
+    /// If the server does not start, or `stop` is set.
+    pub(crate) fn start(
+        (ucrypt, way): (&Path, Way),
+        (image, words, len): (&Path, &[String], u64),
+        (dir, left): (&Path, &Left),
+        stop: &AtomicBool,
+    ) -> io::Result<Self> {
+        let mut command = program(ucrypt);
+        if matches!(way, Way::Loop | Way::Ublk) {
+            // The name of a device is the whole machine's.
+            let name = dir.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+            command.args(["open", "--as", way.name()]).args(words).arg("--").arg(image).arg(&name);
+            command.env("XDG_RUNTIME_DIR", dir);
+            // If this fails half-way, dropping `end` closes what is open.
+            let (ucrypt, left, runtime) = (ucrypt.into(), left.clone(), dir.into());
+            let end = End::Ucrypt { ucrypt, name: name.clone(), runtime, left };
+            let said = process::output(&mut command, dir, START_LIMIT, stop)?;
+            let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
+            let loop_device = if way == Way::Loop { Some(loop_name(&device)?) } else { None };
+            let own = Own { server: server_of(&name), loop_device, mapped: None };
+            return Ok(Self { address: Address::Path(device), own, len, _end: end });
+        }
+        let is_file = way == Way::Fuse;
+        let place = dir.join(if is_file { "served" } else { "socket" });
+        command.arg("serve").args(words);
+        if is_file {
+            File::create(&place)?;
+            command.arg("--fuse").arg(&place);
+        } else {
+            command.arg("--nbd").arg(format!("unix:{}", place.display()));
+        }
+        command.arg("--").arg(image);
+        let server = Running::start(&mut command, &dir.join("server.log"), true)?;
+        let own = Own { server: Some(server.pid()), ..Own::default() };
+        let end = End::Server(started(server, (&place, is_file), Ready::Says, stop)?);
+        let address = if is_file { Address::Path(place) } else { Address::Nbd(place) };
+        Ok(Self { address, own, len, _end: end })
+    }
+
+    /// Measures a load on it. A server that hangs is killed.
+    ///
+    /// # Errors
+    /// If the load fails, or `stop` is set.
+    pub(crate) fn run(&self, load: Load<'_>, stop: &AtomicBool) -> io::Result<Sample> {
+        let watch = Watch::start(self.own.clone());
+        let sample = process::guarded(self.own.server, load.limit(), stop, || {
+            load::run(&place(&self.address, self.len, true)?, load, stop)
+        })?;
+        Ok(Sample { disturbance: watch.end(), ..sample })
+    }
+}
+
+/// An address, for the built-in generator.
+fn place(address: &Address, len: u64, read_only: bool) -> io::Result<Place> {
+    Ok(Place::Raw(match address {
+        Address::Path(path) => {
+            let options =
+                OpenOptions { direct: true, unlocked: true, read_only, ..OpenOptions::default() };
+            Arc::new(FileBackend::open(path, options).map_err(io::Error::other)?)
+        }
+        Address::Nbd(socket) => Arc::new(NbdClient::new(socket, len)),
+    }))
+}
+
 /// How a contender ends.
 enum End {
     Nothing,
     Server(#[expect(dead_code, reason = "dropped")] Server),
-    Losetup { image: PathBuf, dir: PathBuf, left: Left },
-    Ucrypt { ucrypt: PathBuf, name: String, runtime: PathBuf, left: Left },
+    Losetup {
+        image: PathBuf,
+        dir: PathBuf,
+        left: Left,
+    },
+    Ucrypt {
+        ucrypt: PathBuf,
+        name: String,
+        runtime: PathBuf,
+        left: Left,
+    },
+    /// What is below ends after it.
+    Mapping {
+        name: String,
+        dir: PathBuf,
+        left: Left,
+        _below: Box<End>,
+    },
 }
 
 /// Tries to end something until that succeeds, for a limited time. Returns whether it did.
@@ -541,6 +793,22 @@ impl Drop for End {
     fn drop(&mut self) {
         match &*self {
             Self::Nothing | Self::Server(_) => {}
+            Self::Mapping { name, dir, left, .. } => {
+                let device = Path::new("/dev/mapper").join(name);
+                let close = || {
+                    let is_there = fs::symlink_metadata(&device).is_ok();
+                    !is_there || process::succeeds(cryptsetup().arg("close").arg(name))
+                };
+                if !insist(CLOSE_LIMIT, close) {
+                    left.note(
+                        dir,
+                        format!(
+                            "{} is still in use; end its users, then: cryptsetup close {name}",
+                            device.display()
+                        ),
+                    );
+                }
+            }
             Self::Losetup { image, dir, left } => {
                 // A device in use is detached when its last user has gone.
                 let detach = || {

@@ -333,6 +333,8 @@ impl Machine {
             ("qemu-storage-daemon", "--version"),
             ("qemu-nbd", "--version"),
             ("nbdkit", "--version"),
+            ("cryptsetup", "--version"),
+            ("gocryptfs", "--version"),
         ] {
             if process::is_installed(program) {
                 let version = first_line(Command::new(program).arg(option));

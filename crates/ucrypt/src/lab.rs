@@ -1,5 +1,6 @@
 //! `lab`: the published measurements of dm-crypt, repeated on this machine.
 
+mod advise;
 mod list;
 mod report;
 mod run;
@@ -22,6 +23,8 @@ enum Action {
     Run(Box<run::RunArgs>),
     /// Repeat the published rows in virtual time, on models of the published machines
     Sim(sim::SimArgs),
+    /// Say what one volume loses, where, what to change, and what that gains; nothing is written to it
+    Advise(Box<advise::AdviseArgs>),
     /// Make a page of a run
     Report(report::ReportArgs),
 }
@@ -32,6 +35,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
         Action::List(args) => list::run(args),
         Action::Run(args) => run::run(args),
         Action::Sim(args) => sim::run(args),
+        Action::Advise(args) => advise::run(args),
         Action::Report(args) => report::run(args),
     }
 }

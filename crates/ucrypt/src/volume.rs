@@ -32,6 +32,7 @@ mod plain;
 mod weak_key;
 
 use dispatch::DispatchArgs;
+pub(crate) use dispatch::from_flags as policies_of;
 use plain::{Asked, PlainArgs};
 
 /// Bytes of buffer memory of a served volume.

@@ -63,6 +63,34 @@ pub(super) struct Chart<'a> {
 /// Width, height, and how many places are named at most.
 const SIZES: [(&str, u32, u32, usize); 2] = [("wide", 760, 340, 12), ("narrow", 380, 300, 6)];
 
+/// Width of a character of a name, in pixels, on the safe side.
+const CHAR_WIDTH: f64 = 7.2;
+
+/// Characters that a name should have, if it has as many.
+const CHARS_WANTED: usize = 10;
+
+/// Every how many places one is named, and how many characters its name may have, so that no name
+/// touches the next. `room`: pixels of a place. `names`: how many are named at most.
+fn named(places: &[String], room: f64, names: usize) -> (usize, usize) {
+    let longest = places.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    #[expect(clippy::cast_sign_loss, reason = "a width is positive")]
+    let fits = |step: usize| (step as f64 * room / CHAR_WIDTH) as usize;
+    let mut step = places.len().div_ceil(names.max(1)).max(1);
+    // One character stays free between two names.
+    while step < places.len() && fits(step) < longest.min(CHARS_WANTED) + 1 {
+        step += 1;
+    }
+    (step, fits(step).saturating_sub(1).max(1))
+}
+
+/// A name in that many characters.
+fn shortened(name: &str, chars: usize) -> String {
+    if name.chars().count() <= chars {
+        return name.into();
+    }
+    name.chars().take(chars.saturating_sub(1)).chain(['…']).collect()
+}
+
 impl Chart<'_> {
     /// A figure with the chart in two widths and its legend; nothing if there is nothing to draw.
     pub(super) fn html(&self) -> String {
@@ -169,17 +197,24 @@ impl Chart<'_> {
             }
         }
         // The names of the places, which are no numbers.
-        let step = count.div_ceil(names).max(1);
         let area = chart.plotting_area();
+        let (width, bottom) = root.dim_in_pixel();
+        let room = f64::from(area.dim_in_pixel().0) / count.max(1) as f64;
+        let (step, chars) = named(&self.places, room, names);
         for (place, name) in self.places.iter().enumerate().step_by(step) {
+            let name = shortened(name, chars);
             let (x, _) = area.map_coordinate(&(place as f64, floor));
-            let (_, bottom) = root.dim_in_pixel();
+            let half = name.chars().count() as f64 * CHAR_WIDTH / 2.0;
+            if f64::from(x) + half > f64::from(width) {
+                // It would be cut off. It stands in the table.
+                continue;
+            }
             let font = ("sans-serif", 12).into_font().color(&TEXT);
             let centred = font.pos(plotters::style::text_anchor::Pos::new(
                 plotters::style::text_anchor::HPos::Center,
                 plotters::style::text_anchor::VPos::Center,
             ));
-            root.draw_text(name, &centred, (x, i32::try_from(bottom).unwrap_or(i32::MAX) - 20))
+            root.draw_text(&name, &centred, (x, i32::try_from(bottom).unwrap_or(i32::MAX) - 20))
                 .map_err(|error| text(&error))?;
         }
         Ok(())
@@ -222,5 +257,24 @@ impl Chart<'_> {
         let marks = points.into_iter().map(|point| Circle::new(point, 3, colour.filled()));
         chart.draw_series(marks)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_room_beside_each_other_and_some_are_left_out() {
+        let names = |name: &str, count: usize| vec![name.to_owned(); count];
+        // Three long names on a phone are shortened, and none is left out.
+        assert_eq!(named(&names("1m randread qd32 ×", 3), 104.0, 6), (1, 13));
+        assert_eq!(named(&names("4k", 12), 25.0, 12), (1, 2));
+        // Of many, so many that each has its room.
+        let (step, chars) = named(&names("256k randwrite qd64", 40), 8.0, 6);
+        assert!(step >= 7 && chars as f64 * CHAR_WIDTH < step as f64 * 8.0, "{step}, {chars}");
+        assert_eq!(named(&[], 0.0, 6), (1, 1));
+        assert_eq!(shortened("1m randread", 5), "1m r…");
+        assert_eq!(shortened("größe", 5), "größe");
     }
 }

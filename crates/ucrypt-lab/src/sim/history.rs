@@ -17,9 +17,10 @@ use crate::contender::Contender;
 use crate::experiment::{AES_2017, Experiment};
 use crate::load::INTERRUPTED;
 use crate::published::{self, Row as Published};
-use crate::world::Stalls;
+use crate::world::{Costs, Stalls};
 use crate::{Job, Pattern, Report};
 
+use super::calibrate::{Check, Drive, Measured};
 use super::drives;
 
 /// A published figure, and what the simulator makes of it.
@@ -54,6 +55,9 @@ pub struct Simulation {
     pub changes: Changes,
     /// In the order of the experiments.
     pub rows: Vec<Row>,
+    /// Loads on the machine that was measured for [`Changes::measured`], and in the simulator.
+    #[serde(default)]
+    pub checks: Vec<Check>,
 }
 
 /// Rows within [`ERROR_MAX`], and all rows.
@@ -105,23 +109,73 @@ impl Row {
 
 /// What presets are changed to.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Changes {
-    /// Cores of every machine.
+    /// Cores of every machine, each with its threads.
     pub cores: Option<u32>,
+    /// Threads that share a core's cipher unit: this part of `cores` are cores.
+    pub threads_per_core: Option<u32>,
+    /// Drives of `many-drives`.
+    pub drives: Option<u32>,
     /// Nanoseconds a byte of every cipher.
     pub cipher_ns: Option<f64>,
     /// Nanoseconds until a woken thread runs.
     pub wake_ns: Option<u64>,
+    /// Nanoseconds to hand a chunk to a worker, or to take it back.
+    pub enqueue_ns: Option<u64>,
+    /// Virtual milliseconds of a run of `many-drives`.
+    pub virtual_ms: Option<u64>,
+    /// All that was measured on a machine; the options above override it.
+    pub measured: Option<Measured>,
 }
 
 impl Changes {
     /// In words; `None` if the presets are as they were published.
     pub fn describe(&self) -> Option<String> {
+        let measured = self.measured.map(|measured| measured.describe());
         let cores = self.cores.map(|cores| format!("{cores} cores"));
+        let threads = self
+            .threads_per_core
+            .filter(|threads| *threads > 1)
+            .map(|threads| format!("of which {threads} share a cipher unit"));
+        let drives = self.drives.map(|drives| format!("{drives} drives (many-drives)"));
         let cipher = self.cipher_ns.map(|ns| format!("a cipher of {ns} ns a byte"));
         let wake = self.wake_ns.map(|ns| format!("{ns} ns until a woken thread runs"));
-        let all: Vec<_> = [cores, cipher, wake].into_iter().flatten().collect();
+        let enqueue = self.enqueue_ns.map(|ns| format!("{ns} ns to hand a chunk over"));
+        let time = self.virtual_ms.map(|ms| format!("{ms} ms of virtual time (many-drives)"));
+        let all = [measured, cores, threads, drives, cipher, wake, enqueue, time];
+        let all: Vec<_> = all.into_iter().flatten().collect();
         (!all.is_empty()).then(|| all.join(", "))
+    }
+
+    /// The cipher in the place of that of a machine.
+    pub(crate) fn cipher(&self, of: CipherModel) -> CipherModel {
+        let measured = self.measured.map_or(of, |measured| measured.cipher());
+        CipherModel { ns_per_byte: self.cipher_ns.unwrap_or(measured.ns_per_byte), ..measured }
+    }
+
+    /// The costs in the place of those of a machine.
+    pub(crate) fn costs(&self, of: Costs) -> Costs {
+        let costs = self.measured.map_or(of, |measured| measured.costs(of));
+        Costs {
+            wake: self.wake_ns.unwrap_or(costs.wake),
+            enqueue: self.enqueue_ns.unwrap_or(costs.enqueue),
+            ..costs
+        }
+    }
+
+    /// The drive in the place of that of a machine, if one was measured.
+    pub(crate) fn drive(&self) -> io::Result<Option<&'static Profile>> {
+        self.measured.and_then(|measured| measured.drive).map(Drive::profile).transpose()
+    }
+
+    pub(crate) fn threads_per_core(&self) -> u32 {
+        let measured = self.measured.map_or(1, |measured| measured.threads_per_core);
+        self.threads_per_core.unwrap_or(measured)
+    }
+
+    pub(crate) fn cores(&self, of: u32) -> u32 {
+        self.cores.or(self.measured.map(|measured| measured.cores)).unwrap_or(of)
     }
 }
 
@@ -198,19 +252,18 @@ impl Simulator<'_> {
         }
         let device = Profile::by_name(preset.device)
             .ok_or_else(|| io::Error::other(format!("no device model {}", preset.device)))?;
-        let cores = self.changes.cores.unwrap_or(preset.cores);
-        let mut experiment = Experiment::new(cores, device, job, policy);
-        experiment.cipher = model;
+        // The drive that was measured stands for disks, not for devices that take no time.
+        let device = match self.changes.drive()? {
+            Some(drive) if preset.device != "null" => drive,
+            _ => device,
+        };
+        let changes = &self.changes;
+        let mut experiment = Experiment::new(changes.cores(preset.cores), device, job, policy);
+        experiment.threads_per_core = changes.threads_per_core();
         experiment.stalls = preset.stalls;
         // Raw rows have no cipher to change.
-        if model != NO_CIPHER
-            && let Some(ns_per_byte) = self.changes.cipher_ns
-        {
-            experiment.cipher.ns_per_byte = ns_per_byte;
-        }
-        if let Some(wake_ns) = self.changes.wake_ns {
-            experiment.costs.wake = wake_ns;
-        }
+        experiment.cipher = if model == NO_CIPHER { model } else { changes.cipher(model) };
+        experiment.costs = changes.costs(experiment.costs);
         let report = experiment.run();
         if report.failed > 0 {
             return Err(io::Error::other(format!("{} requests failed", report.failed)));
@@ -565,8 +618,13 @@ mod tests {
         let rows = rows(&experiments, Scale::Quick, changes, (&go, &|_| {})).expect("simulated");
         let tests: Vec<_> = rows.iter().filter(|row| !row.fitted).map(|row| &*row.row).collect();
         assert_eq!(tests, ["64k write, bio-based", "sorted"]);
-        let simulation =
-            Simulation { version: "1".into(), scale: Scale::Quick, changes, rows: rows.clone() };
+        let simulation = Simulation {
+            version: "1".into(),
+            scale: Scale::Quick,
+            changes,
+            rows: rows.clone(),
+            checks: Vec::new(),
+        };
         let (all, of_tests) = simulation.counts();
         assert_eq!((all.all, of_tests.all), (rows.len(), 2));
         assert!(of_tests.good <= all.good && all.good <= all.all, "{all:?}, {of_tests:?}");
@@ -578,10 +636,24 @@ mod tests {
     #[test]
     fn a_change_reaches_every_experiment_and_is_named() {
         let go = AtomicBool::new(false);
-        let changes = Changes { cores: Some(2), cipher_ns: Some(7.0), wake_ns: Some(90_000) };
+        let changes = Changes {
+            cores: Some(2),
+            threads_per_core: Some(2),
+            drives: Some(3),
+            cipher_ns: Some(7.0),
+            wake_ns: Some(90_000),
+            enqueue_ns: Some(640),
+            virtual_ms: Some(5),
+            measured: None,
+        };
         assert_eq!(Changes::default().describe(), None);
         let named = changes.describe().expect("changes");
-        assert!(named.contains("2 cores") && named.contains("7 ns") && named.contains("90000 ns"));
+        for needed in ["2 cores", "2 share", "3 drives", "7 ns", "90000 ns", "640 ns", "5 ms"] {
+            assert!(named.contains(needed), "{needed}: {named}");
+        }
+        // A file of an earlier version has fewer of them.
+        let earlier: Changes = serde_json::from_str(r#"{"cores":2}"#).expect("JSON");
+        assert_eq!(earlier, Changes { cores: Some(2), ..Changes::default() });
         let at = |changes, experiment: &str| {
             let rows = rows(&[experiment], Scale::Quick, changes, (&go, &|_| {}));
             let rows = rows.expect("simulated");

@@ -70,6 +70,10 @@ pub(super) struct Host {
     pub(super) answers: Vec<Vec<(u64, ucrypt_backend::Done)>>,
     stalls: Stalls,
     random: Rng,
+    threads_per_core: usize,
+    /// By core: when the last transform on its cipher unit ends. Not used where each core has one
+    /// thread.
+    units: Vec<u64>,
 }
 
 impl Host {
@@ -105,7 +109,37 @@ impl Host {
             answers: (0..queues).map(|_| Vec::new()).collect(),
             stalls: Stalls::default(),
             random: Rng::with_seed(0),
+            threads_per_core: 1,
+            units: Vec::new(),
         }
+    }
+
+    pub(super) fn set_threads_per_core(&mut self, threads: u32) {
+        self.threads_per_core = (threads as usize).clamp(1, self.cores.len());
+        self.units = vec![0; self.cores.len().div_ceil(self.threads_per_core)];
+    }
+
+    /// The running thread's transform would end at `until_ns` on a cipher unit of its own; returns
+    /// when it ends on the one that it shares.
+    fn transform_ends(&mut self, until_ns: u64) -> u64 {
+        if self.threads_per_core == 1 {
+            return until_ns;
+        }
+        let core = self.threads[self.running].core % self.units.len();
+        let unit = &mut self.units[core];
+        let takes_ns = until_ns.saturating_sub(self.now_ns);
+        *unit = self.now_ns.max(*unit).saturating_add(takes_ns);
+        *unit
+    }
+
+    /// Whether another thread of the same core runs.
+    fn shares_unit(&self, thread: usize) -> bool {
+        if self.threads_per_core == 1 {
+            return false;
+        }
+        let (step, own) = (self.units.len(), self.threads[thread].core);
+        let siblings = (own % step..self.cores.len()).step_by(step);
+        siblings.filter(|core| *core != own).any(|core| !self.cores[core].is_idle())
     }
 
     pub(super) fn set_stalls(&mut self, stalls: Stalls, seed: u64) {
@@ -295,18 +329,18 @@ impl Host {
         self.threads.len() - self.workers..self.threads.len()
     }
 
-    /// Wakes a sleeping worker, if any: preferably one that still spins, then one whose core is
-    /// free. With `wakes` false, only if no worker runs or if one spins.
+    /// Wakes a sleeping worker, if any: preferably one whose core is free, and all threads of that;
+    /// of these one that still spins. With `wakes` false, only if no worker runs or if one spins.
     fn wake_worker(&mut self, wakes: bool) {
         let asleep: Vec<_> = self
             .pool()
             .filter_map(|worker| {
                 let slept_ns = self.slept_ns(worker)?;
                 let busy = !self.cores[self.threads[worker].core].is_idle();
-                Some((busy, slept_ns, worker))
+                Some((busy, self.shares_unit(worker), slept_ns, worker))
             })
             .collect();
-        let spins = asleep.iter().any(|&(_, slept_ns, _)| slept_ns < self.costs.spin);
+        let spins = asleep.iter().any(|&(_, _, slept_ns, _)| slept_ns < self.costs.spin);
         let runs = asleep.len() < self.workers;
         if !wakes && runs && !spins {
             return;
@@ -347,6 +381,7 @@ impl Clock for SharedHost {
 
     fn spin_until(&self, until_ns: u64) {
         let mut host = self.lock();
+        let until_ns = host.transform_ends(until_ns);
         host.now_ns = host.now_ns.max(until_ns);
     }
 }

@@ -18,7 +18,9 @@
 //! - Data that a worker has transformed lies in its core's cache: copying it from there takes
 //!   longer.
 //! - A disk in memory can be used in place; that takes no time but the cipher's.
-//! - Memory bandwidth, hyperthreads and frequency changes are not modelled.
+//! - Threads of one core share its cipher unit ([`World::set_threads_per_core`]), which carries out one
+//!   transform after the other. All else of a core each thread has for itself.
+//! - Memory bandwidth and frequency changes are not modelled.
 
 mod caches;
 mod content;
@@ -28,10 +30,11 @@ mod disk;
 mod host;
 
 use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{Calibration, DoneJob, Executor, Queue, QueueConfig, Volume};
 
@@ -87,13 +90,30 @@ pub struct World {
     queues: Vec<Rc<RefCell<Queue>>>,
     /// By queue; `None`: the caller that drives the world submits requests.
     clients: Vec<Option<Box<dyn Clients>>>,
+    /// The descriptors that end the queues' sleep, each with its queue: one call asks for all.
+    signals: OwnedFd,
+    /// Room for the answer.
+    signalled: Vec<epoll::Event>,
 }
 
 impl World {
     /// A machine of `cores` cores with `workers` workers in its pool, and room for `queues` queues.
+    ///
+    /// # Panics
+    /// If there is no core or queue, or this process may open no more files.
     pub fn new(cores: usize, queues: usize, workers: usize, costs: Costs) -> Self {
         let host = Arc::new(SharedHost::new(Host::new(cores, queues, workers, costs)));
-        Self { host, queues: Vec::new(), clients: (0..queues).map(|_| None).collect() }
+        let signals = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor");
+        let clients = (0..queues).map(|_| None).collect();
+        let signalled = Vec::with_capacity(queues);
+        Self { host, queues: Vec::new(), clients, signals, signalled }
+    }
+
+    /// From now on each `threads` of the machine's cores are the threads of one core: their
+    /// transforms take turns on its cipher unit. They are numbered as Linux does on most machines:
+    /// first one thread of every core, then the next one of every core.
+    pub fn set_threads_per_core(&self, threads: u32) {
+        self.host.lock().set_threads_per_core(threads);
     }
 
     /// From now on cores are taken away from their threads.
@@ -148,7 +168,10 @@ impl World {
     ) -> std::io::Result<Rc<RefCell<Queue>>> {
         assert!(self.queues.len() < self.host.lock().queues(), "no more queues were announced");
         self.host.lock().making = self.queues.len();
-        let queue = Rc::new(RefCell::new(volume.queue(config)?));
+        let queue = volume.queue(config)?;
+        let data = epoll::EventData::new_u64(self.queues.len() as u64);
+        epoll::add(&self.signals, queue.wait_fd(), data, epoll::EventFlags::IN)?;
+        let queue = Rc::new(RefCell::new(queue));
         self.queues.push(queue.clone());
         Ok(queue)
     }
@@ -271,13 +294,21 @@ impl World {
     }
 
     /// Wakes the sleeping queues whose descriptor became readable.
-    fn wake_signalled(&self) {
-        for (index, queue) in self.queues.iter().enumerate() {
-            if !self.host.lock().is_asleep(index) {
-                continue;
-            }
-            if is_signalled(queue) {
-                self.host.lock().rouse(index);
+    fn wake_signalled(&mut self) {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.signalled.clear();
+        let room = rustix::buffer::spare_capacity(&mut self.signalled);
+        if epoll::wait(&self.signals, room, Some(&at_once)).is_err() || self.signalled.is_empty() {
+            return;
+        }
+        // The order in which the kernel names them is not that of another run.
+        self.signalled.sort_unstable_by_key(|event| event.data.u64());
+        for event in &self.signalled {
+            let index = event.data.u64() as usize;
+            let has_done = self.queues.get(index).is_none_or(|queue| queue.borrow().has_done());
+            let mut host = self.host.lock();
+            if !has_done && host.is_asleep(index) {
+                host.rouse(index);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ucrypt_lab::analysis::Analysis;
 use ucrypt_lab::sim::history::Simulation;
-use ucrypt_lab::{page, store, text};
+use ucrypt_lab::{markdown, page, store, text};
 
 use super::sim;
 use crate::failure::Failure;
@@ -23,8 +23,11 @@ pub(crate) struct ReportArgs {
     /// Print the analysis as JSON instead of writing a page
     #[arg(long)]
     json: bool,
+    /// Print all tables as Markdown instead of writing a page
+    #[arg(long, conflicts_with_all = ["csv", "json"])]
+    markdown: bool,
     /// Write the page here [default: report.html in DIR]
-    #[arg(short = 'o', long, value_name = "FILE", conflicts_with_all = ["csv", "json"])]
+    #[arg(short = 'o', long, value_name = "FILE", conflicts_with_all = ["csv", "json", "markdown"])]
     output: Option<PathBuf>,
 }
 
@@ -55,6 +58,9 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
             return Err(Failure::device(format!("cannot read {}: {error}", simulated.display())));
         }
     };
+    if args.markdown {
+        return stdio::print(&markdown::markdown(&analysis, simulation.as_ref()));
+    }
     let output = args.output.clone().unwrap_or_else(|| args.dir.join("report.html"));
     fs::write(&output, page::html(&analysis, simulation.as_ref()))
         .map_err(|error| Failure::device(format!("cannot write {}: {error}", output.display())))?;

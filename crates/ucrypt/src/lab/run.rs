@@ -29,8 +29,8 @@ use crate::terminal::Terminal;
 /// Arguments of `lab run`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Contenders: raw, ucrypt, null, memory, file, ucrypt-fuse, ucrypt-nbd, \
-    ucrypt-loop, ucrypt-none, loop, qemu-storage-daemon, qemu-nbd, nbdkit. Those of ucrypt take a \
-    dispatch policy, as in ucrypt:unbound.")]
+    ucrypt-loop, ucrypt-none, loop, qemu-storage-daemon, qemu-nbd, nbdkit, dm-crypt, \
+    dm-crypt-inline, gocryptfs. Those of ucrypt take a dispatch policy, as in ucrypt:unbound.")]
 pub(crate) struct RunArgs {
     /// The experiments; `ucrypt lab list` shows them [default: all]
     #[arg(value_name = "EXPERIMENT")]
@@ -112,7 +112,7 @@ pub(super) fn duration(time: Duration) -> String {
     }
 }
 
-fn failure(error: TargetError) -> Failure {
+pub(super) fn failure(error: TargetError) -> Failure {
     match error {
         TargetError::Open(error) => error.into(),
         TargetError::Unknown(message) => Failure::wrong(message),

@@ -2,15 +2,20 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::ProgressBar;
-use ucrypt_lab::catalogue::Scale;
+use ucrypt_lab::bench::Bench;
+use ucrypt_lab::catalogue::{Method, Scale};
+use ucrypt_lab::sim::calibrate::{Calibrated, calibrate};
 use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Simulation};
+use ucrypt_lab::target::Target;
 use ucrypt_lab::text::figure;
 
+use super::run::failure as target_failure;
 use crate::VERSION;
 use crate::ending::signals;
 use crate::failure::Failure;
@@ -37,6 +42,24 @@ pub(crate) struct SimArgs {
     /// Nanoseconds until a woken thread runs [default: 5000]
     #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     wake_ns: Option<u64>,
+    /// Nanoseconds to hand a chunk to a worker, or to take it back [default: 200]
+    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    enqueue_ns: Option<u64>,
+    /// Hyper-threads: this many of the cores share the cipher unit of one [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    threads_per_core: Option<u32>,
+    /// Drives of many-drives [default: 20]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    drives: Option<u32>,
+    /// Virtual time of a run of many-drives in milliseconds [default: 200, with --quick 10]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    time: Option<u64>,
+    /// Measure cores, cipher and hand-over of this machine first, and take them
+    #[arg(long)]
+    calibrate: bool,
+    /// Measure the drive of this directory, too, by a scratch file of 256 MiB in it, and take it
+    #[arg(long, value_name = "DIR", requires = "calibrate")]
+    on: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -69,20 +92,36 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
         asked.store(true, Ordering::Relaxed);
         true
     })?;
-    let changes = Changes { cores: args.cores, cipher_ns: args.cipher_ns, wake_ns: args.wake_ns };
+    let many = experiments.contains(&"many-drives");
+    let useless = [(args.drives.is_some(), "--drives"), (args.time.is_some(), "--time")];
+    if let Some((_, option)) = useless.iter().find(|(given, _)| *given && !many) {
+        return Err(Failure::wrong(format!(
+            "{option} has an effect on many-drives only; leave it out"
+        )));
+    }
     let scale = if args.quick { Scale::Quick } else { Scale::Full };
     let bar = ProgressBar::new_spinner();
     let progress = |row: &str| {
         bar.set_message(row.to_owned());
         bar.tick();
     };
+    let measured = args.calibrate.then(|| measured(args, (&stop, &progress))).transpose();
+    let measured = measured.inspect_err(|_| bar.finish_and_clear())?;
+    let changes = Changes {
+        cores: args.cores,
+        threads_per_core: args.threads_per_core,
+        drives: args.drives,
+        cipher_ns: args.cipher_ns,
+        wake_ns: args.wake_ns,
+        enqueue_ns: args.enqueue_ns,
+        virtual_ms: args.time,
+        measured: measured.as_ref().map(|found| found.measured),
+    };
     let rows = history::rows(&experiments, scale, changes, (&stop, &progress));
     bar.finish_and_clear();
-    let rows = rows.map_err(|error| match error.kind() {
-        std::io::ErrorKind::Interrupted => Failure::wrong("interrupted"),
-        _ => Failure::device(error),
-    })?;
-    let simulation = Simulation { version: VERSION.into(), scale, changes, rows };
+    let rows = rows.map_err(failure)?;
+    let checks = measured.map_or_else(Vec::new, |found| found.checks);
+    let simulation = Simulation { version: VERSION.into(), scale, changes, rows, checks };
     let json = serde_json::to_string_pretty(&simulation).map_err(Failure::wrong)?;
     if let Some(dir) = &args.out {
         let file = dir.join(FILE);
@@ -94,11 +133,61 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
     if args.json { stdio::print_line(json) } else { stdio::print(&table(&simulation)) }
 }
 
+fn failure(error: io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::Interrupted => Failure::wrong("interrupted"),
+        _ => Failure::device(error),
+    }
+}
+
+/// Bytes of the scratch file that a drive is measured by.
+const SCRATCH_BYTES: u64 = 256 << 20;
+
+/// Measures this machine, and the drive of a directory if one is named.
+fn measured(
+    args: &SimArgs,
+    (stop, progress): (&AtomicBool, &dyn Fn(&str)),
+) -> Result<Calibrated, Failure> {
+    let Some(dir) = &args.on else {
+        return calibrate(None, (stop, progress)).map_err(failure);
+    };
+    if !dir.is_dir() {
+        return Err(Failure::wrong(format!(
+            "{} is no directory; --on takes one, in which a scratch file is made and removed",
+            dir.display()
+        )));
+    }
+    let path = dir.canonicalize().map_err(Failure::device)?;
+    let target = Target::Scratch(path.join(format!("ucrypt-lab-{}.scratch", std::process::id())));
+    let len = target.check(SCRATCH_BYTES).map_err(target_failure)?;
+    let _scratch = target.prepare(len).map_err(target_failure)?;
+    let backend = target.open(len).map_err(target_failure)?;
+    progress("writes the scratch file");
+    let bench = Bench::new(backend.clone(), len, Method::Load);
+    bench.fill(stop, &|_, _| {}).map_err(failure)?;
+    calibrate(Some((&backend, len)), (stop, progress)).map_err(failure)
+}
+
 fn table(simulation: &Simulation) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     if let Some(changes) = simulation.changes.describe() {
         let _ = writeln!(text, "the machines were changed: {changes}\n");
+    }
+    if !simulation.checks.is_empty() {
+        let _ = writeln!(text, "{:<46} {:>10} {:>10} {:>7}", "load", "here", "simulated", "error");
+        for check in &simulation.checks {
+            let _ = writeln!(
+                text,
+                "{:<46} {:>10} {:>10} {:>+5.0} %  MB/s{}",
+                check.load,
+                figure(check.measured),
+                figure(check.simulated),
+                check.error() * 100.0,
+                if check.fitted { "; fitted" } else { "" }
+            );
+        }
+        text.push('\n');
     }
     let _ = writeln!(
         text,

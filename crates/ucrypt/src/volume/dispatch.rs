@@ -70,7 +70,7 @@ impl DispatchArgs {
 }
 
 /// Translates dm-crypt's flags into policies. What no flag sets is adaptive.
-fn from_flags(flags: &BTreeSet<Flag>) -> Policies {
+pub(crate) fn from_flags(flags: &BTreeSet<Flag>) -> Policies {
     let has = |flag| flags.contains(&flag);
     let sorted = !has(Flag::SubmitFromCryptCpus);
     let queues = match (has(Flag::SameCpuCrypt), sorted) {

@@ -22,6 +22,8 @@ mod full_backend;
 mod fuse;
 mod image;
 mod lab;
+mod lab_advise;
+mod lab_page;
 mod lifecycle;
 mod load;
 mod loop_device;

@@ -18,7 +18,7 @@ const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 /// Seconds for the boot and all scenarios, on a machine that is busy with other tests.
 const LIMIT_S: &str = "1800";
 
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     UCRYPT,
     "cryptsetup",
     "dmsetup",
@@ -30,6 +30,7 @@ const PROGRAMS: [&str; 11] = [
     "blkzone",
     "mkfs.btrfs",
     "mkfs.ext4",
+    "losetup",
 ];
 
 const MODULES: [&str; 15] = [
@@ -140,6 +141,11 @@ fn an_open_volume_is_a_ublk_device_and_its_name_outlives_no_server() {
 #[test]
 fn volumes_of_dm_crypt_and_ucrypt_are_each_others() {
     Guest::get().passed("exchange");
+}
+
+#[test]
+fn the_lab_measures_the_kernels_dm_crypt() {
+    Guest::get().passed("lab");
 }
 
 #[test]

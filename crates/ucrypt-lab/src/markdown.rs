@@ -1,0 +1,297 @@
+//! A run as Markdown: a document that stands beside others in a repository.
+
+use std::fmt::Write as _;
+
+use crate::analysis::{Analysis, Experiment, Shortfall, Spread};
+use crate::catalogue::Method;
+use crate::page::date;
+use crate::sim::history::Simulation;
+use crate::text::{doubts, figure, optional};
+
+/// Text as Markdown, on one line of a table: nothing in it is a mark.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\r' => escaped.push(' '),
+            '\\' | '`' | '*' | '[' | ']' | '<' | '>' | '|' | '&' => {
+                escaped.push('\\');
+                escaped.push(c);
+            }
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// A line of code: no text ends it.
+fn code(text: &str) -> String {
+    text.replace(['\n', '\r'], " ").replace("```", "'''")
+}
+
+fn row(text: &mut String, cells: &[String]) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "| {} |", cells.join(" | "));
+}
+
+/// The head of a table. The first `words` columns hold words, the others figures.
+fn head(text: &mut String, names: &[&str], words: usize) {
+    let _ = writeln!(text, "\n| {} |", names.join(" | "));
+    let marks = names.iter().enumerate().map(|(at, _)| if at < words { "---" } else { "---:" });
+    let _ = writeln!(text, "|{}|", marks.collect::<Vec<_>>().join("|"));
+}
+
+fn ratio(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |value| format!("{value:.2}"))
+}
+
+fn value(value: Option<f64>) -> String {
+    value.map_or_else(String::new, figure)
+}
+
+/// The document of a run, with a simulation if there is one.
+pub fn markdown(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
+    let mut text = String::from("# Results\n");
+    about(&mut text, analysis);
+    shortfalls(&mut text, analysis);
+    published(&mut text, analysis);
+    text.push_str("\n## Verdicts\n");
+    for experiment in &analysis.experiments {
+        let _ = writeln!(text, "- `{}`: {}", experiment.name, escape(&experiment.verdict));
+    }
+    for experiment in &analysis.experiments {
+        figures(&mut text, experiment);
+    }
+    if let Some(simulated) = simulated {
+        simulation(&mut text, simulated);
+    }
+    text
+}
+
+fn about(text: &mut String, analysis: &Analysis) {
+    let about = &analysis.about;
+    let (machine, settings) = (&about.machine, &about.settings);
+    let _ = writeln!(
+        text,
+        "{}, {}, {} cores{}, {:.1} GiB of memory, Linux {}; on {}; {} interleaved rounds of {} ms. \
+         Figures are medians.\n",
+        date(about.started_s),
+        escape(&machine.processor),
+        machine.cores,
+        if machine.virtual_machine { " of a virtual machine" } else { "" },
+        machine.memory_bytes as f64 / f64::from(1 << 30),
+        escape(&machine.kernel),
+        escape(&settings.on.to_string()),
+        settings.rounds,
+        settings.time_ms
+    );
+    let versions = machine.versions.iter();
+    let versions: Vec<_> =
+        versions.map(|(name, version)| format!("{} {}", escape(name), escape(version))).collect();
+    let _ = writeln!(text, "Versions: {}.\n", versions.join(", "));
+    let _ = writeln!(text, "```sh\n{}\n```", code(&settings.command));
+    if let Some(warning) = analysis.warning() {
+        let _ = writeln!(text, "\n**{}**", escape(&warning));
+    }
+    if about.storage.cached {
+        text.push_str(
+            "\n**The file system has no direct I/O: the page cache was measured with it.**\n",
+        );
+    }
+}
+
+fn shortfalls(text: &mut String, analysis: &Analysis) {
+    text.push_str("\n## Where we fall short\n");
+    if let Some(why) = analysis.none_short() {
+        let _ = writeln!(text, "{}", escape(&why));
+        return;
+    }
+    let (certain, chance): (Vec<_>, Vec<_>) =
+        analysis.shortfalls.iter().partition(|short| short.is_certain);
+    let table = |text: &mut String, rows: &[&Shortfall]| {
+        head(text, &["experiment", "cell", "ours", "slower than", "ratio", "quartiles"], 4);
+        for short in rows {
+            row(
+                text,
+                &[
+                    short.experiment.into(),
+                    escape(&short.cell),
+                    short.ours.to_string(),
+                    short.other.to_string(),
+                    format!("{:.2}", short.ratio.median),
+                    format!("{:.2} to {:.2}", short.ratio.low, short.ratio.high),
+                ],
+            );
+        }
+    };
+    let _ = writeln!(
+        text,
+        "Of {} pairs compared, {} with the quartiles, too, below, and {} that may be chance.",
+        analysis.compared,
+        certain.len(),
+        chance.len()
+    );
+    if !certain.is_empty() {
+        table(text, &certain);
+    }
+    if !chance.is_empty() {
+        text.push_str("\nMay be chance:\n");
+        table(text, &chance);
+    }
+}
+
+fn published(text: &mut String, analysis: &Analysis) {
+    text.push_str(
+        "\n## Published, and here\n\"Of raw\" is the figure over that of the unencrypted target: of the \
+         same publication, and of this run. \"Here\" is the fixed policy that stands for the published \
+         dm-crypt.\n",
+    );
+    let repeats = |it: &&Experiment| !it.description.tables.is_empty();
+    for experiment in analysis.experiments.iter().filter(repeats) {
+        let _ = writeln!(text, "\n### {}", experiment.name);
+        let _ = writeln!(text, "Here on {}.", escape(&experiment.on));
+        for table in experiment.description.tables {
+            let (who, hardware) = table.source();
+            let _ = writeln!(text, "Published in `{}`: {who}; {hardware}.", table.file);
+        }
+        if experiment.beside.is_empty() {
+            text.push_str("None of these rows was in this run.\n");
+            continue;
+        }
+        let names = [
+            "cell",
+            "published",
+            "unit",
+            "published",
+            "of raw",
+            "here",
+            "of raw",
+            "adaptive",
+            "of raw",
+        ];
+        head(text, &names, 3);
+        for it in &experiment.beside {
+            row(
+                text,
+                &[
+                    escape(&it.cell),
+                    escape(it.label),
+                    it.unit.into(),
+                    figure(it.published),
+                    ratio(it.published_of_raw),
+                    value(it.here),
+                    ratio(it.here_of_raw),
+                    value(it.adaptive),
+                    ratio(it.adaptive_of_raw),
+                ],
+            );
+        }
+    }
+}
+
+fn figures(text: &mut String, experiment: &Experiment) {
+    let is_tree = experiment.description.method == Method::Tree;
+    let speed = if is_tree { "s (quartiles)" } else { "MB/s (quartiles)" };
+    let of = if is_tree { "of loop" } else { "of raw" };
+    let _ = writeln!(text, "\n## {}\n{}", experiment.name, escape(experiment.description.question));
+    head(text, &["cell", "contender", speed, "mean µs", "p99 µs", of, "runs", "doubts"], 2);
+    for cell in &experiment.cells {
+        for (at, of) in cell.figures.iter().enumerate() {
+            let Spread { low, median, high, .. } = if is_tree { of.seconds } else { of.mb_s };
+            row(
+                text,
+                &[
+                    if at == 0 { escape(&cell.cell.name) } else { String::new() },
+                    of.contender.to_string(),
+                    format!("{} ({} to {})", figure(median), figure(low), figure(high)),
+                    optional(of.mean_us),
+                    optional(of.p99_us),
+                    ratio(of.ratio.map(|ratio| ratio.median)),
+                    of.seconds.count.to_string(),
+                    doubts(of),
+                ],
+            );
+        }
+    }
+    for (at, note) in experiment.notes.iter().enumerate() {
+        let _ = writeln!(text, "{}- {}", if at == 0 { "\n" } else { "" }, escape(note));
+    }
+}
+
+fn simulation(text: &mut String, simulation: &Simulation) {
+    let _ = writeln!(
+        text,
+        "\n## In virtual time, on the published machines\n{}",
+        escape(&simulation.verdict())
+    );
+    if let Some(changes) = simulation.changes.describe() {
+        let _ = writeln!(text, "\n**The machines were changed: {}.**", escape(&changes));
+    }
+    if !simulation.checks.is_empty() {
+        head(text, &["load on this machine", "", "MB/s here", "simulated", "error"], 2);
+        for check in &simulation.checks {
+            row(
+                text,
+                &[
+                    escape(&check.load),
+                    if check.fitted { "fitted".into() } else { String::new() },
+                    figure(check.measured),
+                    figure(check.simulated),
+                    format!("{:+.0} %", check.error() * 100.0),
+                ],
+            );
+        }
+    }
+    let names =
+        ["experiment", "row", "policy", "unit", "", "published", "simulated", "error", "adaptive"];
+    head(text, &names, 5);
+    for it in &simulation.rows {
+        row(
+            text,
+            &[
+                escape(&it.experiment),
+                escape(&it.row),
+                escape(&it.policy),
+                escape(&it.unit),
+                if it.fitted { "fitted".into() } else { String::new() },
+                figure(it.published),
+                figure(it.simulated),
+                it.error().map_or_else(String::new, |error| format!("{:+.0} %", error * 100.0)),
+                value(it.adaptive),
+            ],
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::tests::{analysis, simulated};
+
+    #[test]
+    fn the_document_begins_with_where_we_fall_short_and_has_every_table() {
+        let analysis = analysis();
+        let text = markdown(&analysis, Some(&simulated()));
+        let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what} is missing"));
+        assert!(at("## Where we fall short") < at("## Published, and here"));
+        assert!(at("## Published, and here") < at("## Verdicts"));
+        for experiment in &analysis.experiments {
+            at(&format!("\n## {}\n", experiment.name));
+            for table in experiment.description.tables {
+                at(&format!("`{}`", table.file));
+            }
+        }
+        // Every row of a table has the columns of its head.
+        let mut columns = 0;
+        for line in text.lines() {
+            let bars = line.replace("\\|", "").matches('|').count();
+            match (line.starts_with('|'), columns) {
+                (true, 0) => columns = bars,
+                (true, columns) => assert_eq!(bars, columns, "{line}"),
+                (false, _) => columns = 0,
+            }
+        }
+        // Texts of a file are text.
+        assert!(text.contains("\\<b\\>row") && !text.contains("<b>"), "hostile");
+    }
+}
