@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use ucrypt_backend::Errno;
 use ucrypt_dispatch::{Explored, Measured, Stats};
 
+use crate::meters::Cells;
+
 /// Counts of one queue. Only the queue's own thread writes them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -16,6 +18,7 @@ pub(crate) struct Counters {
     pub(crate) flushes: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) errors: AtomicU64,
+    pub(crate) cells: Cells,
     /// Error number of the last request that failed; 0 if none has.
     error: AtomicI32,
     /// As last published by the queue.

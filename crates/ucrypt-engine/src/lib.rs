@@ -8,6 +8,7 @@
 //! - [`volume`]: the state that all queues of a volume share;
 //! - [`queue`]: requests in, answers out, at any byte offset and length;
 //! - [`executor`]: time and workers as queues see them, real or simulated;
+//! - [`meters`]: what operators watch, counted by each queue;
 //! - `workers`: the threads that transform offloaded chunks;
 //! - `range_lock`: excludes other requests from a sector during its read-modify-write.
 
@@ -18,6 +19,7 @@ mod counters;
 mod data;
 pub mod executor;
 mod keys;
+pub mod meters;
 pub mod queue;
 mod range_lock;
 mod segments;

@@ -26,6 +26,7 @@ use ucrypt_dispatch::{
 };
 
 use crate::counters::Counters;
+use crate::meters::Sampler;
 use crate::volume::Volume;
 use crate::workers::Inbox;
 
@@ -118,6 +119,8 @@ pub struct Queue {
     /// An output was carried out since the machine was last asked for a plan.
     carried_out: bool,
     time: Time,
+    /// Which requests are timed.
+    sampler: Sampler,
     /// Rounds since the decisions were last published.
     unpublished: u32,
     wakers: Wakers,
@@ -205,6 +208,7 @@ impl Queue {
             planned: false,
             carried_out: false,
             time: Time::new(volume.clock.clone()),
+            sampler: Sampler::new(limits.synchronous),
             unpublished: 0,
             parked: VecDeque::with_capacity(depth as usize),
             done: VecDeque::with_capacity(depth as usize),

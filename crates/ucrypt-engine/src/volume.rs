@@ -11,6 +11,7 @@ use ucrypt_sector::SectorCipher;
 use crate::calibrate::Calibration;
 use crate::counters::{Counters, Decisions, Totals};
 use crate::executor::{Clock, Executor, Monotonic, WorkerPool};
+use crate::meters::Meters;
 use crate::queue::{Poll, Polling, Queue, QueueConfig};
 use crate::range_lock::RangeLock;
 use crate::segments::{CipherModel, Segment, Segments};
@@ -174,6 +175,7 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 struct Counted {
     queues: Vec<Arc<Counters>>,
     ended: Totals,
+    ended_meters: Box<Meters>,
 }
 
 const SECTOR: u64 = 512;
@@ -464,6 +466,18 @@ impl Volume {
         let mut counted = self.counted();
         counted.queues.retain(|known| !Arc::ptr_eq(known, counters));
         counted.ended.add(counters);
+        counters.cells.left(0);
+        counted.ended_meters.add(&counters.cells);
+    }
+
+    /// What operators watch, added up over all queues since the volume was opened.
+    pub fn meters(&self) -> Meters {
+        let counted = self.counted();
+        let mut meters = *counted.ended_meters;
+        for counters in &counted.queues {
+            meters.add(&counters.cells);
+        }
+        meters
     }
 
     fn counted(&self) -> MutexGuard<'_, Counted> {

@@ -8,6 +8,8 @@ use ucrypt_dispatch::{
 use super::Queue;
 use super::pieces::Plain;
 use super::tables::Chunk;
+use super::time::timed_for;
+use crate::meters::Place;
 use crate::segments::CipherOp;
 use crate::workers;
 
@@ -60,7 +62,7 @@ impl Queue {
         };
         bufs.clear();
         self.chunks[chunk.index()].bufs = bufs;
-        self.time.transformed(spent_ns);
+        self.transformed_here(chunk, spent_ns);
         // Memory cannot be made more durable, so FUA needs no further step.
         let is_durable = matches!(self.machine.op(chunk), Some(MachineOp::Write { fua: true }));
         let failed = self.volume.flush_error().filter(|_| is_durable);
@@ -80,7 +82,7 @@ impl Queue {
             Ok(false) => self.transform_bufs(chunk, target, bufs, CipherOp::Encrypt),
             Ok(true) => {
                 let spent_ns = self.time.since(started_ns);
-                self.time.transformed(spent_ns);
+                self.transformed_here(chunk, spent_ns);
                 self.chunks[chunk.index()].bufs = bufs;
                 self.machine.cipher_done(chunk, Ok(()), spent_ns, self.time.now_ns());
             }
@@ -203,9 +205,18 @@ impl Queue {
         let started_ns = self.time.start(count);
         let result = self.volume.segments.transform(segment, sector, &mut bufs, op);
         let spent_ns = self.time.since(started_ns);
-        self.time.transformed(spent_ns);
+        self.transformed_here(chunk, spent_ns);
         let result = self.settle(chunk, bufs, result);
         self.machine.cipher_done(chunk, result, spent_ns, self.time.now_ns());
+    }
+
+    /// Notes a transform on this thread, and how long it took if it was timed.
+    fn transformed_here(&mut self, chunk: ChunkId, spent_ns: Option<u64>) {
+        self.time.transformed(spent_ns);
+        let decrypts = self.machine.op(chunk) == Some(MachineOp::Read);
+        let stands_for = spent_ns.map_or(0, |_| timed_for(sectors(self.machine.parts(chunk))));
+        let spent_ns = spent_ns.unwrap_or(0) * stands_for;
+        self.counters.cells.transformed(Place::Inline, decrypts, spent_ns);
     }
 
     /// Puts the buffers of a transformed chunk where they are needed next.

@@ -3,12 +3,13 @@
 use std::io;
 
 use ucrypt_backend::Errno;
-use ucrypt_dispatch::{ChunkId, Environment, Output, Target};
+use ucrypt_dispatch::{ChunkId, Environment, Op as MachineOp, Output, Target};
 
 use super::Queue;
 use super::chunk_io::{Borrowed, sectors};
 use super::time::LONG_SECTORS;
 use crate::counters::Decisions;
+use crate::meters::Place;
 use crate::workers::Transformed;
 
 /// Rounds of the loop between two publications of the queue's decisions.
@@ -118,6 +119,8 @@ impl Queue {
                 self.time.read();
             }
             self.offloaded -= 1;
+            let decrypts = self.machine.op(chunk) == Some(MachineOp::Read);
+            self.counters.cells.transformed(Place::Worker, decrypts, spent_ns);
             let result = self.settle(chunk, bufs, result);
             self.machine.cipher_done(chunk, result, Some(spent_ns), self.time.now_ns());
         }

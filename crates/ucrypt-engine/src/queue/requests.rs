@@ -8,6 +8,7 @@ use super::tables::{Middle, RequestKind, Role};
 use super::{Done, Queue};
 use crate::counters::add;
 use crate::data::Whole;
+use crate::meters::Kind;
 use crate::range_lock::Mode;
 
 impl Queue {
@@ -15,10 +16,13 @@ impl Queue {
     pub(super) fn start(&mut self, source: Option<&[u8]>) {
         self.set_awake(true);
         let index = self.free.pop().expect("submit() saw a free place");
-        let request = &self.requests[index as usize];
+        self.counters.cells.arrived(self.requests.len() - self.free.len());
+        let request = &mut self.requests[index as usize];
+        request.arrived_ns = self.sampler.picks().then(|| self.time.exact_ns());
         // A request without a middle needs its range only if it has edges.
         let needs_range = request.middle.is_some() || request.mode != Mode::Shared;
-        self.choose_clock(request.len);
+        let len = request.len;
+        self.choose_clock(len);
         if !needs_range {
             self.end_request(index);
         } else if self.lock(index) {
@@ -218,11 +222,18 @@ impl Queue {
         if !self.requests[index as usize].pieces.is_empty() {
             self.deliver(index, data.take());
         }
+        self.counters.cells.left(self.requests.len() - self.free.len());
         self.done.push_back(Done { tag, result, data });
     }
 
     fn count(&self, index: u32) {
         let (request, counters) = (&self.requests[index as usize], &self.counters);
+        let kind = match request.kind {
+            RequestKind::Read => Kind::Read,
+            RequestKind::Write => Kind::Write,
+            RequestKind::Flush => Kind::Flush,
+            RequestKind::Discard => Kind::Discard,
+        };
         match request.error {
             None => {}
             // The client asked for it.
@@ -231,8 +242,13 @@ impl Queue {
             Some(Errno::OPNOTSUPP) if request.fast => return,
             Some(error) => {
                 counters.count_error(error);
+                counters.cells.failed(kind, error);
                 return self.volume.tell();
             }
+        }
+        if let Some(arrived_ns) = request.arrived_ns {
+            let latency_ns = self.time.exact_ns().saturating_sub(arrived_ns);
+            counters.cells.took(kind, request.len, latency_ns);
         }
         match request.kind {
             RequestKind::Read => {

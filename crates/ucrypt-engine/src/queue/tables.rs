@@ -38,6 +38,8 @@ pub(super) struct ClientRequest {
     pub(super) head: usize,
     /// Bytes requested by the client, for the counters and the answer.
     pub(super) len: u64,
+    /// When it arrived, if it is timed.
+    pub(super) arrived_ns: Option<u64>,
 }
 
 /// Pieces of client memory that each request has room for. Its list grows once if there are more.
@@ -63,6 +65,7 @@ impl Default for ClientRequest {
             error: None,
             head: 0,
             len: 0,
+            arrived_ns: None,
         }
     }
 }

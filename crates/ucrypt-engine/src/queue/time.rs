@@ -12,6 +12,11 @@ pub(super) const LONG_SECTORS: u64 = 32;
 /// this many short transforms is timed.
 const TIMED_EVERY: u32 = 16;
 
+/// How many transforms of this length a timed one stands for.
+pub(super) fn timed_for(sectors: u64) -> u64 {
+    if sectors >= LONG_SECTORS { 1 } else { u64::from(TIMED_EVERY) }
+}
+
 /// The time as a queue knows it, in nanoseconds of the volume's clock.
 pub(super) struct Time {
     clock: Arc<dyn Clock>,

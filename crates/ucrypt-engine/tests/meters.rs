@@ -1,0 +1,105 @@
+//! What operators watch is counted by each queue, and kept when the queue ends.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{backends, run, volume, volume_under};
+use ucrypt_backend::memory;
+use ucrypt_engine::meters::{Latencies, Meters};
+use ucrypt_engine::{Errno, Fixed, Io, PolicyKind, QueueConfig};
+
+const LEN: u64 = 4 << 20;
+
+const ROUNDS: u64 = 512;
+
+fn timed(all: &[Latencies]) -> u64 {
+    all.iter().map(Latencies::count).sum()
+}
+
+fn chunks(meters: &Meters) -> [u64; 4] {
+    let (inline, workers) = (meters.inline, meters.workers);
+    [inline.encrypted, inline.decrypted, workers.encrypted, workers.decrypted]
+}
+
+#[test]
+fn what_a_queue_has_counted_stays_when_it_ends() {
+    for (name, backend, _dir) in backends(LEN) {
+        let volume = volume(backend, 0, LEN, 4096);
+        assert_eq!(volume.meters(), Meters::default(), "{name}");
+        let mut queue = volume.queue(QueueConfig::new(1 << 20, 8)).unwrap();
+        let data = vec![7; 65536];
+        for round in 0..ROUNDS {
+            run(&mut queue, Io::write_borrowed(round % 64 * 4096, &data[..4096], false))
+                .result
+                .unwrap();
+            run(&mut queue, Io::read(0, 65536)).result.unwrap();
+        }
+        run(&mut queue, Io::Flush).result.unwrap();
+        let before = volume.meters();
+        drop(queue);
+        let after = volume.meters();
+        assert_eq!(before, after, "{name}");
+        let requests = 2 * ROUNDS + 1;
+        assert_eq!(after.depths.count(), requests, "{name}");
+        assert_eq!((after.depths.sum, after.in_flight), (requests, 0), "{name}");
+        // A sample: at least the first, by the largest size of its class.
+        assert!(after.writes[0].count() > 0 && timed(&after.writes[1..]) == 0, "{name}");
+        assert!(after.reads[2].count() > 0 && after.reads[0].count() == 0, "{name}");
+        assert!(timed(&after.writes) < ROUNDS && after.writes[0].sum > 0, "{name}");
+        let [encrypted, decrypted, ..] = chunks(&after);
+        assert!(chunks(&after).iter().sum::<u64>() >= 2 * ROUNDS, "{name}: {after:?}");
+        assert!(encrypted + after.workers.encrypted >= ROUNDS, "{name}");
+        assert!(decrypted + after.workers.decrypted >= ROUNDS, "{name}");
+        assert!(after.inline.encrypt_ns + after.workers.encrypt_ns > 0, "{name}");
+    }
+}
+
+#[test]
+fn chunks_of_workers_are_told_from_those_of_the_queue() {
+    for (policy, by_workers) in [
+        (PolicyKind::Fixed(Fixed::Inline), false),
+        (PolicyKind::Fixed(Fixed::Unbound { sorted: true }), true),
+    ] {
+        let volume = volume_under(policy, Arc::new(memory(LEN).unwrap()), 0, LEN, 512);
+        let mut queue = volume.queue(QueueConfig::new(1 << 20, 8)).unwrap();
+        for _ in 0..8 {
+            run(&mut queue, Io::write_borrowed(0, &[1; 8192], false)).result.unwrap();
+            run(&mut queue, Io::read(0, 8192)).result.unwrap();
+        }
+        let [encrypted, decrypted, by_worker_encrypted, by_worker_decrypted] =
+            chunks(&volume.meters());
+        if by_workers {
+            assert!(by_worker_encrypted >= 8 && by_worker_decrypted >= 8, "{:?}", volume.meters());
+        } else {
+            assert_eq!((by_worker_encrypted, by_worker_decrypted), (0, 0));
+            assert!(encrypted >= 8 && decrypted >= 8, "{:?}", volume.meters());
+        }
+    }
+}
+
+#[test]
+fn requests_under_way_are_seen_and_failed_ones_are_told_by_kind_and_error() {
+    let volume = volume(Arc::new(memory(LEN).unwrap()), 0, LEN, 512);
+    let mut queue = volume.queue(QueueConfig::new(1 << 20, 8)).unwrap();
+    volume.halt();
+    for tag in 0..3 {
+        queue.submit(tag, Io::read(0, 512)).unwrap();
+    }
+    assert_eq!(volume.meters().in_flight, 3);
+    // Requests that waited for a key that does not come.
+    volume.abandon();
+    queue.poll().unwrap();
+    let mut failed = 0;
+    while failed < 3 {
+        queue.wait().unwrap();
+        while let Some(done) = queue.next_done() {
+            assert_eq!(done.result, Err(Errno::IO));
+            failed += 1;
+        }
+    }
+    let meters = volume.meters();
+    assert_eq!((meters.in_flight, meters.errors[0].io), (0, 3));
+    assert_eq!(meters.errors[1..].iter().map(|kind| kind.io + kind.other).sum::<u64>(), 0);
+    assert_eq!(timed(&meters.reads), 0, "a failed request has no latency");
+}
