@@ -17,6 +17,7 @@ mod table;
 pub mod ublk;
 mod unix_socket;
 pub mod vhost_user;
+mod visits;
 mod waiter;
 
-pub use unix_socket::SocketError;
+pub use unix_socket::{SocketError, UnixSocket};

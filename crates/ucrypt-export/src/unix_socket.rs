@@ -33,7 +33,8 @@ pub enum SocketError {
 }
 
 /// A socket that listens and does not block. Dropping it removes its file.
-pub(crate) struct UnixSocket {
+#[derive(Debug)]
+pub struct UnixSocket {
     socket: OwnedFd,
     path: PathBuf,
     inode: u64,
@@ -41,7 +42,10 @@ pub(crate) struct UnixSocket {
 
 impl UnixSocket {
     /// Listens at `path`, for this user only; replaces the socket of a server that is gone.
-    pub(crate) fn listen(path: &Path) -> Result<Self, SocketError> {
+    ///
+    /// # Errors
+    /// Somebody else listens there, another file is in the way, or the system refuses.
+    pub fn listen(path: &Path) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Io { path: path.to_owned(), source };
         remove_stale(path)?;
         let socket = bound(path).map_err(|errno| failed(errno.into()))?;

@@ -28,4 +28,4 @@ mod seldom;
 mod server;
 
 pub use address::{Address, AddressError};
-pub use server::{Report, Server, ServerConfig, ServerError};
+pub use server::{Admitted, Report, Server, ServerConfig, ServerError};

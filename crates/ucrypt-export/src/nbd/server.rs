@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use super::request::Negotiated;
 use super::seldom::{Seldom, SeldomByUser, and_before};
 use crate::memory;
 use crate::stop::Stop;
+use crate::visits::Visits;
 
 /// Send buffer of a Unix socket in bytes; the system may grant less.
 const SEND_BUFFER: usize = 1 << 20;
@@ -51,6 +53,8 @@ pub struct ServerConfig {
     pub any_user: bool,
     /// Is told of clients that fail.
     pub report: Report,
+    /// Is told of clients that are served and of their end, in at most 20 lines a minute.
+    pub visits: Option<Report>,
 }
 
 impl Default for ServerConfig {
@@ -62,6 +66,7 @@ impl Default for ServerConfig {
             handshake_timeout: Duration::from_secs(20),
             any_user: false,
             report: Arc::new(|_| {}),
+            visits: None,
         }
     }
 }
@@ -116,7 +121,10 @@ impl Server {
         let is_tcp = listener.is_tcp();
         let (stop, no_more) = (Stop::new()?, Stop::new()?);
         let lines = Lines::default();
-        let shared = Arc::new(Shared { volume, config, stop, no_more, clients, is_tcp, lines });
+        let (admitted, visits) = (AtomicU64::new(0), Visits::default());
+        let shared =
+            Shared { volume, config, stop, no_more, clients, is_tcp, lines, admitted, visits };
+        let shared = Arc::new(shared);
         let acceptor = Acceptor { shared: shared.clone(), clients: Vec::new(), number: 0 };
         let acceptor = thread::Builder::new()
             .name("nbd-accept".into())
@@ -132,6 +140,15 @@ impl Server {
     /// Clients that are being served and have not hung up.
     pub fn clients(&self) -> usize {
         self.shared.clients.count()
+    }
+
+    /// Has the clients counted whenever it is called, also after the server has ended.
+    pub fn watch(&self) -> impl Fn() -> Admitted + Send + Sync + use<> {
+        let shared = self.shared.clone();
+        move || Admitted {
+            now: shared.clients.served() as u64,
+            since_start: shared.admitted.load(Ordering::Relaxed),
+        }
     }
 
     /// Clients that have hung up while the volume had not answered all their requests.
@@ -200,6 +217,15 @@ impl Drop for Server {
     }
 }
 
+/// Clients that have finished their handshake.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Admitted {
+    /// Those that are served now.
+    pub now: u64,
+    /// All since the server was started.
+    pub since_start: u64,
+}
+
 /// What clients are told about the volume.
 fn export(volume: &Volume, config: &ServerConfig) -> Export {
     let info = volume.info();
@@ -238,6 +264,9 @@ struct Shared {
     clients: Clients,
     is_tcp: bool,
     lines: Lines,
+    /// Clients that have been served so far.
+    admitted: AtomicU64,
+    visits: Visits,
 }
 
 impl Shared {
@@ -415,7 +444,16 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
         structured: negotiated.structured,
         depth: DEPTH,
     };
-    Connection::new(socket, stop, service).run()
+    shared.admitted.fetch_add(1, Ordering::Relaxed);
+    let visit = |what: &str| {
+        if let Some(tell) = &config.visits {
+            shared.visits.tell(&**tell, || format!("NBD client {number} {what}"));
+        }
+    };
+    visit("has connected");
+    let served = Connection::new(socket, stop, service).run();
+    visit("has gone");
+    served
 }
 
 /// A client that is not served.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -19,8 +19,10 @@ use super::device::Device;
 use super::request::ID_LEN;
 use super::ring::DeviceState;
 use super::ring_control::AtEnd;
+use crate::nbd::Admitted;
 use crate::stop::Stop;
 use crate::unix_socket::{SocketError, UnixSocket};
+use crate::visits::Visits;
 
 /// Gets one line for each problem with a front end or a guest, from any thread.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
@@ -35,6 +37,8 @@ pub struct ServerConfig {
     pub serial: String,
     /// Is told of front ends and guests that break the rules.
     pub report: Report,
+    /// Is told of front ends that connect and leave, in at most 20 lines a minute.
+    pub visits: Option<Report>,
     /// How long [`Server::shutdown`] waits for requests in flight. A front end can make it wait, for
     /// example by memory in a file system whose server does not answer, and so can the image.
     pub patience: Duration,
@@ -46,7 +50,7 @@ const GRACE: Duration = Duration::from_secs(1);
 impl Default for ServerConfig {
     fn default() -> Self {
         let patience = Duration::from_secs(30);
-        Self { serial: "ucrypt".into(), report: Arc::new(|_| {}), patience }
+        Self { serial: "ucrypt".into(), report: Arc::new(|_| {}), visits: None, patience }
     }
 }
 
@@ -75,6 +79,8 @@ struct Shared {
     client: Mutex<Option<OwnedFd>>,
     /// Readable when the thread has ended.
     ended: OwnedFd,
+    /// Front ends that have connected so far.
+    admitted: AtomicU64,
 }
 
 impl Server {
@@ -100,8 +106,19 @@ impl Server {
         });
         let ended = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
         let at_end = AtEnd(ended.try_clone()?);
-        let shared = Arc::new(Shared { device: state.clone(), client: Mutex::default(), ended });
-        let listener = Listener { socket, shared: shared.clone(), state };
+        let shared = Arc::new(Shared {
+            device: state.clone(),
+            client: Mutex::default(),
+            ended,
+            admitted: AtomicU64::new(0),
+        });
+        let listener = Listener {
+            socket,
+            shared: shared.clone(),
+            state,
+            visits: Visits::default(),
+            tell: config.visits.clone(),
+        };
         let serve = move || {
             let _at_end = at_end;
             listener.run();
@@ -113,6 +130,15 @@ impl Server {
     /// Where front ends connect.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Has the front ends counted whenever it is called, also after the server has ended.
+    pub fn watch(&self) -> impl Fn() -> Admitted + Send + Sync + use<> {
+        let shared = self.shared.clone();
+        move || Admitted {
+            now: u64::from(shared.client().is_some()),
+            since_start: shared.admitted.load(Ordering::Relaxed),
+        }
     }
 
     /// Takes no more front ends and no more requests, and returns at once. Requests that were taken
@@ -166,6 +192,8 @@ struct Listener {
     socket: UnixSocket,
     shared: Arc<Shared>,
     state: Arc<DeviceState>,
+    visits: Visits,
+    tell: Option<Report>,
 }
 
 impl Listener {
@@ -173,10 +201,19 @@ impl Listener {
         while !self.state.stop.is_set() {
             match self.accept() {
                 Ok(client) => {
+                    let number = self.shared.admitted.fetch_add(1, Ordering::Relaxed) + 1;
+                    let visit = |what: &str| {
+                        let line = || format!("vhost-user front end {number} {what}");
+                        if let Some(tell) = &self.tell {
+                            self.visits.tell(&**tell, line);
+                        }
+                    };
+                    visit("has connected");
                     if let Err(error) = self.serve(client) {
                         (self.state.report)(&format!("vhost-user front end: {error}"));
                     }
                     *self.shared.client() = None;
+                    visit("has gone");
                 }
                 Err(Errno::AGAIN) => self.wait(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}

@@ -59,7 +59,8 @@ impl Harness {
             sink.lock().expect("reports").push(line.to_owned());
         });
         let patience = self.patience;
-        let config = ServerConfig { serial: "test-disk".into(), report, patience };
+        let config =
+            ServerConfig { serial: "test-disk".into(), report, patience, ..Default::default() };
         self.server = Some(Server::start(volume, &self.socket(), &config).expect("a server"));
     }
 
