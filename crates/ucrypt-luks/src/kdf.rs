@@ -8,6 +8,7 @@ use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
 use zeroize::Zeroize;
 
+use crate::derivations;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::memory::{self, Permit};
@@ -118,6 +119,7 @@ impl Kdf {
         if out.is_empty() || out.len() > KEY_LEN_MAX {
             return Err(Error::damaged("key size", format!("{} bytes", out.len())));
         }
+        let _watched = derivations::begin(self);
         match self {
             Self::Pbkdf2 { hash, iterations } => {
                 Hash::from_name(hash)?.pbkdf2(passphrase, salt, *iterations, out);

@@ -36,6 +36,7 @@ mod area;
 mod attempt;
 mod backup;
 mod convert;
+mod derivations;
 mod dump;
 mod error;
 mod fields;
@@ -62,6 +63,7 @@ mod volume;
 
 pub use backup::{Restore, restore};
 pub use convert::{Conversion, finish as finish_conversion, to_luks1, to_luks2};
+pub use derivations::watch_derivations;
 pub use error::{Error, Result};
 pub use fields::FieldText;
 pub use hash::Hash;
