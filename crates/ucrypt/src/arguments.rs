@@ -136,7 +136,7 @@ fn expand(mut words: Vec<OsString>) -> Vec<OsString> {
     // Some actions have `-h HASH`. At the end of the line `-h` has no value, so it asks for help.
     let ends_options = words.iter().any(|word| word == "--");
     if let Some(last) = words.last_mut().filter(|last| *last == "-h" && !ends_options) {
-        *last = "--help".into();
+        *last = "-?".into();
     }
     words
 }
@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn a_hash_without_a_name_is_a_call_for_help() {
-        assert_eq!(expanded(&["-h"]), ["--help"]);
-        assert_eq!(expanded(&["open", "-h"]), ["open", "--help"]);
+        assert_eq!(expanded(&["-h"]), ["-?"]);
+        assert_eq!(expanded(&["open", "-h"]), ["open", "-?"]);
         assert_eq!(expanded(&["open", "-h", "sha256"]), ["open", "-h", "sha256"]);
         assert_eq!(expanded(&["status", "--", "-h"]), ["status", "--", "-h"]);
     }

@@ -22,7 +22,9 @@ use crate::arguments::arguments;
 use crate::ending::{LastFlush, Troubles, signals};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
+use crate::log::{self, Level, Log, LogArgs, event};
 use crate::luks::{check_flags, store_flags};
+use crate::metrics::{Bound, MetricsArgs};
 use crate::notify::Notifier;
 use crate::passphrase::Secret;
 use crate::runtime::RuntimePaths;
@@ -34,7 +36,6 @@ use crate::volume::{KeySource, VolumeArgs};
 mod control;
 mod life;
 mod link;
-mod log;
 mod mounts;
 mod name_lock;
 mod resilience;
@@ -42,9 +43,9 @@ mod served;
 mod show;
 mod suspend;
 
-pub(crate) use log::To as LogTo;
+pub(crate) use resilience::resident_bytes;
 pub(crate) use served::Served;
-pub(crate) use show::FLUSH_FAILED;
+pub(crate) use show::{FLUSH_FAILED, clean, columns, cut_end, duration, per_second};
 pub(crate) use suspend::{ResumeArgs, SuspendArgs, resume, suspend};
 
 use life::Life;
@@ -91,10 +92,6 @@ pub(crate) struct OpenArgs {
     /// If the server dies, let the requests of the ublk device wait until the volume is opened again
     #[arg(long)]
     ublk_wait: bool,
-    /// Where the server says what went wrong later: syslog, or a file; without it a file in the
-    /// runtime directory
-    #[arg(long, value_name = "syslog|FILE")]
-    log: Option<log::To>,
     /// Serve the volume from this process until it is closed, for service managers; systemd is told when
     /// the device can be used. Messages go to standard error unless --log names something else
     #[arg(long, conflicts_with = "persistent")]
@@ -112,6 +109,10 @@ pub(crate) struct OpenArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     #[command(flatten)]
     volume: VolumeArgs,
 }
@@ -146,6 +147,12 @@ pub(crate) struct ResizeArgs {
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
+    /// Show exact sizes, in bytes
+    #[arg(long, conflicts_with = "json")]
+    bytes: bool,
+    /// Cut nothing; else the table has the terminal's width, or 60 columns
+    #[arg(long, conflicts_with = "json")]
+    wide: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -159,6 +166,9 @@ pub(crate) struct StatusArgs {
     /// Show how requests were dispatched, and the measurements behind it
     #[arg(long)]
     dispatch: bool,
+    /// Show exact sizes, in bytes
+    #[arg(long, conflicts_with_all = ["json", "dispatch"])]
+    bytes: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -232,7 +242,7 @@ impl OpenArgs {
     pub(crate) fn new(
         (image, name): (&Path, &str),
         served: Option<Served>,
-        (log, ublk_wait): (Option<log::To>, bool),
+        (log, metrics, ublk_wait): (LogArgs, MetricsArgs, bool),
         volume: VolumeArgs,
     ) -> Self {
         Self {
@@ -242,6 +252,7 @@ impl OpenArgs {
             partscan: false,
             ublk_wait,
             log,
+            metrics,
             foreground: false,
             test_passphrase: false,
             unbound: false,
@@ -264,9 +275,8 @@ impl OpenArgs {
         served.check()?;
         // Only a test: the server takes the name for good.
         drop(NameLock::take(&paths, served.is_device())?);
-        if let Some(log) = &self.log {
-            drop(log.open()?);
-        }
+        self.log.check()?;
+        self.metrics.check()?;
         Ok(paths)
     }
 
@@ -403,17 +413,15 @@ pub(crate) fn serve(args: &OpenArgs) -> Result<(), Failure> {
 pub(crate) fn serve_mounted(args: &OpenArgs, mounted: Option<PathBuf>) -> Result<(), Failure> {
     let notifier = args.notifier();
     let life = start(args, mounted, &notifier).inspect_err(|failure| notifier.failed(failure))?;
-    let (life, events, log) = life;
+    let (life, events) = life;
     let served = life.run(events, &notifier);
     // Report the failure before `finish`, which waits for the log.
     let served = served.map_err(|failure| {
         notifier.failed(&failure);
-        say_line(&failure);
+        event(Level::Error, "ended", &failure);
         Failure { message: String::new(), ..failure }
     });
-    if let Some(log) = log {
-        log.finish().map_err(cannot_start)?;
-    }
+    log::finish(!args.foreground).map_err(cannot_start)?;
     served
 }
 
@@ -426,7 +434,7 @@ fn start(
     args: &OpenArgs,
     mounted: Option<PathBuf>,
     notifier: &Notifier,
-) -> Result<(Life, Events<control::Asked>, Option<log::Log>), Failure> {
+) -> Result<(Life, Events<control::Asked>), Failure> {
     let failed = cannot_start::<io::Error>;
     if !args.foreground {
         // Fails only for the leader of a process group, which a child of `open` is not.
@@ -444,8 +452,9 @@ fn start(
     let claim = NameLock::take(&paths, served_as.is_device())?;
     // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| paths.clean_up();
-    let usual_log = (!args.foreground).then(|| log::To::File(paths.log()));
-    let log = args.log.clone().or(usual_log).map(|log| log.open()).transpose()?;
+    let usual_log = if args.foreground { log::To::Stderr } else { log::To::File(paths.log()) };
+    let log = args.log.open(usual_log, paths.name())?;
+    let metrics = args.metrics.listen()?;
     let volume = args.volume.clone().for_serving(served_as.memory(), 1);
     let opened = volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;
@@ -457,6 +466,9 @@ fn start(
     let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
     let started = served_as.start(&opened, &paths, args);
     let (exports, link, device) = started.inspect_err(failed_later)?;
+    let serve =
+        |bound: Bound| bound.serve(paths.name(), &exports.kinds(), &opened, exports.clients());
+    let metrics = metrics.map(serve).transpose().inspect_err(failed_later)?;
     control::start(&paths, events.sender()).inspect_err(failed_later)?;
     resilience.lock_memory();
     // If `open` has gone, the volume is still open, and `list` shows it.
@@ -466,8 +478,12 @@ fn start(
         (true, true) => announce(json!({ "name": paths.name(), "device": device })),
     }
     .inspect_err(failed_later)?;
-    detach(args.foreground, log.as_ref()).map_err(failed)?;
+    detach(args.foreground, &log).map_err(failed)?;
     notifier.ready(&format!("serves {} as {device}", opened.facts.image));
+    let log_place = log.to().describe();
+    log.install();
+    let image = &opened.facts.image;
+    event(Level::Info, "opened", format_args!("opened {image} as {device}"));
     let life = Life {
         paths,
         claim,
@@ -482,8 +498,11 @@ fn start(
         limit_of_all: None,
         heartbeat: notifier.heartbeat(),
         mounted,
+        metrics,
+        log: log_place,
+        started: Instant::now(),
     };
-    Ok((life, events, log))
+    Ok((life, events))
 }
 
 /// Reads the secret that `open` passes on. Reads without a buffer, because nobody would wipe its
@@ -507,15 +526,13 @@ fn secret() -> io::Result<Secret> {
 
 /// Detaches from the directory in which `open` was called and, unless in the foreground, from the
 /// terminal.
-fn detach(foreground: bool, log: Option<&log::Log>) -> io::Result<()> {
+fn detach(foreground: bool, log: &Log) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     if !foreground {
         rustix::stdio::dup2_stdout(&null)?;
     }
-    if let Some(log) = log {
-        log.take_stderr()?;
-    }
+    log.take_stderr()?;
     rustix::process::chdir("/")?;
     Ok(())
 }
@@ -647,6 +664,14 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<(), Failure> {
     said(&control::ask(&paths, request)?)
 }
 
+/// Columns of `list` where its output is no terminal, and the fewest.
+const LIST_WIDTH: usize = 60;
+
+fn list_width() -> usize {
+    let terminal = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
+    terminal.map_or(LIST_WIDTH, |size| usize::from(size.ws_col)).max(LIST_WIDTH)
+}
+
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     let ask = |paths: RuntimePaths| {
         let mut status = control::ask(&paths, control::Request::Status)
@@ -658,7 +683,8 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     if args.json {
         print_line(format_args!("{:#}", Value::from(volumes)))
     } else {
-        print(&show::list(&volumes))
+        let width = (!args.wide).then(list_width);
+        print(&show::list(&volumes, width, args.bytes))
     }
 }
 
@@ -667,7 +693,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     match control::ask(&paths, control::Request::Status) {
         Ok(status) if args.json => print_line(format_args!("{status:#}")),
         Ok(status) if args.dispatch => print(&show::dispatch(&status)),
-        Ok(status) => print(&show::status(&status)),
+        Ok(status) => show_status(&paths, &status, args.bytes),
         Err(failure) => {
             if args.json {
                 print_line(json!({ "active": false }))?;
@@ -677,6 +703,57 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             Err(failure)
         }
     }
+}
+
+/// How long `status` looks at a volume to tell what it does now.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// Prints the status of an open volume, with what it does now and who uses it.
+fn show_status(paths: &RuntimePaths, first: &Value, bytes: bool) -> Result<(), Failure> {
+    let begin = Instant::now();
+    let users = users_of(first);
+    std::thread::sleep(LOOK.saturating_sub(begin.elapsed()));
+    // A volume that has ended meanwhile has a status all the same: the first one.
+    let later = control::ask(paths, control::Request::Status).ok();
+    let around = show::Around {
+        later: later.as_ref().map(|later| (later, begin.elapsed())),
+        users: &users,
+        bytes,
+    };
+    print(&show::status(first, &around))
+}
+
+/// Who uses the device or file of an open volume, as far as this process sees.
+fn users_of(status: &Value) -> Vec<String> {
+    let device = Path::new(status["device"].as_str().unwrap_or_default());
+    // A file is not looked at: the server may not answer.
+    let device = if device.starts_with("/dev") { device.canonicalize() } else { Ok(device.into()) };
+    let server = status["server"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+    match device {
+        Ok(path) if path.is_absolute() => users::beside(&[path.as_path()], server.unwrap_or(0)),
+        _ => Vec::new(),
+    }
+}
+
+/// The status of volumes, by name; the failure of those whose server does not answer.
+pub(crate) type Answers = Vec<(String, Result<Value, String>)>;
+
+/// Asks the servers of all open volumes of this user; each may take so long.
+pub(crate) fn statuses(patience: Duration) -> Result<Answers, Failure> {
+    let all = RuntimePaths::all()?;
+    // One that hangs keeps the others from nothing.
+    let ask = |paths: &RuntimePaths| {
+        control::status_within(paths, patience).map_err(|failure| failure.message)
+    };
+    Ok(std::thread::scope(|scope| {
+        let asking: Vec<_> =
+            all.iter().map(|paths| (paths, scope.spawn(move || ask(paths)))).collect();
+        let answered = asking.into_iter().map(|(paths, asking)| {
+            let answer = asking.join().unwrap_or_else(|_| Err("cannot be asked".into()));
+            (paths.name().to_owned(), answer)
+        });
+        answered.collect()
+    }))
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use ucrypt_engine::{Io, Queue, QueueConfig, Volume};
 
 use crate::background::FLUSH_FAILED;
 use crate::failure::Failure;
+use crate::log::{Level, event};
 use crate::serve::Exports;
-use crate::stdio::say_line;
 use crate::users;
 use crate::volume::Opened;
 
@@ -69,12 +69,13 @@ impl Ending {
         if !self.waited {
             self.waited = true;
             self.users = exports.users();
-            say_line(format_args!(
+            let what = format!(
                 "{} while {name} is in use{}: waits for at most {} s; a second signal ends it at once",
                 name_of(self.signal),
                 users::by(&self.users),
                 USERS_PATIENCE.as_secs()
-            ));
+            );
+            event(Level::Warning, "signal", what);
         }
         Step::Wait
     }
@@ -111,7 +112,7 @@ impl Watchdog {
         Self::start(USERS_PATIENCE + SIGNAL_LIMIT, last_words)
     }
 
-    /// `last_words` gets the failure to report.
+    /// `last_words` gets the failure, which is logged.
     pub(crate) fn start(
         limit: Duration,
         last_words: impl FnOnce(&Failure) + Send + 'static,
@@ -124,12 +125,14 @@ impl Watchdog {
                      be lost",
                     limit.as_secs()
                 ));
+                event(Level::Error, "end-timed-out", &failure);
                 last_words(&failure);
                 std::process::exit(failure.code.into());
             }
         };
         if let Err(error) = std::thread::Builder::new().name("watchdog".into()).spawn(watch) {
-            say_line(format_args!("the end has no limit in time: no thread: {error}"));
+            let what = format!("the end has no limit in time: no thread: {error}");
+            event(Level::Warning, "no-watchdog", what);
         }
         Self { _ended: ended }
     }
@@ -148,10 +151,8 @@ impl Troubles {
     pub(crate) fn look(&mut self, opened: &Opened) -> Option<Instant> {
         if let (Some(error), false) = (opened.volume.flush_error(), self.flush_told) {
             self.flush_told = true;
-            say_line(format_args!(
-                "a flush of {} failed: {error}; {FLUSH_FAILED}",
-                opened.facts.image
-            ));
+            let what = format!("a flush of {} failed: {error}; {FLUSH_FAILED}", opened.facts.image);
+            event(Level::Error, "flush-failed", what);
         }
         if opened.volume.totals().errors == self.told {
             return None;
@@ -176,7 +177,8 @@ impl Troubles {
         let why =
             totals.last_error.map_or_else(String::new, |error| format!(", the last: {error}"));
         let requests = if count == 1 { "request" } else { "requests" };
-        say_line(format_args!("{count} {requests} to {} failed{why}", opened.facts.image));
+        let what = format!("{count} {requests} to {} failed{why}", opened.facts.image);
+        event(Level::Error, "requests-failed", what);
     }
 }
 

@@ -128,6 +128,15 @@ impl From<ucrypt_export::ublk::UblkError> for Failure {
     }
 }
 
+impl From<ucrypt_export::SocketError> for Failure {
+    fn from(error: ucrypt_export::SocketError) -> Self {
+        match error {
+            ucrypt_export::SocketError::InUse(_) => Self::busy(error),
+            error => Self::device(error),
+        }
+    }
+}
+
 impl From<ucrypt_export::nbd::ServerError> for Failure {
     fn from(error: ucrypt_export::nbd::ServerError) -> Self {
         use ucrypt_export::SocketError;

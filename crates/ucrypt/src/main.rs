@@ -18,11 +18,14 @@ mod effects;
 mod ending;
 mod events;
 mod failure;
+mod help;
 mod keyring;
 mod lab;
+mod log;
 mod luks;
 mod machine;
 mod memory;
+mod metrics;
 mod mount;
 mod notify;
 mod octal;
@@ -30,6 +33,7 @@ mod options;
 mod pages;
 mod passphrase;
 mod programs;
+mod progress;
 mod runtime;
 mod secrecy;
 mod serve;
@@ -37,6 +41,7 @@ mod size;
 mod stdio;
 mod terminal;
 mod token_unlock;
+mod top;
 mod transfer;
 mod ucrypttab;
 mod user;
@@ -58,7 +63,7 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_COMMIT"));
 #[derive(Debug, Parser)]
 #[command(name = "ucrypt", version = VERSION, disable_help_flag = true)]
 struct Cli {
-    /// Print help
+    /// Print help: the options that most people need (-h), or all (--help)
     #[arg(short = '?', long, action = ArgAction::Help, global = true)]
     help: Option<bool>,
     /// Say how the action ended
@@ -68,10 +73,10 @@ struct Cli {
     #[arg(long, alias = "debug-json", global = true)]
     debug: bool,
     /// Take no lock against other changes of a header
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true)]
     disable_locks: bool,
     /// Check the command line, and do nothing
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true)]
     test_args: bool,
     #[command(subcommand)]
     action: Action,
@@ -99,6 +104,8 @@ enum Action {
     Attach(ucrypttab::AttachArgs),
     /// Close volumes that /etc/ucrypttab describes
     Detach(ucrypttab::DetachArgs),
+    /// Watch what all open volumes do
+    Top(top::TopArgs),
     /// Change the size of an open volume; to that of its image if none is given
     Resize(background::ResizeArgs),
     /// Take the key away from an open volume; its requests wait
@@ -203,7 +210,7 @@ fn main() -> ExitCode {
         Err(failure) => return exit(Err(failure), false),
     };
     let words = std::iter::once("ucrypt".into()).chain(words);
-    let parsed = Cli::command().try_get_matches_from(words).and_then(|matches| {
+    let parsed = help::arranged(Cli::command()).try_get_matches_from(words).and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
     });
@@ -213,6 +220,7 @@ fn main() -> ExitCode {
     };
     let sound = matches.subcommand().map_or(Ok(()), |(name, given)| effects::check(name, given));
     memory::guard(cli.debug);
+    progress::show_derivations();
     // Only the action that the user called reports how it ended, not the server that `open` starts.
     let is_server = matches
         .subcommand_name()
@@ -277,6 +285,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Umount(args) => mount::umount(&args),
         Action::Attach(args) => ucrypttab::attach(&args),
         Action::Detach(args) => ucrypttab::detach(&args),
+        Action::Top(args) => top::run(&args),
         Action::Resize(args) => background::resize(&args),
         Action::LuksSuspend(args) => background::suspend(&args),
         Action::LuksResume(args) => background::resume(&args),
@@ -304,8 +313,8 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Doctor(args) => doctor::run(&args),
         Action::Demo(args) => demo::run(&args),
         Action::Lab(args) => lab::run(&args),
-        Action::Completions(args) => pages::completions(&args, Cli::command()),
-        Action::ManPages(args) => pages::man_pages(&args, Cli::command()),
+        Action::Completions(args) => pages::completions(&args, help::arranged(Cli::command())),
+        Action::ManPages(args) => pages::man_pages(&args, help::arranged(Cli::command())),
         Action::Background(args) => background::serve(&args),
         Action::BackgroundMount(args) => mount::serve(&args),
         Action::SystemdGenerator(args) => ucrypttab::generate(&args),

@@ -17,8 +17,10 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::background::{self, LogTo, OpenArgs, Served, as_option};
+use crate::background::{self, OpenArgs, Served, as_option};
 use crate::failure::Failure;
+use crate::log::LogArgs;
+use crate::metrics::MetricsArgs;
 use crate::programs;
 use crate::runtime::RuntimePaths;
 use crate::stdio::{announce, say_line, say_verbose};
@@ -72,13 +74,13 @@ pub(crate) struct MountArgs {
     /// If the server dies, let the requests of the ublk device wait until the volume is opened again
     #[arg(long)]
     ublk_wait: bool,
-    /// Where the server says what went wrong later: syslog, or a file; without it a file in the
-    /// runtime directory
-    #[arg(long, value_name = "syslog|FILE")]
-    log: Option<LogTo>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     #[command(flatten)]
     volume: VolumeArgs,
 }
@@ -109,7 +111,12 @@ impl MountArgs {
     fn open_args(&self, name: &str) -> OpenArgs {
         let volume = self.volume.clone();
         let volume = if self.is_readonly() { volume.for_reading() } else { volume };
-        OpenArgs::new((&self.image, name), self.served, (self.log.clone(), self.ublk_wait), volume)
+        OpenArgs::new(
+            (&self.image, name),
+            self.served,
+            (self.log.clone(), self.metrics.clone(), self.ublk_wait),
+            volume,
+        )
     }
 
     fn wanted(&self) -> Result<Wanted<'_>, Failure> {

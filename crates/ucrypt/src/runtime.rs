@@ -41,13 +41,16 @@ impl RuntimePaths {
         Ok(Self { dir: directory(), name: name.into() })
     }
 
-    /// The paths of a volume that should be open. `name` is its name, or the path of its device or
-    /// file as `open` printed it.
+    /// The paths of a volume that should be open. `name` is its name, the path of its device or file
+    /// as `open` printed it, or the device's own, as in `/dev/loop3`.
     pub(crate) fn of_open(name: &str) -> Result<Self, Failure> {
-        let path = Path::new(name);
+        // A name has no '/', so that what has one is a path.
+        let path = if name.contains('/') { std::path::absolute(name) } else { Ok(name.into()) };
+        let path = &path.unwrap_or_else(|_| name.into());
         let known = [Path::new("/dev/ucrypt"), &directory()].map(|dir| path.strip_prefix(dir).ok());
-        let short = known.into_iter().flatten().find_map(Path::to_str);
-        Self::of(short.unwrap_or(name))
+        let short = known.into_iter().flatten().find_map(Path::to_str).map(str::to_owned);
+        let short = short.or_else(|| name_of_device(path));
+        Self::of(short.as_deref().unwrap_or(name))
     }
 
     /// The paths of all volumes that are open or whose server was killed, sorted by name.
@@ -139,6 +142,16 @@ impl RuntimePaths {
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join(format!(".{}.log", self.name))
     }
+}
+
+/// The name of the open volume with this device, as the links in `/dev/ucrypt` have it.
+fn name_of_device(device: &Path) -> Option<String> {
+    let links = fs::read_dir("/dev/ucrypt").ok().filter(|_| device.starts_with("/dev"))?;
+    let leads_there = |entry: &fs::DirEntry| {
+        fs::read_link(entry.path()).is_ok_and(|to| Path::new("/dev/ucrypt").join(to) == device)
+    };
+    let link = links.filter_map(Result::ok).find(leads_there)?;
+    link.file_name().into_string().ok()
 }
 
 /// Whether there is a file. That of a killed server exists, but its metadata cannot be read.

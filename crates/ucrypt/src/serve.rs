@@ -1,8 +1,9 @@
 //! `serve`: serves a volume in the foreground on one or more exports.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::num::ParseIntError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ use crate::ending::{
 };
 use crate::events::{Event, Events};
 use crate::failure::Failure;
+use crate::log::{self, Level, LogArgs, event};
+use crate::metrics::{self, MetricsArgs};
 use crate::notify::Notifier;
 use crate::stdio::{announce, say_line};
 use crate::users;
@@ -39,6 +42,10 @@ pub(crate) struct ServeArgs {
     json: bool,
     #[command(flatten)]
     exports: ExportArgs,
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     #[command(flatten)]
     volume: VolumeArgs,
 }
@@ -163,15 +170,19 @@ impl Exports {
         for address in &args.nbd {
             let config = ServerConfig {
                 any_user: args.nbd_any_user,
-                report: Arc::new(|line: &str| say_line(line)),
+                report: Arc::new(tell_of_trouble),
+                visits: Some(Arc::new(tell_of_visit)),
                 ..ServerConfig::default()
             };
             exports.nbd.push(Server::start(volume.clone(), address, config)?);
         }
         for path in &args.vhost_user {
-            let report = Arc::new(|line: &str| say_line(line));
-            let serial = opened.facts.serial();
-            let config = vhost_user::ServerConfig { serial, report, ..Default::default() };
+            let config = vhost_user::ServerConfig {
+                serial: opened.facts.serial(),
+                report: Arc::new(tell_of_trouble),
+                visits: Some(Arc::new(tell_of_visit)),
+                ..Default::default()
+            };
             exports.vhost_user.push(vhost_user::Server::start(volume.clone(), path, &config)?);
         }
         Ok(exports)
@@ -281,9 +292,10 @@ impl Exports {
     fn part_with_ended(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
         let mut told = |path: PathBuf, stopped: Result<(), Failure>| {
-            say_line(format_args!("{} has ended; the other exports go on", path.display()));
+            let what = format!("{} has ended; the other exports go on", path.display());
+            event(Level::Warning, "export-ended", what);
             if let Err(error) = &stopped {
-                say_line(error);
+                event(Level::Error, "export-ended", error);
             }
             if result.is_ok() {
                 result = stopped;
@@ -296,6 +308,37 @@ impl Exports {
             told(export.path().to_owned(), export.stop().map_err(Failure::from));
         }
         result
+    }
+
+    /// Counts the clients of those exports whose clients can be counted.
+    pub(crate) fn clients(&self) -> Vec<metrics::Clients> {
+        let nbd = self
+            .nbd
+            .iter()
+            .map(|server| metrics::Clients { export: "nbd", count: Box::new(server.watch()) });
+        let guests = self.vhost_user.iter().map(|server| metrics::Clients {
+            export: "vhost-user",
+            count: Box::new(server.watch()),
+        });
+        nbd.chain(guests).collect()
+    }
+
+    /// The kinds of the exports, one after the other.
+    pub(crate) fn kinds(&self) -> String {
+        let kinds = [
+            ("nbd", !self.nbd.is_empty()),
+            ("vhost-user", !self.vhost_user.is_empty()),
+            ("fuse", !self.fuse.is_empty()),
+            ("loop", self.loop_device.is_some()),
+            ("ublk", self.ublk.is_some()),
+        ];
+        let there = kinds.into_iter().filter(|(_, is_there)| *is_there).map(|(kind, _)| kind);
+        there.collect::<Vec<_>>().join(",")
+    }
+
+    /// NBD clients that are connected.
+    pub(crate) fn nbd_clients(&self) -> usize {
+        self.nbd.iter().map(Server::clients).sum()
     }
 
     /// Detaches the exports: present users go on, and an export ends with its last user.
@@ -313,7 +356,7 @@ impl Exports {
         let devices = devices.chain(self.ublk.iter().map(UblkExport::path));
         let paths: Vec<_> = files.chain(devices).collect();
         let mut users = users::of(&paths);
-        match self.nbd.iter().map(Server::clients).sum::<usize>() {
+        match self.nbd_clients() {
             0 => {}
             1 => users.push("an NBD client".into()),
             count => users.push(format!("{count} NBD clients")),
@@ -374,18 +417,54 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     }
     // Check before asking for a passphrase.
     args.exports.check()?;
+    args.metrics.check()?;
+    let name = args.name();
+    let log = args.log.open(log::To::Stderr, &name)?;
     let volume = args.volume.clone().for_serving(args.exports.memory(), args.exports.count());
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not earlier: until there is something to end, a signal ends the process.
-    let mut events = Events::<Infallible>::new();
+    let events = Events::<Infallible>::new();
     let sender = events.sender();
     signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
     events.listen(&opened.volume);
-    let mut last_flush = LastFlush::prepare(&opened.volume)?;
+    let last_flush = LastFlush::prepare(&opened.volume)?;
+    let metrics = args.metrics.listen()?;
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
+    let serve =
+        |bound: metrics::Bound| bound.serve(&name, &exports.kinds(), &opened, exports.clients());
+    let metrics = metrics.map(serve).transpose()?;
+    log.install();
     announce_all(&exports, args.json);
     notifier.ready(&format!("serves {}", opened.facts.image));
+    if let Some(metrics) = &metrics {
+        announce_one(args.json, "metrics", "place", metrics.place());
+    }
+    event(Level::Info, "serves", format_args!("serves {name}"));
+    let served = serve_on(events, &opened, exports, last_flush, notifier);
+    drop(metrics);
+    match &served {
+        Ok(()) => event(Level::Info, "ended", format_args!("{name} has ended")),
+        Err(failure) => event(Level::Error, "ended", failure),
+    }
+    log::finish(false)
+        .map_err(|error| Failure::device(format!("cannot close the log: {error}")))?;
+    // What went to standard error need not be said there twice.
+    let was_said = args.log.is_stderr();
+    served.map_err(|failure| {
+        notifier.failed(&failure);
+        Failure { message: if was_said { String::new() } else { failure.message }, ..failure }
+    })
+}
+
+/// Serves until a signal comes or all exports were ended from outside, then ends.
+fn serve_on(
+    mut events: Events<Infallible>,
+    opened: &Opened,
+    mut exports: Exports,
+    mut last_flush: LastFlush,
+    notifier: &Notifier,
+) -> Result<(), Failure> {
     let mut heartbeat = notifier.heartbeat();
     let mut troubles = Troubles::default();
     let mut ending: Option<Ending> = None;
@@ -398,13 +477,13 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
                 break ending.as_ref().map(|it| it.left("the volume"));
             }
             Some(Event::Signal(signal)) => {
-                limit_of_all = Some(Watchdog::of_ending(|failure| say_line(failure)));
+                limit_of_all = Some(Watchdog::of_ending(|_| {}));
                 ending = Some(Ending::by(signal));
             }
             Some(Event::Look) | None => {}
         }
         let beat = heartbeat.beat(notifier, &opened.volume);
-        due = troubles.look(&opened).into_iter().chain(beat).min();
+        due = troubles.look(opened).into_iter().chain(beat).min();
         if exports.have_ended() {
             break None;
         }
@@ -420,12 +499,28 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     };
     notifier.stopping();
     let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
-    let _watchdog = Watchdog::start(limit, |failure| say_line(failure));
+    let _watchdog = Watchdog::start(limit, |_| {});
     drop(limit_of_all);
     let stopped = exports.stop(&mut last_flush);
-    troubles.tell(&opened);
+    troubles.tell(opened);
     last_flush.run().and(stopped).and(parted)?;
     left.map_or(Ok(()), Err)
+}
+
+impl ServeArgs {
+    /// What the volume is called in the log and in metrics: the name of its image.
+    fn name(&self) -> String {
+        let name = self.image.as_deref().and_then(Path::file_name);
+        name.map_or_else(|| "volume".into(), |name| name.to_string_lossy().into_owned())
+    }
+}
+
+fn tell_of_trouble(line: &str) {
+    event(Level::Warning, "client", line);
+}
+
+fn tell_of_visit(line: &str) {
+    event(Level::Info, "client", line);
 }
 
 impl ExportArgs {
@@ -441,17 +536,23 @@ impl ExportArgs {
     }
 }
 
+/// Prints where something can be reached.
+fn announce_one(json: bool, kind: &str, key: &str, place: &str) {
+    if json {
+        say(json!({ "export": kind, key: place }));
+    } else {
+        say(format_args!("{kind}: {place}"));
+    }
+}
+
+/// Prints a line. The exports go on, whether or not that is possible.
+fn say(line: impl Display) {
+    announce(line).unwrap_or_else(say_line);
+}
+
 /// Prints where the volume can be reached, one line for each export.
 fn announce_all(exports: &Exports, json: bool) {
-    // The exports go on, whether or not this can be printed.
-    let say = |line: String| announce(line).unwrap_or_else(say_line);
-    let line = |kind: &str, key: &str, place: &str| {
-        if json {
-            say(json!({ "export": kind, key: place }).to_string());
-        } else {
-            say(format!("{kind}: {place}"));
-        }
-    };
+    let line = |kind: &str, key: &str, place: &str| announce_one(json, kind, key, place);
     for server in &exports.nbd {
         line("nbd", "uri", server.uri());
     }
@@ -462,9 +563,9 @@ fn announce_all(exports: &Exports, json: bool) {
         let (path, transport) = (export.path().display(), export.transport().to_string());
         if json {
             let path = path.to_string();
-            say(json!({ "export": "fuse", "path": path, "transport": transport }).to_string());
+            say(json!({ "export": "fuse", "path": path, "transport": transport }));
         } else {
-            say(format!("fuse: {path}"));
+            say(format_args!("fuse: {path}"));
         }
     }
     if let Some(export) = &exports.ublk {

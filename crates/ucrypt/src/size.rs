@@ -21,9 +21,36 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| format!("'{text}' is too large"))
 }
 
+/// A number of bytes in the largest unit of 1024 that it reaches, as in `1.5G`; at most six characters.
+pub(crate) fn human(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
+    let exponent = bytes.checked_ilog2().map_or(0, |log| log as usize / 10);
+    let (unit, name) = (1_u128 << (10 * exponent), UNITS[exponent]);
+    let (whole, rest) = (u128::from(bytes) / unit, u128::from(bytes) % unit);
+    match rest * 10 / unit {
+        tenths if whole < 100 && tenths > 0 => format!("{whole}.{tenths}{name}"),
+        _ => format!("{whole}{name}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{human, parse};
+
+    #[test]
+    fn sizes_for_people_have_the_largest_unit_and_are_never_rounded_up() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1K"),
+            (1536 << 20, "1.5G"),
+            ((1 << 30) - 1, "1023M"),
+            (123 << 40, "123T"),
+            (u64::MAX, "15.9E"),
+        ] {
+            assert_eq!(human(bytes), text);
+        }
+    }
 
     #[test]
     fn sizes_have_binary_and_decimal_units() {

@@ -6,7 +6,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Read, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use ucrypt_backend::was_closed_at_start;
 
 use crate::failure::Failure;
+use crate::log::{Level, event};
 
 /// Standard input.
 #[derive(Debug)]
@@ -108,8 +109,12 @@ pub(crate) fn announce(line: impl Display) -> Result<(), Failure> {
 
 /// Writes text to standard error, unchanged. Ignores errors: there is nobody else to tell.
 pub(crate) fn say(text: &str) {
-    let mut rest = text.as_bytes();
-    let stream = rustix::stdio::stderr();
+    say_to(rustix::stdio::stderr(), text);
+}
+
+/// As [`say`], to another stream.
+pub(crate) fn say_to(stream: impl AsFd, text: &str) {
+    let (mut rest, stream) = (text.as_bytes(), stream.as_fd());
     while !rest.is_empty() {
         match whole(stream, PollFlags::OUT, || rustix::io::write(stream, rest)) {
             Ok(written) if written > 0 => rest = &rest[written..],
@@ -134,7 +139,8 @@ pub(crate) fn say_verbose(line: impl Display) {
     }
 }
 
-/// Writes one line to standard error, after the name of the command.
+/// Writes one line to standard error, after the name of the command. In a server that logs: to the
+/// log.
 pub(crate) fn say_line(line: impl Display) {
-    say(&format!("ucrypt: {line}\n"));
+    event(Level::Warning, "message", line);
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::fs::{FileType, SeekFrom};
 use ucrypt_engine::{Buf, Done, Io, Queue, QueueConfig, Rejected};
 
 use crate::failure::Failure;
@@ -121,7 +122,7 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
         return Err(beyond(args.offset, size));
     }
     let queue = opened.volume.queue(QUEUE).map_err(broken)?;
-    let progress = Progress::new(0);
+    let progress = Progress::new(left_in_stdin());
     let mut writer = Writer { queue, next: args.offset, size };
     let written = writer.run(&mut input, &progress);
     drop(progress);
@@ -232,6 +233,17 @@ fn fill(input: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
         }
     }
     Ok(filled)
+}
+
+/// Bytes that standard input still has, if it is a file; 0 if nobody knows.
+fn left_in_stdin() -> u64 {
+    let stdin = rustix::stdio::stdin();
+    let Ok(found) = rustix::fs::fstat(stdin) else { return 0 };
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return 0;
+    }
+    let at = rustix::fs::seek(stdin, SeekFrom::Current(0)).unwrap_or(0);
+    u64::try_from(found.st_size).unwrap_or(0).saturating_sub(at)
 }
 
 /// A progress bar on a terminal, for transfers that take longer than a second.

@@ -16,6 +16,11 @@ const PASSING: [&str; 4] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid"];
 /// The programs that have one of these files or devices open, the paths where one is mounted, and the
 /// devices on top of one.
 pub(crate) fn of(paths: &[&Path]) -> Vec<String> {
+    beside(paths, std::process::id())
+}
+
+/// As [`of`], without the process `server`.
+pub(crate) fn beside(paths: &[&Path], server: u32) -> Vec<String> {
     let watched: Vec<Watched> = paths.iter().filter_map(|place| Watched::new(place)).collect();
     let mut users = Vec::new();
     if watched.is_empty() {
@@ -25,7 +30,7 @@ pub(crate) fn of(paths: &[&Path]) -> Vec<String> {
     for process in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
         let name = process.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if pid == std::process::id() {
+        if pid == server {
             continue;
         }
         let dir = process.path();

@@ -21,6 +21,7 @@ use crate::ending::END_LIMIT;
 use crate::events::Event;
 use crate::failure::Failure;
 use crate::passphrase::Secret;
+use crate::progress::Waiting;
 use crate::runtime::RuntimePaths;
 
 /// Longest request, in bytes.
@@ -63,7 +64,17 @@ pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failu
     let name = paths.name();
     let stream = connect(paths)?;
     let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * END_LIMIT };
+    let _waiting = match request {
+        Request::Close => Some(Waiting::begin(&format!("closing {name}: flushing the image"))),
+        Request::Suspend => Some(Waiting::begin(&format!("suspending {name}"))),
+        _ => None,
+    };
     answered(name, exchange(stream, request, patience))
+}
+
+/// As [`ask`] for the status, from a server that answers in this time.
+pub(super) fn status_within(paths: &RuntimePaths, patience: Duration) -> Result<Value, Failure> {
+    answered(paths.name(), exchange(connect(paths)?, Request::Status, patience))
 }
 
 /// As [`ask`] for the status, but only of a server of this user, as [`resume`] needs one.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use ucrypt_engine::meters::{Latencies, Meters, Transforms};
 use ucrypt_engine::{Decisions, OPERATION_NS, Poll, Polled};
 
 use super::control::{self, Asked, OPEN, Request};
@@ -19,10 +20,11 @@ use super::suspend::{self, Suspension};
 use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
+use crate::log::{Level, event};
+use crate::metrics::Metrics;
 use crate::notify::{Heartbeat, Notifier};
 use crate::runtime::RuntimePaths;
 use crate::serve::Exports;
-use crate::stdio::say_line;
 use crate::users;
 use crate::volume::Opened;
 
@@ -53,6 +55,10 @@ pub(super) struct Life {
     pub(super) heartbeat: Heartbeat,
     /// Where `mount` mounts the volume, if it has opened it.
     pub(super) mounted: Option<PathBuf>,
+    pub(super) metrics: Option<Metrics>,
+    /// Where the server logs, for `status`.
+    pub(super) log: String,
+    pub(super) started: Instant,
 }
 
 /// Why the volume ends.
@@ -112,10 +118,15 @@ impl Life {
                         deferred = true;
                         self.exports.detach();
                         self.link = None;
+                        event(Level::Info, "deferred", "closes with its last user");
                         control::reply(stream, &json!({ "deferred": true }));
                     }
                     Request::Resize { bytes } => {
                         let resized = self.resize(bytes);
+                        if resized.is_ok() {
+                            let bytes = self.opened.facts.size;
+                            event(Level::Info, "resized", format_args!("has {bytes} bytes now"));
+                        }
                         control::reply(stream, &control::answer(&resized, "resized"));
                     }
                     Request::Suspend if ending.is_some() => {
@@ -130,6 +141,9 @@ impl Life {
                     }
                     Request::Resume { .. } => {
                         let resumed = self.suspension.end(&name, &self.opened, &key.0);
+                        if resumed.is_ok() {
+                            event(Level::Info, "resumed", "has its key again");
+                        }
                         control::reply(stream, &control::answer(&resumed, "resumed"));
                     }
                 },
@@ -137,7 +151,7 @@ impl Life {
                     return ending.map_or(End::Signal, |ending| End::InUse(ending.left(&name)));
                 }
                 Some(Event::Signal(signal)) => {
-                    self.limit_of_all = Some(Watchdog::of_ending(|failure| say_line(failure)));
+                    self.limit_of_all = Some(Watchdog::of_ending(|_| {}));
                     ending = Some(Ending::by(signal));
                     // Users may still write while they are waited for.
                     self.suspension.cancel(&name, &self.opened.volume);
@@ -224,7 +238,9 @@ impl Life {
     fn end(mut self, end: End) -> Result<(), Failure> {
         let name = self.paths.name().to_owned();
         self.suspension.cancel(&name, &self.opened.volume);
-        let Self { paths, claim, opened, exports, link, mut last_flush, mut troubles, .. } = self;
+        let Self {
+            paths, claim, opened, exports, link, mut last_flush, mut troubles, metrics, ..
+        } = self;
         if !matches!(self.suspension, Suspension::None) {
             opened.volume.abandon();
         }
@@ -235,7 +251,6 @@ impl Life {
         };
         // After an exit by the watchdog, the remains are removed like those of a killed server.
         let watchdog = Watchdog::start(limit, move |failure| {
-            say_line(failure);
             if let Some(stream) = waiting {
                 control::reply(stream, &control::refusal(failure));
             }
@@ -245,11 +260,13 @@ impl Life {
         let flushed = last_flush.run().and(stopped);
         let written = written(&opened);
         if let (Err(lost), Err(_)) = (&written, &flushed) {
-            say_line(lost);
+            event(Level::Error, "ended", lost);
         }
         let flushed = flushed.and(written);
-        // Release the image and the name before telling anyone. The last flush has the image open, too.
+        // Release the image and the name before telling anyone. The last flush and metrics have the image
+        // open, too.
         drop(last_flush);
+        drop(metrics);
         let volume = Arc::downgrade(&opened.volume);
         drop(opened);
         let is_released = volume.strong_count() == 0;
@@ -261,12 +278,21 @@ impl Life {
         paths.clean_up();
         drop(claim);
         drop(watchdog);
+        match &end {
+            _ if flushed.is_err() => {}
+            End::Closed(_) => event(Level::Info, "closed", format_args!("{name} is closed")),
+            End::Unused => {
+                event(Level::Info, "ended", format_args!("{name} ended: nobody uses it"));
+            }
+            End::Signal => event(Level::Info, "ended", format_args!("{name} ended by a signal")),
+            End::InUse(_) => {}
+        }
         match end {
             End::Closed(stream) => control::reply(stream, &control::answer(&flushed, "closed")),
             End::Unused | End::Signal => {}
             End::InUse(failure) => {
                 if let Err(flushed) = &flushed {
-                    say_line(flushed);
+                    event(Level::Error, "ended", flushed);
                 }
                 return Err(failure);
             }
@@ -300,8 +326,11 @@ impl Life {
     /// The status of the open volume.
     fn status(&self, state: &str) -> Value {
         let totals = self.opened.volume.totals();
+        let mut server = self.resilience.status();
+        server["uptime_seconds"] = self.started.elapsed().as_secs().into();
         json!({
             "active": true,
+            "name": self.paths.name(),
             "state": state,
             "suspended": self.suspension.is_suspended(),
             "device": self.device,
@@ -321,7 +350,11 @@ impl Life {
             "polling": polling(self.opened.volume.poll(), self.opened.volume.polled()),
             "queues": self.opened.volume.decisions().iter().map(queue).collect::<Vec<_>>(),
             "export": self.exports.facts(),
-            "server": self.resilience.status(),
+            "clients": self.exports.nbd_clients(),
+            "activity": activity(&self.opened.volume.meters()),
+            "log": self.log,
+            "metrics": self.metrics.as_ref().map(Metrics::place),
+            "server": server,
         })
     }
 }
@@ -335,6 +368,25 @@ fn written(opened: &Opened) -> Result<(), Failure> {
              ({count}, {bytes} bytes)"
         ))),
     }
+}
+
+/// Sums since the volume was opened, from which a reader of two of them learns what happened between.
+fn activity(meters: &Meters) -> Value {
+    let of = |all: &[&Latencies]| {
+        let sum = |of: fn(&Latencies) -> u64| all.iter().map(|one| of(one)).sum::<u64>();
+        json!({ "samples": sum(Latencies::count), "ns": sum(|latencies| latencies.sum) })
+    };
+    let cipher_ns = |it: &Transforms| it.encrypt_ns + it.decrypt_ns;
+    let chunks = |it: &Transforms| it.encrypted + it.decrypted;
+    json!({
+        "in_flight": meters.in_flight,
+        "read_latency": of(&meters.reads.each_ref()),
+        "write_latency": of(&meters.writes.each_ref()),
+        "flush_latency": of(&[&meters.flushes]),
+        "chunks_inline": chunks(&meters.inline),
+        "chunks_offloaded": chunks(&meters.workers),
+        "cipher_ns": cipher_ns(&meters.inline) + cipher_ns(&meters.workers),
+    })
 }
 
 /// How queues wait for the backend while requests come one at a time.

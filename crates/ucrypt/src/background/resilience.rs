@@ -89,6 +89,12 @@ impl Resilience {
     }
 }
 
+/// Memory of this process in use, in bytes.
+pub(crate) fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    field(&status, "VmRSS:").unwrap_or(0)
+}
+
 fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

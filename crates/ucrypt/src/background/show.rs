@@ -1,8 +1,13 @@
 //! The output of `list` and `status`; `status` is laid out like cryptsetup's.
+//!
+//! Everything that a server tells is untrusted by whoever reads it: a missing value is shown as empty.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde_json::Value;
+
+use crate::size;
 
 /// States of an open volume that is about to be closed.
 pub(super) const DEFERRED: &str = "deferred";
@@ -22,98 +27,190 @@ pub(super) fn is_closing(status: &Value) -> bool {
 pub(crate) const FLUSH_FAILED: &str = "acknowledged writes may be lost, and no flush succeeds any more: \
     look after the disk under the image, then close the volume and open it anew";
 
-/// The lines of `list`: one for each volume.
-pub(super) fn list(volumes: &[Value]) -> String {
-    let line = |status: &Value| {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let volume = &status["volume"];
-        if status["active"] != true {
-            let cells = ["", "", "", "", &text(&status["error"])].map(str::to_owned);
-            return [vec![text(&status["name"])], cells.to_vec()].concat();
-        }
-        let bytes = volume["size"].as_u64().unwrap_or(0);
-        vec![
-            text(&status["name"]),
-            match status["state"].as_str() {
-                _ if is_closing(status) => "(closing)".into(),
-                Some(state @ (SUSPENDED | SUSPENDING)) => {
-                    format!("{} ({state})", text(&status["device"]))
-                }
-                _ => text(&status["device"]),
-            },
-            text(&volume["type"]).to_uppercase(),
-            text(&volume["cipher"]),
-            bytes.to_string(),
-            text(&volume["image"]),
-        ]
-    };
-    let head = ["NAME", "DEVICE", "TYPE", "CIPHER", "BYTES", "IMAGE"].map(str::to_owned).to_vec();
-    let mut rows: Vec<_> = volumes.iter().map(line).collect();
-    if rows.is_empty() {
+/// A column of `list` is cut to so many characters, unless there is room or `--wide`.
+const NAME_WIDTH: usize = 20;
+
+/// The lines of `list`: one for each volume, cut to `width` columns if that is given. Exact sizes with
+/// `bytes`.
+pub(super) fn list(volumes: &[Value], width: Option<usize>, bytes: bool) -> String {
+    if volumes.is_empty() {
         return String::new();
     }
-    rows.insert(0, head);
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<_> = (0..rows[0].len()).map(|column| width(column).unwrap_or(0)).collect();
+    let text = |value: &Value| clean(value.as_str().unwrap_or_default());
+    let row = |status: &Value| {
+        let (name, volume) = (text(&status["name"]), &status["volume"]);
+        if status["active"] != true {
+            let dash = || "-".to_owned();
+            return [name, dash(), dash(), dash(), "dead".into(), text(&status["error"])];
+        }
+        let state = match status["state"].as_str() {
+            _ if is_closing(status) => "closing",
+            _ if status["counters"]["flush_error"].is_string() => "failed",
+            Some(state) => state,
+            None => "open",
+        };
+        [
+            name,
+            text(&volume["type"]).to_uppercase(),
+            Size::of(&volume["size"], bytes).to_string(),
+            text(&status["export"]["kind"]),
+            state.into(),
+            text(&status["device"]),
+        ]
+    };
+    let head = ["NAME", "TYPE", "SIZE", "EXPORT", "STATE", "DEVICE"].map(str::to_owned);
+    let mut rows: Vec<_> = std::iter::once(head).chain(volumes.iter().map(row)).collect();
+    if width.is_some() {
+        for row in &mut rows {
+            row[0] = cut_end(&row[0], NAME_WIDTH);
+        }
+    }
+    let widths: [usize; 5] =
+        std::array::from_fn(|at| rows.iter().map(|row| columns(&row[at])).max().unwrap_or(0));
+    let before: usize = widths.iter().map(|width| width + 2).sum();
     let mut shown = String::new();
     for row in &rows {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
-        let line = cells.collect::<Vec<_>>().join("  ");
-        shown.push_str(line.trim_end());
+        for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let fill = " ".repeat(width - columns(cell));
+            // Sizes are compared: to the right.
+            let parts = if at == 2 { [fill.as_str(), cell] } else { [cell, fill.as_str()] };
+            shown.extend(parts.into_iter().chain(["  "]));
+        }
+        let is_path = row[5].starts_with('/');
+        shown += &match width.map(|width| width.saturating_sub(before).max(1)) {
+            Some(room) if is_path => cut_start(&row[5], room),
+            Some(room) => cut_end(&row[5], room),
+            None => row[5].clone(),
+        };
+        shown.truncate(shown.trim_end().len());
         shown.push('\n');
     }
     shown
 }
 
-/// The lines of `status`.
-pub(super) fn status(status: &Value) -> String {
+/// Text from elsewhere, for example the name of an image, which must not control the terminal.
+pub(crate) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Columns that a text takes on a terminal.
+pub(crate) fn columns(text: &str) -> usize {
+    console::measure_text_width(text)
+}
+
+/// The beginning of a text, in so many columns.
+pub(crate) fn cut_end(text: &str, room: usize) -> String {
+    console::truncate_str(text, room, "…").into_owned()
+}
+
+/// The end of a text, in so many columns.
+fn cut_start(text: &str, room: usize) -> String {
+    if columns(text) <= room {
+        return text.into();
+    }
+    let mut ends = text.char_indices().map(|(at, _)| &text[at..]);
+    let end = ends.find(|end| columns(end) < room).unwrap_or_default();
+    format!("…{end}")
+}
+
+/// A number of bytes: exact, or for people.
+enum Size {
+    Bytes(u64),
+    Human(u64),
+}
+
+impl Size {
+    fn of(value: &Value, exact: bool) -> Self {
+        let bytes = value.as_u64().unwrap_or(0);
+        if exact { Self::Bytes(bytes) } else { Self::Human(bytes) }
+    }
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "{bytes}"),
+            Self::Human(bytes) => f.write_str(&size::human(*bytes)),
+        }
+    }
+}
+
+/// What `status` knows beside the server's answer.
+pub(super) struct Around<'a> {
+    /// A second answer, and how much later it was given.
+    pub(super) later: Option<(&'a Value, Duration)>,
+    /// Who uses the device or file, as far as this process sees.
+    pub(super) users: &'a [String],
+    /// Exact sizes.
+    pub(super) bytes: bool,
+}
+
+/// The lines of `status`: as many as fit on a screen, labelled as in cryptsetup where it has them.
+pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
+    let status = around.later.map_or(first, |(later, _)| later);
     let volume = &status["volume"];
     let text = |value: &Value| match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    let sectors = |value: &Value| format!("{} sectors", value.as_u64().unwrap_or(0) / 512);
+    let size = |value: &Value| match Size::of(value, around.bytes) {
+        Size::Bytes(bytes) => format!("{bytes} bytes"),
+        human @ Size::Human(_) => human.to_string(),
+    };
+    let sectors = |value: &Value| value.as_u64().unwrap_or(0) / 512;
+    let (export, server, counters) = (&status["export"], &status["server"], &status["counters"]);
     let mode = if volume["read_only"] == true { "readonly" } else { "read/write" };
+    let discards = if volume["discards"] == true { ", discards allowed" } else { "" };
+    let transport = export["transport"].as_str();
+    let transport = transport.map_or_else(String::new, |by| format!(" (FUSE, {by})"));
+    let transferred = |count: &str, bytes: &str| {
+        format!("{} ({})", text(&counters[count]), size(&counters[bytes]))
+    };
     let mut lines = vec![
+        ("name", text(&status["name"])),
         ("type", text(&volume["type"]).to_uppercase()),
         ("cipher", text(&volume["cipher"])),
         ("keysize", format!("{} bits", volume["key_bits"])),
         ("device", text(&volume["image"])),
         ("backend", text(&volume["backend"])),
         ("sector size", text(&volume["sector_size"])),
-        ("offset", sectors(&volume["offset"])),
-        ("size", sectors(&volume["size"])),
-        ("mode", mode.into()),
-        ("discards", if volume["discards"] == true { "allowed" } else { "refused" }.into()),
-        ("dispatch", text(&volume["dispatch"])),
+        ("offset", format!("{} ({} sectors)", size(&volume["offset"]), sectors(&volume["offset"]))),
+        ("size", format!("{} ({} sectors)", size(&volume["size"]), sectors(&volume["size"]))),
+        ("mode", format!("{mode}{discards}")),
     ];
-    for (name, key) in [("uuid", "uuid"), ("keyslot", "keyslot")] {
-        if !volume[key].is_null() {
-            lines.push((name, text(&volume[key])));
-        }
+    if let Some(uuid) = volume["uuid"].as_str() {
+        let keyslot = volume["keyslot"].as_u64();
+        let keyslot = keyslot.map_or_else(String::new, |number| format!(" (keyslot {number})"));
+        lines.push(("uuid", format!("{uuid}{keyslot}")));
     }
     if let Some(dir) = status["mounted"].as_str() {
         lines.push(("mounted", dir.into()));
     }
-    let export = &status["export"];
-    let transport = match export["transport"].as_str() {
-        Some(transport) => format!(" (FUSE, {transport})"),
-        None => String::new(),
-    };
     lines.push(("export", text(&export["kind"]) + &transport));
-    let counters = &status["counters"];
-    lines.push(("reads", format!("{} ({} bytes)", counters["reads"], counters["read_bytes"])));
-    lines.push(("writes", format!("{} ({} bytes)", counters["writes"], counters["written_bytes"])));
-    lines.push(("flushes", text(&counters["flushes"])));
-    lines.push(("discarded", text(&counters["discards"])));
-    lines.push(("errors", text(&counters["errors"])));
+    lines.push(("users", users(around.users, status["clients"].as_u64().unwrap_or(0))));
+    let up = server["uptime_seconds"].as_u64().map(|seconds| format!(", up {}", duration(seconds)));
+    lines.push(("server", format!("PID {}{}", server["pid"], up.unwrap_or_default())));
+    for (name, value) in [("log", &status["log"]), ("metrics", &status["metrics"])] {
+        lines.extend(value.as_str().map(|value| (name, value.to_owned())));
+    }
+    lines.extend(around.later.map(|(later, after)| ("now", throughput(first, later, after))));
+    lines.push(("reads", transferred("reads", "read_bytes")));
+    lines.push(("writes", transferred("writes", "written_bytes")));
+    let flushes = format!("{}, discards: {}", counters["flushes"], counters["discards"]);
+    lines.push(("flushes", flushes));
+    lines.push((
+        "errors",
+        match counters["last_error"].as_str() {
+            Some(error) => format!("{}, the last: {error}", counters["errors"]),
+            None => text(&counters["errors"]),
+        },
+    ));
     if let Some(error) = counters["flush_error"].as_str() {
         lines.push(("flush failed", format!("{error}; {FLUSH_FAILED}")));
     }
-    let server = &status["server"];
-    let bytes = |key: &str| server[key].as_u64().unwrap_or(0);
-    let mib = |key: &str| format!("{} MiB", bytes(key) >> 20);
-    lines.push(("memory", format!("{}, {} locked", mib("memory_bytes"), mib("locked_bytes"))));
+    let (memory, locked) = (size(&server["memory_bytes"]), size(&server["locked_bytes"]));
+    lines.push(("memory", format!("{memory}, {locked} locked")));
+    lines.push(("dispatch", format!("{}. {}", text(&volume["dispatch"]), Why::of(status))));
     for note in server["notes"].as_array().into_iter().flatten() {
         lines.push(("note", text(note)));
     }
@@ -127,12 +224,60 @@ pub(super) fn status(status: &Value) -> String {
         Some(ENDING | CLOSING) => ", and waits for its last user to end",
         _ => "",
     };
-    let mut shown = format!("{} is active{state}.\n", text(&status["device"]));
+    let mut shown = format!("{} is active{state}.\n", clean(&text(&status["device"])));
     for (name, value) in lines {
         // Writing to a string cannot fail.
-        let _ = writeln!(shown, "  {:<13}{value}", format!("{name}:"));
+        let _ = writeln!(shown, "  {:<13}{}", format!("{name}:"), clean(value.trim_end()));
     }
     shown
+}
+
+/// Who uses a volume.
+fn users(seen: &[String], clients: u64) -> String {
+    let clients = match clients {
+        0 => None,
+        1 => Some("an NBD client".to_owned()),
+        count => Some(format!("{count} NBD clients")),
+    };
+    let mut all: Vec<_> = seen.iter().take(3).cloned().chain(clients).collect();
+    if seen.len() > 3 {
+        all.push(format!("{} more", seen.len() - 3));
+    }
+    if all.is_empty() { "nobody that can be seen".into() } else { all.join(", ") }
+}
+
+/// What was done between two answers of a server.
+fn throughput(first: &Value, later: &Value, after: Duration) -> String {
+    let rate = |key: &str| {
+        let at = |status: &Value| status["counters"][key].as_u64().unwrap_or(0);
+        per_second(at(later).saturating_sub(at(first)), after)
+    };
+    let requests = ["reads", "writes", "flushes", "discards"].map(rate).iter().sum::<u64>();
+    format!(
+        "{}/s read, {}/s written, {requests} requests/s",
+        size::human(rate("read_bytes")),
+        size::human(rate("written_bytes")),
+    )
+}
+
+/// So many in this time, in a second.
+pub(crate) fn per_second(count: u64, time: Duration) -> u64 {
+    let per_second = u128::from(count) * 1000 / time.as_millis().max(1);
+    u64::try_from(per_second).unwrap_or(u64::MAX)
+}
+
+/// A time in its two largest units.
+pub(crate) fn duration(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    if days > 0 {
+        format!("{days} d {} h", hours % 24)
+    } else if hours > 0 {
+        format!("{hours} h {} min", minutes % 60)
+    } else if minutes > 0 {
+        format!("{minutes} min {} s", seconds % 60)
+    } else {
+        format!("{seconds} s")
+    }
 }
 
 const NOT_MEASURED: &str = "not measured yet";
@@ -153,9 +298,40 @@ struct Why<'a> {
     written_bytes: f64,
     /// Cipher time of a mean chunk.
     cipher_ns: f64,
+    /// The queues have told what they decided and measured, which they do now and then.
+    is_told: bool,
 }
 
-impl Why<'_> {
+impl<'a> Why<'a> {
+    /// In a sentence, why the chunks of a volume ran where they did.
+    fn of(status: &'a Value) -> String {
+        let queues = Queues::of(status);
+        let counted = |key: &str| status["counters"][key].as_u64().unwrap_or(0) as f64;
+        let cipher_ns = |key: &str, bytes: &str| queues.mean(key).unwrap_or(0.0) * counted(bytes);
+        // Of a mean chunk.
+        let cipher_ns = (cipher_ns("decrypt_ns_per_byte", "read_bytes")
+            + cipher_ns("encrypt_ns_per_byte", "written_bytes"))
+            / queues.chunks().max(1) as f64;
+        // These also count what queues did that have ended, and what they have not told yet.
+        let activity = &status["activity"];
+        let by = |key: &str| activity[key].as_u64().unwrap_or_else(|| queues.sum(key));
+        let (inline, offloaded) = (by("chunks_inline"), by("chunks_offloaded"));
+        let why = Self {
+            policy: status["volume"]["dispatch"].as_str().unwrap_or("unknown"),
+            chunks: inline + offloaded,
+            offloaded,
+            explored_inline: queues.sum("chunks_all_inline"),
+            workers: queues.mean("workers").unwrap_or(0.0),
+            wake_latency_ns: queues.mean("wake_latency_ns"),
+            enqueue_cost_ns: queues.mean("enqueue_cost_ns"),
+            read_bytes: counted("read_bytes"),
+            written_bytes: counted("written_bytes"),
+            cipher_ns,
+            is_told: queues.chunks() > 0,
+        };
+        why.in_a_sentence()
+    }
+
     fn in_a_sentence(&self) -> String {
         let share = |chunks: u64| chunks as f64 / self.chunks.max(1) as f64;
         let verb = match (self.read_bytes > 0.0, self.written_bytes > 0.0) {
@@ -171,6 +347,9 @@ impl Why<'_> {
             share if share > 0.995 => format!("Everything is {verb} by workers"),
             share => format!("{:.0} % is {verb} by workers, the rest {inline}", share * 100.0),
         };
+        if !self.is_told {
+            return format!("{what}.\n");
+        }
         let us = |ns: Option<f64>| ns.map(|ns| ns / 1000.0);
         let why = if self.policy != "adaptive" {
             format!("the policy is {}", self.policy)
@@ -196,18 +375,41 @@ impl Why<'_> {
     }
 }
 
+/// The decisions of the queues in an answer of a server.
+struct Queues<'a>(&'a [Value]);
+
+impl<'a> Queues<'a> {
+    fn of(status: &'a Value) -> Self {
+        Self(status["queues"].as_array().map_or(&[][..], Vec::as_slice))
+    }
+
+    fn sum(&self, key: &str) -> u64 {
+        self.0.iter().filter_map(|queue| queue[key].as_u64()).sum()
+    }
+
+    /// Those that have transformed something.
+    fn used(&self) -> impl Iterator<Item = &'a Value> {
+        let is_used =
+            |queue: &&Value| queue["chunks_inline"] != 0 || queue["chunks_offloaded"] != 0;
+        self.0.iter().filter(is_used)
+    }
+
+    fn mean(&self, key: &str) -> Option<f64> {
+        let figures: Vec<f64> = self.used().filter_map(|queue| queue[key].as_f64()).collect();
+        (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
+    }
+
+    fn chunks(&self) -> u64 {
+        self.sum("chunks_inline") + self.sum("chunks_offloaded")
+    }
+}
+
 /// The lines of `status --dispatch`: what was decided, and the measurements behind it.
 pub(super) fn dispatch(status: &Value) -> String {
-    let empty = Vec::new();
-    let queues = status["queues"].as_array().unwrap_or(&empty);
-    let sum = |key: &str| queues.iter().filter_map(|queue| queue[key].as_u64()).sum::<u64>();
-    let used = || {
-        queues.iter().filter(|queue| queue["chunks_inline"] != 0 || queue["chunks_offloaded"] != 0)
-    };
-    let mean = |key: &str| {
-        let figures: Vec<f64> = used().filter_map(|queue| queue[key].as_f64()).collect();
-        (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
-    };
+    let queues = Queues::of(status);
+    let sum = |key: &str| queues.sum(key);
+    let mean = |key: &str| queues.mean(key);
+    let used = || queues.used();
     let figure = |key: &str, digits: usize, unit: &str| {
         mean(key).map_or_else(|| NOT_MEASURED.into(), |figure| format!("{figure:.digits$} {unit}"))
     };
@@ -222,17 +424,10 @@ pub(super) fn dispatch(status: &Value) -> String {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
     };
     let requests = sum("requests_whole") + sum("requests_split") + sum("requests_joined");
-    let chunks = sum("chunks_inline") + sum("chunks_offloaded");
-    let counters = &status["counters"];
-    let counted = |key: &str| counters[key].as_u64().unwrap_or(0) as f64;
-    let cipher_ns = |key: &str, bytes: &str| mean(key).unwrap_or(0.0) * counted(bytes);
-    // Of a mean chunk.
-    let cipher_ns = (cipher_ns("decrypt_ns_per_byte", "read_bytes")
-        + cipher_ns("encrypt_ns_per_byte", "written_bytes"))
-        / chunks.max(1) as f64;
+    let chunks = queues.chunks();
     let lines = [
         ("policy", status["volume"]["dispatch"].as_str().unwrap_or("unknown").to_owned()),
-        ("queues", format!("{} ({} used)", queues.len(), used().count())),
+        ("queues", format!("{} ({} used)", queues.0.len(), used().count())),
         ("decryption", measured("decrypt_ns_per_byte", 3, "ns per byte")),
         ("encryption", measured("encrypt_ns_per_byte", 3, "ns per byte")),
         ("decryption by workers", measured("worker_decrypt_ns_per_byte", 3, "ns per byte")),
@@ -257,19 +452,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("explored, not split", share("chunks_not_split", chunks)),
         ("waits for the disk", waiting(&status["polling"])),
     ];
-    let why = Why {
-        policy: status["volume"]["dispatch"].as_str().unwrap_or("unknown"),
-        chunks,
-        offloaded: sum("chunks_offloaded"),
-        explored_inline: sum("chunks_all_inline"),
-        workers: mean("workers").unwrap_or(0.0),
-        wake_latency_ns: mean("wake_latency_ns"),
-        enqueue_cost_ns: mean("enqueue_cost_ns"),
-        read_bytes: counted("read_bytes"),
-        written_bytes: counted("written_bytes"),
-        cipher_ns,
-    };
-    let mut shown = why.in_a_sentence();
+    let mut shown = Why::of(status);
     for (name, value) in lines {
         // Writing to a string cannot fail.
         let _ = writeln!(shown, "  {:<26}{value}", format!("{name}:"));
@@ -322,6 +505,64 @@ mod tests {
         assert!(said(queue(0, 1, 900), "adaptive").contains("seen to be faster"));
         assert!(said(queue(1000, 1, 0), "unbound").ends_with("by workers: the policy is unbound."));
         assert!(said(queue(90, 1, 0), "adaptive").starts_with("9 % is decrypted by workers"));
+    }
+
+    #[test]
+    fn what_was_done_is_told_before_the_queues_have_told_why() {
+        let status = json!({
+            "activity": { "chunks_inline": 7, "chunks_offloaded": 0 },
+            "counters": { "read_bytes": 0, "written_bytes": 4096 },
+            "queues": [{ "chunks_inline": 0, "chunks_offloaded": 0 }],
+        });
+        assert_eq!(Why::of(&status), "Everything is encrypted on the thread that receives it.\n");
+    }
+
+    #[test]
+    fn a_list_has_the_width_of_the_screen_and_cuts_only_where_it_must() {
+        let open = |name: &str, device: &str| {
+            json!({
+                "active": true, "name": name, "state": "open", "device": device,
+                "volume": { "type": "luks2", "size": 3_u64 << 29 }, "export": { "kind": "fuse" },
+            })
+        };
+        let long = "ä".repeat(30);
+        let why = "the server of gone was killed; ucrypt close gone removes what it left";
+        let volumes = [
+            open("work", "/dev/ucrypt/work"),
+            open(&long, &format!("/run/user/1000/ucrypt/{long}")),
+            json!({ "active": false, "name": "gone", "error": why }),
+        ];
+        let cut = list(&volumes, Some(60), false);
+        assert!(cut.lines().all(|line| columns(line) <= 60), "{cut}");
+        let lines: Vec<Vec<_>> =
+            cut.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["NAME", "TYPE", "SIZE", "EXPORT", "STATE", "DEVICE"]);
+        assert_eq!(lines[1][..5], ["work", "LUKS2", "1.5G", "fuse", "open"]);
+        let alone = list(&volumes[..1], Some(60), false);
+        assert!(alone.trim_end().ends_with(" open   /dev/ucrypt/work"), "{alone}");
+        assert!(lines[2][0].ends_with('…') && lines[2][5].starts_with('…'), "{cut}");
+        assert!(lines[2][5].ends_with("ää") && lines[3][4] == "dead", "{cut}");
+        let wide = list(&volumes, None, true);
+        assert!(
+            wide.contains(&long) && wide.contains(why) && wide.contains(" 1610612736 "),
+            "{wide}"
+        );
+        assert_eq!(list(&[], Some(60), false), "");
+        assert_eq!([cut_start("abcdef", 6), cut_start("abcdef", 4)], ["abcdef", "…def"]);
+    }
+
+    #[test]
+    fn a_status_without_anything_in_it_is_shown() {
+        let around = Around { later: None, users: &[], bytes: false };
+        assert!(status(&Value::Null, &around).lines().count() > 10);
+        let odd = json!({ "volume": { "image": "\x1b[2J\n" } });
+        assert!(status(&odd, &around).contains("device:      ?[2J"), "{}", status(&odd, &around));
+        let seen = ["a", "b", "c", "d", "e"].map(str::to_owned);
+        assert_eq!(users(&seen, 2), "a, b, c, 2 NBD clients, 2 more");
+        assert_eq!(
+            [duration(59), duration(3661), duration(90_000)],
+            ["59 s", "1 h 1 min", "1 d 1 h"]
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ use ucrypt_luks::HeaderDigest;
 use super::control::{self, Request};
 use super::said;
 use crate::failure::Failure;
+use crate::log::{Level, event};
 use crate::passphrase::KeyArgs;
 use crate::runtime::RuntimePaths;
 use crate::secrecy;
@@ -153,6 +154,7 @@ impl Suspension {
         };
         if volume.suspend() {
             secrecy::scrub_stack();
+            event(Level::Info, "suspended", "has lost its key; requests wait");
             return control::reply(stream, &json!({ "suspended": true }));
         }
         if since.elapsed() < PATIENCE {

@@ -160,18 +160,35 @@ fn status_says_what_cryptsetup_knows_and_counts() {
         let first = format!("{} is active", scratch.runtime("volume").display());
         assert!(lines.next().is_some_and(|line| line.starts_with(&first)), "{text}");
         let lines: Vec<Vec<_>> = lines.map(|line| line.split_whitespace().collect()).collect();
-        let offset = (kind.data_offset() / 512).to_string();
         for expected in [
             &["type:", if kind.version == 1 { "LUKS1" } else { "LUKS2" }][..],
             &["cipher:", kind.cipher],
             &["keysize:", "512", "bits"],
-            &["offset:", &offset, "sectors"],
-            &["size:", "2048", "sectors"],
+            &["size:", "1M", "(2048", "sectors)"],
             &["mode:", "read/write"],
             &["export:", "fuse", "(FUSE,", "classic)"],
+            &["users:", "nobody", "that", "can", "be", "seen"],
+            &["now:", "0/s", "read,", "0/s", "written,", "0", "requests/s"],
+            &["name:", "volume"],
         ] {
             assert!(lines.iter().any(|line| line == expected), "{expected:?} in {text}");
         }
+        let offset = format!("({} sectors)", kind.data_offset() / 512);
+        let server = format!("PID {}, up ", said["server"]["pid"]);
+        let log = scratch.runtime(".volume.log").display().to_string();
+        let expected = [offset.as_str(), &server, &log, "dispatch:    adaptive. ", "(8K)"];
+        for expected in expected {
+            assert!(text.contains(expected), "{expected:?} in {text}");
+        }
+        let notes = lines.iter().filter(|line| line.first() == Some(&"note:")).count();
+        assert!(text.lines().count() <= 24 + notes, "more than a screen: {text}");
+        let exact = run(&mut scratch.ucrypt(&["status", "--bytes", "volume"]), b"").text();
+        assert!(exact.contains("size:        1048576 bytes (2048 sectors)"), "{exact}");
+        // Who has it open is named.
+        let user = File::open(scratch.runtime("volume")).expect("opened");
+        let used = run(&mut scratch.ucrypt(&["status", "volume"]), b"").text();
+        assert!(used.contains(&format!("(process {})", std::process::id())), "{used}");
+        drop(user);
         close(&scratch, "volume").passes();
     }
 }
@@ -256,18 +273,25 @@ fn all_open_volumes_are_listed() {
     open(&scratch, &other, "first", &["--as", "nbd"]).passes();
     let text = list();
     let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0], ["NAME", "DEVICE", "TYPE", "CIPHER", "BYTES", "IMAGE"]);
-    let file = scratch.runtime("second");
-    let (file, path) = (file.to_str().expect("text"), image.path.to_str().expect("text"));
-    assert_eq!(lines[2], ["second", file, "LUKS2", LUKS2.cipher, &DATA.to_string(), path]);
-    assert_eq!(lines[1][0], "first");
+    assert_eq!(lines[0], ["NAME", "TYPE", "SIZE", "EXPORT", "STATE", "DEVICE"]);
+    assert_eq!(lines[2][..5], ["second", "LUKS2", "1M", "fuse", "open"]);
+    assert!(lines[2][5].ends_with("/second"), "{text}");
+    assert_eq!(lines[1][..5], ["first", "LUKS1", "1M", "nbd", "open"]);
+    assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+    let wide = run(&mut scratch.ucrypt(&["list", "--wide", "--bytes"]), b"").text();
+    let file = scratch.runtime("second").display().to_string();
+    let row = wide.lines().nth(2).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(row, Some(vec!["second", "LUKS2", "1048576", "fuse", "open", &file]));
     let said = run(&mut scratch.ucrypt(&["list", "--json"]), b"").passes();
     let said: Value = serde_json::from_slice(&said).expect("JSON");
     assert_eq!(said[0]["name"], "first");
     assert_eq!(said[1]["volume"]["type"], "luks2");
     close(&scratch, "first").passes();
     scratch.kill_background_server();
-    assert!(list().contains("was killed"), "{}", list());
+    assert!(list().contains("dead") && list().contains("the server of"), "{}", list());
+    assert!(list().lines().all(|line| line.chars().count() <= 60), "{}", list());
+    let wide = run(&mut scratch.ucrypt(&["list", "--wide"]), b"").text();
+    assert!(wide.contains("was killed; ucrypt close second removes"), "{wide}");
     close(&scratch, "second").refuses(4);
     assert_eq!(list(), "");
     nothing_is_left(&scratch);
@@ -441,11 +465,16 @@ fn what_a_server_has_to_say_at_its_end_reaches_the_systems_log() {
     let mut command = script(&scratch, &text, &[crate::scratch::UCRYPT]);
     let ran = run(command.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").exits(4);
     assert!(ran.stderr.contains("the last flush failed"), "{}", ran.stderr);
-    let mut line = [0; 1000];
-    let len = log.recv(&mut line).expect("a line in the log");
-    let line = String::from_utf8_lossy(&line[..len]);
-    assert!(line.starts_with("<27>ucrypt["), "{line}");
-    assert!(line.contains("]: ucrypt: the last flush failed"), "{line}");
+    let mut line = [0; 4000];
+    let mut next = || {
+        let len = log.recv(&mut line).expect("a line in the log");
+        String::from_utf8_lossy(&line[..len]).into_owned()
+    };
+    let first = next();
+    assert!(first.starts_with("<30>ucrypt[") && first.contains("]: opened "), "{first}");
+    let is_end = |line: &String| line.contains("]: the last flush failed");
+    let end = std::iter::from_fn(|| Some(next())).find(is_end).expect("its end");
+    assert!(end.starts_with("<27>ucrypt["), "{end}");
     nothing_is_left(&scratch);
 }
 

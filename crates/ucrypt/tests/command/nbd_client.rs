@@ -52,6 +52,13 @@ impl NbdClient {
         self.request(WRITE, offset, data.len() as u32, data)
     }
 
+    pub(crate) fn read(&mut self, offset: u64, len: u32) -> io::Result<Vec<u8>> {
+        self.request(READ, offset, len, &[])?;
+        let mut data = vec![0; len as usize];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
+    }
+
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.request(FLUSH, 0, 0, &[])
     }

@@ -62,7 +62,7 @@ fn a_deferred_close_over_nbd_ends_with_the_last_client_and_not_before() {
     assert!(NbdClient::connect(&socket).is_err(), "nobody else comes in");
     assert_eq!(state(&scratch, "volume"), "deferred");
     let list = run(&mut scratch.ucrypt(&["list"]), b"").text();
-    assert!(list.contains("(closing)"), "{list}");
+    assert!(list.contains("closing"), "{list}");
     let message = open(&scratch, &image, "volume", "nbd").refuses(5);
     assert!(message.contains("being closed"), "{message}");
     close(&scratch, &["volume"]).refuses(5);

@@ -125,3 +125,16 @@ fn options_for_a_part_of_the_passphrase_are_refused_at_a_terminal() {
     assert!(shown.contains("no effect on what is typed"), "{shown}");
     assert!(shown.contains("ended with 1 echo True"), "{shown}");
 }
+
+#[test]
+fn a_derivation_of_seconds_shows_what_is_left_on_a_terminal_and_nothing_elsewhere() {
+    let scratch = Scratch::new();
+    let image = Image::blank(&scratch, LUKS2, DATA);
+    let line = ["luksFormat", "-q", "--pbkdf", "pbkdf2", "--iter-time", "2500"];
+    let shown = typed_at(&line, &image, &[&[PASSPHRASE, b"\n"].concat()]);
+    assert!(shown.contains("ended with 0 echo True"), "{shown}");
+    assert!(shown.contains("deriving a key (pbkdf2, sha256): "), "{shown}");
+    assert!(shown.contains(" %, about ") && shown.contains(" left"), "{shown}");
+    let ran = run(scratch.ucrypt(&line).arg(&image.path), PASSPHRASE).exits(0);
+    assert_eq!(ran.stderr, "");
+}

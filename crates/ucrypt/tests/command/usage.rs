@@ -8,13 +8,19 @@ use crate::scratch::Scratch;
 #[test]
 fn help_comes_however_it_is_asked_for_and_each_option_stands_under_its_heading() {
     let scratch = Scratch::new();
-    let whole = run(&mut scratch.ucrypt(&["--help"]), b"").text();
-    for ask in [&["-h"][..], &["help"], &["-?"]] {
-        assert!(run(&mut scratch.ucrypt(ask), b"").text() == whole, "{ask:?}");
+    let help = |line: &[&str]| run(&mut scratch.ucrypt(line), b"").text();
+    let open = help(&["open", "--help"]);
+    assert!(help(&["help"]) == help(&["--help"]) && help(&["help", "open"]) == open);
+    // What most people need, and where the rest is.
+    let short = help(&["open", "-h"]);
+    assert!(help(&["-h"]) == help(&["-?"]) && help(&["open", "-?"]) == short);
+    assert!(short.contains("ucrypt open --help shows all options"), "{short}");
+    assert!(short.lines().count() < open.lines().count() / 2, "{short}");
+    for expert in ["--strict", "--poll", "--log-level", "--test-args", "--token-only"] {
+        assert!(open.contains(expert) && !short.contains(expert), "{expert}");
     }
-    let open = run(&mut scratch.ucrypt(&["open", "--help"]), b"").text();
-    for ask in [&["open", "-h"][..], &["help", "open"]] {
-        assert!(run(&mut scratch.ucrypt(ask), b"").text() == open, "{ask:?}");
+    for common in ["--as", "--key-file", "--readonly", "--type", "--header", "--log", "--metrics"] {
+        assert!(short.contains(common), "{common}");
     }
     let heading = |help: &str, option: &str| {
         let mut heading = "";
@@ -30,11 +36,14 @@ fn help_comes_however_it_is_asked_for_and_each_option_stands_under_its_heading()
         }
         panic!("{option} is missing in {help}")
     };
-    for own in ["--as", "--log", "--test-passphrase", "--json"] {
+    for own in ["--as", "--test-passphrase", "--json"] {
         assert_eq!(heading(&open, own), "Options:", "{own}");
     }
     for (option, expected) in [
         ("--key-file", "Volume:"),
+        ("--log", "Operation:"),
+        ("--metrics", "Operation:"),
+        ("--direct", "Experts:"),
         ("--dispatch", "Dispatch:"),
         ("--cipher", "Plain volumes (--type plain):"),
         ("--table", "Plain volumes (--type plain):"),
@@ -42,6 +51,8 @@ fn help_comes_however_it_is_asked_for_and_each_option_stands_under_its_heading()
         assert_eq!(heading(&open, option), expected, "{option}");
     }
     let serve = run(&mut scratch.ucrypt(&["serve", "--help"]), b"").text();
+    assert!(serve.find("Exports:") < serve.find("Volume:"), "{serve}");
+    assert!(serve.find("Dispatch:") < serve.find("Experts:"), "{serve}");
     assert_eq!(heading(&serve, "--json"), "Options:");
     assert_eq!(heading(&serve, "--nbd"), "Exports:");
     let read = run(&mut scratch.ucrypt(&["read", "--help"]), b"").text();

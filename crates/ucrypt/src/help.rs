@@ -1,0 +1,110 @@
+//! The order of options in help: what most people need first, what experts need last and, with `-h`,
+//! not at all.
+
+use clap::{Arg, Command};
+
+/// The actions that open a volume.
+const OPENING: &[&str] = &["open", "serve", "read", "write"];
+
+/// Options of these actions for experts: the last group.
+const EXPERTS: &[&str] = &[
+    "header_digest",
+    "strict",
+    "direct",
+    "memory",
+    "backend",
+    "disable_keyring",
+    "cipher_model",
+    "persistent",
+    "unbound",
+    "fuse_transport",
+    "ublk_wait",
+    "ublk_recover",
+];
+
+/// Options that stay in their group and that only `--help` shows.
+const LESS_USED: &[&str] = &[
+    "keyfile_size",
+    "keyfile_offset",
+    "timeout",
+    "tries",
+    "key_slot",
+    "token_id",
+    "token_type",
+    "token_only",
+    "dispatch",
+    "poll",
+    "no_read_workqueue",
+    "no_write_workqueue",
+    "same_cpu_crypt",
+    "submit_from_crypt_cpus",
+    "high_priority",
+    "skip",
+    "iv_large_sectors",
+    "table_file",
+    "nbd_any_user",
+    "log_format",
+    "log_level",
+    "metrics_any_host",
+];
+
+/// Sorts the options of all actions.
+pub(crate) fn arranged(command: Command) -> Command {
+    command.mut_subcommands(|action| {
+        let mut action = action;
+        if OPENING.contains(&action.get_name()) {
+            for id in EXPERTS.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
+                // This also moves it behind all others.
+                let expert = |arg: Arg| hidden(arg).help_heading("Experts");
+                action = action.mut_arg(id, expert);
+            }
+        }
+        action = action.mut_args(|arg| {
+            let is_less_used = LESS_USED.contains(&arg.get_id().as_str());
+            if is_less_used { hidden(arg) } else { arg }
+        });
+        if !action.get_arguments().any(Arg::is_hide_short_help_set) {
+            return action;
+        }
+        let name = action.get_name().to_owned();
+        action
+            .after_help(format!("ucrypt {name} --help shows all options."))
+            .after_long_help(format!("Examples: man ucrypt-{name}"))
+    })
+}
+
+/// Hides an option with `-h`. Man pages would then have no text for it, unless it is its long one.
+fn hidden(arg: Arg) -> Arg {
+    let help = arg.get_long_help().or(arg.get_help()).cloned();
+    arg.hide_short_help(true).long_help(help.unwrap_or_default())
+}
+
+fn has(action: &Command, id: &str) -> bool {
+    action.get_arguments().any(|argument| argument.get_id() == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::Cli;
+
+    #[test]
+    fn every_option_that_is_sorted_exists_and_the_experts_come_last() {
+        let command = arranged(Cli::command());
+        let actions: Vec<_> =
+            OPENING.iter().map(|name| command.find_subcommand(name).unwrap()).collect();
+        for id in EXPERTS.iter().chain(LESS_USED) {
+            assert!(actions.iter().any(|action| has(action, id)), "no action has {id}");
+        }
+        for action in actions {
+            let mut hidden = action.get_arguments().filter(|arg| arg.is_hide_short_help_set());
+            assert!(hidden.all(|arg| arg.get_long_help().is_some()));
+            let headings = action.get_arguments().filter(|argument| !argument.is_positional());
+            let headings: Vec<_> = headings.map(Arg::get_help_heading).collect();
+            let first = headings.iter().position(|heading| *heading == Some("Experts")).unwrap();
+            assert!(headings[first..].iter().all(|heading| *heading == Some("Experts")));
+        }
+    }
+}
