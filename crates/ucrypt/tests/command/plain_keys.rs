@@ -141,6 +141,7 @@ fn the_key_is_the_one_that_cryptsetups_own_vectors_give() {
 
 /// Options that change how the action works, not its result.
 const MANNERS: &[&str] = &[
+    "ask-password",
     "help",
     "verbose",
     "debug",
