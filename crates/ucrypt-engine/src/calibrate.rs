@@ -30,9 +30,9 @@ const ROUNDS: u32 = 8;
 const TRIPS: u32 = 16;
 
 /// How long workers sleep before they are woken: so briefly that their cores sleep lightly, and
-/// longer than any estimate tells apart. Fewer trips with the second, which take as long.
+/// longer than any estimate tells apart. Two trips with the second: `open` waits for them.
 const NAP: (Duration, u32) = (Duration::from_micros(50), TRIPS);
-const SLEEP: (Duration, u32) = (Duration::from_millis(2), 4);
+const SLEEP: (Duration, u32) = (Duration::from_micros(1_200), 2);
 
 /// A small chunk.
 const SMALL: usize = 4096;
