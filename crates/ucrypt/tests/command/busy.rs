@@ -1,14 +1,14 @@
 //! Images that another process has open.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::image::{DATA, Image, LUKS1, LUKS2};
 use crate::nbd_client::NbdClient;
 use crate::process::{run, tool};
 use crate::scratch::Scratch;
-use crate::server::{On, Server};
+use crate::server::{On, PATIENCE, Server};
 
 /// Every action that opens the data for writing is refused with exit code 5.
 #[track_caller]
@@ -72,6 +72,13 @@ fn what_is_attached_to_a_loop_device_is_busy() {
     let device = run(&mut losetup, b"").text();
     is_busy(&scratch, &image);
     run(tool("losetup", "mount").args(["--detach", device.trim()]), b"").passes();
+    // It is detached when its last opener is gone: programs such as mkfs.btrfs open all devices.
+    let attached = Path::new("/sys/block").join(&device.trim()["/dev/".len()..]).join("loop");
+    let deadline = Instant::now() + PATIENCE;
+    while attached.exists() {
+        assert!(Instant::now() < deadline, "{device} is still attached");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     run(&mut image.ucrypt(&scratch, "write"), b"data").passes();
 }
 

@@ -24,7 +24,7 @@ fn ask(mut stream: impl Read + Write, request: &str) -> String {
     answer
 }
 
-fn page(socket: &Path) -> Page {
+pub(crate) fn page(socket: &Path) -> Page {
     let stream = UnixStream::connect(socket).expect("connected");
     let answer = ask(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let (head, page) = answer.split_once("\r\n\r\n").expect("a head");
@@ -34,7 +34,7 @@ fn page(socket: &Path) -> Page {
 }
 
 /// The values of a page, by name and labels as they stand there.
-struct Page(BTreeMap<String, String>);
+pub(crate) struct Page(BTreeMap<String, String>);
 
 impl Page {
     /// Reads the text format as strictly as Prometheus does: every value follows the type of its
@@ -86,7 +86,7 @@ impl Page {
 
     /// The sum of values that are counts.
     #[track_caller]
-    fn count(&self, name: &str, labels: &[&str]) -> u64 {
+    pub(crate) fn count(&self, name: &str, labels: &[&str]) -> u64 {
         let values = self.values(name, labels).into_iter();
         values.map(|value| value.parse::<u64>().expect("a count")).sum()
     }

@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 /// Key derivations of a machine take turns. So any test can be told this because of any other.
 const WAITS: &str = "ucrypt: waiting for the memory of other key derivations\n";
 
-/// Seconds after which a program counts as hanging and is killed.
-const LIMIT_S: &str = "150";
+/// Seconds after which a program counts as hanging and is killed. Copies of hundreds of megabytes with a
+/// sync take minutes beside other suites.
+const LIMIT_S: &str = "600";
 
 /// The result of a program that has ended. Standard error is without [`WAITS`].
 #[derive(Debug)]
