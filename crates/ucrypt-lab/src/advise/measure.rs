@@ -814,10 +814,18 @@ mod tests {
         // A slow cipher: others are many times as fast.
         let slow = subject(&image, "cast5-cbc-plain64", 16, 512);
         let found = advice(&slow, dir.path(), &go).expect("advice");
-        let cipher = found.findings.iter().find(|it| it.id == "cipher").expect("a finding");
-        let gain = cipher.gain.as_ref().expect("a gain");
-        assert!(gain.times.median > 2.0 && gain.after > gain.before, "{gain:?}");
-        assert!(cipher.change.contains("luksFormat --cipher"), "{cipher:?}");
+        // Beside other load, the gain may be lost in the noise.
+        match found.findings.iter().find(|it| it.id == "cipher") {
+            Some(cipher) => {
+                assert!(cipher.gain.as_ref().is_some_and(|it| it.after > it.before), "{cipher:?}");
+                assert!(cipher.change.contains("luksFormat --cipher"), "{cipher:?}");
+            }
+            None => {
+                assert!(found.disturbed.0 > 0, "{found:?}");
+                let is_fine = |it: &String| it.contains("cast5") && it.contains("no measurable");
+                assert!(found.fine.iter().any(is_fine), "{found:?}");
+            }
+        }
         assert!(found.not_measured.iter().any(|it| it.contains("--scratch")), "{found:?}");
         assert!(found.loads.len() >= 4 && found.loads.iter().all(|it| it.left.median > 0.0));
         assert!(std::fs::read(&image).expect("read") == before, "something was written");
@@ -859,6 +867,37 @@ mod tests {
         assert!(found([101.0, 102.0, 103.0]).is_none(), "too little");
         assert!(found([60.0, 120.0, 180.0]).is_none(), "the quartiles reach below");
         assert!(found([90.0, 80.0, 70.0]).is_none(), "a loss");
+    }
+
+    #[test]
+    fn a_gain_becomes_a_finding_and_what_gains_nothing_is_fine() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let slow = subject(&image(dir.path()), "cast5-cbc-plain64", 16, 512);
+        let found = advice(&slow, dir.path(), &AtomicBool::new(false)).expect("advice");
+        let empty = Advice { findings: Vec::new(), fine: Vec::new(), ..found };
+        let (what, change) = ("CAST5 is slow.".to_owned(), "take AES".to_owned());
+        let other = Other { id: "cipher", what, change, shape: Shape::of(&slow) };
+        let loads = loads(1, false);
+        let sample = |mb_s| Sample { mb_s, ..Sample::default() };
+        let concluded = |after: f64| {
+            let figures = Figures::from([
+                ((0, Who::Drive), [400.0; 3].map(sample).into()),
+                ((0, Who::Volume), [100.0; 3].map(sample).into()),
+                ((0, Who::Other(0)), [after; 3].map(sample).into()),
+            ]);
+            let mut advice = empty.clone();
+            conclude(&mut advice, (&loads, &figures), std::slice::from_ref(&other), (&[], None));
+            advice
+        };
+        let faster = concluded(300.0);
+        let gain =
+            faster.findings.iter().find(|it| it.id == "cipher").expect("a finding").gain.as_ref();
+        assert!(gain.is_some_and(|it| (it.times.median - 3.0).abs() < 1e-9), "{gain:?}");
+        let same = concluded(100.0);
+        assert!(same.findings.is_empty(), "{same:?}");
+        assert!(
+            same.fine.iter().any(|it| it.starts_with("CAST5 is slow. That makes no measurable"))
+        );
     }
 
     #[test]

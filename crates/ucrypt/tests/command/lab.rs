@@ -618,9 +618,8 @@ fn fio_and_the_built_in_generator_report_what_was_served_at_the_depth_asked_for(
             let reported = sample.mb_s * 1e6 * sample.seconds;
             assert!((reported / bytes as f64 - 1.0).abs() < 0.02, "{context}");
             // Depths are those of one of the server's two queues.
-            let arrived = |depth: u32| {
-                counted("ucrypt_queue_depth_bucket", &[&format!("le=\"{depth}\"")])
-            };
+            let arrived =
+                |depth: u32| counted("ucrypt_queue_depth_bucket", &[&format!("le=\"{depth}\"")]);
             let all = counted("ucrypt_queue_depth_count", &[]);
             assert_eq!(arrived(depth), all, "more were in flight than asked for: {context}");
             let share = depth / 2;
