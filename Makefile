@@ -3,7 +3,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 
-.PHONY: help build install deb try-deb demo lab-quick test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
+.PHONY: help build install deb try-deb demo lab-quick python test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
@@ -11,6 +11,7 @@ help:
 	@echo "make deb     the same as a Debian package in target/deb"
 	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
 	@echo "make lab-quick   every experiment of the lab, small; leaves target/lab/report.html"
+	@echo "make python  the wheel for Python in target/python/wheels, tested"
 	@echo "make test    install the missing interop tools and a kernel to boot, run every test"
 	@echo "make flaky   run the tests N=20 times, J=4 at once, beside other load; list each that failed once"
 	@echo "make soak    an hour (S=3600 seconds) of random clients, killed servers, little memory"
@@ -46,9 +47,14 @@ lab-quick: build
 	target/release/ucrypt lab sim --quick --out target/lab
 	target/release/ucrypt lab report target/lab
 
+python:
+	scripts/setup build python
+	scripts/python --release
+
 test:
-	scripts/setup build tools browser guest
+	scripts/setup build tools browser guest python
 	$(CARGO) test --workspace --locked
+	scripts/python
 
 flaky:
 	scripts/setup build tools browser guest
@@ -90,4 +96,6 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --package ucrypt-sector-bench --features peers --all-targets --locked -- -D warnings
+	$(CARGO) fmt --manifest-path python/Cargo.toml --check
+	$(CARGO) clippy --manifest-path python/Cargo.toml --target-dir target --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Io, Queue, QueueConfig, Volume};
+use ucrypt_image::transfer::{self, TransferError};
 
 use crate::background::FLUSH_FAILED;
 use crate::failure::Failure;
@@ -220,14 +221,13 @@ impl LastFlush {
     /// Flushes. After a failure all further ones fail.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         let Some(queue) = &mut self.0 else { return Ok(()) };
-        let failed = |error: &dyn std::fmt::Display| {
-            Failure::device(format!("the last flush failed, recent writes may be lost: {error}"))
-        };
-        queue.submit(0, Io::Flush).map_err(|_| failed(&"the queue is full"))?;
-        queue.wait().map_err(|error| failed(&error))?;
-        match queue.next_done() {
-            Some(done) => done.result.map_err(|error| failed(&error)),
-            None => Err(failed(&"no answer")),
-        }
+        transfer::one(queue, "flush", 0, Io::Flush).map(drop).map_err(|error| {
+            let why: &dyn std::fmt::Display = match &error {
+                TransferError::Broken(error) => error,
+                TransferError::Failed { error, .. } | TransferError::Refused { error, .. } => error,
+                TransferError::ReadOnly => &error,
+            };
+            Failure::device(format!("the last flush failed, recent writes may be lost: {why}"))
+        })
     }
 }

@@ -95,6 +95,41 @@ impl From<ucrypt_luks::Error> for Failure {
     }
 }
 
+impl From<ucrypt_image::Error> for Failure {
+    fn from(error: ucrypt_image::Error) -> Self {
+        use ucrypt_image::Error as Image;
+        match error {
+            Image::Open(error) => error.into(),
+            Image::Luks(error) => error.into(),
+            Image::About { path, error } => Self::from(error).about(path.display()),
+            Image::Memory(_) => Self::memory(error),
+            Image::HeaderBusy { .. } => Self::busy(error),
+            Image::NotRepaired { .. }
+            | Image::Lock { .. }
+            | Image::Create { .. }
+            | Image::NotDurable { .. }
+            | Image::NoRoom { .. } => Self::device(error),
+            Image::Volume(_)
+            | Image::Key(_)
+            | Image::OtherFormat { .. }
+            | Image::NoData { .. }
+            | Image::WeakKey(_)
+            | Image::TooShort { .. } => Self::wrong(error),
+        }
+    }
+}
+
+impl From<ucrypt_image::transfer::TransferError> for Failure {
+    fn from(error: ucrypt_image::transfer::TransferError) -> Self {
+        use ucrypt_image::transfer::TransferError as Transfer;
+        match error {
+            Transfer::ReadOnly => Self::denied(error),
+            Transfer::Refused { .. } => Self::wrong(error),
+            Transfer::Broken(_) | Transfer::Failed { .. } => Self::device(error),
+        }
+    }
+}
+
 impl From<ucrypt_export::fuse::FuseError> for Failure {
     fn from(error: ucrypt_export::fuse::FuseError) -> Self {
         use ucrypt_export::fuse::FuseError as Fuse;

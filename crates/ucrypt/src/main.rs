@@ -23,7 +23,6 @@ mod keyring;
 mod lab;
 mod log;
 mod luks;
-mod machine;
 mod memory;
 mod metrics;
 mod mount;
@@ -44,7 +43,6 @@ mod token_unlock;
 mod top;
 mod transfer;
 mod ucrypttab;
-mod user;
 mod users;
 mod volume;
 
@@ -55,6 +53,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
 use options::Judged;
+use ucrypt_image::{machine, user};
 
 /// The version, and the commit where it is known.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_COMMIT"));

@@ -1,30 +1,11 @@
-//! Memory for key derivations: what a control group allows, and turns where it is short.
-//!
-//! A keyslot may ask for gigabytes. In a container with less, taking them would get the process
-//! killed without a word, and several unlocks at once would be killed together. So nothing is
-//! taken before it is known to be there:
-//!
-//! - New keyslots stay below half of what the control group of this process may have.
-//! - An unlock that needs more than a control group may have at all is refused.
-//! - Unlocks take their memory one after the other ([`turn`]). One that finds too little waits until
-//!   the others are done.
+//! Memory for key derivations, and what people are told of it. [`ucrypt_image::memory`] has the rules.
 
-use std::fmt;
+use ucrypt_image::memory::{self, Bytes};
+pub(crate) use ucrypt_image::memory::{bound_kib, check_unlock};
+use ucrypt_luks::{Pbkdf, PbkdfKind};
 
-use ucrypt_luks::{Header, Pbkdf, PbkdfKind, Permit};
-
-use crate::failure::Failure;
-use crate::machine::{self, machine};
+use crate::machine::machine;
 use crate::stdio::{say, say_line};
-
-mod cgroup;
-mod turn;
-
-/// Smaller derivations do not wait for each other, in bytes.
-const SMALL: u64 = 32 << 20;
-
-const REMEDY: &str = "raise the limit, or unlock elsewhere and give the keyslot a smaller memory \
-                      there (ucrypt luksConvertKey --pbkdf-memory), or use --volume-key-file";
 
 /// Has every key derivation of this process ask here first. With `debug`, says so each time.
 pub(crate) fn guard(debug: bool) {
@@ -32,45 +13,8 @@ pub(crate) fn guard(debug: bool) {
         if debug {
             say(&format!("# Deriving a key with {} of memory.\n", Bytes(bytes)));
         }
-        permit(bytes)
+        memory::permit(bytes, &|| say_line("waiting for the memory of other key derivations"))
     });
-}
-
-fn permit(bytes: u64) -> Result<Box<dyn Permit>, String> {
-    check(bytes)?;
-    if bytes < SMALL {
-        return Ok(Box::new(Unqueued));
-    }
-    Ok(Box::new(turn::take(bytes)?))
-}
-
-/// A derivation that is too small to wait for others.
-struct Unqueued;
-
-impl Permit for Unqueued {
-    fn taken(&mut self) {}
-}
-
-/// Refuses what no wait can give: more than a control group may have.
-fn check(bytes: u64) -> Result<(), String> {
-    match cgroup::limits().into_iter().find(|limit| bytes > limit.bytes) {
-        None => Ok(()),
-        Some(limit) => {
-            Err(format!("the key derivation needs {}, and {limit}; {REMEDY}", Bytes(bytes)))
-        }
-    }
-}
-
-/// Refuses to unlock a header, before a passphrase is asked for, if each of its keyslots needs more
-/// memory than there may be.
-pub(crate) fn check_unlock(header: &Header, keyslot: Option<u32>) -> Result<(), Failure> {
-    header.memory_to_unlock(keyslot).map_or(Ok(()), check).map_err(Failure::memory)
-}
-
-/// The memory that a new keyslot may take here because of a control group, in KiB: half of its
-/// limit, and half of what is free of it.
-pub(crate) fn bound_kib() -> Option<u64> {
-    cgroup::limits().iter().map(|limit| machine::half(limit.bytes, limit.room) >> 10).min()
 }
 
 /// Says that a new keyslot costs less than asked for, and why.
@@ -79,48 +23,11 @@ pub(crate) fn tell_of_bound(pbkdf: &Pbkdf) {
     if pbkdf.kind == PbkdfKind::Pbkdf2 || pbkdf.memory_kib <= bound {
         return;
     }
-    let limits = cgroup::limits();
-    let because = limits.iter().min_by_key(|limit| machine::half(limit.bytes, limit.room));
-    let because = match because {
-        Some(limit) if machine::half(limit.bytes, limit.room) >> 10 <= u64::from(bound) => {
-            limit.to_string()
-        }
-        _ => "that is half of what this machine has free".into(),
-    };
+    let because = memory::bound_by(bound)
+        .unwrap_or_else(|| "that is half of what this machine has free".into());
     say_line(format_args!(
         "Argon2 takes at most {} here instead of {}: {because}",
         Bytes(u64::from(bound) << 10),
         Bytes(u64::from(pbkdf.memory_kib) << 10)
     ));
-}
-
-/// A number of bytes for people.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-        let (unit, name) =
-            UNITS.into_iter().find(|(unit, _)| self.0 >= *unit).unwrap_or((1, "bytes"));
-        let tenths = self.0 % unit * 10 / unit;
-        if tenths == 0 {
-            write!(f, "{} {name}", self.0 / unit)
-        } else {
-            write!(f, "{}.{tenths} {name}", self.0 / unit)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_told_in_the_largest_unit() {
-        let cases =
-            [(1 << 30, "1 GiB"), (1536 << 20, "1.5 GiB"), (512 << 20, "512 MiB"), (7, "7 bytes")];
-        for (bytes, text) in cases {
-            assert_eq!(Bytes(bytes).to_string(), text);
-        }
-    }
 }

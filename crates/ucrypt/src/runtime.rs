@@ -6,11 +6,12 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use ucrypt_image::runtime_directory;
+
 use crate::failure::Failure;
-use crate::{secrecy, user};
+use crate::secrecy;
 
 /// Longest name in bytes: the control socket's path must fit into a socket address.
 const NAME_MAX: usize = 64;
@@ -38,7 +39,7 @@ impl RuntimePaths {
                  at the start"
             )));
         }
-        Ok(Self { dir: directory(), name: name.into() })
+        Ok(Self { dir: runtime_directory::path(), name: name.into() })
     }
 
     /// The paths of a volume that should be open. `name` is its name, the path of its device or file
@@ -47,7 +48,8 @@ impl RuntimePaths {
         // A name has no '/', so that what has one is a path.
         let path = if name.contains('/') { std::path::absolute(name) } else { Ok(name.into()) };
         let path = &path.unwrap_or_else(|_| name.into());
-        let known = [Path::new("/dev/ucrypt"), &directory()].map(|dir| path.strip_prefix(dir).ok());
+        let known = [Path::new("/dev/ucrypt"), &runtime_directory::path()]
+            .map(|dir| path.strip_prefix(dir).ok());
         let short = known.into_iter().flatten().find_map(Path::to_str).map(str::to_owned);
         let short = short.or_else(|| name_of_device(path));
         Self::of(short.as_deref().unwrap_or(name))
@@ -55,7 +57,7 @@ impl RuntimePaths {
 
     /// The paths of all volumes that are open or whose server was killed, sorted by name.
     pub(crate) fn all() -> Result<Vec<Self>, Failure> {
-        let dir = directory();
+        let dir = runtime_directory::path();
         let entries = match fs::read_dir(&dir) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -83,7 +85,7 @@ impl RuntimePaths {
                 self.socket().display()
             )));
         }
-        prepare_directory(&self.dir).map_err(|error| denied(&self.dir, &error))
+        runtime_directory::prepare(&self.dir).map_err(|error| denied(&self.dir, &error))
     }
 
     /// Whether a server is running, or a killed server has left something.
@@ -160,57 +162,11 @@ fn is_there(path: &Path) -> bool {
         .map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
 }
 
-/// The runtime directory. Creates it if it is missing.
-pub(crate) fn private_directory() -> Result<PathBuf, Failure> {
-    let dir = directory();
-    prepare_directory(&dir).map_err(|error| denied(&dir, &error))?;
-    Ok(dir)
-}
-
-/// Creates the directory, for this user only. Refuses one that others can write to.
-fn prepare_directory(dir: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let found = fs::symlink_metadata(dir)?;
-    let mode = found.permissions().mode();
-    let is_own = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.is_dir() || !is_own || mode & 0o022 != 0 {
-        return Err(io::Error::other("it is not a directory that only you can write to"));
-    }
-    if mode & 0o777 != 0o700 {
-        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
-    }
-    Ok(())
-}
-
 fn denied(dir: &Path, error: &io::Error) -> Failure {
     Failure::denied(format!(
         "cannot use {}: {error}; set XDG_RUNTIME_DIR to a directory of your own",
         dir.display()
     ))
-}
-
-fn directory() -> PathBuf {
-    let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let base = base.filter(|dir| dir.is_absolute());
-    base.map_or_else(fallback, |base| base.join("ucrypt"))
-}
-
-/// The directory if no session manager named one.
-fn fallback() -> PathBuf {
-    // In a container, root of a user namespace has its own /run; elsewhere it has none.
-    let is_own = |dir: &str| {
-        let owner = fs::symlink_metadata(dir).map(|dir| dir.uid());
-        owner.is_ok_and(|owner| owner == rustix::process::geteuid().as_raw())
-    };
-    if rustix::process::geteuid().is_root() && (user::is_root() || is_own("/run")) {
-        return "/run/ucrypt".into();
-    }
-    let user = user::number();
-    let session = format!("/run/user/{user}");
-    if is_own(&session) {
-        return Path::new(&session).join("ucrypt");
-    }
-    Path::new("/tmp").join(format!("ucrypt-{user}"))
 }
 
 #[cfg(test)]

@@ -7,20 +7,12 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{FileType, SeekFrom};
-use ucrypt_engine::{Buf, Done, Io, Queue, QueueConfig, Rejected};
+use ucrypt_image::transfer::{self, QUEUE, TransferError, Writer};
 
 use crate::failure::Failure;
 use crate::size;
 use crate::stdio::{Stdin, Stdout};
 use crate::volume::{KeySource, VolumeArgs};
-
-/// Bytes of one request.
-const CHUNK: usize = 1 << 20;
-
-/// Requests in flight.
-const DEPTH: u32 = 8;
-
-const QUEUE: QueueConfig = QueueConfig::new((DEPTH as usize + 2) * CHUNK * 2, DEPTH);
 
 /// Arguments of `read`.
 #[derive(Debug, clap::Args)]
@@ -61,54 +53,20 @@ pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
     if length > rest {
         return Err(beyond(args.offset.saturating_add(length), size));
     }
-    let queue = opened.volume.queue(QUEUE).map_err(broken)?;
+    let mut queue = opened.volume.queue(QUEUE).map_err(TransferError::Broken)?;
     let progress = Progress::new(length);
-    let end = args.offset + length;
-    Reader { queue, next: args.offset, end, waiting: BTreeMap::new(), written: args.offset }
-        .run(&mut output, &progress)
-}
-
-/// Keeps several reads in flight, and writes their data in order.
-struct Reader {
-    queue: Queue,
-    /// Offset of the next read.
-    next: u64,
-    end: u64,
-    /// Data of reads that completed early, by offset.
-    waiting: BTreeMap<u64, Buf>,
-    written: u64,
-}
-
-impl Reader {
-    fn run(mut self, output: &mut Stdout, progress: &Progress) -> Result<(), Failure> {
-        while self.written < self.end {
-            self.ask()?;
-            self.queue.wait().map_err(broken)?;
-            while let Some(Done { tag: offset, result, data }) = self.queue.next_done() {
-                result.map_err(|error| failed_at("read", offset, error))?;
-                self.waiting.extend(data.map(|data| (offset, data)));
-            }
-            while let Some(data) = self.waiting.remove(&self.written) {
-                output.put(&data)?;
-                self.written += data.len() as u64;
-                progress.add(data.len());
-            }
+    // Data of reads that completed early, by offset.
+    let mut waiting = BTreeMap::new();
+    let mut written = args.offset;
+    transfer::read(&mut queue, args.offset..args.offset + length, |offset, data| {
+        waiting.insert(offset, data);
+        while let Some(data) = waiting.remove(&written) {
+            output.put(&data)?;
+            written += data.len() as u64;
+            progress.add(data.len());
         }
         Ok(())
-    }
-
-    /// Submits reads while the queue has room.
-    fn ask(&mut self) -> Result<(), Failure> {
-        while self.next < self.end {
-            let len = (self.end - self.next).min(CHUNK as u64) as usize;
-            match self.queue.submit(self.next, Io::read(self.next, len)) {
-                Ok(()) => self.next += len as u64,
-                Err(Rejected::Busy(_)) => return Ok(()),
-                Err(rejected) => return Err(refused(&rejected)),
-            }
-        }
-        Ok(())
-    }
+    })
 }
 
 pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
@@ -121,18 +79,18 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
     if args.offset > size {
         return Err(beyond(args.offset, size));
     }
-    let queue = opened.volume.queue(QUEUE).map_err(broken)?;
+    let mut queue = opened.volume.queue(QUEUE).map_err(TransferError::Broken)?;
     let progress = Progress::new(left_in_stdin());
-    let mut writer = Writer { queue, next: args.offset, size };
-    let written = writer.run(&mut input, &progress);
+    let mut end = args.offset;
+    let written = copy(&mut input, Writer::new(&mut queue, args.offset), size, &progress, &mut end);
     drop(progress);
     // Flush however the write ended: data reported as written must persist. The first failure is
     // reported.
     let flushed = crate::ending::flush(&opened.volume);
-    let end = written?;
+    let why = written?;
     flushed?;
-    let kept = format!("everything before byte {} was written", writer.next);
-    match end {
+    let kept = format!("everything before byte {end} was written");
+    match why {
         End::OfInput => Ok(()),
         End::OfVolume => Err(Failure::device(format!(
             "standard input does not fit: the volume ends at byte {size}; {kept}"
@@ -150,75 +108,37 @@ enum End {
     Unreadable(io::Error),
 }
 
-struct Writer {
-    queue: Queue,
-    /// Offset of the next write.
-    next: u64,
+/// Copies the input into the volume of `size` bytes. `next` is where the next byte would go.
+fn copy(
+    input: &mut impl Read,
+    mut writer: Writer<'_>,
     size: u64,
-}
-
-impl Writer {
-    fn run(&mut self, input: &mut impl Read, progress: &Progress) -> Result<End, Failure> {
-        let mut end = End::OfInput;
-        loop {
-            let Some(mut data) = self.queue.alloc(CHUNK) else {
-                self.settle()?;
-                continue;
-            };
-            let filled = match fill(input, &mut data) {
-                Ok(filled) => filled,
-                Err(error) => {
-                    end = End::Unreadable(error);
-                    break;
-                }
-            };
-            let room = self.size - self.next;
-            let len = usize::try_from(room).map_or(filled, |room| filled.min(room));
-            if len > 0 {
-                data.truncate(len);
-                self.put(data)?;
-                self.next += len as u64;
-                progress.add(len);
-            }
-            if len < filled {
-                end = End::OfVolume;
-                break;
-            }
-            if filled == 0 {
-                break;
-            }
+    progress: &Progress,
+    next: &mut u64,
+) -> Result<End, TransferError> {
+    let why = loop {
+        let mut data = writer.alloc()?;
+        let filled = match fill(input, &mut data) {
+            Ok(filled) => filled,
+            Err(error) => break End::Unreadable(error),
+        };
+        let room = size - writer.position();
+        let len = usize::try_from(room).map_or(filled, |room| filled.min(room));
+        if len > 0 {
+            data.truncate(len);
+            writer.put(data)?;
+            *next = writer.position();
+            progress.add(len);
         }
-        self.drain()?;
-        Ok(end)
-    }
-
-    fn put(&mut self, data: Buf) -> Result<(), Failure> {
-        let mut io = Io::write(self.next, data, false);
-        loop {
-            io = match self.queue.submit(self.next, io) {
-                Ok(()) => return self.queue.poll().map_err(broken),
-                Err(Rejected::Busy(io)) => io,
-                Err(rejected) => return Err(refused(&rejected)),
-            };
-            self.settle()?;
+        if len < filled {
+            break End::OfVolume;
         }
-    }
-
-    /// Waits for a completion and takes all that are there.
-    fn settle(&mut self) -> Result<(), Failure> {
-        self.queue.wait().map_err(broken)?;
-        while let Some(Done { tag: offset, result, .. }) = self.queue.next_done() {
-            result.map_err(|error| failed_at("write", offset, error))?;
+        if filled == 0 {
+            break End::OfInput;
         }
-        Ok(())
-    }
-
-    fn drain(&mut self) -> Result<(), Failure> {
-        while self.queue.in_flight() > 0 {
-            self.settle()?;
-        }
-        Ok(())
-    }
+    };
+    writer.finish()?;
+    Ok(why)
 }
 
 /// Reads until the buffer is full or the input ends.
@@ -280,21 +200,4 @@ impl Drop for Progress {
 
 fn beyond(at: u64, size: u64) -> Failure {
     Failure::wrong(format!("byte {at} is behind the end of the volume, which has {size} bytes"))
-}
-
-fn broken(error: impl std::fmt::Display) -> Failure {
-    Failure::device(format!("the image cannot be used any longer: {error}"))
-}
-
-fn failed_at(what: &str, offset: u64, error: impl std::fmt::Display) -> Failure {
-    Failure::device(format!("{what} of the volume at byte {offset} failed: {error}"))
-}
-
-fn refused(rejected: &Rejected) -> Failure {
-    match rejected {
-        Rejected::ReadOnly => {
-            Failure::denied("the volume is read-only; open it without --readonly")
-        }
-        other => Failure::wrong(format!("the volume refused the request: {other:?}")),
-    }
 }

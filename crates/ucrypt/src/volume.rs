@@ -1,7 +1,6 @@
 //! Turns a command line into a volume: opens the image, reads the header, unlocks, joins the
 //! layers.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,17 +9,17 @@ use clap::ValueEnum;
 use serde::Serialize;
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
-use ucrypt_engine::{Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Volume, VolumeOptions};
+pub(crate) use ucrypt_image::header::is_same;
+use ucrypt_image::header::{Found, UnlockedImage, Wanted, pinned_copy};
+use ucrypt_image::segments::{cipher, segments};
 use ucrypt_luks::luks2::Damage;
-use ucrypt_luks::{
-    Flag, Format, Header, HeaderCopy, HeaderDigest, KeyCheck, ReadAt, Unlocked, settle_cache,
-    signature, write_durably,
-};
+use ucrypt_luks::{Flag, Format, Header, HeaderDigest, KeyCheck, ReadAt, Unlocked, signature};
 use ucrypt_sector::SectorCipher;
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
-use crate::luks::{HeaderImage, confirm, confirm_at, lock_header};
+use crate::luks::{HeaderImage, confirm, confirm_at};
 use crate::memory;
 use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
 use crate::stdio::{say, say_line, say_verbose};
@@ -29,7 +28,6 @@ use crate::{secrecy, size};
 
 mod dispatch;
 mod plain;
-mod weak_key;
 
 use dispatch::DispatchArgs;
 pub(crate) use dispatch::from_flags as policies_of;
@@ -256,7 +254,8 @@ impl Resume {
         if !self.check.matches(key) {
             return Err(ucrypt_luks::Error::WrongVolumeKey.into());
         }
-        self.segments.iter().map(|segment| cipher(segment, key)).collect()
+        let ciphers = self.segments.iter().map(|segment| Ok(cipher(segment, key)?));
+        ciphers.collect()
     }
 }
 
@@ -282,17 +281,6 @@ pub(crate) fn unlock_again(
         header.unlock(source, passphrase, keyslot)
     })?;
     Ok(unlocked.volume_key)
-}
-
-/// The copy of the header of `image` that stands for the image from now on, if it is the one that the
-/// user has pinned.
-fn pinned_copy(
-    image: &HeaderImage<'_>,
-    wanted: HeaderDigest,
-) -> Result<HeaderCopy, ucrypt_luks::Error> {
-    let copy = HeaderCopy::read(image)?;
-    copy.check(wanted)?;
-    Ok(copy)
 }
 
 impl VolumeArgs {
@@ -377,7 +365,7 @@ impl VolumeArgs {
                 });
                 opened.facts.header_digest = self.header_digest.map(|digest| digest.to_string());
                 let place = self.header.as_deref().unwrap_or(&image);
-                unlocked.tell_of_damage((!self.readonly).then_some((&file, place)))?;
+                tell_of_damage(&unlocked, (!self.readonly).then_some((&file, place)))?;
                 Ok(opened)
             }
         }
@@ -430,7 +418,7 @@ impl VolumeArgs {
             ));
         }
         if looking.volume_key_file.is_some() {
-            return looking.unlock(&file, image, KeySource::Arguments)?.tell_of_damage(None);
+            return tell_of_damage(&looking.unlock(&file, image, KeySource::Arguments)?, None);
         }
         let found = looking.find_header(&file, image)?;
         let medium = HeaderImage(found.detached.as_ref().unwrap_or(&file));
@@ -493,49 +481,27 @@ impl VolumeArgs {
                 batch_mode: self.batch_mode,
             };
             let volume = self.plain.unlock(&asked, key)?;
-            return Ok(UnlockedImage { volume, header: None, damage: None, detached: None });
+            return Ok(UnlockedImage::plain(volume));
         }
         let found = self.find_header(image, path)?;
         let medium = HeaderImage(found.detached.as_ref().unwrap_or(image));
         let volume = self.unlock_header(&found.header, found.source(&medium), name, key)?;
-        let Found { header, damage, detached, .. } = found;
-        Ok(UnlockedImage { volume, header: Some(header), damage, detached })
+        Ok(UnlockedImage::of(found, volume))
     }
 
     /// Reads the header, and refuses one that the user has not asked for.
     fn find_header(&self, image: &FileBackend, path: &Path) -> Result<Found, Failure> {
-        // Naming the image itself as the header is the same as naming none.
-        let elsewhere = self.header.as_deref().filter(|header| !is_same(header, path));
-        let detached = elsewhere.map(|header| self.open_header(header)).transpose()?;
-        let about = |error| Failure::from(error).about(elsewhere.unwrap_or(path).display());
-        let medium = HeaderImage(detached.as_ref().unwrap_or(image));
-        let pinned = self.header_digest.map(|wanted| pinned_copy(&medium, wanted));
-        let pinned = pinned.transpose().map_err(about)?;
-        let source: &dyn ReadAt = pinned.as_ref().map_or(&medium, |copy| copy);
-        let (header, damage) = Header::read(source).map_err(about)?;
-        self.check_kind(&header)?;
-        if self.strict {
-            header.check_strictly(damage.as_ref()).map_err(about)?;
-        }
-        Ok(Found { header, damage, detached, pinned })
-    }
-
-    fn open_header(&self, path: &Path) -> Result<FileBackend, Failure> {
-        let options = OpenOptions { direct: false, ..self.open_options() };
-        Ok(FileBackend::open(path, options)?)
-    }
-
-    fn check_kind(&self, header: &Header) -> Result<(), Failure> {
-        let wanted = match self.kind {
-            Some(Kind::Luks1) => "luks1",
-            Some(Kind::Luks2) => "luks2",
-            _ => return Ok(()),
+        let wanted = Wanted {
+            header: self.header.as_deref(),
+            digest: self.header_digest,
+            format: match self.kind {
+                Some(Kind::Luks1) => Some(Format::Luks1),
+                Some(Kind::Luks2) => Some(Format::Luks2),
+                Some(Kind::Luks | Kind::Plain) | None => None,
+            },
+            strict: self.strict,
         };
-        let found = header.format().name();
-        if found == wanted {
-            return Ok(());
-        }
-        Err(Failure::wrong(format!("the header is {found}, not {wanted}; use --type {found}")))
+        Ok(Found::read(image, path, &wanted, self.open_options())?)
     }
 
     fn unlock_header(
@@ -689,23 +655,6 @@ fn try_passphrases<T>(
     }
 }
 
-/// A header that was read.
-struct Found {
-    header: Header,
-    damage: Option<Damage>,
-    /// The file of a detached header.
-    detached: Option<FileBackend>,
-    /// What stands for the image, if the header is pinned.
-    pinned: Option<HeaderCopy>,
-}
-
-impl Found {
-    /// Where the keyslots are read. `medium`: the image that holds the header.
-    fn source<'a>(&'a self, medium: &'a HeaderImage<'a>) -> &'a dyn ReadAt {
-        self.pinned.as_ref().map_or(medium, |copy| copy)
-    }
-}
-
 /// Says that a header copy is damaged and stays so.
 fn tell_of_unrepaired(damage: Option<&Damage>) {
     if let Some(damage) = damage {
@@ -713,68 +662,15 @@ fn tell_of_unrepaired(damage: Option<&Damage>) {
     }
 }
 
-/// An unlocked volume and its header.
-struct UnlockedImage {
-    volume: Unlocked,
-    /// The header, if it has one.
-    header: Option<Header>,
-    /// The header copy that is damaged, if any.
-    damage: Option<Damage>,
-    /// The file of a detached header.
-    detached: Option<FileBackend>,
-}
-
-impl UnlockedImage {
-    /// Refuses the file of a detached header as the image of a volume.
-    fn check_data(&self, name: &str) -> Result<(), Failure> {
-        let without_data = self.header.as_ref().is_some_and(|header| header.data_offset() == 0);
-        if without_data && self.detached.is_none() {
-            return Err(Failure::wrong(format!(
-                "{name} holds a detached header, which has no data of its own; name the data \
-                 image and --header {name}"
-            )));
-        }
-        Ok(())
+/// Reports a damaged header copy, and repairs it as [`UnlockedImage::settle_damage`] does.
+fn tell_of_damage(
+    unlocked: &UnlockedImage,
+    image: Option<(&FileBackend, &Path)>,
+) -> Result<(), Failure> {
+    if let Some(what) = unlocked.settle_damage(image)? {
+        say_line(what);
     }
-
-    /// Reports a damaged header copy. Repairs it if there is an image to write to and the repair
-    /// can lose nothing. `image` comes with the path of the header.
-    fn tell_of_damage(&self, image: Option<(&FileBackend, &Path)>) -> Result<(), Failure> {
-        let (Some(Header::Luks2(_)), Some(damage)) = (&self.header, &self.damage) else {
-            return Ok(());
-        };
-        let done = match (image, damage.kept()) {
-            (None, _) => "using the other one; nothing was repaired".to_owned(),
-            (Some(_), Some(kept)) => format!(
-                "using the other one; nothing was repaired, for {kept}; if the volume is this one \
-                 without any doubt, \"ucrypt repair\" writes the copy again"
-            ),
-            (Some((image, place)), None) => {
-                let medium = self.detached.as_ref().unwrap_or(image);
-                let _lock = lock_header(place)?;
-                let medium = HeaderImage(medium);
-                // Another program may have changed the header since it was read, and what was read
-                // may be a change that is not stored.
-                settle_cache(&medium)?;
-                let (Header::Luks2(header), Some(damage)) = Header::read(&medium)? else {
-                    return Ok(());
-                };
-                if damage.kept().is_some() {
-                    return Ok(());
-                }
-                let write = header.repair(&damage, &mut secrecy::random)?;
-                write_durably(&medium, &[write]).map_err(|error| {
-                    Failure::device(format!(
-                        "{damage}, and the header cannot be repaired: {error}; use --readonly to \
-                         get at the data"
-                    ))
-                })?;
-                "it was written again from the other one".to_owned()
-            }
-        };
-        say_line(format_args!("{damage}; {done}"));
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Tells which keyslot has opened, in cryptsetup's words.
@@ -783,25 +679,6 @@ fn told(unlocked: Unlocked) -> Unlocked {
         say_verbose(format_args!("Key slot {number} unlocked."));
     }
     unlocked
-}
-
-fn segments(unlocked: &Unlocked, image_len: u64) -> Result<Vec<Segment>, Failure> {
-    weak_key::check(unlocked)?;
-    let lengths = unlocked.segment_lengths(image_len)?;
-    let described = unlocked.segments.iter().zip(lengths);
-    let segments = described.map(|(segment, len)| {
-        let cipher = cipher(segment, &unlocked.volume_key)?;
-        Ok(Segment { len, backend_offset: segment.offset, cipher })
-    });
-    segments.collect()
-}
-
-/// The cipher of a segment; the null cipher is none.
-fn cipher(segment: &ucrypt_luks::Segment, key: &[u8]) -> Result<Option<SectorCipher>, Failure> {
-    if segment.cipher.is_null() {
-        return Ok(None);
-    }
-    Ok(Some(segment.cipher(key)?))
 }
 
 fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
@@ -824,17 +701,6 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
         uuid: unlocked.and_then(|unlocked| unlocked.uuid.clone()),
         keyslot: unlocked.and_then(|unlocked| unlocked.keyslot),
     }
-}
-
-/// Whether two paths lead to the same file or device.
-pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| {
-        let found = std::fs::metadata(path).ok()?;
-        // A device is the same wherever its node is.
-        let device = found.rdev();
-        Some(if device > 0 { (0, device) } else { (found.dev(), found.ino()) })
-    };
-    identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
 /// A random key that nobody keeps.

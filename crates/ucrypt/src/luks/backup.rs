@@ -53,7 +53,7 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
         |error: io::Error| Failure::device(format!("cannot write the backup to {shown}: {error}"));
     let mut file = OpenOptions::new().write(true).mode(0o600).open(path).map_err(failed)?;
     file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
-    made.keep()
+    Ok(made.keep()?)
 }
 
 /// Carries out `luksHeaderRestore`.

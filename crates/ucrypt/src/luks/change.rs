@@ -2,22 +2,19 @@
 //!
 //! As in cryptsetup, keys change while a volume is open: a server reads the header only when it
 //! opens the volume, and never writes data there. So a change does not take the locks that exclude
-//! users of the data. It takes the lock that excludes other changes, `flock` on the file of the
-//! header, which cryptsetup takes for LUKS2 too. On a block device this lock excludes other changes
-//! by this program only, because cryptsetup locks a file of its own for each device.
+//! users of the data. It takes the lock that excludes other changes ([`ucrypt_image::header_lock`]).
 //!
 //! The lock is not held while a person types. What was found before is checked again under it.
 
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use ucrypt_backend::{FileBackend, OpenOptions};
+pub(crate) use ucrypt_image::header_lock::disable_locks;
+pub(super) use ucrypt_image::header_lock::lock_header;
+use ucrypt_image::header_lock::{Access, lock};
 use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{Flag, Header, ReadAt, Tools, Write, settle_cache, write_verified};
 
@@ -27,20 +24,8 @@ use crate::failure::Failure;
 use crate::machine::machine;
 use crate::secrecy;
 
-/// How long to wait for another change, which may derive a key meanwhile.
-const PATIENCE: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(20);
-
 /// How a header is read.
 type ReadHeader = fn(&dyn ReadAt) -> ucrypt_luks::Result<(Header, Option<Damage>)>;
-
-/// Whether the user wants no locks.
-static WITHOUT_LOCKS: AtomicBool = AtomicBool::new(false);
-
-/// From now on, headers are changed without a lock.
-pub(crate) fn disable_locks() {
-    WITHOUT_LOCKS.store(true, Ordering::Relaxed);
-}
 
 /// The header that an action is about.
 #[derive(Debug, clap::Args)]
@@ -159,54 +144,6 @@ pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure
     settle_cache(&HeaderImage(&image))
         .map_err(|error| Failure::from(error).about(path.display()))?;
     Ok((lock, image))
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Access {
-    /// To read what nobody changes meanwhile.
-    Shared,
-    /// To change it.
-    Exclusive,
-}
-
-/// Takes the lock against other changes of the header in this file or device. It lives as long as
-/// the result.
-pub(crate) fn lock_header(path: &Path) -> Result<File, Failure> {
-    lock(path, Access::Exclusive)
-}
-
-fn lock(path: &Path, access: Access) -> Result<File, Failure> {
-    let failed = |error: io::Error| {
-        Failure::device(format!("cannot lock the header of {}: {error}", path.display()))
-    };
-    let changes = access == Access::Exclusive;
-    let file = File::options().read(true).write(changes).open(path).map_err(failed)?;
-    if WITHOUT_LOCKS.load(Ordering::Relaxed) {
-        return Ok(file);
-    }
-    let operation = match access {
-        Access::Shared => FlockOperation::NonBlockingLockShared,
-        Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
-    };
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match flock(&file, operation) {
-            // File systems without locks let everyone in.
-            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
-                return Ok(file);
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
-            Err(Errno::WOULDBLOCK) => {
-                let path = path.display();
-                return Err(Failure::busy(format!(
-                    "another program has held the header of {path} for {} s; try again later",
-                    PATIENCE.as_secs()
-                )));
-            }
-            Err(error) => return Err(failed(error.into())),
-        }
-    }
 }
 
 /// Stores the flags with which the volume is opened from now on, if they are not there.

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use ucrypt_backend::{Backend, FileBackend};
+use ucrypt_backend::Backend;
+use ucrypt_image::new_header::{best_sector_size, check_room};
 use ucrypt_luks::signature::{self, Signature};
 use ucrypt_luks::{
     Format, Header, NewVolume, Tools, Write, luks1, luks2, overwrite, random_volume_key,
@@ -51,7 +52,12 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
 
     let data_len = data.limits().len;
     let (made, writes) = make(args, &volume, &passphrase, data_len)?;
-    check_room(&made, &writes, medium, path, args)?;
+    if !check_room(&made, &writes, medium, path, args.detached().is_some())? {
+        say(&format!(
+            "WARNING: {} is too small for activation, there is no room left for data.\n",
+            path.display()
+        ));
+    }
     reserve(path, &writes)?;
     let _lock = lock_header(path)?;
     overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(error, path))?;
@@ -83,7 +89,7 @@ fn new_header_file<'a>(path: &'a Path, args: &FormatArgs) -> Result<Option<NewFi
     }
     let warning = format!("{} does not exist and will be created.", path.display());
     confirm(&warning, args.batch_mode)?;
-    NewFile::create(path)
+    Ok(NewFile::create(path)?)
 }
 
 /// Warns of what will be lost, in cryptsetup's words. Names a signature with several magic numbers
@@ -186,49 +192,4 @@ fn make(
         say(&format!("WARNING: LUKS2 keyslots area size changed to {keyslots_size} bytes.\n"));
     }
     Ok((Header::Luks2(Box::new(header)), writes))
-}
-
-/// The default sector size: larger sectors cost less. A file takes 4096, a device its physical
-/// block size, if the data length is a multiple of it; else 512.
-fn best_sector_size(image: &Path, data_len: u64) -> u32 {
-    let physical = std::fs::File::open(image).ok().and_then(|file| {
-        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            return Some(4096);
-        }
-        rustix::fs::ioctl_blkpbszget(&file).ok()
-    });
-    match physical {
-        Some(size @ (1024 | 2048 | 4096)) if data_len.is_multiple_of(u64::from(size)) => size,
-        _ => 512,
-    }
-}
-
-/// Refuses an image that the header does not fit into, and warns if no room is left for data.
-fn check_room(
-    made: &Header,
-    writes: &[Write],
-    medium: &FileBackend,
-    path: &Path,
-    args: &FormatArgs,
-) -> Result<(), Failure> {
-    let detached = args.detached().is_some();
-    let needed = writes.iter().map(|write| write.offset + write.bytes.len() as u64).max();
-    let data_offset = if detached { 0 } else { made.data_offset() };
-    let needed = needed.unwrap_or(0).max(data_offset);
-    // A header file grows as it is written.
-    let may_grow = detached && path.is_file();
-    let len = medium.limits().len;
-    let path = path.display();
-    if needed > len && !may_grow {
-        let remedy = if detached { "use another one" } else { "enlarge it, or use --header" };
-        return Err(Failure::wrong(format!(
-            "{path} has {len} bytes, the header needs {needed}; {remedy}"
-        )));
-    }
-    if needed == len && !detached {
-        say(&format!(
-            "WARNING: {path} is too small for activation, there is no room left for data.\n"
-        ));
-    }
-    Ok(())
 }

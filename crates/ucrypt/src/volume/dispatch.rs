@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use ucrypt_engine::{CipherModel, Fixed, Policies, PolicyKind, Poll};
+use ucrypt_engine::{CipherModel, Policies, PolicyKind, Poll};
+pub(crate) use ucrypt_image::segments::policies as from_flags;
 use ucrypt_luks::Flag;
 
 /// The options for dispatch.
@@ -69,22 +70,6 @@ impl DispatchArgs {
     }
 }
 
-/// Translates dm-crypt's flags into policies. What no flag sets is adaptive.
-pub(crate) fn from_flags(flags: &BTreeSet<Flag>) -> Policies {
-    let has = |flag| flags.contains(&flag);
-    let sorted = !has(Flag::SubmitFromCryptCpus);
-    let queues = match (has(Flag::SameCpuCrypt), sorted) {
-        (true, sorted) => Fixed::SameCpu { sorted }.into(),
-        (false, false) => Fixed::Unbound { sorted: false }.into(),
-        (false, true) => PolicyKind::Adaptive,
-    };
-    let choose = |inline| if inline { Fixed::Inline.into() } else { queues };
-    Policies {
-        reads: choose(has(Flag::NoReadWorkqueue)),
-        writes: choose(has(Flag::NoWriteWorkqueue)),
-    }
-}
-
 /// The longest spin that can be asked for, in microseconds.
 const SPIN_MAX_US: u64 = 10_000;
 
@@ -114,6 +99,8 @@ fn parse_model(text: &str) -> Result<CipherModel, String> {
 
 #[cfg(test)]
 mod tests {
+    use ucrypt_engine::Fixed;
+
     use super::*;
 
     #[test]

@@ -18,8 +18,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use ucrypt_luks::Permit;
 
 use super::{Bytes, REMEDY, cgroup};
-use crate::stdio::say_line;
-use crate::{machine, runtime, user};
+use crate::{machine, runtime_directory, user};
 
 /// cryptsetup's directory of locks, and its lock for memory-hard derivations.
 const CRYPTSETUP: &str = "/run/cryptsetup";
@@ -29,7 +28,7 @@ const QUEUE_OF_ROOT: &str = "LN_memory-hard-access";
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long to wait for memory while no other derivation holds any.
 const PATIENCE_ALONE: Duration = Duration::from_secs(2);
-/// After this time, say what is being waited for.
+/// After this time, tell that it takes long.
 const SILENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -49,9 +48,9 @@ impl Permit for Turn {
     }
 }
 
-/// Waits until `bytes` can be taken.
-pub(super) fn take(bytes: u64) -> Result<Turn, String> {
-    let mut wait = Wait { since: Instant::now(), told: false };
+/// Waits until `bytes` can be taken. `waits` is called once if that takes long.
+pub(super) fn take(bytes: u64, waits: &dyn Fn()) -> Result<Turn, String> {
+    let mut wait = Wait { since: Instant::now(), told: false, waits };
     let Some((queue_path, in_use_path)) = places() else {
         // Without a directory for locks, nobody else can be seen.
         return admit(bytes, None, &mut wait).map(|is_tight| Turn {
@@ -71,7 +70,7 @@ pub(super) fn take(bytes: u64) -> Result<Turn, String> {
 /// Waits for room. Returns whether little is left. If nobody else holds memory for a derivation and
 /// there still is no room, refuses where a control group would kill the process, and goes on where
 /// only the machine is short: it may have caches of which it does not tell.
-fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait) -> Result<bool, String> {
+fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool, String> {
     let mut alone_since = None;
     loop {
         let tightest = cgroup::limits().into_iter().min_by_key(|limit| limit.room);
@@ -102,7 +101,7 @@ fn is_held(in_use: &Path) -> bool {
 }
 
 /// Takes the queue. `None`: the file system has no locks.
-fn lock(path: &Path, wait: &mut Wait) -> Result<Option<File>, String> {
+fn lock(path: &Path, wait: &mut Wait<'_>) -> Result<Option<File>, String> {
     use rustix::io::Errno;
     loop {
         let Ok(file) = open(path) else { return Ok(None) };
@@ -148,18 +147,20 @@ fn places() -> Option<(PathBuf, PathBuf)> {
     };
     let usable = |places: &(PathBuf, PathBuf)| open(&places.0).is_ok() && open(&places.1).is_ok();
     of_root().filter(usable).or_else(|| {
-        let dir = runtime::private_directory().ok()?;
+        let dir = runtime_directory::path();
+        runtime_directory::prepare(&dir).ok()?;
         Some((dir.join(".memory-queue"), dir.join(".memory"))).filter(usable)
     })
 }
 
 /// A wait for other processes.
-struct Wait {
+struct Wait<'a> {
     since: Instant,
     told: bool,
+    waits: &'a dyn Fn(),
 }
 
-impl Wait {
+impl Wait<'_> {
     fn pause(&mut self) -> Result<(), String> {
         if self.since.elapsed() >= PATIENCE {
             return Err(format!(
@@ -169,7 +170,7 @@ impl Wait {
         }
         if !self.told && self.since.elapsed() >= SILENCE {
             self.told = true;
-            say_line("waiting for the memory of other key derivations");
+            (self.waits)();
         }
         std::thread::sleep(PAUSE);
         Ok(())

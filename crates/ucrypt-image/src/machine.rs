@@ -15,7 +15,7 @@ const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
 const FREE_MIN_KIB: u64 = 64 * 1024;
 
 /// The CPUs that are online and the memory that a new keyslot may take with Argon2.
-pub(crate) fn machine() -> Machine {
+pub fn machine() -> Machine {
     let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let memory_kib = memory::bound_kib().unwrap_or(u64::MAX).min(usable_kib(&meminfo));
@@ -37,21 +37,21 @@ fn usable_kib(meminfo: &str) -> u64 {
 }
 
 /// Memory that this machine can give without killing anybody, in bytes.
-pub(crate) fn free_memory() -> u64 {
+pub fn free_memory() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = field(&meminfo, "MemAvailable:").map_or(u64::MAX, |kib| kib << 10);
     available.saturating_add(free_swap())
 }
 
 /// Free swap that this process may use, in bytes. Locked memory is never swapped.
-pub(crate) fn free_swap() -> u64 {
+pub fn free_swap() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = field(&meminfo, "SwapFree:").map_or(0, |kib| kib << 10);
     if free == 0 || ucrypt_backend::may_lock_all() { 0 } else { free }
 }
 
 /// Half of what a control group of `bytes` has, and at most half of the `room` that is left.
-pub(crate) fn half(bytes: u64, room: u64) -> u64 {
+pub fn half(bytes: u64, room: u64) -> u64 {
     let free = Some(room / 2).filter(|free| *free > FREE_MIN_KIB << 10);
     free.map_or(bytes / 2, |free| free.min(bytes / 2))
 }

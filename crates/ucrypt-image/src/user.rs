@@ -6,12 +6,12 @@ use std::fs;
 const INITIAL: [u32; 3] = [0, 0, u32::MAX];
 
 /// Whether this process runs as root of the machine, not only of a user namespace.
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root() && is_initial(&map())
 }
 
 /// The user ID outside of the user namespace that this process is in, if any.
-pub(crate) fn number() -> u32 {
+pub fn number() -> u32 {
     outside(&map(), rustix::process::geteuid().as_raw())
 }
 

@@ -4,22 +4,20 @@ use std::fs;
 
 use ucrypt_luks::Unlocked;
 
-use crate::failure::Failure;
+use crate::error::Error;
 
 /// Refuses a weak volume key where the kernel does: in FIPS mode. Elsewhere old volumes open, as
 /// they do with dm-crypt.
-pub(super) fn check(unlocked: &Unlocked) -> Result<(), Failure> {
+pub(super) fn check(unlocked: &Unlocked) -> Result<(), Error> {
     let fips = fs::read_to_string("/proc/sys/crypto/fips_enabled");
     check_where(unlocked, fips.is_ok_and(|flag| flag.trim() == "1"))
 }
 
-fn check_where(unlocked: &Unlocked, kernel_refuses: bool) -> Result<(), Failure> {
+fn check_where(unlocked: &Unlocked, kernel_refuses: bool) -> Result<(), Error> {
     let rule_of =
         |segment: &ucrypt_luks::Segment| segment.cipher.weak_key_rule(&unlocked.volume_key);
     match unlocked.segments.iter().find_map(rule_of) {
-        Some(rule) if kernel_refuses => Err(Failure::wrong(format!(
-            "the volume key is weak, which the kernel's FIPS mode forbids: {rule}"
-        ))),
+        Some(rule) if kernel_refuses => Err(Error::WeakKey(rule)),
         _ => Ok(()),
     }
 }
@@ -37,7 +35,7 @@ mod tests {
             Table::parse(&line).unwrap().unlocked
         };
         let weak = unlock(&"07".repeat(64));
-        let message = check_where(&weak, true).unwrap_err().message;
+        let message = check_where(&weak, true).unwrap_err().to_string();
         assert!(message.contains("the two halves of an XTS key have to differ"), "{message}");
         assert!(check_where(&weak, false).is_ok());
         assert!(check_where(&unlock(&["07".repeat(32), "08".repeat(32)].concat()), true).is_ok());

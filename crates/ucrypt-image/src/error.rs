@@ -1,0 +1,121 @@
+//! Why an image does not become a volume. Each message is one line: what is wrong, and what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use ucrypt_backend::OpenError;
+use ucrypt_engine::VolumeError;
+
+/// Why an image does not become a volume.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image, or the file of its header, was not opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The header was not read, unlocked, made or changed.
+    #[error(transparent)]
+    Luks(#[from] ucrypt_luks::Error),
+    /// The same, with the file that it is about.
+    #[error("{}: {error}", .path.display())]
+    About {
+        /// The file that holds the header.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: ucrypt_luks::Error,
+    },
+    /// The segments and the image form no volume.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// No key derivation may take as much memory as all keyslots need. The text says why and what to
+    /// do.
+    #[error("{0}")]
+    Memory(String),
+    /// A key file gives no key. The text says why and what to do.
+    #[error("{0}")]
+    Key(String),
+    /// The header is of another version than asked for.
+    #[error("the header is {found}, not {wanted}; use --type {found}")]
+    OtherFormat {
+        /// The version that was read.
+        found: &'static str,
+        /// The version that was asked for.
+        wanted: &'static str,
+    },
+    /// A detached header was taken for an image with data.
+    #[error(
+        "{name} holds a detached header, which has no data of its own; name the data image and \
+         --header {name}"
+    )]
+    NoData {
+        /// The file.
+        name: String,
+    },
+    /// A damaged copy of the header was not written again.
+    #[error(
+        "{damage}, and the header cannot be repaired: {error}; use --readonly to get at the data"
+    )]
+    NotRepaired {
+        /// What is wrong with the copy.
+        damage: String,
+        /// Why it stays so.
+        error: ucrypt_luks::Error,
+    },
+    /// The volume key is weak, and the kernel forbids that here.
+    #[error("the volume key is weak, which the kernel's FIPS mode forbids: {0}")]
+    WeakKey(&'static str),
+    /// The header cannot be locked.
+    #[error("cannot lock the header of {}: {error}", .path.display())]
+    Lock {
+        /// The file that holds the header.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// Another program changes the header.
+    #[error(
+        "another program has held the header of {} for {seconds} s; try again later",
+        .path.display()
+    )]
+    HeaderBusy {
+        /// The file that holds the header.
+        path: PathBuf,
+        /// How long this one has waited.
+        seconds: u64,
+    },
+    /// The file of a detached header cannot be made.
+    #[error("cannot create {}: {error}", .path.display())]
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// The name of a new file cannot be made durable.
+    #[error("cannot make {} durable: {error}", .path.display())]
+    NotDurable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// There is no room for the header.
+    #[error("no room for the header in {}: {error}", .path.display())]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// The image is shorter than its header.
+    #[error("{} has {len} bytes, the header needs {needed}; {remedy}", .path.display())]
+    TooShort {
+        /// The image.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: u64,
+        /// Bytes that the header needs.
+        needed: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
+}

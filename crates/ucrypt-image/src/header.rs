@@ -1,0 +1,264 @@
+//! Images as the header code sees them; reading, pinning and repairing headers.
+
+use std::fs::{self, File, OpenOptions as CreateOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use ucrypt_backend::{Backend, FileBackend, OpenOptions};
+use ucrypt_luks::luks2::Damage;
+use ucrypt_luks::{
+    Format, Header, HeaderCopy, HeaderDigest, Medium, ReadAt, Unlocked, Write, settle_cache,
+    write_durably,
+};
+
+use crate::error::Error;
+use crate::header_lock::lock_header;
+use crate::secrecy;
+
+/// An image that a header is read from and written to.
+pub struct HeaderImage<'a>(pub &'a FileBackend);
+
+impl ReadAt for HeaderImage<'_> {
+    fn len(&self) -> u64 {
+        self.0.limits().len
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        Ok(self.0.read_exact_at(offset, buf)?)
+    }
+}
+
+impl Medium for HeaderImage<'_> {
+    fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        Ok(self.0.write_all_at(offset, bytes)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(self.0.sync()?)
+    }
+
+    fn forget_cached(&self, offset: u64, length: u64) {
+        self.0.forget_cached(offset, length);
+    }
+}
+
+/// Opens an image to read its header, even if the image is in use.
+pub fn open_to_look(path: &Path) -> Result<FileBackend, Error> {
+    let options = OpenOptions { read_only: true, unlocked: true, ..OpenOptions::default() };
+    Ok(FileBackend::open(path, options)?)
+}
+
+/// Opens an image to overwrite it: nobody else may be using it.
+pub fn open_to_format(path: &Path) -> Result<FileBackend, Error> {
+    Ok(FileBackend::open(path, OpenOptions::default())?)
+}
+
+/// Whether two paths lead to the same file or device.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let found = fs::metadata(path).ok()?;
+        // A device is the same wherever its node is.
+        let device = found.rdev();
+        Some(if device > 0 { (0, device) } else { (found.dev(), found.ino()) })
+    };
+    identity(one).is_some_and(|one| Some(one) == identity(other))
+}
+
+/// Which header is asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted<'a> {
+    /// The file of a detached header. The image itself is the same as `None`.
+    pub header: Option<&'a Path>,
+    /// The digest of the only header that will do; it is then read once.
+    pub digest: Option<HeaderDigest>,
+    /// Its version; `None` takes either.
+    pub format: Option<Format>,
+    /// Refuse what `luksFormat` does not make.
+    pub strict: bool,
+}
+
+/// A header that was read.
+pub struct Found {
+    /// The header.
+    pub header: Header,
+    /// The header copy that is damaged, if any.
+    pub damage: Option<Damage>,
+    /// The file of a detached header.
+    pub detached: Option<FileBackend>,
+    /// What stands for the image, if the header is pinned.
+    pinned: Option<HeaderCopy>,
+}
+
+impl Found {
+    /// Reads the header of `image` at `path`, and refuses one that is not `wanted`. The file of a
+    /// detached header is opened as `options` say.
+    pub fn read(
+        image: &FileBackend,
+        path: &Path,
+        wanted: &Wanted<'_>,
+        options: OpenOptions,
+    ) -> Result<Self, Error> {
+        let elsewhere = wanted.header.filter(|header| !is_same(header, path));
+        let options = OpenOptions { direct: false, ..options };
+        let detached = elsewhere.map(|header| FileBackend::open(header, options)).transpose()?;
+        let place = elsewhere.unwrap_or(path);
+        let about = |error| Error::About { path: place.into(), error };
+        let medium = HeaderImage(detached.as_ref().unwrap_or(image));
+        let pinned = wanted.digest.map(|digest| pinned_copy(&medium, digest));
+        let pinned = pinned.transpose().map_err(about)?;
+        let source: &dyn ReadAt = pinned.as_ref().map_or(&medium, |copy| copy);
+        let (header, damage) = Header::read(source).map_err(about)?;
+        let found = header.format();
+        if let Some(format) = wanted.format.filter(|format| *format != found) {
+            return Err(Error::OtherFormat { found: found.name(), wanted: format.name() });
+        }
+        if wanted.strict {
+            header.check_strictly(damage.as_ref()).map_err(about)?;
+        }
+        Ok(Self { header, damage, detached, pinned })
+    }
+
+    /// Where the keyslots are read. `medium`: the image that holds the header.
+    pub fn source<'a>(&'a self, medium: &'a HeaderImage<'a>) -> &'a dyn ReadAt {
+        self.pinned.as_ref().map_or(medium, |copy| copy)
+    }
+}
+
+/// The copy of the header of `image` that stands for the image from now on, if it has this digest.
+pub fn pinned_copy(
+    image: &HeaderImage<'_>,
+    wanted: HeaderDigest,
+) -> Result<HeaderCopy, ucrypt_luks::Error> {
+    let copy = HeaderCopy::read(image)?;
+    copy.check(wanted)?;
+    Ok(copy)
+}
+
+/// An unlocked volume and its header.
+pub struct UnlockedImage {
+    /// The volume.
+    pub volume: Unlocked,
+    /// The header, if it has one.
+    pub header: Option<Header>,
+    /// The header copy that is damaged, if any.
+    pub damage: Option<Damage>,
+    /// The file of a detached header.
+    pub detached: Option<FileBackend>,
+}
+
+impl UnlockedImage {
+    /// A volume without a header.
+    pub fn plain(volume: Unlocked) -> Self {
+        Self { volume, header: None, damage: None, detached: None }
+    }
+
+    /// The volume that a header was unlocked to.
+    pub fn of(found: Found, volume: Unlocked) -> Self {
+        let Found { header, damage, detached, .. } = found;
+        Self { volume, header: Some(header), damage, detached }
+    }
+
+    /// Refuses the file of a detached header, `name`, as the image of a volume.
+    pub fn check_data(&self, name: &str) -> Result<(), Error> {
+        let without_data = self.header.as_ref().is_some_and(|header| header.data_offset() == 0);
+        if without_data && self.detached.is_none() {
+            return Err(Error::NoData { name: name.into() });
+        }
+        Ok(())
+    }
+
+    /// Says what is wrong with a header copy, if anything is. Repairs it if there is an image to write
+    /// to and the repair can lose nothing. `image` comes with the path of the header.
+    pub fn settle_damage(
+        &self,
+        image: Option<(&FileBackend, &Path)>,
+    ) -> Result<Option<String>, Error> {
+        let (Some(Header::Luks2(_)), Some(damage)) = (&self.header, &self.damage) else {
+            return Ok(None);
+        };
+        let done = match (image, damage.kept()) {
+            (None, _) => "using the other one; nothing was repaired".to_owned(),
+            (Some(_), Some(kept)) => format!(
+                "using the other one; nothing was repaired, for {kept}; if the volume is this one \
+                 without any doubt, \"ucrypt repair\" writes the copy again"
+            ),
+            (Some((image, place)), None) => {
+                let medium = self.detached.as_ref().unwrap_or(image);
+                let _lock = lock_header(place)?;
+                let medium = HeaderImage(medium);
+                // Another program may have changed the header since it was read, and what was read
+                // may be a change that is not stored.
+                settle_cache(&medium)?;
+                let (Header::Luks2(header), Some(damage)) = Header::read(&medium)? else {
+                    return Ok(None);
+                };
+                if damage.kept().is_some() {
+                    return Ok(None);
+                }
+                let write = header.repair(&damage, &mut secrecy::random)?;
+                write_durably(&medium, &[write])
+                    .map_err(|error| Error::NotRepaired { damage: damage.to_string(), error })?;
+                "it was written again from the other one".to_owned()
+            }
+        };
+        Ok(Some(format!("{damage}; {done}")))
+    }
+}
+
+/// A new file for a detached header. Dropping it removes the file unless it was kept.
+pub struct NewFile<'a> {
+    path: &'a Path,
+    kept: bool,
+}
+
+impl<'a> NewFile<'a> {
+    /// Creates the file. Returns `None` if it exists.
+    pub fn create(path: &'a Path) -> Result<Option<Self>, Error> {
+        let made = CreateOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        match made {
+            Ok(_) => Ok(Some(Self { path, kept: false })),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(Error::Create { path: path.into(), error }),
+        }
+    }
+
+    /// Keeps the file, and makes its name durable.
+    pub fn keep(mut self) -> Result<(), Error> {
+        self.kept = true;
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        let synced = File::open(directory).and_then(|directory| directory.sync_all());
+        synced.map_err(|error| Error::NotDurable { path: self.path.into(), error })
+    }
+}
+
+impl Drop for NewFile<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            // The file is empty or half written: it does no harm if it stays.
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}
+
+/// Reserves the space of `writes` in a file before anything is written, so that a full disk is
+/// reported while everything is still as it was.
+pub fn reserve(path: &Path, writes: &[Write]) -> Result<(), Error> {
+    let failed = |error: io::Error| Error::NoRoom { path: path.into(), error };
+    let file = File::options().write(true).open(path).map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Ok(());
+    }
+    for write in writes {
+        let length = write.bytes.len() as u64;
+        match fallocate(&file, FallocateFlags::KEEP_SIZE, write.offset, length) {
+            // Where space cannot be reserved, the write itself has to find it.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+    Ok(())
+}

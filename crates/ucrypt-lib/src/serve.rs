@@ -1,0 +1,124 @@
+//! Serving a volume to other programs.
+
+use std::fmt;
+use std::path::Path;
+
+use ucrypt_export::fuse::{FuseExport, FuseOptions, Transport};
+use ucrypt_export::nbd::{Address, Server, ServerConfig};
+
+use crate::error::{ServeError, fuse_error, nbd_error};
+use crate::volume::Volume;
+
+/// A volume that is served by NBD on a Unix socket. Dropping it ends the service, and flushes nothing.
+///
+/// ```
+/// # use ucrypt_lib::{Key, OpenOptions, Plain};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let image = dir.path().join("disk.img");
+/// # let socket = dir.path().join("socket");
+/// # std::fs::File::create(&image)?.set_len(1 << 20)?;
+/// # let volume = OpenOptions::new().plain(Plain::new()).open(&image, Key::Passphrase(b"secret"))?;
+/// let server = volume.serve_nbd(&socket)?;
+/// // qemu-img info, nbdcopy, nbdfuse … take this:
+/// println!("{}", server.uri());
+/// # assert!(server.uri().starts_with("nbd+unix:"));
+/// server.stop()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct NbdServer {
+    server: Server,
+    volume: Volume,
+}
+
+impl fmt::Debug for NbdServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NbdServer").field("uri", &self.uri()).finish_non_exhaustive()
+    }
+}
+
+impl NbdServer {
+    pub(crate) fn start(volume: &Volume, path: &Path) -> Result<Self, ServeError> {
+        let address = Address::Unix(path.into());
+        let engine = volume.engine()?.clone();
+        let server = Server::start(engine, &address, ServerConfig::default())
+            .map_err(|error| nbd_error(&error))?;
+        Ok(Self { server, volume: volume.clone() })
+    }
+
+    /// What clients take to find the server: `nbd+unix:///?socket=PATH`.
+    pub fn uri(&self) -> &str {
+        self.server.uri()
+    }
+
+    /// Clients that are connected now.
+    pub fn clients(&self) -> usize {
+        self.server.clients()
+    }
+
+    /// Takes no more requests, carries out those that were taken, closes all connections, and makes
+    /// everything durable. Clients have 5 s to take their last replies.
+    ///
+    /// # Errors
+    /// [`ServeError::Flush`] if something was lost.
+    pub fn stop(self) -> Result<(), ServeError> {
+        self.server.shutdown();
+        Ok(self.volume.flush()?)
+    }
+}
+
+/// A volume that is served as a file, by FUSE. Dropping it ends the service, and flushes nothing.
+///
+/// ```no_run
+/// # use ucrypt_lib::{Key, OpenOptions};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let volume = OpenOptions::new().open("disk.img", Key::Passphrase(b"secret"))?;
+/// let served = volume.serve_file("disk")?;
+/// std::process::Command::new("fsck.ext4").arg("-n").arg(served.path()).status()?;
+/// served.stop()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct ServedFile {
+    export: FuseExport,
+    volume: Volume,
+}
+
+impl fmt::Debug for ServedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServedFile").field("path", &self.path()).finish_non_exhaustive()
+    }
+}
+
+impl ServedFile {
+    pub(crate) fn start(volume: &Volume, path: &Path) -> Result<Self, ServeError> {
+        let others = !volume.facts().read_only;
+        let options = FuseOptions { transport: Transport::Classic, others };
+        let export = FuseExport::start(volume.engine()?, path, options)
+            .map_err(|error| fuse_error(&error))?;
+        Ok(Self { export, volume: volume.clone() })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        self.export.path()
+    }
+
+    /// Whether the service has ended by itself: somebody unmounted the file.
+    pub fn has_ended(&self) -> bool {
+        self.export.has_ended()
+    }
+
+    /// Unmounts the file, and makes everything durable. Programs that still have it open get errors after
+    /// 2 s.
+    ///
+    /// # Errors
+    /// [`ServeError::Flush`] if something was lost; [`ServeError::System`] if somebody had aborted the
+    /// service before.
+    pub fn stop(self) -> Result<(), ServeError> {
+        let stopped = self.export.stop();
+        self.volume.flush()?;
+        stopped.map_err(|error| fuse_error(&error))
+    }
+}

@@ -1,0 +1,58 @@
+//! Volumes that are served, seen by other programs.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use ucrypt_lib::{OpenOptions, ServeError};
+
+use crate::images::{Image, KEY, passes, random, tool};
+
+const SIZE: usize = 3 << 20;
+
+#[test]
+fn nbd_clients_read_and_write_the_volume_until_the_server_is_stopped() {
+    let image = Image::new(SIZE as u64);
+    let volume = image.open();
+    let (data, socket) = (random(1, SIZE), image.dir.path().join("a socket"));
+    volume.write_at(0, &data).expect("written");
+    let server = volume.serve_nbd(&socket).expect("served");
+    let again = volume.serve_nbd(&socket);
+    assert!(matches!(again, Err(ServeError::InUse(_))), "{again:?}");
+    let copy = image.dir.path().join("copy");
+    passes(tool("nbdcopy", "libnbd-bin").arg(server.uri()).arg(&copy));
+    assert!(fs::read(&copy).expect("a copy") == data);
+    let other = random(2, SIZE);
+    fs::write(&copy, &other).expect("written");
+    passes(tool("nbdcopy", "libnbd-bin").arg("--flush").arg(&copy).arg(server.uri()));
+    let mut seen = vec![0; SIZE];
+    volume.read_exact_at(0, &mut seen).expect("read");
+    assert!(seen == other, "what a client has written");
+    drop(volume);
+    assert!(OpenOptions::new().open(&image.path, KEY).is_err(), "the server has the image");
+    server.stop().expect("flushed");
+    assert!(!socket.exists());
+    image.open().read_exact_at(0, &mut seen).expect("read");
+    assert!(seen == other, "after the end");
+}
+
+#[test]
+fn a_served_file_is_the_volume_until_it_is_stopped() {
+    let image = Image::new(SIZE as u64);
+    let volume = image.open();
+    let (data, path) = (random(3, SIZE), image.dir.path().join("disk"));
+    volume.write_at(0, &data).expect("written");
+    let served = volume.serve_file(&path).expect("FUSE: apt-get install fuse3");
+    assert_eq!(served.path(), path);
+    assert!(fs::read(&path).expect("read") == data);
+    let file = File::options().write(true).open(&path).expect("opened");
+    file.write_all_at(b"by a program", 5000).expect("written");
+    drop(file);
+    let mut seen = [0; 12];
+    volume.read_exact_at(5000, &mut seen).expect("read");
+    assert_eq!(&seen, b"by a program");
+    assert!(!served.has_ended());
+    served.stop().expect("flushed");
+    assert!(!path.exists());
+    let missing = volume.serve_file(image.dir.path().join("no/such/place"));
+    assert!(matches!(missing, Err(ServeError::System(_))), "{missing:?}");
+}

@@ -1,0 +1,106 @@
+//! The native part of the Python package `ucrypt`: `ucrypt-lib`'s volumes as Python objects. The rest of
+//! the package is Python, in `package/ucrypt`.
+//!
+//! Every call that may wait lets other Python threads run meanwhile.
+
+#![deny(unsafe_code)]
+
+mod error;
+mod volume;
+
+use std::path::{Path, PathBuf};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use ucrypt_lib::{Key, OpenOptions};
+
+use crate::error::raised_by_open;
+use crate::volume::Volume;
+
+/// A passphrase or key: text counts as UTF-8.
+#[derive(FromPyObject)]
+enum Secret {
+    Text(String),
+    Bytes(PyBackedBytes),
+}
+
+impl Secret {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// Opens the LUKS volume in an image, by exactly one of `passphrase`, `key_file` and `volume_key`.
+#[pyfunction]
+#[pyo3(signature = (
+    path, *, passphrase=None, key_file=None, volume_key=None, readonly=true, shared=false, header=None,
+    keyslot=None, allow_discards=false, direct=false, strict=false, memory=None
+))]
+#[expect(
+    clippy::too_many_arguments,
+    clippy::fn_params_excessive_bools,
+    reason = "by name in Python"
+)]
+fn open(
+    py: Python<'_>,
+    path: PathBuf,
+    passphrase: Option<Secret>,
+    key_file: Option<PathBuf>,
+    volume_key: Option<PyBackedBytes>,
+    readonly: bool,
+    shared: bool,
+    header: Option<PathBuf>,
+    keyslot: Option<u32>,
+    allow_discards: bool,
+    direct: bool,
+    strict: bool,
+    memory: Option<usize>,
+) -> PyResult<Volume> {
+    let mut options = OpenOptions::new()
+        .read_only(readonly)
+        .shared(shared)
+        .allow_discards(allow_discards)
+        .direct(direct)
+        .strict(strict);
+    if let Some(header) = header {
+        options = options.header(header);
+    }
+    if let Some(number) = keyslot {
+        options = options.keyslot(number);
+    }
+    if let Some(bytes) = memory {
+        options = options.memory(bytes);
+    }
+    let key = key(passphrase.as_ref(), key_file.as_deref(), volume_key.as_ref())?;
+    let opened = py.detach(|| options.open(&path, key));
+    opened.map(Volume::new).map_err(raised_by_open)
+}
+
+fn key<'a>(
+    passphrase: Option<&'a Secret>,
+    file: Option<&'a Path>,
+    volume_key: Option<&'a PyBackedBytes>,
+) -> PyResult<Key<'a>> {
+    match (passphrase, file, volume_key) {
+        (Some(passphrase), None, None) => Ok(Key::Passphrase(passphrase.bytes())),
+        (None, Some(file), None) => Ok(Key::File(file)),
+        (None, None, Some(key)) => Ok(Key::VolumeKey(key)),
+        _ => Err(PyTypeError::new_err("give exactly one of passphrase, key_file and volume_key")),
+    }
+}
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::open;
+    #[pymodule_export]
+    use crate::error::{
+        Denied, Error, HeaderError, InUse, NotEnoughMemory, OptionsError, WrongKey,
+    };
+    #[pymodule_export]
+    use crate::volume::Volume;
+}
