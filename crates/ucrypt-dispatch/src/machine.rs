@@ -454,7 +454,9 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.environment = environment;
         let in_flight = self.requests.len();
         self.policy.on_round(now_ns, in_flight, &self.backend, &environment);
-        while self.start_zeroes(now_ns) || self.start_chunk(now_ns) {}
+        while self.zeroes_freed && self.start_zeroes(now_ns)
+            || !self.waiting.is_empty() && self.start_chunk(now_ns)
+        {}
     }
 
     /// Reports that a chunk was handed to a worker, from `from_ns` to `now_ns`; the chunk's wait is

@@ -54,6 +54,9 @@ impl ReadyQueue {
     /// Removes the chunk at position `at`.
     pub(crate) fn remove(&mut self, at: usize) -> Option<ChunkId> {
         match at.checked_sub(self.arrived.len()) {
+            // Mostly the first one, for which `VecDeque::remove` does more than is needed.
+            None if at == 0 => self.arrived.pop_front(),
+            Some(0) => self.fresh.pop_front(),
             None => self.arrived.remove(at),
             Some(at) => self.fresh.remove(at),
         }

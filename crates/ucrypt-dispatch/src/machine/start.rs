@@ -67,7 +67,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Starts a chunk of the request that has waited longest for memory for zeroes, if there is
     /// enough now. Returns whether to go on.
     pub(super) fn start_zeroes(&mut self, now_ns: u64) -> bool {
-        if !self.zeroes_freed || self.chunks.is_full() {
+        if self.chunks.is_full() {
             return false;
         }
         let Some(&id) = self.wait_for_zeroes.front() else {
@@ -131,6 +131,10 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Removes a request from the list in which it waits; mostly it is the first there.
     fn leave_waiting(&mut self, id: RequestId) {
+        if self.waiting.front() == Some(&id) {
+            self.waiting.pop_front();
+            return;
+        }
         for list in [&mut self.waiting, &mut self.wait_for_zeroes] {
             if let Some(at) = list.iter().position(|&waiting| waiting == id) {
                 list.remove(at);

@@ -109,7 +109,12 @@ impl Queue {
     }
 
     /// Takes the chunks that workers have transformed. Returns whether there were any.
+    #[inline]
     fn take_transformed(&mut self) -> bool {
+        self.offloaded > 0 && self.empty_inbox()
+    }
+
+    fn empty_inbox(&mut self) -> bool {
         let mut any = false;
         while self.offloaded > 0
             && let Some(Transformed { chunk, bufs, result, spent_ns }) = self.inbox.answers.pop()

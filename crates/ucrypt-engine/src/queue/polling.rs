@@ -218,9 +218,13 @@ impl Queue {
     ///
     /// # Errors
     /// As [`Queue::poll`].
+    #[inline]
     pub(super) fn spin(&mut self) -> io::Result<bool> {
-        let may_spin = self.volume.poll != Poll::Off && !self.synchronous && self.in_flight() > 0;
-        if !may_spin || self.alone().is_none() || !self.awaits_backend_only() {
+        if self.volume.poll == Poll::Off || self.synchronous { Ok(false) } else { self.may_spin() }
+    }
+
+    fn may_spin(&mut self) -> io::Result<bool> {
+        if self.in_flight() == 0 || self.alone().is_none() || !self.awaits_backend_only() {
             return Ok(false);
         }
         let budget_ns = self.volume.polling().budget_ns(self.volume.spare_cores(false) > 0);
