@@ -26,8 +26,7 @@ impl<E, P> Machine<E, P> {
                 self.chunks.len()
             );
         }
-        for index in 0..self.bounds.chunks_max {
-            let Some(chunk) = self.chunks.get(index) else { continue };
+        for (index, chunk) in self.chunks.iter() {
             if chunk.parts.as_slice().iter().any(|part| part.request == request) {
                 let (first, end) = (chunk.parts.sector(), chunk.parts.end());
                 let _ = write!(text, "; {first}..{end} ");
