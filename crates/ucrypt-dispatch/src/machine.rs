@@ -250,7 +250,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Requests accepted and not yet finished.
     pub fn in_flight(&self) -> usize {
-        self.requests.len()
+        self.requests.in_use()
     }
 
     /// The policy.
@@ -426,7 +426,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             left_sectors: request.end - request.next,
             sequential: request.sequential,
             urgency: request.urgency,
-            in_flight: self.requests.len() as u32,
+            in_flight: self.requests.in_use() as u32,
             backend: &self.backend,
             environment: &self.environment,
             workers_slept_ns: self.ready.workers_slept_ns(self.now_ns),
@@ -443,7 +443,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Advances the time to `now_ns`.
     #[inline]
     fn pass(&mut self, now_ns: u64) {
-        self.policy.on_time(now_ns, self.requests.len());
+        self.policy.on_time(now_ns, self.requests.in_use());
         self.now_ns = now_ns;
     }
 
@@ -452,7 +452,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     pub fn plan(&mut self, now_ns: u64, environment: Environment) {
         self.pass(now_ns);
         self.environment = environment;
-        let in_flight = self.requests.len();
+        let in_flight = self.requests.in_use();
         self.policy.on_round(now_ns, in_flight, &self.backend, &environment);
         while self.zeroes_freed && self.start_zeroes(now_ns)
             || !self.waiting.is_empty() && self.start_chunk(now_ns)

@@ -53,28 +53,16 @@ impl<T> Slab<T> {
         self.entries.get(index as usize).filter(|entry| entry.is_live).map(|entry| &entry.value)
     }
 
-    /// The entry, unless it is free.
-    #[inline]
-    pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        let entry = self.entries.get_mut(index as usize).filter(|entry| entry.is_live);
-        entry.map(|entry| &mut entry.value)
-    }
-
-    /// All entries that are not free, with their indices.
+    /// All entries in use, with their indices.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let live = self.entries.iter().enumerate().filter(|(_, entry)| entry.is_live);
         live.map(|(index, entry)| (index as u32, &entry.value))
     }
 
-    /// Number of entries that are not free.
+    /// Number of entries in use.
     #[inline]
-    pub fn len(&self) -> usize {
+    pub fn in_use(&self) -> usize {
         self.entries.len() - self.free.len()
-    }
-
-    /// Whether all entries are free.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Whether no entry is free.
@@ -101,6 +89,7 @@ impl<T> Index<u32> for Slab<T> {
 impl<T> IndexMut<u32> for Slab<T> {
     #[inline]
     fn index_mut(&mut self, index: u32) -> &mut T {
-        self.get_mut(index).expect("an entry in use")
+        let entry = self.entries.get_mut(index as usize).filter(|entry| entry.is_live);
+        &mut entry.expect("an entry in use").value
     }
 }

@@ -147,7 +147,7 @@ impl Run {
     }
 }
 
-/// A place in the list of waiters. Later ones are larger.
+/// The number of a waiter. Later ones are larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
@@ -168,20 +168,20 @@ struct Waiters {
 }
 
 impl Waiters {
-    fn place(&self, ticket: Ticket) -> Option<usize> {
+    fn position(&self, ticket: Ticket) -> Option<usize> {
         self.list.binary_search_by_key(&ticket, |waiter| waiter.ticket).ok()
     }
 
-    /// Whether no older waiter excludes the one at this place.
-    fn is_its_turn(&self, place: usize) -> bool {
-        let (older, run) = (&self.list[..place], &self.list[place].run);
+    /// Whether no older waiter excludes the one at this position.
+    fn is_its_turn(&self, position: usize) -> bool {
+        let (older, run) = (&self.list[..position], &self.list[position].run);
         !older.iter().any(|older| older.run.excludes(run))
     }
 
     /// Wakes those whose turn it is now that `run` has been unlocked or given up.
     fn wake_after(&self, run: &Run) {
-        for (place, waiter) in self.list.iter().enumerate() {
-            if waiter.run.excludes(run) && self.is_its_turn(place) {
+        for (position, waiter) in self.list.iter().enumerate() {
+            if waiter.run.excludes(run) && self.is_its_turn(position) {
                 signal(&waiter.waker);
             }
         }
@@ -246,8 +246,8 @@ impl RangeLock {
         // First the marks, then the attempt: whoever unlocks a stripe after the attempt finds its
         // mark.
         let ours = *ticket.get_or_insert_with(|| self.join(&mut waiters, run, waker));
-        let is_locked = waiters.place(ours).is_some_and(|place| {
-            waiters.is_its_turn(place)
+        let is_locked = waiters.position(ours).is_some_and(|position| {
+            waiters.is_its_turn(position)
                 && match self.attempt(run, 0) {
                     Ok(()) => true,
                     Err(Refused { kept_out }) => {
@@ -289,8 +289,8 @@ impl RangeLock {
     }
 
     fn leave(&self, waiters: &mut Waiters, ticket: Ticket) -> Option<Run> {
-        let place = waiters.place(ticket)?;
-        let run = waiters.list.remove(place).run;
+        let position = waiters.position(ticket)?;
+        let run = waiters.list.remove(position).run;
         for (stripe, _) in run.stripes() {
             waiters.by_stripe[stripe] -= 1;
             if waiters.by_stripe[stripe] == 0 {

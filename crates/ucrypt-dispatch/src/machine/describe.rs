@@ -23,7 +23,7 @@ impl<E, P> Machine<E, P> {
             let _ = write!(
                 text,
                 "; from {next} on waits for a chunk, {} of {of} in use",
-                self.chunks.len()
+                self.chunks.in_use()
             );
         }
         for (index, chunk) in self.chunks.iter() {

@@ -193,7 +193,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             return chunk;
         }
         if ordered {
-            debug_assert!(self.order.len() < self.chunks.len(), "each stands there once");
+            debug_assert!(self.order.len() < self.chunks.in_use(), "each stands there once");
             self.order.push_back(chunk);
         }
         self.ready.push_fresh(chunk);
