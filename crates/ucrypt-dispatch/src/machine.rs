@@ -392,7 +392,10 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Chooses the next chunk of the line and its target.
     fn choose(&self) -> Option<(usize, Target)> {
-        let looks_ahead = self.environment.workers > 0 && self.policy.looks_ahead();
+        if self.environment.workers == 0 || !self.policy.looks_ahead() {
+            let (target, _) = self.target(self.ready.first()?, 0);
+            return Some((0, target));
+        }
         let mut ahead_bytes = 0;
         let mut first = None;
         for (at, chunk) in self.ready.front().enumerate() {
@@ -401,9 +404,6 @@ impl<E: Copy, P: Policy> Machine<E, P> {
                 return Some((at, target));
             }
             first = first.or(Some((at, target)));
-            if !looks_ahead {
-                break;
-            }
             ahead_bytes += bytes;
         }
         first

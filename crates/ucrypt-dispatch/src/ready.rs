@@ -46,6 +46,11 @@ impl ReadyQueue {
         self.arrived.is_empty() && self.fresh.is_empty()
     }
 
+    /// The first chunk in line.
+    pub(crate) fn first(&self) -> Option<ChunkId> {
+        self.arrived.front().or(self.fresh.front()).copied()
+    }
+
     /// The first chunks in line, at most [`LOOK_AHEAD`].
     pub(crate) fn front(&self) -> impl Iterator<Item = ChunkId> {
         self.arrived.iter().chain(&self.fresh).take(LOOK_AHEAD).copied()

@@ -73,8 +73,12 @@ impl Queue {
     /// no answer yet, and no other party could have something for this queue.
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
         self.begin_round()?;
-        while self.one_step(wait)? {}
-        Ok(())
+        loop {
+            self.carry_out_all(None);
+            if !self.take_results(wait)? {
+                return Ok(());
+            }
+        }
     }
 
     fn begin_round(&mut self) -> io::Result<()> {
@@ -96,13 +100,11 @@ impl Queue {
     /// As [`Queue::poll`].
     pub fn step(&mut self) -> io::Result<bool> {
         self.begin_round()?;
-        self.one_step(false)
+        Ok(self.carry_out_next(None) || self.take_results(false)?)
     }
 
-    fn one_step(&mut self, wait: bool) -> io::Result<bool> {
-        if self.carry_out_next(None) {
-            return Ok(true);
-        }
+    /// Takes the results of workers and of the backend. Returns whether there were any.
+    fn take_results(&mut self, wait: bool) -> io::Result<bool> {
         let transformed = self.take_transformed();
         // Chunks that workers have encrypted go to the backend before this thread waits.
         let wait = wait && !transformed && self.awaits_backend_only();
@@ -180,8 +182,14 @@ impl Queue {
         polled.map(|()| any)
     }
 
+    /// Carries out the outputs of the machine.
+    pub(super) fn carry_out_all(&mut self, source: Borrowed<'_>) {
+        while self.carry_out_next(source) {}
+    }
+
     /// Carries out one output of the machine. Returns whether there was one.
-    pub(super) fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
+    #[inline]
+    fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
         loop {
             if !self.round.planned {
                 self.round.planned = true;

@@ -120,7 +120,7 @@ impl Queue {
                 self.time.read();
                 self.round.environment = self.look_at_workers();
                 self.round.planned = false;
-                while self.carry_out_next(Some((id, source))) {}
+                self.carry_out_all(Some((id, source)));
                 // Copy the plaintext that is not encrypted yet: the source goes back to its owner.
                 self.machine_requests[id.index()].data.fill_rest(source);
             }
