@@ -4,10 +4,11 @@
 //! four times the present value, so that a preempted thread does not pass for a slow cipher.
 
 use crate::tuning::{
-    CIPHER_NS_PER_BYTE, DRIFT, ENQUEUE_COST_NS, OUTLIER, SLEEPS_NS, WAKE_LATENCY_NS, WEIGHT,
+    CIPHER_NS_PER_BYTE, DRIFT, ENQUEUE_COST_NS, OUTLIER, SLEEPS_NS, WAKE_COST_SHARE,
+    WAKE_LATENCY_NS, WEIGHT,
 };
 
-/// Sizes are classed by powers of two, from 512 bytes to 512 MiB.
+/// Number of size classes: powers of two, from 512 bytes to 512 MiB.
 const SIZES: usize = 21;
 
 /// Number of wake latencies: the longer the workers have slept, the deeper sleep their cores.
@@ -213,7 +214,7 @@ impl Estimates {
     /// The part of the wake latency that is this thread's own time; the rest passes while the worker
     /// starts.
     pub fn wake_cost_ns(&self) -> f64 {
-        self.wake_cost.or(self.wake_latency_ns(0) / 4.0)
+        self.wake_cost.or(self.wake_latency_ns(0) * WAKE_COST_SHARE)
     }
 
     /// Nanoseconds that giving a chunk to an awake worker, and taking it back, costs this thread.

@@ -13,7 +13,8 @@
 
 use crate::policy::{Context, Policy, Split, Target, Work};
 
-/// The length at which dm-crypt splits requests since 2024 (`max_read_size`, `max_write_size`).
+/// The length at which dm-crypt splits requests since 2024 (`max_read_size`, `max_write_size`):
+/// 128 KiB, in 512-byte sectors.
 const SPLIT_SECTORS: u64 = 256;
 
 /// The length up to which Crucible (`MIN_DEFER_SIZE_BYTES`) and dm-verity (`use_bh_bytes`) treat a

@@ -19,7 +19,8 @@
 //! - [`fixed`]: dm-crypt's policies, and rules that other systems set by hand;
 //! - `adaptive`: decides by a cost model (`cost_model`) based on measured [`estimates`], and by
 //!   trials (`explorer`, `trials`); its constants are in `tuning`;
-//! - [`config`]: selects the policies of a queue.
+//! - [`config`]: selects the policies of a queue;
+//! - [`Slab`]: the table of fixed size for requests and chunks, here and above.
 
 #![forbid(unsafe_code)]
 
@@ -49,4 +50,5 @@ pub use fixed::Fixed;
 pub use machine::{Machine, Output, Stats};
 pub use policy::{Policy, Target};
 pub use request::{IoKind, Op, Request, Urgency};
+pub use slab::Slab;
 pub use tuning::OPERATION_NS;

@@ -250,7 +250,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Requests accepted and not yet finished.
     pub fn in_flight(&self) -> usize {
-        self.requests.len()
+        self.requests.in_use()
     }
 
     /// The policy.
@@ -377,7 +377,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         if self.is_in_vain(chunk) {
             return Some(self.drop_chunk(chunk));
         }
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         state.since_ns = self.now_ns;
         let (op, mapped, ordered) = (state.op, state.mapped, state.ordered);
         let leaves_next = !ordered || self.order.front() == Some(&chunk);
@@ -392,7 +392,10 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Chooses the next chunk of the line and its target.
     fn choose(&self) -> Option<(usize, Target)> {
-        let looks_ahead = self.environment.workers > 0 && self.policy.looks_ahead();
+        if self.environment.workers == 0 || !self.policy.looks_ahead() {
+            let (target, _) = self.target(self.ready.first()?, 0);
+            return Some((0, target));
+        }
         let mut ahead_bytes = 0;
         let mut first = None;
         for (at, chunk) in self.ready.front().enumerate() {
@@ -401,9 +404,6 @@ impl<E: Copy, P: Policy> Machine<E, P> {
                 return Some((at, target));
             }
             first = first.or(Some((at, target)));
-            if !looks_ahead {
-                break;
-            }
             ahead_bytes += bytes;
         }
         first
@@ -411,8 +411,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// The target of a chunk with `ahead_bytes` before it in line, and the chunk's length in bytes.
     fn target(&self, chunk: ChunkId, ahead_bytes: u64) -> (Target, u64) {
-        let parts = &self.chunks.get(chunk.0).expect("a chunk under way").parts;
-        let request = self.requests.get(parts.as_slice()[0].request.0).expect("its request");
+        let parts = &self.chunks[chunk.0].parts;
+        let request = &self.requests[parts.as_slice()[0].request.0];
         let bytes = parts.bytes();
         let offloaded_bytes = self.ready.offloaded_bytes();
         let work = Work { bytes, ahead_bytes, offloaded_bytes, awake: self.awake() };
@@ -426,7 +426,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             left_sectors: request.end - request.next,
             sequential: request.sequential,
             urgency: request.urgency,
-            in_flight: self.requests.len() as u32,
+            in_flight: self.requests.in_use() as u32,
             backend: &self.backend,
             environment: &self.environment,
             workers_slept_ns: self.ready.workers_slept_ns(self.now_ns),
@@ -443,7 +443,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Advances the time to `now_ns`.
     #[inline]
     fn pass(&mut self, now_ns: u64) {
-        self.policy.on_time(now_ns, self.requests.len());
+        self.policy.on_time(now_ns, self.requests.in_use());
         self.now_ns = now_ns;
     }
 
@@ -452,9 +452,11 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     pub fn plan(&mut self, now_ns: u64, environment: Environment) {
         self.pass(now_ns);
         self.environment = environment;
-        let in_flight = self.requests.len();
+        let in_flight = self.requests.in_use();
         self.policy.on_round(now_ns, in_flight, &self.backend, &environment);
-        while self.start_zeroes(now_ns) || self.start_chunk(now_ns) {}
+        while self.zeroes_freed && self.start_zeroes(now_ns)
+            || !self.waiting.is_empty() && self.start_chunk(now_ns)
+        {}
     }
 
     /// Reports that a chunk was handed to a worker, from `from_ns` to `now_ns`; the chunk's wait is
@@ -466,7 +468,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         let alone = self.ready.is_empty() && self.awake() == 0;
         let slept_ns = self.ready.workers_slept_ns(from_ns);
         self.pass(now_ns);
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         assert!(state.phase == Phase::Transform, "offloaded without a transform");
         let (op, bytes) = (state.op, state.parts.bytes());
         state.since_ns = from_ns;
@@ -503,7 +505,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             }
             return self.release(now_ns);
         }
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         if state.ordered {
             state.phase = Phase::InOrder;
             self.release(now_ns);
@@ -525,7 +527,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         now_ns: u64,
     ) {
         assert!(self.transformed(chunk, spent_ns, now_ns), "only a write is encrypted");
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         if state.ordered {
             // `end_chunk` then treats the chunk as one that has left.
             state.phase = Phase::Io;
@@ -538,7 +540,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Records the end of a transform. Returns whether the chunk is a write's.
     fn transformed(&mut self, chunk: ChunkId, spent_ns: Option<u64>, now_ns: u64) -> bool {
         self.pass(now_ns);
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         assert!(state.phase == Phase::Transform, "done without a transform");
         let (op, bytes) = (state.op, state.parts.bytes());
         let offloaded = std::mem::take(&mut state.offloaded);
@@ -572,7 +574,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// If no operation of that chunk was asked for.
     pub fn io_done(&mut self, chunk: ChunkId, result: Result<(), E>, now_ns: u64) {
         self.pass(now_ns);
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         assert!(state.phase == Phase::Io, "an answer to nothing");
         let (op, bytes) = (state.op, state.parts.bytes());
         let spent_ns = now_ns.saturating_sub(state.since_ns);
@@ -598,13 +600,13 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// If no read of that chunk was asked for.
     pub fn io_mapped(&mut self, chunk: ChunkId, now_ns: u64) {
         self.pass(now_ns);
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         assert!(state.phase == Phase::Io && state.op == Op::Read, "an answer to nothing");
         self.arrived(chunk, true);
     }
 
     fn arrived(&mut self, chunk: ChunkId, mapped: bool) {
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         (state.phase, state.mapped) = (Phase::Transform, mapped);
         self.ready.push_arrived(chunk);
     }

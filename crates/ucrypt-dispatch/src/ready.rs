@@ -46,6 +46,11 @@ impl ReadyQueue {
         self.arrived.is_empty() && self.fresh.is_empty()
     }
 
+    /// The first chunk in line.
+    pub(crate) fn first(&self) -> Option<ChunkId> {
+        self.arrived.front().or(self.fresh.front()).copied()
+    }
+
     /// The first chunks in line, at most [`LOOK_AHEAD`].
     pub(crate) fn front(&self) -> impl Iterator<Item = ChunkId> {
         self.arrived.iter().chain(&self.fresh).take(LOOK_AHEAD).copied()
@@ -54,6 +59,9 @@ impl ReadyQueue {
     /// Removes the chunk at position `at`.
     pub(crate) fn remove(&mut self, at: usize) -> Option<ChunkId> {
         match at.checked_sub(self.arrived.len()) {
+            // Mostly the first one, for which `VecDeque::remove` does more than is needed.
+            None if at == 0 => self.arrived.pop_front(),
+            Some(0) => self.fresh.pop_front(),
             None => self.arrived.remove(at),
             Some(at) => self.fresh.remove(at),
         }

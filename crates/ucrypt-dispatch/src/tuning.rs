@@ -1,10 +1,11 @@
 //! The constants of `adaptive`: cost model, order, averages, explorer. Figures that can be measured
-//! are not here; nor are the bounds of tables.
+//! are not here.
 //!
 //! "Halved" and "doubled" say how far that moves the throughput of the 144 cells of `grid --quick`
 //! in virtual time; for the explorer, also how much longer than with the fastest arm the first 20 000
 //! requests of its own test take (2.4 % with the constants as they are). The tables are in
-//! `docs/reports/2026-11-22-dispatch.md` and `docs/reports/2026-11-24-constants.md`.
+//! `docs/reports/2026-11-22-dispatch.md` and `docs/reports/2026-11-24-constants.md`. Borders between
+//! classes, and lengths of tables, have no such figures.
 
 // The cost model.
 
@@ -94,6 +95,10 @@ pub(crate) const CIPHER_NS_PER_BYTE: f64 = 0.5;
 /// Halved or doubled: no change.
 pub(crate) const WAKE_LATENCY_NS: f64 = 5_000.0;
 
+/// This thread's own share of the wake latency, before it is measured.
+/// Halved or doubled: no change.
+pub(crate) const WAKE_COST_SHARE: f64 = 0.25;
+
 /// Borders between the wake latencies, in nanoseconds for which the workers have slept: idle cores
 /// sleep deeper with time, and in a virtual machine the host halts them.
 pub(crate) const SLEEPS_NS: [u64; 2] = [100_000, 1_000_000];
@@ -142,7 +147,7 @@ pub(crate) const TRIAL_NS: u64 = 10_000_000;
 pub(crate) const HOPELESS: [f64; 3] = [8.0, 4.0, 1.5];
 
 /// Where one epoch takes longer than a trial may, the trials so far and the next one take at most
-/// one part in this many of all the time: who does little should not spend it on trials.
+/// one part in this many of all the time: few requests are not to be spent on trials.
 /// Halved: no change, 2.7 %. Doubled: no change, 2.4 %.
 pub(crate) const SLOW_SHARE: u64 = 10;
 

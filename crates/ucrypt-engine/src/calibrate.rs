@@ -234,8 +234,8 @@ struct Trip {
     penalty: u64,
 }
 
-/// An empty segment, for jobs that measure only the trip.
-fn nothing() -> Arc<Segments> {
+/// An empty segment, for jobs that only make the trip.
+pub(crate) fn nothing() -> Arc<Segments> {
     let segment = Segment { len: 0, backend_offset: 0, cipher: None };
     Arc::new(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
 }
@@ -257,7 +257,8 @@ fn receive(inbox: &Inbox) -> Transformed {
     }
 }
 
-fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
+/// A job without memory.
+pub(crate) fn empty(inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Option<Job> {
     Some(Job {
         chunk: ChunkId::from_token(0)?,
         segments: segments.clone(),

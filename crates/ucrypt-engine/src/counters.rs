@@ -1,12 +1,12 @@
 //! Statistics of a volume: counted per queue without contention, added up on request.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ucrypt_backend::Errno;
 use ucrypt_dispatch::{Explored, Measured, Stats};
 
-use crate::meters::Cells;
+use crate::meters::{Cells, Meters};
 
 /// Counts of one queue. Only the queue's own thread writes them.
 #[derive(Debug, Default)]
@@ -46,7 +46,12 @@ impl Counters {
         }
     }
 
-    pub(crate) fn decisions(&self) -> Decisions {
+    pub(crate) fn count_error(&self, error: Errno) {
+        self.error.store(error.raw_os_error(), Ordering::Relaxed);
+        add(&self.errors, 1);
+    }
+
+    fn decisions(&self) -> Decisions {
         *self.decided.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -72,20 +77,13 @@ pub struct Totals {
     pub last_error: Option<Errno>,
 }
 
-impl Counters {
-    pub(crate) fn count_error(&self, error: Errno) {
-        self.error.store(error.raw_os_error(), Ordering::Relaxed);
-        add(&self.errors, 1);
-    }
-}
-
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
     // Only one thread writes: no read-modify-write instruction is needed.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
 }
 
 impl Totals {
-    pub(crate) fn add(&mut self, counters: &Counters) {
+    fn add(&mut self, counters: &Counters) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         self.reads += get(&counters.reads);
         self.read_bytes += get(&counters.read_bytes);
@@ -96,5 +94,43 @@ impl Totals {
         self.errors += get(&counters.errors);
         let error = counters.error.load(Ordering::Relaxed);
         self.last_error = (error != 0).then(|| Errno::from_raw_os_error(error)).or(self.last_error);
+    }
+}
+
+/// The counters of a volume: of its present queues, and the totals of those that have ended.
+#[derive(Default)]
+pub(crate) struct Counted {
+    queues: Vec<Arc<Counters>>,
+    ended: Totals,
+    ended_meters: Box<Meters>,
+}
+
+impl Counted {
+    pub(crate) fn add(&mut self, counters: Arc<Counters>) {
+        self.queues.push(counters);
+    }
+
+    /// Adds the counts of a queue that ends to the totals, and forgets its counters.
+    pub(crate) fn retire(&mut self, counters: &Arc<Counters>) {
+        self.queues.retain(|known| !Arc::ptr_eq(known, counters));
+        self.ended.add(counters);
+        counters.cells.left(0);
+        self.ended_meters.add(&counters.cells);
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        let mut totals = self.ended;
+        self.queues.iter().for_each(|counters| totals.add(counters));
+        totals
+    }
+
+    pub(crate) fn meters(&self) -> Meters {
+        let mut meters = *self.ended_meters;
+        self.queues.iter().for_each(|counters| meters.add(&counters.cells));
+        meters
+    }
+
+    pub(crate) fn decisions(&self) -> Vec<Decisions> {
+        self.queues.iter().map(|counters| counters.decisions()).collect()
     }
 }

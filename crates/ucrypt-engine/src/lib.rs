@@ -36,7 +36,7 @@ pub use ucrypt_backend::{
     Access, Buf, Errno, Pool, SharedRing, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,
 };
 pub use ucrypt_dispatch::{
-    Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Stats, Urgency,
+    Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Slab, Stats, Urgency,
 };
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
 pub use workers::{DoneJob, JOBS_MAX, Job};

@@ -102,7 +102,7 @@ pub type Latencies = Histogram<{ LATENCY_BOUNDS_NS.len() + 1 }>;
 /// Requests in flight in a queue, counted by each request that arrives, itself included.
 pub type Depths = Histogram<{ DEPTH_BOUNDS.len() + 1 }>;
 
-/// Chunks transformed in one place.
+/// Chunks transformed inline, or by workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Transforms {
     /// Chunks encrypted.
@@ -197,13 +197,6 @@ pub(crate) struct Cells {
     in_flight: AtomicU64,
 }
 
-/// Where a chunk was transformed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    Inline,
-    Worker,
-}
-
 impl Cells {
     /// A request has arrived; `in_flight` counts it.
     pub(crate) fn arrived(&self, in_flight: usize) {
@@ -234,9 +227,9 @@ impl Cells {
         cells.count(LATENCY_BOUNDS_NS.partition_point(|bound| *bound < latency_ns), latency_ns);
     }
 
-    /// A chunk was transformed.
-    pub(crate) fn transformed(&self, place: Place, decrypts: bool, spent_ns: u64) {
-        let cells = if place == Place::Inline { &self.inline } else { &self.workers };
+    /// A chunk was transformed, inline or by a worker.
+    pub(crate) fn transformed(&self, offloaded: bool, decrypts: bool, spent_ns: u64) {
+        let cells = if offloaded { &self.workers } else { &self.inline };
         let (chunks, time) = if decrypts {
             (&cells.decrypted, &cells.decrypt_ns)
         } else {
@@ -368,8 +361,8 @@ mod tests {
         cells.failed(Kind::Flush, Errno::IO);
         cells.failed(Kind::Write, Errno::NOSPC);
         cells.failed(Kind::Write, Errno::INVAL);
-        cells.transformed(Place::Inline, true, 0);
-        cells.transformed(Place::Worker, false, 7);
+        cells.transformed(false, true, 0);
+        cells.transformed(true, false, 7);
         let mut meters = Meters::default();
         meters.add(&cells);
         meters.add(&cells);

@@ -21,16 +21,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ucrypt_backend::{Buf, Errno};
-use ucrypt_dispatch::{
-    BackendTraits, Bounds, Configured, Environment, Explored, Machine, Stats, Urgency,
-};
+use ucrypt_dispatch::{BackendTraits, Bounds, Configured, Explored, Machine, Slab, Stats, Urgency};
 
 use crate::counters::Counters;
-use crate::meters::Sampler;
 use crate::volume::Volume;
 use crate::workers::Inbox;
 
 mod chunk_io;
+mod counting;
 mod describe;
 mod driver;
 mod io;
@@ -43,6 +41,8 @@ mod sleep;
 mod tables;
 mod time;
 
+use counting::Counting;
+use driver::{BackendQueue, Round};
 pub use io::{Done, Io, ReadTo, Rejected, WriteFrom};
 use memory::Memory;
 pub(crate) use polling::Polling;
@@ -76,26 +76,30 @@ impl QueueConfig {
 /// See the module's contract.
 pub struct Queue {
     volume: Arc<Volume>,
-    counters: Arc<Counters>,
+    owner: Owner,
+    presence: Presence,
+    counting: Counting,
+    time: Time,
     memory: Memory,
+    requests: Slab<ClientRequest>,
+    /// Requests that wait for their range, in order of arrival.
+    parked: VecDeque<u32>,
+    done: VecDeque<Done>,
     machine: Machine<Errno, Configured>,
-    /// `None` only while the queue is being dropped.
-    backend: Option<Box<dyn ucrypt_backend::Queue>>,
-    answers: Vec<ucrypt_backend::Done>,
-    requests: Vec<ClientRequest>,
-    /// Free slots of `requests`.
-    free: Vec<u32>,
     /// By index of the machine's request.
     machine_requests: Vec<MachineRequest>,
     /// By index of the machine's chunk.
     chunks: Vec<Chunk>,
-    /// Requests that wait for their range, in order of arrival.
-    parked: VecDeque<u32>,
-    done: VecDeque<Done>,
-    /// Where workers put transformed chunks.
-    inbox: Arc<Inbox>,
-    /// Number of chunks at workers.
-    offloaded: usize,
+    round: Round,
+    backend: BackendQueue,
+    offloads: Offloads,
+    wakers: Wakers,
+    ring: RingOf,
+}
+
+/// What the queue's owner has said.
+#[derive(Default)]
+struct Owner {
     /// Urgency of the requests submitted from now on.
     urgency: Urgency,
     /// See [`Queue::set_clients_here`].
@@ -104,30 +108,26 @@ pub struct Queue {
     reads_in_place: bool,
     /// See [`Queue::set_holds_answers`].
     holds_answers: bool,
-    /// The volume counts this queue as busy.
-    is_busy: bool,
-    /// See [`Queue::alone`].
-    alone: u32,
-    /// Whether the volume counts this queue as awake.
-    awake: bool,
-    /// The backend carries out each operation within `submit`.
-    synchronous: bool,
-    /// The workers that the queue may use; updated when a round begins and when answers arrive.
-    environment: Environment,
-    /// The machine was asked for a plan, and the resulting outputs are not all carried out.
-    planned: bool,
-    /// An output was carried out since the machine was last asked for a plan.
-    carried_out: bool,
-    time: Time,
-    /// Which requests are timed.
-    sampler: Sampler,
-    /// Rounds since the decisions were last published.
-    unpublished: u32,
-    wakers: Wakers,
-    ring: RingOf,
 }
 
-/// Maximum number of machine requests per client request: two edges and the middle.
+/// What the volume, and by that its other queues, know of this queue.
+struct Presence {
+    /// The volume counts this queue as busy.
+    is_busy: bool,
+    /// The volume counts this queue as awake.
+    is_awake: bool,
+    /// See [`Queue::alone`].
+    alone: u32,
+}
+
+/// The chunks that workers have.
+struct Offloads {
+    /// Where workers put transformed chunks.
+    inbox: Arc<Inbox>,
+    count: usize,
+}
+
+/// Maximum number of machine requests per client request: two edges and the body.
 const MACHINE_REQUESTS_EACH: u32 = 3;
 
 /// Encrypted zeroes under way, in 512-byte sectors (256 KiB): enough to keep a disk busy.
@@ -185,35 +185,23 @@ impl Queue {
         let memory = Memory::new(config, zeroes_bytes, volume.shared_memory.clone())?;
         // The shared memory is not registered: each queue would pin all of it.
         backend.register(&memory.own);
+        let inbox = Arc::new(Inbox::new(chunks as usize, wakers.own().clone()));
         Ok(Self {
-            memory,
-            machine,
-            backend: Some(backend),
-            answers: Vec::with_capacity(chunks as usize),
-            requests: table(depth),
-            free: (0..depth).rev().collect(),
-            machine_requests: table(depth * MACHINE_REQUESTS_EACH),
-            chunks: table(chunks),
-            inbox: Arc::new(Inbox::new(chunks as usize, wakers.own().clone())),
-            offloaded: 0,
-            urgency: Urgency::Normal,
-            clients_here: false,
-            reads_in_place: false,
-            holds_answers: false,
-            is_busy: false,
-            alone: ALONE_MIN,
-            awake: false,
-            synchronous: limits.synchronous,
-            environment: Environment::default(),
-            planned: false,
-            carried_out: false,
+            owner: Owner::default(),
+            presence: Presence { is_busy: false, is_awake: false, alone: ALONE_MIN },
+            counting: Counting::new(counters, limits.synchronous),
             time: Time::new(volume.clock.clone()),
-            sampler: Sampler::new(limits.synchronous),
-            unpublished: 0,
+            memory,
+            requests: Slab::new(depth, ClientRequest::default),
             parked: VecDeque::with_capacity(depth as usize),
             done: VecDeque::with_capacity(depth as usize),
+            machine,
+            machine_requests: table(depth * MACHINE_REQUESTS_EACH),
+            chunks: table(chunks),
+            round: Round::default(),
+            backend: BackendQueue::new(backend, chunks, limits.synchronous),
+            offloads: Offloads { inbox, count: 0 },
             volume,
-            counters,
             wakers,
             ring,
         })
@@ -229,53 +217,54 @@ impl Queue {
         self.memory.alloc(len, self.is_idle()).ok()
     }
 
-    /// Whether the owner holds the data of answers, which he will drop. While he does, a long request
+    /// Whether the owner still holds data of answers, which it will drop. Until then a long request
     /// waits for that memory and gets none of its own. `false` at first.
     pub fn set_holds_answers(&mut self, holds: bool) {
-        self.holds_answers = holds;
+        self.owner.holds_answers = holds;
     }
 
     /// Whether no memory will be freed by waiting.
     fn is_idle(&self) -> bool {
-        self.in_flight() == 0 && !self.holds_answers
+        self.in_flight() == 0 && !self.owner.holds_answers
     }
 
     /// How urgently clients wait for the requests submitted from now on. The adaptive policy never
     /// offloads requests that are polled for, and always offloads read-ahead. `Normal` at first.
     pub fn set_urgency(&mut self, urgency: Urgency) {
-        self.urgency = urgency;
+        self.owner.urgency = urgency;
     }
 
     /// Whether the thread that drives this queue makes the requests itself. Otherwise they come
     /// from a client on another core, which keeps that core busy. `false` at first.
     pub fn set_clients_here(&mut self, here: bool) {
-        self.clients_here = here;
+        self.owner.clients_here = here;
     }
 
     /// Whether the memory passed to [`Io::read_into`] is where clients want their data, as a
     /// guest's memory is, so that the thread that drives this queue copies none of it. `false` at
     /// first.
     pub fn set_reads_in_place(&mut self, in_place: bool) {
-        self.reads_in_place = in_place;
+        self.owner.reads_in_place = in_place;
     }
 
     /// How many requests in a row arrived while no other request of the volume was in flight;
     /// `None` if so few that the next one may well have company.
     pub fn alone(&self) -> Option<u32> {
-        Some(self.alone).filter(|&alone| alone >= ALONE_MIN)
+        Some(self.presence.alone).filter(|&alone| alone >= ALONE_MIN)
     }
 
     /// Accepts a request, or refuses it and does not touch its memory. The answer carries `tag`.
     pub fn submit<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<(), Rejected<'a>> {
-        if self.free.is_empty() {
+        if self.requests.is_full() {
             return Err(Rejected::Busy(io));
         }
         let is_first = self.in_flight() == 0;
-        let borrowed = self.plan(tag, io)?;
+        let (index, borrowed) = self.plan(tag, io)?;
         let (is_alone, was_alone) = (is_first && self.set_busy(true), self.alone().is_some());
-        self.alone = if is_alone { self.alone.saturating_add(1) } else { 0 };
+        let alone = &mut self.presence.alone;
+        *alone = if is_alone { alone.saturating_add(1) } else { 0 };
         self.note_arrival(was_alone);
-        self.start(borrowed);
+        self.start(index, borrowed);
         Ok(())
     }
 
@@ -285,7 +274,7 @@ impl Queue {
     pub fn cancel(&mut self, which: impl Fn(u64) -> bool) {
         for _ in 0..self.parked.len() {
             let Some(index) = self.parked.pop_front() else { break };
-            let request = &mut self.requests[index as usize];
+            let request = &mut self.requests[index];
             if !which(request.tag) {
                 self.parked.push_back(index);
                 continue;
@@ -296,7 +285,7 @@ impl Queue {
         }
         for (index, part) in self.machine_requests.iter().enumerate() {
             let Some(id) = self.machine.request_at(index) else { continue };
-            if which(self.requests[part.client as usize].tag) {
+            if which(self.requests[part.client].tag) {
                 self.machine.cancel(id, Errno::CANCELED);
             }
         }
@@ -321,7 +310,7 @@ impl Queue {
 
     /// Tells the volume whether this queue has requests in flight. Returns whether no other has any.
     fn set_busy(&mut self, busy: bool) -> bool {
-        match (std::mem::replace(&mut self.is_busy, busy), busy) {
+        match (std::mem::replace(&mut self.presence.is_busy, busy), busy) {
             (false, true) => self.volume.busy.fetch_add(1, Ordering::Relaxed) == 0,
             (true, false) => self.volume.busy.fetch_sub(1, Ordering::Relaxed) == 1,
             _ => false,
@@ -351,7 +340,7 @@ impl Queue {
 
     /// Number of accepted requests whose answers have not been taken.
     pub fn in_flight(&self) -> usize {
-        self.requests.len() - self.free.len() + self.done.len()
+        self.requests.in_use() + self.done.len()
     }
 }
 
@@ -363,16 +352,15 @@ impl Drop for Queue {
     fn drop(&mut self) {
         // First the backend, whose drop waits for its operations; only then may ranges be unlocked.
         // Workers use only the buffers of their jobs, and may finish after this queue is gone.
-        drop(self.backend.take());
+        self.backend.close();
         self.set_awake(false);
         self.set_busy(false);
-        for index in 0..self.requests.len() {
-            self.stop_waiting(index as u32);
-            let request = &self.requests[index];
-            if request.locked && !request.range.is_empty() {
-                self.volume.locks.unlock(&request.range, request.mode);
+        for index in 0..self.requests.capacity() {
+            if self.requests.get(index).is_some() {
+                self.stop_waiting(index);
+                self.unlock(index);
             }
         }
-        self.volume.retire(&self.counters);
+        self.volume.counted().retire(&self.counting.counters);
     }
 }

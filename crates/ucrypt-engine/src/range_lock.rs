@@ -99,10 +99,21 @@ struct Run {
     exclusive: [usize; 2],
 }
 
+/// The first and the last stripe of a byte range, not mapped onto the table yet.
+fn ends(range: &Range<u64>) -> (u64, u64) {
+    let last = range.end.saturating_sub(1).max(range.start);
+    (range.start >> STRIPE_SHIFT, last >> STRIPE_SHIFT)
+}
+
+/// The stripe of a range that has only one and is shared: most requests need nothing else.
+fn one_shared(range: &Range<u64>, mode: Mode) -> Option<usize> {
+    let (first, last) = ends(range);
+    (mode == Mode::Shared && first == last).then_some((first % STRIPES as u64) as usize)
+}
+
 impl Run {
     fn new(range: &Range<u64>, mode: Mode) -> Self {
-        let first = range.start >> STRIPE_SHIFT;
-        let last = range.end.saturating_sub(1).max(range.start) >> STRIPE_SHIFT;
+        let (first, last) = ends(range);
         let count = (last - first + 1).min(STRIPES as u64) as usize;
         let [first, last] = [first, last].map(|stripe| (stripe % STRIPES as u64) as usize);
         let exclusive = match mode {
@@ -136,7 +147,7 @@ impl Run {
     }
 }
 
-/// A place in the list of waiters. Later ones are larger.
+/// The number of a waiter. Later ones are larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
@@ -157,20 +168,20 @@ struct Waiters {
 }
 
 impl Waiters {
-    fn place(&self, ticket: Ticket) -> Option<usize> {
+    fn position(&self, ticket: Ticket) -> Option<usize> {
         self.list.binary_search_by_key(&ticket, |waiter| waiter.ticket).ok()
     }
 
-    /// Whether no older waiter excludes the one at this place.
-    fn is_its_turn(&self, place: usize) -> bool {
-        let (older, run) = (&self.list[..place], &self.list[place].run);
+    /// Whether no older waiter excludes the one at this position.
+    fn is_its_turn(&self, position: usize) -> bool {
+        let (older, run) = (&self.list[..position], &self.list[position].run);
         !older.iter().any(|older| older.run.excludes(run))
     }
 
     /// Wakes those whose turn it is now that `run` has been unlocked or given up.
     fn wake_after(&self, run: &Run) {
-        for (place, waiter) in self.list.iter().enumerate() {
-            if waiter.run.excludes(run) && self.is_its_turn(place) {
+        for (position, waiter) in self.list.iter().enumerate() {
+            if waiter.run.excludes(run) && self.is_its_turn(position) {
                 signal(&waiter.waker);
             }
         }
@@ -205,6 +216,9 @@ impl RangeLock {
     /// Locks the whole range, or nothing. Refuses while anybody waits for a part of it, even one who
     /// would share it: [`RangeLock::lock_or_wait`] makes the difference.
     pub(crate) fn try_lock(&self, range: &Range<u64>, mode: Mode) -> bool {
+        if let Some(stripe) = one_shared(range, mode) {
+            return self.take(stripe, Hold::Shared, AWAITED);
+        }
         let run = Run::new(range, mode);
         match self.attempt(run, AWAITED) {
             Ok(()) => true,
@@ -232,8 +246,8 @@ impl RangeLock {
         // First the marks, then the attempt: whoever unlocks a stripe after the attempt finds its
         // mark.
         let ours = *ticket.get_or_insert_with(|| self.join(&mut waiters, run, waker));
-        let is_locked = waiters.place(ours).is_some_and(|place| {
-            waiters.is_its_turn(place)
+        let is_locked = waiters.position(ours).is_some_and(|position| {
+            waiters.is_its_turn(position)
                 && match self.attempt(run, 0) {
                     Ok(()) => true,
                     Err(Refused { kept_out }) => {
@@ -275,8 +289,8 @@ impl RangeLock {
     }
 
     fn leave(&self, waiters: &mut Waiters, ticket: Ticket) -> Option<Run> {
-        let place = waiters.place(ticket)?;
-        let run = waiters.list.remove(place).run;
+        let position = waiters.position(ticket)?;
+        let run = waiters.list.remove(position).run;
         for (stripe, _) in run.stripes() {
             waiters.by_stripe[stripe] -= 1;
             if waiters.by_stripe[stripe] == 0 {
@@ -300,47 +314,55 @@ impl RangeLock {
             }
         }
         for (taken, (stripe, hold)) in run.stripes().enumerate() {
-            let refusing = hold.refusing() | also_refusing;
-            let got =
-                self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
-                    (state & refusing == 0).then(|| hold.taken(state))
-                });
-            if got.is_err() {
+            if !self.take(stripe, hold, also_refusing) {
                 // Others came in between.
-                let kept_out = self.release(run.stripes().take(taken));
+                let kept_out = self.release_all(run.stripes().take(taken));
                 return Err(Refused { kept_out });
             }
         }
         Ok(())
     }
 
-    /// Releases these stripes. Returns whether one is free now that somebody waits for.
-    fn release(&self, stripes: impl Iterator<Item = (usize, Hold)>) -> bool {
-        let mut is_awaited = false;
-        for (stripe, hold) in stripes {
-            let stripe = &self.stripes[stripe];
-            let left = match hold {
-                Hold::Shared => {
-                    let before = stripe.fetch_sub(1, Ordering::SeqCst);
-                    debug_assert!(before & SHARERS != 0, "unlock of a range that was not held");
-                    before - 1
-                }
-                Hold::Exclusive => {
-                    let before = stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst);
-                    debug_assert!(before & EXCLUSIVE != 0, "unlock of a range that was not held");
-                    before & !EXCLUSIVE
-                }
-            };
-            is_awaited |= left & AWAITED != 0 && left & (SHARERS | EXCLUSIVE) == 0;
-        }
-        is_awaited
+    /// Locks a stripe, unless it has a mark that refuses that, or one of `also_refusing`.
+    #[inline]
+    fn take(&self, stripe: usize, hold: Hold, also_refusing: u32) -> bool {
+        let refusing = hold.refusing() | also_refusing;
+        let taken = |state: u32| (state & refusing == 0).then(|| hold.taken(state));
+        self.stripes[stripe].fetch_update(Ordering::SeqCst, Ordering::SeqCst, taken).is_ok()
+    }
+
+    /// Releases a stripe. Returns whether it is free now and somebody waits for it.
+    #[inline]
+    fn release(&self, stripe: usize, hold: Hold) -> bool {
+        let stripe = &self.stripes[stripe];
+        let left = match hold {
+            Hold::Shared => {
+                let before = stripe.fetch_sub(1, Ordering::SeqCst);
+                debug_assert!(before & SHARERS != 0, "unlock of a range that was not held");
+                before - 1
+            }
+            Hold::Exclusive => {
+                let before = stripe.fetch_and(!EXCLUSIVE, Ordering::SeqCst);
+                debug_assert!(before & EXCLUSIVE != 0, "unlock of a range that was not held");
+                before & !EXCLUSIVE
+            }
+        };
+        left & AWAITED != 0 && left & (SHARERS | EXCLUSIVE) == 0
+    }
+
+    /// Releases these stripes. Returns whether one of them is free now and somebody waits for it.
+    fn release_all(&self, stripes: impl Iterator<Item = (usize, Hold)>) -> bool {
+        stripes.fold(false, |awaited, (stripe, hold)| self.release(stripe, hold) | awaited)
     }
 
     /// Unlocks a range that was locked.
     pub(crate) fn unlock(&self, range: &Range<u64>, mode: Mode) {
-        let run = Run::new(range, mode);
-        if self.release(run.stripes()) {
-            self.waiters().wake_after(&run);
+        let is_awaited = match one_shared(range, mode) {
+            Some(stripe) => self.release(stripe, Hold::Shared),
+            None => self.release_all(Run::new(range, mode).stripes()),
+        };
+        if is_awaited {
+            self.waiters().wake_after(&Run::new(range, mode));
         }
     }
 

@@ -178,14 +178,14 @@ impl Segments {
         for buf in bufs {
             let started = self.model.map(|_| self.clock.now_ns());
             let (offset, len) = (backend_offset + sector * 512, buf.len());
-            let done = mapping.read(offset, len, &mut |place, stored| {
-                let sector = sector + place.start as u64 / 512;
+            let done = mapping.read(offset, len, &mut |range, stored| {
+                let sector = sector + range.start as u64 / 512;
                 if !is_encrypted {
-                    buf[place].copy_from_slice(stored);
+                    buf[range].copy_from_slice(stored);
                     return Ok(());
                 }
                 self.with_cipher(segment, |cipher| {
-                    cipher.decrypt(sector, stored, &mut buf[place]).map_err(|_| Errno::IO)
+                    cipher.decrypt(sector, stored, &mut buf[range]).map_err(|_| Errno::IO)
                 })
             });
             if let Some(done) = done {
@@ -249,14 +249,14 @@ impl Segments {
         let Part { backend_offset, is_encrypted, .. } = self.list[segment];
         let started = self.model.filter(|_| is_encrypted).map(|_| self.clock.now_ns());
         let offset = backend_offset + sector * 512;
-        let written = mapping.write(offset, plain.len(), &mut |place, kept| {
-            let sector = sector + place.start as u64 / 512;
+        let written = mapping.write(offset, plain.len(), &mut |range, kept| {
+            let sector = sector + range.start as u64 / 512;
             if !is_encrypted {
-                copy_streaming(kept, &plain[place]);
+                copy_streaming(kept, &plain[range]);
                 return Ok(());
             }
             self.with_cipher(segment, |cipher| {
-                cipher.encrypt_streaming(sector, &plain[place], kept).map_err(|_| Errno::IO)
+                cipher.encrypt_streaming(sector, &plain[range], kept).map_err(|_| Errno::IO)
             })
         });
         self.take_time(started, plain.len());

@@ -1,15 +1,16 @@
 //! Volumes: the state that all queues of a volume share.
 
+mod suspend;
+
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ucrypt_backend::{Backend, Errno, Extent, Pool};
 use ucrypt_dispatch::{Fixed, Policies, PolicyKind};
-use ucrypt_sector::SectorCipher;
 
 use crate::calibrate::Calibration;
-use crate::counters::{Counters, Decisions, Totals};
+use crate::counters::{Counted, Counters, Decisions, Totals};
 use crate::executor::{Clock, Executor, Monotonic, WorkerPool};
 use crate::meters::Meters;
 use crate::queue::{Poll, Polling, Queue, QueueConfig};
@@ -170,14 +171,6 @@ pub struct Volume {
 
 type Listener = Box<dyn Fn() + Send + Sync>;
 
-/// The counters of a volume: of its present queues, and the totals of those that have ended.
-#[derive(Default)]
-struct Counted {
-    queues: Vec<Arc<Counters>>,
-    ended: Totals,
-    ended_meters: Box<Meters>,
-}
-
 const SECTOR: u64 = 512;
 
 impl Volume {
@@ -227,8 +220,8 @@ impl Volume {
         let sector_size = segments.iter().map(Segment::sector_size).max().unwrap_or(512);
         let mut starts = vec![0];
         for segment in &segments {
-            let place = (segment.len, segment.backend_offset);
-            starts.push(check(place, sector_size, limits.len, starts[starts.len() - 1])?);
+            let extent = (segment.len, segment.backend_offset);
+            starts.push(check(extent, sector_size, limits.len, starts[starts.len() - 1])?);
         }
         let len = starts[starts.len() - 1];
         if len == 0 {
@@ -340,87 +333,6 @@ impl Volume {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Lets no request begin from now on that touches data: it waits for [`Volume::resume`].
-    /// Requests under way are not affected. Flushes go on: they need no key.
-    pub fn halt(&self) {
-        self.locks.halt();
-    }
-
-    /// Takes [`Volume::halt`] back.
-    pub fn unhalt(&self) {
-        self.locks.unhalt();
-    }
-
-    /// Whether the volume is halted: [`Volume::halt`] was called, or it has no key.
-    pub fn is_halted(&self) -> bool {
-        self.locks.is_halted()
-    }
-
-    /// Whether the volume is halted and has requests that are not answered. More of them may wait
-    /// where they come from.
-    pub fn has_waiting(&self) -> bool {
-        self.is_halted() && self.busy.load(Ordering::SeqCst) > 0
-    }
-
-    /// Whether a request for data is under way: it has begun and is not finished. One that waits to begin
-    /// does not count, nor does a flush, nor an answer that nobody takes.
-    pub fn is_at_work(&self) -> bool {
-        !self.locks.is_quiet()
-    }
-
-    /// Wipes all ciphers of a halted volume. Returns false, and does nothing, while a request that
-    /// began before is under way.
-    pub fn suspend(&self) -> bool {
-        let is_quiet = self.locks.is_quiet();
-        if is_quiet {
-            self.segments.forget_keys();
-        }
-        is_quiet
-    }
-
-    /// Gives a suspended volume its ciphers again, by segment, and lets its requests go on.
-    ///
-    /// # Errors
-    /// [`VolumeError::OtherCiphers`] if they do not go with the segments. The caller makes sure that
-    /// they have the same key.
-    pub fn resume(&self, ciphers: Vec<Option<SectorCipher>>) -> Result<(), VolumeError> {
-        if !self.segments.accept(&ciphers) {
-            return Err(VolumeError::OtherCiphers);
-        }
-        self.segments.set_keys(ciphers);
-        self.abandoned.store(false, Ordering::SeqCst);
-        self.locks.unhalt();
-        Ok(())
-    }
-
-    /// Has the requests that wait for [`Volume::resume`] fail, and all later ones: the volume ends
-    /// without its key.
-    pub fn abandon(&self) {
-        self.abandoned.store(true, Ordering::SeqCst);
-        self.locks.wake_all();
-    }
-
-    /// Takes [`Volume::abandon`] back: what comes from now on waits for [`Volume::resume`].
-    pub fn unabandon(&self) {
-        self.abandoned.store(false, Ordering::SeqCst);
-    }
-
-    /// Whether [`Volume::abandon`] was called.
-    pub fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::SeqCst)
-    }
-
-    /// Counts a write that failed by [`Volume::abandon`].
-    pub(crate) fn count_unwritten(&self, bytes: u64) {
-        self.unwritten.fetch_add(1, Ordering::Relaxed);
-        self.unwritten_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// The writes and discards that failed by [`Volume::abandon`]: how many, and their bytes.
-    pub fn unwritten(&self) -> (u64, u64) {
-        (self.unwritten.load(Ordering::Relaxed), self.unwritten_bytes.load(Ordering::Relaxed))
-    }
-
     /// A one-line description of the backend.
     pub fn describe_backend(&self) -> String {
         self.backend.describe()
@@ -447,46 +359,27 @@ impl Volume {
     ) -> io::Result<Queue> {
         let counters = Arc::new(Counters::default());
         let queue = Queue::new(self.clone(), config, entries, counters.clone())?;
-        self.counted().queues.push(counters);
+        self.counted().add(counters);
         Ok(queue)
     }
 
     /// Totals of all clients since the volume was opened.
     pub fn totals(&self) -> Totals {
-        let counted = self.counted();
-        let mut totals = counted.ended;
-        for counters in &counted.queues {
-            totals.add(counters);
-        }
-        totals
-    }
-
-    /// Adds the counts of a queue that ends to the totals, and forgets its counters.
-    pub(crate) fn retire(&self, counters: &Arc<Counters>) {
-        let mut counted = self.counted();
-        counted.queues.retain(|known| !Arc::ptr_eq(known, counters));
-        counted.ended.add(counters);
-        counters.cells.left(0);
-        counted.ended_meters.add(&counters.cells);
+        self.counted().totals()
     }
 
     /// What operators watch, added up over all queues since the volume was opened.
     pub fn meters(&self) -> Meters {
-        let counted = self.counted();
-        let mut meters = *counted.ended_meters;
-        for counters in &counted.queues {
-            meters.add(&counters.cells);
-        }
-        meters
+        self.counted().meters()
     }
 
-    fn counted(&self) -> MutexGuard<'_, Counted> {
+    pub(crate) fn counted(&self) -> MutexGuard<'_, Counted> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The decisions of the queues and the estimates behind them, one entry per queue in use.
     pub fn decisions(&self) -> Vec<Decisions> {
-        self.counted().queues.iter().map(|counters| counters.decisions()).collect()
+        self.counted().decisions()
     }
 
     /// The error of the first flush that failed, or of the first write that could not be made
@@ -512,8 +405,8 @@ impl Volume {
         cores.saturating_sub(taken)
     }
 
-    /// Counts a queue that wakes up or goes to sleep; returns its new state.
-    pub(crate) fn count_awake(&self, was: bool, is: bool) -> bool {
+    /// Counts a queue that wakes up or goes to sleep.
+    pub(crate) fn count_awake(&self, was: bool, is: bool) {
         if self.cores.is_some() && self.workers.is_some() {
             match (was, is) {
                 (false, true) => drop(self.awake.fetch_add(1, Ordering::Relaxed)),
@@ -521,7 +414,6 @@ impl Volume {
                 _ => {}
             }
         }
-        is
     }
 
     /// The allocation of `len` bytes from `offset` of the volume, as at most `max` extents, which
@@ -553,7 +445,7 @@ impl Volume {
     }
 
     /// The segment that holds a 512-byte sector of the volume, and the sector's number in it.
-    pub(crate) fn place(&self, sector: u64) -> (usize, u64) {
+    pub(crate) fn locate(&self, sector: u64) -> (usize, u64) {
         let segment = self.segment_at(sector * 512);
         (segment, sector - self.starts[segment] / 512)
     }

@@ -303,23 +303,21 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
-    use crate::executor::Monotonic;
-    use crate::segments::Segment;
+    use crate::calibrate::{empty, nothing};
 
     fn waker() -> Arc<OwnedFd> {
         Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
     }
 
-    /// An empty segment, for jobs without work.
-    fn nothing() -> Arc<Segments> {
-        let segment = Segment { len: 0, backend_offset: 0, cipher: None };
-        Arc::new(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
+    fn job(number: u64, inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Job {
+        let chunk = ChunkId::from_token(number).unwrap();
+        Job { chunk, ..empty(inbox, segments).unwrap() }
     }
 
     #[test]
     fn every_job_comes_back_once_through_its_own_inbox() {
         let workers = Workers::start(3, false).unwrap();
-        let segments: Arc<Segments> = nothing();
+        let segments = nothing();
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
@@ -328,17 +326,9 @@ mod tests {
                     let (mut sent, mut received) = (0, 0);
                     while received < seen.len() {
                         if sent < seen.len() && sent - received < 64 {
-                            let job = Job {
-                                chunk: ChunkId::from_token(sent as u64).unwrap(),
-                                segments: segments.clone(),
-                                segment: 0,
-                                sector: 0,
-                                bufs: Vec::new(),
-                                op: [CipherOp::Encrypt, CipherOp::Decrypt][sent % 2],
-                                inbox: inbox.clone(),
-                            };
-                            sent +=
-                                usize::from(workers.offload(job, sent.is_multiple_of(3)).is_ok());
+                            let job = job(sent as u64, &inbox, &segments);
+                            let taken = workers.offload(job, sent.is_multiple_of(3));
+                            sent += usize::from(taken.is_ok());
                         } else if inbox.answers.is_empty() && !workers.help() {
                             std::thread::yield_now();
                         }
@@ -361,16 +351,7 @@ mod tests {
         let inbox = Arc::new(Inbox::new(1, waker.clone()));
         for round in 0..200 {
             inbox.going_to_sleep();
-            let job = Job {
-                chunk: ChunkId::from_token(round).unwrap(),
-                segments: nothing(),
-                segment: 0,
-                sector: 0,
-                bufs: Vec::new(),
-                op: CipherOp::Encrypt,
-                inbox: inbox.clone(),
-            };
-            assert!(workers.offload_same_core(job).is_ok());
+            assert!(workers.offload_same_core(job(round, &inbox, &nothing())).is_ok());
             let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
             let woken = poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(&patience));
             assert_eq!(woken, Ok(1), "round {round}: nobody woke the queue");

@@ -6,8 +6,8 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{aes, volume, volume_under};
-use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
+use common::{aes, backends, volume, volume_under, write};
+use ucrypt_backend::memory;
 use ucrypt_engine::{Buf, Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults, ForeignMemory, Random};
@@ -22,14 +22,6 @@ fn finish(queue: &mut Queue) -> Result<(), Errno> {
     done.result
 }
 
-fn backends(len: u64) -> Vec<(Arc<dyn Backend>, Option<tempfile::TempDir>)> {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("image");
-    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
-    let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
-    vec![(Arc::new(memory(len).unwrap()), None), (Arc::new(file), Some(dir))]
-}
-
 #[test]
 fn random_pieces_read_and_write_what_an_array_of_bytes_would() {
     for policy in PolicyKind::ALL {
@@ -40,9 +32,9 @@ fn random_pieces_read_and_write_what_an_array_of_bytes_would() {
 
 fn random_pieces(sector_size: u32, policy: PolicyKind) {
     const LEN: u64 = MIB;
-    for (backend, _dir) in backends(LEN) {
+    for (name, backend, _dir) in backends(LEN) {
         let seed = 11 + u64::from(sector_size);
-        println!("{}, sectors of {sector_size}, {policy}, seed {seed}", backend.describe());
+        println!("{name}, sectors of {sector_size}, {policy}, seed {seed}");
         let mut random = Random::new(seed);
         let volume = volume_under(policy, backend, 0, LEN, sector_size);
         let mut queue = volume.queue(CONFIG).unwrap();
@@ -86,7 +78,7 @@ fn random_pieces(sector_size: u32, policy: PolicyKind) {
 
 #[test]
 fn neighbours_of_many_pieces_that_are_joined_go_their_own_ways_again() {
-    for (backend, _dir) in backends(4 * MIB) {
+    for (_, backend, _dir) in backends(4 * MIB) {
         let volume = volume(backend, 0, 4 * MIB, 512);
         let mut queue = volume.queue(CONFIG).unwrap();
         let guest = ForeignMemory::new(4 << 20);
@@ -153,9 +145,7 @@ fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
     let volume = volume(Arc::new(backend), 0, 4 * MIB, 512);
     let mut queue = volume.queue(CONFIG).unwrap();
     let plain = vec![0xaa; 2 << 20];
-    queue.submit(0, Io::write_borrowed(0, &plain, false)).unwrap();
-    queue.wait().unwrap();
-    queue.next_done().unwrap();
+    write(&mut queue, 0, &plain);
     let guest = ForeignMemory::new(2 << 20);
     guest.fill(0, &vec![7; 2 << 20]);
     // One request: its first half can be read, its second half cannot.
@@ -176,7 +166,7 @@ fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
 
 #[test]
 fn a_queue_that_is_dropped_lets_the_memory_go_and_leaves_no_ciphertext_there() {
-    for (backend, _dir) in backends(4 * MIB) {
+    for (_, backend, _dir) in backends(4 * MIB) {
         let volume =
             volume_under(Fixed::Unbound { sorted: false }.into(), backend, 0, 4 * MIB, 512);
         let guest = ForeignMemory::new(4 << 20);
@@ -214,9 +204,7 @@ fn a_client_that_scribbles_in_its_memory_spoils_its_own_data_only() {
             }
         });
         let mut queue = volume.queue(CONFIG).unwrap();
-        queue.submit(0, Io::write_borrowed(2 * MIB, &vec![0x5a; 1 << 20], false)).unwrap();
-        queue.wait().unwrap();
-        queue.next_done().unwrap();
+        write(&mut queue, 2 * MIB, &vec![0x5a; 1 << 20]);
         for round in 0..200u64 {
             // Both requests, and both pieces of the second, use the same bytes.
             let offset = round % 16 * 65536;

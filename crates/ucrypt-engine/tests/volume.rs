@@ -1,11 +1,11 @@
-//! A volume returns what was written to it, whatever the alignment, the backend and the number of
-//! queues, as compared with a plain array of bytes.
+//! What a volume does with single requests. That it returns what was written, whatever the alignment,
+//! the backend, the policy and the number of queues, is left to the random client of the test kit.
 
 mod common;
 
 use std::sync::Arc;
 
-use common::{aes, backends, run, volume, volume_under};
+use common::{aes, backends, run, volume, volume_under, write};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
     Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
@@ -16,73 +16,6 @@ use ucrypt_testkit::{FaultBackend, Faults, Random};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
-
-#[test]
-fn random_requests_read_back_what_an_array_of_bytes_would() {
-    for policy in PolicyKind::ALL {
-        random_requests(512, policy);
-    }
-    random_requests(4096, PolicyKind::default());
-}
-
-fn random_requests(sector_size: u32, policy: PolicyKind) {
-    for (name, backend, _dir) in backends(4 * MIB) {
-        let seed = 7 + u64::from(sector_size);
-        println!("{name}, sectors of {sector_size}, {policy}, seed {seed}");
-        let volume = volume_under(policy, backend, MIB, 2 * MIB, sector_size);
-        let mut queue = volume.queue(CONFIG).unwrap();
-        let mut model = vec![0u8; 2 << 20];
-        let zeroes =
-            Io::WriteZeroes { offset: 0, len: 2 * MIB, fua: false, no_unmap: false, fast: false };
-        assert_eq!(run(&mut queue, zeroes).result, Ok(()));
-        against_model(&mut queue, &mut model, seed);
-    }
-}
-
-/// Random requests, one at a time, each compared with `model`.
-fn against_model(queue: &mut Queue, model: &mut [u8], seed: u64) {
-    let mut random = Random::new(seed);
-    for round in 0..600 {
-        let offset = random.below(model.len() as u64);
-        let longest =
-            (model.len() as u64 - offset).min(if round % 8 == 0 { 300_000 } else { 9000 });
-        let (mut offset, mut len) = (offset as usize, random.below(longest) as usize + 1);
-        if random.below(2) == 0 {
-            (offset, len) = (offset / 4096 * 4096, len.div_ceil(4096) * 4096);
-            len = len.min(model.len() - offset);
-        }
-        let range = offset..offset + len;
-        let fill = random.below(256) as u8;
-        match random.below(4) {
-            0 => {
-                let mut data = queue.alloc(len).unwrap();
-                data.fill(fill);
-                let op = Io::write(offset as u64, data, fill < 16);
-                assert_eq!(run(queue, op).result, Ok(()));
-                model[range].fill(fill);
-            }
-            1 => {
-                queue
-                    .submit(1, Io::write_borrowed(offset as u64, &vec![fill; len], false))
-                    .unwrap();
-                queue.wait().unwrap();
-                assert_eq!(queue.next_done().unwrap().result, Ok(()));
-                model[range].fill(fill);
-            }
-            2 if round % 16 == 2 => {
-                let (offset, len) = (offset as u64, len as u64);
-                let op = Io::WriteZeroes { offset, len, fua: false, no_unmap: true, fast: false };
-                assert_eq!(run(queue, op).result, Ok(()));
-                model[range].fill(0);
-            }
-            _ => {
-                let done = run(queue, Io::read(offset as u64, len));
-                let data = done.data.expect("a read has data");
-                assert!(data[..] == model[range], "round {round}: {offset}+{len} (seed {seed})");
-            }
-        }
-    }
-}
 
 #[test]
 fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
@@ -103,9 +36,7 @@ fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
                         let slot = random.below(250);
                         let offset = (slot * 4 + thread) * 100;
                         let fill = random.below(256) as u8;
-                        queue.submit(0, Io::write_borrowed(offset, &[fill; 100], false)).unwrap();
-                        queue.wait().unwrap();
-                        assert_eq!(queue.next_done().unwrap().result, Ok(()));
+                        write(&mut queue, offset, &[fill; 100]);
                         last[slot as usize] = Some(fill);
                         let other = random.below(250);
                         let Some(fill) = last[other as usize] else { continue };
@@ -116,67 +47,6 @@ fn writers_of_neighbouring_bytes_on_several_queues_lose_nothing() {
                 });
             }
         });
-    }
-}
-
-#[test]
-fn many_requests_in_flight_are_each_answered_once_with_their_own_data() {
-    for policy in PolicyKind::ALL {
-        many_requests(policy);
-    }
-}
-
-fn many_requests(policy: PolicyKind) {
-    for (name, backend, _dir) in backends(4 * MIB) {
-        let volume = volume_under(policy, backend, 0, 4 * MIB, 512);
-        let mut queue = volume.queue(CONFIG).unwrap();
-        for block in 0..1024u64 {
-            queue.submit(0, Io::write_borrowed(block * 4096, &[block as u8; 4096], false)).unwrap();
-            queue.wait().unwrap();
-            assert_eq!(queue.next_done().unwrap().result, Ok(()));
-        }
-        let mut answered = vec![false; 1024];
-        let mut next = 0;
-        while answered.contains(&false) {
-            while next < 1024 {
-                match queue.submit(next, Io::read(next * 4096, 4096)) {
-                    Ok(()) => next += 1,
-                    Err(Rejected::Busy(_)) => break,
-                    Err(other) => panic!("{name}: {other:?}"),
-                }
-            }
-            queue.wait().unwrap();
-            while let Some(done) = queue.next_done() {
-                assert!(!std::mem::replace(&mut answered[done.tag as usize], true), "{name}");
-                assert!(done.data.unwrap().iter().all(|&byte| byte == done.tag as u8), "{name}");
-            }
-        }
-        assert_eq!(queue.in_flight(), 0, "{name}");
-        assert_eq!(volume.totals().reads, 1024);
-    }
-}
-
-#[test]
-fn a_request_larger_than_the_backends_transfers_is_served_whole() {
-    for policy in PolicyKind::ALL {
-        large_request(policy);
-    }
-}
-
-fn large_request(policy: PolicyKind) {
-    for (name, backend, _dir) in backends(40 * MIB) {
-        let volume = volume_under(policy, backend, 0, 40 * MIB, 512);
-        let mut queue = volume.queue(QueueConfig::new(96 << 20, 4)).unwrap();
-        let mut data = queue.alloc(32 << 20).unwrap();
-        for (index, chunk) in data.chunks_mut(4096).enumerate() {
-            chunk.fill(index as u8);
-        }
-        assert_eq!(run(&mut queue, Io::write(12_345, data, true)).result, Ok(()));
-        let data = run(&mut queue, Io::read(12_345, 32 << 20)).data.unwrap();
-        assert_eq!(data.len(), 32 << 20);
-        for (index, chunk) in data.chunks(4096).enumerate() {
-            assert!(chunk.iter().all(|&byte| byte == index as u8), "{name}: block {index}");
-        }
     }
 }
 
@@ -263,9 +133,7 @@ fn two_segments_are_one_disk() {
     let volume = Volume::new(backend.clone(), segments, VolumeOptions::default()).unwrap();
     let mut queue = Arc::new(volume).queue(CONFIG).unwrap();
     let pattern: Vec<u8> = (0..12288u32).map(|at| (at / 7) as u8).collect();
-    queue.submit(0, Io::write_borrowed(0, &pattern, false)).unwrap();
-    queue.wait().unwrap();
-    queue.next_done().unwrap();
+    write(&mut queue, 0, &pattern);
     let data = run(&mut queue, Io::read(100, 12_000)).data.unwrap();
     assert!(data[..] == pattern[100..12_100]);
     let mut plain = vec![0; 4096];
@@ -340,9 +208,7 @@ fn discards_reach_the_backend_only_when_allowed_and_only_whole_sectors() {
     let segment = Segment { len: MIB, backend_offset: 0, cipher: Some(aes(4096)) };
     let volume = Arc::new(Volume::new(backend.clone(), vec![segment], options).unwrap());
     let mut queue = volume.queue(CONFIG).unwrap();
-    queue.submit(0, Io::write_borrowed(0, &[7; 16384], false)).unwrap();
-    queue.wait().unwrap();
-    queue.next_done().unwrap();
+    write(&mut queue, 0, &[7; 16384]);
     assert_eq!(run(&mut queue, Io::Discard { offset: 1, len: 12_000 }).result, Ok(()));
     assert_eq!(run(&mut queue, Io::Discard { offset: 4097, len: 100 }).result, Ok(()));
     let data = run(&mut queue, Io::read(0, 16384)).data.unwrap();

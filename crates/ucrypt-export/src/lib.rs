@@ -12,6 +12,7 @@ pub mod fuse;
 pub mod loop_device;
 mod memory;
 pub mod nbd;
+mod seldom;
 mod stop;
 mod table;
 pub mod ublk;

@@ -1,45 +1,39 @@
 //! The requests in flight in the engine: a table of fixed size, indexed by the engine's tag.
 
+use ucrypt_engine::Slab;
+
 /// A fixed number of slots for requests, each holding what the answer needs.
-pub(crate) struct Table<T> {
-    slots: Vec<Option<T>>,
-    free: Vec<usize>,
-}
+pub(crate) struct Table<T>(Slab<Option<T>>);
 
 impl<T> Table<T> {
-    pub(crate) fn new(depth: usize) -> Self {
-        Self { slots: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect() }
+    pub(crate) fn new(depth: u32) -> Self {
+        Self(Slab::new(depth, || None))
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.0.in_use()
     }
 
     /// Stores a request and returns its tag; `None` if the table is full.
     pub(crate) fn insert(&mut self, request: T) -> Option<u64> {
-        let slot = self.free.pop()?;
-        self.slots[slot] = Some(request);
-        Some(slot as u64)
+        let (index, slot) = self.0.take()?;
+        *slot = Some(request);
+        Some(index.into())
     }
 
     /// The request of `tag`; `None` if there is none.
     pub(crate) fn get(&self, tag: u64) -> Option<&T> {
-        self.slots.get(usize::try_from(tag).ok()?)?.as_ref()
+        self.0.get(u32::try_from(tag).ok()?)?.as_ref()
     }
 
     /// Takes the request of `tag` out; `None` if there is none.
     pub(crate) fn remove(&mut self, tag: u64) -> Option<T> {
-        let slot = usize::try_from(tag).ok()?;
-        let request = self.slots.get_mut(slot)?.take()?;
-        self.free.push(slot);
-        Some(request)
+        self.0.give_back(u32::try_from(tag).ok()?)?.take()
     }
 
     /// Takes all requests out.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
-        self.free.clear();
-        self.free.extend((0..self.slots.len()).rev());
-        self.slots.iter_mut().filter_map(Option::take)
+        (0..self.0.capacity()).filter_map(|tag| self.remove(tag.into()))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Prints the grid of policies in virtual time: `grid [OPTION]...`, with the options of
-//! [`ucrypt_lab::options`] and `--policies`, which prints every policy's results.
+//! [`ucrypt_lab::options`] and `--policies`, which prints every policy's results, each with adaptive's
+//! throughput relative to it.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -66,9 +67,36 @@ fn print_policies(comparison: &Comparison) {
     for (name, report) in std::iter::once(adaptive).chain(statics) {
         let p99_us = report.p99_ns() as f64 / 1000.0;
         let (speed, busy) = (report.mb_s, report.busy * 100.0);
+        let ahead = comparison.adaptive.mb_s / speed;
         let (stats, explored) = (report.stats, report.explored);
         println!(
-            "    {name:17} {speed:9.1} MB/s  p99 {p99_us:9.1} us  busy {busy:3.0} %  {stats:?} {explored:?}"
+            "    {name:17} {speed:9.1} MB/s {ahead:6.3}  p99 {p99_us:9.1} us  busy {busy:3.0} %  {stats:?} {explored:?}"
+        );
+    }
+}
+
+/// Adaptive's throughput relative to that of each fixed policy, over all cells.
+fn print_summary(results: &[Comparison]) {
+    println!(
+        "\n{:17} {:>6} {:>6} {:>6} {:>6} {:>6}",
+        "adaptive over", "mean", "least", "most", ">1.02", "<0.98"
+    );
+    let policies = results.first().map_or(0, |comparison| comparison.statics.len());
+    for index in 0..policies {
+        let of =
+            |comparison: &Comparison| comparison.adaptive.mb_s / comparison.statics[index].1.mb_s;
+        let mut ahead: Vec<f64> = results.iter().map(of).collect();
+        ahead.sort_by(f64::total_cmp);
+        let mean = ahead.iter().map(|ahead| ahead.ln()).sum::<f64>() / ahead.len() as f64;
+        let count = |is: &dyn Fn(f64) -> bool| ahead.iter().filter(|ahead| is(**ahead)).count();
+        println!(
+            "{:17} {:6.3} {:6.3} {:6.3} {:6} {:6}",
+            results[0].statics[index].0.name(),
+            mean.exp(),
+            ahead[0],
+            ahead[ahead.len() - 1],
+            count(&|ahead| ahead > 1.02),
+            count(&|ahead| ahead < 0.98),
         );
     }
 }
@@ -100,5 +128,6 @@ fn main() -> ExitCode {
     for (cell, comparison) in &short {
         println!("{}", line(cell, comparison));
     }
+    print_summary(&results);
     ExitCode::SUCCESS
 }

@@ -23,11 +23,10 @@ impl<E, P> Machine<E, P> {
             let _ = write!(
                 text,
                 "; from {next} on waits for a chunk, {} of {of} in use",
-                self.chunks.len()
+                self.chunks.in_use()
             );
         }
-        for index in 0..self.bounds.chunks_max {
-            let Some(chunk) = self.chunks.get(index) else { continue };
+        for (index, chunk) in self.chunks.iter() {
             if chunk.parts.as_slice().iter().any(|part| part.request == request) {
                 let (first, end) = (chunk.parts.sector(), chunk.parts.end());
                 let _ = write!(text, "; {first}..{end} ");

@@ -10,7 +10,7 @@ use super::{Machine, Output};
 impl<E: Copy, P: Policy> Machine<E, P> {
     /// Hands an encrypted chunk to the backend.
     pub(super) fn leave(&mut self, chunk: ChunkId, now_ns: u64) {
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         (state.phase, state.since_ns) = (Phase::Io, now_ns);
         self.outputs.push_back(Output::SubmitIo { chunk, kind: state.op.into() });
     }
@@ -18,7 +18,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Hands encrypted chunks to the backend while the next one in order is ready.
     pub(super) fn release(&mut self, now_ns: u64) {
         while let Some(&chunk) = self.order.front() {
-            let state = self.chunks.get(chunk.0).expect("a chunk under way");
+            let state = &self.chunks[chunk.0];
             if state.phase != Phase::InOrder {
                 return;
             }
@@ -29,14 +29,14 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Starts to submit a failed chunk again, part by part.
     pub(super) fn retry(&mut self, chunk: ChunkId, error: E) {
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         state.retried_after = Some(error);
         state.parts.split(&mut state.rest);
         self.leave_again(chunk);
     }
 
     fn leave_again(&mut self, chunk: ChunkId) {
-        let state = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let state = &mut self.chunks[chunk.0];
         (state.phase, state.since_ns) = (Phase::Io, self.now_ns);
         let kind = match state.op.into() {
             IoKind::Write { .. } => IoKind::Write { fua: false },
@@ -48,7 +48,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Ends the parts of a chunk, and the chunk itself unless further parts are to be submitted
     /// again.
     pub(super) fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
-        let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let ended = &mut self.chunks[chunk.0];
         let mut parts = std::mem::take(&mut ended.parts);
         if matches!(ended.op, Op::EncryptZeroes { .. }) {
             self.zeroes_free += zeroes_units(parts.sectors());
@@ -62,7 +62,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             if let Err(error) = result {
                 self.fail(part.request, error);
             }
-            let request = self.requests.get_mut(part.request.0).expect("its request");
+            let request = &mut self.requests[part.request.0];
             request.under_way -= 1;
             if request.next < request.end && !request.waits {
                 request.waits = true;
@@ -70,7 +70,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             }
             self.finish_if_done(part.request);
         }
-        let ended = self.chunks.get_mut(chunk.0).expect("a chunk under way");
+        let ended = &mut self.chunks[chunk.0];
         if let Some(next) = ended.rest.pop() {
             parts.begin(next);
             ended.parts = parts;
@@ -82,7 +82,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Fails a request: no further chunk of it starts, and it ends with its first error.
     pub(super) fn fail(&mut self, id: RequestId, error: E) {
-        let request = self.requests.get_mut(id.0).expect("its request");
+        let request = &mut self.requests[id.0];
         self.failed += u32::from(request.error.is_none());
         request.error.get_or_insert(error);
         request.next = request.end;
@@ -90,7 +90,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Outputs `Finish` for a request that has nothing left to start or to wait for.
     pub(super) fn finish_if_done(&mut self, id: RequestId) {
-        let request = self.requests.get(id.0).expect("its request");
+        let request = &self.requests[id.0];
         if request.under_way == 0 && request.next >= request.end && !request.waits {
             let result = request.error.map_or(Ok(()), Err);
             self.outputs.push_back(Output::Finish { request: id, result });
@@ -99,8 +99,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Whether no request of the chunk can succeed any more.
     pub(super) fn is_in_vain(&self, chunk: ChunkId) -> bool {
-        let fails =
-            |part: &Part| self.requests.get(part.request.0).is_some_and(|r| r.error.is_some());
+        let fails = |part: &Part| self.requests[part.request.0].error.is_some();
         // The remaining parts of a retried chunk may still succeed.
         self.failed > 0
             && self.parts(chunk).iter().all(fails)

@@ -8,15 +8,16 @@ use crate::tuning::JOIN_SCAN;
 
 use super::{Machine, Output, RequestState};
 
-/// Chunks of one write of zeroes under way at once. Such a write brings no buffer of its own size,
-/// so each chunk borrows one from the queue, which other requests need too.
+/// Chunks of one write of zeroes under way at once: one that is encrypted, and one that is written.
+/// Such a write brings no buffer of its own size, so each chunk borrows one from the queue, which
+/// other requests need too.
 const ZEROES_WINDOW: u32 = 2;
 
 impl<E: Copy, P: Policy> Machine<E, P> {
     /// Starts one chunk of the request that has waited longest. Returns whether to go on.
     pub(super) fn start_chunk(&mut self, now_ns: u64) -> bool {
         let Some(&id) = self.waiting.front() else { return false };
-        let request = self.requests.get(id.0).expect("a waiting request");
+        let request = &self.requests[id.0];
         if request.may_start_no_more() {
             self.stop_waiting(id);
             return true;
@@ -25,26 +26,34 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             return false;
         }
         let split = self.policy.split(&self.context(request));
-        if matches!(request.op, Op::EncryptZeroes { .. }) {
-            if !self.wait_for_zeroes.is_empty() || !self.has_zeroes(request, &split) {
-                self.waiting.pop_front();
-                self.wait_for_zeroes.push_back(id);
-                return true;
-            }
-            self.take_zeroes(id, &split, now_ns);
+        let is_zeroes = matches!(request.op, Op::EncryptZeroes { .. });
+        if is_zeroes && (!self.wait_for_zeroes.is_empty() || !self.has_zeroes(request, &split)) {
+            self.waiting.pop_front();
+            self.wait_for_zeroes.push_back(id);
             return true;
         }
+        self.begin_chunk(id, &split, now_ns);
+        true
+    }
+
+    /// Moves the request's next sectors into a chunk. There is room for it, and memory if it is one of
+    /// zeroes.
+    fn begin_chunk(&mut self, id: RequestId, split: &Split, now_ns: u64) {
+        let request = &self.requests[id.0];
         let (op, first) = (request.op, request.next == request.start);
         let part = self.take_part(id, split.chunk_sectors);
-        let last = self.requests.get(id.0).is_some_and(|request| request.next >= request.end);
+        if matches!(op, Op::EncryptZeroes { .. }) {
+            self.zeroes_free -= zeroes_units(part.sectors);
+        }
+        let request = &self.requests[id.0];
+        let last = request.next >= request.end;
         let chunk = self.launch(op, part, split.ordered, now_ns);
         let mut joined = 1;
         // A durable write is never joined: whether it became durable must be known for each write.
         if last && split.join_requests > 1 && matches!(op, Op::Read | Op::Write { fua: false }) {
-            joined = self.join_neighbours(op, &split, chunk);
+            joined = self.join_neighbours(op, split, chunk);
         }
         self.note_shape(op, joined, first, last);
-        true
     }
 
     /// Counts how requests became chunks when a chunk starts. `joined`: requests in the chunk;
@@ -67,14 +76,14 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Starts a chunk of the request that has waited longest for memory for zeroes, if there is
     /// enough now. Returns whether to go on.
     pub(super) fn start_zeroes(&mut self, now_ns: u64) -> bool {
-        if !self.zeroes_freed || self.chunks.is_full() {
+        if self.chunks.is_full() {
             return false;
         }
         let Some(&id) = self.wait_for_zeroes.front() else {
             self.zeroes_freed = false;
             return false;
         };
-        let request = self.requests.get(id.0).expect("a waiting request");
+        let request = &self.requests[id.0];
         if request.may_start_no_more() {
             self.stop_waiting(id);
             return true;
@@ -82,7 +91,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         let split = self.policy.split(&self.context(request));
         self.zeroes_freed = self.has_zeroes(request, &split);
         if self.zeroes_freed {
-            self.take_zeroes(id, &split, now_ns);
+            self.begin_chunk(id, &split, now_ns);
         }
         self.zeroes_freed
     }
@@ -94,21 +103,10 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         zeroes_units(until - next) <= self.zeroes_free
     }
 
-    /// Starts a chunk of a write of zeroes; the memory for it is available.
-    fn take_zeroes(&mut self, id: RequestId, split: &Split, now_ns: u64) {
-        let request = self.requests.get(id.0).expect("a waiting request");
-        let (op, first) = (request.op, request.next == request.start);
-        let part = self.take_part(id, split.chunk_sectors);
-        self.zeroes_free -= zeroes_units(part.sectors);
-        let last = self.requests.get(id.0).is_some_and(|request| request.next >= request.end);
-        self.launch(op, part, split.ordered, now_ns);
-        self.note_shape(op, 1, first, last);
-    }
-
     /// Takes a request out of the waiting list; finishes it if nothing of it is under way.
     pub(super) fn stop_waiting(&mut self, id: RequestId) {
         self.leave_waiting(id);
-        let request = self.requests.get_mut(id.0).expect("a waiting request");
+        let request = &mut self.requests[id.0];
         request.waits = false;
         self.finish_if_done(id);
     }
@@ -116,7 +114,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Moves the request's next sectors into a chunk.
     #[inline]
     fn take_part(&mut self, id: RequestId, chunk_sectors: u64) -> Part {
-        let request = self.requests.get_mut(id.0).expect("a waiting request");
+        let request = &mut self.requests[id.0];
         let sector = request.next;
         let until = chunk_end(&self.bounds, request.op, sector, request.end, chunk_sectors);
         request.next = until;
@@ -131,6 +129,10 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 
     /// Removes a request from the list in which it waits; mostly it is the first there.
     fn leave_waiting(&mut self, id: RequestId) {
+        if self.waiting.front() == Some(&id) {
+            self.waiting.pop_front();
+            return;
+        }
         for list in [&mut self.waiting, &mut self.wait_for_zeroes] {
             if let Some(at) = list.iter().position(|&waiting| waiting == id) {
                 list.remove(at);
@@ -142,11 +144,11 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// Joins whole waiting requests to a chunk that they continue. Returns how many requests it
     /// then has.
     fn join_neighbours(&mut self, op: Op, split: &Split, chunk: ChunkId) -> u32 {
-        let state = self.chunks.get_mut(chunk.0).expect("it was just begun");
+        let state = &mut self.chunks[chunk.0];
         let mut parts = std::mem::take(&mut state.parts);
         self.find_neighbours(op, split, &mut parts);
         let joined = parts.as_slice().len() as u32;
-        let state = self.chunks.get_mut(chunk.0).expect("it was just begun");
+        let state = &mut self.chunks[chunk.0];
         state.parts = parts;
         joined
     }
@@ -158,17 +160,16 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             let end = parts.end();
             let room = longest.saturating_sub(parts.sectors());
             let neighbour = self.waiting.iter().take(JOIN_SCAN).copied().find(|id| {
-                self.requests.get(id.0).is_some_and(|request| {
-                    request.op == op
-                        && request.next == end
-                        && request.start == end
-                        && request.error.is_none()
-                        && request.end - end <= room
-                })
+                let request = &self.requests[id.0];
+                request.op == op
+                    && request.next == end
+                    && request.start == end
+                    && request.error.is_none()
+                    && request.end - end <= room
             });
             let Some(id) = neighbour else { return };
             let from = parts.sector();
-            let until = self.requests.get(id.0).map_or(end, |request| request.end);
+            let until = self.requests[id.0].end;
             if self.bounds.borders.iter().any(|&border| border > from && border < until) {
                 return;
             }
@@ -192,7 +193,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             return chunk;
         }
         if ordered {
-            debug_assert!(self.order.len() < self.chunks.len(), "each stands there once");
+            debug_assert!(self.order.len() < self.chunks.in_use(), "each stands there once");
             self.order.push_back(chunk);
         }
         self.ready.push_fresh(chunk);

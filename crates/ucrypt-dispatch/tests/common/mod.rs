@@ -24,6 +24,10 @@ pub(crate) fn bounds() -> Bounds {
 /// Chunks of zeroes that memory suffices for: fewer than requests may need.
 pub(crate) const ZEROES_CHUNKS: u64 = 3;
 
+/// The errors of backend failures and of cancels.
+pub(crate) const FAILED: u32 = 7;
+pub(crate) const CANCELLED: u32 = 8;
+
 pub(crate) const DISK: BackendTraits = BackendTraits {
     synchronous: false,
     copies: false,

@@ -9,7 +9,6 @@ use super::Queue;
 use super::pieces::Plain;
 use super::tables::Chunk;
 use super::time::timed_for;
-use crate::meters::Place;
 use crate::segments::CipherOp;
 use crate::workers;
 
@@ -123,7 +122,7 @@ impl Queue {
     fn plaintext<'a>(&'a self, part: &Part, source: Borrowed<'a>) -> Option<Plain<'a>> {
         let request = &self.machine_requests[part.request.index()];
         let borrowed = source.filter(|(id, _)| *id == part.request).map(|(_, plain)| plain);
-        Plain::of(part, request, borrowed, &self.requests[request.client as usize])
+        Plain::of(part, request, borrowed, &self.requests[request.client])
     }
 
     /// Encrypts a write's chunk directly to where the backend keeps it. `None`: the chunk has to be
@@ -137,14 +136,14 @@ impl Queue {
     ) -> Option<InMapping> {
         let parts = self.machine.parts(chunk);
         let (segments, bytes) = (&self.volume.segments, sectors(parts) as usize * 512);
-        let (segment, sector) = self.volume.place(parts.first()?.sector);
+        let (segment, sector) = self.volume.locate(parts.first()?.sector);
         if !segments.is_mapped(segment, sector, bytes) {
             return None;
         }
         let started_ns = self.time.start(bytes as u64 / 512);
         for (part, buf) in parts.iter().zip(bufs) {
             let plain = self.plaintext(part, source).unwrap_or(Plain::One(buf));
-            let (segment, sector) = self.volume.place(part.sector);
+            let (segment, sector) = self.volume.locate(part.sector);
             plain.encrypt_mapped(segments, segment, sector, buf.len())?.ok()?;
         }
         Some(InMapping { spent_ns: self.time.since(started_ns) })
@@ -166,7 +165,7 @@ impl Queue {
         let mut encrypted = here;
         for (part, buf) in parts.iter().zip(bufs) {
             let Some(plain) = self.plaintext(part, source) else { continue };
-            let (segment, sector) = self.volume.place(part.sector);
+            let (segment, sector) = self.volume.locate(part.sector);
             let done = here.then(|| plain.encrypt(&self.volume.segments, segment, sector, buf));
             if let Some(done) = done.flatten() {
                 done?;
@@ -181,10 +180,10 @@ impl Queue {
     /// Transforms buffers, inline or on a worker.
     fn transform_bufs(&mut self, chunk: ChunkId, target: Target, mut bufs: Vec<Buf>, op: CipherOp) {
         let parts = self.machine.parts(chunk);
-        let (segment, sector) = self.volume.place(parts[0].sector);
+        let (segment, sector) = self.volume.locate(parts[0].sector);
         let count = sectors(parts);
         if let (Some(pool), true) = (&self.volume.workers, target != Target::Inline) {
-            let (segments, inbox) = (self.volume.segments.clone(), self.inbox.clone());
+            let (segments, inbox) = (self.volume.segments.clone(), self.offloads.inbox.clone());
             let job = workers::Job { chunk, segments, segment, sector, bufs, op, inbox };
             let from_ns = self.time.exact_ns();
             let taken = match target {
@@ -193,7 +192,7 @@ impl Queue {
             };
             match taken {
                 Ok(()) => {
-                    self.offloaded += 1;
+                    self.offloads.count += 1;
                     self.time.keep(true);
                     self.time.read();
                     return self.machine.offloaded(chunk, target, from_ns, self.time.now_ns());
@@ -216,7 +215,7 @@ impl Queue {
         let decrypts = self.machine.op(chunk) == Some(MachineOp::Read);
         let stands_for = spent_ns.map_or(0, |_| timed_for(sectors(self.machine.parts(chunk))));
         let spent_ns = spent_ns.unwrap_or(0) * stands_for;
-        self.counters.cells.transformed(Place::Inline, decrypts, spent_ns);
+        self.counting.counters.cells.transformed(false, decrypts, spent_ns);
     }
 
     /// Puts the buffers of a transformed chunk where they are needed next.
@@ -256,7 +255,7 @@ impl Queue {
     /// Submits a chunk to the backend, unless its result is known already.
     pub(super) fn submit_io(&mut self, chunk: ChunkId, kind: IoKind) {
         let parts = self.machine.parts(chunk);
-        let (segment, sector) = self.volume.place(parts[0].sector);
+        let (segment, sector) = self.volume.locate(parts[0].sector);
         let offset = self.volume.segments[segment].backend_offset + sector * 512;
         let (token, len) = (chunk.token(), sectors(parts) * 512);
         let Chunk { bufs, again } = &mut self.chunks[chunk.index()];
@@ -285,7 +284,7 @@ impl Queue {
             return self.machine.io_done(chunk, Err(error), self.time.now_ns());
         }
         // There is room: the machine has at most as many chunks as the backend's queue takes.
-        let backend = self.backend.as_mut().expect("the queue is alive");
+        let backend = self.backend.queue();
         match kind {
             IoKind::Flush => backend.submit(BackendIo::Flush { token }),
             IoKind::Discard => backend.submit(BackendIo::Discard { token, offset, len }),
@@ -357,8 +356,8 @@ impl Queue {
     }
 }
 
-/// Whether a zoned device answers so before it writes anything: no data can be lost. These are the
-/// block layer's words for too many open or active zones, a full or write-protected device, and
+/// Whether a zoned device gives this error before it writes anything, so that no data can be lost:
+/// the block layer's errors for too many open or active zones, a full or write-protected device, and
 /// operations that the device does not know or has no memory for.
 fn is_refusal(error: Errno) -> bool {
     matches!(

@@ -9,23 +9,20 @@ impl Queue {
     pub fn describe(&self) -> String {
         let mut text = format!(
             "{} requests, {} answers to take, {} chunks with workers\n",
-            self.requests.len() - self.free.len(),
+            self.requests.in_use(),
             self.done.len(),
-            self.offloaded
+            self.offloads.count
         );
-        for (index, request) in self.requests.iter().enumerate() {
-            if self.free.contains(&(index as u32)) {
-                continue;
-            }
+        for (index, request) in self.requests.iter() {
             // Writing to a string cannot fail.
             let _ =
                 write!(text, "{}: {:?} of bytes {:?}", request.tag, request.kind, request.range);
-            if self.parked.contains(&(index as u32)) {
+            if self.parked.contains(&index) {
                 let _ = write!(text, " waits for its range, {:?}", request.mode);
             }
             for (part, asked) in self.machine_requests.iter().enumerate() {
                 let Some(id) = self.machine.request_at(part) else { continue };
-                if asked.client as usize == index {
+                if asked.client == index {
                     let _ = write!(text, "\n  {:?}: {}", asked.role, self.machine.describe(id));
                 }
             }

@@ -2,20 +2,53 @@
 
 use std::io;
 
-use ucrypt_backend::Errno;
+use ucrypt_backend::{Done as Answer, Errno};
 use ucrypt_dispatch::{ChunkId, Environment, Op as MachineOp, Output, Target};
 
 use super::Queue;
 use super::chunk_io::{Borrowed, sectors};
 use super::time::LONG_SECTORS;
-use crate::counters::Decisions;
-use crate::meters::Place;
 use crate::workers::Transformed;
 
-/// Rounds of the loop between two publications of the queue's decisions.
-const PUBLISH_EVERY: u32 = 64;
-/// The same when nothing is in flight: after that there may be no further round.
-const PUBLISH_IDLE: u32 = 8;
+/// The state of the loop.
+#[derive(Default)]
+pub(super) struct Round {
+    /// The workers that the queue may use; updated when a round begins and when answers arrive.
+    pub(super) environment: Environment,
+    /// The machine was asked for a plan, and the resulting outputs are not all carried out.
+    pub(super) planned: bool,
+    /// An output was carried out since the machine was last asked for a plan.
+    carried_out: bool,
+}
+
+/// The queue's access to the backend.
+pub(super) struct BackendQueue {
+    /// `None` only while the queue is being dropped.
+    queue: Option<Box<dyn ucrypt_backend::Queue>>,
+    answers: Vec<Answer>,
+    /// The backend carries out each operation within `submit`.
+    pub(super) synchronous: bool,
+}
+
+impl BackendQueue {
+    /// `depth`: most operations under way.
+    pub(super) fn new(
+        queue: Box<dyn ucrypt_backend::Queue>,
+        depth: u32,
+        synchronous: bool,
+    ) -> Self {
+        Self { queue: Some(queue), answers: Vec::with_capacity(depth as usize), synchronous }
+    }
+
+    pub(super) fn queue(&mut self) -> &mut dyn ucrypt_backend::Queue {
+        self.queue.as_deref_mut().expect("only a dropped queue has none")
+    }
+
+    /// Waits for the operations under way, and takes no more.
+    pub(super) fn close(&mut self) {
+        drop(self.queue.take());
+    }
+}
 
 impl Queue {
     /// Decides whether the queue keeps the time: always over an asynchronous backend, never over a
@@ -23,8 +56,9 @@ impl Queue {
     /// them has a chunk: for short requests the time is then kept only now and then. Once on, it is
     /// kept until nothing is in flight.
     pub(super) fn choose_clock(&mut self, bytes: u64) {
-        if !self.synchronous || self.volume.workers.is_none() {
-            return self.time.keep(!self.synchronous);
+        let synchronous = self.backend.synchronous;
+        if !synchronous || self.volume.workers.is_none() {
+            return self.time.keep(!synchronous);
         }
         if self.machine.in_flight() == 0 {
             self.time.sample();
@@ -39,8 +73,12 @@ impl Queue {
     /// no answer yet, and no other party could have something for this queue.
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
         self.begin_round()?;
-        while self.one_step(wait)? {}
-        Ok(())
+        loop {
+            self.carry_out_all(None);
+            if !self.take_results(wait)? {
+                return Ok(());
+            }
+        }
     }
 
     fn begin_round(&mut self) -> io::Result<()> {
@@ -50,7 +88,7 @@ impl Queue {
         self.read_waker()?;
         self.poll_own_ring()?;
         self.time.read();
-        self.environment = self.look_at_workers();
+        self.round.environment = self.look_at_workers();
         Ok(())
     }
 
@@ -62,46 +100,27 @@ impl Queue {
     /// As [`Queue::poll`].
     pub fn step(&mut self) -> io::Result<bool> {
         self.begin_round()?;
-        self.one_step(false)
+        Ok(self.carry_out_next(None) || self.take_results(false)?)
     }
 
-    fn one_step(&mut self, wait: bool) -> io::Result<bool> {
-        if self.carry_out_next(None) {
-            return Ok(true);
-        }
+    /// Takes the results of workers and of the backend. Returns whether there were any.
+    fn take_results(&mut self, wait: bool) -> io::Result<bool> {
         let transformed = self.take_transformed();
         // Chunks that workers have encrypted go to the backend before this thread waits.
         let wait = wait && !transformed && self.awaits_backend_only();
         let any = wait && self.spin()? || self.take_stored(wait)? || transformed;
         if any {
-            self.environment = self.look_at_workers();
+            self.round.environment = self.look_at_workers();
         } else {
             self.publish();
         }
         Ok(any)
     }
 
-    /// Publishes the queue's decisions and estimates, now and then.
-    fn publish(&mut self) {
-        self.unpublished += 1;
-        if self.unpublished >= PUBLISH_EVERY
-            || self.in_flight() == 0 && self.unpublished >= PUBLISH_IDLE
-        {
-            self.unpublished = 0;
-            let policy = self.machine.policy();
-            self.counters.publish(|| Decisions {
-                stats: self.machine.stats(),
-                explored: policy.explored(),
-                measured: policy.estimates().measured(),
-                workers: self.environment.workers,
-            });
-        }
-    }
-
     /// Takes the signals that may have arrived while the queue slept.
     fn read_waker(&mut self) -> io::Result<()> {
         if self.wakers.may_be_signalled() {
-            self.inbox.awake();
+            self.offloads.inbox.awake();
             self.wakers.take_signals()?;
             self.retry_parked();
         }
@@ -109,18 +128,24 @@ impl Queue {
     }
 
     /// Takes the chunks that workers have transformed. Returns whether there were any.
+    #[inline]
     fn take_transformed(&mut self) -> bool {
+        self.offloads.count > 0 && self.empty_inbox()
+    }
+
+    fn empty_inbox(&mut self) -> bool {
         let mut any = false;
-        while self.offloaded > 0
-            && let Some(Transformed { chunk, bufs, result, spent_ns }) = self.inbox.answers.pop()
+        while self.offloads.count > 0
+            && let Some(Transformed { chunk, bufs, result, spent_ns }) =
+                self.offloads.inbox.answers.pop()
         {
             if !any {
                 any = true;
                 self.time.read();
             }
-            self.offloaded -= 1;
+            self.offloads.count -= 1;
             let decrypts = self.machine.op(chunk) == Some(MachineOp::Read);
-            self.counters.cells.transformed(Place::Worker, decrypts, spent_ns);
+            self.counting.counters.cells.transformed(true, decrypts, spent_ns);
             let result = self.settle(chunk, bufs, result);
             self.machine.cipher_done(chunk, result, Some(spent_ns), self.time.now_ns());
         }
@@ -129,22 +154,21 @@ impl Queue {
 
     /// Whether only the backend, or foreign entries on its ring, can end a wait.
     pub(super) fn awaits_backend_only(&self) -> bool {
-        self.done.is_empty() && self.offloaded == 0 && self.parked.is_empty()
+        self.done.is_empty() && self.offloads.count == 0 && self.parked.is_empty()
     }
 
     /// Takes the backend's answers, blocking for one if `wait` is set. Returns whether there were
     /// any.
     pub(super) fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
-        let mut answers = std::mem::take(&mut self.answers);
-        let backend = self.backend.as_mut().expect("the queue is alive");
+        let mut answers = std::mem::take(&mut self.backend.answers);
         let polled = if !wait {
-            backend.poll(&mut answers)
-        } else if self.synchronous {
-            backend.wait(&mut answers)
+            self.backend.queue().poll(&mut answers)
+        } else if self.backend.synchronous {
+            self.backend.queue().wait(&mut answers)
         } else {
-            self.awake = self.volume.count_awake(self.awake, false);
-            let waited = backend.wait(&mut answers);
-            self.awake = self.volume.count_awake(self.awake, true);
+            self.set_awake(false);
+            let waited = self.backend.queue().wait(&mut answers);
+            self.set_awake(true);
             waited
         };
         let any = !answers.is_empty();
@@ -154,25 +178,31 @@ impl Queue {
                 self.answered(answer);
             }
         }
-        self.answers = answers;
+        self.backend.answers = answers;
         polled.map(|()| any)
     }
 
+    /// Carries out the outputs of the machine.
+    pub(super) fn carry_out_all(&mut self, source: Borrowed<'_>) {
+        while self.carry_out_next(source) {}
+    }
+
     /// Carries out one output of the machine. Returns whether there was one.
-    pub(super) fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
+    #[inline]
+    fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
         loop {
-            if !self.planned {
-                self.planned = true;
-                self.machine.plan(self.time.now_ns(), self.environment);
+            if !self.round.planned {
+                self.round.planned = true;
+                self.machine.plan(self.time.now_ns(), self.round.environment);
             }
             if let Some(output) = self.machine.next_output() {
-                self.carried_out = true;
+                self.round.carried_out = true;
                 self.carry_out(output, source);
                 return true;
             }
-            self.planned = false;
+            self.round.planned = false;
             // The outputs carried out may have made room for more.
-            if !std::mem::take(&mut self.carried_out) {
+            if !std::mem::take(&mut self.round.carried_out) {
                 return false;
             }
         }
@@ -218,16 +248,17 @@ impl Queue {
         let Some(pool) = &self.volume.workers else { return Environment::default() };
         // A client with one request in flight waits for it; a client with more is busy with the
         // others, on another core or on this thread.
-        let elsewhere = !self.clients_here && self.in_flight() > 1;
+        let elsewhere = !self.owner.clients_here && self.in_flight() > 1;
         let cores = self.volume.spare_cores(elsewhere);
         let workers = pool.count().min(cores);
         let awake = pool.count().saturating_sub(pool.idle());
         let idle_workers = workers.saturating_sub(awake);
-        Environment { workers, idle_workers, reads_in_place: self.reads_in_place }
+        Environment { workers, idle_workers, reads_in_place: self.owner.reads_in_place }
     }
 
     /// Tells the volume, and by that its other queues, whether this queue keeps a core busy.
     pub(super) fn set_awake(&mut self, awake: bool) {
-        self.awake = self.volume.count_awake(self.awake, awake);
+        let was = std::mem::replace(&mut self.presence.is_awake, awake);
+        self.volume.count_awake(was, awake);
     }
 }

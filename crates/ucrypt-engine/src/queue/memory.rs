@@ -70,7 +70,7 @@ impl Memory {
     }
 
     /// Allocates `len` bytes for a request's data. `is_idle`: the queue's owner holds no memory that
-    /// he will free, and nothing is in flight.
+    /// it will free, and nothing is in flight.
     pub(super) fn alloc(&self, len: usize, is_idle: bool) -> Result<Buf, Lack> {
         let shared = || self.shared.as_ref()?.alloc(len);
         if let Some(buf) = self.own.alloc(len).or_else(shared) {

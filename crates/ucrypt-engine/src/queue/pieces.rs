@@ -20,7 +20,7 @@ impl Queue {
     /// Ends a request over the client's memory: copies `data`, if it was read into a buffer of the
     /// queue, to the client's pieces, and drops them.
     pub(super) fn deliver(&mut self, index: u32, data: Option<Buf>) {
-        let pieces = &mut self.requests[index as usize].pieces;
+        let pieces = &mut self.requests[index].pieces;
         if let Some(data) = data {
             let mut rest = &data[..];
             for piece in pieces.iter_mut() {
@@ -55,7 +55,7 @@ impl<'a> Plain<'a> {
             return plain.get(first..first + part.sectors as usize * 512).map(Self::One);
         }
         // The buffer of an edge holds its whole sector, with the new bytes in it.
-        if client.pieces.is_empty() || request.role != Role::Middle {
+        if client.pieces.is_empty() || request.role != Role::Body {
             return None;
         }
         Some(Self::Pieces(&client.pieces, (part.sector * 512 - client.range.start) as usize))

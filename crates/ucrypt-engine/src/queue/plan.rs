@@ -8,14 +8,18 @@ use ucrypt_dispatch::Op as MachineOp;
 
 use super::memory::Lack;
 use super::pieces::copy_from;
-use super::tables::{ClientRequest, Edge, Middle, RequestKind};
+use super::tables::{Body, ClientRequest, Edge};
 use super::{Io, Queue, ReadTo, Rejected, WriteFrom};
+use crate::meters::Kind;
 use crate::range_lock::Mode;
+
+/// The index of a request, and the plaintext of its body, if that is borrowed.
+pub(super) type Planned<'a> = (u32, Option<&'a [u8]>);
 
 /// A byte range cut at sector borders: a partial sector at each end, and whole sectors between.
 struct Cut {
     head: Option<Range<u64>>,
-    middle: Range<u64>,
+    body: Range<u64>,
     tail: Option<Range<u64>>,
 }
 
@@ -30,7 +34,7 @@ fn cut(range: &Range<u64>, sector: u64) -> Cut {
     let start = head.as_ref().map_or(range.start, |head| head.end);
     let tail_start = down(range.end).max(start);
     let tail = (tail_start < range.end).then_some(tail_start..range.end);
-    Cut { head, middle: start..tail_start, tail }
+    Cut { head, body: start..tail_start, tail }
 }
 
 impl Queue {
@@ -47,42 +51,30 @@ impl Queue {
         if self.volume.info().read_only { Err(Rejected::ReadOnly) } else { Ok(()) }
     }
 
-    /// The slot of the request that starts next.
-    fn next_request(&mut self) -> &mut ClientRequest {
-        let index = *self.free.last().expect("submit() saw a free place");
-        &mut self.requests[index as usize]
-    }
-
-    /// Fills in the request that starts next. Its slot holds nothing of the previous request.
+    /// Takes the slot of a request and fills it in. The slot holds nothing of the previous request.
     fn fill_in(
         &mut self,
         tag: u64,
-        kind: RequestKind,
+        kind: Kind,
         range: Range<u64>,
-        middle: Option<Middle>,
-    ) -> &mut ClientRequest {
-        let urgency = self.urgency;
-        let request = self.next_request();
+        body: Option<Body>,
+    ) -> (u32, &mut ClientRequest) {
+        let (index, request) = self.requests.take().expect("submit() saw a free slot");
         debug_assert!(request.buf.is_none() && request.pending == 0);
         debug_assert!(!request.locked && request.ticket.is_none());
-        (request.tag, request.kind, request.middle) = (tag, kind, middle);
+        (request.tag, request.kind, request.body) = (tag, kind, body);
         request.len = range.end - range.start;
         request.range = range;
-        (request.mode, request.urgency) = (Mode::Shared, urgency);
+        (request.mode, request.urgency) = (Mode::Shared, self.owner.urgency);
         (request.fua, request.fast) = (false, false);
         (request.error, request.head) = (None, 0);
-        request
+        (index, request)
     }
 
-    /// Checks a client's request and fills in the request that starts next, which then needs only
-    /// its range lock. Returns the plaintext of its middle, if that is borrowed.
-    pub(super) fn plan<'a>(
-        &mut self,
-        tag: u64,
-        io: Io<'a>,
-    ) -> Result<Option<&'a [u8]>, Rejected<'a>> {
+    /// Checks a client's request and fills it in: then it needs only its range lock.
+    pub(super) fn plan<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<Planned<'a>, Rejected<'a>> {
         match io {
-            Io::Read { offset, to } => self.plan_read(tag, offset, to).map(|()| None),
+            Io::Read { offset, to } => Ok((self.plan_read(tag, offset, to)?, None)),
             Io::Write { offset, from, fua } => {
                 self.check_writable()?;
                 let len = match &from {
@@ -98,11 +90,10 @@ impl Queue {
                 })
             }
             Io::Flush => {
-                let middle = Middle { op: MachineOp::Flush, sector: 0, sectors: 0 };
-                self.fill_in(tag, RequestKind::Flush, 0..0, Some(middle));
-                Ok(None)
+                let body = Body { op: MachineOp::Flush, sector: 0, sectors: 0 };
+                Ok((self.fill_in(tag, Kind::Flush, 0..0, Some(body)).0, None))
             }
-            Io::Discard { offset, len } => self.plan_discard(tag, offset, len).map(|()| None),
+            Io::Discard { offset, len } => Ok((self.plan_discard(tag, offset, len)?, None)),
             Io::WriteZeroes { offset, len, fua, no_unmap, fast } => {
                 self.check_writable()?;
                 let range = self.check(offset, len)?;
@@ -115,9 +106,9 @@ impl Queue {
                 };
                 let busy = Io::WriteZeroes { offset, len, fua, no_unmap, fast };
                 let planned = self.plan_write(tag, &range, None, op);
-                let borrowed = planned.map_err(|_| Rejected::Busy(busy))?;
-                self.next_request().fast = fast;
-                Ok(borrowed)
+                let (index, borrowed) = planned.map_err(|_| Rejected::Busy(busy))?;
+                self.requests[index].fast = fast;
+                Ok((index, borrowed))
             }
         }
     }
@@ -130,7 +121,7 @@ impl Queue {
         tag: u64,
         offset: u64,
         mut to: ReadTo<'a>,
-    ) -> Result<(), Rejected<'a>> {
+    ) -> Result<u32, Rejected<'a>> {
         let sector = self.sector_size();
         let len = match &to {
             ReadTo::Allocate(len) => *len,
@@ -154,16 +145,16 @@ impl Queue {
             };
         }
         let head = (range.start - whole.start) as usize;
-        let middle = (!range.is_empty()).then(|| middle(MachineOp::Read, &whole));
-        let request = self.fill_in(tag, RequestKind::Read, range, middle);
+        let body = (!range.is_empty()).then(|| body(MachineOp::Read, &whole));
+        let (index, request) = self.fill_in(tag, Kind::Read, range, body);
         (request.head, request.buf) = (head, buf);
         if let ReadTo::Scattered(pieces) = &mut to {
             request.pieces.append(pieces);
         }
-        Ok(())
+        Ok(index)
     }
 
-    fn plan_discard(&mut self, tag: u64, offset: u64, len: u64) -> Result<(), Rejected<'static>> {
+    fn plan_discard(&mut self, tag: u64, offset: u64, len: u64) -> Result<u32, Rejected<'static>> {
         self.check_writable()?;
         if !self.volume.info().discard {
             return Err(Rejected::NotSupported);
@@ -171,16 +162,16 @@ impl Queue {
         let range = self.check(offset, len)?;
         let sector = self.sector_size();
         let whole = range.start.next_multiple_of(sector)..range.end / sector * sector;
-        let request = self.fill_in(tag, RequestKind::Discard, range, None);
+        let (index, request) = self.fill_in(tag, Kind::Discard, range, None);
         if whole.start < whole.end {
-            request.middle = Some(middle(MachineOp::Discard, &whole));
+            request.body = Some(body(MachineOp::Discard, &whole));
             request.range = whole;
         }
-        Ok(())
+        Ok(index)
     }
 
     /// Plans a write of whole sectors, with an edge for each partly written sector. Without `from`,
-    /// the write is one of zeroes. Returns the plaintext of its middle, if that is borrowed.
+    /// the write is one of zeroes.
     ///
     /// # Errors
     /// Gives `from` back if there is no memory.
@@ -190,7 +181,7 @@ impl Queue {
         range: &Range<u64>,
         from: Option<WriteFrom<'a>>,
         op: MachineOp,
-    ) -> Result<Option<&'a [u8]>, (Lack, Option<WriteFrom<'a>>)> {
+    ) -> Result<Planned<'a>, (Lack, Option<WriteFrom<'a>>)> {
         let cut = cut(range, self.sector_size());
         let has_edges = cut.head.is_some() || cut.tail.is_some();
         let mut edges = [None, None];
@@ -201,8 +192,8 @@ impl Queue {
                 return Err((Lack::Now, from));
             }
         }
-        let skip = (cut.middle.start - range.start) as usize;
-        let bytes = (cut.middle.end - cut.middle.start) as usize;
+        let skip = (cut.body.start - range.start) as usize;
+        let bytes = (cut.body.end - cut.body.start) as usize;
         let mut buf = None;
         let is_elsewhere = matches!(from, Some(WriteFrom::Borrowed(_) | WriteFrom::Scattered(_)));
         if is_elsewhere && bytes > 0 {
@@ -211,8 +202,8 @@ impl Queue {
                 Err(lack) => return Err((lack, from)),
             };
         }
-        let middle = (bytes > 0).then(|| middle(op, &cut.middle));
-        let request = self.fill_in(tag, RequestKind::Write, range.clone(), middle);
+        let body = (bytes > 0).then(|| body(op, &cut.body));
+        let (index, request) = self.fill_in(tag, Kind::Write, range.clone(), body);
         request.fua =
             matches!(op, MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true });
         if has_edges {
@@ -236,7 +227,7 @@ impl Queue {
             Some(WriteFrom::Scattered(pieces)) => request.pieces.append(pieces),
         }
         request.buf = buf;
-        Ok(borrowed)
+        Ok((index, borrowed))
     }
 
     /// The edge that writes `part` of one sector; `None` if there is no memory for it now.
@@ -267,8 +258,8 @@ impl Queue {
     }
 }
 
-fn middle(op: MachineOp, bytes: &Range<u64>) -> Middle {
-    Middle { op, sector: bytes.start / 512, sectors: (bytes.end - bytes.start) / 512 }
+fn body(op: MachineOp, bytes: &Range<u64>) -> Body {
+    Body { op, sector: bytes.start / 512, sectors: (bytes.end - bytes.start) / 512 }
 }
 
 #[cfg(test)]
@@ -279,15 +270,15 @@ mod tests {
     fn a_range_is_cut_into_whole_sectors_and_at_most_two_parts() {
         for start in 0..40u64 {
             for end in start..60 {
-                let Cut { head, middle, tail } = cut(&(start..end), 8);
-                let pieces = [head.clone(), Some(middle.clone()), tail.clone()];
+                let Cut { head, body, tail } = cut(&(start..end), 8);
+                let pieces = [head.clone(), Some(body.clone()), tail.clone()];
                 let mut at = start;
                 for piece in pieces.into_iter().flatten().filter(|piece| !piece.is_empty()) {
                     assert_eq!(piece.start, at, "{start}..{end}");
                     at = piece.end;
                 }
                 assert_eq!(at, end, "{start}..{end}");
-                assert!(middle.is_empty() || middle.start % 8 == 0 && middle.end % 8 == 0);
+                assert!(body.is_empty() || body.start % 8 == 0 && body.end % 8 == 0);
                 for edge in [head, tail].into_iter().flatten() {
                     assert!(edge.end - edge.start < 8 && edge.start / 8 == (edge.end - 1) / 8);
                 }

@@ -203,7 +203,7 @@ impl Volume {
 impl Queue {
     /// A request was accepted. `was_alone`: the ones before it came one at a time.
     pub(super) fn note_arrival(&self, was_alone: bool) {
-        if self.synchronous || self.volume.poll != Poll::Auto {
+        if self.backend.synchronous || self.volume.poll != Poll::Auto {
             return;
         }
         if self.alone().is_some() {
@@ -218,9 +218,16 @@ impl Queue {
     ///
     /// # Errors
     /// As [`Queue::poll`].
+    #[inline]
     pub(super) fn spin(&mut self) -> io::Result<bool> {
-        let may_spin = self.volume.poll != Poll::Off && !self.synchronous && self.in_flight() > 0;
-        if !may_spin || self.alone().is_none() || !self.awaits_backend_only() {
+        if self.volume.poll == Poll::Off || self.backend.synchronous {
+            return Ok(false);
+        }
+        self.spin_if_alone()
+    }
+
+    fn spin_if_alone(&mut self) -> io::Result<bool> {
+        if self.in_flight() == 0 || self.alone().is_none() || !self.awaits_backend_only() {
             return Ok(false);
         }
         let budget_ns = self.volume.polling().budget_ns(self.volume.spare_cores(false) > 0);

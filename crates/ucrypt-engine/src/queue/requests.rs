@@ -4,24 +4,22 @@
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{Op as MachineOp, Request, RequestId};
 
-use super::tables::{Middle, RequestKind, Role};
+use super::tables::{Body, Role};
 use super::{Done, Queue};
-use crate::counters::add;
 use crate::data::Whole;
 use crate::meters::Kind;
 use crate::range_lock::Mode;
 
 impl Queue {
-    /// Starts the planned request. `source`: the plaintext of its middle, if that is borrowed.
-    pub(super) fn start(&mut self, source: Option<&[u8]>) {
+    /// Starts the planned request. `source`: the plaintext of its body, if that is borrowed.
+    pub(super) fn start(&mut self, index: u32, source: Option<&[u8]>) {
         self.set_awake(true);
-        let index = self.free.pop().expect("submit() saw a free place");
-        self.counters.cells.arrived(self.requests.len() - self.free.len());
-        let request = &mut self.requests[index as usize];
-        request.arrived_ns = self.sampler.picks().then(|| self.time.exact_ns());
-        // A request without a middle needs its range only if it has edges.
-        let needs_range = request.middle.is_some() || request.mode != Mode::Shared;
+        let request = &mut self.requests[index];
+        request.arrived_ns = self.counting.times_next().then(|| self.time.exact_ns());
+        // A request without a body needs its range only if it has edges.
+        let needs_range = request.body.is_some() || request.mode != Mode::Shared;
         let len = request.len;
+        self.counting.counters.cells.arrived(self.requests.in_use());
         self.choose_clock(len);
         if !needs_range {
             self.end_request(index);
@@ -33,7 +31,7 @@ impl Queue {
     }
 
     fn lock(&mut self, index: u32) -> bool {
-        let request = &mut self.requests[index as usize];
+        let request = &mut self.requests[index];
         request.locked =
             request.range.is_empty() || self.volume.locks.try_lock(&request.range, request.mode);
         request.locked
@@ -42,7 +40,7 @@ impl Queue {
     /// Keeps a request until its range is free. Copies borrowed data, because the borrow ends when
     /// `submit` returns.
     fn park(&mut self, index: u32, source: Option<&[u8]>) {
-        let request = &mut self.requests[index as usize];
+        let request = &mut self.requests[index];
         if let (Some(source), Some(buf)) = (source, &mut request.buf) {
             buf.copy_from_slice(source);
         }
@@ -68,7 +66,7 @@ impl Queue {
 
     /// Starts or ends a request that waits for its range. Returns whether it waits no longer.
     fn retry(&mut self, index: u32) -> bool {
-        let request = &mut self.requests[index as usize];
+        let request = &mut self.requests[index];
         request.locked = self.volume.locks.lock_or_wait(
             &request.range,
             request.mode,
@@ -88,9 +86,9 @@ impl Queue {
     /// Ends a parked request of a volume that will not get its key again.
     fn give_up(&mut self, index: u32) {
         self.stop_waiting(index);
-        let request = &mut self.requests[index as usize];
+        let request = &mut self.requests[index];
         request.error = Some(Errno::IO);
-        if matches!(request.kind, RequestKind::Write | RequestKind::Discard) {
+        if matches!(request.kind, Kind::Write | Kind::Discard) {
             self.volume.count_unwritten(request.len);
         }
         self.end_request(index);
@@ -98,32 +96,31 @@ impl Queue {
 
     /// A request no longer waits for its range.
     pub(super) fn stop_waiting(&mut self, index: u32) {
-        if let Some(ticket) = self.requests[index as usize].ticket.take() {
+        if let Some(ticket) = self.requests[index].ticket.take() {
             self.volume.locks.give_up(ticket);
         }
     }
 
     /// Passes a request that has its range to the machine.
     fn launch(&mut self, index: u32, source: Option<&[u8]>) {
-        let request = &mut self.requests[index as usize];
-        let (middle, buf) = (request.middle, request.buf.take());
+        let request = &mut self.requests[index];
+        let (body, buf) = (request.body, request.buf.take());
         if request.mode != Mode::Shared {
             for number in 0..2 {
-                let edges = &mut self.requests[index as usize].edges;
+                let edges = &mut self.requests[index].edges;
                 let Some(edge) = &mut edges[number] else { continue };
                 let (sector, sectors) = (edge.sector, edge.sectors);
-                let (read, buf) =
-                    (Middle { op: MachineOp::Read, sector, sectors }, edge.buf.take());
+                let (read, buf) = (Body { op: MachineOp::Read, sector, sectors }, edge.buf.take());
                 self.ask(index, Role::Edge(number), read, buf);
             }
         }
-        if let Some(middle) = middle {
-            let id = self.ask(index, Role::Middle, middle, buf);
+        if let Some(body) = body {
+            let id = self.ask(index, Role::Body, body, buf);
             if let Some(source) = source {
                 self.time.read();
-                self.environment = self.look_at_workers();
-                self.planned = false;
-                while self.carry_out_next(Some((id, source))) {}
+                self.round.environment = self.look_at_workers();
+                self.round.planned = false;
+                self.carry_out_all(Some((id, source)));
                 // Copy the plaintext that is not encrypted yet: the source goes back to its owner.
                 self.machine_requests[id.index()].data.fill_rest(source);
             }
@@ -132,9 +129,9 @@ impl Queue {
 
     /// Submits a part of the client's request to the machine. A read without a buffer goes to the
     /// client's own memory.
-    fn ask(&mut self, client: u32, role: Role, what: Middle, buf: Option<Buf>) -> RequestId {
-        let Middle { op, sector, sectors } = what;
-        let request = &mut self.requests[client as usize];
+    fn ask(&mut self, client: u32, role: Role, what: Body, buf: Option<Buf>) -> RequestId {
+        let Body { op, sector, sectors } = what;
+        let request = &mut self.requests[client];
         request.pending += 1;
         let asked = Request { op, sector, sectors, urgency: request.urgency };
         let id = self.machine.request(asked);
@@ -152,11 +149,11 @@ impl Queue {
     pub(super) fn finish(&mut self, id: RequestId, result: Result<(), Errno>) {
         let part = &mut self.machine_requests[id.index()];
         let (index, role, op, sector) = (part.client, part.role, part.op, part.first_sector);
-        let request = &mut self.requests[index as usize];
+        let request = &mut self.requests[index];
         request.pending -= 1;
         match (op, result) {
             (MachineOp::Read, Ok(())) => match (role, part.data.join()) {
-                (Role::Middle, Some(whole)) => request.buf = whole.into_buf(),
+                (Role::Body, Some(whole)) => request.buf = whole.into_buf(),
                 (Role::Edge(edge), Some(Whole::One(buf))) => {
                     return self.write_back(index, edge, buf);
                 }
@@ -172,7 +169,7 @@ impl Queue {
                 // zeroes.
                 let sectors = self.zeroes_left(index, sector);
                 let op = MachineOp::EncryptZeroes { fua: false };
-                self.ask(index, role, Middle { op, sector, sectors }, None);
+                self.ask(index, role, Body { op, sector, sectors }, None);
                 return;
             }
             (_, Ok(())) => {}
@@ -187,29 +184,34 @@ impl Queue {
     /// Patches the sector of an edge that was read, and writes it.
     fn write_back(&mut self, index: u32, edge: usize, mut buf: Buf) {
         let role = Role::Edge(edge);
-        let Some(edge) = &self.requests[index as usize].edges[edge] else { return };
+        let Some(edge) = &self.requests[index].edges[edge] else { return };
         buf[edge.at..edge.at + edge.patch.len()].copy_from_slice(&edge.patch);
-        let op = MachineOp::Write { fua: self.requests[index as usize].fua };
-        let write = Middle { op, sector: edge.sector, sectors: edge.sectors };
+        let op = MachineOp::Write { fua: self.requests[index].fua };
+        let write = Body { op, sector: edge.sector, sectors: edge.sectors };
         self.ask(index, role, write, Some(buf));
     }
 
     /// 512-byte sectors of a write of zeroes, from `sector` to the end of its last whole cipher
     /// sector.
     fn zeroes_left(&self, index: u32, sector: u64) -> u64 {
-        let request = &self.requests[index as usize];
+        let request = &self.requests[index];
         let size = u64::from(self.volume.info().sector_size);
         request.range.end / size * size / 512 - sector
     }
 
-    pub(super) fn end_request(&mut self, index: u32) {
-        let request = &mut self.requests[index as usize];
-        if request.mode != Mode::Shared {
-            request.edges = [None, None];
-        }
-        self.free.push(index);
+    /// Unlocks the range of a request that has it.
+    pub(super) fn unlock(&mut self, index: u32) {
+        let request = &mut self.requests[index];
         if std::mem::take(&mut request.locked) && !request.range.is_empty() {
             self.volume.locks.unlock(&request.range, request.mode);
+        }
+    }
+
+    pub(super) fn end_request(&mut self, index: u32) {
+        self.unlock(index);
+        let request = &mut self.requests[index];
+        if request.mode != Mode::Shared {
+            request.edges = [None, None];
         }
         request.range = 0..0;
         let (tag, result) = (request.tag, request.error.map_or(Ok(()), Err));
@@ -218,49 +220,12 @@ impl Queue {
             buf.advance(request.head);
             buf.truncate(request.len as usize);
         }
-        self.count(index);
-        if !self.requests[index as usize].pieces.is_empty() {
+        if !request.pieces.is_empty() {
             self.deliver(index, data.take());
         }
-        self.counters.cells.left(self.requests.len() - self.free.len());
+        self.counting.ended(&self.requests[index], &self.time, &self.volume);
+        self.requests.give_back(index);
+        self.counting.counters.cells.left(self.requests.in_use());
         self.done.push_back(Done { tag, result, data });
-    }
-
-    fn count(&self, index: u32) {
-        let (request, counters) = (&self.requests[index as usize], &self.counters);
-        let kind = match request.kind {
-            RequestKind::Read => Kind::Read,
-            RequestKind::Write => Kind::Write,
-            RequestKind::Flush => Kind::Flush,
-            RequestKind::Discard => Kind::Discard,
-        };
-        match request.error {
-            None => {}
-            // The client asked for it.
-            Some(Errno::CANCELED) => return,
-            // So it did here: the backend would be slow.
-            Some(Errno::OPNOTSUPP) if request.fast => return,
-            Some(error) => {
-                counters.count_error(error);
-                counters.cells.failed(kind, error);
-                return self.volume.tell();
-            }
-        }
-        if let Some(arrived_ns) = request.arrived_ns {
-            let latency_ns = self.time.exact_ns().saturating_sub(arrived_ns);
-            counters.cells.took(kind, request.len, latency_ns);
-        }
-        match request.kind {
-            RequestKind::Read => {
-                add(&counters.reads, 1);
-                add(&counters.read_bytes, request.len);
-            }
-            RequestKind::Write => {
-                add(&counters.writes, 1);
-                add(&counters.written_bytes, request.len);
-            }
-            RequestKind::Flush => add(&counters.flushes, 1),
-            RequestKind::Discard => add(&counters.discards, 1),
-        }
     }
 }

@@ -127,7 +127,7 @@ impl Queue {
     pub fn ring(&mut self) -> Option<SharedRing<'_>> {
         match &mut self.ring {
             RingOf::Nobody => None,
-            RingOf::Backend => self.backend.as_mut()?.shared_ring(),
+            RingOf::Backend => self.backend.queue().shared_ring(),
             RingOf::Queue(ring) => ring.shared_ring(),
         }
     }
@@ -176,7 +176,7 @@ impl Queue {
         match &mut self.ring {
             RingOf::Nobody => {}
             RingOf::Backend => {
-                let ring = self.backend.as_mut().and_then(|backend| backend.shared_ring());
+                let ring = self.backend.queue().shared_ring();
                 if ring.map_or(Ok(false), |mut ring| ring.watch(self.wakers.own.as_fd()))? {
                     self.take_stored(true)?;
                 }
@@ -212,9 +212,9 @@ impl Queue {
             return false;
         }
         self.wakers.arm();
-        if self.offloaded > 0 {
-            self.inbox.going_to_sleep();
-            if !self.inbox.answers.is_empty() {
+        if self.offloads.count > 0 {
+            self.offloads.inbox.going_to_sleep();
+            if !self.offloads.inbox.answers.is_empty() {
                 return false;
             }
         }
@@ -230,14 +230,14 @@ impl Queue {
     /// Runs a job that waits for a worker, or spins briefly for an answer. Returns whether to look
     /// for answers again before sleeping.
     fn help(&self) -> bool {
-        let Some(workers) = self.volume.workers.as_ref().filter(|_| self.offloaded > 0) else {
+        let Some(workers) = self.volume.workers.as_ref().filter(|_| self.offloads.count > 0) else {
             return false;
         };
         if workers.help() {
             return true;
         }
         for _ in 0..SPINS {
-            if !self.inbox.answers.is_empty() {
+            if !self.offloads.inbox.answers.is_empty() {
                 return true;
             }
             std::hint::spin_loop();

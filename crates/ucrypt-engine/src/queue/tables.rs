@@ -6,13 +6,14 @@ use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{Op as MachineOp, PARTS_MAX, Part, Urgency};
 
 use crate::data::Data;
+use crate::meters::Kind;
 use crate::range_lock::{Mode, Ticket};
 
 /// A client's request, from acceptance to answer.
 #[derive(Debug)]
 pub(super) struct ClientRequest {
     pub(super) tag: u64,
-    pub(super) kind: RequestKind,
+    pub(super) kind: Kind,
     /// Byte range of the volume that the request touches, and how the range is locked.
     pub(super) range: Range<u64>,
     pub(super) mode: Mode,
@@ -20,8 +21,8 @@ pub(super) struct ClientRequest {
     /// Its place among those who wait for their range.
     pub(super) ticket: Option<Ticket>,
     /// The whole sectors to start once the range is locked.
-    pub(super) middle: Option<Middle>,
-    /// Memory for the middle until it is started; the data read once it has ended.
+    pub(super) body: Option<Body>,
+    /// Memory for the body until it is started; the data read once it has ended.
     pub(super) buf: Option<Buf>,
     /// The sectors that the request writes only in part.
     pub(super) edges: [Option<Edge>; 2],
@@ -49,12 +50,12 @@ impl Default for ClientRequest {
     fn default() -> Self {
         Self {
             tag: 0,
-            kind: RequestKind::Flush,
+            kind: Kind::Flush,
             range: 0..0,
             mode: Mode::Shared,
             locked: false,
             ticket: None,
-            middle: None,
+            body: None,
             buf: None,
             edges: [None, None],
             pieces: Vec::with_capacity(PIECES),
@@ -70,17 +71,9 @@ impl Default for ClientRequest {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RequestKind {
-    Read,
-    Write,
-    Flush,
-    Discard,
-}
-
 /// The whole sectors of a request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Middle {
+pub(super) struct Body {
     pub(super) op: MachineOp,
     /// First sector, and number of sectors, in 512-byte sectors of the volume.
     pub(super) sector: u64,
@@ -104,7 +97,7 @@ pub(super) struct Edge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Role {
     #[default]
-    Middle,
+    Body,
     /// The index of the edge.
     Edge(usize),
 }
@@ -133,7 +126,7 @@ impl Default for MachineRequest {
     fn default() -> Self {
         Self {
             client: 0,
-            role: Role::Middle,
+            role: Role::Body,
             op: MachineOp::Flush,
             first_sector: 0,
             data: Data::default(),

@@ -1,5 +1,5 @@
 //! Helpers that the tests of this crate share.
-//!
+
 #![allow(unreachable_pub, dead_code, reason = "shared by test binaries that each use a part")]
 
 use std::str::FromStr as _;
@@ -52,4 +52,9 @@ pub fn run(queue: &mut Queue, io: Io<'_>) -> ucrypt_engine::Done {
     let done = queue.next_done().expect("an answer");
     assert_eq!(done.tag, 42);
     done
+}
+
+/// Writes borrowed bytes, with success.
+pub fn write(queue: &mut Queue, offset: u64, data: &[u8]) {
+    assert_eq!(run(queue, Io::write_borrowed(offset, data, false)).result, Ok(()));
 }

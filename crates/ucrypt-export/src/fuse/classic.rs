@@ -94,7 +94,7 @@ pub(super) struct Classic {
     share: Share,
     answers: Answers,
     queue: Queue,
-    under_way: Table<Pending>,
+    pending: Table<Pending>,
     /// The receive buffer, unless the engine has just taken it over.
     buffer: Option<Buf>,
     /// Requests for which the engine had no room. While there are any, the thread takes no more,
@@ -131,7 +131,7 @@ impl Classic {
             share,
             answers: Answers::new(),
             queue,
-            under_way: Table::new(DEPTH as usize),
+            pending: Table::new(DEPTH),
             backlog: VecDeque::with_capacity(1),
             waiter,
             round_bytes: 0,
@@ -141,7 +141,7 @@ impl Classic {
 
     /// Serves until the file is no longer mounted.
     pub(super) fn run(mut self) {
-        while !(self.gone && self.under_way.len() == 0) {
+        while !(self.gone && self.pending.len() == 0) {
             let (taken, more) = self.take_requests();
             let sleeps = self.waiter.is_some() && !more && self.answers.is_empty();
             // After a return, the last descriptor is closed and the kernel gives up the rest.
@@ -193,7 +193,7 @@ impl Classic {
 
     /// Whether nobody waits for this thread.
     fn is_idle(&self) -> bool {
-        self.under_way.len() == 0 && self.answers.is_empty()
+        self.pending.len() == 0 && self.answers.is_empty()
     }
 
     /// Whether an idle thread sleeps in a read.
@@ -212,7 +212,7 @@ impl Classic {
 
     /// Whether a request could be taken.
     fn has_room(&mut self) -> bool {
-        let is_full = !self.backlog.is_empty() || self.under_way.len() == DEPTH as usize;
+        let is_full = !self.backlog.is_empty() || self.pending.len() == DEPTH as usize;
         if self.gone || is_full && !self.hears_on() {
             return false;
         }
@@ -292,7 +292,7 @@ impl Classic {
         let mut any = false;
         while let Some(Done { tag, result, data }) = self.queue.next_done() {
             any = true;
-            let Some(Pending { unique, device, success }) = self.under_way.remove(tag) else {
+            let Some(Pending { unique, device, success }) = self.pending.remove(tag) else {
                 continue;
             };
             let result = result.and_then(|()| match success {
@@ -311,7 +311,7 @@ impl Classic {
 
     /// Replaces a broken engine queue: its requests fail, the next ones get the new queue.
     fn renew(&mut self) -> io::Result<()> {
-        for Pending { unique, device, .. } in self.under_way.drain() {
+        for Pending { unique, device, .. } in self.pending.drain() {
             self.answers.put(&self.devices, device, unique, Err(Errno::IO));
         }
         self.answers.send(&self.devices);
@@ -321,7 +321,7 @@ impl Classic {
 
     /// Polls the queue, and sleeps until there is a completion, or a request that can be taken.
     fn sleep(&mut self) -> io::Result<()> {
-        let is_idle = self.under_way.len() == 0;
+        let is_idle = self.pending.len() == 0;
         if is_idle && self.may_block() {
             return Ok(());
         }
@@ -375,7 +375,7 @@ impl Submitter for Classic {
     }
 
     fn offer(&mut self, (pending, work): Self::Request) -> Result<(), Self::Request> {
-        let Some(tag) = self.under_way.insert(pending) else { return Err((pending, work)) };
+        let Some(tag) = self.pending.insert(pending) else { return Err((pending, work)) };
         let (result, again) = match (work, &self.buffer) {
             (Work::Io(io), _) => match self.queue.submit(tag, io) {
                 Err(Rejected::Busy(io)) => (Err(None), Some(Work::Io(io))),
@@ -389,7 +389,7 @@ impl Submitter for Classic {
             (Work::FromBuffer { .. }, None) => (Err(Some(Errno::INVAL)), None),
         };
         let Err(error) = result else { return Ok(()) };
-        self.under_way.remove(tag);
+        self.pending.remove(tag);
         match (error, again) {
             (None, Some(work)) => return Err((pending, work)),
             (error, _) => {
@@ -401,7 +401,7 @@ impl Submitter for Classic {
     }
 
     fn awaits_room(&self) -> bool {
-        self.under_way.len() > 0 || !self.answers.is_empty()
+        self.pending.len() > 0 || !self.answers.is_empty()
     }
 
     fn give_up(&mut self, (pending, _): Self::Request) {

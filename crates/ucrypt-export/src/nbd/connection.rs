@@ -22,7 +22,7 @@ use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected, Volume};
 use super::inbox::Inbox;
 use super::outbox::{Outbox, Reply, Sent};
 use super::pending::{Kind, Pending, PendingTable};
-use super::request::{NO_MEMORY, Negotiated, Refusal};
+use super::request::{NO_MEMORY, Refusal, Terms};
 use crate::backlog::Submitter;
 use crate::stop::Stop;
 use crate::waiter::{EventFlags, Waiter};
@@ -63,7 +63,7 @@ pub(super) struct Service {
     pub(super) volume: Arc<Volume>,
     pub(super) means: Means,
     /// What the client was promised.
-    pub(super) negotiated: Negotiated,
+    pub(super) terms: Terms,
     /// Structured replies were negotiated.
     pub(super) structured: bool,
     /// Most requests that are taken before the first reply has left.
@@ -90,7 +90,7 @@ pub(super) struct Connection<'a> {
     stop: &'a Stop,
     volume: Arc<Volume>,
     queue: Queue,
-    negotiated: Negotiated,
+    terms: Terms,
     structured: bool,
     depth: usize,
     inbox: Inbox,
@@ -104,7 +104,7 @@ pub(super) struct Connection<'a> {
     bulk: bool,
     pending: PendingTable,
     /// Requests for which the engine had no room, in order; all of them are in `pending` too.
-    waiting: VecDeque<(u64, Io<'static>)>,
+    backlog: VecDeque<(u64, Io<'static>)>,
     waiter: Waiter,
     outbox: Outbox<Buf>,
     /// The client does not keep up with the replies.
@@ -144,17 +144,16 @@ impl Linger {
 
 impl<'a> Connection<'a> {
     pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> Self {
-        let Service { volume, means: Means { queue, waiter }, negotiated, structured, depth } =
-            service;
-        let depth = depth as usize;
+        let Service { volume, means: Means { queue, waiter }, terms, structured, depth } = service;
+        let places = depth as usize;
         Self {
             socket: socket.as_fd(),
             stop,
             volume,
             queue,
-            negotiated,
+            terms,
             structured,
-            depth,
+            depth: places,
             inbox: Inbox::new(),
             incoming: Incoming::Header,
             need: Need::Input,
@@ -162,9 +161,9 @@ impl<'a> Connection<'a> {
             round_bytes: 0,
             bulk: false,
             pending: PendingTable::new(depth),
-            waiting: VecDeque::with_capacity(depth),
+            backlog: VecDeque::with_capacity(places),
             waiter,
-            outbox: Outbox::new(depth),
+            outbox: Outbox::new(places),
             socket_full: false,
             input_open: true,
             output_open: true,
@@ -202,7 +201,7 @@ impl<'a> Connection<'a> {
 
     /// Whether no request can be taken now. A reply keeps its request's place until it is sent.
     fn full(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.backlog.is_empty()
             || self.pending.len() + self.outbox.len() >= self.depth
             || self.socket_full && self.outbox.bytes() >= READY_MAX
     }
@@ -265,9 +264,9 @@ impl<'a> Connection<'a> {
     /// still completed.
     fn close_output(&mut self) {
         self.output_open = false;
-        let Self { queue, pending, waiting, .. } = self;
+        let Self { queue, pending, backlog, .. } = self;
         let is_read = |pending: &Pending| matches!(pending.kind, Kind::Read { .. });
-        waiting.retain(|(tag, _)| {
+        backlog.retain(|(tag, _)| {
             let keep = pending.get(*tag).is_some_and(|pending| !is_read(pending));
             if !keep {
                 pending.remove(*tag);
@@ -340,7 +339,7 @@ impl Submitter for Connection<'_> {
     type Request = (u64, Io<'static>);
 
     fn backlog(&mut self) -> &mut VecDeque<Self::Request> {
-        &mut self.waiting
+        &mut self.backlog
     }
 
     fn offer(&mut self, (tag, io): Self::Request) -> Result<(), Self::Request> {
@@ -386,12 +385,7 @@ mod tests {
         let service = Service {
             means: Means::new(&volume, queue).expect("a queue"),
             volume,
-            negotiated: Negotiated {
-                size: 1 << 20,
-                flags: 0,
-                block_status: false,
-                fast_zero: false,
-            },
+            terms: Terms { size: 1 << 20, flags: 0, block_status: false, fast_zero: false },
             structured: false,
             depth: 4,
         };

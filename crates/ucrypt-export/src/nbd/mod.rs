@@ -24,8 +24,8 @@ mod peer;
 mod pending;
 pub mod protocol;
 pub mod request;
-mod seldom;
 mod server;
 
+pub use crate::visits::{Admitted, Report};
 pub use address::{Address, AddressError};
-pub use server::{Admitted, Report, Server, ServerConfig, ServerError};
+pub use server::{Server, ServerConfig, ServerError};

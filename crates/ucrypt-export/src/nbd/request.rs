@@ -90,7 +90,7 @@ impl From<Errno> for Refusal {
 
 /// What requests are checked against: the export, and what was negotiated.
 #[derive(Clone, Copy, Debug)]
-pub struct Negotiated {
+pub struct Terms {
     /// Bytes of the export.
     pub size: u64,
     /// The transmission flags that the client was sent.
@@ -101,7 +101,7 @@ pub struct Negotiated {
     pub fast_zero: bool,
 }
 
-impl Negotiated {
+impl Terms {
     fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -140,55 +140,55 @@ impl Request {
     }
 
     /// Checks the request against the export.
-    pub fn check(&self, negotiated: &Negotiated) -> Result<Command, Refusal> {
+    pub fn check(&self, terms: &Terms) -> Result<Command, Refusal> {
         let fua = self.flags & command_flag::FUA != 0;
         match self.command {
             command::READ => {
-                self.allow_flags(negotiated, command_flag::DF)?;
-                self.in_range(negotiated, NbdError::Inval)?;
+                self.allow_flags(terms, command_flag::DF)?;
+                self.in_range(terms, NbdError::Inval)?;
                 self.payload_fits()?;
                 Ok(Command::Read)
             }
             command::WRITE => {
-                negotiated.allow_write()?;
-                self.allow_flags(negotiated, 0)?;
-                self.in_range(negotiated, NbdError::NoSpc)?;
+                terms.allow_write()?;
+                self.allow_flags(terms, 0)?;
+                self.in_range(terms, NbdError::NoSpc)?;
                 self.payload_fits()?;
                 Ok(Command::Write { fua })
             }
             command::DISC => Ok(Command::Disconnect),
             command::FLUSH => {
-                self.allow_flags(negotiated, 0)?;
+                self.allow_flags(terms, 0)?;
                 if self.offset != 0 || self.length != 0 {
                     return Err(inval("flush: offset and length must be zero"));
                 }
                 Ok(Command::Flush)
             }
             command::TRIM => {
-                negotiated.allow_write()?;
-                if !negotiated.has(transmission_flag::SEND_TRIM) {
+                terms.allow_write()?;
+                if !terms.has(transmission_flag::SEND_TRIM) {
                     return Err(inval("trim was not advertised: discards are not allowed"));
                 }
-                self.allow_flags(negotiated, 0)?;
-                self.in_range(negotiated, NbdError::Inval)?;
+                self.allow_flags(terms, 0)?;
+                self.in_range(terms, NbdError::Inval)?;
                 Ok(Command::Trim { fua })
             }
-            command::WRITE_ZEROES => self.check_write_zeroes(negotiated),
-            command::BLOCK_STATUS => self.check_block_status(negotiated),
+            command::WRITE_ZEROES => self.check_write_zeroes(terms),
+            command::BLOCK_STATUS => self.check_block_status(terms),
             _ => Err(inval("unknown command")),
         }
     }
 
-    fn check_write_zeroes(&self, negotiated: &Negotiated) -> Result<Command, Refusal> {
-        negotiated.allow_write()?;
-        self.allow_flags(negotiated, command_flag::NO_HOLE | command_flag::FAST_ZERO)?;
-        self.in_range(negotiated, NbdError::NoSpc)?;
+    fn check_write_zeroes(&self, terms: &Terms) -> Result<Command, Refusal> {
+        terms.allow_write()?;
+        self.allow_flags(terms, command_flag::NO_HOLE | command_flag::FAST_ZERO)?;
+        self.in_range(terms, NbdError::NoSpc)?;
         let has = |flag| self.flags & flag != 0;
         let (no_hole, fua) = (has(command_flag::NO_HOLE), has(command_flag::FUA));
         let fast = has(command_flag::FAST_ZERO);
         // Zeroes that must be allocated or durable are written like data, so they are never fast. Of
         // others the backend has the last word.
-        if fast && (!negotiated.fast_zero || no_hole || fua) {
+        if fast && (!terms.fast_zero || no_hole || fua) {
             return Err(Refusal {
                 error: NbdError::NotSup,
                 message: "zeroing this range is not faster than writing it",
@@ -197,12 +197,12 @@ impl Request {
         Ok(Command::WriteZeroes { fua, no_hole, fast })
     }
 
-    fn check_block_status(&self, negotiated: &Negotiated) -> Result<Command, Refusal> {
-        if !negotiated.block_status {
+    fn check_block_status(&self, terms: &Terms) -> Result<Command, Refusal> {
+        if !terms.block_status {
             return Err(inval("block status: no metadata context was negotiated"));
         }
-        self.allow_flags(negotiated, command_flag::REQ_ONE)?;
-        self.in_range(negotiated, NbdError::Inval)?;
+        self.allow_flags(terms, command_flag::REQ_ONE)?;
+        self.in_range(terms, NbdError::Inval)?;
         if self.length == 0 {
             // A reply holds at least one extent, and an extent at least one byte.
             return Err(inval("block status: length must not be zero"));
@@ -212,23 +212,23 @@ impl Request {
 
     /// Refuses every flag but those of the command. `FUA` is allowed with every command if the
     /// export has it; `DF` and `FAST_ZERO` only if they were advertised.
-    fn allow_flags(&self, negotiated: &Negotiated, of_command: u16) -> Result<(), Refusal> {
+    fn allow_flags(&self, terms: &Terms, of_command: u16) -> Result<(), Refusal> {
         let mut allowed = of_command;
-        if negotiated.has(transmission_flag::SEND_FUA) {
+        if terms.has(transmission_flag::SEND_FUA) {
             allowed |= command_flag::FUA;
         }
-        if !negotiated.has(transmission_flag::SEND_DF) {
+        if !terms.has(transmission_flag::SEND_DF) {
             allowed &= !command_flag::DF;
         }
-        if !negotiated.has(transmission_flag::SEND_FAST_ZERO) {
+        if !terms.has(transmission_flag::SEND_FAST_ZERO) {
             allowed &= !command_flag::FAST_ZERO;
         }
         if self.flags & !allowed == 0 { Ok(()) } else { Err(inval("unknown or misplaced flag")) }
     }
 
-    fn in_range(&self, negotiated: &Negotiated, error: NbdError) -> Result<(), Refusal> {
+    fn in_range(&self, terms: &Terms, error: NbdError) -> Result<(), Refusal> {
         match self.offset.checked_add(u64::from(self.length)) {
-            Some(end) if end <= negotiated.size => Ok(()),
+            Some(end) if end <= terms.size => Ok(()),
             _ => Err(Refusal { error, message: "the range ends beyond the export" }),
         }
     }
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const WRITABLE: Negotiated = Negotiated {
+    const WRITABLE: Terms = Terms {
         size: 64 << 20,
         flags: transmission_flag::HAS_FLAGS
             | transmission_flag::SEND_FLUSH
@@ -263,8 +263,8 @@ mod tests {
         Request { flags, command, cookie: 7, offset, length }
     }
 
-    fn error(request: Request, negotiated: &Negotiated) -> NbdError {
-        request.check(negotiated).expect_err("refused").error
+    fn error(request: Request, terms: &Terms) -> NbdError {
+        request.check(terms).expect_err("refused").error
     }
 
     #[test]
@@ -302,11 +302,11 @@ mod tests {
     #[test]
     fn a_read_only_export_refuses_every_write_with_eperm() {
         let flags = transmission_flag::HAS_FLAGS | transmission_flag::READ_ONLY;
-        let negotiated = Negotiated { flags, ..WRITABLE };
+        let terms = Terms { flags, ..WRITABLE };
         for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
-            assert_eq!(error(request(command, 0, 0, 512), &negotiated), NbdError::Perm);
+            assert_eq!(error(request(command, 0, 0, 512), &terms), NbdError::Perm);
         }
-        assert_eq!(request(command::FLUSH, 0, 0, 0).check(&negotiated), Ok(Command::Flush));
+        assert_eq!(request(command::FLUSH, 0, 0, 0).check(&terms), Ok(Command::Flush));
     }
 
     #[test]
@@ -329,39 +329,36 @@ mod tests {
 
     #[test]
     fn flags_that_were_not_advertised_are_refused() {
-        let negotiated = Negotiated { flags: transmission_flag::HAS_FLAGS, ..WRITABLE };
+        let terms = Terms { flags: transmission_flag::HAS_FLAGS, ..WRITABLE };
+        assert_eq!(error(request(command::READ, command_flag::DF, 0, 1), &terms), NbdError::Inval);
         assert_eq!(
-            error(request(command::READ, command_flag::DF, 0, 1), &negotiated),
-            NbdError::Inval
-        );
-        assert_eq!(
-            error(request(command::WRITE, command_flag::FUA, 0, 1), &negotiated),
+            error(request(command::WRITE, command_flag::FUA, 0, 1), &terms),
             NbdError::Inval
         );
         let fast = request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 0, 1);
-        assert_eq!(error(fast, &negotiated), NbdError::Inval);
-        assert_eq!(error(request(command::TRIM, 0, 0, 1), &negotiated), NbdError::Inval);
+        assert_eq!(error(fast, &terms), NbdError::Inval);
+        assert_eq!(error(request(command::TRIM, 0, 0, 1), &terms), NbdError::Inval);
     }
 
     #[test]
     fn fast_zero_is_enotsup_where_zeroing_is_not_fast() {
         let fast = request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 0, 4096);
         assert_eq!(error(fast, &WRITABLE), NbdError::NotSup);
-        let negotiated = Negotiated { fast_zero: true, ..WRITABLE };
+        let terms = Terms { fast_zero: true, ..WRITABLE };
         assert_eq!(
-            fast.check(&negotiated),
+            fast.check(&terms),
             Ok(Command::WriteZeroes { fua: false, no_hole: false, fast: true })
         );
         for other in [command_flag::NO_HOLE, command_flag::FUA] {
             let slow = request(command::WRITE_ZEROES, command_flag::FAST_ZERO | other, 0, 4096);
-            assert_eq!(error(slow, &negotiated), NbdError::NotSup);
+            assert_eq!(error(slow, &terms), NbdError::NotSup);
         }
     }
 
     #[test]
     fn block_status_needs_a_context_and_a_length() {
-        let negotiated = Negotiated { block_status: false, ..WRITABLE };
-        assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 512), &negotiated), NbdError::Inval);
+        let terms = Terms { block_status: false, ..WRITABLE };
+        assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 512), &terms), NbdError::Inval);
         assert_eq!(error(request(command::BLOCK_STATUS, 0, 0, 0), &WRITABLE), NbdError::Inval);
     }
 

@@ -19,11 +19,11 @@ use super::handshake::{Export, Handshake};
 use super::negotiate::negotiate;
 use super::peer;
 use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
-use super::request::Negotiated;
-use super::seldom::{Seldom, SeldomByUser, and_before};
+use super::request::Terms;
 use crate::memory;
+use crate::seldom::{Seldom, SeldomByUser, and_before};
 use crate::stop::Stop;
-use crate::visits::Visits;
+use crate::visits::{Admitted, Report, Visits};
 
 /// Send buffer of a Unix socket in bytes; the system may grant less.
 const SEND_BUFFER: usize = 1 << 20;
@@ -31,9 +31,6 @@ const SEND_BUFFER: usize = 1 << 20;
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Most clients in their handshake at one time.
 const HANDSHAKES_MAX: usize = 32;
-
-/// Gets one line for each problem with a client, from any thread.
-pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How a volume is served.
 #[derive(Clone)]
@@ -215,15 +212,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// Clients that have finished their handshake.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Admitted {
-    /// Those that are served now.
-    pub now: u64,
-    /// All since the server was started.
-    pub since_start: u64,
 }
 
 /// What clients are told about the volume.
@@ -435,7 +423,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     let service = Service {
         volume: Arc::clone(volume),
         means,
-        negotiated: Negotiated {
+        terms: Terms {
             size: export.size,
             flags: negotiated.transmission_flags(export),
             block_status: negotiated.block_status,

@@ -1,7 +1,7 @@
 //! One queue of a device: the loop of a thread between the kernel's requests and the engine.
 //!
 //! - A tag is in one of three places: with the kernel (a command is in flight), with the engine (a
-//!   request is in flight), or in `waiting`, because the engine had no room. An append to a zone may
+//!   request is in flight), or in `backlog`, because the engine had no room. An append to a zone may
 //!   also be parked, see `zones`.
 //! - A request ends in exactly one commit, which is also the tag's next fetch.
 //! - The loop ends when the kernel has given every tag back, because the device was stopped or
@@ -46,7 +46,7 @@ pub(super) struct Server {
     descriptors: Descriptors,
     zones: Option<Zones>,
     params: QueueParams,
-    waiting: VecDeque<u16>,
+    backlog: VecDeque<u16>,
     /// Tags that the kernel has not given back for good.
     live: u16,
 }
@@ -84,7 +84,7 @@ impl Server {
             commands: Commands::new(device, queue),
             zones: zones.map(|zones| Zones::new(zones, depth)),
             params,
-            waiting: VecDeque::with_capacity(usize::from(depth)),
+            backlog: VecDeque::with_capacity(usize::from(depth)),
             live: depth,
         };
         for tag in 0..depth {
@@ -254,7 +254,7 @@ impl Submitter for Server {
     type Request = u16;
 
     fn backlog(&mut self) -> &mut VecDeque<u16> {
-        &mut self.waiting
+        &mut self.backlog
     }
 
     /// The request that has to wait may also be an append that can start because this one ended.
@@ -281,7 +281,7 @@ impl Submitter for Server {
         let next = self.next_append(tag);
         self.commit(tag, Err(Errno::NOMEM));
         // The loop of `run` submits it before it waits.
-        self.waiting.extend(next);
+        self.backlog.extend(next);
     }
 }
 

@@ -24,4 +24,5 @@ mod rings;
 mod server;
 mod split;
 
-pub use server::{Report, Server, ServerConfig, ServerError};
+pub use crate::visits::{Admitted, Report};
+pub use server::{Server, ServerConfig, ServerError};

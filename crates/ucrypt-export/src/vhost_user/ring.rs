@@ -161,7 +161,7 @@ pub(super) struct Ring {
     under_way: usize,
     /// The request for which the engine had no room: at most one, because the ring then takes no
     /// more.
-    waiting: VecDeque<(u16, Request)>,
+    backlog: VecDeque<(u16, Request)>,
     /// The data of the request that is being submitted or waits.
     pieces: Vec<Buf>,
     /// Requests that another server has left, to carry out before others; the first one is last.
@@ -200,7 +200,7 @@ impl Ring {
             pending: vec![None; usize::from(layout.size)],
             under_way: 0,
             parser: Parser::new(),
-            waiting: VecDeque::with_capacity(1),
+            backlog: VecDeque::with_capacity(1),
             pieces: Vec::with_capacity(SEGMENTS_MAX as usize),
             left_over,
             ends: None,
@@ -228,7 +228,7 @@ impl Ring {
             progress |= self.finish();
             self.check_memory();
             self.call();
-            self.control.set_under_way(self.under_way + self.waiting.len());
+            self.control.set_under_way(self.under_way + self.backlog.len());
             if self.is_ending() && self.under_way == 0 && self.has_no_work() {
                 break;
             }
@@ -248,13 +248,13 @@ impl Ring {
 
     /// Whether nothing that was taken waits to be submitted.
     fn has_no_work(&self) -> bool {
-        self.waiting.is_empty() && (self.left_over.is_empty() || self.ends.is_some())
+        self.backlog.is_empty() && (self.left_over.is_empty() || self.ends.is_some())
     }
 
     /// Takes requests while the engine has room. Returns whether there were any.
     fn take(&mut self) -> bool {
         let mut any = self.submit_waiting();
-        while self.waiting.is_empty() {
+        while self.backlog.is_empty() {
             match self.next_head() {
                 Ok(Some((head, is_left_over))) => {
                     let Ok(request) = self.parse(head) else {
@@ -376,7 +376,7 @@ impl Ring {
 
     /// Waits for a kick, a completion of the engine, or a change.
     fn sleep(&mut self) -> io::Result<()> {
-        let takes_more = !self.is_ending() && self.waiting.is_empty();
+        let takes_more = !self.is_ending() && self.backlog.is_empty();
         if takes_more {
             match self.virtqueue.ask_for_kick(&self.map) {
                 Ok(false) => {}
@@ -416,7 +416,7 @@ impl Submitter for Ring {
     type Request = (u16, Request);
 
     fn backlog(&mut self) -> &mut VecDeque<Self::Request> {
-        &mut self.waiting
+        &mut self.backlog
     }
 
     /// `pieces` must hold the data of the request.

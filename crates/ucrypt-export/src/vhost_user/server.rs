@@ -19,13 +19,9 @@ use super::device::Device;
 use super::request::ID_LEN;
 use super::ring::DeviceState;
 use super::ring_control::AtEnd;
-use crate::nbd::Admitted;
 use crate::stop::Stop;
 use crate::unix_socket::{SocketError, UnixSocket};
-use crate::visits::Visits;
-
-/// Gets one line for each problem with a front end or a guest, from any thread.
-pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+use crate::visits::{Admitted, Report, Visits};
 
 /// How long to wait when the system has no descriptor or memory for a front end.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };

@@ -153,7 +153,7 @@ impl Connection<'_> {
     /// Starts a request whose header was just taken.
     fn begin(&mut self, request: Request) {
         self.bulk = request.payload_len() >= BULK_MIN;
-        let command = match request.check(&self.negotiated) {
+        let command = match request.check(&self.terms) {
             Ok(command) => command,
             Err(refusal) => return self.refuse(request, refusal),
         };

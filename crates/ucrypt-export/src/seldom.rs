@@ -3,44 +3,45 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a line of one kind is reported.
-const SAY_EVERY: Duration = Duration::from_secs(60);
+/// The time in which only so many lines of a kind are reported.
+const PERIOD: Duration = Duration::from_secs(60);
 
 /// Most users whose lines are counted apart: one may have as many user numbers as it likes.
 const USERS_MAX: usize = 16;
 
-/// Lets one line of a kind through in [`SAY_EVERY`], and counts the others.
+/// Lets `MOST` lines of a kind through in [`PERIOD`], and counts the others.
 #[derive(Debug, Default)]
-pub(super) struct Seldom(Mutex<Said>);
+pub(crate) struct Seldom<const MOST: u32 = 1>(Mutex<Said<MOST>>);
 
-/// As [`Seldom`], for each user. Those for whom there is no place share one.
+/// As [`Seldom`] with one line, for each user. Those for whom there is no place share one.
 #[derive(Debug, Default)]
-pub(super) struct SeldomByUser(Mutex<ByUser>);
+pub(crate) struct SeldomByUser(Mutex<ByUser>);
 
 #[derive(Debug, Default)]
 struct ByUser {
-    users: Vec<(Option<u32>, Said)>,
-    others: Said,
+    users: Vec<(Option<u32>, Said<1>)>,
+    others: Said<1>,
 }
 
 #[derive(Debug, Default)]
-struct Said {
-    last: Option<Instant>,
-    /// Lines since then.
+struct Said<const MOST: u32> {
+    /// When the period began, and the lines reported in it.
+    since: Option<Instant>,
+    lines: u32,
     kept_back: u64,
 }
 
-impl Seldom {
+impl<const MOST: u32> Seldom<MOST> {
     /// Whether to report such a line now, and how many were kept back since the last one; `None`: keep
     /// it back.
-    pub(super) fn passes(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn passes(&self, now: Instant) -> Option<u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).passes(now)
     }
 }
 
 impl SeldomByUser {
     /// As [`Seldom::passes`]. `None` is a user that cannot be told.
-    pub(super) fn passes(&self, user: Option<u32>, now: Instant) -> Option<u64> {
+    pub(crate) fn passes(&self, user: Option<u32>, now: Instant) -> Option<u64> {
         let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ByUser { users, others } = &mut *lists;
         if let Some((_, said)) = users.iter_mut().find(|(known, _)| *known == user) {
@@ -59,23 +60,26 @@ impl SeldomByUser {
     }
 }
 
-impl Said {
+impl<const MOST: u32> Said<MOST> {
     fn is_recent(&self, now: Instant) -> bool {
-        self.last.is_some_and(|last| now.saturating_duration_since(last) < SAY_EVERY)
+        self.since.is_some_and(|since| now.saturating_duration_since(since) < PERIOD)
     }
 
     fn passes(&mut self, now: Instant) -> Option<u64> {
-        if self.is_recent(now) {
+        if !self.is_recent(now) {
+            (self.since, self.lines) = (Some(now), 0);
+        }
+        if self.lines == MOST {
             self.kept_back += 1;
             return None;
         }
-        self.last = Some(now);
+        self.lines += 1;
         Some(std::mem::take(&mut self.kept_back))
     }
 }
 
 /// What a line says about those that were kept back before it.
-pub(super) fn and_before(kept_back: u64) -> String {
+pub(crate) fn and_before(kept_back: u64) -> String {
     match kept_back {
         0 => String::new(),
         count => format!(" ({count} more since the last such line)"),
@@ -88,7 +92,7 @@ mod tests {
 
     #[test]
     fn one_line_a_minute_passes_with_the_number_of_the_others() {
-        let (seldom, start) = (Seldom::default(), Instant::now());
+        let (seldom, start) = (Seldom::<1>::default(), Instant::now());
         let after = |seconds| seldom.passes(start + Duration::from_secs(seconds));
         assert_eq!(after(0), Some(0));
         assert_eq!([after(0), after(30), after(59)], [None; 3]);
