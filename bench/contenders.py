@@ -62,11 +62,11 @@ class Images:
             data512 = int.from_bytes(image.read(108)[104:], "big") * 512
         self._fill([(self.raw, 0), (self.luks512, data512), (self.luks4096, LUKS2_DATA * 512)])
 
-    def bound(self):
-        """The program of bound.c, built on its first use."""
-        program = self.raw.with_name("bound")
+    def bound(self, name):
+        """The program of a C file beside this one, built on its first use."""
+        program = self.raw.with_name(name)
         if not program.exists():
-            source = pathlib.Path(__file__).with_name("bound.c")
+            source = pathlib.Path(__file__).with_name(f"{name}.c")
             subprocess.run(["cc", "-O2", "-o", program, source, "-lpthread"], check=True)
         return program
 
@@ -93,6 +93,8 @@ class Contender:
     name: str
     # Given the command under test, the images and the place to serve at: a command line.
     command: callable
+    # The command to compare with, instead of the one under test.
+    is_before: bool = False
 
     @property
     def label(self):
@@ -100,15 +102,16 @@ class Contender:
 
     @property
     def is_ucrypt(self):
-        return self.name.startswith("ucrypt")
+        return self.is_before or self.name.startswith("ucrypt")
 
 
 def _ucrypt(transport, image, encrypted, *options):
     def command(ucrypt, images, place):
         key = ["--key-file", images.key] if encrypted else ["--cipher", "none"]
         key += ["--direct"] if images.direct else []
-        if transport == "LOOP":
-            return [ucrypt, "open", "--as", "loop", getattr(images, image), place.name, *key]
+        if transport in ("LOOP", "UBLK"):
+            kind = transport.lower()
+            return [ucrypt, "open", "--as", kind, getattr(images, image), place.name, *key]
         where = ["--fuse", place] if transport == "FUSE" else ["--nbd", f"unix:{place}"]
         return [ucrypt, "serve", getattr(images, image), *key, *where, *options]
 
@@ -153,13 +156,22 @@ def _qemu_nbd(_ucrypt, images, place):
     ]
 
 
-def _losetup(_ucrypt, images, _place):
-    direct = ["--direct-io=on"] if images.direct else []
-    return ["losetup", "--find", "--show", *direct, images.raw]
+def _losetup(image):
+    def command(_ucrypt, images, _place):
+        return _attach(getattr(images, image), images.direct)
+
+    return command
 
 
-def _bound(_ucrypt, images, place):
-    return [images.bound(), images.raw, place]
+def _attach(path, direct):
+    return ["losetup", "--find", "--show", *(["--direct-io=on"] if direct else []), path]
+
+
+def _bound(name):
+    def command(_ucrypt, images, place):
+        return [images.bound(name), images.raw, place]
+
+    return command
 
 
 ALL = [
@@ -179,7 +191,7 @@ ALL = [
     ),
     Contender("FUSE", "qsd raw", _storage_daemon(encrypted=False)),
     Contender("FUSE", "qsd LUKS", _storage_daemon(encrypted=True)),
-    Contender("LOOP", "kernel", _losetup),
+    Contender("LOOP", "kernel", _losetup("raw")),
     Contender("LOOP", "ucrypt none", _ucrypt("LOOP", "raw", encrypted=False)),
     Contender("LOOP", "ucrypt 512", _ucrypt("LOOP", "luks512", encrypted=True)),
     Contender("LOOP", "ucrypt 4096", _ucrypt("LOOP", "luks4096", encrypted=True)),
@@ -191,20 +203,49 @@ ALL = [
     Contender("NBD", "qemu-nbd LUKS", _qemu_nbd),
 ]
 
-_NO_PEERS = ("FUSE ucrypt 4096 classic", "FUSE qsd raw", "NBD nbdkit file")
+_NO_PEERS = ("FUSE qsd raw", "NBD nbdkit file")
 
-# On a disk: the image itself, and a server that only copies.
+# On a disk: the image itself, servers that only copy, the kernel's dm-crypt, and block devices of ublk.
 RAW = Contender("FILE", "raw", None)
-BOUND = Contender("FUSE", "bound", _bound)
-DISK = [RAW, BOUND] + [contender for contender in ALL if contender.label not in _NO_PEERS]
+BOUND = Contender("FUSE", "bound", _bound("bound"))
+BOUND_LOOP = Contender("LOOP", "bound", _bound("bound"))
+BOUND_NBD = Contender("NBD", "bound", _bound("bound-nbd"))
+DM_CRYPT = Contender("LOOP", "dm-crypt 512", _losetup("luks512"))
+DISK = [
+    RAW,
+    BOUND,
+    BOUND_LOOP,
+    BOUND_NBD,
+    DM_CRYPT,
+    *[contender for contender in ALL if contender.label not in _NO_PEERS],
+    Contender("UBLK", "ucrypt none", _ucrypt("UBLK", "raw", encrypted=False)),
+    Contender("UBLK", "ucrypt 512", _ucrypt("UBLK", "luks512", encrypted=True)),
+    Contender("UBLK", "ucrypt 4096", _ucrypt("UBLK", "luks4096", encrypted=True)),
+]
 
-# What is asked for it, where the kernel lacks it, is served by read(2) and write(2).
+# Another build, to compare with: --before.
+BEFORE = [
+    Contender(transport, "before 512", _ucrypt(transport, "luks512", True), is_before=True)
+    for transport in ("FUSE", "LOOP", "NBD")
+]
+
+# Without rings in the kernel all are served by read(2) and write(2).
 OVER_IO_URING = "FUSE ucrypt 4096 io_uring"
+CLASSIC = "FUSE ucrypt 4096 classic"
 
 
 def kernel_has_fuse_over_io_uring():
     parameter = pathlib.Path("/sys/module/fuse/parameters/enable_uring")
     return parameter.exists() and parameter.read_text().strip() == "Y"
+
+
+def kernel_has_dm_crypt():
+    subprocess.run(["modprobe", "-q", "dm-crypt"], capture_output=True)
+    return "device-mapper" in pathlib.Path("/proc/devices").read_text()
+
+
+def kernel_has_ublk():
+    return pathlib.Path("/dev/ublk-control").exists()
 
 
 # Ours, with 4096-byte sectors and without encryption.
@@ -213,8 +254,9 @@ ENCRYPTED_AND_NOT = [c for c in ALL if c.name in ("ucrypt none", "ucrypt 4096")]
 
 def running(contender, ucrypt, images, scratch):
     """A contender while it serves: a context that gives fio's target."""
-    kind = {"FILE": Itself, "LOOP": Attached}.get(contender.transport, Running)
-    return kind(contender, ucrypt, images, scratch)
+    special = {RAW: Itself, BOUND_LOOP: Stacked, DM_CRYPT: DmCrypt}
+    kind = {"LOOP": Attached, "UBLK": Attached}.get(contender.transport, Running)
+    return special.get(contender, kind)(contender, ucrypt, images, scratch)
 
 
 class Itself:
@@ -265,6 +307,30 @@ class Attached:
             self._run([self.ucrypt, "close", self.name])
         elif self.device:
             self._run(["losetup", "--detach", self.device])
+
+
+class DmCrypt:
+    """The kernel's dm-crypt on a loop device."""
+
+    pid = None
+
+    def __init__(self, contender, ucrypt, images, scratch):
+        self.below = Attached(contender, ucrypt, images, scratch)
+        self.key = images.key
+
+    def __enter__(self):
+        device = self.below.__enter__()
+        name = self.below.name
+        line = ["cryptsetup", "open", "--type", "luks1", "--key-file", self.key, device, name]
+        done = subprocess.run(line, capture_output=True, text=True)
+        if done.returncode != 0:
+            self.below.__exit__()
+            raise Failed(f"dm-crypt does not start: {done.stderr.strip()}")
+        return f"/dev/mapper/{name}"
+
+    def __exit__(self, *_):
+        subprocess.run(["cryptsetup", "close", self.below.name], capture_output=True)
+        self.below.__exit__()
 
 
 class Running:
@@ -342,3 +408,30 @@ def _is_dead_mount(place):
     """Whether a FUSE mount is left whose server has gone."""
     mounts = pathlib.Path("/proc/self/mounts").read_text()
     return any(line.split()[1] == str(place) for line in mounts.splitlines())
+
+
+class Stacked:
+    """A loop device over the file that a server by FUSE gives."""
+
+    def __init__(self, contender, ucrypt, images, scratch):
+        server = dataclasses.replace(contender, transport="FUSE")
+        self.server = Running(server, ucrypt, images, scratch)
+        self.direct = images.direct
+        self.device = None
+
+    def __enter__(self):
+        path = self.server.__enter__()
+        done = subprocess.run(_attach(path, self.direct), capture_output=True, text=True)
+        if done.returncode != 0:
+            self.server.__exit__()
+            raise Failed(f"no loop device over {path}: {done.stderr.strip()}")
+        self.device = done.stdout.strip()
+        return self.device
+
+    @property
+    def pid(self):
+        return self.server.pid
+
+    def __exit__(self, *_):
+        subprocess.run(["losetup", "--detach", self.device], capture_output=True)
+        self.server.__exit__()

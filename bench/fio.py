@@ -5,7 +5,9 @@ import json
 import os
 import pathlib
 import resource
+import statistics
 import subprocess
+import time
 
 
 class Failed(Exception):
@@ -64,11 +66,13 @@ RAMP = 0.5
 
 def run(job, target, server, size, runtime, scratch):
     """One measurement: MB/s (10^6 bytes), the latencies in microseconds, and the processor time of an
-    operation in microseconds: of fio and of the server, the kernel's on their behalf included.
+    operation in microseconds: of fio and of the server, what the kernel does in their calls included, and
+    of all else on the machine, which is the kernel's threads and interrupts if nobody else is there.
 
     `target` is the path of a served file, or the URI of an NBD export; `server` is a process or None.
     """
     output = scratch / "fio.json"
+    started = startup(scratch)
     command = [
         "fio",
         "--name=job",
@@ -109,7 +113,8 @@ def run(job, target, server, size, runtime, scratch):
     side = counted[job.direction]
     # Nothing is counted before the ramp is over, but it takes time like the rest.
     operations = max(1, side["iops"] * (runtime + RAMP))
-    client, served = (1e6 * (b - a) / operations for a, b in zip(before, after))
+    client, served, busy = (1e6 * (b - a) / operations for a, b in zip(before, after))
+    client = max(0.0, client - 1e6 * started / operations)
     return {
         "job": job.name,
         "mb_s": side["bw_bytes"] / 1e6,
@@ -118,17 +123,39 @@ def run(job, target, server, size, runtime, scratch):
         "p99_us": side["clat_ns"]["percentile"]["99.000000"] / 1e3,
         "client_us": client,
         "server_us": served,
+        "kernel_us": max(0.0, busy - 1e6 * started / operations - client - served),
     }
 
 
+def startup(scratch, known=[]):
+    """Seconds of processor time that fio takes before and after its job."""
+    if not known:
+        probe = ["fio", "--name=job", "--ioengine=psync", "--rw=read", "--bs=4k", "--size=4k"]
+        probe += ["--filename=/dev/zero", "--thread", "--output-format=json"]
+        spent = []
+        for _ in range(5):
+            before = _busy(None)[0]
+            subprocess.run(probe, capture_output=True, cwd=scratch, check=True)
+            spent.append(_busy(None)[0] - before)
+        known.append(statistics.median(spent))
+    return known[0]
+
+
 def _busy(server):
-    """Seconds of processor time so far: of our children that have ended, and of the server."""
+    """Seconds of processor time so far: of our children that have ended, of the server, and of the whole
+    machine, up to a constant."""
+    with open("/proc/stat") as file:
+        ticks = [int(field) for field in file.readline().split()[1:9]]
+    # Idle time is counted exactly; busy time by looking at each clock tick. Also: waiting for a disk, and
+    # what the host took away.
+    idle = (ticks[3] + ticks[4] + ticks[7]) / os.sysconf("SC_CLK_TCK")
+    machine = os.cpu_count() * time.monotonic() - idle
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     served = 0
     if server is not None:
         fields = pathlib.Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
         served = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return children.ru_utime + children.ru_stime, served
+    return children.ru_utime + children.ru_stime, served, machine
 
 
 def engine(known=[]):

@@ -4,9 +4,14 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
 import statistics
+import sys
+import textwrap
 
+import bars as disk_bars
 import contenders
+import figures as fg
 import fio
 
 
@@ -74,6 +79,7 @@ def context(options, load_before):
         "engine": fio.engine(),
         "disk": options.disk and str(options.disk),
         "load_before": load_before,
+        "command": ["bench/run.py", *sys.argv[1:]],
     }
 
 
@@ -95,32 +101,63 @@ def text(said, figures):
         f"{said['runtime_s']:g} s; files and devices by fio's {said['engine']}, direct; load before the start "
         f"{said['load_before']:.1f}."
     )
-    parts = [
-        head,
-        "MB/s: median (least–greatest); below it, mean / p99 latency in µs, and processor time of an "
-        "operation in µs: fio + server.",
-    ]
-    for transport in ("FILE", "FUSE", "LOOP", "NBD"):
-        table = _table(transport, figures)
-        if table:
-            parts += [f"### {transport}", table]
+    beside_memory = [figure for figure in figures if not figure["in_memory"]]
+    parts = [head]
     if said["disk"]:
-        return "\n\n".join([*parts, *_beside_the_disk(figures)])
+        verdicts = disk_bars.text(figures)
+        parts += ["## The bars", verdicts] if verdicts else []
+        parts += _beside_the_disk(beside_memory)
+        parts += ["## All figures", *_tables(beside_memory)]
+        memory = [figure for figure in figures if figure["in_memory"]]
+        if memory:
+            parts += ["## In memory", "The same on tmpfs, beside the build of before.", *_tables(memory)]
+        return "\n\n".join(parts)
+    parts += _tables(figures)
     ratios = _ratios(figures)
     if ratios:
         parts += ["### Ratios: median of the rounds (least–greatest)", ratios]
     return "\n\n".join(parts)
 
 
-def _values(figures, contender, job, key):
-    """One value a round, in the order of the rounds."""
-    chosen = [f for f in figures if f["contender"] == contender and f["job"] == job]
-    return [f[key] for f in sorted(chosen, key=lambda f: f["round"])]
+def page(said, figures):
+    """The text as a document, which says how it was made."""
+    about = (
+        "The same contenders as in [the tables of images in memory](benchmarks.md), on images that are files of "
+        "a disk, written in full before, by direct I/O. *Raw* is the image itself. *Bound* is a server that only "
+        "copies (`bench/bound.c`, `bench/bound-nbd.c`; behind `LOOP`, the loop device over it). *Kernel* is the "
+        "kernel's loop device with direct I/O, which encrypts nothing. nbdkit has no direct I/O and drops the "
+        "page cache behind itself. `bench/run.py` begins with what distorts such a measurement."
+    )
+    parts = ["# Benchmarks on a real disk", about, "Printed by", _command(said["command"])]
+    parts += text(said, figures).split("\n\n")
+    return "\n\n".join(part if part[0] in " |#" else textwrap.fill(part, 120) for part in parts)
+
+
+def _command(words):
+    """A command line as a block of code."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) > 108:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return "    " + " \\\n    ".join(line[1:] for line in lines)
+
+
+def _tables(figures):
+    parts = [
+        "MB/s: median (least–greatest); below it, mean / p99 latency in µs, and processor time of an "
+        "operation in µs: fio + server + the rest of the machine."
+    ]
+    for transport in ("FILE", "FUSE", "LOOP", "UBLK", "NBD"):
+        table = _table(transport, figures)
+        if table:
+            parts += [f"### {transport}", table]
+    return parts
 
 
 def _table(transport, figures):
     measured = {figure["contender"] for figure in figures}
-    known = dict.fromkeys(contenders.ALL + contenders.DISK)
+    known = dict.fromkeys(contenders.DISK + contenders.ALL + contenders.BEFORE)
     of_it = [c for c in known if c.transport == transport and c.label in measured]
     if not of_it:
         return ""
@@ -134,13 +171,15 @@ def _table(transport, figures):
 
 
 def _cell(figures, contender, job):
-    speeds = _values(figures, contender, job, "mb_s")
-    mean = statistics.median(_values(figures, contender, job, "mean_us"))
-    p99 = statistics.median(_values(figures, contender, job, "p99_us"))
+    speeds = fg.values(figures, contender, job, "mb_s")
+    if not speeds:
+        return ""
+    mean = statistics.median(fg.values(figures, contender, job, "mean_us"))
+    p99 = statistics.median(fg.values(figures, contender, job, "p99_us"))
     spread = f" ({min(speeds):.0f}–{max(speeds):.0f})" if len(speeds) > 1 else ""
     spent = [
-        statistics.median(_values(figures, contender, job, key))
-        for key in ("client_us", "server_us")
+        statistics.median(fg.values(figures, contender, job, key))
+        for key in ("client_us", "server_us", "kernel_us")
     ]
     spent = " + ".join(f"{one:.1f}" for one in spent)
     return f"{statistics.median(speeds):.0f}{spread}<br>{mean:.0f} / {p99:.0f}<br>{spent}"
@@ -151,42 +190,39 @@ def _beside_the_disk(figures):
     measured = {figure["contender"] for figure in figures}
     labels = [c.label for c in contenders.DISK if c.label in measured and c != contenders.RAW]
     raw = contenders.RAW.label
-    if raw not in measured or not labels:
-        return []
-    rows = ["| job | " + " | ".join(labels) + " |", "|---|" + "---:|" * len(labels)]
-    added = list(rows)
-    for job in _jobs(figures):
-        speed = _values(figures, raw, job.name, "mb_s")
-        cells = []
+    jobs = [job.name for job in _jobs(figures)]
+
+    def table(jobs, key, relate, digits):
+        rows = ["| | " + " | ".join(jobs) + " |", "|---|" + "---:|" * len(jobs)]
         for label in labels:
-            ratios = [a / b for a, b in zip(_values(figures, label, job.name, "mb_s"), speed)]
-            cells.append(_quartiles(ratios, 2))
-        rows.append(f"| {job.name} | " + " | ".join(cells) + " |")
-        if job.depth == 1:
-            took = _values(figures, raw, job.name, "mean_us")
             cells = []
-            for label in labels:
-                mine = _values(figures, label, job.name, "mean_us")
-                cells.append(_quartiles([a - b for a, b in zip(mine, took)], 0))
-            added.append(f"| {job.name} | " + " | ".join(cells) + " |")
-    parts = ["### Of the image's speed: median of the rounds (quartiles)", "\n".join(rows)]
-    if len(added) > 2:
-        parts += ["### Latency added to the image's at depth 1, µs", "\n".join(added)]
+            for job in jobs:
+                both = fg.pairs(figures, label, raw, job, key)
+                related = [relate(mine, its) for mine, its in both]
+                cells.append(fg.shown(fg.quartiles(related), digits) if related else "")
+            if any(cells):
+                rows.append(f"| {label} | " + " | ".join(cells) + " |")
+        return "\n".join(rows)
+
+    lone = [job for job in jobs if job.endswith(" qd1")]
+    parts = []
+    if raw in measured and labels:
+        for block in ("4k", "64k", "1m"):
+            of_it = [job for job in jobs if job.startswith(f"{block} ")]
+            if of_it:
+                parts.append(table(of_it, "mb_s", lambda mine, its: mine / its, 2))
+        parts[:0] = ["## Of the image's speed: median of the rounds (quartiles)"]
+        if lone:
+            parts.append("## Latency added to the image's at depth 1, µs")
+            parts.append(table(lone, "mean_us", lambda mine, its: mine - its, 0))
     return parts
-
-
-def _quartiles(values, digits):
-    if len(values) < 3:
-        return " ".join(f"{value:.{digits}f}" for value in values)
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 def _ratios(figures):
     rows = []
     for bar in bars(_jobs(figures)):
-        measured = _values(figures, bar.measured, bar.job, "mb_s")
-        base = _values(figures, bar.base, bar.job, "mb_s")
+        measured = fg.values(figures, bar.measured, bar.job, "mb_s")
+        base = fg.values(figures, bar.base, bar.job, "mb_s")
         if not measured or len(measured) != len(base):
             continue
         ratios = [ours / theirs for ours, theirs in zip(measured, base)]

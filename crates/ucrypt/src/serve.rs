@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use ucrypt_engine::Volume;
-use ucrypt_export::fuse::{FuseExport, FuseOptions, Transport};
+use ucrypt_export::fuse::{self, FuseExport, FuseOptions, InUse, Preference, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
@@ -30,7 +30,7 @@ use crate::volume::{KeySource, MEMORY, Opened, VolumeArgs};
 
 /// Bytes of buffer memory with FUSE over `io_uring`, which keeps a buffer for each request that it may
 /// take.
-const RINGS_MEMORY: usize = 64 << 20;
+const RINGS_MEMORY: usize = 24 << 20;
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -68,9 +68,10 @@ pub(crate) struct ExportArgs {
     /// Serve a file at this path; may be given several times
     #[arg(long, value_name = "FILE")]
     pub(crate) fuse: Vec<PathBuf>,
-    /// How the file's requests come, where the kernel allows it: io_uring or classic
+    /// How the file's requests come, where the kernel allows it: io_uring, classic, or auto, which is
+    /// io_uring for images past the page cache (--direct)
     #[arg(long, value_name = "TRANSPORT", default_value_t, requires = "fuse")]
-    pub(crate) fuse_transport: Transport,
+    pub(crate) fuse_transport: Preference,
     #[command(flatten)]
     pub(crate) ublk: UblkArgs,
 }
@@ -128,16 +129,25 @@ impl UblkArgs {
 }
 
 impl ExportArgs {
-    /// Bytes of buffer memory, if the user names no size.
-    fn memory(&self) -> usize {
-        let has_rings = self.fuse_transport == Transport::Ring && !self.fuse.is_empty();
-        if has_rings { RINGS_MEMORY } else { MEMORY }
+    /// Bytes of buffer memory, if the user names no size. `direct`: the image is used past the page
+    /// cache.
+    fn memory(&self, direct: bool) -> usize {
+        if self.fuse.is_empty() { MEMORY } else { fuse_memory(self.fuse_transport, direct) }
     }
 
     fn count(&self) -> usize {
         let ublk = usize::from(self.ublk.is_wanted());
         self.nbd.len() + self.vhost_user.len() + self.fuse.len() + ublk
     }
+}
+
+/// Bytes of buffer memory for a file, if the user names no size.
+pub(crate) fn fuse_memory(transport: Preference, direct: bool) -> usize {
+    let has_rings = match transport {
+        Preference::Auto => direct && fuse::kernel_has_rings(),
+        Preference::Only(transport) => transport == Transport::Ring,
+    };
+    if has_rings { RINGS_MEMORY } else { MEMORY }
 }
 
 /// The exports of one volume, running.
@@ -163,7 +173,11 @@ impl Exports {
             loop_device: None,
             ublk: None,
         };
-        let options = FuseOptions { transport: args.fuse_transport, others: args.count() > 1 };
+        let options = FuseOptions {
+            transport: args.fuse_transport,
+            past_page_cache: opened.direct,
+            others: args.count() > 1,
+        };
         for path in &args.fuse {
             exports.fuse.push(FuseExport::start(volume, path, options)?);
         }
@@ -197,12 +211,13 @@ impl Exports {
 
     /// The export of the volume, for `status`.
     pub(crate) fn facts(&self) -> Value {
-        let by = |kind: &str, transport: Transport| json!({ "kind": kind, "transport": transport.to_string() });
         if let Some(export) = self.fuse.first() {
-            return by("fuse", export.transport());
+            let InUse { transport, reason } = export.transport();
+            let (transport, reason) = (transport.to_string(), reason.to_string());
+            return json!({ "kind": "fuse", "transport": transport, "transport_reason": reason });
         }
         if let Some(export) = &self.loop_device {
-            return by("loop", export.transport());
+            return json!({ "kind": "loop", "transport": export.transport().to_string() });
         }
         json!({ "kind": if self.ublk.is_some() { "ublk" } else { "nbd" } })
     }
@@ -420,7 +435,8 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     args.metrics.check()?;
     let name = args.name();
     let log = args.log.open(log::To::Stderr, &name)?;
-    let volume = args.volume.clone().for_serving(args.exports.memory(), args.exports.count());
+    let memory = args.exports.memory(args.volume.is_direct());
+    let volume = args.volume.clone().for_serving(memory, args.exports.count());
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not earlier: until there is something to end, a signal ends the process.
     let events = Events::<Infallible>::new();
@@ -560,7 +576,7 @@ fn announce_all(exports: &Exports, json: bool) {
         line("vhost-user", "path", &server.path().display().to_string());
     }
     for export in &exports.fuse {
-        let (path, transport) = (export.path().display(), export.transport().to_string());
+        let (path, transport) = (export.path().display(), export.transport().transport.to_string());
         if json {
             let path = path.to_string();
             say(json!({ "export": "fuse", "path": path, "transport": transport }));

@@ -84,7 +84,7 @@ pub(crate) struct VolumeArgs {
     #[arg(long, value_name = "KIND:SIZE", value_parser = Scratch::from_str)]
     backend: Option<Scratch>,
     /// Most memory for buffers, however many cores there are; 16M if not given, 8M behind a loop
-    /// device, 64M for FUSE over io_uring
+    /// device, 24M for FUSE over io_uring
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<usize>,
     /// Ask nothing but the passphrase, and do not warn
@@ -226,6 +226,8 @@ impl Facts {
 pub(crate) struct Opened {
     pub(crate) volume: Arc<Volume>,
     pub(crate) facts: Facts,
+    /// The image is used past the page cache, if it has one.
+    pub(crate) direct: bool,
     /// The length in bytes that the header or the user gives. Without one, the volume ends where
     /// its image does.
     pub(crate) fixed_len: Option<u64>,
@@ -312,6 +314,11 @@ impl VolumeArgs {
     pub(crate) fn for_reading(mut self) -> Self {
         self.readonly = true;
         self
+    }
+
+    /// Whether the image is used past the page cache, if it has one.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct
     }
 
     /// Whether writes are refused.
@@ -631,7 +638,7 @@ impl VolumeArgs {
         let last = unlocked.and_then(|unlocked| unlocked.segments.last());
         let fixed_len = last.and_then(|segment| segment.length).map(|_| facts.size);
         let resume = unlocked.map_or(Ok(None), Resume::of)?;
-        Ok(Opened { volume, facts, fixed_len, resume })
+        Ok(Opened { volume, facts, direct: self.direct, fixed_len, resume })
     }
 }
 

@@ -39,7 +39,7 @@ use ucrypt_engine::Volume;
 
 use super::device::Device;
 use super::file::{User, VolumeFile};
-use super::{FuseError, How, STOP_PATIENCE, Transport, mount, serve, within};
+use super::{FuseError, How, Preference, STOP_PATIENCE, Transport, mount, serve, within};
 
 /// Most threads: the driver has requests of one disk only, and the threads hold locked memory.
 const THREADS_MAX: usize = 4;
@@ -198,8 +198,13 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let holes = Arc::new(Holes::new(info.discard && !info.fast_write_zeroes));
     let count = thread::available_parallelism().map_or(2, usize::from).clamp(2, THREADS_MAX);
     let file = Arc::new(VolumeFile::new(volume.clone(), User::LoopDriver(holes.clone())));
-    let how = How { transport: Transport::Classic, threads: count, shared_mappings: false };
-    let (transport, threads) = serve(&file, &Device::new(device), how)?;
+    let how = How {
+        transport: Preference::Only(Transport::Classic),
+        past_page_cache: false,
+        threads: count,
+        shared_mappings: false,
+    };
+    let (in_use, threads) = serve(&file, &Device::new(device), how)?;
     // The mount ends with its descriptor, but the opened file keeps it alive as long as needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
@@ -207,7 +212,7 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     // The size of a root inode is 0 until somebody asks for it; the driver does only since
     // Linux 6.16.
     statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
-    Ok((HiddenFile { transport, threads, len: info.len, holes }, opened))
+    Ok((HiddenFile { transport: in_use.transport, threads, len: info.len, holes }, opened))
 }
 
 /// A random range of [`PROBE_LEN`] bytes in a volume of `len` bytes, or all of a shorter one.

@@ -18,11 +18,10 @@ mod mount;
 mod mount_point;
 mod peers;
 mod ring;
+mod transport;
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -41,6 +40,7 @@ use mount_point::MountPoint;
 pub use mount_point::remove_stale;
 use peers::Peer;
 use ring::{Ring, WORK_REQUESTS};
+pub use transport::{InUse, Preference, Reason, Transport, kernel_has_rings};
 
 /// Largest request in bytes, if there is memory for it: the kernel's limit without privileges.
 const REQUEST_MAX: usize = 1 << 20;
@@ -99,44 +99,14 @@ pub enum FuseError {
     },
 }
 
-/// How requests arrive from the kernel and answers return.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Transport {
-    /// By io_uring (Linux 6.14 with the parameter `enable_uring` of the module `fuse`).
-    Ring,
-    /// By read(2) and write(2).
-    #[default]
-    Classic,
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ring => "io_uring",
-            Self::Classic => "classic",
-        })
-    }
-}
-
-impl FromStr for Transport {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        [Self::Ring, Self::Classic]
-            .into_iter()
-            .find(|transport| transport.to_string() == name)
-            .ok_or_else(|| {
-                format!("{name} is no transport; there are {} and {}", Self::Ring, Self::Classic)
-            })
-    }
-}
-
 /// How a volume is served as a file.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FuseOptions {
     /// The preferred transport. Where the kernel has no rings for FUSE, or none for us, the export
-    /// silently uses [`Transport::Classic`].
-    pub transport: Transport,
+    /// uses [`Transport::Classic`].
+    pub transport: Preference,
+    /// The image is on a disk and used past the page cache.
+    pub past_page_cache: bool,
     /// The volume has other exports, such as another file. Then programs may not map the file
     /// shared: the kernel caches mapped pages and does not see writes through other exports.
     pub others: bool,
@@ -148,7 +118,7 @@ pub struct FuseExport {
     place: MountPoint,
     mounted: Mounted,
     file: Arc<VolumeFile>,
-    transport: Transport,
+    transport: InUse,
     /// Empty once the export is stopped.
     threads: Vec<JoinHandle<()>>,
     /// The connection ended while the file was still mounted.
@@ -173,6 +143,7 @@ impl FuseExport {
         let started = started.and_then(|(mounted, device)| {
             let how = How {
                 transport: options.transport,
+                past_page_cache: options.past_page_cache && !volume.info().synchronous,
                 threads: cores().max(2),
                 shared_mappings: !options.others,
             };
@@ -207,8 +178,8 @@ impl FuseExport {
         Ok(())
     }
 
-    /// The transport in use.
-    pub fn transport(&self) -> Transport {
+    /// The transport in use, and why.
+    pub fn transport(&self) -> InUse {
         self.transport
     }
 
@@ -291,7 +262,8 @@ fn within(patience: Duration, is_so: impl Fn() -> bool) -> bool {
 #[derive(Debug, Clone, Copy)]
 struct How {
     /// The preferred transport.
-    transport: Transport,
+    transport: Preference,
+    past_page_cache: bool,
     /// Number of threads for [`Transport::Classic`].
     threads: usize,
     shared_mappings: bool,
@@ -302,12 +274,12 @@ fn serve(
     file: &Arc<VolumeFile>,
     device: &Device,
     how: How,
-) -> io::Result<(Transport, Vec<JoinHandle<()>>)> {
+) -> io::Result<(InUse, Vec<JoinHandle<()>>)> {
     let mut share = memory::divide(&file.volume, how.threads, REQUEST_MAX);
     let first = device.first_request()?;
     // Created now: whatever can fail must fail before the kernel is told to wait for rings.
     let mut rings_made = Vec::new();
-    if how.transport == Transport::Ring
+    if how.transport.wants_rings(how.past_page_cache)
         && first.offers_rings()
         && let Ok((rings, request_max)) = rings(file, device)
     {
@@ -334,7 +306,8 @@ fn serve(
             classic.run();
         })?);
     }
-    Ok((transport, threads))
+    let reason = how.transport.reason(transport, first.offers_rings(), how.past_page_cache);
+    Ok((InUse { transport, reason }, threads))
 }
 
 fn cores() -> usize {

@@ -176,13 +176,15 @@ impl Ring {
     /// Serves until the file is no longer mounted.
     pub(super) fn run(mut self) {
         while self.live > 0 || self.queue.in_flight() > 0 {
-            let mut progress = self.submit_waiting() | self.take_completions();
+            self.submit_waiting();
+            self.take_completions();
+            // Either submits the answers of the last round, too. A lone request so takes two system
+            // calls: one that hands it to the backend and sleeps until it is done, and one that answers
+            // it and sleeps until the next one comes.
             let more = self.round_bytes >= ROUND_BYTES;
-            // Submits the answers of the last round too, unless `wait` is about to.
-            let polled =
-                if more || self.queue.in_flight() > 0 { self.queue.poll() } else { Ok(()) };
-            progress |= self.answer_done();
-            if polled.is_err() || !progress && self.queue.wait().is_err() {
+            let went_on = if more { self.queue.poll() } else { self.queue.wait() };
+            self.answer_done();
+            if went_on.is_err() {
                 // Without a ring there is no way to answer any more. If the connection cannot be
                 // aborted, its requests wait until the file is unmounted.
                 let _ = abort(&self.device);
@@ -206,22 +208,18 @@ impl Ring {
         unsafe { ring.push(entry) };
     }
 
-    /// Takes requests and ended entries, up to the bytes of a round. Returns whether there were
-    /// any.
-    fn take_completions(&mut self) -> bool {
-        let mut any = false;
+    /// Takes requests and ended entries, up to the bytes of a round.
+    fn take_completions(&mut self) {
         self.round_bytes = 0;
         while self.round_bytes < ROUND_BYTES
             && let Some(completion) = self.queue.ring().and_then(|mut ring| ring.next())
         {
-            any = true;
             if completion.result < 0 {
                 self.live -= 1;
             } else if let Ok(index) = usize::try_from(completion.user_data) {
                 self.take_request(index);
             }
         }
-        any
     }
 
     fn take_request(&mut self, index: usize) {
@@ -245,11 +243,9 @@ impl Ring {
         self.submit((index, outcome));
     }
 
-    /// Answers what the engine has completed. Returns whether there was anything.
-    fn answer_done(&mut self) -> bool {
-        let mut any = false;
+    /// Answers what the engine has completed.
+    fn answer_done(&mut self) {
         while let Some(Done { tag, result, .. }) = self.queue.next_done() {
-            any = true;
             let index = tag as usize;
             let entry = &self.entries[index];
             let result = result.and_then(|()| match entry.success {
@@ -260,7 +256,6 @@ impl Ring {
             });
             self.answer(index, result);
         }
-        any
     }
 
     /// Answers a request, with an error or that many bytes of the payload, and makes its entry

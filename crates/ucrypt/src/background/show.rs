@@ -162,7 +162,9 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
     let mode = if volume["read_only"] == true { "readonly" } else { "read/write" };
     let discards = if volume["discards"] == true { ", discards allowed" } else { "" };
     let transport = export["transport"].as_str();
-    let transport = transport.map_or_else(String::new, |by| format!(" (FUSE, {by})"));
+    let why = export["transport_reason"].as_str();
+    let why = why.map_or_else(String::new, |why| format!(": {why}"));
+    let transport = transport.map_or_else(String::new, |by| format!(" (FUSE, {by}{why})"));
     let transferred = |count: &str, bytes: &str| {
         format!("{} ({})", text(&counters[count]), size(&counters[bytes]))
     };

@@ -599,3 +599,29 @@ fn requests_come_by_io_uring_where_the_kernel_has_it_and_else_by_read() {
     assert_eq!(transport_in_use(TRANSPORTS[0]), here);
     assert_eq!(transport_in_use(TRANSPORTS[1]), "classic");
 }
+
+#[test]
+fn status_says_which_transport_an_open_file_has_and_why() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    for direct in [&[][..], &["--direct"]] {
+        let mut opens = image.ucrypt(&scratch, "open");
+        run(opens.args(["--as", "fuse", "volume"]).args(direct), b"").passes();
+        let status =
+            |options: &[&str]| run(scratch.ucrypt(&["status", "volume"]).args(options), b"");
+        let said: serde_json::Value =
+            serde_json::from_slice(&status(&["--json"]).passes()).expect("JSON");
+        // Not every file system has direct I/O.
+        let is_direct = said["volume"]["backend"].as_str().expect("a backend").contains("direct");
+        let (transport, reason) = match (kernel_has_rings(), is_direct) {
+            (false, _) => ("classic", "io_uring is off in the kernel"),
+            (true, false) => ("classic", "faster for data in memory"),
+            (true, true) => ("io_uring", "faster past the page cache"),
+        };
+        assert_eq!(said["export"]["transport"], transport);
+        assert_eq!(said["export"]["transport_reason"], reason);
+        let line = format!("fuse (FUSE, {transport}: {reason})");
+        assert!(status(&[]).text().contains(&line), "{}", status(&[]).text());
+        close(&scratch, &[]).passes();
+    }
+}
