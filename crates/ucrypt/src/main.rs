@@ -56,8 +56,8 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use failure::Failure;
 use options::Judged;
 
-/// The version, and the commit where it is known.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_COMMIT"));
+/// The version, the commit where it is known, and the target of the compiler.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_BUILD"));
 
 /// LUKS and dm-crypt volumes in user space, served as disks
 #[derive(Debug, Parser)]
