@@ -3,13 +3,20 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 
-.PHONY: help build install deb try-deb demo lab-quick python test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
+.PHONY: help build install deb try-deb static reproducible sbom container cross portable demo lab-quick python \
+    test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make install command, man pages, completions below PREFIX=/usr/local; DESTDIR= for packagers"
 	@echo "make deb     the same as a Debian package in target/deb"
 	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
+	@echo "make static  a binary for any Linux on x86-64, in target/static"
+	@echo "make reproducible   build the static binary twice, in two folders, and compare"
+	@echo "make sbom    licences and parts of the command, in target/sbom"
+	@echo "make container   an image of the static binary and nothing else (needs podman)"
+	@echo "make cross   the tests of 64-bit Arm, under emulation"
+	@echo "make portable   all of static, reproducible, sbom and cross"
 	@echo "make lab-quick   every experiment of the lab, small; leaves target/lab/report.html"
 	@echo "make python  the wheel for Python in target/python/wheels, tested"
 	@echo "make test    install the missing interop tools and a kernel to boot, run every test"
@@ -25,17 +32,41 @@ help:
 
 build:
 	scripts/setup build
-	$(CARGO) build --release --locked --package ucrypt
+	scripts/release
 
 install: build
 	scripts/install target/release/ucrypt "$(PREFIX)" "$(DESTDIR)"
 
-deb: build
-	scripts/deb target/release/ucrypt target/deb
+deb: build sbom
+	scripts/deb target/release/ucrypt target/deb target/sbom
 
 try-deb: deb
 	[ -n "$$(command -v mmdebstrap)" ] || apt-get install -y mmdebstrap
 	scripts/try-deb "$$(ls -t target/deb/*.deb | head -n 1)"
+
+STATIC = x86_64-unknown-linux-musl
+
+static:
+	scripts/setup build tools
+	install -D "$$(scripts/release $(STATIC))" target/static/ucrypt
+	scripts/try-static target/static/ucrypt
+
+reproducible:
+	scripts/setup build
+	scripts/reproducible $(STATIC)
+
+sbom:
+	scripts/setup build sbom
+	scripts/sbom target/sbom
+
+container: static
+	podman build --file dist/container/Containerfile --tag ucrypt target/static
+
+cross:
+	scripts/setup build tools targets aarch64
+	scripts/cross test
+
+portable: static reproducible sbom cross
 
 demo: build
 	target/release/ucrypt demo
@@ -92,10 +123,11 @@ bench-dispatch:
 	target/release/examples/real
 
 lint:
-	scripts/setup build peers
+	scripts/setup build peers targets
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --package ucrypt-sector-bench --features peers --all-targets --locked -- -D warnings
 	$(CARGO) fmt --manifest-path python/Cargo.toml --check
 	$(CARGO) clippy --manifest-path python/Cargo.toml --target-dir target --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
+	scripts/cross check

@@ -1,4 +1,4 @@
-//! Tells the command which commit it is built from.
+//! Tells the command which commit it is built from, and for which system.
 
 use std::process::Command;
 
@@ -12,8 +12,9 @@ fn main() {
     {
         println!("cargo:rerun-if-changed={log}");
     }
-    let commit = commit.map(|commit| format!(" ({commit})")).unwrap_or_default();
-    println!("cargo:rustc-env=UCRYPT_COMMIT={commit}");
+    let commit = commit.map(|commit| format!("{commit}, ")).unwrap_or_default();
+    let target = std::env::var("TARGET").unwrap_or_default();
+    println!("cargo:rustc-env=UCRYPT_BUILD= ({commit}{target})");
 }
 
 /// The output of git, unless it fails or is not installed.

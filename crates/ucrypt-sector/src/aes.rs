@@ -1,23 +1,23 @@
 //! AES: nearly every volume uses it, so it is the cipher whose modes have kernels of their own.
 //!
 //! A [`Kernel`] is a way to run a cipher on a processor. All kernels give the same bytes. For AES,
-//! the portable kernel is the `aes` crate and the others are in [`x86`].
+//! the portable kernel is the `aes` crate and the others are in `kernels`.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+mod kernels;
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 mod schedule;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 use std::fmt;
 
-#[cfg(target_arch = "x86_64")]
-use crate::x86::Features;
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+use crate::arch::Features;
 use crate::{
     Cipher,
     block::{BlockCipher, portable_aes},
     mode::{Cbc, SectorMode, Xts},
 };
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 pub(crate) use schedule::RoundKey;
 
 /// A way to run AES, Serpent, Camellia or Twofish on this processor.
@@ -32,6 +32,8 @@ pub enum Kernel {
     VaesAvx2,
     /// 128-bit vectors, with AES-NI (x86-64).
     AesNi,
+    /// 128-bit vectors, with the AES instructions of `ARMv8` (`AArch64`).
+    Armv8Aes,
     /// The crates `aes`, `serpent` and `camellia`, and this crate's table-based Twofish. AES is
     /// constant-time everywhere and uses the acceleration of its crate. Camellia and Twofish use
     /// tables, so their time depends on the data.
@@ -40,7 +42,8 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel, the fastest first.
-    pub const ALL: &[Self] = &[Self::VaesAvx512, Self::VaesAvx2, Self::AesNi, Self::Portable];
+    pub const ALL: &[Self] =
+        &[Self::VaesAvx512, Self::VaesAvx2, Self::AesNi, Self::Armv8Aes, Self::Portable];
 
     /// The fastest kernel that this processor supports.
     pub fn best() -> Self {
@@ -49,9 +52,9 @@ impl Kernel {
 
     /// Whether this processor supports the kernel.
     pub fn is_available(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
         return self == Self::Portable || Features::detect(self).is_some();
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
         return self == Self::Portable;
     }
 
@@ -59,7 +62,10 @@ impl Kernel {
     /// under [`Portable`](Self::Portable).
     pub const fn is_for(self, cipher: Cipher) -> bool {
         match cipher {
-            Cipher::Aes | Cipher::Serpent | Cipher::Camellia => !matches!(self, Self::Portable),
+            Cipher::Aes => !matches!(self, Self::Portable),
+            Cipher::Serpent | Cipher::Camellia => {
+                matches!(self, Self::VaesAvx512 | Self::VaesAvx2 | Self::AesNi)
+            }
             // Shorter vectors have no lookup of a byte among 256.
             Cipher::Twofish => matches!(self, Self::VaesAvx512),
             _ => false,
@@ -72,33 +78,34 @@ impl Kernel {
             Self::VaesAvx512 => "vaes-avx512",
             Self::VaesAvx2 => "vaes-avx2",
             Self::AesNi => "aes-ni",
+            Self::Armv8Aes => "armv8-aes",
             Self::Portable => "portable",
         }
     }
 
     /// AES-XTS under the data key and the tweak key; `None` if AES takes no key of such a length.
     pub(crate) fn xts(self, data: &[u8], tweak: &[u8]) -> Option<Box<dyn SectorMode>> {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
         if let Some(features) = Features::detect(self) {
-            return Some(Box::new(x86::Xts::new(features, data, tweak)?));
+            return Some(Box::new(kernels::Xts::new(features, data, tweak)?));
         }
         Some(Box::new(Xts { data: portable_aes(data)?, tweak: portable_aes(tweak)? }))
     }
 
     /// AES-CBC; `None` if AES takes no key of that length.
     pub(crate) fn cbc(self, key: &[u8]) -> Option<Box<dyn SectorMode>> {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
         if let Some(features) = Features::detect(self) {
-            return Some(Box::new(x86::Cbc::new(features, key)?));
+            return Some(Box::new(kernels::Cbc::new(features, key)?));
         }
         Some(Box::new(Cbc(portable_aes(key)?)))
     }
 
     /// AES without a mode; `None` if it takes no key of that length.
     pub(crate) fn block_cipher(self, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
         if let Some(features) = Features::detect(self) {
-            return Some(Box::new(x86::Ecb::new(features, key)?));
+            return Some(Box::new(kernels::Ecb::new(features, key)?));
         }
         portable_aes(key)
     }

@@ -8,12 +8,9 @@ use cipher::{
 };
 use zeroize::Zeroizing;
 
-use crate::{
-    Cipher, Kernel,
-    twofish::{self, Twofish},
-};
+use crate::{Cipher, Kernel, twofish::Twofish};
 #[cfg(target_arch = "x86_64")]
-use crate::{camellia::Camellia, serpent::Serpent, x86::Features};
+use crate::{camellia::Camellia, serpent::Serpent, twofish, x86::Features};
 
 /// A keyed block cipher that handles many blocks per call.
 pub(crate) trait BlockCipher: Send + Sync {

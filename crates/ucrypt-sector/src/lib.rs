@@ -22,6 +22,8 @@
 //! `Documentation/admin-guide/device-mapper/dm-crypt.rst`.
 
 mod aes;
+#[cfg(target_arch = "aarch64")]
+mod arm;
 mod block;
 #[cfg(target_arch = "x86_64")]
 mod camellia;
@@ -38,10 +40,17 @@ mod sector;
 mod serpent;
 mod spec;
 mod twofish;
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+mod vector;
 #[cfg(test)]
 mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+#[cfg(target_arch = "aarch64")]
+use arm as arch;
+#[cfg(target_arch = "x86_64")]
+use x86 as arch;
 
 pub use aes::Kernel;
 pub use error::{KeyError, RunError, SpecError};

@@ -1,9 +1,9 @@
 //! Vectors of x86-64: their three widths, and the proof that a processor has them.
 //!
-//! All `unsafe` code of this crate is here and in the kernels that build on it: `aes/x86`,
-//! `serpent`, `camellia` and `twofish/vector`. It relies on two promises of safe types:
-//! [`Features`] exists only for a kernel whose instructions the processor has, and pointers come
-//! from buffers whose length was checked.
+//! All `unsafe` code of this crate is here, in `arm`, and in the kernels that build on them:
+//! `aes/kernels`, `serpent`, `camellia` and `twofish/vector`. It relies on two promises of safe
+//! types: [`Features`] exists only for a kernel whose instructions the processor has, and pointers
+//! come from buffers whose length was checked.
 
 #![allow(unsafe_code, reason = "vector instructions are the point of it")]
 #![allow(clippy::wildcard_imports, reason = "the names of instructions are unmistakable")]
@@ -11,20 +11,20 @@
 
 mod bytes;
 mod gfni;
-mod vector;
 mod words;
 mod xmm;
 mod ymm;
 mod zmm;
 
-use std::arch::x86_64::__cpuid;
+use std::arch::x86_64::{__cpuid, _MM_HINT_T0, _mm_prefetch, _mm_sfence};
 
 use crate::Kernel;
 pub(crate) use bytes::Bytes;
 pub(crate) use gfni::matrix;
-pub(crate) use vector::{Decrypt, Direction, Encrypt, GROUP, POLYNOMIAL, Vector, round};
 pub(crate) use words::Words;
 pub(crate) use xmm::Xmm;
+/// The vector of one block.
+pub(crate) use xmm::Xmm as OneBlock;
 pub(crate) use ymm::Ymm;
 pub(crate) use zmm::Zmm;
 
@@ -91,6 +91,23 @@ impl Features {
 fn is_of_intel() -> bool {
     let vendor = __cpuid(0);
     [vendor.ebx, vendor.edx, vendor.ecx] == [*b"Genu", *b"ineI", *b"ntel"].map(u32::from_le_bytes)
+}
+
+/// Whether a round adds its key before it substitutes.
+pub(crate) const KEYS_FIRST: bool = false;
+
+/// Fetches the line at an address into the cache, if there is memory.
+#[inline(always)]
+pub(crate) fn prefetch(address: *const u8) {
+    // SAFETY: only a hint: any address is allowed.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+}
+
+/// Orders streaming stores before anybody learns that the data is there.
+#[inline]
+pub(crate) fn fence_streams() {
+    // SAFETY: every x86-64 processor has this instruction.
+    unsafe { _mm_sfence() };
 }
 
 /// Declares one function per width, with its instructions enabled, and a safe one that selects.

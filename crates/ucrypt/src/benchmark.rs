@@ -36,7 +36,7 @@ pub(crate) struct BenchmarkArgs {
     /// Bytes that are encrypted as one [default: 512 and 4096]
     #[arg(long, value_name = "BYTES")]
     sector_size: Option<u32>,
-    /// Where a cipher has several kernels, run vaes-avx512, vaes-avx2, aes-ni or portable [default: the fastest]
+    /// Where a cipher has several kernels, run vaes-avx512, vaes-avx2, aes-ni, armv8-aes or portable [default: the fastest]
     #[arg(long, value_name = "NAME", value_parser = kernel)]
     kernel: Option<Kernel>,
     /// Bytes that a call encrypts

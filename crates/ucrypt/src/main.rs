@@ -55,8 +55,8 @@ use failure::Failure;
 use options::Judged;
 use ucrypt_image::{machine, user};
 
-/// The version, and the commit where it is known.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_COMMIT"));
+/// The version, the commit where it is known, and the target of the compiler.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_BUILD"));
 
 /// LUKS and dm-crypt volumes in user space, served as disks
 #[derive(Debug, Parser)]

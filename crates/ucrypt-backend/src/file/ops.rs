@@ -30,10 +30,12 @@ pub(super) fn write_full(
     fua: bool,
 ) -> Result<(), Errno> {
     let mut done = 0;
+    // Linux before 4.7 and other kernels with its calls cannot make a single write durable.
+    let mut by_flush = false;
     while done < buf.len() {
         let rest = &buf[done..];
         let at = offset + done as u64;
-        let written = if fua {
+        let written = if fua && !by_flush {
             pwritev2(fd, &[std::io::IoSlice::new(rest)], at, ReadWriteFlags::DSYNC)
         } else {
             pwrite(fd, rest, at)
@@ -42,10 +44,13 @@ pub(super) fn write_full(
             Ok(0) => return Err(Errno::IO),
             Ok(count) => done += count,
             Err(Errno::INTR) => {}
+            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) if fua && !by_flush => {
+                by_flush = true;
+            }
             Err(error) => return Err(error),
         }
     }
-    Ok(())
+    if by_flush { flush(fd) } else { Ok(()) }
 }
 
 pub(super) fn flush(fd: BorrowedFd<'_>) -> Result<(), Errno> {

@@ -6,6 +6,8 @@
 use aes::{Block, hazmat};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
+use crate::arch::KEYS_FIRST;
+
 /// Largest number of round keys: that of AES-256.
 const KEYS_MAX: usize = 15;
 
@@ -84,10 +86,17 @@ impl Schedule {
         &self.keys[0]
     }
 
-    /// The keys between the first and the last: 9, 11 or 13.
+    /// The keys of all rounds but the last: 9, 11 or 13. They begin with the first key where rounds
+    /// begin with their key, else with the second.
     #[inline]
     pub(super) fn middle(&self) -> &[RoundKey] {
-        &self.keys[1..self.rounds]
+        if KEYS_FIRST { &self.keys[..self.rounds - 1] } else { &self.keys[1..self.rounds] }
+    }
+
+    /// The key with which the last round begins where rounds begin with their key.
+    #[inline]
+    pub(super) fn before_last(&self) -> &RoundKey {
+        &self.keys[self.rounds - 1]
     }
 
     /// The key of the last round.

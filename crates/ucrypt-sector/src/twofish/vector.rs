@@ -17,7 +17,8 @@ use std::arch::x86_64::*;
 use super::{MDS_REDUCTION, ROUNDS, Schedule, multiply};
 use crate::{
     block::BlockCipher,
-    x86::{Features, Vector, Width, Words, Zmm, matrix},
+    vector::Vector,
+    x86::{Features, Width, Words, Zmm, matrix},
 };
 
 /// Vectors that hold the same word of all blocks.

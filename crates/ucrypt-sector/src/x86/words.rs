@@ -5,7 +5,8 @@ use std::{
     ops::{BitAnd, BitOr, BitXor, Not},
 };
 
-use super::{Vector, Xmm, Ymm, Zmm};
+use super::{Xmm, Ymm, Zmm};
+use crate::vector::Vector;
 
 /// A vector of 32-bit words.
 ///

@@ -2,7 +2,7 @@
 
 use std::arch::{asm, x86_64::*};
 
-use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
+use crate::vector::{Counts, GROUP, POLYNOMIAL, Vector};
 
 static UP: Counts<2> = Counts::UP;
 static DOWN: Counts<2> = Counts::DOWN;

@@ -2,7 +2,7 @@
 
 use std::arch::{asm, x86_64::*};
 
-use super::vector::{Counts, GROUP, POLYNOMIAL, Vector};
+use crate::vector::{Counts, GROUP, POLYNOMIAL, Vector};
 
 static UP: Counts<8> = Counts::UP;
 static DOWN: Counts<8> = Counts::DOWN;

@@ -1,7 +1,10 @@
-//! The operations on a vector register that the kernels need, for all three widths.
+//! The operations on a vector register that the AES kernels need, for every width and architecture.
 //!
-//! The drivers are written once over [`Vector`], or over the extensions in [`super::words`] and
-//! [`super::bytes`]. Everything here is inlined into functions that enable the instructions.
+//! The drivers are written once over [`Vector`]; those of other ciphers, over extensions of it in
+//! `x86`. Everything here is inlined into functions that enable the instructions.
+
+#![allow(unsafe_code, reason = "vector instructions are the point of it")]
+#![allow(clippy::inline_always, reason = "the drivers must merge with the enabling function")]
 
 use crate::aes::RoundKey;
 
@@ -32,8 +35,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
 
-    /// Stores past the caches, to an address that is a multiple of [`BYTES`](Self::BYTES). Others
-    /// see the store in order only after a fence.
+    /// Stores past the caches where the architecture has such a store, to an address that is a
+    /// multiple of [`BYTES`](Self::BYTES). Others see the store in order only after a fence.
     unsafe fn stream(self, to: *mut u8);
 
     /// One block, repeated in every lane.
@@ -50,6 +53,26 @@ pub(crate) trait Vector: Copy {
 
     unsafe fn xor(self, other: Self) -> Self;
 
+    /// Adds the first key, unless the first round does.
+    #[inline(always)]
+    unsafe fn begin(self, key: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { self.xor(key) }
+    }
+
+    /// [`begin`](Self::begin), after adding `mask`.
+    #[inline(always)]
+    unsafe fn begin_masked(self, mask: Self, key: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { self.xor3(mask, key) }
+    }
+
+    /// Adds the key before the last, unless the round before did.
+    #[inline(always)]
+    unsafe fn end(self, _key: Self) -> Self {
+        self
+    }
+
     unsafe fn encrypt(self, key: Self) -> Self;
     unsafe fn encrypt_last(self, key: Self) -> Self;
     unsafe fn decrypt(self, key: Self) -> Self;
@@ -59,16 +82,20 @@ pub(crate) trait Vector: Copy {
     unsafe fn tweaks(first: *const u8, index: usize) -> Self;
 
     /// For each block of vector `index` of a group, x to the power of its index in the group.
+    #[cfg(target_arch = "x86_64")]
     unsafe fn powers(index: usize) -> Self;
 
     /// The reduction polynomial of XTS in both halves of every block.
+    #[cfg(target_arch = "x86_64")]
     unsafe fn polynomial() -> Self;
 
     /// The carry-less product of one half of each block with the low half of `other`'s block: the
     /// low half if `HALF` is 0, the high half if it is 1.
+    #[cfg(target_arch = "x86_64")]
     unsafe fn product<const HALF: i32>(self, other: Self) -> Self;
 
     /// Moves the low half of each block up and puts zero in its place.
+    #[cfg(target_arch = "x86_64")]
     unsafe fn half_up(self) -> Self;
 
     /// Emits no instruction, but keeps the compiler from processing the vectors one by one, which
@@ -83,6 +110,7 @@ pub(crate) trait Vector: Copy {
     }
 
     /// As [`tweaks`](Self::tweaks), by products.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn tweaks_by_products(first: *const u8, index: usize) -> Self {
         // SAFETY: the caller's promise.
@@ -113,6 +141,7 @@ impl<const QWORDS: usize> Counts<QWORDS> {
     pub(crate) const DOWN: Self = Self::new(true);
 
     /// x to the power of the left shift of the first tweak.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) const POWERS: Self = {
         let Self(mut powers) = Self::UP;
         let mut index = 0;
@@ -144,8 +173,8 @@ pub(crate) trait Direction {
     /// One round on one vector.
     unsafe fn round<V: Vector>(x: V, key: V) -> V;
 
-    /// The last round on one vector.
-    unsafe fn last<V: Vector>(x: V, key: V) -> V;
+    /// The last round on one vector, with the last two keys.
+    unsafe fn last<V: Vector>(x: V, before: V, key: V) -> V;
 }
 
 pub(crate) struct Encrypt;
@@ -159,9 +188,9 @@ impl Direction for Encrypt {
     }
 
     #[inline(always)]
-    unsafe fn last<V: Vector>(x: V, key: V) -> V {
+    unsafe fn last<V: Vector>(x: V, before: V, key: V) -> V {
         // SAFETY: the caller's promise.
-        unsafe { x.encrypt_last(key) }
+        unsafe { x.end(before).encrypt_last(key) }
     }
 }
 
@@ -173,9 +202,9 @@ impl Direction for Decrypt {
     }
 
     #[inline(always)]
-    unsafe fn last<V: Vector>(x: V, key: V) -> V {
+    unsafe fn last<V: Vector>(x: V, before: V, key: V) -> V {
         // SAFETY: the caller's promise.
-        unsafe { x.decrypt_last(key) }
+        unsafe { x.end(before).decrypt_last(key) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! AES kernels for x86-64.
+//! AES kernels for x86-64 and `AArch64`.
 //!
 //! The `unsafe` code in this file and its submodules relies on two promises: [`Features`] exists
 //! only for a kernel whose instructions the processor has, and a [`Run`] comes from buffers of its
@@ -14,16 +14,19 @@ mod ecb;
 mod tweaks;
 mod xts;
 
-use std::arch::x86_64::_mm_sfence;
-
 use cipher::InOutBuf;
 
-use self::xts::{ByProducts, ByShifts, Cached, InRegisters, LINE, Streamed, xts};
+#[cfg(target_arch = "x86_64")]
+use self::xts::{ByProducts, ByShifts};
+use self::xts::{Cached, InRegisters, LINE, Streamed, xts};
 use super::schedule::Schedule;
+#[cfg(target_arch = "x86_64")]
+use crate::arch::{Width, Ymm, Zmm};
 use crate::{
+    arch::{Features, OneBlock, fence_streams, kernel},
     block::BlockCipher,
     mode::SectorMode,
-    x86::{Decrypt, Encrypt, Features, Width, Xmm, Ymm, Zmm, kernel},
+    vector::{Decrypt, Encrypt},
 };
 
 /// The bytes of one call, in place or from a source to a destination.
@@ -61,30 +64,30 @@ impl Run {
 
 kernel!(fn xts_encrypt(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
     xts::<Zmm, Encrypt, InRegisters, Cached>, xts::<Ymm, Encrypt, ByShifts, Cached>,
-    xts::<Xmm, Encrypt, InRegisters, Cached>);
+    xts::<OneBlock, Encrypt, InRegisters, Cached>);
 kernel!(fn xts_decrypt(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
     xts::<Zmm, Decrypt, InRegisters, Cached>, xts::<Ymm, Decrypt, ByShifts, Cached>,
-    xts::<Xmm, Decrypt, InRegisters, Cached>);
+    xts::<OneBlock, Decrypt, InRegisters, Cached>);
 kernel!(fn xts_encrypt_by_products(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
     xts::<Zmm, Encrypt, ByProducts, Cached>, xts::<Ymm, Encrypt, ByProducts, Cached>,
-    xts::<Xmm, Encrypt, InRegisters, Cached>);
+    xts::<OneBlock, Encrypt, InRegisters, Cached>);
 kernel!(fn xts_decrypt_by_products(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
     xts::<Zmm, Decrypt, ByProducts, Cached>, xts::<Ymm, Decrypt, ByProducts, Cached>,
-    xts::<Xmm, Decrypt, InRegisters, Cached>);
+    xts::<OneBlock, Decrypt, InRegisters, Cached>);
 kernel!(fn xts_stream(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
     xts::<Zmm, Encrypt, InRegisters, Streamed>, xts::<Ymm, Encrypt, ByShifts, Streamed>,
-    xts::<Xmm, Encrypt, InRegisters, Streamed>);
+    xts::<OneBlock, Encrypt, InRegisters, Streamed>);
 kernel!(fn xts_stream_by_products(keys: &Schedule, tweaks: &[[u8; 16]], run: Run):
     xts::<Zmm, Encrypt, ByProducts, Streamed>, xts::<Ymm, Encrypt, ByProducts, Streamed>,
-    xts::<Xmm, Encrypt, InRegisters, Streamed>);
+    xts::<OneBlock, Encrypt, InRegisters, Streamed>);
 kernel!(fn cbc_encrypt(keys: &Schedule, ivs: &[[u8; 16]], run: Run):
-    cbc::encrypt::<Zmm>, cbc::encrypt::<Ymm>, cbc::encrypt::<Xmm>);
+    cbc::encrypt::<Zmm>, cbc::encrypt::<Ymm>, cbc::encrypt::<OneBlock>);
 kernel!(fn cbc_decrypt(keys: &Schedule, ivs: &[[u8; 16]], run: Run):
-    cbc::decrypt::<Zmm, 2>, cbc::decrypt::<Ymm, 1>, cbc::decrypt::<Xmm, 1>);
+    cbc::decrypt::<Zmm, 2>, cbc::decrypt::<Ymm, 1>, cbc::decrypt::<OneBlock, 1>);
 kernel!(fn ecb_encrypt(keys: &Schedule, run: Run):
-    ecb::ecb::<Zmm, Encrypt>, ecb::ecb::<Ymm, Encrypt>, ecb::ecb::<Xmm, Encrypt>);
+    ecb::ecb::<Zmm, Encrypt>, ecb::ecb::<Ymm, Encrypt>, ecb::ecb::<OneBlock, Encrypt>);
 kernel!(fn ecb_decrypt(keys: &Schedule, run: Run):
-    ecb::ecb::<Zmm, Decrypt>, ecb::ecb::<Ymm, Decrypt>, ecb::ecb::<Xmm, Decrypt>);
+    ecb::ecb::<Zmm, Decrypt>, ecb::ecb::<Ymm, Decrypt>, ecb::ecb::<OneBlock, Decrypt>);
 
 /// AES on independent blocks.
 pub(super) struct Ecb {
@@ -192,9 +195,7 @@ impl SectorMode for Xts {
         let encrypt =
             if features.products_are_free() { xts_stream_by_products } else { xts_stream };
         encrypt(features, &self.data.encryption, run.checked_ivs(ivs), run);
-        // Orders the streaming stores before anybody learns that the data is there.
-        // SAFETY: every x86-64 processor has this instruction.
-        unsafe { _mm_sfence() };
+        fence_streams();
     }
 
     fn decrypt(&self, ivs: &mut [u8], mut data: InOutBuf<'_, '_, u8>, sector_size: usize) {

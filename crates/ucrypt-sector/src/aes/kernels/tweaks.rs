@@ -4,9 +4,11 @@
 //! may occupy an AES unit. A group's tweaks come from two chains, one for each half of the group,
 //! because a single chain may take longer than the AES rounds.
 
-use std::arch::{asm, x86_64::_addcarry_u64};
+use std::arch::asm;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::_addcarry_u64;
 
-use crate::x86::POLYNOMIAL;
+use crate::vector::POLYNOMIAL;
 
 /// An element of the field of XTS: the tweak of one block.
 #[derive(Clone, Copy)]
@@ -40,9 +42,16 @@ impl Tweak {
     fn doubled(self) -> Self {
         let reduction = (self.high.cast_signed() >> 63 & POLYNOMIAL).cast_unsigned();
         // The compiler's code for a 128-bit shift is slow on some processors.
-        let (mut low, mut high) = (0, 0);
-        let carry = _addcarry_u64(0, self.low, self.low, &mut low);
-        _addcarry_u64(carry, self.high, self.high, &mut high);
+        #[cfg(target_arch = "x86_64")]
+        let (low, high) = {
+            let (mut low, mut high) = (0, 0);
+            let carry = _addcarry_u64(0, self.low, self.low, &mut low);
+            _addcarry_u64(carry, self.high, self.high, &mut high);
+            (low, high)
+        };
+        // AArch64 shifts a register and takes in bits of another in one instruction.
+        #[cfg(not(target_arch = "x86_64"))]
+        let (low, high) = (self.low << 1, self.high << 1 | self.low >> 63);
         Self::new(low ^ reduction, high)
     }
 

@@ -1,13 +1,16 @@
 //! AES on independent blocks: tweaks, IVs and ECB.
 
 use super::{Run, Schedule};
-use crate::x86::{Direction, GROUP, Vector, Xmm, round};
+use crate::{
+    arch::OneBlock,
+    vector::{Direction, GROUP, Vector, round},
+};
 
 /// Transforms each block of a run independently; the sector size has no effect.
 ///
 /// # Safety
 ///
-/// The processor must have the instructions of `V` and of [`Xmm`].
+/// The processor must have the instructions of `V` and of [`OneBlock`].
 #[inline(always)]
 pub(super) unsafe fn ecb<V: Vector, D: Direction>(keys: &Schedule, run: Run) {
     let (mut src, mut dst, mut left) = (run.src, run.dst, run.len);
@@ -18,14 +21,14 @@ pub(super) unsafe fn ecb<V: Vector, D: Direction>(keys: &Schedule, run: Run) {
             let key = V::key(keys.first());
             let mut x = [key; GROUP];
             for (i, x) in x.iter_mut().enumerate() {
-                *x = V::load(src.add(i * V::BYTES)).xor(key);
+                *x = V::load(src.add(i * V::BYTES)).begin(key);
             }
             for key in keys.middle() {
                 round::<V, D>(&mut x, key);
             }
-            let key = V::key(keys.last());
+            let (before, key) = (V::key(keys.before_last()), V::key(keys.last()));
             for (i, x) in x.iter().enumerate() {
-                D::last(*x, key).store(dst.add(i * V::BYTES));
+                D::last(*x, before, key).store(dst.add(i * V::BYTES));
             }
             (src, dst) = (src.add(V::GROUP_BYTES), dst.add(V::GROUP_BYTES));
             left -= V::GROUP_BYTES;
@@ -35,10 +38,10 @@ pub(super) unsafe fn ecb<V: Vector, D: Direction>(keys: &Schedule, run: Run) {
             (src, dst) = (src.add(V::BYTES), dst.add(V::BYTES));
             left -= V::BYTES;
         }
-        while left >= Xmm::BYTES {
-            one::<Xmm, D>(keys, src, dst);
-            (src, dst) = (src.add(Xmm::BYTES), dst.add(Xmm::BYTES));
-            left -= Xmm::BYTES;
+        while left >= OneBlock::BYTES {
+            one::<OneBlock, D>(keys, src, dst);
+            (src, dst) = (src.add(OneBlock::BYTES), dst.add(OneBlock::BYTES));
+            left -= OneBlock::BYTES;
         }
     }
 }
@@ -48,10 +51,10 @@ pub(super) unsafe fn ecb<V: Vector, D: Direction>(keys: &Schedule, run: Run) {
 unsafe fn one<V: Vector, D: Direction>(keys: &Schedule, src: *const u8, dst: *mut u8) {
     // SAFETY: the caller promises the instructions and a vector at each pointer.
     unsafe {
-        let mut x = V::load(src).xor(V::key(keys.first()));
+        let mut x = V::load(src).begin(V::key(keys.first()));
         for key in keys.middle() {
             x = D::round(x, V::key(key));
         }
-        D::last(x, V::key(keys.last())).store(dst);
+        D::last(x, V::key(keys.before_last()), V::key(keys.last())).store(dst);
     }
 }

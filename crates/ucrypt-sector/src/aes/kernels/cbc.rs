@@ -1,7 +1,10 @@
 //! AES-CBC over a run of sectors.
 
 use super::{Run, Schedule};
-use crate::x86::{Decrypt, Direction, Encrypt, GROUP, Vector, Xmm, round};
+use crate::{
+    arch::OneBlock,
+    vector::{Decrypt, Direction, Encrypt, GROUP, Vector, round},
+};
 
 /// Decrypts a run of sectors under their IVs, `G` groups of vectors at a time.
 ///
@@ -61,7 +64,7 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
         let mut x = [[key; GROUP]; G];
         for (g, group) in x.iter_mut().enumerate() {
             for (i, x) in group.iter_mut().enumerate() {
-                *x = V::load(src.add(at(g, i))).xor(key);
+                *x = V::load(src.add(at(g, i))).begin(key);
             }
         }
         for key in keys.middle() {
@@ -71,11 +74,11 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
         }
         // From the last to the first: in place, each store overwrites the ciphertext to which the
         // next vector is chained.
-        let key = V::key(keys.last());
+        let (before_last, key) = (V::key(keys.before_last()), V::key(keys.last()));
         for g in (0..G).rev() {
             for i in (1..GROUP).rev() {
                 let chained = V::load(src.add(at(g, i) - 16));
-                Decrypt::last(x[g][i], chained.xor(key)).store(dst.add(at(g, i)));
+                Decrypt::last(x[g][i], before_last, chained.xor(key)).store(dst.add(at(g, i)));
             }
             let first = match iv(g) {
                 Some(iv) => V::broadcast(iv.as_ptr()),
@@ -83,7 +86,7 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
                 None => V::broadcast(src.add(at(g, 0) - 16)),
             };
             let chained = V::load(src.add(at(g, 0))).shift_in(first);
-            Decrypt::last(x[g][0], chained.xor(key)).store(dst.add(at(g, 0)));
+            Decrypt::last(x[g][0], before_last, chained.xor(key)).store(dst.add(at(g, 0)));
         }
     }
 }
@@ -93,7 +96,7 @@ unsafe fn decrypt_step<'a, V: Vector, const G: usize>(
 ///
 /// # Safety
 ///
-/// The processor must have the instructions of `V` and of [`Xmm`]; `ivs` must hold one per sector
+/// The processor must have the instructions of `V` and of [`OneBlock`]; `ivs` must hold one per sector
 /// of `run`.
 #[inline(always)]
 pub(super) unsafe fn encrypt<V: Vector>(keys: &Schedule, ivs: &[[u8; 16]], run: Run) {
@@ -139,9 +142,9 @@ unsafe fn side_by_side<V: Vector, const N: usize, const B: usize>(
         for (i, x) in chain.iter_mut().enumerate() {
             *x = V::gather(|lane| ivs[sector(i, lane)].as_ptr());
         }
-        for position in (0..run.sector_size).step_by(B * Xmm::BYTES) {
+        for position in (0..run.sector_size).step_by(B * OneBlock::BYTES) {
             let at = |i: usize, lane: usize, block: usize| {
-                sector(i, lane) * run.sector_size + position + block * Xmm::BYTES
+                sector(i, lane) * run.sector_size + position + block * OneBlock::BYTES
             };
             let mut x = [[V::key(keys.first()); N]; B];
             for i in 0..N {
@@ -169,7 +172,7 @@ unsafe fn link<V: Vector, const N: usize>(keys: &Schedule, before: &[V; N], x: &
     unsafe {
         let key = V::key(keys.first());
         for (x, before) in x.iter_mut().zip(before) {
-            *x = x.xor3(*before, key);
+            *x = x.begin_masked(*before, key);
         }
         for key in keys.middle() {
             let key = V::key(key);
@@ -177,9 +180,9 @@ unsafe fn link<V: Vector, const N: usize>(keys: &Schedule, before: &[V; N], x: &
                 *x = Encrypt::round(*x, key);
             }
         }
-        let key = V::key(keys.last());
+        let (before_last, key) = (V::key(keys.before_last()), V::key(keys.last()));
         for x in x {
-            *x = Encrypt::last(*x, key);
+            *x = Encrypt::last(*x, before_last, key);
         }
     }
 }

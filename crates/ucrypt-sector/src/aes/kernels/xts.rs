@@ -4,11 +4,13 @@
 //! other units make the tweaks of the next group ([`Making`]) and store them, for vectors to load.
 //! At a sector border the tweak is loaded instead of multiplied, so nothing waits there.
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::mem::MaybeUninit;
 
 use super::{Run, Schedule, tweaks::Chains};
-use crate::x86::{Direction, GROUP, Vector, round};
+use crate::{
+    arch::prefetch,
+    vector::{Direction, GROUP, Vector, round},
+};
 
 /// How the tweaks of all groups but the first are made, off the AES units.
 pub(super) trait Making {
@@ -27,9 +29,11 @@ pub(super) trait Making {
 pub(super) struct InRegisters;
 
 /// By vector shifts: best if general-purpose registers cannot keep up with the blocks of a group.
+#[cfg(target_arch = "x86_64")]
 pub(super) struct ByShifts;
 
 /// By vector products: best if they do not occupy the AES units.
+#[cfg(target_arch = "x86_64")]
 pub(super) struct ByProducts;
 
 impl Making for InRegisters {
@@ -42,6 +46,7 @@ impl Making for InRegisters {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Making for ByShifts {
     const BY_VECTORS: bool = true;
 
@@ -52,6 +57,7 @@ impl Making for ByShifts {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Making for ByProducts {
     const BY_VECTORS: bool = true;
 
@@ -212,10 +218,9 @@ unsafe fn step<V: Vector, D: Direction, M: Making, S: Storing>(
         let key = V::key(keys.first());
         let mut x = [key; GROUP];
         for i in 0..GROUP {
-            x[i] = V::load(src.add(i * V::BYTES)).xor3((*now)[i], key);
+            x[i] = V::load(src.add(i * V::BYTES)).begin_masked((*now)[i], key);
             if (i * V::BYTES).is_multiple_of(LINE) {
-                // Only a hint: any address is allowed.
-                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * V::BYTES + ahead).cast());
+                prefetch(src.wrapping_add(i * V::BYTES + ahead));
             }
         }
         // There are at least nine middle rounds; the tweaks are made in four or eight of them.
@@ -247,9 +252,9 @@ unsafe fn step<V: Vector, D: Direction, M: Making, S: Storing>(
         for key in rest {
             round::<V, D>(&mut x, key);
         }
-        let key = V::key(keys.last());
+        let (before, key) = (V::key(keys.before_last()), V::key(keys.last()));
         for i in 0..GROUP {
-            S::store(D::last(x[i], (*now)[i].xor(key)), dst.add(i * V::BYTES));
+            S::store(D::last(x[i], before, (*now)[i].xor(key)), dst.add(i * V::BYTES));
         }
     }
 }
