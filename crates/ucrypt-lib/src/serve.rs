@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use ucrypt_export::fuse::{FuseExport, FuseOptions, Transport};
+use ucrypt_export::fuse::{FuseExport, FuseOptions, Preference, Transport};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 
 use crate::error::{ServeError, fuse_error, nbd_error};
@@ -94,7 +94,11 @@ impl fmt::Debug for ServedFile {
 impl ServedFile {
     pub(crate) fn start(volume: &Volume, path: &Path) -> Result<Self, ServeError> {
         let others = !volume.facts().read_only;
-        let options = FuseOptions { transport: Transport::Classic, others };
+        let options = FuseOptions {
+            transport: Preference::Only(Transport::Classic),
+            past_page_cache: false,
+            others,
+        };
         let export = FuseExport::start(volume.engine()?, path, options)
             .map_err(|error| fuse_error(&error))?;
         Ok(Self { export, volume: volume.clone() })
