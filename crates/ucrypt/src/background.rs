@@ -421,7 +421,7 @@ pub(crate) fn serve_mounted(args: &OpenArgs, mounted: Option<PathBuf>) -> Result
         event(Level::Error, "ended", &failure);
         Failure { message: String::new(), ..failure }
     });
-    log::finish(!args.foreground).map_err(cannot_start)?;
+    log::finish().map_err(cannot_start)?;
     served
 }
 
@@ -453,7 +453,7 @@ fn start(
     // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| paths.clean_up();
     let usual_log = if args.foreground { log::To::Stderr } else { log::To::File(paths.log()) };
-    let log = args.log.open(usual_log, paths.name())?;
+    let mut log = args.log.open(usual_log, paths.name())?;
     let metrics = args.metrics.listen()?;
     let volume = args.volume.clone().for_serving(served_as.memory(), 1);
     let opened = volume.open(args.image(), KeySource::Known(key));
@@ -478,7 +478,7 @@ fn start(
         (true, true) => announce(json!({ "name": paths.name(), "device": device })),
     }
     .inspect_err(failed_later)?;
-    detach(args.foreground, &log).map_err(failed)?;
+    detach(args.foreground, &mut log).map_err(failed)?;
     notifier.ready(&format!("serves {} as {device}", opened.facts.image));
     let log_place = log.to().describe();
     log.install();
@@ -526,7 +526,7 @@ fn secret() -> io::Result<Secret> {
 
 /// Detaches from the directory in which `open` was called and, unless in the foreground, from the
 /// terminal.
-fn detach(foreground: bool, log: &Log) -> io::Result<()> {
+fn detach(foreground: bool, log: &mut Log) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     if !foreground {
