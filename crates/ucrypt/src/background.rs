@@ -590,12 +590,13 @@ pub(crate) fn close_named(name: &str) -> Result<(), Failure> {
 
 /// As [`close_named`], but waits so long for the users of the volume to go.
 pub(crate) fn close_patiently(name: &str, patience: Duration) -> Result<(), Failure> {
-    let deadline = Instant::now() + patience;
+    // `None`: beyond all times.
+    let deadline = Instant::now().checked_add(patience);
     let mut told = false;
     loop {
         let closed = close_one(name, false);
         let is_busy = closed.as_ref().is_err_and(Failure::is_busy);
-        if !is_busy || Instant::now() >= deadline {
+        if !is_busy || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return closed;
         }
         if let (Err(failure), false) = (&closed, told) {
