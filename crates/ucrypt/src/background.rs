@@ -632,6 +632,11 @@ pub(crate) fn is_open(paths: &RuntimePaths) -> bool {
     has_remains(paths)
 }
 
+/// Whether a volume of this name has a server that lives.
+pub(crate) fn is_served(paths: &RuntimePaths) -> bool {
+    name_lock::is_held(paths)
+}
+
 /// Whether a server of this name, alive or killed, has left files or a link.
 fn has_remains(paths: &RuntimePaths) -> bool {
     paths.are_in_use() || name_lock::is_link_stale(paths.name())
