@@ -612,9 +612,12 @@ pub(crate) fn status_of(paths: &RuntimePaths) -> Option<Value> {
     control::ask(paths, control::Request::Status).ok()
 }
 
-/// The names whose links lead to this device.
+/// The names of open volumes whose links lead to this device. The link that a killed server has left may
+/// lead to another one's device by now.
 pub(crate) fn names_of_device(device: &Path) -> Vec<String> {
-    link::names_of(device)
+    let mut names = link::names_of(device);
+    names.retain(|name| !name_lock::is_link_stale(name));
+    names
 }
 
 /// The users of a served file, as far as they can be seen.

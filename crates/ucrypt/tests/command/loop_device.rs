@@ -570,3 +570,17 @@ fn an_aborted_connection_below_a_device_is_told() {
     assert!(said.contains("aborted its connection") && said.contains("/dev/loop"), "{said}");
     nothing_is_left(&scratch);
 }
+
+/// The node of a loop device is somebody else's after its detachment.
+#[test]
+fn udev_is_not_told_the_name_of_a_killed_server_for_a_device_that_is_anothers_now() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    run(image.ucrypt(&scratch, "open").args([&scratch.unique(), "--as", "loop"]), b"").passes();
+    let node = fs::read_link(scratch.device()).expect("a link");
+    let udev = || run(scratch.ucrypt(&["udev"]).arg(&node), b"").text();
+    assert_eq!(udev(), format!("UCRYPT_NAME={}\n", scratch.unique()));
+    scratch.kill_background_server();
+    assert_eq!(udev(), "");
+    run(&mut scratch.ucrypt(&["close", &scratch.unique()]), b"").exits(4);
+}
