@@ -755,10 +755,14 @@ pub(crate) fn statuses(patience: Duration) -> Result<Answers, Failure> {
         control::status_within(paths, patience).map_err(|failure| failure.message)
     };
     Ok(std::thread::scope(|scope| {
-        let asking: Vec<_> =
-            all.iter().map(|paths| (paths, scope.spawn(move || ask(paths)))).collect();
+        let spawn = |paths| std::thread::Builder::new().spawn_scoped(scope, move || ask(paths));
+        let asking: Vec<_> = all.iter().map(|paths| (paths, spawn(paths))).collect();
         let answered = asking.into_iter().map(|(paths, asking)| {
-            let answer = asking.join().unwrap_or_else(|_| Err("cannot be asked".into()));
+            let answer = match asking {
+                Ok(asking) => asking.join().unwrap_or_else(|_| Err("cannot be asked".into())),
+                // There may be no more threads: then one after the other.
+                Err(_) => ask(paths),
+            };
             (paths.name().to_owned(), answer)
         });
         answered.collect()
