@@ -346,3 +346,18 @@ fn a_passphrase_that_an_agent_asks_for_opens_the_volume() {
         scratch.ucrypt(&["open", "--ask-password", "--key-file", "x", "--test-passphrase"]);
     run(both.arg(&image.path), b"").exits(1);
 }
+
+#[test]
+fn volumes_are_mounted_and_unmounted_where_there_is_no_directory_for_temporary_files() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        export TMPDIR=/no/such/directory
+        ucrypt mount --key-file passphrase --name $name image m
+        ucrypt umount m
+        refused 4 'wrong fs type\\|unknown filesystem' \
+            ucrypt mount --fstype xfs --key-file passphrase --name $name image m
+        [ -z \"$(ucrypt list)\" ]";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
