@@ -612,6 +612,11 @@ pub(crate) fn status_of(paths: &RuntimePaths) -> Option<Value> {
     control::ask(paths, control::Request::Status).ok()
 }
 
+/// Whether a volume with this status has its key, and is not about to lose it.
+pub(crate) fn has_key(status: &Value) -> bool {
+    !show::is_suspended(status)
+}
+
 /// The names of open volumes whose links lead to this device. The link that a killed server has left may
 /// lead to another one's device by now.
 pub(crate) fn names_of_device(device: &Path) -> Vec<String> {

@@ -236,6 +236,7 @@ fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Res
              left"
         ))
     })?;
+    has_key(name, &status)?;
     let device = status["device"].as_str().unwrap_or_default();
     let mut options = wanted.options;
     if status["volume"]["read_only"] == true && !options.contains(&"ro") {
@@ -244,6 +245,16 @@ fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Res
     let wanted = Wanted { options, ..wanted };
     mount_device(device, &wanted)?;
     tell(args, paths, device, &wanted)
+}
+
+/// Refuses a suspended volume: the kernel would wait for its key, and nothing can end this process then.
+fn has_key(name: &str, status: &serde_json::Value) -> Result<(), Failure> {
+    if background::has_key(status) {
+        return Ok(());
+    }
+    Err(Failure::busy(format!(
+        "{name} is suspended; ucrypt luksResume {name} gives it its key again"
+    )))
 }
 
 /// Unmounts what a mount has left that did not succeed, and closes the volume.
@@ -404,6 +415,18 @@ fn mount_at(mounts: &[Mount], place: &Path) -> Option<Mount> {
 fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failure> {
     let name = paths.name();
     let status = background::status_of(paths);
+    match &status {
+        _ if mounts.is_empty() => {}
+        Some(status) => has_key(name, status)?,
+        // The kernel would wait for it.
+        None if background::is_served(paths) => {
+            return Err(Failure::device(format!(
+                "the server of {name} does not answer, without which nothing can be stored; nothing was \
+                 unmounted"
+            )));
+        }
+        None => {}
+    }
     let in_user_space = mounts.iter().any(Mount::is_fuse);
     let was_killed =
         in_user_space && status.is_some() && !fuse::is_among(&background::users_of_file(paths));

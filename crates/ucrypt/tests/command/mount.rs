@@ -347,6 +347,51 @@ fn a_passphrase_that_an_agent_asks_for_opens_the_volume() {
     run(both.arg(&image.path), b"").exits(1);
 }
 
+/// The kernel would wait for the key, and nothing can end who waits for the kernel.
+#[test]
+fn a_suspended_volume_is_neither_mounted_nor_unmounted_and_nobody_waits_for_its_key() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        head -c 1000000 /dev/urandom >data
+        cp data m/data
+        ucrypt luksSuspend $name
+        refused 5 luksResume ucrypt umount m
+        refused 5 luksResume ucrypt umount $name
+        ucrypt luksResume --key-file passphrase $name
+        cmp data m/data
+        ucrypt umount m
+        ucrypt open --as loop --key-file passphrase image $name
+        ucrypt luksSuspend $name
+        refused 5 luksResume ucrypt mount $name m
+        ucrypt luksResume --key-file passphrase $name
+        ucrypt mount $name m
+        cmp data m/data
+        ucrypt umount m
+        ucrypt close $name";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn nobody_waits_for_a_server_that_stands_still_to_unmount_its_volume() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        echo kept >m/file
+        server=$(ucrypt status --json $name | sed -n 's/ *\"pid\": \\([0-9]*\\).*/\\1/p')
+        kill -STOP $server
+        trap \"kill -CONT $server\" EXIT
+        refused 4 'does not answer' ucrypt umount m
+        kill -CONT $server
+        [ \"$(cat m/file)\" = kept ]
+        ucrypt umount m";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
 #[test]
 fn volumes_are_mounted_and_unmounted_where_there_is_no_directory_for_temporary_files() {
     let scratch = Scratch::new();
