@@ -433,45 +433,45 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
     for mount in mounts {
         unmount(mount, status.is_some())?;
     }
-    if !mounts.is_empty() {
-        let left = table::read()?.into_iter().find(|mount| mount.is_of(paths));
-        if let Some(left) = left {
-            say_line(format_args!(
-                "{name} stays open: it is mounted at {}, too",
-                left.place.display()
-            ));
-            return Ok(());
-        }
-        let by_mount = status.as_ref().is_none_or(|status| status["mounted"].is_string());
-        if !by_mount {
-            say_line(format_args!(
-                "{name} stays open, as it was before; ucrypt close {name} closes it"
-            ));
-            return Ok(());
-        }
+    let left = table::read()?.into_iter().find(|mount| mount.is_of(paths));
+    let by_mount = status.as_ref().is_none_or(|status| status["mounted"].is_string());
+    let stays = if let Some(left) = left.filter(|_| !mounts.is_empty()) {
+        Some(format!("because it is mounted at {}, too", left.place.display()))
+    } else {
+        await_file_system(paths);
+        let stays = !mounts.is_empty() && !by_mount;
+        stays.then(|| format!("as it was before; ucrypt close {name} closes it"))
+    };
+    // The kernel has told of earlier failures before it was unmounted.
+    let before = status.as_ref().filter(|_| !in_user_space).map_or(0, errors);
+    let failed = background::status_of(paths).and_then(|status| failures(&status, before));
+    match &stays {
+        Some(why) => say_line(format_args!("{name} stays open, {why}")),
+        None => close(paths)?,
     }
-    await_file_system(paths);
-    let failed = background::status_of(paths).and_then(|status| failures(&status));
-    close(paths)?;
     let failed = if was_killed {
         Some("the program that kept its file system had ended before".into())
     } else {
-        // The kernel has said so before it was unmounted.
-        failed.filter(|_| in_user_space)
+        failed.filter(|_| !mounts.is_empty())
     };
     match failed {
         Some(failed) => Err(Failure::device(format!(
-            "{name} is closed, but {failed}: what was written last may be missing; check the file system"
+            "{name} is {}, but {failed}: what was written last may be missing; check the file system",
+            if stays.is_some() { "unmounted" } else { "closed" }
         ))),
         None => Ok(()),
     }
 }
 
-/// What failed while a volume was open.
-fn failures(status: &serde_json::Value) -> Option<String> {
-    let counters = &status["counters"];
-    let count = counters["errors"].as_u64().filter(|count| *count > 0)?;
-    let error = counters["last_error"].as_str().unwrap_or("an error");
+/// Requests of a volume that have failed.
+fn errors(status: &serde_json::Value) -> u64 {
+    status["counters"]["errors"].as_u64().unwrap_or(0)
+}
+
+/// What failed after there were `before` failures.
+fn failures(status: &serde_json::Value, before: u64) -> Option<String> {
+    let count = errors(status).checked_sub(before).filter(|count| *count > 0)?;
+    let error = status["counters"]["last_error"].as_str().unwrap_or("an error");
     Some(format!("{count} requests had failed ({error})"))
 }
 

@@ -406,3 +406,38 @@ fn volumes_are_mounted_and_unmounted_where_there_is_no_directory_for_temporary_f
     run(&mut root_script(&scratch, text), b"").passes();
     nothing_is_left(&scratch);
 }
+
+/// The log of XFS has room, and the places of what it describes have none: the kernel finds that out
+/// while it unmounts, and says nothing.
+#[test]
+fn what_the_kernel_could_not_store_while_it_unmounted_is_told() {
+    tool("mkfs.xfs", "xfsprogs");
+    let scratch = Scratch::new();
+    scratch.file("passphrase", PASSPHRASE);
+    let text = "
+        mkdir small; mount -t tmpfs -o size=160m none small
+        truncate -s 400M small/image
+        ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file passphrase small/image
+        ucrypt open --key-file passphrase --as loop small/image $name
+        mkfs.xfs -q /dev/ucrypt/$name
+        ucrypt close $name
+        fill() {
+            mkdir m/$1
+            seq -f m/$1/d%g 60 | xargs mkdir
+            for directory in m/$1/*; do seq -f $directory/f%g 40 | xargs touch; done
+            head -c 300M /dev/zero >small/fill 2>/dev/null || true
+        }
+        ucrypt mount --key-file passphrase --name $name small/image m
+        fill one
+        refused 4 'what was written last may be missing' ucrypt umount m
+        grep -q 'is closed, but' said
+        [ -z \"$(ucrypt list)\" ]
+        # The same if the volume stays open.
+        rm small/fill
+        ucrypt open --key-file passphrase --as loop small/image $name
+        ucrypt mount $name m
+        fill two
+        refused 4 'is unmounted, but' ucrypt umount m
+        ucrypt close $name || true";
+    run(&mut root_script(&scratch, text), b"").passes();
+}
