@@ -42,6 +42,9 @@ const WRITING_PATIENCE: Duration = Duration::from_secs(600);
 /// Most volumes of one image name that get a name by themselves.
 const NAMES_MAX: u32 = 99;
 
+/// Most links in a row that are followed, as in the kernel.
+const LINKS_MAX: usize = 40;
+
 /// Longest name that is made of a file name, in bytes: a number has room behind it.
 const STEM_MAX: usize = 60;
 
@@ -394,20 +397,22 @@ fn umount_one(place: &Path) -> Result<(), Failure> {
     unmount_and_close(&paths, &of_it)
 }
 
-/// The mount that is on top at a path. A directory whose server is dead is not looked at.
+/// The mount that is on top at a path. A directory whose server is dead is not looked at, but links to it
+/// are followed.
 fn mount_at(mounts: &[Mount], place: &Path) -> Option<Mount> {
-    let absolute = std::path::absolute(place).ok()?;
-    if let Some(mount) = Mount::at(mounts, &absolute) {
-        return Some(mount.clone());
+    let mut place = std::path::absolute(place).ok()?;
+    for _ in 0..LINKS_MAX {
+        if let Some(mount) = Mount::at(mounts, &place) {
+            return Some(mount.clone());
+        }
+        place = fs::canonicalize(place.parent()?).ok()?.join(place.file_name()?);
+        if let Some(mount) = Mount::at(mounts, &place) {
+            return Some(mount.clone());
+        }
+        let target = fs::read_link(&place).ok()?;
+        place = place.parent()?.join(target);
     }
-    let (parent, name) = (absolute.parent()?, absolute.file_name()?);
-    let parent = fs::canonicalize(parent).ok()?;
-    let place = parent.join(name);
-    Mount::at(mounts, &place).cloned().or_else(|| {
-        // It may be a link to a mounted directory.
-        let place = parent.join(fs::read_link(&place).ok()?);
-        Mount::at(mounts, &place).cloned()
-    })
+    None
 }
 
 /// Unmounts, and closes the volume if `mount` has opened it and nothing else is mounted of it, or if

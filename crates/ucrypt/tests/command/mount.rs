@@ -407,6 +407,22 @@ fn volumes_are_mounted_and_unmounted_where_there_is_no_directory_for_temporary_f
     nothing_is_left(&scratch);
 }
 
+#[test]
+fn a_link_to_a_mounted_directory_is_unmounted_wherever_it_leads_through() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        mkdir -p d/deep; ln -s ../../m d/deep/link; ln -s deep/link d/link; ln -s loop loop
+        for place in d/deep/link d/link ./d/deep/../link; do
+            ucrypt mount --key-file passphrase --name $name image m
+            ucrypt umount $place
+            ! mountpoint -q m
+        done
+        refused 4 'nothing is mounted at loop' ucrypt umount loop";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
 /// The log of XFS has room, and the places of what it describes have none: the kernel finds that out
 /// while it unmounts, and says nothing.
 #[test]
