@@ -219,17 +219,18 @@ fn open_and_serve(args: &OpenArgs) -> Result<(), Failure> {
     })
 }
 
-/// Unlocks a volume that is to be mounted, and starts its server with the hidden action `action`, whose
-/// words are those of this process after `added`. Calls `unlocked` when the passphrase was right, before
-/// there is a server. Returns the path of the device or file.
-pub(crate) fn open_to_mount(
-    args: &OpenArgs,
+/// Unlocks a volume that is to be mounted. Returns what [`start_to_mount`] passes to the server.
+pub(crate) fn unlock(args: &OpenArgs) -> Result<Secret, Failure> {
+    args.volume.volume_key(args.image())
+}
+
+/// Starts the server of a volume that is to be mounted with the hidden action `action`, whose words are
+/// those of this process after `added`. Returns the path of the device or file.
+pub(crate) fn start_to_mount(
     (action, added): (&str, &[OsString]),
-    unlocked: impl FnOnce() -> Result<(), Failure>,
+    key: &Secret,
 ) -> Result<String, Failure> {
-    let key = args.volume.volume_key(args.image())?;
-    unlocked()?;
-    start_server(&mut server(action, added)?, &key)
+    start_server(&mut server(action, added)?, key)
 }
 
 /// The option that chooses an export, for the server.

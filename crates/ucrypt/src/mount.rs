@@ -5,7 +5,7 @@
 //! no volume open that was not open before.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -38,6 +38,10 @@ pub(crate) const SERVER_ACTION: &str = "mount-in-background";
 
 /// How long a file system in user space may take to write what it holds after it was unmounted.
 const WRITING_PATIENCE: Duration = Duration::from_secs(600);
+
+/// How long another `mount` may take to start its server before it is not waited for: a name may be taken
+/// twice then, and one of the two servers does not start.
+const TURN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Most volumes of one image name that get a name by themselves.
 const NAMES_MAX: u32 = 99;
@@ -184,8 +188,8 @@ pub(crate) fn mount(args: &MountArgs) -> Result<(), Failure> {
     if let Some(paths) = open_volume(&args.image) {
         return mount_open(args, &paths, wanted);
     }
-    let name = match &args.name {
-        Some(name) => name.clone(),
+    let (name, turn) = match &args.name {
+        Some(name) => (name.clone(), None),
         None => free_name(&args.image)?,
     };
     let open = args.open_args(&name);
@@ -196,20 +200,26 @@ pub(crate) fn mount(args: &MountArgs) -> Result<(), Failure> {
     if args.served.is_none() {
         added.push(as_option(served));
     }
+    drop(turn);
+    let key = background::unlock(&open)?;
+    // Not earlier: at a prompt, and during the key derivation, there is nothing to undo.
+    let interrupt = Interrupt::catch()?;
+    let mut turn = None;
+    let mut paths = paths;
     if args.name.is_none() {
+        // Another `mount` may have taken the name meanwhile.
+        let (name, until_served) = free_name(&args.image)?;
+        turn = until_served;
+        paths = RuntimePaths::of(&name)?;
         added.push(format!("--name={name}").into());
     }
-    let mut interrupt = None;
-    let device = background::open_to_mount(&open, (SERVER_ACTION, &added), || {
-        // Not earlier: at a prompt, and during the key derivation, there is nothing to undo.
-        interrupt = Some(Interrupt::catch()?);
-        Ok(())
-    })?;
-    let interrupted = || match &interrupt {
-        Some(interrupt) if interrupt.came() => {
-            Err(Failure::wrong("interrupted; nothing is mounted"))
+    let device = background::start_to_mount((SERVER_ACTION, &added), &key)?;
+    drop((turn, key));
+    let interrupted = || {
+        if interrupt.came() {
+            return Err(Failure::wrong("interrupted; nothing is mounted"));
         }
-        _ => Ok(()),
+        Ok(())
     };
     let mounted =
         interrupted().and_then(|()| mount_device(&device, &wanted)).and_then(|()| interrupted());
@@ -324,16 +334,20 @@ fn mount_device(device: &str, wanted: &Wanted<'_>) -> Result<(), Failure> {
     }
 }
 
-/// A name for the volume of this image that no other volume has.
-fn free_name(image: &Path) -> Result<String, Failure> {
+/// A name for the volume of this image that no other volume has. Another `mount` waits for its own as long as
+/// the turn is not dropped.
+fn free_name(image: &Path) -> Result<(String, Option<File>), Failure> {
     let stem = stem(image);
+    let paths = RuntimePaths::of(&stem)?;
+    paths.prepare()?;
+    let turn = paths.turn(TURN_PATIENCE);
     let names = (1..=NAMES_MAX).map(|number| match number {
         1 => stem.clone(),
         number => format!("{stem}-{number}"),
     });
     for name in names {
         if !background::is_taken(&RuntimePaths::of(&name)?) {
-            return Ok(name);
+            return Ok((name, turn));
         }
     }
     Err(Failure::busy(format!("{NAMES_MAX} volumes are open under the name {stem}; use --name")))

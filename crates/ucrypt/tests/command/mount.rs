@@ -457,3 +457,29 @@ fn what_the_kernel_could_not_store_while_it_unmounted_is_told() {
         ucrypt close $name || true";
     run(&mut root_script(&scratch, text), b"").passes();
 }
+
+#[test]
+fn mounts_of_images_of_one_name_at_the_same_time_get_a_name_each() {
+    let scratch = Scratch::new();
+    let image = with_file_system(&scratch);
+    let name = scratch.unique();
+    for dir in ["a", "b", "c"] {
+        fs::create_dir(scratch.path(dir)).expect("made");
+        fs::copy(&image.path, scratch.path(&format!("{dir}/{name}"))).expect("copied");
+    }
+    let text = "
+        mkdir ma mb mc
+        for round in 1 2 3; do
+            mounts=
+            for dir in a b c; do
+                ucrypt mount --key-file passphrase $dir/$name m$dir &
+                mounts=\"$mounts $!\"
+            done
+            for mount in $mounts; do wait $mount; done
+            [ $(ucrypt list | grep -c \"^$(echo $name | cut -c -10)\") = 3 ]
+            ucrypt umount ma mb mc
+            [ -z \"$(ucrypt list)\" ]
+        done";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
