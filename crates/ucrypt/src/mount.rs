@@ -195,6 +195,9 @@ pub(crate) fn mount(args: &MountArgs) -> Result<(), Failure> {
     let open = args.open_args(&name);
     let (served, why) = open.choose();
     check_can_mount(served, why, &wanted)?;
+    if served == Served::Fuse {
+        fuse::check_file(&RuntimePaths::of(&name)?.file())?;
+    }
     let paths = open.check(served)?;
     let mut added: Vec<OsString> = Vec::new();
     if args.served.is_none() {

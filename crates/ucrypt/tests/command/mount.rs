@@ -483,3 +483,22 @@ fn mounts_of_images_of_one_name_at_the_same_time_get_a_name_each() {
     run(&mut root_script(&scratch, text), b"").passes();
     nothing_is_left(&scratch);
 }
+
+/// `fuse2fs` writes the path into its own options, in which a comma ends one.
+#[test]
+fn a_name_that_file_systems_in_user_space_take_for_options_is_refused_before_a_passphrase() {
+    tool("fuse2fs", "fuse2fs");
+    let scratch = scratch_of_nobody();
+    let text = "
+        refused 1 \"cannot mount\" ./ucrypt mount --key-file /no/key --name a,ro image m
+        ./ucrypt open --as fuse --key-file passphrase image a,ro
+        refused 1 \"cannot mount\" ./ucrypt mount a,ro m
+        ! mountpoint -q m
+        ./ucrypt close a,ro
+        # What has to be escaped in the table of mounts has not to be here.
+        ./ucrypt mount --key-file passphrase --name \"a b\" image m
+        ./ucrypt umount m
+        [ -z \"$(./ucrypt list)\" ]";
+    run(&mut nobodys_script(&scratch, "", text), b"").passes();
+    nothing_is_left(&scratch);
+}
