@@ -1,4 +1,4 @@
-//! Lines about clients that come and go, which anybody who can connect could cause without end.
+//! Lines about clients, which anybody who can connect could cause without end.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ impl Visits {
         match passes {
             None => {}
             Some(0) => tell(&line()),
-            Some(count) => tell(&format!("{} ({count} more came or went before)", line())),
+            Some(count) => tell(&format!("{} ({count} more lines before it)", line())),
         }
     }
 
