@@ -71,3 +71,8 @@ umount -l stage
 sh "$node" stage "$id" image key stage xfs
 [ "$(cat stage/file)" = "of a pod" ]
 sh "$node" unstage "$id" stage
+sh "$node" stage "$id" image key stage xfs
+pkill -KILL -f "serve-in-background.*csi-$id\$"
+umount -l stage
+sh "$node" unstage "$id" stage
+[ ! -L "/dev/ucrypt/csi-$id" ]
