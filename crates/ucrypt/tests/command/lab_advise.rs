@@ -46,12 +46,16 @@ fn a_slow_volume_is_advised_without_a_passphrase_and_not_written() {
     let volume = advice["volume"].as_str().expect("text");
     assert!(volume.contains("luks2, serpent-cbc-plain64, 256 bits, sectors of 512"), "{volume}");
     let found = ids(&advice);
-    assert!(found.contains(&"cipher") && found.contains(&"pbkdf-cheap"), "{advice}");
+    assert!(found.contains(&"pbkdf-cheap"), "{advice}");
     let cipher =
         advice["findings"].as_array().expect("a list").iter().find(|it| it["id"] == "cipher");
-    let gain = &cipher.expect("a finding")["gain"];
-    assert!(gain["times"]["median"].as_f64() > Some(1.05), "{gain}");
-    assert_eq!(gain["times"]["count"], 5, "{gain}");
+    // Beside other load, the figures may be too far apart; it is not said then that all is well.
+    let tells = |list: &str| advice[list].to_string().contains("serpent-cbc-plain64 decrypts");
+    assert!(cipher.is_some() != tells("not_measured") && !tells("fine"), "{advice}");
+    if let Some(gain) = cipher.map(|it| &it["gain"]) {
+        assert!(gain["times"]["median"].as_f64() > Some(1.05), "{gain}");
+        assert_eq!(gain["times"]["count"], 5, "{gain}");
+    }
     // Every way that this system has was measured, or it is said why not.
     let ways = advice["ways"].as_array().expect("ways");
     let not_measured = advice["not_measured"].to_string();
@@ -74,7 +78,8 @@ fn a_slow_volume_is_advised_without_a_passphrase_and_not_written() {
     let mut advise = scratch.ucrypt(&["lab", "advise", "--time", "1"]);
     let text = run(advise.arg(&image), b"").exits(0);
     let text = String::from_utf8(text.stdout).expect("text");
-    for needed in ["left", "to do:", "gain:", "luksFormat --cipher", "Not measured:"] {
+    assert!(text.contains("luksFormat --cipher") || text.contains("too far apart"), "{text}");
+    for needed in ["left", "to do:", "gain:", "serpent-cbc-plain64 decrypts", "Not measured:"] {
         assert!(text.contains(needed), "{needed}: {text}");
     }
 }
