@@ -15,6 +15,7 @@ use crate::load::{Disk, Load, volume_len};
 use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
+use crate::server::await_that;
 
 const LEN: u64 = 64 << 20;
 /// mkfs.xfs and mkfs.btrfs make no smaller file systems.
@@ -339,8 +340,10 @@ fn what_the_server_has_to_say_goes_to_a_log() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let log = scratch.path("log");
     open(&scratch, &image, &["--log", log.to_str().expect("text")]).passes();
-    let said = fs::read_to_string(&log).expect("a log");
-    assert!(said.contains("info: opened ") && said.lines().count() == 1, "{said}");
+    // The server says so once `open` has its answer.
+    let said = || fs::read_to_string(&log).expect("a log");
+    await_that("the server says that it is open", || said().ends_with('\n'));
+    assert!(said().contains("info: opened ") && said().lines().count() == 1, "{}", said());
     close(&scratch, &[]).passes();
     open(&scratch, &image, &["--log", "/no/such/place"]).refuses(4);
     nothing_is_left(&scratch);
