@@ -1,5 +1,5 @@
-//! Clients that come and go: their number, and lines about them, which anybody who can connect
-//! could cause without end.
+//! Clients and their number, and lines about them, which anybody who can connect could cause without
+//! end.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,7 +32,7 @@ impl Visits {
         match self.0.passes(Instant::now()) {
             None => {}
             Some(0) => tell(&line()),
-            Some(count) => tell(&format!("{} ({count} more came or went before)", line())),
+            Some(count) => tell(&format!("{} ({count} more lines before it)", line())),
         }
     }
 }

@@ -219,17 +219,18 @@ fn open_and_serve(args: &OpenArgs) -> Result<(), Failure> {
     })
 }
 
-/// Unlocks a volume that is to be mounted, and starts its server with the hidden action `action`, whose
-/// words are those of this process after `added`. Calls `unlocked` when the passphrase was right, before
-/// there is a server. Returns the path of the device or file.
-pub(crate) fn open_to_mount(
-    args: &OpenArgs,
+/// Unlocks a volume that is to be mounted. Returns what [`start_to_mount`] passes to the server.
+pub(crate) fn unlock(args: &OpenArgs) -> Result<Secret, Failure> {
+    args.volume.volume_key(args.image())
+}
+
+/// Starts the server of a volume that is to be mounted with the hidden action `action`, whose words are
+/// those of this process after `added`. Returns the path of the device or file.
+pub(crate) fn start_to_mount(
     (action, added): (&str, &[OsString]),
-    unlocked: impl FnOnce() -> Result<(), Failure>,
+    key: &Secret,
 ) -> Result<String, Failure> {
-    let key = args.volume.volume_key(args.image())?;
-    unlocked()?;
-    start_server(&mut server(action, added)?, &key)
+    start_server(&mut server(action, added)?, key)
 }
 
 /// The option that chooses an export, for the server.
@@ -421,7 +422,7 @@ pub(crate) fn serve_mounted(args: &OpenArgs, mounted: Option<PathBuf>) -> Result
         event(Level::Error, "ended", &failure);
         Failure { message: String::new(), ..failure }
     });
-    log::finish(!args.foreground).map_err(cannot_start)?;
+    log::finish().map_err(cannot_start)?;
     served
 }
 
@@ -453,7 +454,7 @@ fn start(
     // From here on, a failure removes the server's files.
     let failed_later = |_: &Failure| paths.clean_up();
     let usual_log = if args.foreground { log::To::Stderr } else { log::To::File(paths.log()) };
-    let log = args.log.open(usual_log, paths.name())?;
+    let mut log = args.log.open(usual_log, paths.name())?;
     let metrics = args.metrics.listen()?;
     let memory = served_as.memory(args.volume.is_direct());
     let volume = args.volume.clone().for_serving(memory, 1);
@@ -479,7 +480,7 @@ fn start(
         (true, true) => announce(json!({ "name": paths.name(), "device": device })),
     }
     .inspect_err(failed_later)?;
-    detach(args.foreground, &log).map_err(failed)?;
+    detach(args.foreground, &mut log).map_err(failed)?;
     notifier.ready(&format!("serves {} as {device}", opened.facts.image));
     let log_place = log.to().describe();
     log.install();
@@ -527,7 +528,7 @@ fn secret() -> io::Result<Secret> {
 
 /// Detaches from the directory in which `open` was called and, unless in the foreground, from the
 /// terminal.
-fn detach(foreground: bool, log: &Log) -> io::Result<()> {
+fn detach(foreground: bool, log: &mut Log) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     if !foreground {
@@ -591,12 +592,13 @@ pub(crate) fn close_named(name: &str) -> Result<(), Failure> {
 
 /// As [`close_named`], but waits so long for the users of the volume to go.
 pub(crate) fn close_patiently(name: &str, patience: Duration) -> Result<(), Failure> {
-    let deadline = Instant::now() + patience;
+    // `None`: beyond all times.
+    let deadline = Instant::now().checked_add(patience);
     let mut told = false;
     loop {
         let closed = close_one(name, false);
         let is_busy = closed.as_ref().is_err_and(Failure::is_busy);
-        if !is_busy || Instant::now() >= deadline {
+        if !is_busy || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return closed;
         }
         if let (Err(failure), false) = (&closed, told) {
@@ -612,9 +614,17 @@ pub(crate) fn status_of(paths: &RuntimePaths) -> Option<Value> {
     control::ask(paths, control::Request::Status).ok()
 }
 
-/// The names whose links lead to this device.
+/// Whether a volume with this status has its key, and is not about to lose it.
+pub(crate) fn has_key(status: &Value) -> bool {
+    !show::is_suspended(status)
+}
+
+/// The names of open volumes whose links lead to this device. The link that a killed server has left may
+/// lead to another one's device by now.
 pub(crate) fn names_of_device(device: &Path) -> Vec<String> {
-    link::names_of(device)
+    let mut names = link::names_of(device);
+    names.retain(|name| !name_lock::is_link_stale(name));
+    names
 }
 
 /// The users of a served file, as far as they can be seen.
@@ -630,6 +640,11 @@ pub(crate) fn is_taken(paths: &RuntimePaths) -> bool {
 /// Whether a volume of this name is open, or was left by a killed server.
 pub(crate) fn is_open(paths: &RuntimePaths) -> bool {
     has_remains(paths)
+}
+
+/// Whether a volume of this name has a server that lives.
+pub(crate) fn is_served(paths: &RuntimePaths) -> bool {
+    name_lock::is_held(paths)
 }
 
 /// Whether a server of this name, alive or killed, has left files or a link.
@@ -747,10 +762,14 @@ pub(crate) fn statuses(patience: Duration) -> Result<Answers, Failure> {
         control::status_within(paths, patience).map_err(|failure| failure.message)
     };
     Ok(std::thread::scope(|scope| {
-        let asking: Vec<_> =
-            all.iter().map(|paths| (paths, scope.spawn(move || ask(paths)))).collect();
+        let spawn = |paths| std::thread::Builder::new().spawn_scoped(scope, move || ask(paths));
+        let asking: Vec<_> = all.iter().map(|paths| (paths, spawn(paths))).collect();
         let answered = asking.into_iter().map(|(paths, asking)| {
-            let answer = asking.join().unwrap_or_else(|_| Err("cannot be asked".into()));
+            let answer = match asking {
+                Ok(asking) => asking.join().unwrap_or_else(|_| Err("cannot be asked".into())),
+                // There may be no more threads: then one after the other.
+                Err(_) => ask(paths),
+            };
             (paths.name().to_owned(), answer)
         });
         answered.collect()

@@ -11,14 +11,14 @@
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::ValueEnum;
 use rustix::fs::OFlags;
@@ -38,6 +38,9 @@ const DAEMON: u8 = 3 << 3;
 
 /// Longest message in bytes: a line and its fields fit into a datagram, and into one write of a pipe.
 const MESSAGE_MAX: usize = 2048;
+
+/// How long a line may wait for a log that takes nothing: a pipe whose reader stands still.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How much an event matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -119,6 +122,8 @@ impl LogArgs {
             volume: volume.into(),
             written,
             sender,
+            has_stderr: false,
+            is_stuck: Mutex::default(),
         })
     }
 
@@ -157,9 +162,11 @@ impl To {
         let opened = match self {
             Self::Stderr => Ok((None, None)),
             Self::File(path) => open_file(path).map(|file| (Some(file), None)),
-            Self::Syslog => open_sender(SYSLOG, move |event| for_syslog(event, format)).map(sent),
+            Self::Syslog => {
+                open_sender(self.place(), move |event| for_syslog(event, format)).map(sent)
+            }
             Self::Journal => {
-                open_sender(JOURNAL, move |event| for_journal(event, format)).map(sent)
+                open_sender(self.place(), move |event| for_journal(event, format)).map(sent)
             }
         };
         opened.map_err(|error| {
@@ -200,6 +207,11 @@ pub(crate) struct Log {
     /// The end to write to; `None` is standard error.
     written: Option<OwnedFd>,
     sender: Option<JoinHandle<()>>,
+    /// Standard error was redirected to it.
+    has_stderr: bool,
+    /// The last line was lost because the log took nothing. One line is written at a time: what is free
+    /// for one need not be free for two.
+    is_stuck: Mutex<bool>,
 }
 
 /// The log of this process.
@@ -213,24 +225,29 @@ impl Log {
     }
 
     /// Redirects standard error to the log.
-    pub(crate) fn take_stderr(&self) -> io::Result<()> {
-        match &self.written {
-            Some(written) => Ok(rustix::stdio::dup2_stderr(written)?),
-            None => Ok(()),
+    pub(crate) fn take_stderr(&mut self) -> io::Result<()> {
+        if let Some(written) = &self.written {
+            rustix::stdio::dup2_stderr(written)?;
+            self.has_stderr = true;
         }
+        Ok(())
     }
 
     pub(crate) fn to(&self) -> &To {
         &self.to
     }
 
-    /// Writes one event. Ignores errors: there is nobody else to tell.
+    /// Writes one event. Ignores errors: there is nobody else to tell. The line is lost if the log takes
+    /// nothing: whoever reads it must not keep the server, or its end, waiting.
     fn write(&self, level: Level, event: &str, message: &str) {
         let line = self.line(level, event, message);
-        match &self.written {
-            None => stdio::say(&line),
-            Some(written) => stdio::say_to(written, &line),
-        }
+        let stream = match &self.written {
+            Some(written) => written.as_fd(),
+            None => rustix::stdio::stderr(),
+        };
+        let mut is_stuck = self.is_stuck.lock().unwrap_or_else(PoisonError::into_inner);
+        let patience = if *is_stuck { Duration::ZERO } else { PATIENCE };
+        *is_stuck = !stdio::offer(stream, &line, patience);
     }
 
     fn line(&self, level: Level, event: &str, message: &str) -> String {
@@ -265,10 +282,11 @@ pub(crate) fn event(level: Level, kind: &str, message: impl Display) {
 
 /// Waits until all lines have arrived, and closes the log. Later events are messages on standard
 /// error again, which goes nowhere if the log had it.
-pub(crate) fn finish(had_stderr: bool) -> io::Result<()> {
+pub(crate) fn finish() -> io::Result<()> {
     let log = LOG.write().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(Log { written, sender, .. }) = log else { return Ok(()) };
-    if had_stderr && written.is_some() {
+    let Some(Log { written, sender, has_stderr, .. }) = log else { return Ok(()) };
+    if has_stderr {
+        // Else the sender would wait for the end of what this process could still write.
         rustix::stdio::dup2_stderr(File::options().write(true).open("/dev/null")?)?;
     }
     drop(written);
@@ -299,7 +317,7 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
 
 /// Opens a pipe whose lines a thread of its own sends to a socket, as `datagram` makes them.
 fn open_sender(
-    place: &str,
+    place: &Path,
     datagram: impl Fn(&Value) -> String + Send + 'static,
 ) -> io::Result<(OwnedFd, JoinHandle<()>)> {
     let socket = UnixDatagram::unbound()?;
@@ -307,14 +325,25 @@ fn open_sender(
     // A log that takes nothing must not block the server: its lines are lost.
     socket.set_nonblocking(true)?;
     let (lines, written) = io::pipe()?;
+    let place = place.to_owned();
     let send = move || {
         for line in BufReader::new(lines).split(b'\n').map_while(Result::ok) {
-            // A log that has gone takes nothing more; there is nobody else to tell.
-            let _ = socket.send(datagram(&received(&line)).as_bytes());
+            let datagram = datagram(&received(&line));
+            let sent = socket.send(datagram.as_bytes());
+            // A log that was started anew has another socket at the same place. If there is none, the line
+            // is lost; there is nobody else to tell.
+            if sent.is_err_and(|error| has_gone(&error)) && socket.connect(&place).is_ok() {
+                let _ = socket.send(datagram.as_bytes());
+            }
         }
     };
     let sender = std::thread::Builder::new().name("log".into()).spawn(send)?;
     Ok((written.into(), sender))
+}
+
+/// Whether nobody has the other socket any more.
+fn has_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotConnected)
 }
 
 /// The event of a line. A line that is none comes from elsewhere, for example from the C library.
@@ -402,7 +431,8 @@ mod tests {
 
     fn log(to: To, format: Format) -> Log {
         let volume = "work".into();
-        Log { to, format, level: Level::Info, volume, written: None, sender: None }
+        let (level, is_stuck) = (Level::Info, Mutex::default());
+        Log { to, format, level, volume, written: None, sender: None, has_stderr: false, is_stuck }
     }
 
     #[test]
@@ -454,5 +484,62 @@ mod tests {
             assert_eq!(priority(&event), 3);
             assert_eq!(for_journal(&event, Format::Text).lines().count(), 6);
         }
+    }
+
+    #[test]
+    fn a_log_that_takes_nothing_loses_lines_and_keeps_nobody_waiting() {
+        let (mut lines, written) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&written, true).unwrap();
+        let mut full = 0;
+        while let Ok(count) = io::Write::write(&mut &written, &[b'x'; 4096]) {
+            full += count;
+        }
+        // As a program that is started with a pipe has it.
+        rustix::io::ioctl_fionbio(&written, false).unwrap();
+        let log = log(To::File("pipe".into()), Format::Text);
+        let log = Log { written: Some(written.into()), ..log };
+        for _ in 0..20 {
+            log.write(Level::Error, "e", "lost");
+        }
+        io::Read::read_exact(&mut lines, &mut vec![0; full]).unwrap();
+        log.write(Level::Error, "e", "said");
+        drop(log);
+        let mut said = String::new();
+        io::Read::read_to_string(&mut lines, &mut said).unwrap();
+        assert!(said.ends_with("error: said\n") && !said.contains("lost"), "{said}");
+    }
+
+    #[test]
+    fn a_system_log_that_was_started_anew_gets_what_comes_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("log");
+        let bound = || {
+            let socket = UnixDatagram::bind(&place).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            socket
+        };
+        let first = bound();
+        let (written, sender) =
+            open_sender(&place, |event| event["message"].as_str().unwrap().to_owned()).unwrap();
+        let say = |text: &str| {
+            let line = log(To::Syslog, Format::Text).line(Level::Info, "e", text);
+            stdio::offer(&written, &line, PATIENCE)
+        };
+        let heard = |socket: &UnixDatagram| {
+            let mut buf = [0; 100];
+            let len = socket.recv(&mut buf).expect("a line");
+            String::from_utf8_lossy(&buf[..len]).into_owned()
+        };
+        assert!(say("one"));
+        assert_eq!(heard(&first), "one");
+        drop(first);
+        std::fs::remove_file(&place).unwrap();
+        let second = bound();
+        for text in ["two", "three"] {
+            assert!(say(text));
+            assert_eq!(heard(&second), text);
+        }
+        drop(written);
+        sender.join().unwrap();
     }
 }

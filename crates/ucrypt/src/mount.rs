@@ -5,7 +5,7 @@
 //! no volume open that was not open before.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -39,8 +39,15 @@ pub(crate) const SERVER_ACTION: &str = "mount-in-background";
 /// How long a file system in user space may take to write what it holds after it was unmounted.
 const WRITING_PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long another `mount` may take to start its server before it is not waited for: a name may be taken
+/// twice then, and one of the two servers does not start.
+const TURN_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Most volumes of one image name that get a name by themselves.
 const NAMES_MAX: u32 = 99;
+
+/// Most links in a row that are followed, as in the kernel.
+const LINKS_MAX: usize = 40;
 
 /// Longest name that is made of a file name, in bytes: a number has room behind it.
 const STEM_MAX: usize = 60;
@@ -181,32 +188,41 @@ pub(crate) fn mount(args: &MountArgs) -> Result<(), Failure> {
     if let Some(paths) = open_volume(&args.image) {
         return mount_open(args, &paths, wanted);
     }
-    let name = match &args.name {
-        Some(name) => name.clone(),
+    let (name, turn) = match &args.name {
+        Some(name) => (name.clone(), None),
         None => free_name(&args.image)?,
     };
     let open = args.open_args(&name);
     let (served, why) = open.choose();
     check_can_mount(served, why, &wanted)?;
+    if served == Served::Fuse {
+        fuse::check_file(&RuntimePaths::of(&name)?.file())?;
+    }
     let paths = open.check(served)?;
     let mut added: Vec<OsString> = Vec::new();
     if args.served.is_none() {
         added.push(as_option(served));
     }
+    drop(turn);
+    let key = background::unlock(&open)?;
+    // Not earlier: at a prompt, and during the key derivation, there is nothing to undo.
+    let interrupt = Interrupt::catch()?;
+    let mut turn = None;
+    let mut paths = paths;
     if args.name.is_none() {
+        // Another `mount` may have taken the name meanwhile.
+        let (name, until_served) = free_name(&args.image)?;
+        turn = until_served;
+        paths = RuntimePaths::of(&name)?;
         added.push(format!("--name={name}").into());
     }
-    let mut interrupt = None;
-    let device = background::open_to_mount(&open, (SERVER_ACTION, &added), || {
-        // Not earlier: at a prompt, and during the key derivation, there is nothing to undo.
-        interrupt = Some(Interrupt::catch()?);
-        Ok(())
-    })?;
-    let interrupted = || match &interrupt {
-        Some(interrupt) if interrupt.came() => {
-            Err(Failure::wrong("interrupted; nothing is mounted"))
+    let device = background::start_to_mount((SERVER_ACTION, &added), &key)?;
+    drop((turn, key));
+    let interrupted = || {
+        if interrupt.came() {
+            return Err(Failure::wrong("interrupted; nothing is mounted"));
         }
-        _ => Ok(()),
+        Ok(())
     };
     let mounted =
         interrupted().and_then(|()| mount_device(&device, &wanted)).and_then(|()| interrupted());
@@ -236,6 +252,7 @@ fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Res
              left"
         ))
     })?;
+    has_key(name, &status)?;
     let device = status["device"].as_str().unwrap_or_default();
     let mut options = wanted.options;
     if status["volume"]["read_only"] == true && !options.contains(&"ro") {
@@ -244,6 +261,16 @@ fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Res
     let wanted = Wanted { options, ..wanted };
     mount_device(device, &wanted)?;
     tell(args, paths, device, &wanted)
+}
+
+/// Refuses a suspended volume: the kernel would wait for its key, and nothing can end this process then.
+fn has_key(name: &str, status: &serde_json::Value) -> Result<(), Failure> {
+    if background::has_key(status) {
+        return Ok(());
+    }
+    Err(Failure::busy(format!(
+        "{name} is suspended; ucrypt luksResume {name} gives it its key again"
+    )))
 }
 
 /// Unmounts what a mount has left that did not succeed, and closes the volume.
@@ -310,16 +337,20 @@ fn mount_device(device: &str, wanted: &Wanted<'_>) -> Result<(), Failure> {
     }
 }
 
-/// A name for the volume of this image that no other volume has.
-fn free_name(image: &Path) -> Result<String, Failure> {
+/// A name for the volume of this image that no other volume has. Another `mount` waits for its own as long as
+/// the turn is not dropped.
+fn free_name(image: &Path) -> Result<(String, Option<File>), Failure> {
     let stem = stem(image);
+    let paths = RuntimePaths::of(&stem)?;
+    paths.prepare()?;
+    let turn = paths.turn(TURN_PATIENCE);
     let names = (1..=NAMES_MAX).map(|number| match number {
         1 => stem.clone(),
         number => format!("{stem}-{number}"),
     });
     for name in names {
         if !background::is_taken(&RuntimePaths::of(&name)?) {
-            return Ok(name);
+            return Ok((name, turn));
         }
     }
     Err(Failure::busy(format!("{NAMES_MAX} volumes are open under the name {stem}; use --name")))
@@ -383,20 +414,22 @@ fn umount_one(place: &Path) -> Result<(), Failure> {
     unmount_and_close(&paths, &of_it)
 }
 
-/// The mount that is on top at a path. A directory whose server is dead is not looked at.
+/// The mount that is on top at a path. A directory whose server is dead is not looked at, but links to it
+/// are followed.
 fn mount_at(mounts: &[Mount], place: &Path) -> Option<Mount> {
-    let absolute = std::path::absolute(place).ok()?;
-    if let Some(mount) = Mount::at(mounts, &absolute) {
-        return Some(mount.clone());
+    let mut place = std::path::absolute(place).ok()?;
+    for _ in 0..LINKS_MAX {
+        if let Some(mount) = Mount::at(mounts, &place) {
+            return Some(mount.clone());
+        }
+        place = fs::canonicalize(place.parent()?).ok()?.join(place.file_name()?);
+        if let Some(mount) = Mount::at(mounts, &place) {
+            return Some(mount.clone());
+        }
+        let target = fs::read_link(&place).ok()?;
+        place = place.parent()?.join(target);
     }
-    let (parent, name) = (absolute.parent()?, absolute.file_name()?);
-    let parent = fs::canonicalize(parent).ok()?;
-    let place = parent.join(name);
-    Mount::at(mounts, &place).cloned().or_else(|| {
-        // It may be a link to a mounted directory.
-        let place = parent.join(fs::read_link(&place).ok()?);
-        Mount::at(mounts, &place).cloned()
-    })
+    None
 }
 
 /// Unmounts, and closes the volume if `mount` has opened it and nothing else is mounted of it, or if
@@ -404,51 +437,63 @@ fn mount_at(mounts: &[Mount], place: &Path) -> Option<Mount> {
 fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failure> {
     let name = paths.name();
     let status = background::status_of(paths);
+    match &status {
+        _ if mounts.is_empty() => {}
+        Some(status) => has_key(name, status)?,
+        // The kernel would wait for it.
+        None if background::is_served(paths) => {
+            return Err(Failure::device(format!(
+                "the server of {name} does not answer, without which nothing can be stored; nothing was \
+                 unmounted"
+            )));
+        }
+        None => {}
+    }
     let in_user_space = mounts.iter().any(Mount::is_fuse);
     let was_killed =
         in_user_space && status.is_some() && !fuse::is_among(&background::users_of_file(paths));
     for mount in mounts {
         unmount(mount, status.is_some())?;
     }
-    if !mounts.is_empty() {
-        let left = table::read()?.into_iter().find(|mount| mount.is_of(paths));
-        if let Some(left) = left {
-            say_line(format_args!(
-                "{name} stays open: it is mounted at {}, too",
-                left.place.display()
-            ));
-            return Ok(());
-        }
-        let by_mount = status.as_ref().is_none_or(|status| status["mounted"].is_string());
-        if !by_mount {
-            say_line(format_args!(
-                "{name} stays open, as it was before; ucrypt close {name} closes it"
-            ));
-            return Ok(());
-        }
+    let left = table::read()?.into_iter().find(|mount| mount.is_of(paths));
+    let by_mount = status.as_ref().is_none_or(|status| status["mounted"].is_string());
+    let stays = if let Some(left) = left.filter(|_| !mounts.is_empty()) {
+        Some(format!("because it is mounted at {}, too", left.place.display()))
+    } else {
+        await_file_system(paths);
+        let stays = !mounts.is_empty() && !by_mount;
+        stays.then(|| format!("as it was before; ucrypt close {name} closes it"))
+    };
+    // The kernel has told of earlier failures before it was unmounted.
+    let before = status.as_ref().filter(|_| !in_user_space).map_or(0, errors);
+    let failed = background::status_of(paths).and_then(|status| failures(&status, before));
+    match &stays {
+        Some(why) => say_line(format_args!("{name} stays open, {why}")),
+        None => close(paths)?,
     }
-    await_file_system(paths);
-    let failed = background::status_of(paths).and_then(|status| failures(&status));
-    close(paths)?;
     let failed = if was_killed {
         Some("the program that kept its file system had ended before".into())
     } else {
-        // The kernel has said so before it was unmounted.
-        failed.filter(|_| in_user_space)
+        failed.filter(|_| !mounts.is_empty())
     };
     match failed {
         Some(failed) => Err(Failure::device(format!(
-            "{name} is closed, but {failed}: what was written last may be missing; check the file system"
+            "{name} is {}, but {failed}: what was written last may be missing; check the file system",
+            if stays.is_some() { "unmounted" } else { "closed" }
         ))),
         None => Ok(()),
     }
 }
 
-/// What failed while a volume was open.
-fn failures(status: &serde_json::Value) -> Option<String> {
-    let counters = &status["counters"];
-    let count = counters["errors"].as_u64().filter(|count| *count > 0)?;
-    let error = counters["last_error"].as_str().unwrap_or("an error");
+/// Requests of a volume that have failed.
+fn errors(status: &serde_json::Value) -> u64 {
+    status["counters"]["errors"].as_u64().unwrap_or(0)
+}
+
+/// What failed after there were `before` failures.
+fn failures(status: &serde_json::Value, before: u64) -> Option<String> {
+    let count = errors(status).checked_sub(before).filter(|count| *count > 0)?;
+    let error = status["counters"]["last_error"].as_str().unwrap_or("an error");
     Some(format!("{count} requests had failed ({error})"))
 }
 

@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
 /// Where programs of the system are, if the path of the user does not name these.
 const SYSTEM: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
@@ -37,8 +39,9 @@ pub(crate) struct Ran {
 
 /// Runs a program to its end, in plain English. What it leaves in the background is not waited for.
 pub(crate) fn run(command: &mut Command) -> io::Result<Ran> {
-    // Not a pipe, whose end a program in the background might keep.
-    let mut said = tempfile::tempfile()?;
+    // Not a pipe, whose end a program in the background might keep; and in memory, because there may be no
+    // directory for temporary files, or no room: a volume is unmounted all the same.
+    let mut said = File::from(memfd_create("said", MemfdFlags::CLOEXEC)?);
     let to = || said.try_clone().map(Stdio::from);
     let (out, err) = (to()?, to()?);
     let status =

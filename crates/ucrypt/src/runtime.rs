@@ -4,9 +4,12 @@
 //! for NBD clients, `.NAME.lock` the file that the server locks while it lives, `.NAME.log` its
 //! log. No name begins with a dot and each suffix has one meaning, so no two names share a path.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
 
 use ucrypt_image::runtime_directory;
 
@@ -125,6 +128,20 @@ impl RuntimePaths {
     /// The file that the server locks while it lives.
     pub(crate) fn lock(&self) -> PathBuf {
         self.dir.join(format!(".{}.lock", self.name))
+    }
+
+    /// Waits for the other processes that are about to choose a name by themselves, but no longer than
+    /// `patience`. The turn ends when this is dropped.
+    pub(crate) fn turn(&self, patience: Duration) -> Option<File> {
+        let dir = File::open(&self.dir).ok()?;
+        let deadline = Instant::now() + patience;
+        while flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if Instant::now() > deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(dir)
     }
 
     /// Removes the server's files except its lock.

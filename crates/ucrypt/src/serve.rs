@@ -463,8 +463,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
         Ok(()) => event(Level::Info, "ended", format_args!("{name} has ended")),
         Err(failure) => event(Level::Error, "ended", failure),
     }
-    log::finish(false)
-        .map_err(|error| Failure::device(format!("cannot close the log: {error}")))?;
+    log::finish().map_err(|error| Failure::device(format!("cannot close the log: {error}")))?;
     // What went to standard error need not be said there twice.
     let was_said = args.log.is_stderr();
     served.map_err(|failure| {

@@ -8,8 +8,9 @@ use std::fmt::Display;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use ucrypt_backend::was_closed_at_start;
 
@@ -109,18 +110,43 @@ pub(crate) fn announce(line: impl Display) -> Result<(), Failure> {
 
 /// Writes text to standard error, unchanged. Ignores errors: there is nobody else to tell.
 pub(crate) fn say(text: &str) {
-    say_to(rustix::stdio::stderr(), text);
-}
-
-/// As [`say`], to another stream.
-pub(crate) fn say_to(stream: impl AsFd, text: &str) {
-    let (mut rest, stream) = (text.as_bytes(), stream.as_fd());
+    let (mut rest, stream) = (text.as_bytes(), rustix::stdio::stderr());
     while !rest.is_empty() {
         match whole(stream, PollFlags::OUT, || rustix::io::write(stream, rest)) {
             Ok(written) if written > 0 => rest = &rest[written..],
             _ => return,
         }
     }
+}
+
+/// What a pipe takes whole, or not at all (`PIPE_BUF` in pipe(7)): once it is writable, such a write
+/// does not wait.
+const AT_ONCE: usize = 4096;
+
+/// Writes text to a stream if it takes it within `patience`. Returns whether it did, or never will: a
+/// stream that fails is not waited for.
+pub(crate) fn offer(stream: impl AsFd, text: &str, patience: Duration) -> bool {
+    let (mut rest, stream) = (text.as_bytes(), stream.as_fd());
+    let until = Instant::now() + patience;
+    while !rest.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut [PollFd::from_borrowed_fd(stream, PollFlags::OUT)], Some(&left)) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(_) => return true,
+        }
+        match rustix::io::write(stream, &rest[..rest.len().min(AT_ONCE)]) {
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::INTR) => {}
+            // Somebody else was faster.
+            Err(Errno::AGAIN) if Instant::now() < until => {}
+            Err(Errno::AGAIN) => return false,
+            Err(_) => return true,
+        }
+    }
+    true
 }
 
 /// Whether the user asked for more messages.

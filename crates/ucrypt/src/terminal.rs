@@ -75,7 +75,8 @@ impl Terminal {
 
     /// Asks for a passphrase, which has to be complete within `limit`. `prompt` has no colon.
     pub(crate) fn ask(&self, prompt: &str, limit: Option<Duration>) -> Result<Secret, Failure> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        // One that is beyond all times is none.
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         self.type_passphrase(prompt, deadline).map_err(|without| match without {
             Without::Interrupted => Failure::wrong("interrupted"),
             Without::Ended => Failure::wrong("no passphrase was typed: the input has ended"),

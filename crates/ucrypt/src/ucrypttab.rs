@@ -165,9 +165,9 @@ fn attach_all(args: &AttachArgs) -> Result<(), Failure> {
     ended
 }
 
-/// Opens an entry that is not open.
+/// Opens an entry that is not open. What a killed server has left is removed by `open`.
 fn open(args: &AttachArgs, entry: &Entry) -> Result<(), Failure> {
-    if background::is_open(&RuntimePaths::of(&entry.name)?) {
+    if background::is_served(&RuntimePaths::of(&entry.name)?) {
         say_verbose(format_args!("{} is open already.", entry.name));
         return Ok(());
     }
@@ -231,7 +231,7 @@ fn warn_of_readable(key: &Path) {
 /// Shows what is in the table.
 fn check(args: &AttachArgs, lines: &[Line]) -> Result<(), Failure> {
     let is_open =
-        |name: &str| RuntimePaths::of(name).is_ok_and(|paths| background::is_open(&paths));
+        |name: &str| RuntimePaths::of(name).is_ok_and(|paths| background::is_served(&paths));
     let problems = lines.iter().filter(|line| line.is_err()).count();
     if args.json {
         let shown: Vec<_> = lines

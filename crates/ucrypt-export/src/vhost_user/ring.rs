@@ -33,6 +33,7 @@ use super::split::{Broken, NotThere, RingLayout, SplitRing};
 use crate::backlog::Submitter;
 use crate::memory;
 use crate::stop::Stop;
+use crate::visits::Visits;
 use crate::waiter::{EventFlags, Waiter};
 
 /// Rings that a virtual machine may have before their own buffers, for the ciphertext of writes,
@@ -62,6 +63,8 @@ pub(super) struct DeviceState {
     /// Writes need not be durable before they are answered.
     pub(super) writeback: AtomicBool,
     pub(super) report: Report,
+    /// Bounds what front ends and guests have reported.
+    pub(super) complaints: Visits,
     pub(super) stop: Stop,
     /// How long requests may take to complete once the server is to stop.
     pub(super) patience: Duration,
@@ -70,6 +73,11 @@ pub(super) struct DeviceState {
 }
 
 impl DeviceState {
+    /// Reports what a front end or a guest has done, which it can do over and over.
+    pub(super) fn complain(&self, line: &str) {
+        self.complaints.tell(&*self.report, || line.to_owned());
+    }
+
     /// Waits until `ended` is readable; once the server is to stop, only as long as its patience
     /// lasts. Returns whether it is readable.
     pub(super) fn await_end(&self, ended: BorrowedFd<'_>) -> bool {
@@ -408,7 +416,7 @@ impl Ring {
     }
 
     fn report(&self, what: &str) {
-        (self.device.report)(&format!("vhost-user ring {}: {what}", self.index));
+        self.device.complain(&format!("vhost-user ring {}: {what}", self.index));
     }
 }
 

@@ -31,7 +31,8 @@ const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 pub struct ServerConfig {
     /// The disk's serial number for the guest: at most 20 bytes of ASCII; the rest is cut off.
     pub serial: String,
-    /// Is told of front ends and guests that break the rules.
+    /// Is told of front ends and guests that break the rules, in at most 20 lines a minute, and of
+    /// requests that do not end.
     pub report: Report,
     /// Is told of front ends that connect and leave, in at most 20 lines a minute.
     pub visits: Option<Report>,
@@ -96,6 +97,7 @@ impl Server {
             serial,
             writeback: AtomicBool::new(false),
             report: config.report.clone(),
+            complaints: Visits::default(),
             stop: Stop::new()?,
             patience: config.patience,
             deadline: OnceLock::new(),
@@ -206,7 +208,7 @@ impl Listener {
                     };
                     visit("has connected");
                     if let Err(error) = self.serve(client) {
-                        (self.state.report)(&format!("vhost-user front end: {error}"));
+                        self.state.complain(&format!("vhost-user front end: {error}"));
                     }
                     *self.shared.client() = None;
                     visit("has gone");
@@ -215,7 +217,7 @@ impl Listener {
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
                     let error = io::Error::from(error);
-                    (self.state.report)(&format!("cannot accept a vhost-user front end: {error}"));
+                    self.state.complain(&format!("cannot accept a vhost-user front end: {error}"));
                     self.wait(Some(&ACCEPT_PAUSE));
                 }
             }
@@ -279,7 +281,7 @@ impl Listener {
             }
             if !fds[2].revents().is_empty() && self.accept().is_ok() {
                 let line = "another vhost-user front end turned away: one is connected already";
-                (self.state.report)(line);
+                self.state.complain(line);
             }
         }
         false

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::ftruncate;
 use ucrypt_testkit::Random;
 use ucrypt_testkit::fault::{Fate, Rule};
@@ -155,6 +156,28 @@ fn a_header_in_pieces_is_a_header() {
     driver.offer(0);
     assert_eq!(driver.answer(), (0, 513));
     assert_eq!(driver.read(DATA + 512, 1), [OK]);
+}
+
+#[test]
+fn a_guest_that_breaks_its_ring_over_and_over_cannot_fill_the_log() {
+    let harness = Harness::start(aes(512));
+    let memory = Memory::new();
+    let mut front_end = FrontEnd::negotiated(&harness.socket(), 0);
+    front_end.set_memory(&memory);
+    for _ in 0..100 {
+        // As after a reset of the device.
+        let mut driver = Driver::new(&memory.map, 0, 64);
+        driver.start(&mut front_end, 0).expect("started");
+        spoil_head(&mut driver);
+        let mut told = [PollFd::new(&driver.error, PollFlags::IN)];
+        poll(&mut told, None).expect("the front end is told");
+        front_end.stop_ring(0).expect("stopped");
+    }
+    let lines = harness.reports();
+    assert!((1..=20).contains(&lines.len()), "{lines:?}");
+    assert!(lines[0].contains("not in its table"), "{lines:?}");
+    drop(front_end);
+    assert_serves(&harness);
 }
 
 #[test]

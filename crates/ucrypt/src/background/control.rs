@@ -62,7 +62,7 @@ pub(super) enum Request {
 /// Sends a request to the server of a name, and returns the answer.
 pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failure> {
     let name = paths.name();
-    let stream = connect(paths)?;
+    let stream = connect(paths, STATUS_PATIENCE)?;
     let patience = if request == Request::Status { STATUS_PATIENCE } else { 2 * END_LIMIT };
     let _waiting = match request {
         Request::Close => Some(Waiting::begin(&format!("closing {name}: flushing the image"))),
@@ -74,7 +74,7 @@ pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failu
 
 /// As [`ask`] for the status, from a server that answers in this time.
 pub(super) fn status_within(paths: &RuntimePaths, patience: Duration) -> Result<Value, Failure> {
-    answered(paths.name(), exchange(connect(paths)?, Request::Status, patience))
+    answered(paths.name(), exchange(connect(paths, patience)?, Request::Status, patience))
 }
 
 /// As [`ask`] for the status, but only of a server of this user, as [`resume`] needs one.
@@ -114,9 +114,13 @@ fn answered(name: &str, answer: io::Result<Option<Value>>) -> Result<Value, Fail
     })
 }
 
-fn connect(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
+/// Connects to a server, which has to have room for one more client within `patience`.
+fn connect(paths: &RuntimePaths, patience: Duration) -> Result<UnixStream, Failure> {
     let name = paths.name();
-    UnixStream::connect(paths.socket()).map_err(|error| match error.kind() {
+    connected(&paths.socket(), patience).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => Failure::device(format!(
+            "the server of {name} does not answer: it stands still, and too many clients wait for it"
+        )),
         io::ErrorKind::PermissionDenied => Failure::denied(format!(
             "{name} is another user's ({}: {error})",
             paths.socket().display()
@@ -130,9 +134,22 @@ fn connect(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
     })
 }
 
+/// A connection to the socket at a path. Fails with `WouldBlock` if it takes longer than `patience`: a
+/// server that stands still accepts nobody, and the kernel lets only so many clients wait for it.
+fn connected(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let stream = UnixStream::from(socket);
+    // It limits connecting, too (unix(7)).
+    stream.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
+    let address = SocketAddrUnix::new(path)?;
+    rustix::io::retry_on_intr(|| rustix::net::connect(&stream, &address))?;
+    Ok(stream)
+}
+
 /// As [`connect`], but only to a server of this user.
 fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
-    let stream = connect(paths)?;
+    let stream = connect(paths, STATUS_PATIENCE)?;
     let failed =
         |error| Failure::device(format!("cannot ask who serves {}: {error}", paths.name()));
     let server = sockopt::socket_peercred(&stream).map_err(failed)?.uid;
@@ -150,7 +167,7 @@ fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
 /// Whether a server answers in time. The socket of a killed server takes connections until the last of
 /// its threads has ended.
 pub(super) fn is_answered(paths: &RuntimePaths, patience: Duration) -> bool {
-    let stream = UnixStream::connect(paths.socket());
+    let stream = connected(&paths.socket(), patience);
     let answer = stream.and_then(|stream| exchange(stream, Request::Status, patience));
     matches!(answer, Ok(Some(_)))
 }
@@ -342,5 +359,25 @@ mod tests {
             exchange(client, Request::Close, STATUS_PATIENCE).unwrap(),
             Some(json!({ "closed": true }))
         );
+    }
+
+    #[test]
+    fn a_server_that_stands_still_keeps_nobody_waiting_for_its_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _stands_still = private_socket(&path).unwrap();
+        let moment = Duration::from_millis(10);
+        // Who fits into the queue is connected, and who does not is told.
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match connected(&path, moment) {
+                Ok(stream) if waiting.len() < 1000 => waiting.push(stream),
+                Ok(_) => panic!("the queue has no end"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
+        let missing = connected(&dir.path().join("none"), moment).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 }

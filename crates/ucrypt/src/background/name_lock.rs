@@ -78,6 +78,11 @@ impl NameLock {
     }
 }
 
+/// Whether a server of this name lives, or starts.
+pub(super) fn is_held(paths: &RuntimePaths) -> bool {
+    !Lock::is_free(&paths.lock())
+}
+
 /// Whether a killed server has left a link of this name.
 pub(super) fn is_link_stale(name: &str) -> bool {
     link::exists(name) && Lock::is_free(&link::lock_path(name))

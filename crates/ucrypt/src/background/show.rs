@@ -23,6 +23,11 @@ pub(super) fn is_closing(status: &Value) -> bool {
     matches!(status["state"].as_str(), Some(DEFERRED | ENDING | CLOSING))
 }
 
+/// Whether a volume with this status has no key, or is about to lose it.
+pub(super) fn is_suspended(status: &Value) -> bool {
+    status["suspended"] == true || matches!(status["state"].as_str(), Some(SUSPENDED | SUSPENDING))
+}
+
 /// The meaning of a failed flush.
 pub(crate) const FLUSH_FAILED: &str = "acknowledged writes may be lost, and no flush succeeds any more: \
     look after the disk under the image, then close the volume and open it anew";

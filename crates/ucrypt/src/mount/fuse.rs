@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -65,6 +66,19 @@ pub(super) fn check(kind: Option<&str>) -> Result<(), Failure> {
         "no file system in user space is installed, which a user who is not root needs to mount a volume: \
          apt-get install fuse2fs (ext2, ext3, ext4)",
     ))
+}
+
+/// Refuses a file whose path these programs would take for options: they write it into their own options,
+/// and escape nothing.
+pub(super) fn check_file(file: &Path) -> Result<(), Failure> {
+    if !file.as_os_str().as_bytes().iter().any(|byte| b",\\".contains(byte)) {
+        return Ok(());
+    }
+    Err(Failure::wrong(format!(
+        "{} has a ',' or a '\\', which file systems in user space cannot mount; use another name for the \
+         volume (or XDG_RUNTIME_DIR)",
+        file.display()
+    )))
 }
 
 fn program_for(kind: &str) -> Result<&'static Program, Failure> {
@@ -133,6 +147,7 @@ fn kind_of(file: &Path) -> Result<&'static str, Failure> {
 
 /// Mounts a served file.
 pub(super) fn mount(file: &Path, wanted: &Wanted<'_>) -> Result<(), Failure> {
+    check_file(file)?;
     let kind = wanted.fstype.map_or_else(|| kind_of(file), Ok)?;
     let program = program_for(kind)?;
     let path = programs::find(program.name).unwrap_or_else(|| program.name.into());

@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use super::entry::{Entry, Problem, Source};
+use super::entry::{Entry, Problem};
 use super::{TABLE, escape, read};
 use crate::failure::Failure;
 use crate::stdio::say_line;
@@ -100,15 +100,22 @@ impl Unit {
         let target = if options.netdev { "remote-cryptsetup.target" } else { "cryptsetup.target" };
         let mut settings = head(&table.display().to_string());
         let image = entry.source.path();
-        let is_node = matches!(entry.source, Source::Tag(..)) || image.starts_with("/dev");
+        let on_node = is_node(&image);
         let image_unit = format!("{}.device", escape::path(&image));
-        if is_node {
+        if on_node {
             let _ = writeln!(settings, "BindsTo={image_unit}\nAfter={image_unit}");
         }
         let header = options.header.as_ref().map(PathBuf::from);
-        let files = [(!is_node).then_some(image), entry.key.clone(), header];
-        for file in files.into_iter().flatten().filter(|file| !file.starts_with("/dev")) {
-            let _ = writeln!(settings, "RequiresMountsFor={}", escape::quoted(&file));
+        let files = [(!on_node).then_some(image), entry.key.clone(), header];
+        for file in files.into_iter().flatten() {
+            if is_node(&file) {
+                // A key or a header on a device of its own, which udev may find later than the image's.
+                let unit = format!("{}.device", escape::path(&file));
+                let needs = if options.nofail { "Wants" } else { "Requires" };
+                let _ = writeln!(settings, "{needs}={unit}\nAfter={unit}");
+            } else if !file.starts_with("/dev") {
+                let _ = writeln!(settings, "RequiresMountsFor={}", escape::quoted(&file));
+            }
         }
         if options.netdev {
             settings += "After=network-online.target\nWants=network-online.target\n";
@@ -127,7 +134,7 @@ impl Unit {
             device: options.is_device.then(|| device(&entry.name)),
             waits: options
                 .device_timeout
-                .filter(|_| is_node)
+                .filter(|_| on_node)
                 .map(|time| (image_unit, time.as_secs())),
         }
     }
@@ -143,6 +150,22 @@ impl Unit {
             waits: None,
         }
     }
+}
+
+/// Whether a path is a node for which systemd has a unit, because udev makes it.
+fn is_node(path: &Path) -> bool {
+    const OTHERS: [&str; 9] = [
+        "/dev/shm",
+        "/dev/fd",
+        "/dev/null",
+        "/dev/zero",
+        "/dev/random",
+        "/dev/urandom",
+        "/dev/hwrng",
+        "/dev/hw_random",
+        "/dev/stdin",
+    ];
+    path.starts_with("/dev") && !OTHERS.iter().any(|other| path.starts_with(other))
 }
 
 fn head(table: &str) -> String {
@@ -222,6 +245,19 @@ mod tests {
         assert!(!found.settings.contains("BindsTo") && found.waits.is_none());
         let found = unit("w /dev/sdb1 none luks,x-systemd.device-timeout=5");
         assert_eq!(found.waits, Some(("dev-sdb1.device".into(), 5)));
+    }
+
+    #[test]
+    fn a_service_waits_for_the_devices_of_its_key_and_its_header() {
+        let found = unit("w /dev/sdb1 /dev/disk/by-id/usb-key luks,header=/dev/sdc2");
+        for of in ["dev-disk-by\\x2did-usb\\x2dkey.device", "dev-sdc2.device"] {
+            assert!(found.settings.contains(&format!("\nRequires={of}\nAfter={of}\n")), "{of}");
+        }
+        let found = unit("w /dev/sdb1 /dev/sdc luks,nofail");
+        assert!(found.settings.contains("\nWants=dev-sdc.device\nAfter=dev-sdc.device\n"));
+        // udev makes none of these.
+        let found = unit("w /dev/shm/disk.img /dev/urandom luks");
+        assert!(!found.settings.contains(".device"), "{}", found.settings);
     }
 
     #[test]

@@ -35,25 +35,6 @@ fn ids(advice: &Value) -> Vec<&str> {
     findings.iter().map(|it| it["id"].as_str().expect("an id")).collect()
 }
 
-/// The cipher is a finding with a gain. Beside other load, the gain may be lost in the noise; then
-/// the advice says that it was disturbed.
-fn is_slow(advice: &Value) {
-    let findings = advice["findings"].as_array().expect("a list");
-    if let Some(cipher) = findings.iter().find(|it| it["id"] == "cipher") {
-        let gain = &cipher["gain"];
-        assert!(gain["times"]["median"].as_f64() > Some(1.05), "{gain}");
-        assert_eq!(gain["times"]["count"], 5, "{gain}");
-        assert!(cipher["change"].as_str().is_some_and(|it| it.contains("luksFormat --cipher")));
-        return;
-    }
-    let disturbed = &advice["disturbed"];
-    assert!(disturbed[0].as_u64() > Some(0), "{advice}");
-    let fine = advice["fine"].as_array().expect("a list").iter();
-    let lines: Vec<_> = fine.filter_map(Value::as_str).collect();
-    let line = lines.iter().find(|it| it.contains("serpent-cbc-plain64 decrypts"));
-    assert!(line.is_some_and(|it| it.contains("no measurable difference")), "{lines:?}");
-}
-
 #[test]
 fn a_slow_volume_is_advised_without_a_passphrase_and_not_written() {
     let scratch = Scratch::new();
@@ -64,8 +45,17 @@ fn a_slow_volume_is_advised_without_a_passphrase_and_not_written() {
     assert!(fs::read(&image).expect("read") == before, "something was written");
     let volume = advice["volume"].as_str().expect("text");
     assert!(volume.contains("luks2, serpent-cbc-plain64, 256 bits, sectors of 512"), "{volume}");
-    assert!(ids(&advice).contains(&"pbkdf-cheap"), "{advice}");
-    is_slow(&advice);
+    let found = ids(&advice);
+    assert!(found.contains(&"pbkdf-cheap"), "{advice}");
+    let cipher =
+        advice["findings"].as_array().expect("a list").iter().find(|it| it["id"] == "cipher");
+    // Beside other load, the figures may be too far apart; it is not said then that all is well.
+    let tells = |list: &str| advice[list].to_string().contains("serpent-cbc-plain64 decrypts");
+    assert!(cipher.is_some() != tells("not_measured") && !tells("fine"), "{advice}");
+    if let Some(gain) = cipher.map(|it| &it["gain"]) {
+        assert!(gain["times"]["median"].as_f64() > Some(1.05), "{gain}");
+        assert_eq!(gain["times"]["count"], 5, "{gain}");
+    }
     // Every way that this system has was measured, or it is said why not.
     let ways = advice["ways"].as_array().expect("ways");
     let not_measured = advice["not_measured"].to_string();
@@ -88,6 +78,7 @@ fn a_slow_volume_is_advised_without_a_passphrase_and_not_written() {
     let mut advise = scratch.ucrypt(&["lab", "advise", "--time", "1"]);
     let text = run(advise.arg(&image), b"").exits(0);
     let text = String::from_utf8(text.stdout).expect("text");
+    assert!(text.contains("luksFormat --cipher") || text.contains("too far apart"), "{text}");
     for needed in ["left", "to do:", "gain:", "serpent-cbc-plain64 decrypts", "Not measured:"] {
         assert!(text.contains(needed), "{needed}: {text}");
     }

@@ -1,9 +1,11 @@
 //! What servers log: one line an event, in the form and the place that the user has chosen.
 
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use serde_json::Value;
 
 use crate::image::{DATA, Image, LUKS2};
@@ -144,4 +146,52 @@ fn the_journal_gets_events_with_their_level_and_their_volume() {
         let refused = run(open.args(["--log", "journal"]), b"").refuses(4);
         assert!(refused.contains("/run/systemd/journal/socket"), "{refused}");
     }
+}
+
+/// As a unit of systemd with `log=journal` in the table.
+#[test]
+fn a_server_in_the_foreground_that_logs_to_the_system_ends() {
+    let scratch = Scratch::new();
+    let _journal = UnixDatagram::bind(scratch.path("journal")).expect("a journal");
+    let text = "mkdir -p /run/systemd/journal
+        mount -t tmpfs none /run/systemd/journal; touch /run/systemd/journal/socket
+        mount --bind journal /run/systemd/journal/socket
+        ln -s $1 ucrypt
+        $PWD/ucrypt open --foreground --as nbd --backend mem:1M --log journal work >ready &
+        server=$!
+        until [ -s ready ]; do kill -0 $server; done
+        $PWD/ucrypt close work
+        wait $server";
+    let made = std::path::Path::new("/run/systemd/journal").exists();
+    let mut command = script(&scratch, text, &[UCRYPT]);
+    run(command.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").passes();
+    if !made {
+        // Only if it is empty.
+        let _ = fs::remove_dir("/run/systemd/journal");
+        let _ = fs::remove_dir("/run/systemd");
+    }
+}
+
+#[test]
+fn a_log_that_nobody_reads_keeps_a_server_neither_from_answers_nor_from_its_end() {
+    let scratch = Scratch::new();
+    let pipe = scratch.path("pipe");
+    run(tool("mkfifo", "coreutils").arg(&pipe), b"").passes();
+    let fill = || {
+        // Both ends: it is open, and nobody reads it.
+        let mut options = fs::File::options();
+        let options =
+            options.read(true).write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+        let file = options.open(&pipe).expect("a pipe");
+        while std::io::Write::write(&mut &file, &[b'x'; 4096]).is_ok() {}
+        file
+    };
+    let _full = fill();
+    let mut open = scratch.ucrypt(&["open", "--as", "nbd", "--backend", "mem:1M", "work"]);
+    run(open.arg("--log").arg(&pipe), b"").passes();
+    let client = NbdClient::connect(&scratch.runtime(".work.nbd")).expect("connected");
+    drop(client);
+    run(&mut scratch.ucrypt(&["status", "work"]), b"").passes();
+    run(&mut scratch.ucrypt(&["close", "work"]), b"").passes();
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
 }

@@ -15,6 +15,7 @@ use crate::load::{Disk, Load, volume_len};
 use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
+use crate::server::await_that;
 
 const LEN: u64 = 64 << 20;
 /// mkfs.xfs and mkfs.btrfs make no smaller file systems.
@@ -339,8 +340,10 @@ fn what_the_server_has_to_say_goes_to_a_log() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let log = scratch.path("log");
     open(&scratch, &image, &["--log", log.to_str().expect("text")]).passes();
-    let said = fs::read_to_string(&log).expect("a log");
-    assert!(said.contains("info: opened ") && said.lines().count() == 1, "{said}");
+    // The server says so once `open` has its answer.
+    let said = || fs::read_to_string(&log).expect("a log");
+    await_that("the server says that it is open", || said().ends_with('\n'));
+    assert!(said().contains("info: opened ") && said().lines().count() == 1, "{}", said());
     close(&scratch, &[]).passes();
     open(&scratch, &image, &["--log", "/no/such/place"]).refuses(4);
     nothing_is_left(&scratch);
@@ -569,4 +572,18 @@ fn an_aborted_connection_below_a_device_is_told() {
     let said = fs::read_to_string(&log).expect("a log");
     assert!(said.contains("aborted its connection") && said.contains("/dev/loop"), "{said}");
     nothing_is_left(&scratch);
+}
+
+/// The node of a loop device is somebody else's after its detachment.
+#[test]
+fn udev_is_not_told_the_name_of_a_killed_server_for_a_device_that_is_anothers_now() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    run(image.ucrypt(&scratch, "open").args([&scratch.unique(), "--as", "loop"]), b"").passes();
+    let node = fs::read_link(scratch.device()).expect("a link");
+    let udev = || run(scratch.ucrypt(&["udev"]).arg(&node), b"").text();
+    assert_eq!(udev(), format!("UCRYPT_NAME={}\n", scratch.unique()));
+    scratch.kill_background_server();
+    assert_eq!(udev(), "");
+    run(&mut scratch.ucrypt(&["close", &scratch.unique()]), b"").exits(4);
 }

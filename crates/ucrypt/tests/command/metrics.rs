@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -275,4 +275,28 @@ fn collect(of: &Value, expressions: &mut Vec<String>) {
         Value::Array(all) => all.iter().for_each(|one| collect(one, expressions)),
         _ => {}
     }
+}
+
+#[test]
+fn a_place_where_no_metrics_can_be_served_is_told_before_a_passphrase_is_asked_for() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("an address").to_string();
+    let file = scratch.file("file", b"mine");
+    let file = format!("unix:{}", file.display());
+    for (place, code) in [("unix:/no/such/directory/socket", 4), (&taken, 5), (&file, 4)] {
+        for action in ["open", "serve"] {
+            let mut command =
+                scratch.ucrypt(&[action, "--key-file", "/no/key", "--metrics", place]);
+            command.arg(&image.path);
+            match action {
+                "open" => command.args(["work", "--as", "nbd"]),
+                _ => command.args(["--nbd", "unix:/no/such/directory/nbd"]),
+            };
+            let refused = run(&mut command, b"").refuses(code);
+            assert!(!refused.contains("key file"), "{refused}");
+        }
+    }
+    assert_eq!(std::fs::read(scratch.path("file")).expect("read"), b"mine");
 }

@@ -346,3 +346,159 @@ fn a_passphrase_that_an_agent_asks_for_opens_the_volume() {
         scratch.ucrypt(&["open", "--ask-password", "--key-file", "x", "--test-passphrase"]);
     run(both.arg(&image.path), b"").exits(1);
 }
+
+/// The kernel would wait for the key, and nothing can end who waits for the kernel.
+#[test]
+fn a_suspended_volume_is_neither_mounted_nor_unmounted_and_nobody_waits_for_its_key() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        head -c 1000000 /dev/urandom >data
+        cp data m/data
+        ucrypt luksSuspend $name
+        refused 5 luksResume ucrypt umount m
+        refused 5 luksResume ucrypt umount $name
+        ucrypt luksResume --key-file passphrase $name
+        cmp data m/data
+        ucrypt umount m
+        ucrypt open --as loop --key-file passphrase image $name
+        ucrypt luksSuspend $name
+        refused 5 luksResume ucrypt mount $name m
+        ucrypt luksResume --key-file passphrase $name
+        ucrypt mount $name m
+        cmp data m/data
+        ucrypt umount m
+        ucrypt close $name";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn nobody_waits_for_a_server_that_stands_still_to_unmount_its_volume() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        echo kept >m/file
+        server=$(ucrypt status --json $name | sed -n 's/ *\"pid\": \\([0-9]*\\).*/\\1/p')
+        kill -STOP $server
+        trap \"kill -CONT $server\" EXIT
+        refused 4 'does not answer' ucrypt umount m
+        kill -CONT $server
+        [ \"$(cat m/file)\" = kept ]
+        ucrypt umount m";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn volumes_are_mounted_and_unmounted_where_there_is_no_directory_for_temporary_files() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        export TMPDIR=/no/such/directory
+        ucrypt mount --key-file passphrase --name $name image m
+        ucrypt umount m
+        refused 4 'wrong fs type\\|unknown filesystem' \
+            ucrypt mount --fstype xfs --key-file passphrase --name $name image m
+        [ -z \"$(ucrypt list)\" ]";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_link_to_a_mounted_directory_is_unmounted_wherever_it_leads_through() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        mkdir -p d/deep; ln -s ../../m d/deep/link; ln -s deep/link d/link; ln -s loop loop
+        for place in d/deep/link d/link ./d/deep/../link; do
+            ucrypt mount --key-file passphrase --name $name image m
+            ucrypt umount $place
+            ! mountpoint -q m
+        done
+        refused 4 'nothing is mounted at loop' ucrypt umount loop";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+/// The log of XFS has room, and the places of what it describes have none: the kernel finds that out
+/// while it unmounts, and says nothing.
+#[test]
+fn what_the_kernel_could_not_store_while_it_unmounted_is_told() {
+    tool("mkfs.xfs", "xfsprogs");
+    let scratch = Scratch::new();
+    scratch.file("passphrase", PASSPHRASE);
+    let text = "
+        mkdir small; mount -t tmpfs -o size=160m none small
+        truncate -s 400M small/image
+        ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file passphrase small/image
+        ucrypt open --key-file passphrase --as loop small/image $name
+        mkfs.xfs -q /dev/ucrypt/$name
+        ucrypt close $name
+        fill() {
+            mkdir m/$1
+            seq -f m/$1/d%g 60 | xargs mkdir
+            for directory in m/$1/*; do seq -f $directory/f%g 40 | xargs touch; done
+            head -c 300M /dev/zero >small/fill 2>/dev/null || true
+        }
+        ucrypt mount --key-file passphrase --name $name small/image m
+        fill one
+        refused 4 'what was written last may be missing' ucrypt umount m
+        grep -q 'is closed, but' said
+        [ -z \"$(ucrypt list)\" ]
+        # The same if the volume stays open.
+        rm small/fill
+        ucrypt open --key-file passphrase --as loop small/image $name
+        ucrypt mount $name m
+        fill two
+        refused 4 'is unmounted, but' ucrypt umount m
+        ucrypt close $name || true";
+    run(&mut root_script(&scratch, text), b"").passes();
+}
+
+#[test]
+fn mounts_of_images_of_one_name_at_the_same_time_get_a_name_each() {
+    let scratch = Scratch::new();
+    let image = with_file_system(&scratch);
+    let name = scratch.unique();
+    for dir in ["a", "b", "c"] {
+        fs::create_dir(scratch.path(dir)).expect("made");
+        fs::copy(&image.path, scratch.path(&format!("{dir}/{name}"))).expect("copied");
+    }
+    let text = "
+        mkdir ma mb mc
+        for round in 1 2 3; do
+            mounts=
+            for dir in a b c; do
+                ucrypt mount --key-file passphrase $dir/$name m$dir &
+                mounts=\"$mounts $!\"
+            done
+            for mount in $mounts; do wait $mount; done
+            [ $(ucrypt list | grep -c \"^$(echo $name | cut -c -10)\") = 3 ]
+            ucrypt umount ma mb mc
+            [ -z \"$(ucrypt list)\" ]
+        done";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+/// `fuse2fs` writes the path into its own options, in which a comma ends one.
+#[test]
+fn a_name_that_file_systems_in_user_space_take_for_options_is_refused_before_a_passphrase() {
+    tool("fuse2fs", "fuse2fs");
+    let scratch = scratch_of_nobody();
+    let text = "
+        refused 1 \"cannot mount\" ./ucrypt mount --key-file /no/key --name a,ro image m
+        ./ucrypt open --as fuse --key-file passphrase image a,ro
+        refused 1 \"cannot mount\" ./ucrypt mount a,ro m
+        ! mountpoint -q m
+        ./ucrypt close a,ro
+        # What has to be escaped in the table of mounts has not to be here.
+        ./ucrypt mount --key-file passphrase --name \"a b\" image m
+        ./ucrypt umount m
+        [ -z \"$(./ucrypt list)\" ]";
+    run(&mut nobodys_script(&scratch, "", text), b"").passes();
+    nothing_is_left(&scratch);
+}

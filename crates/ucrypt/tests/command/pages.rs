@@ -62,8 +62,18 @@ pub(crate) fn run_shell(scratch: &Scratch, title: &str, commands: &str) {
         commands = commands.replace(&action, &format!("{action} --iter-time 10"));
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.path("bin").display());
-    let mut shell = tool("timeout", "coreutils");
-    shell.args(["120", "bash", "-euo", "pipefail", "-c", &commands]).current_dir(scratch.path(""));
+    let words = ["timeout", "120", "bash", "-euo", "pipefail", "-c", &commands];
+    // Scripts of other tests have copies of what is mounted where all see it, and keep it in use.
+    let mut shell = if commands.contains("\nmount ") {
+        let mut shell = tool("unshare", "util-linux");
+        shell.arg("--mount").args(words);
+        shell
+    } else {
+        let mut shell = tool("timeout", "coreutils");
+        shell.args(&words[1..]);
+        shell
+    };
+    shell.current_dir(scratch.path(""));
     shell
         .env("PATH", path)
         .env("HOME", scratch.path(""))

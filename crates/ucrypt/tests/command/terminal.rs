@@ -138,3 +138,13 @@ fn a_derivation_of_seconds_shows_what_is_left_on_a_terminal_and_nothing_elsewher
     let ran = run(scratch.ucrypt(&line).arg(&image.path), PASSPHRASE).exits(0);
     assert_eq!(ran.stderr, "");
 }
+
+#[test]
+fn a_time_limit_beyond_all_times_is_none() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let forever = u64::MAX.to_string();
+    let line = ["open", "--test-passphrase", "--timeout", &forever];
+    let shown = typed_at(&line, &image, &[&[PASSPHRASE, b"\n"].concat()]);
+    assert!(shown.contains("ended with 0 echo True"), "{shown}");
+}

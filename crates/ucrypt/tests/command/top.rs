@@ -1,5 +1,7 @@
 //! `top` in a real terminal: tmux.
 
+use std::os::unix::fs::chown;
+use std::os::unix::net::UnixListener;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -179,4 +181,36 @@ fn without_a_terminal_top_says_what_to_use() {
     let refused = run(&mut scratch.ucrypt(&["top"]), b"").refuses(1);
     assert!(refused.contains("needs a terminal") && refused.contains("status --json"), "{refused}");
     run(&mut scratch.ucrypt(&["top", "--delay", "0"]), b"").exits(1);
+}
+
+/// A user who may have few threads, and servers that stand still: who asks one of them needs a thread.
+#[test]
+fn top_shows_all_volumes_where_there_are_not_enough_threads() {
+    let scratch = Scratch::new();
+    let program = scratch.program("ucrypt", UCRYPT);
+    // A user of this test alone, because the kernel counts threads by users.
+    let user = (200_000 + std::process::id()).to_string();
+    let dir = scratch.runtime("");
+    std::fs::create_dir_all(&dir).expect("made");
+    let number = user.parse().ok();
+    let servers: Vec<_> = (0..5)
+        .map(|at| {
+            let socket = dir.join(format!(".v{at}.sock"));
+            let listener = UnixListener::bind(&socket).expect("a socket");
+            chown(&socket, number, number).expect("given away");
+            listener
+        })
+        .collect();
+    for path in [dir.as_path(), &scratch.path("run"), &scratch.path("")] {
+        chown(path, number, number).expect("given away");
+    }
+    let of = ["--reuid", &user, "--regid", &user, "--clear-groups", "prlimit", "--nproc=4:4"];
+    let top =
+        format!("setpriv {} {} top; echo ended with $?; cat", of.join(" "), program.display());
+    let terminal = Terminal::of(&scratch, &["sh", "-c", &top]);
+    let shown = terminal.await_shown("the volumes", |shown| shown.contains("5 open"));
+    assert!(shown.matches(" dead ").count() == 5 && !shown.contains("panicked"), "{shown}");
+    terminal.keys(&["q"]);
+    terminal.await_shown("its end", |shown| shown.contains("ended with 0"));
+    drop(servers);
 }

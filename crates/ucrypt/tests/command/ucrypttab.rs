@@ -342,3 +342,29 @@ fn units_are_made_of_a_table() {
     assert!(units.join("cryptsetup.target.requires/ucrypt@my\\x2dvol.service").is_symlink());
     assert!(units.join("dev-ucrypt-bad.device.requires/ucrypt@bad.service").is_symlink());
 }
+
+#[test]
+fn a_volume_whose_server_was_killed_is_not_taken_for_open() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    let table = table(&scratch, &format!("one {dir}/one {key} luks,as=nbd\n"));
+    run(&mut on_table(&scratch, &table, &["attach", "one"]), b"").passes();
+    let check = || run(&mut on_table(&scratch, &table, &["attach", "--check"]), b"").text();
+    assert!(check().contains(", open"), "{}", check());
+    scratch.kill_background_server();
+    assert!(check().contains(", closed"), "{}", check());
+    run(&mut on_table(&scratch, &table, &["attach", "--all"]), b"").passes();
+    run(&mut scratch.ucrypt(&["status", "one"]), b"").passes();
+    run(&mut on_table(&scratch, &table, &["detach", "--all"]), b"").passes();
+}
+
+#[test]
+fn a_wait_beyond_all_times_is_no_panic() {
+    let scratch = Scratch::new();
+    let mut open = scratch.ucrypt(&["open", "--as", "nbd", "--backend", "mem:1M", "volume"]);
+    // The path also lets the server be found if the test fails.
+    run(open.arg("--log").arg(scratch.path("log")), b"").passes();
+    let forever = u64::MAX.to_string();
+    run(&mut scratch.ucrypt(&["detach", "--wait", &forever, "volume"]), b"").passes();
+}

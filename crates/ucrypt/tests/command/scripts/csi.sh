@@ -45,6 +45,20 @@ is_closed
 fails 1 stage ../up image key stage
 fails 1 stage "$id"
 grep -q "node stage ID IMAGE" error
+# A partition table is no file system, and stays: 20 MiB of Linux from the first MiB on.
+truncate -s 64M table
+ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file key table
+{
+    head -c 446 /dev/zero
+    printf '\0\0\2\0\203\0\0\0\0\10\0\0\0\240\0\0'
+    head -c 48 /dev/zero
+    printf '\125\252'
+} >sector
+ucrypt write --key-file key table <sector
+fails 1 stage "$id" table key stage ext4
+grep -q "no file system" error
+is_closed
+ucrypt read --key-file key --length 512 table | cmp - sector
 mkdir other
 mount -t tmpfs none other
 fails 5 stage "$id" image key other
@@ -57,3 +71,8 @@ umount -l stage
 sh "$node" stage "$id" image key stage xfs
 [ "$(cat stage/file)" = "of a pod" ]
 sh "$node" unstage "$id" stage
+sh "$node" stage "$id" image key stage xfs
+pkill -KILL -f "serve-in-background.*csi-$id\$"
+umount -l stage
+sh "$node" unstage "$id" stage
+[ ! -L "/dev/ucrypt/csi-$id" ]
