@@ -5,11 +5,13 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use ucrypt_luks::{Header, Restore, restore as restore_from, write_verified};
+use ucrypt_luks::{
+    Error as Luks, Header, ReadAt, Restore, restore as restore_from, write_verified,
+};
 
 use super::change::{HeaderArgs, lock_to_change};
 use super::confirm::{confirm, confirm_on_keys};
-use super::image::{HeaderImage, NewFile};
+use super::image::{Grown, HeaderImage, NewFile, grow, open_to_look};
 use super::keys::removed;
 use crate::failure::Failure;
 use crate::secrecy;
@@ -59,12 +61,24 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
 /// Carries out `luksHeaderRestore`.
 pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     let backup = read_backup(&args.header_backup_file)?;
-    let name = args.header.place().display().to_string();
-    let look = super::image::open_to_look(args.header.place())?;
-    let asked = restore_from(&HeaderImage(&look), &backup)
-        .map_err(|error| Failure::from(error).about(&name))?;
+    let place = args.header.place();
+    let name = place.display().to_string();
+    let look = open_to_look(place)?;
+    let image = HeaderImage(&look);
+    let image_len = image.len();
+    // The file of a detached header grows.
+    let grown = Grown { image, len: if place.is_file() { backup.len() as u64 } else { 0 } };
+    let asked = restore_from(&grown, &backup).map_err(|error| Failure::from(error).about(&name))?;
+    let needed = asked.header.backup_len();
+    let is_detached = args.header.is_detached() || asked.header.data_offset() == 0;
+    if image_len < needed && !is_detached {
+        return Err(Failure::from(Luks::LargerThanImage { needed, image_len }).about(&name));
+    }
     confirm(&warning(&name, &asked), args.header.batch_mode)?;
-    let (_lock, image) = lock_to_change(args.header.place())?;
+    if image_len < needed {
+        grow(place, needed)?;
+    }
+    let (_lock, image) = lock_to_change(place)?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
     let Restore { writes, .. } =

@@ -26,6 +26,7 @@ use super::show::Kind;
 use crate::failure::Failure;
 use crate::machine::machine;
 use crate::secrecy;
+use crate::volume::is_same;
 
 /// How long to wait for another change, which may derive a key meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,6 +63,11 @@ impl HeaderArgs {
     /// The file or device that holds the header.
     pub(super) fn place(&self) -> &Path {
         self.header.as_ref().unwrap_or(&self.image)
+    }
+
+    /// Whether the header has a file of its own, in which nothing follows it.
+    pub(super) fn is_detached(&self) -> bool {
+        self.header.as_ref().is_some_and(|header| !is_same(header, &self.image))
     }
 
     /// The name of the image in messages.
