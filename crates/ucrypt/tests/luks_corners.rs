@@ -9,6 +9,94 @@ use std::path::Path;
 use luks::both::{Both, LUKS1, LUKS2, header};
 use luks::{CHEAP, Scratch, Terminal, UCRYPT, code, good, run, stderr, text, ucrypt};
 
+/// What concerns no keyslot with a key is computed again. Nothing of a keyslot with a key is touched.
+#[test]
+fn a_luks1_header_is_mended_as_cryptsetup_mends_it() {
+    const KEYSLOT: usize = 48;
+    let field = |number: usize, at: usize| 208 + KEYSLOT * number + at;
+    let (offset, stripes) = (40, 44);
+    let both = Both::new(LUKS1);
+    both.does(&[&["luksAddKey", "-S", "3"], CHEAP, &["IMAGE"]].concat(), b"one\nthree");
+    let sound = fs::read(&both.ours).unwrap();
+    let set = |at: usize, bytes: &[u8]| (at, bytes.to_vec());
+    for (damage, words) in [
+        (
+            vec![set(field(7, stripes), &[0, 0, 0, 3])],
+            Ok("Keyslot 7: stripes repaired (3 -> 4000)."),
+        ),
+        (vec![set(field(2, offset), &[0; 4])], Ok("Keyslot 2: offset repaired (0 -> 520).")),
+        // In the place of keyslot 0, and far behind the data.
+        (vec![set(field(1, offset), &[0, 0, 0, 8])], Ok("Keyslot 1: offset repaired (8 -> 264).")),
+        (vec![set(field(6, offset), &[0xff; 4])], Ok("Keyslot 6: salt wiped.")),
+        (
+            vec![set(field(6, stripes), &[9; 4]), set(510, &[0x55, 0xaa])],
+            Ok("Keyslot 6: bogus partition signature."),
+        ),
+        // The partition table of a disk with one partition.
+        (
+            vec![set(446, &[0; 64]), set(450, &[0x83, 7, 7, 7, 0, 8]), set(510, &[0x55, 0xaa])],
+            Ok("Keyslot 5: offset repaired"),
+        ),
+        (vec![set(72, b"SHA256")], Ok("Cipher hash repaired to lowercase (sha256).")),
+        // What lies behind a name stays, and a name that is damaged keeps all of it from being written.
+        (
+            vec![set(40 + 20, b"left"), set(field(7, stripes), &[9; 4])],
+            Ok("Keyslot 7: stripes repaired"),
+        ),
+        (vec![set(40, b"\0"), set(field(7, stripes), &[9; 4])], Err("cipher mode: it is empty")),
+        (vec![set(8, b"nocipher\0"), set(field(7, stripes), &[9; 4])], Err("nocipher")),
+        // These hold keys.
+        (vec![set(field(0, stripes), &[0, 0, 0, 3])], Err("keyslot 0: 3 stripes")),
+        (vec![set(field(3, offset), &[0, 0, 0, 1])], Err("keyslot 3: its key material")),
+        (
+            vec![set(field(0, offset), &[0, 0, 0, 2]), set(field(7, stripes), &[9; 4])],
+            Err("keyslot 0: its key material begins"),
+        ),
+        // The length of the key, and where the data begins.
+        (vec![set(108, &[0, 0, 0, 48])], Err("key bytes")),
+        (vec![set(104, &[0, 0, 0, 1])], Err("reaches into the data")),
+    ] {
+        let mut image = sound.clone();
+        for (at, bytes) in &damage {
+            image[*at..][..bytes.len()].copy_from_slice(bytes);
+        }
+        for path in [&both.ours, &both.theirs] {
+            fs::write(path, &image).unwrap();
+        }
+        let [ours, theirs] = [(UCRYPT, &both.ours), ("cryptsetup", &both.theirs)]
+            .map(|(program, image)| run(program, &["repair", "-q", text(image)], b""));
+        let said = stderr(&ours);
+        let after = fs::read(&both.ours).unwrap();
+        match words {
+            Ok(words) => {
+                assert_eq!((code(&ours), code(&theirs)), (0, 0), "{damage:?}: {said}");
+                assert!(said.contains(words) && stderr(&theirs).contains(words), "{said}");
+                let theirs = fs::read(&both.theirs).unwrap();
+                assert_eq!(after[..592], theirs[..592], "{damage:?}");
+                assert!(after[592..] == image[592..]);
+                both.opens(&["one", "three"], &["two"]);
+                let ran = ucrypt(&["repair", text(&both.ours)], b"");
+                assert!(stderr(&ran).contains("No known problems"), "{}", stderr(&ran));
+            }
+            Err(words) => {
+                assert!(code(&ours) == 1 && said.contains(words), "{damage:?}: {said}");
+                assert!(after == image, "{damage:?}: it has written");
+            }
+        }
+    }
+    // A person is told what is mended, and asked.
+    let mut image = sound.clone();
+    image[field(5, stripes) + 3] = 1;
+    fs::write(&both.ours, &image).unwrap();
+    for (answer, expected) in [("no\n", 1), ("YES\n", 0)] {
+        assert!(fs::read(&both.ours).unwrap() == image);
+        let mut terminal = Terminal::start(&["repair", text(&both.ours)]);
+        terminal.expect("Keyslot 5: stripes repaired (3841 -> 4000).", answer);
+        assert_eq!(terminal.end().0, expected);
+    }
+    assert!(fs::read(&both.ours).unwrap()[..592] == sound[..592]);
+}
+
 /// As cryptsetup's, the file of a detached header grows. An image whose data follows does not.
 #[test]
 fn a_detached_header_is_restored_into_an_empty_file() {

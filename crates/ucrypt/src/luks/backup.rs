@@ -5,8 +5,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use ucrypt_backend::FileBackend;
+use ucrypt_luks::signature::{Signature, find_foreign};
 use ucrypt_luks::{
-    Error as Luks, Header, ReadAt, Restore, restore as restore_from, write_verified,
+    Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from, write_verified,
 };
 
 use super::change::{HeaderArgs, lock_to_change};
@@ -19,6 +21,10 @@ use crate::stdio::{say, say_line};
 
 /// Longest backup that is read, in bytes: two copies of 4 MiB, 128 MiB of keyslots, and a page.
 const BACKUP_MAX: u64 = (136 << 20) + 4096;
+
+// cryptsetup's words.
+const REPAIR: &str = "Really try to repair LUKS device header?";
+const NO_PROBLEMS: &str = "No known problems detected for LUKS header.\n";
 
 /// Arguments of `luksHeaderBackup` and `luksHeaderRestore`.
 #[derive(Debug, clap::Args)]
@@ -125,21 +131,53 @@ fn read_backup(path: &Path) -> Result<Vec<u8>, Failure> {
 
 /// Carries out `repair`.
 pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
-    let Some(found) = args.header.damage()? else {
-        if let (_, Header::Luks1(header)) = args.header.look()? {
-            header.check_states()?;
+    let place = args.header.place();
+    let image = open_to_look(place)?;
+    match luks1::Header::repair(&HeaderImage(&image)) {
+        // It is not LUKS1.
+        Err(Luks::NotLuks { .. } | Luks::UnknownVersion(_) | Luks::Truncated { .. }) => {
+            repair_luks2(args)
         }
-        say("No known problems detected for LUKS header.\n");
+        Ok(Some(found)) => repair_luks1(args, &image, &found),
+        Ok(None) => {
+            if let (_, Header::Luks1(header)) = args.header.look()? {
+                header.check_states()?;
+            }
+            say(NO_PROBLEMS);
+            Ok(())
+        }
+        Err(error) => Err(Failure::from(error).about(place.display())),
+    }
+}
+
+fn repair_luks1(
+    args: &WholeArgs,
+    image: &FileBackend,
+    found: &luks1::Repair,
+) -> Result<(), Failure> {
+    args.header.check_kind(&Header::Luks1(Box::new(found.header.clone())))?;
+    let foreign = named(find_foreign(&HeaderImage(image))?);
+    confirm(&format!("{REPAIR}\n{}{foreign}", found.mended.join("\n")), args.header.batch_mode)?;
+    let (_lock, image) = lock_to_change(args.header.place())?;
+    let medium = HeaderImage(&image);
+    // The header may have changed while a person was asked.
+    let repair = match luks1::Header::repair(&medium) {
+        Ok(Some(repair)) if repair.header == found.header => repair,
+        _ => return Err(changed()),
+    };
+    write_verified(&medium, &[repair.write])?;
+    repair.mended.iter().for_each(say_line);
+    Ok(())
+}
+
+fn repair_luks2(args: &WholeArgs) -> Result<(), Failure> {
+    let Some(found) = args.header.damage()? else {
+        say(NO_PROBLEMS);
         return Ok(());
     };
     let kept = found.kept().map(|kept| format!(" ({kept})")).unwrap_or_default();
-    let foreign = found
-        .foreign()
-        .map(|found| format!("\nThere is {found}: the image may belong to another program now."));
-    let foreign = foreign.unwrap_or_default();
-    let warning = format!(
-        "Really try to repair LUKS device header?\n{found}{kept}; it is overwritten.{foreign}"
-    );
+    let foreign = named(found.foreign());
+    let warning = format!("{REPAIR}\n{found}{kept}; it is overwritten.{foreign}");
     confirm(&warning, args.header.batch_mode)?;
     let locked = args.header.lock_to_repair()?;
     // The header may have changed while a person was asked.
@@ -153,6 +191,12 @@ pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
     locked.carry_out(&[write])?;
     say_line(format_args!("{damage}; it was written again from the other one"));
     Ok(())
+}
+
+/// What a foreign signature means.
+fn named(foreign: Option<Signature>) -> String {
+    let told = |found| format!("\nThere is {found}: the image may belong to another program now.");
+    foreign.map(told).unwrap_or_default()
 }
 
 fn changed() -> Failure {

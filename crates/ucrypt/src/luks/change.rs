@@ -118,7 +118,7 @@ impl HeaderArgs {
         Ok(Locked { image, header, damage, _lock: lock })
     }
 
-    fn check_kind(&self, header: &Header) -> Result<(), Failure> {
+    pub(super) fn check_kind(&self, header: &Header) -> Result<(), Failure> {
         self.kind.check(header, self.place())
     }
 }
