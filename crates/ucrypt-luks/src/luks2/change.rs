@@ -62,16 +62,10 @@ impl Header {
     /// Refuses what only another program knows how to change.
     pub(crate) fn check_known(&self) -> Result<()> {
         let metadata = &self.metadata;
-        if let Some(requirement) = metadata.config.requirements.first() {
-            return Err(Error::unsupported("LUKS2 requirement", requirement));
-        }
+        metadata.check_requirements()?;
         for segment in metadata.segments.values() {
             if let SegmentKind::Other(name) = &segment.kind {
                 return Err(Error::unsupported("segment type", name));
-            }
-            let reencryption = |flag: &&String| *flag == "in-reencryption" || segment.is_backup();
-            if let Some(flag) = segment.flags.iter().find(reencryption) {
-                return Err(Error::unsupported("segment flag", flag));
             }
         }
         for keyslot in metadata.keyslots.values() {

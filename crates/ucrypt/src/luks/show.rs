@@ -152,20 +152,28 @@ fn dump_volume_key(
     confirm(KEY_WARNING, args.batch_mode)?;
     memory::check_unlock(header, args.key_slot)?;
     let passphrase = args.key.read(&format!("Enter passphrase for {name}"))?;
-    let unlocked = header.unlock(&HeaderImage(image), &passphrase, args.key_slot)?;
-    let key = &unlocked.volume_key;
+    let opened = header.open_volume_key(&HeaderImage(image), &passphrase, args.key_slot)?;
+    let key = &opened.key;
     if args.json {
         let facts = json!({
             "image": name,
             "uuid": header.uuid().to_string(),
-            "cipher": unlocked.segments.first().map(|segment| segment.cipher.to_string()),
+            "cipher": cipher_of(header),
             "offset": header.data_offset(),
-            "keyslot": unlocked.keyslot,
+            "keyslot": opened.keyslot,
             "key_bits": 8 * key.len(),
         });
         return put_as_json(args, &facts, "volume_key", key);
     }
-    put_as_text(args, &header.dump_volume_key(name, &unlocked)?, "MK dump:", key)
+    put_as_text(args, &header.dump_volume_key(name, &opened), "MK dump:", key)
+}
+
+/// Cipher, mode and IV as one word.
+fn cipher_of(header: &Header) -> String {
+    match header.cipher_names() {
+        (name, "") => name.to_owned(),
+        (name, mode) => format!("{name}-{mode}"),
+    }
 }
 
 /// As cryptsetup, asks for the passphrase of this keyslot only.
