@@ -97,6 +97,30 @@ fn a_luks1_header_is_mended_as_cryptsetup_mends_it() {
     assert!(fs::read(&both.ours).unwrap()[..592] == sound[..592]);
 }
 
+/// Actions on an open volume know where its header is, and take the option as cryptsetup does.
+#[test]
+fn every_action_takes_the_name_of_a_detached_header() {
+    let scratch = Scratch::new();
+    let (data, place) = (scratch.make("data", 1 << 20), scratch.path("header"));
+    for kind in ["luks1", "luks2"] {
+        let at = ["--header", text(&place), text(&data)];
+        let format = ["luksFormat", "-q", "--type", kind];
+        good(&ucrypt(&[&format[..], CHEAP, &at].concat(), b"one"));
+        for program in [UCRYPT, "cryptsetup"] {
+            let is_luks = |args: &[&str]| code(&run(program, &[&["isLuks"], args].concat(), b""));
+            assert_eq!(is_luks(&at), 0, "{program}");
+            assert_eq!(is_luks(&[&["--type", kind], &at[..]].concat()), 0, "{program}");
+            assert_eq!(is_luks(&[text(&data)]), 1, "{program}");
+        }
+        fs::remove_file(&place).unwrap();
+    }
+    // No such volume is open: that is what is told, and not that the option is wrong.
+    for action in ["status", "close", "resize", "luksSuspend", "luksResume"] {
+        let ran = ucrypt(&[action, "--header", text(&place), "never-opened-here"], b"one");
+        assert_eq!(code(&ran), 4, "{action}: {}", stderr(&ran));
+    }
+}
+
 /// As cryptsetup's, the file of a detached header grows. An image whose data follows does not.
 #[test]
 fn a_detached_header_is_restored_into_an_empty_file() {

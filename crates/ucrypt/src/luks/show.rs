@@ -78,6 +78,9 @@ pub(crate) struct DumpArgs {
 pub(crate) struct IsLuksArgs {
     /// The image: a file or a block device
     image: PathBuf,
+    /// Where the LUKS header is, if not on the image
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
     /// Ask for this version only
     #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
@@ -260,13 +263,14 @@ fn write_key(path: &Path, key: &[u8]) -> Result<(), Failure> {
 /// Carries out `isLuks`: the exit code is the answer. As in cryptsetup, only `-v` says why a header
 /// cannot be used.
 pub(crate) fn is_luks(args: &IsLuksArgs) -> Result<(), Failure> {
-    let image = open_to_look(&args.image)?;
+    let path = args.header.as_ref().unwrap_or(&args.image);
+    let image = open_to_look(path)?;
     let no = Failure { code: 1, message: String::new() };
     match Header::read(&HeaderImage(&image)) {
         Ok((header, _)) if args.kind.includes(&header) => Ok(()),
         Ok(_) | Err(Error::NotLuks { .. }) => Err(no),
         Err(error) => {
-            let failure = Failure::from(error).about(args.image.display());
+            let failure = Failure::from(error).about(path.display());
             if failure.code != 1 {
                 return Err(failure);
             }
