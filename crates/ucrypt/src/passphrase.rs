@@ -1,7 +1,7 @@
 //! Passphrases and key files, read as cryptsetup reads them.
 //!
 //! - `--key-file F`: all bytes of F, newlines included, from `--keyfile-offset` on, or
-//!   `--keyfile-size` of them;
+//!   `--keyfile-size` of them; F is no terminal;
 //! - `--key-file -`: the same bytes of standard input;
 //! - no key file: standard input up to the first newline or its end, cut in the same way;
 //! - standard input is a terminal, with or without `--key-file -`: a prompt;
@@ -15,6 +15,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::termios::isatty;
 use zeroize::Zeroizing;
 
 use crate::agent::Agent;
@@ -220,6 +221,12 @@ impl Part {
         let name = format!("key file {}", path.display());
         let failed = failed(&name);
         let mut file = File::open(path).map_err(failed)?;
+        if isatty(&file) {
+            // It would show what is typed, and take the newline for a part of it.
+            return Err(Failure::wrong(format!(
+                "{name} is a terminal; leave --key-file out to be asked for the passphrase"
+            )));
+        }
         let metadata = file.metadata().map_err(failed)?;
         if metadata.is_file() {
             if self.offset > metadata.len() {
