@@ -347,7 +347,7 @@ fn a_person_is_asked_and_told_what_is_lost() {
     let convert = ["convert", "--type", "luks1", image];
     let mut terminal = Terminal::start(&convert);
     terminal.expect("This is lost: the label.", "no\n");
-    assert_eq!(terminal.end().0, 1);
+    assert_eq!(terminal.end().0, 2);
     assert!(fs::read(&both.ours).unwrap() == before);
     let mut terminal = Terminal::start(&convert);
     terminal.expect("Are you sure? (Type 'yes' in capital letters): ", "YES\n");

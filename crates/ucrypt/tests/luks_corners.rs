@@ -97,6 +97,24 @@ fn a_luks1_header_is_mended_as_cryptsetup_mends_it() {
     assert!(fs::read(&both.ours).unwrap()[..592] == sound[..592]);
 }
 
+/// Whoever does not write YES has no permission to go on.
+#[test]
+fn dumps_and_conversions_without_consent_end_with_cryptsetups_code() {
+    let both = Both::new(LUKS1);
+    for args in
+        [&["luksDump", "--dump-volume-key", "IMAGE"][..], &["convert", "--type", "luks2", "IMAGE"]]
+    {
+        for (program, image) in [(UCRYPT, &both.ours), ("cryptsetup", &both.theirs)] {
+            let args: Vec<&str> =
+                args.iter().map(|arg| if *arg == "IMAGE" { text(image) } else { arg }).collect();
+            let mut terminal = Terminal::of(program, &args);
+            terminal.expect("Are you sure? (Type 'yes' in capital letters): ", "no\n");
+            assert_eq!(terminal.end().0, 2, "{program} {args:?}");
+        }
+    }
+    both.opens(&["one"], &["two"]);
+}
+
 /// Actions on an open volume know where its header is, and take the option as cryptsetup does.
 #[test]
 fn every_action_takes_the_name_of_a_detached_header() {

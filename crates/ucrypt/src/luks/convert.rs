@@ -11,7 +11,7 @@ use ucrypt_luks::{
 
 use super::backup::save;
 use super::change::lock_header;
-use super::confirm::confirm;
+use super::confirm::confirm_on_keys;
 use super::image::{Grown, HeaderImage, grow, open_to_look};
 use crate::failure::Failure;
 use crate::secrecy;
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
         return Ok(());
     };
     drop(args.open()?);
-    confirm(&args.warning(&plan), args.batch_mode)?;
+    confirm_on_keys(&args.warning(&plan), args.batch_mode, ", device was NOT converted")?;
     if let Some(len) = needed {
         grow(args.place(), len)?;
     }

@@ -11,7 +11,7 @@ use ucrypt_backend::FileBackend;
 use ucrypt_luks::{Error, Header, HeaderCopy};
 use zeroize::Zeroizing;
 
-use super::confirm::confirm;
+use super::confirm::confirm_on_keys;
 use super::image::{HeaderImage, open_to_look, read_header};
 use crate::failure::Failure;
 use crate::memory;
@@ -152,7 +152,7 @@ fn dump_volume_key(
     name: &str,
 ) -> Result<(), Failure> {
     secrecy::lock_memory();
-    confirm(KEY_WARNING, args.batch_mode)?;
+    confirm_on_keys(KEY_WARNING, args.batch_mode, "")?;
     memory::check_unlock(header, args.key_slot)?;
     let passphrase = args.key.read(&format!("Enter passphrase for {name}"))?;
     let opened = header.open_volume_key(&HeaderImage(image), &passphrase, args.key_slot)?;
@@ -192,7 +192,7 @@ fn dump_unbound_key(
         return Err(Failure::wrong(format!("keyslot {number} holds no unbound key")));
     }
     secrecy::lock_memory();
-    confirm(UNBOUND_WARNING, args.batch_mode)?;
+    confirm_on_keys(UNBOUND_WARNING, args.batch_mode, "")?;
     memory::check_unlock(header, Some(number))?;
     let passphrase = args.key.read(&format!("Enter passphrase for keyslot {number} of {name}"))?;
     let opened = header.open_key(&HeaderImage(image), &passphrase, Some(number))?;
