@@ -226,7 +226,9 @@ impl Header {
             let problem = format!("{key_bytes} is not in 1 to {KEY_LEN_MAX}");
             return Err(Error::damaged("key bytes", problem));
         }
-        Hash::from_name(&self.hash)?;
+        if Hash::from_name(&self.hash)?.size() < DIGEST_BYTES {
+            return Err(Error::unsupported("LUKS1 hash", &self.hash));
+        }
         let length = material_len(key_bytes, STRIPES);
         let mut starts = Vec::with_capacity(KEYSLOTS);
         for (number, keyslot) in self.keyslots.iter().enumerate() {
