@@ -97,6 +97,36 @@ fn a_luks1_header_is_mended_as_cryptsetup_mends_it() {
     assert!(fs::read(&both.ours).unwrap()[..592] == sound[..592]);
 }
 
+/// What the format keeps for itself, a token that is not what its type says, and who may read an export.
+#[test]
+fn tokens_that_cryptsetup_refuses_are_refused_and_an_export_is_private() {
+    let both = Both::new(LUKS2);
+    for (token, expected) in [
+        (&br#"{"type":"luks2-own","keyslots":[]}"#[..], 1),
+        (br#"{"type":"luks2-keyring","keyslots":[]}"#, 1),
+        (br#"{"type":"luks2-keyring","keyslots":[],"key_description":""}"#, 1),
+        (br#"{"type":"luks2-keyring","keyslots":[],"key_description":3}"#, 1),
+        (br#"{"type":"luks2-keyring","keyslots":[],"key_description":"k","more":1}"#, 1),
+        (br#"{"type":"luks2-keyring","keyslots":["0"],"key_description":"k"}"#, 0),
+        (br#"{"type":"luks","keyslots":[],"key_description":""}"#, 0),
+        (br#"{"type":"other-luks2-keyring","keyslots":["0"],"more":1}"#, 0),
+    ] {
+        let [ours, _] = both.act(&["token", "import", "IMAGE"], token);
+        let token = String::from_utf8_lossy(token);
+        assert_eq!(code(&ours), expected, "{token}: {}", stderr(&ours));
+    }
+    let [ours, _] = both.act(&["token", "add", "--key-description", "", "IMAGE"], b"");
+    assert_eq!(code(&ours), 1, "{}", stderr(&ours));
+    for (program, image) in [(UCRYPT, &both.ours), ("cryptsetup", &both.theirs)] {
+        let file = both.scratch.path("exported");
+        let export =
+            ["token", "export", "--token-id", "0", "--json-file", text(&file), text(image)];
+        good(&run(program, &export, b""));
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "{program}");
+        fs::remove_file(&file).unwrap();
+    }
+}
+
 /// Whoever does not write YES has no permission to go on.
 #[test]
 fn dumps_and_conversions_without_consent_end_with_cryptsetups_code() {
