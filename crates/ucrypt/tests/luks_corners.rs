@@ -127,6 +127,33 @@ fn tokens_that_cryptsetup_refuses_are_refused_and_an_export_is_private() {
     }
 }
 
+/// A header has room for 47 bytes, which may end inside a character.
+#[test]
+fn labels_are_cut_as_cryptsetup_cuts_them_and_that_is_told() {
+    let both = Both::new(LUKS2);
+    let uuid = ["--uuid", "01234567-89ab-cdef-0123-456789abcdef"];
+    for (label, is_cut) in
+        [("a".repeat(47), false), ("b".repeat(48), true), ("\u{e4}".repeat(24), true)]
+    {
+        let labels = ["--label", &label, "--subsystem", &label];
+        let config = [&["config"], &labels[..]].concat();
+        let format = [&["luksFormat", "-q"], LUKS2, CHEAP, &uuid, &labels].concat();
+        for action in [config, format] {
+            let stored =
+                [(UCRYPT, &both.ours), ("cryptsetup", &both.theirs)].map(|(program, image)| {
+                    let ran = run(program, &[&action[..], &[text(image)]].concat(), b"one");
+                    good(&ran);
+                    let warnings = stderr(&ran).matches("Only the first 47 bytes of --").count();
+                    assert_eq!(warnings, if is_cut && program == UCRYPT { 2 } else { 0 });
+                    let bytes = fs::read(image).unwrap();
+                    [bytes[24..72].to_vec(), bytes[208..256].to_vec()]
+                });
+            assert_eq!(stored[0], stored[1], "{action:?}");
+            assert_eq!(stored[0][0][..47], label.as_bytes()[..47]);
+        }
+    }
+}
+
 /// Whoever does not write YES has no permission to go on.
 #[test]
 fn dumps_and_conversions_without_consent_end_with_cryptsetups_code() {

@@ -8,7 +8,7 @@
 
 use super::binary::Binary;
 use super::copies::{Copy, Damage, Header, Kept};
-use super::format::check_label;
+use super::format::label;
 use super::metadata::{DigestKind, KeyslotKind, Metadata, Priority, SegmentKind};
 use crate::error::{Error, Result};
 use crate::json::Json;
@@ -113,17 +113,15 @@ impl Change {
         self.update()
     }
 
-    /// Sets the label, at most 47 bytes; an empty one removes it.
-    pub fn set_label(&mut self, label: &str) -> Result<()> {
-        check_label("label", label)?;
-        self.binary.label = label.into();
+    /// Sets the label, to the first 47 bytes of the text; an empty one removes it.
+    pub fn set_label(&mut self, text: &str) -> Result<()> {
+        self.binary.label = label("label", text)?;
         Ok(())
     }
 
-    /// Sets the subsystem label, at most 47 bytes; an empty one removes it.
-    pub fn set_subsystem(&mut self, subsystem: &str) -> Result<()> {
-        check_label("subsystem", subsystem)?;
-        self.binary.subsystem = subsystem.into();
+    /// Sets the subsystem label, to the first 47 bytes of the text; an empty one removes it.
+    pub fn set_subsystem(&mut self, text: &str) -> Result<()> {
+        self.binary.subsystem = label("subsystem", text)?;
         Ok(())
     }
 

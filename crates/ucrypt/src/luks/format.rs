@@ -12,6 +12,7 @@ use ucrypt_luks::{
 };
 
 use super::change::lock_header;
+use super::config::tell_of_cut;
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
 use super::image::{HeaderImage, NewFile, open_to_format, reserve};
@@ -35,6 +36,8 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     for option in args.ignored()? {
         say(&format!("WARNING: The {option} option is being ignored.\n"));
     }
+    tell_of_cut("--label", args.luks2.label.as_deref());
+    tell_of_cut("--subsystem", args.luks2.subsystem.as_deref());
     let data = open_to_format(&args.image)?;
     let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?;
     let header = args.detached().map(open_to_format).transpose()?;
