@@ -154,6 +154,24 @@ fn labels_are_cut_as_cryptsetup_cuts_them_and_that_is_told() {
     }
 }
 
+#[test]
+fn sizes_of_0_are_the_default_and_types_may_be_in_capitals() {
+    let scratch = Scratch::new();
+    let uuid = ["--uuid", "01234567-89ab-cdef-0123-456789abcdef"];
+    let sizes = ["--type", "LUKS2", "--luks2-metadata-size", "0", "--luks2-keyslots-size", "0"];
+    let images = [(UCRYPT, "a"), ("cryptsetup", "b")].map(|(program, name)| {
+        let image = scratch.make(name, 20 << 20);
+        let format = [&["luksFormat", "-q", text(&image)], &sizes[..], &uuid, CHEAP].concat();
+        good(&run(program, &format, b"one"));
+        image
+    });
+    assert_eq!(header(&images[0]), header(&images[1]));
+    for (kind, expected) in [("LUKS", 0), ("Luks2", 0), ("LUKS1", 1)] {
+        let ran = ucrypt(&["isLuks", "--type", kind, text(&images[0])], b"");
+        assert_eq!(code(&ran), expected, "{kind}: {}", stderr(&ran));
+    }
+}
+
 /// Whoever does not write YES has no permission to go on.
 #[test]
 fn dumps_and_conversions_without_consent_end_with_cryptsetups_code() {

@@ -52,7 +52,7 @@ pub(crate) struct HeaderArgs {
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
     /// Refuse a header of another version
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
     /// Ask nothing but passphrases
     #[arg(short = 'q', long)]

@@ -24,7 +24,7 @@ pub(crate) struct ConvertArgs {
     /// The image: a file or a block device, which nobody uses
     image: PathBuf,
     /// The version that the header is to have
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE")]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE")]
     kind: Kind,
     /// Where the LUKS header is, if not on the image
     #[arg(long, value_name = "FILE")]

@@ -180,8 +180,9 @@ fn make(
         label: luks2.label.clone().unwrap_or_default(),
         subsystem: luks2.subsystem.clone().unwrap_or_default(),
         sector_size: luks2.sector_size.unwrap_or_else(|| best_sector_size(&args.image, data_len)),
-        metadata_size: luks2.luks2_metadata_size,
-        keyslots_size: luks2.luks2_keyslots_size,
+        // 0 is the default, as in cryptsetup.
+        metadata_size: luks2.luks2_metadata_size.filter(|size| *size > 0),
+        keyslots_size: luks2.luks2_keyslots_size.filter(|size| *size > 0),
     };
     let (header, writes) = luks2::format(volume, &options, passphrase, &mut tools)?;
     let keyslots_size = header.metadata.config.keyslots_size;

@@ -43,7 +43,7 @@ pub(crate) struct DumpArgs {
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
     /// Refuse a header of another version
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
     /// Print JSON: sizes and offsets in bytes, salts, digests and keys in hex
     #[arg(long, conflicts_with = "dump_json_metadata")]
@@ -82,7 +82,7 @@ pub(crate) struct IsLuksArgs {
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
     /// Ask for this version only
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
 }
 
