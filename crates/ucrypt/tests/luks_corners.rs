@@ -253,3 +253,134 @@ fn a_detached_header_is_restored_into_an_empty_file() {
     let ran = ucrypt(&restore, b"");
     assert!(code(&ran) == 1 && stderr(&ran).contains("the backup cannot be used: no LUKS header"));
 }
+
+/// Puts the keyslots of a LUKS1 image with 256-bit keys at other places, in sectors. Only keyslot 0 is active.
+fn move_keyslots(image: &Path, first: u32, step: u32) {
+    const MATERIAL: usize = 32 * 4000;
+    let mut bytes = fs::read(image).unwrap();
+    let material = bytes[4096..4096 + MATERIAL].to_vec();
+    bytes[4096..4096 + MATERIAL].fill(0);
+    for number in 0..8 {
+        let at = 208 + 48 * number as usize + 40;
+        bytes[at..at + 4].copy_from_slice(&(first + step * number).to_be_bytes());
+    }
+    let start = 512 * first as usize;
+    bytes[start..start + MATERIAL].copy_from_slice(&material);
+    fs::write(image, bytes).unwrap();
+}
+
+/// The first versions of cryptsetup did not align keyslots.
+#[test]
+fn luks1_headers_with_odd_offsets_are_changed_as_cryptsetup_does_it() {
+    for (first, step) in [(2, 250), (3, 251), (2, 256), (9, 250)] {
+        let both = Both::new(LUKS1);
+        for image in [&both.ours, &both.theirs] {
+            move_keyslots(image, first, step);
+        }
+        both.opens(&["one"], &["two"]);
+        let cheap = |args: &[&'static str]| [args, CHEAP, &["IMAGE"]].concat();
+        both.does(&cheap(&["luksAddKey"]), b"one\ntwo");
+        both.does(&cheap(&["luksChangeKey"]), b"two\nthree");
+        both.does(&["luksKillSlot", "IMAGE", "0"], b"three");
+        both.opens(&["three"], &["one", "two"]);
+        both.does(&["repair", "-q", "IMAGE"], b"");
+        both.does(&["erase", "-q", "IMAGE"], b"");
+    }
+    // One sector earlier, it would lie in the header.
+    let both = Both::new(LUKS1);
+    for image in [&both.ours, &both.theirs] {
+        move_keyslots(image, 1, 250);
+        for program in [UCRYPT, "cryptsetup"] {
+            assert_eq!(code(&run(program, &["isLuks", text(image)], b"")), 1, "{program}");
+        }
+    }
+}
+
+/// A loop device with sectors of 4 KiB over a file. It goes with the test.
+struct Device(String);
+
+impl Device {
+    fn new(file: &Path) -> Self {
+        let made = run("losetup", &["--find", "--show", "-b", "4096", text(file)], b"");
+        Self(good(&made).trim().to_owned())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", &self.0], b"");
+    }
+}
+
+#[test]
+fn headers_on_devices_with_sectors_of_4_kib_are_changed_as_cryptsetup_does_it() {
+    let scratch = Scratch::new();
+    let uuid = ["--uuid", "01234567-89ab-cdef-0123-456789abcdef"];
+    let files = ["ours", "theirs"].map(|name| scratch.make(name, 24 << 20));
+    let [ours, theirs] = [&files[0], &files[1]].map(|file| Device::new(file));
+    let data = scratch.make("data", 1 << 20);
+    for (kind, is_detached) in [
+        (&["--type", "luks2", "--luks2-keyslots-size", "3M"][..], false),
+        (&["--type", "luks2", "--sector-size", "512", "--offset", "8192"], false),
+        (&["--type", "luks1", "--offset", "8192"], false),
+        (&["--type", "luks2", "--luks2-keyslots-size", "3M"], true),
+        (&["--type", "luks1"], true),
+    ] {
+        let act = |action: &[&str], options: &[&str], stdin: &[u8]| {
+            let ran = [(UCRYPT, &ours.0), ("cryptsetup", &theirs.0)].map(|(program, device)| {
+                let at = ["--header", device, text(&data)];
+                let place = if is_detached { &at[..] } else { &at[1..2] };
+                let line = [&action[..1], options, place, &action[1..]].concat();
+                code(&run(program, &line, stdin))
+            });
+            assert_eq!(ran, [0, 0], "{kind:?}: {action:?} {options:?}");
+            assert_eq!(header(Path::new(&ours.0)), header(Path::new(&theirs.0)), "{action:?}");
+        };
+        act(&["luksFormat"], &[&["-q"], kind, &uuid, CHEAP].concat(), b"one");
+        act(&["luksAddKey"], CHEAP, b"one\ntwo");
+        act(&["luksAddKey"], &[&["-S", "5"], CHEAP].concat(), b"one\nfive");
+        act(&["luksChangeKey"], CHEAP, b"two\nthree");
+        act(&["luksKillSlot", "5"], &[], b"one");
+        act(&["luksUUID"], &["-q", "--uuid", "11111111-89ab-cdef-0123-456789abcdef"], b"");
+        act(&["repair"], &["-q"], b"");
+        let backup = scratch.path("backup");
+        let file = ["-q", "--header-backup-file", text(&backup)];
+        for action in ["luksHeaderBackup", "luksHeaderRestore"] {
+            for (program, device) in [(UCRYPT, &ours.0), ("cryptsetup", &theirs.0)] {
+                // Each program restores what it has saved.
+                let file = [file[0], file[1], &format!("{}-{}", file[2], code_name(program))];
+                let at = ["--header", device, text(&data)];
+                let place = if is_detached { &at[..] } else { &at[1..2] };
+                good(&run(program, &[&[action], &file[..], place].concat(), b""));
+            }
+        }
+        for device in [&ours.0, &theirs.0] {
+            for program in [UCRYPT, "cryptsetup"] {
+                for (passphrase, expected) in [("one", 0), ("three", 0), ("two", 2)] {
+                    let at = ["--header", device, text(&data)];
+                    let place = if is_detached { &at[..] } else { &at[1..2] };
+                    let test = [&["open", "--test-passphrase"], place].concat();
+                    assert_eq!(code(&run(program, &test, passphrase.as_bytes())), expected);
+                }
+            }
+        }
+        let at = ["--header", &ours.0, text(&data)];
+        let place = if is_detached { &at[..] } else { &at[1..2] };
+        let key = scratch.path("key");
+        fs::write(&key, b"one").unwrap();
+        let written = [9; 700];
+        good(&run(UCRYPT, &[&["write", "-d", text(&key)], place].concat(), &written));
+        let read =
+            run(UCRYPT, &[&["read", "--length", "700", "-d", text(&key)], place].concat(), b"");
+        assert_eq!((code(&read), &read.stdout[..]), (0, &written[..]), "{}", stderr(&read));
+        act(&["erase"], &["-q"], b"");
+        for name in ["ucrypt", "cryptsetup"] {
+            fs::remove_file(format!("{}-{name}", text(&backup))).unwrap();
+        }
+    }
+}
+
+/// The last part of a program's path.
+fn code_name(program: &str) -> &str {
+    program.rsplit('/').next().unwrap_or(program)
+}
