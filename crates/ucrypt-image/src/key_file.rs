@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use rustix::termios::isatty;
 use zeroize::Zeroizing;
 
 use crate::error::Error;
@@ -31,6 +32,12 @@ impl Part {
         let name = format!("key file {}", path.display());
         let failed = failed(&name);
         let mut file = File::open(path).map_err(failed)?;
+        if isatty(&file) {
+            // It would show what is typed, and take the newline for a part of it.
+            return Err(Error::Key(format!(
+                "{name} is a terminal; leave --key-file out to be asked for the passphrase"
+            )));
+        }
         let metadata = file.metadata().map_err(failed)?;
         if metadata.is_file() {
             if self.offset > metadata.len() {

@@ -49,7 +49,7 @@ impl Header {
     }
 
     /// Bytes from the start of the image that belong to the header.
-    fn backup_len(&self) -> u64 {
+    pub fn backup_len(&self) -> u64 {
         match self {
             Self::Luks1(header) => {
                 let ends = header.keyslots.iter().map(|keyslot| {
@@ -72,7 +72,8 @@ impl Header {
 /// in the backup or on the image: a header of a newer program, and one in the middle of a
 /// reencryption, whose data only this header describes.
 pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
-    let (header, damage) = Header::read(&backup)?;
+    let unusable = |error| Error::request(format!("the backup cannot be used: {error}"));
+    let (header, damage) = Header::read(&backup).map_err(unusable)?;
     check_known(&header, damage.as_ref(), "the backup")?;
     let length = header.backup_len();
     if (backup.len() as u64) < length || length > BACKUP_MAX {

@@ -25,7 +25,7 @@ mod to_luks2;
 pub use mark::finish;
 pub(crate) use mark::{is_marked, left as left_beside_luks1, removal as mark_removal};
 pub use to_luks1::to_luks1;
-pub use to_luks2::to_luks2;
+pub use to_luks2::{room_for_luks2, to_luks2};
 
 use crate::header::Header;
 use crate::medium::Write;

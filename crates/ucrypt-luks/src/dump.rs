@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use zeroize::Zeroizing;
 
-use crate::error::Result;
 use crate::header::Header;
 use crate::json::Json;
 use crate::keys::OpenedKey;
-use crate::volume::{SECTOR_BYTES, Unlocked};
+use crate::luks2::{self, SegmentKind};
+use crate::volume::SECTOR_BYTES;
 
 /// Bytes per line of a hex dump.
 const WRAP: usize = 16;
@@ -71,15 +71,9 @@ impl Header {
     }
 
     /// The text of `luksDump --dump-volume-key`; its first line names the image as `path`.
-    pub fn dump_volume_key(&self, path: &str, unlocked: &Unlocked) -> Result<Zeroizing<String>> {
-        let (name, mode) = match self {
-            Self::Luks1(header) => (header.cipher_name.clone(), header.cipher_mode.clone()),
-            Self::Luks2(_) => {
-                let cipher = &unlocked.segments[0].cipher;
-                (cipher.cipher_name().to_owned(), cipher.cipher_mode().to_owned())
-            }
-        };
-        let key = &unlocked.volume_key;
+    pub fn dump_volume_key(&self, path: &str, opened: &OpenedKey) -> Zeroizing<String> {
+        let (name, mode) = self.cipher_names();
+        let key = &opened.key;
         // Allocated in full: a growing string would leave parts of the key in freed memory.
         let mut out = Zeroizing::new(String::with_capacity(512 + path.len() + 5 * key.len()));
         line!(&mut *out, "LUKS header information for {path}");
@@ -90,7 +84,20 @@ impl Header {
         line!(&mut *out, "MK bits:       \t{}", 8 * key.len());
         out.push_str("MK dump:\t");
         put_hex(&mut out, key, "\t\t");
-        Ok(out)
+        out
+    }
+
+    /// The cipher of the volume, or of its first segment, and mode and IV, as the header gives them.
+    pub fn cipher_names(&self) -> (&str, &str) {
+        match self {
+            Self::Luks1(header) => (&header.cipher_name, &header.cipher_mode),
+            Self::Luks2(header) => match header.metadata.segments.values().next() {
+                Some(luks2::Segment { kind: SegmentKind::Crypt { encryption, .. }, .. }) => {
+                    encryption.split_once('-').unwrap_or((encryption, ""))
+                }
+                _ => ("", ""),
+            },
+        }
     }
 
     /// The text of `luksDump --unbound` for the key of an unbound keyslot.

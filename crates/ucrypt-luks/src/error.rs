@@ -150,6 +150,18 @@ pub enum Error {
         name: String,
     },
 
+    /// The volume is in the middle of a reencryption by another program.
+    #[error(
+        "the volume is in the middle of a reencryption ({what} \"{name}\"); \"cryptsetup reencrypt \
+         --resume-only\" brings it to its end, before that it is neither opened nor changed"
+    )]
+    Reencryption {
+        /// What says so: "requirement", "segment flag".
+        what: &'static str,
+        /// Its name as the header gives it.
+        name: String,
+    },
+
     /// The cipher of a segment or keyslot area cannot be used.
     #[error("{place}: {problem}")]
     Cipher {

@@ -38,6 +38,11 @@ impl FieldText {
         &self.0
     }
 
+    /// The first `len` bytes of a text, at most.
+    pub(crate) fn cut(text: &str, len: usize) -> Self {
+        Self(text.as_bytes().iter().copied().take(len).collect())
+    }
+
     /// Whether the text has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -8,9 +8,11 @@ use blake2::digest::consts::{U16, U20, U28, U32, U48};
 use blake2::{Blake2b, Blake2b512, Blake2s, Blake2s256};
 use digest::{Digest, Output};
 use hmac::{Hmac, SimpleHmac};
+use md4::Md4;
+use md5::Md5;
 use ripemd::Ripemd160;
 use sha1::Sha1;
-use sha2::{Sha224, Sha256, Sha384, Sha512};
+use sha2::{Sha224, Sha256, Sha384, Sha512, Sha512_224, Sha512_256};
 use sha3::{Sha3_224, Sha3_256, Sha3_384, Sha3_512};
 use sm3::Sm3;
 use streebog::{Streebog256, Streebog512};
@@ -81,6 +83,8 @@ hashes! {
     Sha256 "sha256" Hmac<Sha256> Sha256,
     Sha384 "sha384" Hmac<Sha384> Sha384,
     Sha512 "sha512" Hmac<Sha512> Sha512,
+    Sha512_224 "sha512-224" Hmac<Sha512_224> Sha512_224,
+    Sha512_256 "sha512-256" Hmac<Sha512_256> Sha512_256,
     Sha3_224 "sha3-224" SimpleHmac<Sha3_224> Sha3_224,
     Sha3_256 "sha3-256" SimpleHmac<Sha3_256> Sha3_256,
     Sha3_384 "sha3-384" SimpleHmac<Sha3_384> Sha3_384,
@@ -99,15 +103,42 @@ hashes! {
     Streebog256 "stribog256" Hmac<Streebog256> Streebog256,
     Streebog512 "stribog512" Hmac<Streebog512> Streebog512,
     Sm3 "sm3" Hmac<Sm3> Sm3,
+    // Too short for a new volume.
+    Md5 "md5" Hmac<Md5> Md5,
+    Md4 "md4" Hmac<Md4> Md4,
 }
 
+/// Other names of hashes. cryptsetup takes every name that OpenSSL has, and stores it as it was given.
+const ALIASES: &[(&str, Hash)] = &[
+    ("sha-1", Hash::Sha1),
+    ("ssl3-sha1", Hash::Sha1),
+    ("sha-224", Hash::Sha224),
+    ("sha2-224", Hash::Sha224),
+    ("sha-256", Hash::Sha256),
+    ("sha2-256", Hash::Sha256),
+    ("sha-384", Hash::Sha384),
+    ("sha2-384", Hash::Sha384),
+    ("sha-512", Hash::Sha512),
+    ("sha2-512", Hash::Sha512),
+    ("sha-512/224", Hash::Sha512_224),
+    ("sha2-512/224", Hash::Sha512_224),
+    ("sha-512/256", Hash::Sha512_256),
+    ("sha2-512/256", Hash::Sha512_256),
+    ("ripemd", Hash::Ripemd160),
+    ("ripemd-160", Hash::Ripemd160),
+    ("rmd160", Hash::Ripemd160),
+    ("blake2b512", Hash::Blake2b512),
+    ("blake2s256", Hash::Blake2s256),
+    ("ssl3-md5", Hash::Md5),
+];
+
 impl Hash {
-    /// Finds a hash by its name, ignoring case.
+    /// Finds a hash by one of its names, ignoring case.
     pub fn from_name(name: &str) -> Result<Self> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|hash| hash.name().eq_ignore_ascii_case(name))
+        let names = Self::ALL.iter().map(|hash| (hash.name(), *hash));
+        names
+            .chain(ALIASES.iter().copied())
+            .find_map(|(known, hash)| known.eq_ignore_ascii_case(name).then_some(hash))
             .ok_or_else(|| Error::unsupported("hash", name))
     }
 
@@ -195,7 +226,10 @@ mod tests {
         for hash in Hash::ALL {
             assert_eq!(Hash::from_name(&hash.name().to_uppercase()).unwrap(), *hash);
         }
-        let error = Hash::from_name("md5").unwrap_err().to_string();
-        assert_eq!(error, "hash \"md5\" is not supported");
+        for (name, hash) in ALIASES {
+            assert_eq!(Hash::from_name(&name.to_uppercase()).unwrap(), *hash);
+        }
+        let error = Hash::from_name("md6").unwrap_err().to_string();
+        assert_eq!(error, "hash \"md6\" is not supported");
     }
 }

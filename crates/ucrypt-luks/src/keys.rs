@@ -152,6 +152,19 @@ impl Header {
         }
     }
 
+    /// Tries `passphrase` as [`Header::unlock`] does, for the key alone: the segments need not be usable here.
+    pub fn open_volume_key(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+    ) -> Result<OpenedKey> {
+        match self {
+            Self::Luks1(_) => self.open_key(image, passphrase, keyslot),
+            Self::Luks2(header) => header.open_volume_key(image, passphrase, keyslot),
+        }
+    }
+
     /// Tries `passphrase` on the keyslots of the volume other than `number`: whether the volume opens
     /// without that one.
     pub fn unlock_without(

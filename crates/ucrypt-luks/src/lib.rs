@@ -62,7 +62,7 @@ mod uuid;
 mod volume;
 
 pub use backup::{Restore, restore};
-pub use convert::{Conversion, finish as finish_conversion, to_luks1, to_luks2};
+pub use convert::{Conversion, finish as finish_conversion, room_for_luks2, to_luks1, to_luks2};
 pub use derivations::watch_derivations;
 pub use error::{Error, Result};
 pub use fields::FieldText;

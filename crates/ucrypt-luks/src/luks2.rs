@@ -15,7 +15,7 @@ mod unlock;
 mod validate;
 
 pub(crate) use binary::BINARY_BYTES;
-pub use binary::{Binary, HEADER_SIZES};
+pub use binary::{Binary, HEADER_SIZES, LABEL_MAX};
 pub use change::Change;
 pub use change_tokens::keyring_token;
 pub use copies::{Copy, Damage, Header, Kept};

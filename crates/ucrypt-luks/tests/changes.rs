@@ -208,6 +208,42 @@ fn headers_of_newer_programs_are_refused_by_name() {
     }
 }
 
+/// As with cryptsetup, requirements keep a volume from being opened and changed, and nobody from trying a
+/// passphrase.
+#[test]
+fn passphrases_are_tried_whatever_a_header_requires() {
+    let with = |from: &str, to: &str| {
+        let mut image = roomy_luks2();
+        edit_json(&mut image, from, to);
+        let (header, damage) = Header::read(&image).unwrap();
+        assert!(damage.is_none());
+        (image, header)
+    };
+    let required = |name: &str| {
+        let config = format!("\"config\":{{\"requirements\":{{\"mandatory\":[\"{name}\"]}},");
+        with("\"config\":{", &config)
+    };
+    let flagged =
+        with("\"sector_size\":512", "\"sector_size\":512,\"flags\":[\"in-reencryption\"]");
+    for ((image, header), is_reencrypted) in [
+        (required("later"), false),
+        (required("online-reencrypt-v2"), true),
+        (required("offline-reencrypt"), true),
+        (flagged, true),
+    ] {
+        assert_eq!(header.test_passphrase(&image, PASSPHRASE, None).unwrap().keyslot, 0);
+        let wrong = header.test_passphrase(&image, b"wrong", None);
+        assert!(matches!(wrong, Err(Error::WrongPassphrase { .. })), "{wrong:?}");
+        let key = header.open_volume_key(&image, PASSPHRASE, Some(0));
+        assert_eq!(key.is_ok(), !is_reencrypted, "{key:?}");
+        let refused = header.unlock(&image, PASSPHRASE, None).unwrap_err();
+        let words = "reencrypt --resume-only";
+        assert_eq!(refused.to_string().contains(words), is_reencrypted, "{refused}");
+        let changed = with_tools(80, |tools| header.remove_key(None, 0, tools.random).map(drop));
+        assert_eq!(changed.unwrap_err().to_string(), refused.to_string());
+    }
+}
+
 #[test]
 fn a_copy_that_must_stay_keeps_the_header_from_being_changed() {
     // A secondary copy of another size may come from a newer program.

@@ -236,7 +236,7 @@ fn parameters_that_break_a_rule_are_refused() {
     }
     let defaults = luks2_options;
     for (what, options) in [
-        ("label", luks2::Options { label: "x".repeat(48), ..defaults() }),
+        ("label", luks2::Options { label: "x\n".into(), ..defaults() }),
         ("subsystem", luks2::Options { subsystem: "a\nb".to_owned(), ..defaults() }),
         ("sector size", luks2::Options { sector_size: 8192, ..defaults() }),
         ("metadata size", luks2::Options { metadata_size: Some(4096), ..defaults() }),

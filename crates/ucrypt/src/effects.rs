@@ -161,7 +161,11 @@ pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
         )));
     }
     let target = target(given, is_given)?;
+    let has_volume_key = target == Luks && is_given("volume_key_file");
     for effect in EFFECTS.iter().filter(|effect| is_given(effect.id)) {
+        if effect.id == "key_size" && has_volume_key {
+            continue;
+        }
         if !effect.on.contains(&target) || !effect.uses.contains(&uses) {
             return Err(refusal(action, effect, target, uses));
         }
@@ -223,8 +227,9 @@ fn refusal(action: &str, effect: &Effect, target: Target, uses: Use) -> Failure 
     let option = option(action, effect.id);
     if target == Luks && !effect.on.contains(&Luks) && effect.on.contains(&Plain) {
         return Failure::wrong(format!(
-            "{option} describes a plain volume; with a LUKS header it cannot be chosen (add \
-             --type plain if there is no header)"
+            "{option} describes a plain volume; with a LUKS header it cannot be chosen{} (add \
+             --type plain if there is no header)",
+            if effect.id == "key_size" { ", except with --volume-key-file" } else { "" }
         ));
     }
     if uses == Use::Test && target != Luks {

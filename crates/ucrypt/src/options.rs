@@ -87,7 +87,7 @@ const OPTIONS: &[Known] = &[
     flag("force-offline-reencrypt", REENCRYPTION),
     flag("force-password", Accepted("passphrases are not judged")),
     short('h', value("hash", NoEffect)),
-    value("header", NoEffect),
+    value("header", Accepted("an open volume knows its header")),
     value("header-backup-file", NoEffect),
     value("hotzone-size", REENCRYPTION),
     flag("hw-opal", OPAL),

@@ -1,7 +1,7 @@
 //! Passphrases and key files, read as cryptsetup reads them.
 //!
 //! - `--key-file F`: all bytes of F, newlines included, from `--keyfile-offset` on, or
-//!   `--keyfile-size` of them;
+//!   `--keyfile-size` of them; F is no terminal;
 //! - `--key-file -`: the same bytes of standard input;
 //! - no key file: standard input up to the first newline or its end, cut in the same way;
 //! - standard input is a terminal, with or without `--key-file -`: a prompt;

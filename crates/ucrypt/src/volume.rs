@@ -522,7 +522,9 @@ impl VolumeArgs {
             return Ok(header.unlock_with_volume_key(&key)?);
         }
         if let Some(path) = &self.volume_key_file {
-            let key = read_volume_key(path, None)?;
+            // The whole file if no keyslot is left that tells the length.
+            let told = || header.volume_key_len().map(u64::from);
+            let key = read_volume_key(path, self.plain.key_len()?.or_else(told))?;
             return Ok(header.unlock_with_volume_key(&key)?);
         }
         memory::check_unlock(header, self.key_slot)?;

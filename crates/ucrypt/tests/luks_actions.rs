@@ -217,7 +217,8 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
         (&["--cipher", "aes-xyz-plain64"], 1, "xyz"),
         (&["--key-size", "500"], 1, "multiple of 8"),
         (&["--key-size", "504"], 1, "64 bytes"),
-        (&["--hash", "md5"], 1, "\"md5\""),
+        (&["--hash", "md5"], 1, "too short for LUKS"),
+        (&["--hash", "md6"], 1, "hash \"md6\" is not supported"),
         (&["--pbkdf", "scrypt"], 1, "\"scrypt\""),
         (&["--pbkdf-force-iterations", "3"], 1, "too low for argon2id (minimum is 4)"),
         (

@@ -772,6 +772,40 @@ fn a_header_of_a_newer_program_is_shown_and_not_changed() {
     assert!(fs::read(&both.ours).unwrap() == before);
 }
 
+/// It has two volume keys, and part of its data is under each.
+#[test]
+fn a_volume_in_the_middle_of_a_reencryption_is_named_and_its_passphrases_are_tried() {
+    let both = Both::new(LUKS2);
+    for image in [&both.ours, &both.theirs] {
+        let start = ["reencrypt", "-q", "--init-only", text(image)];
+        let started = run("cryptsetup", &[&start[..], CHEAP].concat(), b"one");
+        assert_eq!(code(&started), 0, "{}", stderr(&started));
+    }
+    let before = fs::read(&both.ours).unwrap();
+    both.opens(&["one"], &[]);
+    let image = text(&both.ours);
+    assert_eq!(code(&ucrypt(&["open", "--test-passphrase", image], b"wrong")), 2);
+    for args in [
+        &["read", "--length", "512", image][..],
+        &["open", "--readonly", "--as", "nbd", image, "never-opened"],
+        &["luksDump", "-q", "--dump-volume-key", image],
+        &["luksAddKey", image],
+        &["luksChangeKey", image],
+        &["config", "--label", "x", image],
+        &["erase", "-q", image],
+    ] {
+        let ran = ucrypt(args, b"one\nnew\n");
+        let said = stderr(&ran);
+        assert_eq!(code(&ran), 1, "{args:?}: {said}");
+        let words = "in the middle of a reencryption (requirement \"online-reencrypt";
+        assert!(
+            said.contains(words) && said.contains("cryptsetup reencrypt --resume-only"),
+            "{said}"
+        );
+    }
+    assert!(fs::read(&both.ours).unwrap() == before);
+}
+
 #[test]
 fn options_without_effect_are_refused_by_name() {
     let (two, one) = (Both::new(LUKS2), Both::new(LUKS1));

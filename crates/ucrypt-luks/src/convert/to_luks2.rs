@@ -44,6 +44,13 @@ pub fn to_luks2(
     Ok(conversion(header, writes, survives))
 }
 
+/// Bytes that the file of a detached header has to have for [`to_luks2`].
+pub fn room_for_luks2(header: &luks1::Header) -> u64 {
+    let ends = (0..KEYSLOTS as u32).map(|number| luks1_place(header, number).end());
+    let all = COPIES_BYTES + KEYSLOTS as u64 * area_size(header.key_bytes);
+    ends.fold(all, u64::max)
+}
+
 fn conversion(header: luks2::Header, writes: Vec<Write>, survives: bool) -> Conversion {
     let header = Header::Luks2(Box::new(header));
     Conversion { header, writes, survives, lost: Vec::new() }

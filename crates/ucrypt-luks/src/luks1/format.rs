@@ -78,7 +78,7 @@ fn empty_header(volume: &NewVolume, tools: &mut Tools<'_>) -> Result<Header> {
 }
 
 /// Eight inactive keyslots, one after the other.
-fn free_keyslots(key_len: u32) -> [Keyslot; KEYSLOTS] {
+pub(super) fn free_keyslots(key_len: u32) -> [Keyslot; KEYSLOTS] {
     let step = material_len(key_len, STRIPES).next_multiple_of(AREA_ALIGNMENT);
     let first = (HEADER_BYTES as u64).next_multiple_of(AREA_ALIGNMENT);
     std::array::from_fn(|number| Keyslot {

@@ -134,6 +134,13 @@ impl Header {
 
     /// Parses and checks the 592 bytes of a header.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let header = Self::parse_unchecked(bytes)?;
+        header.check()?;
+        Ok(header)
+    }
+
+    /// Parses the 592 bytes of a header that may break the rules of its format.
+    pub(super) fn parse_unchecked(bytes: &[u8]) -> Result<Self> {
         let mut fields = Fields::new("LUKS1 header", bytes);
         if fields.take::<6>()? != MAGIC {
             return Err(Error::NotLuks { found: None });
@@ -142,7 +149,7 @@ impl Header {
         if version != 1 {
             return Err(Error::UnknownVersion(version));
         }
-        let header = Self {
+        Ok(Self {
             cipher_name: name("cipher name", &fields.take::<NAME_BYTES>()?)?,
             cipher_mode: name("cipher mode", &fields.take::<NAME_BYTES>()?)?,
             hash: name("hash", &fields.take::<NAME_BYTES>()?)?,
@@ -153,9 +160,7 @@ impl Header {
             digest_iterations: u32::from_be_bytes(fields.take()?),
             uuid: text(&fields.take::<UUID_BYTES>()?),
             keyslots: parse_keyslots(&mut fields)?,
-        };
-        header.check()?;
-        Ok(header)
+        })
     }
 
     /// The 592 bytes of the header.
@@ -215,13 +220,15 @@ impl Header {
 
     /// Checks the key length and the hash, and that no key material overlaps the header, the data
     /// or other key material.
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let key_bytes = self.key_bytes;
         if key_bytes == 0 || key_bytes as usize > KEY_LEN_MAX {
             let problem = format!("{key_bytes} is not in 1 to {KEY_LEN_MAX}");
             return Err(Error::damaged("key bytes", problem));
         }
-        Hash::from_name(&self.hash)?;
+        if Hash::from_name(&self.hash)?.size() < DIGEST_BYTES {
+            return Err(Error::unsupported("LUKS1 hash", &self.hash));
+        }
         let length = material_len(key_bytes, STRIPES);
         let mut starts = Vec::with_capacity(KEYSLOTS);
         for (number, keyslot) in self.keyslots.iter().enumerate() {

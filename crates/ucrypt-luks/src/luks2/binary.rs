@@ -18,6 +18,9 @@ pub const HEADER_SIZES: [u64; 9] =
 
 /// Length of the label field and of the subsystem field; the last byte stays zero.
 pub(crate) const LABEL_BYTES: usize = 48;
+
+/// Most bytes of a label.
+pub const LABEL_MAX: usize = LABEL_BYTES - 1;
 const ALGORITHM_BYTES: usize = 32;
 const ALGORITHM_OFFSET: usize = 72;
 const SALT_BYTES: usize = 64;

@@ -8,7 +8,7 @@
 
 use super::binary::Binary;
 use super::copies::{Copy, Damage, Header, Kept};
-use super::format::check_label;
+use super::format::label;
 use super::metadata::{DigestKind, KeyslotKind, Metadata, Priority, SegmentKind};
 use crate::error::{Error, Result};
 use crate::json::Json;
@@ -62,16 +62,10 @@ impl Header {
     /// Refuses what only another program knows how to change.
     pub(crate) fn check_known(&self) -> Result<()> {
         let metadata = &self.metadata;
-        if let Some(requirement) = metadata.config.requirements.first() {
-            return Err(Error::unsupported("LUKS2 requirement", requirement));
-        }
+        metadata.check_requirements()?;
         for segment in metadata.segments.values() {
             if let SegmentKind::Other(name) = &segment.kind {
                 return Err(Error::unsupported("segment type", name));
-            }
-            let reencryption = |flag: &&String| *flag == "in-reencryption" || segment.is_backup();
-            if let Some(flag) = segment.flags.iter().find(reencryption) {
-                return Err(Error::unsupported("segment flag", flag));
             }
         }
         for keyslot in metadata.keyslots.values() {
@@ -119,17 +113,15 @@ impl Change {
         self.update()
     }
 
-    /// Sets the label, at most 47 bytes; an empty one removes it.
-    pub fn set_label(&mut self, label: &str) -> Result<()> {
-        check_label("label", label)?;
-        self.binary.label = label.into();
+    /// Sets the label, to the first 47 bytes of the text; an empty one removes it.
+    pub fn set_label(&mut self, text: &str) -> Result<()> {
+        self.binary.label = label("label", text)?;
         Ok(())
     }
 
-    /// Sets the subsystem label, at most 47 bytes; an empty one removes it.
-    pub fn set_subsystem(&mut self, subsystem: &str) -> Result<()> {
-        check_label("subsystem", subsystem)?;
-        self.binary.subsystem = subsystem.into();
+    /// Sets the subsystem label, to the first 47 bytes of the text; an empty one removes it.
+    pub fn set_subsystem(&mut self, text: &str) -> Result<()> {
+        self.binary.subsystem = label("subsystem", text)?;
         Ok(())
     }
 

@@ -9,6 +9,9 @@ use crate::json::Json;
 /// The type of a token that names a key of the kernel's keyring.
 const KEYRING: &str = "luks2-keyring";
 
+/// How the types begin that the format keeps for itself.
+const RESERVED: &str = "luks2-";
+
 /// The token of a passphrase in the kernel's keyring, still without keyslots.
 pub fn keyring_token(description: &str) -> Json {
     Json::object([
@@ -16,6 +19,33 @@ pub fn keyring_token(description: &str) -> Json {
         ("keyslots", Json::Array(Vec::new())),
         ("key_description", description.into()),
     ])
+}
+
+/// Refuses tokens of the format's own types that other programs would refuse.
+fn check_type(token: &Json) -> Result<()> {
+    match token.get("type") {
+        Some(Json::String(kind)) if **kind == *KEYRING => {
+            let Json::Object(members) = token else { return Ok(()) };
+            match token.get("key_description") {
+                Some(Json::String(description))
+                    if members.len() == 3 && !description.is_empty() =>
+                {
+                    Ok(())
+                }
+                _ => Err(Error::request(
+                    "a token of type luks2-keyring has \"key_description\", a string that is not empty, and \
+                     nothing else",
+                )),
+            }
+        }
+        Some(Json::String(kind)) if kind.starts_with(RESERVED) => {
+            let kind: &str = kind;
+            Err(Error::request(format!(
+                "LUKS2 keeps types that begin with {RESERVED}, such as {kind}"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Change {
@@ -40,11 +70,7 @@ impl Change {
                 .find(is_free)
                 .ok_or_else(|| Error::request("no token is free; remove one first"))?,
         };
-        let is_keyring = token.get("type") == Some(&KEYRING.into());
-        if is_keyring && !matches!(token.get("key_description"), Some(Json::String(_))) {
-            let problem = "a token of type luks2-keyring needs the string \"key_description\"";
-            return Err(Error::request(problem));
-        }
+        check_type(&token)?;
         self.objects("tokens")?.set(&number.to_string(), token);
         self.update()?;
         Ok(number)

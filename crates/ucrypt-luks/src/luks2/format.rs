@@ -2,7 +2,7 @@
 
 use ucrypt_sector::CipherSpec;
 
-use super::binary::{BINARY_BYTES, Binary, HEADER_SIZES, LABEL_BYTES};
+use super::binary::{BINARY_BYTES, Binary, HEADER_SIZES, LABEL_MAX};
 use super::copies::{Copy, Header};
 use super::keyslot::{
     FALLBACK_AREA_CIPHER, FALLBACK_AREA_KEY_LEN, Plan, area_size, decimal, digest,
@@ -11,6 +11,7 @@ use super::parse::KEYSLOTS_MAX;
 use super::validate::{AREA_ALIGNMENT, KEYSLOTS_SIZE_MAX};
 use crate::area::parse_cipher;
 use crate::error::{Error, Result};
+use crate::fields::FieldText;
 use crate::json::Json;
 use crate::medium::Write;
 use crate::new_volume::{NewVolume, Region, Tools};
@@ -21,9 +22,9 @@ const DEFAULT_SIZE: u64 = 16 << 20;
 /// The LUKS2-only parameters of a new volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Label, at most 47 bytes.
+    /// Label, of which the header holds [`LABEL_MAX`] bytes.
     pub label: String,
-    /// Subsystem label, at most 47 bytes.
+    /// Subsystem label, of which the header holds [`LABEL_MAX`] bytes.
     pub subsystem: String,
     /// Bytes that are encrypted as one unit: 512, 1024, 2048 or 4096.
     pub sector_size: u32,
@@ -47,10 +48,10 @@ pub fn format(
     let binary = Binary {
         header_size: layout.header_size,
         sequence_id: 1,
-        label: options.label.as_str().into(),
+        label: label("label", &options.label)?,
         checksum: "sha256".to_owned(),
         uuid: volume.uuid(tools.random)?.as_str().into(),
-        subsystem: options.subsystem.as_str().into(),
+        subsystem: label("subsystem", &options.subsystem)?,
     };
     let mut region = Region::new(layout.areas_end(), layout.wiped_data_offset)?;
     region.fill(layout.area_offset(), layout.keyslots_size, tools.random)?;
@@ -130,18 +131,15 @@ impl Layout {
     }
 }
 
-/// Refuses a label that its field does not hold.
-pub(super) fn check_label(what: &str, text: &str) -> Result<()> {
-    if text.len() >= LABEL_BYTES || text.chars().any(char::is_control) {
-        let problem = format!("the {what} has to be printable, in at most 47 bytes");
-        return Err(Error::request(problem));
+/// As much of a label as its field holds: as in cryptsetup, the rest is cut off.
+pub(super) fn label(what: &str, text: &str) -> Result<FieldText> {
+    if text.chars().any(char::is_control) {
+        return Err(Error::request(format!("the {what} has to be printable")));
     }
-    Ok(())
+    Ok(FieldText::cut(text, LABEL_MAX))
 }
 
 fn check_options(options: &Options) -> Result<()> {
-    check_label("label", &options.label)?;
-    check_label("subsystem", &options.subsystem)?;
     if !matches!(options.sector_size, 512 | 1024 | 2048 | 4096) {
         let size = options.sector_size;
         let problem = format!("the sector size {size} is none of 512, 1024, 2048 and 4096");

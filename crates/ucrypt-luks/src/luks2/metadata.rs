@@ -7,9 +7,12 @@ use std::collections::BTreeMap;
 
 use super::parse::Node;
 use super::validate;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::json::Json;
 use crate::kdf::Kdf;
+
+/// How the flags of segments begin that are kept for a reencryption.
+const BACKUP: &str = "backup-";
 
 /// All metadata of a header. The keys of the maps are the numbers that the header gives as strings.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +41,23 @@ impl Metadata {
     pub fn digest_of_segment(&self, segment: u32) -> Option<(u32, &Digest)> {
         let mut digests = self.digests.iter();
         digests.find(|(_, digest)| digest.segments.contains(&segment)).map(|(id, d)| (*id, d))
+    }
+
+    /// Refuses a volume that needs what this program does not know, or that is in the middle of a
+    /// reencryption.
+    pub(crate) fn check_requirements(&self) -> Result<()> {
+        if let Some(name) = self.config.requirements.first() {
+            // `online-reencrypt-v2`, and the `offline-reencrypt` of cryptsetup-reencrypt.
+            if name.contains("-reencrypt") {
+                return Err(Error::Reencryption { what: "requirement", name: name.clone() });
+            }
+            return Err(Error::unsupported("LUKS2 requirement", name));
+        }
+        let mut flags = self.segments.values().flat_map(|segment| &segment.flags);
+        match flags.find(|flag| *flag == "in-reencryption" || flag.starts_with(BACKUP)) {
+            Some(name) => Err(Error::Reencryption { what: "segment flag", name: name.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// First byte of the data, the smallest offset of a segment; 0 if the header is detached.
@@ -149,7 +169,7 @@ pub struct Segment {
 impl Segment {
     /// Whether this is a backup for a reencryption and no part of the volume.
     pub fn is_backup(&self) -> bool {
-        self.flags.iter().any(|flag| flag.starts_with("backup-"))
+        self.flags.iter().any(|flag| flag.starts_with(BACKUP))
     }
 }
 

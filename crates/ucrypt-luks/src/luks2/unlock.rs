@@ -56,9 +56,7 @@ impl Header {
     /// The data segments, if everything that they require is supported.
     pub fn usable_segments(&self) -> Result<Vec<Segment>> {
         let metadata = &self.metadata;
-        if let Some(requirement) = metadata.config.requirements.first() {
-            return Err(Error::unsupported("LUKS2 requirement", requirement));
-        }
+        metadata.check_requirements()?;
         let mut segments = Vec::with_capacity(metadata.segments.len());
         for (number, segment) in &metadata.segments {
             let (iv_tweak, encryption, sector_size) = match &segment.kind {
@@ -71,10 +69,6 @@ impl Header {
                 SegmentKind::Other(name) => return Err(Error::unsupported("segment type", name)),
             };
             // The format lets a program ignore flags that it does not know.
-            let reencryption = |flag: &&String| *flag == "in-reencryption" || segment.is_backup();
-            if let Some(flag) = segment.flags.iter().find(reencryption) {
-                return Err(Error::unsupported("segment flag", flag));
-            }
             segments.push(Segment {
                 offset: segment.offset,
                 length: segment.size,
@@ -99,18 +93,30 @@ impl Header {
     }
 
     /// As [`open_key`](Self::open_key); without a `keyslot`, only those that hold the key of the
-    /// volume. The segments need not be usable.
+    /// volume. The segments need not be usable, nor the requirements known: only a passphrase is tried.
     pub fn test_passphrase(
         &self,
         image: &dyn ReadAt,
         passphrase: &[u8],
         keyslot: Option<u32>,
     ) -> Result<OpenedKey> {
-        if let Some(requirement) = self.metadata.config.requirements.first() {
-            return Err(Error::unsupported("LUKS2 requirement", requirement));
-        }
         let is_tried = |number| keyslot.is_some() || !self.metadata.is_unbound(number);
         self.open_key_of(image, passphrase, keyslot, is_tried)
+    }
+
+    /// As [`open_key`](Self::open_key), for the key of the volume only. The segments need not be usable, nor
+    /// the requirements known. In the middle of a reencryption, a volume has two keys.
+    pub fn open_volume_key(
+        &self,
+        image: &dyn ReadAt,
+        passphrase: &[u8],
+        keyslot: Option<u32>,
+    ) -> Result<OpenedKey> {
+        if let Err(error @ Error::Reencryption { .. }) = self.metadata.check_requirements() {
+            return Err(error);
+        }
+        let (_, digest) = self.volume_digest()?;
+        self.open_key_of(image, passphrase, keyslot, |number| digest.keyslots.contains(&number))
     }
 
     fn open_key_of(
@@ -143,7 +149,9 @@ impl Header {
         match self.usable_segments() {
             Ok(segments) => segments.iter().try_for_each(|segment| segment.cipher(key).map(drop)),
             // Nobody here knows the ciphers, and nothing is decrypted by them.
-            Err(Error::Unsupported { .. } | Error::Cipher { .. }) => Ok(()),
+            Err(Error::Unsupported { .. } | Error::Cipher { .. } | Error::Reencryption { .. }) => {
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

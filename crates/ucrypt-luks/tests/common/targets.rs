@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 
 use ucrypt_luks::luks2::{Damage, Priority};
 use ucrypt_luks::{
-    Error, Flag, Header, HeaderCopy, Json, NewKey, ReadAt, Result, Tools, Write, restore, rotate,
-    to_luks1, to_luks2,
+    Error, Flag, Header, HeaderCopy, Json, NewKey, ReadAt, Result, Tools, Write, luks1, restore,
+    rotate, to_luks1, to_luks2,
 };
 
 use super::recorder::Recorder;
@@ -102,6 +102,7 @@ pub(crate) enum Looked {
 
 /// Does everything with the image that a command does that writes nothing.
 pub(crate) fn look(bytes: &[u8]) -> Looked {
+    mends(bytes);
     let image = Watched { bytes, reads: Cell::new(0) };
     let _ = HeaderCopy::read(&image).map(|copy| copy.digest());
     image.reads.set(0);
@@ -122,6 +123,22 @@ pub(crate) fn look(bytes: &[u8]) -> Looked {
         return Looked::Opened;
     }
     Looked::Read
+}
+
+/// Mends what may be a LUKS1 header. If that works, the header can be read, and its keys are where they were.
+fn mends(bytes: &[u8]) {
+    let image = Watched { bytes, reads: Cell::new(0) };
+    let Ok(Some(repair)) = luks1::Header::repair(&image) else { return };
+    assert!(!repair.mended.is_empty());
+    let mut after = bytes.to_vec();
+    apply(&mut after, &[repair.write]);
+    assert!(after.len() == bytes.len() && after[LUKS1_BYTES..] == bytes[LUKS1_BYTES..]);
+    let header = luks1::Header::read(&after).expect("the header is mended");
+    assert!(header == repair.header && matches!(luks1::Header::repair(&after), Ok(None)));
+    for number in header.active_keyslots() {
+        let keyslot = 208 + 48 * number as usize..256 + 48 * number as usize;
+        assert!(after[keyslot.clone()] == bytes[keyslot], "keyslot {number} was changed");
+    }
 }
 
 fn new_key() -> NewKey<'static> {

@@ -5,11 +5,15 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use ucrypt_luks::{Header, Restore, restore as restore_from, write_verified};
+use ucrypt_backend::FileBackend;
+use ucrypt_luks::signature::{Signature, find_foreign};
+use ucrypt_luks::{
+    Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from, write_verified,
+};
 
 use super::change::{HeaderArgs, lock_to_change};
 use super::confirm::{confirm, confirm_on_keys};
-use super::image::{HeaderImage, NewFile};
+use super::image::{Grown, HeaderImage, NewFile, grow, open_to_look};
 use super::keys::removed;
 use crate::failure::Failure;
 use crate::secrecy;
@@ -17,6 +21,10 @@ use crate::stdio::{say, say_line};
 
 /// Longest backup that is read, in bytes: two copies of 4 MiB, 128 MiB of keyslots, and a page.
 const BACKUP_MAX: u64 = (136 << 20) + 4096;
+
+// cryptsetup's words.
+const REPAIR: &str = "Really try to repair LUKS device header?";
+const NO_PROBLEMS: &str = "No known problems detected for LUKS header.\n";
 
 /// Arguments of `luksHeaderBackup` and `luksHeaderRestore`.
 #[derive(Debug, clap::Args)]
@@ -59,12 +67,24 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
 /// Carries out `luksHeaderRestore`.
 pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     let backup = read_backup(&args.header_backup_file)?;
-    let name = args.header.place().display().to_string();
-    let look = super::image::open_to_look(args.header.place())?;
-    let asked = restore_from(&HeaderImage(&look), &backup)
-        .map_err(|error| Failure::from(error).about(&name))?;
+    let place = args.header.place();
+    let name = place.display().to_string();
+    let look = open_to_look(place)?;
+    let image = HeaderImage(&look);
+    let image_len = image.len();
+    // The file of a detached header grows.
+    let grown = Grown { image, len: if place.is_file() { backup.len() as u64 } else { 0 } };
+    let asked = restore_from(&grown, &backup).map_err(|error| Failure::from(error).about(&name))?;
+    let needed = asked.header.backup_len();
+    let is_detached = args.header.is_detached() || asked.header.data_offset() == 0;
+    if image_len < needed && !is_detached {
+        return Err(Failure::from(Luks::LargerThanImage { needed, image_len }).about(&name));
+    }
     confirm(&warning(&name, &asked), args.header.batch_mode)?;
-    let (_lock, image) = lock_to_change(args.header.place())?;
+    if image_len < needed {
+        grow(place, needed)?;
+    }
+    let (_lock, image) = lock_to_change(place)?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
     let Restore { writes, .. } =
@@ -111,21 +131,53 @@ fn read_backup(path: &Path) -> Result<Vec<u8>, Failure> {
 
 /// Carries out `repair`.
 pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
-    let Some(found) = args.header.damage()? else {
-        if let (_, Header::Luks1(header)) = args.header.look()? {
-            header.check_states()?;
+    let place = args.header.place();
+    let image = open_to_look(place)?;
+    match luks1::Header::repair(&HeaderImage(&image)) {
+        // It is not LUKS1.
+        Err(Luks::NotLuks { .. } | Luks::UnknownVersion(_) | Luks::Truncated { .. }) => {
+            repair_luks2(args)
         }
-        say("No known problems detected for LUKS header.\n");
+        Ok(Some(found)) => repair_luks1(args, &image, &found),
+        Ok(None) => {
+            if let (_, Header::Luks1(header)) = args.header.look()? {
+                header.check_states()?;
+            }
+            say(NO_PROBLEMS);
+            Ok(())
+        }
+        Err(error) => Err(Failure::from(error).about(place.display())),
+    }
+}
+
+fn repair_luks1(
+    args: &WholeArgs,
+    image: &FileBackend,
+    found: &luks1::Repair,
+) -> Result<(), Failure> {
+    args.header.check_kind(&Header::Luks1(Box::new(found.header.clone())))?;
+    let foreign = named(find_foreign(&HeaderImage(image))?);
+    confirm(&format!("{REPAIR}\n{}{foreign}", found.mended.join("\n")), args.header.batch_mode)?;
+    let (_lock, image) = lock_to_change(args.header.place())?;
+    let medium = HeaderImage(&image);
+    // The header may have changed while a person was asked.
+    let repair = match luks1::Header::repair(&medium) {
+        Ok(Some(repair)) if repair.header == found.header => repair,
+        _ => return Err(changed()),
+    };
+    write_verified(&medium, &[repair.write])?;
+    repair.mended.iter().for_each(say_line);
+    Ok(())
+}
+
+fn repair_luks2(args: &WholeArgs) -> Result<(), Failure> {
+    let Some(found) = args.header.damage()? else {
+        say(NO_PROBLEMS);
         return Ok(());
     };
     let kept = found.kept().map(|kept| format!(" ({kept})")).unwrap_or_default();
-    let foreign = found
-        .foreign()
-        .map(|found| format!("\nThere is {found}: the image may belong to another program now."));
-    let foreign = foreign.unwrap_or_default();
-    let warning = format!(
-        "Really try to repair LUKS device header?\n{found}{kept}; it is overwritten.{foreign}"
-    );
+    let foreign = named(found.foreign());
+    let warning = format!("{REPAIR}\n{found}{kept}; it is overwritten.{foreign}");
     confirm(&warning, args.header.batch_mode)?;
     let locked = args.header.lock_to_repair()?;
     // The header may have changed while a person was asked.
@@ -139,6 +191,12 @@ pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
     locked.carry_out(&[write])?;
     say_line(format_args!("{damage}; it was written again from the other one"));
     Ok(())
+}
+
+/// What a foreign signature means.
+fn named(foreign: Option<Signature>) -> String {
+    let told = |found| format!("\nThere is {found}: the image may belong to another program now.");
+    foreign.map(told).unwrap_or_default()
 }
 
 fn changed() -> Failure {

@@ -23,6 +23,7 @@ use super::show::Kind;
 use crate::failure::Failure;
 use crate::machine::machine;
 use crate::secrecy;
+use crate::volume::is_same;
 
 /// How a header is read.
 type ReadHeader = fn(&dyn ReadAt) -> ucrypt_luks::Result<(Header, Option<Damage>)>;
@@ -36,7 +37,7 @@ pub(crate) struct HeaderArgs {
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
     /// Refuse a header of another version
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
     /// Ask nothing but passphrases
     #[arg(short = 'q', long)]
@@ -47,6 +48,11 @@ impl HeaderArgs {
     /// The file or device that holds the header.
     pub(super) fn place(&self) -> &Path {
         self.header.as_ref().unwrap_or(&self.image)
+    }
+
+    /// Whether the header has a file of its own, in which nothing follows it.
+    pub(super) fn is_detached(&self) -> bool {
+        self.header.as_ref().is_some_and(|header| !is_same(header, &self.image))
     }
 
     /// The name of the image in messages.
@@ -97,7 +103,7 @@ impl HeaderArgs {
         Ok(Locked { image, header, damage, _lock: lock })
     }
 
-    fn check_kind(&self, header: &Header) -> Result<(), Failure> {
+    pub(super) fn check_kind(&self, header: &Header) -> Result<(), Failure> {
         self.kind.check(header, self.place())
     }
 }

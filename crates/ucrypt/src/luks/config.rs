@@ -7,7 +7,7 @@ use super::change::HeaderArgs;
 use super::confirm::confirm_on_keys;
 use crate::failure::Failure;
 use crate::secrecy;
-use crate::stdio::print;
+use crate::stdio::{print, say};
 
 /// Arguments of `config`.
 #[derive(Debug, clap::Args)]
@@ -55,6 +55,8 @@ pub(crate) fn config(args: &ConfigArgs) -> Result<(), Failure> {
     }
     let locked = args.header.lock()?;
     let header = locked.header.luks2("labels and priorities")?;
+    tell_of_cut("--label", args.label.as_deref());
+    tell_of_cut("--subsystem", args.subsystem.as_deref());
     let mut change = header.change(locked.damage.as_ref())?;
     if let Some(label) = &args.label {
         change.set_label(label)?;
@@ -67,6 +69,14 @@ pub(crate) fn config(args: &ConfigArgs) -> Result<(), Failure> {
     }
     let (_, writes) = change.finish(&mut secrecy::random)?;
     locked.carry_out(&writes)
+}
+
+/// Says that a header does not hold all of a label.
+pub(super) fn tell_of_cut(option: &str, label: Option<&str>) {
+    if label.is_some_and(|label| label.len() > luks2::LABEL_MAX) {
+        let max = luks2::LABEL_MAX;
+        say(&format!("WARNING: Only the first {max} bytes of {option} are stored.\n"));
+    }
 }
 
 impl From<Priority> for luks2::Priority {

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_luks::{
-    Conversion, Format, Header, finish_conversion, settle_cache, to_luks1, to_luks2, write_verified,
+    Conversion, Format, Header, ReadAt, finish_conversion, room_for_luks2, settle_cache, to_luks1,
+    to_luks2, write_verified,
 };
 
 use super::backup::save;
 use super::change::lock_header;
-use super::confirm::confirm;
-use super::image::{HeaderImage, open_to_look};
+use super::confirm::confirm_on_keys;
+use super::image::{Grown, HeaderImage, grow, open_to_look};
 use crate::failure::Failure;
 use crate::secrecy;
 use crate::stdio::say_line;
@@ -23,7 +24,7 @@ pub(crate) struct ConvertArgs {
     /// The image: a file or a block device, which nobody uses
     image: PathBuf,
     /// The version that the header is to have
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE")]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE")]
     kind: Kind,
     /// Where the LUKS header is, if not on the image
     #[arg(long, value_name = "FILE")]
@@ -66,20 +67,19 @@ impl ConvertArgs {
 
     /// Reads the header and plans its conversion. There is none if the header has the version
     /// already, and no interrupted conversion has left something.
-    fn plan(&self, image: &FileBackend) -> Result<Option<(Header, Conversion)>, Failure> {
+    fn plan(&self, image: &dyn ReadAt) -> Result<Option<(Header, Conversion)>, Failure> {
         let place = self.place().display();
-        let medium = HeaderImage(image);
         let (header, damage) =
-            Header::read(&medium).map_err(|error| Failure::from(error).about(&place))?;
+            Header::read(image).map_err(|error| Failure::from(error).about(&place))?;
         let mut random = secrecy::random;
         let plan = match (&header, self.kind) {
-            (Header::Luks1(header), Kind::Luks2) => to_luks2(header, &medium, &mut random),
+            (Header::Luks1(header), Kind::Luks2) => to_luks2(header, image, &mut random),
             (Header::Luks2(header), Kind::Luks1) => {
-                to_luks1(header, damage.as_ref(), &medium, &mut random)
+                to_luks1(header, damage.as_ref(), image, &mut random)
             }
             (Header::Luks1(_), Kind::Luks1) | (Header::Luks2(_), Kind::Luks2) => {
                 let left =
-                    finish_conversion(&header, damage.as_ref(), &medium, &mut random).transpose();
+                    finish_conversion(&header, damage.as_ref(), image, &mut random).transpose();
                 let Some(plan) = left else { return Ok(None) };
                 plan
             }
@@ -93,6 +93,18 @@ impl ConvertArgs {
             )));
         }
         Ok(Some((header, plan)))
+    }
+
+    /// The length that the file of a detached header has to have for its conversion.
+    fn needed(&self, image: &dyn ReadAt) -> Option<u64> {
+        match (Header::read(image), self.kind) {
+            (Ok((Header::Luks1(header), _)), Kind::Luks2)
+                if header.data_offset() == 0 && self.place().is_file() =>
+            {
+                Some(room_for_luks2(&header)).filter(|len| *len > image.len())
+            }
+            _ => None,
+        }
     }
 
     /// Says that there is nothing to do. This is no error: an interrupted conversion that is run
@@ -122,22 +134,28 @@ struct Opened {
 
 /// Carries out `convert`.
 pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
-    let Some((_, plan)) = args.plan(&open_to_look(args.place())?)? else {
+    let look = open_to_look(args.place())?;
+    let image = HeaderImage(&look);
+    let needed = args.needed(&image);
+    let Some((_, plan)) = args.plan(&Grown { image, len: needed.unwrap_or(0) })? else {
         args.is_done();
         return Ok(());
     };
     drop(args.open()?);
-    confirm(&args.warning(&plan), args.batch_mode)?;
+    confirm_on_keys(&args.warning(&plan), args.batch_mode, ", device was NOT converted")?;
+    if let Some(len) = needed {
+        grow(args.place(), len)?;
+    }
     let opened = args.open()?;
     let _lock = lock_header(args.place())?;
     settle_cache(&HeaderImage(&opened.header))
         .map_err(|error| Failure::from(error).about(args.place().display()))?;
     // The header may have changed while a person was asked.
-    let Some((header, plan)) = args.plan(&opened.header)? else {
+    let medium = HeaderImage(&opened.header);
+    let Some((header, plan)) = args.plan(&medium)? else {
         args.is_done();
         return Ok(());
     };
-    let medium = HeaderImage(&opened.header);
     if let Some(path) = &args.header_backup_file {
         save(&header, &medium, path)?;
     }

@@ -13,6 +13,7 @@ use ucrypt_luks::{
 };
 
 use super::change::lock_header;
+use super::config::tell_of_cut;
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
 use super::image::{HeaderImage, NewFile, open_to_format, reserve};
@@ -36,6 +37,8 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     for option in args.ignored()? {
         say(&format!("WARNING: The {option} option is being ignored.\n"));
     }
+    tell_of_cut("--label", args.luks2.label.as_deref());
+    tell_of_cut("--subsystem", args.luks2.subsystem.as_deref());
     let data = open_to_format(&args.image)?;
     let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?;
     let header = args.detached().map(open_to_format).transpose()?;
@@ -183,8 +186,9 @@ fn make(
         label: luks2.label.clone().unwrap_or_default(),
         subsystem: luks2.subsystem.clone().unwrap_or_default(),
         sector_size: luks2.sector_size.unwrap_or_else(|| best_sector_size(&args.image, data_len)),
-        metadata_size: luks2.luks2_metadata_size,
-        keyslots_size: luks2.luks2_keyslots_size,
+        // 0 is the default, as in cryptsetup.
+        metadata_size: luks2.luks2_metadata_size.filter(|size| *size > 0),
+        keyslots_size: luks2.luks2_keyslots_size.filter(|size| *size > 0),
     };
     let (header, writes) = luks2::format(volume, &options, passphrase, &mut tools)?;
     let keyslots_size = header.metadata.config.keyslots_size;

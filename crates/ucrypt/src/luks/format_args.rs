@@ -25,7 +25,7 @@ pub(crate) struct FormatArgs {
     #[arg(conflicts_with = "key_file")]
     new_key_file: Option<PathBuf>,
     /// Kind of header
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks2)]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks2)]
     kind: Kind,
     /// Cipher, mode and IV
     #[arg(short = 'c', long, value_name = "SPEC", default_value = "aes-xts-plain64")]

@@ -11,7 +11,7 @@ use ucrypt_backend::FileBackend;
 use ucrypt_luks::{Error, Header, HeaderCopy};
 use zeroize::Zeroizing;
 
-use super::confirm::confirm;
+use super::confirm::confirm_on_keys;
 use super::image::{HeaderImage, open_to_look, read_header};
 use crate::failure::Failure;
 use crate::memory;
@@ -43,7 +43,7 @@ pub(crate) struct DumpArgs {
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
     /// Refuse a header of another version
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
     /// Print JSON: sizes and offsets in bytes, salts, digests and keys in hex
     #[arg(long, conflicts_with = "dump_json_metadata")]
@@ -78,8 +78,11 @@ pub(crate) struct DumpArgs {
 pub(crate) struct IsLuksArgs {
     /// The image: a file or a block device
     image: PathBuf,
+    /// Where the LUKS header is, if not on the image
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
     /// Ask for this version only
-    #[arg(short = 'M', long = "type", value_enum, value_name = "TYPE", default_value_t = Kind::Luks)]
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
 }
 
@@ -149,23 +152,31 @@ fn dump_volume_key(
     name: &str,
 ) -> Result<(), Failure> {
     secrecy::lock_memory();
-    confirm(KEY_WARNING, args.batch_mode)?;
+    confirm_on_keys(KEY_WARNING, args.batch_mode, "")?;
     memory::check_unlock(header, args.key_slot)?;
     let passphrase = args.key.read(&format!("Enter passphrase for {name}"))?;
-    let unlocked = header.unlock(&HeaderImage(image), &passphrase, args.key_slot)?;
-    let key = &unlocked.volume_key;
+    let opened = header.open_volume_key(&HeaderImage(image), &passphrase, args.key_slot)?;
+    let key = &opened.key;
     if args.json {
         let facts = json!({
             "image": name,
             "uuid": header.uuid().to_string(),
-            "cipher": unlocked.segments.first().map(|segment| segment.cipher.to_string()),
+            "cipher": cipher_of(header),
             "offset": header.data_offset(),
-            "keyslot": unlocked.keyslot,
+            "keyslot": opened.keyslot,
             "key_bits": 8 * key.len(),
         });
         return put_as_json(args, &facts, "volume_key", key);
     }
-    put_as_text(args, &header.dump_volume_key(name, &unlocked)?, "MK dump:", key)
+    put_as_text(args, &header.dump_volume_key(name, &opened), "MK dump:", key)
+}
+
+/// Cipher, mode and IV as one word.
+fn cipher_of(header: &Header) -> String {
+    match header.cipher_names() {
+        (name, "") => name.to_owned(),
+        (name, mode) => format!("{name}-{mode}"),
+    }
 }
 
 /// As cryptsetup, asks for the passphrase of this keyslot only.
@@ -181,7 +192,7 @@ fn dump_unbound_key(
         return Err(Failure::wrong(format!("keyslot {number} holds no unbound key")));
     }
     secrecy::lock_memory();
-    confirm(UNBOUND_WARNING, args.batch_mode)?;
+    confirm_on_keys(UNBOUND_WARNING, args.batch_mode, "")?;
     memory::check_unlock(header, Some(number))?;
     let passphrase = args.key.read(&format!("Enter passphrase for keyslot {number} of {name}"))?;
     let opened = header.open_key(&HeaderImage(image), &passphrase, Some(number))?;
@@ -252,13 +263,14 @@ fn write_key(path: &Path, key: &[u8]) -> Result<(), Failure> {
 /// Carries out `isLuks`: the exit code is the answer. As in cryptsetup, only `-v` says why a header
 /// cannot be used.
 pub(crate) fn is_luks(args: &IsLuksArgs) -> Result<(), Failure> {
-    let image = open_to_look(&args.image)?;
+    let path = args.header.as_ref().unwrap_or(&args.image);
+    let image = open_to_look(path)?;
     let no = Failure { code: 1, message: String::new() };
     match Header::read(&HeaderImage(&image)) {
         Ok((header, _)) if args.kind.includes(&header) => Ok(()),
         Ok(_) | Err(Error::NotLuks { .. }) => Err(no),
         Err(error) => {
-            let failure = Failure::from(error).about(args.image.display());
+            let failure = Failure::from(error).about(path.display());
             if failure.code != 1 {
                 return Err(failure);
             }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -143,7 +144,8 @@ fn export(args: &TokenArgs) -> Result<(), Failure> {
     let Some(path) = args.json_file.as_deref().filter(|path| *path != Path::new("-")) else {
         return print(&text);
     };
-    let file = OpenOptions::new().write(true).create_new(true).open(path);
+    // A token may hold a secret, wrapped or not.
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes()))
         .map_err(|error| Failure::wrong(format!("cannot write {}: {error}", path.display())))
 }

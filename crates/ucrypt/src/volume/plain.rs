@@ -23,7 +23,7 @@ pub(crate) struct PlainArgs {
     /// Cipher, mode and IV; `none` serves the image as it is [default: aes-xts-plain64]
     #[arg(short = 'c', long, value_name = "SPEC")]
     pub(super) cipher: Option<String>,
-    /// Length of the volume key in bits [default: 256]
+    /// Length of the volume key in bits [default: 256]; with a LUKS header, of the key in --volume-key-file
     #[arg(short = 's', long, value_name = "BITS")]
     key_size: Option<u32>,
     /// Hash that makes the volume key of a passphrase; `plain` for none [default: sha256]
@@ -130,6 +130,16 @@ impl PlainArgs {
             KeySource::Arguments => self.key(asked, self.key_bytes(&volume.cipher)?)?,
         };
         Ok(volume.unlock(&key)?)
+    }
+
+    /// The length of a volume key in bytes, if the user has named it.
+    pub(super) fn key_len(&self) -> Result<Option<u64>, Failure> {
+        // 0 is the default, as in cryptsetup.
+        let Some(bits) = self.key_size.filter(|bits| *bits > 0) else { return Ok(None) };
+        if !bits.is_multiple_of(8) {
+            return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
+        }
+        Ok(Some(u64::from(bits / 8)))
     }
 
     /// The length of the volume key in bytes. Fails if the cipher does not take it.

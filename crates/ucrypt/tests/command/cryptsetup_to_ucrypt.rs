@@ -1,5 +1,8 @@
 //! The command opens, reads and writes volumes that cryptsetup made.
 
+use std::fs;
+use std::process::Command;
+
 use ucrypt_testkit::Random;
 
 use crate::image::{DATA, Image, KINDS, LUKS1, LUKS2, PASSPHRASE};
@@ -105,4 +108,47 @@ fn a_volume_key_file_opens_and_a_foreign_one_does_not() {
     };
     open(&scratch.path("volume-key")).passes();
     open(&scratch.file("other", &Random::new(1).bytes(64))).refuses(2);
+}
+
+/// As many bytes as the key has, or as `--key-size` says, which have to be the key.
+#[test]
+fn as_much_of_a_volume_key_file_is_read_as_cryptsetup_reads() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    image.decrypted_by_python(&scratch);
+    let key = fs::read(scratch.path("volume-key")).expect("a key");
+    let (bits, short, zeroes) = (8 * key.len(), key.len() - 8, [&key[..], &[0; 8]].concat());
+    let exact = scratch.file("exact", &key);
+    let longer = scratch.file("longer", &zeroes);
+    let shorter = scratch.file("shorter", &key[..short]);
+    let sizes = [bits, bits + 64].map(|bits| bits.to_string());
+    for (file, size, ours, theirs) in [
+        (&exact, None, 0, 0),
+        (&longer, None, 0, 0),
+        (&shorter, None, 1, 1),
+        (&exact, Some(&sizes[0]), 0, 0),
+        (&longer, Some(&sizes[0]), 0, 0),
+        // cryptsetup knows better, and does not say so.
+        (&longer, Some(&sizes[1]), 2, 0),
+        (&exact, Some(&sizes[1]), 1, 0),
+    ] {
+        let test = ["open", "--test-passphrase"];
+        for (mut command, expected) in
+            [(scratch.ucrypt(&test), ours), (prepared(cryptsetup(), &test), theirs)]
+        {
+            command.arg("--volume-key-file").arg(file);
+            command.args(size.map(|size| ["--key-size", size]).into_iter().flatten());
+            let ran = run(command.arg(&image.path), b"");
+            assert_eq!(ran.code(), Some(expected), "{} {size:?}: {}", file.display(), ran.stderr);
+        }
+    }
+    // Without a volume key file, it is the length of a plain volume's key.
+    let mut command = scratch.ucrypt(&["open", "--test-passphrase", "--key-size", &sizes[0]]);
+    let said = run(command.arg(&image.path), b"").refuses(1);
+    assert!(said.contains("except with --volume-key-file"), "{said}");
+}
+
+fn prepared(mut command: Command, arguments: &[&str]) -> Command {
+    command.args(arguments);
+    command
 }

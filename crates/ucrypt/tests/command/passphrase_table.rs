@@ -106,6 +106,7 @@ fn table() -> Vec<Row> {
         ("the name of standard input", &["-d", "/dev/stdin"], pipe(all), key(all)),
         ("a part of no limit", &["-d", "KEY", "-l", "0"], file(all), key(all)),
         ("a part that is too long", &["-d", "KEY", "-l", "8388609"], file(all), Err(1)),
+        ("a terminal is no file", &["-d", "/dev/tty"], Typed(&[]), Err(1)),
         ("a zero byte", &[], pipe(b"se\x00cret\n"), key(b"se\x00cret")),
     ]
 }

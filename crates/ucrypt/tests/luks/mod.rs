@@ -89,8 +89,12 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::of(UCRYPT, args)
+    }
+
+    pub(crate) fn of(program: &str, args: &[&str]) -> Self {
         let quoted: Vec<String> =
-            [UCRYPT].iter().chain(args).map(|word| format!("'{word}'")).collect();
+            [program].iter().chain(args).map(|word| format!("'{word}'")).collect();
         let child = Command::new("timeout")
             .args(["60", "script", "-qefc", &quoted.join(" "), "/dev/null"])
             .stdin(Stdio::piped())
