@@ -25,11 +25,10 @@
 //! that every request takes is the gate as well, and costs nothing more.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::workers::signal;
+use crate::waker::Waker;
 
 /// Waiters that the list has room for; it grows if there are more.
 const WAITERS: usize = 64;
@@ -144,7 +143,7 @@ pub(crate) struct Ticket(u64);
 struct Waiter {
     ticket: Ticket,
     run: Run,
-    waker: Arc<OwnedFd>,
+    waker: Arc<Waker>,
 }
 
 /// The requests that were refused, oldest first.
@@ -171,7 +170,7 @@ impl Waiters {
     fn wake_after(&self, run: &Run) {
         for (place, waiter) in self.list.iter().enumerate() {
             if waiter.run.excludes(run) && self.is_its_turn(place) {
-                signal(&waiter.waker);
+                waiter.waker.signal();
             }
         }
     }
@@ -225,7 +224,7 @@ impl RangeLock {
         range: &Range<u64>,
         mode: Mode,
         ticket: &mut Option<Ticket>,
-        waker: &Arc<OwnedFd>,
+        waker: &Arc<Waker>,
     ) -> bool {
         let run = Run::new(range, mode);
         let mut waiters = self.waiters();
@@ -263,7 +262,7 @@ impl RangeLock {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(&self, waiters: &mut Waiters, run: Run, waker: &Arc<OwnedFd>) -> Ticket {
+    fn join(&self, waiters: &mut Waiters, run: Run, waker: &Arc<Waker>) -> Ticket {
         let ticket = waiters.next;
         waiters.next = Ticket(ticket.0 + 1);
         waiters.list.push(Waiter { ticket, run, waker: waker.clone() });
@@ -372,29 +371,29 @@ impl RangeLock {
     /// Wakes all who wait; they try again, or give up.
     pub(crate) fn wake_all(&self) {
         for waiter in &self.waiters().list {
-            signal(&waiter.waker);
+            waiter.waker.signal();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
-    fn waker() -> Arc<OwnedFd> {
-        Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+    fn waker() -> Arc<Waker> {
+        Arc::new(Waker::new().unwrap())
     }
 
     /// Whether the waker was signalled since the last call.
-    fn is_woken(waker: &OwnedFd) -> bool {
+    fn is_woken(waker: &Waker) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let readable = poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).unwrap() > 0;
         if readable {
-            rustix::io::read(waker, &mut [0; 8]).unwrap();
+            waker.take().unwrap();
         }
         readable
     }
@@ -405,7 +404,7 @@ mod tests {
         range: Range<u64>,
         mode: Mode,
         ticket: Option<Ticket>,
-        waker: Arc<OwnedFd>,
+        waker: Arc<Waker>,
     }
 
     impl<'a> Waiting<'a> {
@@ -539,7 +538,7 @@ mod tests {
                             let woken =
                                 poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(patience));
                             assert_eq!(woken, Ok(1), "nobody woke thread {thread} for {range:?}");
-                            rustix::io::read(&*waker, &mut [0; 8]).unwrap();
+                            waker.take().unwrap();
                         }
                         lock.unlock(&range, mode);
                     }
