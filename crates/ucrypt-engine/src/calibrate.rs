@@ -7,12 +7,10 @@
 //! count. If none is left, the figure stays unmeasured.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use ucrypt_backend::{Buf, Pool};
 use ucrypt_dispatch::{ChunkId, Estimates};
@@ -20,6 +18,7 @@ use ucrypt_sector::{SectorCipher, SectorOptions};
 
 use crate::executor::{Clock, Monotonic, WorkerPool as _};
 use crate::segments::{CipherOp, Segment, Segments};
+use crate::waker::Waker;
 use crate::workers::{Inbox, Job, Transformed, Workers};
 
 /// Bytes per encryption, and number of encryptions: 64 KiB is a usual chunk.
@@ -64,8 +63,7 @@ impl Calibration {
 
     fn measure(segments: &Segments, workers: Option<&Workers>, waited: Waited<'_>) -> Self {
         let cipher = cipher_ns(segments);
-        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let (Some(workers), Ok(waker)) = (workers, waker.map(Arc::new)) else {
+        let (Some(workers), Ok(waker)) = (workers, Waker::new().map(Arc::new)) else {
             return Self { cipher, ..Self::default() };
         };
         let (wake_latency, wake_cost) = wake_ns(workers, &waker, waited, NAP).unzip();
@@ -118,7 +116,7 @@ impl Calibration {
 /// backends and exports.
 fn memory_ns(
     workers: &Workers,
-    waker: &Arc<OwnedFd>,
+    waker: &Arc<Waker>,
     waited: Waited<'_>,
     bytes: usize,
 ) -> Option<Trip> {
@@ -155,7 +153,7 @@ impl Waits {
 /// trip.
 fn wake_ns(
     workers: &Workers,
-    waker: &Arc<OwnedFd>,
+    waker: &Arc<Waker>,
     waited: Waited<'_>,
     (slept, count): (Duration, u32),
 ) -> Option<(u64, u64)> {
@@ -184,7 +182,7 @@ fn wake_ns(
 /// millisecond for 64 KiB. `None` if something fails, or this thread waited for a core in every
 /// trip.
 fn trip_ns(
-    (workers, waker, waited): (&Workers, &Arc<OwnedFd>, Waited<'_>),
+    (workers, waker, waited): (&Workers, &Arc<Waker>, Waited<'_>),
     segments: &Arc<Segments>,
     mut buf: Buf,
     mut copy: impl FnMut(&[u8]) -> std::io::Result<()>,

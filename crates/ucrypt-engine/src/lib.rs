@@ -24,6 +24,7 @@ pub mod queue;
 mod range_lock;
 mod segments;
 pub mod volume;
+mod waker;
 mod workers;
 mod zones;
 

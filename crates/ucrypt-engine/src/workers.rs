@@ -10,7 +10,6 @@
 //! - A queue that is about to sleep says so in its inbox; the next answer then signals its waker.
 //! - Dropping the pool ends the threads once their jobs are done.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::thread::{JoinHandle, Thread};
@@ -22,6 +21,7 @@ use ucrypt_dispatch::ChunkId;
 
 use crate::executor::WorkerPool;
 use crate::segments::{CipherOp, Segments};
+use crate::waker::Waker;
 
 /// Maximum number of jobs that wait for a worker.
 pub const JOBS_MAX: usize = 1024;
@@ -63,12 +63,12 @@ pub struct DoneJob {
 pub(crate) struct Inbox {
     pub(crate) answers: ArrayQueue<Transformed>,
     sleeping: AtomicBool,
-    waker: Arc<OwnedFd>,
+    waker: Arc<Waker>,
 }
 
 impl Inbox {
     /// `depth`: maximum number of jobs that the queue has under way.
-    pub(crate) fn new(depth: usize, waker: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(depth: usize, waker: Arc<Waker>) -> Self {
         Self { answers: ArrayQueue::new(depth), sleeping: AtomicBool::new(false), waker }
     }
 
@@ -89,15 +89,9 @@ impl Inbox {
         debug_assert!(!refused, "an answer without a job");
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) {
-            signal(&self.waker);
+            self.waker.signal();
         }
     }
-}
-
-/// Makes the waker's descriptor readable.
-pub(crate) fn signal(waker: &OwnedFd) {
-    // The write fails only if the counter would overflow: then the descriptor is readable already.
-    let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
 }
 
 impl Job {
@@ -300,13 +294,12 @@ fn pin(core: usize) {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
     use crate::calibrate::{empty, nothing};
 
-    fn waker() -> Arc<OwnedFd> {
-        Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+    fn waker() -> Arc<Waker> {
+        Arc::new(Waker::new().unwrap())
     }
 
     fn job(number: u64, inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Job {
@@ -352,11 +345,13 @@ mod tests {
         for round in 0..200 {
             inbox.going_to_sleep();
             assert!(workers.offload_same_core(job(round, &inbox, &nothing())).is_ok());
-            let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+            let [patience, now] = [20, 0].map(|tv_sec| Timespec { tv_sec, tv_nsec: 0 });
             let woken = poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(&patience));
             assert_eq!(woken, Ok(1), "round {round}: nobody woke the queue");
             inbox.awake();
-            rustix::io::read(&*waker, &mut [0; 8]).unwrap();
+            while poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(&now)) == Ok(1) {
+                waker.take().unwrap();
+            }
             assert!(inbox.answers.pop().is_some());
         }
     }

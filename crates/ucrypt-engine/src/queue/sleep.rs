@@ -13,10 +13,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, epoll, poll};
 use ucrypt_backend::{Errno, Ring, SharedRing};
 
 use super::Queue;
+use crate::waker::Waker;
 
 /// Which ring [`Queue::ring`] is: none, the backend's, or the queue's own.
 pub(super) enum RingOf {
@@ -32,7 +33,7 @@ const SPINS: u32 = 200;
 pub(super) struct Wakers {
     /// The waker: signalled when a range that a parked request waits for may be free, and by
     /// workers while this queue sleeps.
-    own: Arc<OwnedFd>,
+    own: Arc<Waker>,
     /// The waker may have been signalled since it was last read.
     may_be_signalled: bool,
     /// Workers or a range lock know the waker, and may signal it late.
@@ -44,7 +45,7 @@ pub(super) struct Wakers {
 }
 
 enum Joined {
-    One(Arc<OwnedFd>),
+    One(Arc<Waker>),
     Two(OwnedFd),
 }
 
@@ -55,7 +56,7 @@ impl Wakers {
         backend: Option<BorrowedFd<'_>>,
         own_ring: Option<BorrowedFd<'_>>,
     ) -> io::Result<Self> {
-        let own = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let own = Arc::new(Waker::new()?);
         let inner = match backend {
             Some(backend) => Joined::Two(join_fds(own.as_fd(), backend)?),
             None => Joined::One(own.clone()),
@@ -65,7 +66,7 @@ impl Wakers {
     }
 
     /// The waker, for those who wake the queue.
-    pub(super) fn own(&self) -> &Arc<OwnedFd> {
+    pub(super) fn own(&self) -> &Arc<Waker> {
         &self.own
     }
 
@@ -86,10 +87,7 @@ impl Wakers {
 
     /// Takes the signals that have arrived.
     pub(super) fn take_signals(&self) -> io::Result<()> {
-        match rustix::io::read(&*self.own, &mut [0; 8]) {
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.own.take()
     }
 }
 

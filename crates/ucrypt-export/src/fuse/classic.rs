@@ -337,7 +337,12 @@ impl Classic {
             return slept;
         }
         queue.poll()?;
-        if queue.has_done() { Ok(()) } else { waiter.sleep(queue, None, |_, _| {}) }
+        if queue.has_done() {
+            return Ok(());
+        }
+        waiter.sleep(queue, None, |_, _| {})?;
+        // What has ended is answered before the thread looks for requests, which are fewer then.
+        queue.poll()
     }
 
     /// Sleeps until there is a completion, over a backend that completes at once.
