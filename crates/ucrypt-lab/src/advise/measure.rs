@@ -969,7 +969,8 @@ mod tests {
         let writes: Vec<_> =
             found.loads.iter().filter(|it| it.load.starts_with("writes")).collect();
         assert_eq!(writes.len(), 2, "{found:?}");
-        assert!(found.not_measured.is_empty(), "{found:?}");
+        // Beside other load, measurements may be too far apart.
+        assert!(found.not_measured.iter().all(|it| it.contains("too far apart")), "{found:?}");
         assert!(std::fs::read(&image).expect("read") == before, "something was written");
     }
 }
