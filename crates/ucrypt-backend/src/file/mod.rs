@@ -5,6 +5,7 @@
 //! memfd), where a system call is the shortest way and io_uring would hand each operation to a
 //! kernel thread.
 
+mod bounce;
 mod lock;
 mod open;
 mod ops;
@@ -76,6 +77,11 @@ struct Direct {
 }
 
 impl Direct {
+    /// Whether a range consists of whole blocks.
+    fn is_whole(&self, offset: u64, len: u64) -> bool {
+        (offset | len).is_multiple_of(self.offset_align)
+    }
+
     fn takes(&self, offset: u64, bufs: &[Buf]) -> bool {
         offset.is_multiple_of(self.offset_align)
             && bufs.iter().all(|buf| {
@@ -95,16 +101,11 @@ impl Files {
         (start < end).then(|| (start, end - start))
     }
 
-    /// As [`Files::for_transfer`] for the rest behind the first `done` bytes: a remainder uses the
-    /// buffered descriptor, which needs no alignment.
-    fn descriptor(&self, offset: u64, bufs: &[Buf], done: usize) -> BorrowedFd<'_> {
-        if done == 0 { self.for_transfer(offset, bufs) } else { self.buffered.as_fd() }
-    }
-
-    /// The descriptor for a transfer: the direct one if its alignment rules are met.
-    fn for_transfer(&self, offset: u64, bufs: &[Buf]) -> BorrowedFd<'_> {
+    /// The descriptor for a transfer whose memory is aligned if it consists of whole blocks (see
+    /// [`bounce`]): writes of parts of blocks need the page cache.
+    fn for_transfer(&self, offset: u64, len: u64) -> BorrowedFd<'_> {
         match &self.direct {
-            Some(direct) if direct.takes(offset, bufs) => direct.fd.as_fd(),
+            Some(direct) if direct.is_whole(offset, len) => direct.fd.as_fd(),
             _ => self.buffered.as_fd(),
         }
     }
@@ -210,7 +211,10 @@ impl FileBackend {
             }
             IoMethod::AtOnce => {
                 let (files, flusher) = (self.files.clone(), Flusher::shared());
-                Box::new(AtOnce::new(depth, move |io| ops::perform(&files, &flusher, io)))
+                let mut bounces = bounce::Bounces::default();
+                Box::new(AtOnce::new(depth, move |io| {
+                    ops::perform(&files, &flusher, &mut bounces, io)
+                }))
             }
             IoMethod::Threads(threads) => {
                 Box::new(threads.queue(depth, Flusher::new(&self.files))?)

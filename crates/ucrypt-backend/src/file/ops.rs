@@ -5,13 +5,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
+use super::bounce::Bounces;
 use super::{Files, Flusher};
-use crate::{Done, Errno, Io};
+use crate::{Buf, Done, Errno, Io, total_len};
 
 /// Fills `buf` from `offset`. A file that ends earlier is an I/O error.
 pub(crate) fn read_full(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
+    read_at_least(fd, buf, buf.len(), offset)
+}
+
+/// Fills at least `len` bytes of `buf` from `offset`: direct I/O reads whole blocks, and a file may
+/// end within one.
+fn read_at_least(fd: BorrowedFd<'_>, buf: &mut [u8], len: usize, offset: u64) -> Result<(), Errno> {
     let mut done = 0;
-    while done < buf.len() {
+    while done < len {
         match pread(fd, &mut buf[done..], offset + done as u64) {
             Ok(0) => return Err(Errno::IO),
             Ok(count) => done += count,
@@ -66,25 +73,59 @@ fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
     fallocate(files.buffered.as_fd(), flags, offset, len)
 }
 
+fn read(
+    files: &Files,
+    bounces: &mut Bounces,
+    mut offset: u64,
+    bufs: &mut [Buf],
+) -> Result<(), Errno> {
+    if let Some(mut bounce) = bounces.for_read(files.direct.as_ref(), offset, bufs)? {
+        let fd = files.for_transfer(bounce.offset, bounce.len as u64);
+        let (at, len) = (bounce.offset, bounce.asked());
+        let result = read_at_least(fd, bounce.bytes(), len, at);
+        if result.is_ok() {
+            bounce.hand_to(bufs);
+        }
+        bounces.give_back(bounce);
+        return result;
+    }
+    let fd = files.for_transfer(offset, total_len(bufs) as u64);
+    bufs.iter_mut().try_for_each(|buf| {
+        let at = offset;
+        offset += buf.len() as u64;
+        read_full(fd, buf, at)
+    })
+}
+
+fn write(
+    files: &Files,
+    bounces: &mut Bounces,
+    mut offset: u64,
+    bufs: &[Buf],
+    fua: bool,
+) -> Result<(), Errno> {
+    let fd = files.for_transfer(offset, total_len(bufs) as u64);
+    if let Some(mut bounce) = bounces.for_write(files.direct.as_ref(), offset, bufs)? {
+        let result = write_full(fd, bounce.bytes(), offset, fua);
+        bounces.give_back(bounce);
+        return result;
+    }
+    bufs.iter().try_for_each(|buf| {
+        let at = offset;
+        offset += buf.len() as u64;
+        write_full(fd, buf, at, fua)
+    })
+}
+
 /// Carries out one operation.
-pub(super) fn perform(files: &Files, flusher: &Flusher, io: Io) -> Done {
+pub(super) fn perform(files: &Files, flusher: &Flusher, bounces: &mut Bounces, io: Io) -> Done {
     match io {
-        Io::Read { token, mut offset, mut bufs } => {
-            let fd = files.for_transfer(offset, &bufs);
-            let result = bufs.iter_mut().try_for_each(|buf| {
-                let at = offset;
-                offset += buf.len() as u64;
-                read_full(fd, buf, at)
-            });
+        Io::Read { token, offset, mut bufs } => {
+            let result = read(files, bounces, offset, &mut bufs);
             Done { token, result, bufs }
         }
-        Io::Write { token, mut offset, bufs, fua } => {
-            let fd = files.for_transfer(offset, &bufs);
-            let result = bufs.iter().try_for_each(|buf| {
-                let at = offset;
-                offset += buf.len() as u64;
-                write_full(fd, buf, at, fua)
-            });
+        Io::Write { token, offset, bufs, fua } => {
+            let result = write(files, bounces, offset, &bufs, fua);
             Done { token, result, bufs }
         }
         Io::Flush { token } => {

@@ -415,6 +415,77 @@ fn registered_and_other_memory_serve_one_queue() {
     drop(queue);
 }
 
+/// Found by the random client on a block device: transfers between memory that is not aligned and
+/// whole blocks went through the page cache. A page that was read into it while a direct write was
+/// under way was what later reads saw, and took the write back when it was written.
+#[test]
+fn memory_that_is_not_aligned_does_not_bring_the_page_cache_into_direct_io() {
+    let dir = tempfile::tempdir().unwrap();
+    // The file ends within a block.
+    let len = (1 << 20) + 300;
+    let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
+    for threads in [false, true] {
+        let mut backend = direct(dir.path(), len);
+        if threads {
+            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
+        }
+        let pool = Pool::new(4 << 20).unwrap();
+        let mut queue = backend.queue(8).unwrap();
+        let odd = |len: usize, fill: u8| {
+            let mut buf = buf(&pool, len + PAGE, fill);
+            buf.advance(7);
+            buf.truncate(len);
+            buf
+        };
+        let split = |len: usize, fill: u8| {
+            let mut whole = odd(len, fill);
+            let rest = whole.split_off(len / 3);
+            vec![whole, rest]
+        };
+        let writes = [(0, PAGE), (5 * PAGE, 65_536), (512 << 10, 512 << 10)];
+        for fua in [false, true] {
+            let fill = |token: usize| token as u8 + 1 + 100 * u8::from(fua);
+            for (token, &(offset, len)) in writes.iter().enumerate() {
+                let (token, offset) = (token as u64, offset as u64);
+                let bufs = split(len, fill(token as usize));
+                queue.submit(Io::Write { token, offset, bufs, fua });
+            }
+            for done in drain(queue.as_mut(), writes.len()) {
+                assert_eq!(done.result, Ok(()), "{threads}, {}", done.token);
+                let fill = fill(done.token as usize);
+                let kept = done.bufs.iter().all(|buf| buf.iter().all(|&byte| byte == fill));
+                assert!(kept, "a write changed its data");
+            }
+            // Whole blocks and parts, one of them up to the end of the file.
+            let reads = [
+                (0, PAGE, fill(0)),
+                (100, 300, fill(0)),
+                (6 * PAGE - 1, 10_000, fill(1)),
+                (512 << 10, 512 << 10, fill(2)),
+                (1 << 20, 300, 0),
+                ((1 << 20) + 299, 1, 0),
+            ];
+            for (token, &(offset, len, _)) in reads.iter().enumerate() {
+                let (token, offset) = (token as u64, offset as u64);
+                queue.submit(Io::Read { token, offset, bufs: split(len, 0xee) });
+            }
+            for done in drain(queue.as_mut(), reads.len()) {
+                let (offset, len, fill) = reads[done.token as usize];
+                assert_eq!(done.result, Ok(()), "{threads}, {offset}");
+                assert_eq!(total_len(&done.bufs), len);
+                let is_read = done.bufs.iter().all(|buf| buf.iter().all(|&byte| byte == fill));
+                assert!(is_read, "{threads}, {offset}");
+            }
+        }
+        let beyond = Io::Read { token: 0, offset: 1 << 20, bufs: split(301, 0) };
+        queue.submit(beyond);
+        assert_eq!(drain(queue.as_mut(), 1)[0].result, Err(Errno::IO), "beyond the end");
+        if backend.files.direct.is_some() {
+            assert_eq!(cached_pages(&dir.path().join("image"), 0..1 << 20), 0, "{threads}");
+        }
+    }
+}
+
 #[test]
 #[expect(unsafe_code, reason = "an entry names a descriptor")]
 fn a_watched_descriptor_that_becomes_readable_before_the_wait_ends_it() {

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use super::bounce::Bounces;
 use super::{Files, Flusher, ops};
 use crate::{Done, Io, Pool, Queue, SharedRing};
 
@@ -90,6 +91,7 @@ impl Drop for Threads {
 
 impl Jobs {
     fn serve(&self, files: &Files) {
+        let mut bounces = Bounces::default();
         loop {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let (io, inbox) = loop {
@@ -102,7 +104,7 @@ impl Jobs {
                 state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
-            let done = ops::perform(files, &inbox.flusher, io);
+            let done = ops::perform(files, &inbox.flusher, &mut bounces, io);
             inbox.answered.lock().unwrap_or_else(PoisonError::into_inner).push(done);
             // Cannot fail before 2^64 - 2 answers are unread.
             let _ = rustix::io::write(&inbox.event, &1u64.to_ne_bytes());

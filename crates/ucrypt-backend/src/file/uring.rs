@@ -17,6 +17,7 @@ use io_uring::{opcode, squeue, types};
 use libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
 
+use super::bounce::{Bounce, Bounces};
 use super::{Files, Flusher};
 use crate::ring::{Ring, SharedRing};
 use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
@@ -47,10 +48,13 @@ pub(super) struct UringQueue {
     /// Operations answered without the ring: cached reads, and discards of nothing.
     answered: Vec<Done>,
     cached: Cached,
+    bounces: Bounces,
 }
 
 struct Slot {
     io: Io,
+    /// Used in place of the operation's buffers.
+    bounce: Option<Bounce>,
     /// Bytes already transferred: the kernel may transfer less than asked.
     done: usize,
     /// How often the kernel has put the operation off since its last progress.
@@ -120,6 +124,7 @@ impl UringQueue {
             staged: VecDeque::with_capacity(depth as usize),
             answered: Vec::with_capacity(depth as usize),
             cached: Cached::default(),
+            bounces: Bounces::default(),
         })
     }
 
@@ -170,7 +175,7 @@ impl UringQueue {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let Self { ring, slots, staged, free, .. } = self;
+        let Self { ring, slots, staged, free, bounces, .. } = self;
         ring.reap(|index, result| {
             let Some(entry) = slots.get_mut(index as usize) else { return };
             let Some(slot) = entry.as_mut() else { return };
@@ -179,7 +184,7 @@ impl UringQueue {
                 Progress::Ended(result) => {
                     if let Some(slot) = entry.take() {
                         free.push(index);
-                        done.push(slot.into_done(result));
+                        done.push(slot.into_done(result, bounces));
                     }
                 }
             }
@@ -234,18 +239,47 @@ impl Slot {
         };
         self.done += count;
         self.put_off = 0;
+        let asked = self.bounce.as_ref().map_or_else(|| total_len(bufs), Bounce::asked);
         match count {
-            _ if self.done >= total_len(bufs) => Progress::Ended(Ok(())),
+            _ if self.done >= asked => Progress::Ended(Ok(())),
             // The file ends before the buffer does.
             0 => Progress::Ended(Err(Errno::IO)),
             _ => Progress::Continue,
         }
     }
 
-    fn into_done(self, result: Result<(), Errno>) -> Done {
-        let (token, bufs) = self.io.into_parts();
+    fn into_done(self, result: Result<(), Errno>, bounces: &mut Bounces) -> Done {
+        let is_read = matches!(self.io, Io::Read { .. });
+        let (token, mut bufs) = self.io.into_parts();
+        if let Some(bounce) = self.bounce {
+            if is_read && result.is_ok() {
+                bounce.hand_to(&mut bufs);
+            }
+            bounces.give_back(bounce);
+        }
         Done { token, result, bufs }
     }
+}
+
+/// Lists what is left of an operation behind the first `done` bytes, in its bounce buffer if it has
+/// one, and returns where it begins in the image and its length, both in bytes.
+fn rest(
+    offset: u64,
+    bufs: &mut [Buf],
+    bounce: &mut Option<Bounce>,
+    done: usize,
+    vectors: &mut Vec<iovec>,
+) -> (u64, u64) {
+    let (offset, len) = if let Some(bounce) = bounce {
+        vectors.clear();
+        let rest = &mut bounce.bytes()[done..];
+        vectors.push(iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() });
+        (bounce.offset, bounce.len)
+    } else {
+        list(bufs, done, vectors);
+        (offset, total_len(bufs))
+    };
+    (offset + done as u64, (len - done) as u64)
 }
 
 /// Lists the rest of the buffers behind the first `done` bytes, as far as one operation takes them:
@@ -282,9 +316,8 @@ fn entry(
     let buffered = types::Fd(files.buffered.as_raw_fd());
     match &mut slot.io {
         Io::Read { offset, bufs, .. } => {
-            let at = *offset + done as u64;
-            let fd = types::Fd(files.descriptor(at, bufs, done).as_raw_fd());
-            list(bufs, done, vectors);
+            let (at, len) = rest(*offset, bufs, &mut slot.bounce, done, vectors);
+            let fd = types::Fd(files.for_transfer(at, len).as_raw_fd());
             match vectors.as_slice() {
                 [one] if is_fixed(fixed, one) => {
                     opcode::ReadFixed::new(fd, one.iov_base.cast(), one.iov_len as u32, 0)
@@ -298,10 +331,9 @@ fn entry(
             }
         }
         Io::Write { offset, bufs, fua, .. } => {
-            let at = *offset + done as u64;
-            let fd = types::Fd(files.descriptor(at, bufs, done).as_raw_fd());
+            let (at, len) = rest(*offset, bufs, &mut slot.bounce, done, vectors);
+            let fd = types::Fd(files.for_transfer(at, len).as_raw_fd());
             let flags = if *fua { RWF_DSYNC } else { 0 };
-            list(bufs, done, vectors);
             match vectors.as_slice() {
                 [one] if is_fixed(fixed, one) => {
                     opcode::WriteFixed::new(fd, one.iov_base.cast(), one.iov_len as u32, 0)
@@ -390,8 +422,21 @@ impl Queue for UringQueue {
         if self.offered.is_some() {
             self.register_for(&io);
         }
+        let direct = self.files.direct.as_ref();
+        let bounce = match &io {
+            Io::Read { offset, bufs, .. } => self.bounces.for_read(direct, *offset, bufs),
+            Io::Write { offset, bufs, .. } => self.bounces.for_write(direct, *offset, bufs),
+            Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => Ok(None),
+        };
+        let bounce = match bounce {
+            Ok(bounce) => bounce,
+            Err(error) => {
+                let (token, bufs) = io.into_parts();
+                return self.answered.push(Done { token, result: Err(error), bufs });
+            }
+        };
         let index = self.free.pop().expect("submit without room");
-        self.slots[index as usize] = Some(Slot { io, done: 0, put_off: 0 });
+        self.slots[index as usize] = Some(Slot { io, bounce, done: 0, put_off: 0 });
         self.staged.push_back(index);
     }
 
@@ -457,7 +502,7 @@ mod tests {
     #[test]
     fn an_operation_that_is_put_off_for_ever_fails() {
         let again = -Errno::AGAIN.raw_os_error();
-        let mut slot = Slot { io: Io::Flush { token: 1 }, done: 0, put_off: 0 };
+        let mut slot = Slot { io: Io::Flush { token: 1 }, bounce: None, done: 0, put_off: 0 };
         let continues = (0..100).take_while(|_| matches!(slot.advance(again), Progress::Continue));
         assert_eq!(continues.count() as u32, PUT_OFF_MAX);
         assert!(matches!(slot.advance(again), Progress::Ended(Err(Errno::AGAIN))));
