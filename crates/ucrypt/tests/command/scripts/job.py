@@ -1,5 +1,7 @@
 # job.py KEYS,... PROGRAM...: runs a program as a job in the foreground of a terminal, as a shell does;
 # types keys (in hex) whenever the program asks. Brings the job back if it is stopped, and says so.
+#
+# The leader of the session ends last, when all is read: with it ends the terminal, and what is still on its way.
 import os
 import pty
 import signal
@@ -9,6 +11,7 @@ import time
 
 answers, *program = sys.argv[1:]
 answers = [bytes.fromhex(answer) for answer in answers.split(",")]
+seen, tell = os.pipe()
 child, terminal = pty.fork()
 if child == 0:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -28,10 +31,11 @@ if child == 0:
         os.kill(job, signal.SIGCONT)
         status = os.waitpid(job, os.WUNTRACED)[1]
     echo = bool(termios.tcgetattr(0)[3] & termios.ECHO)
-    print("ended with", os.waitstatus_to_exitcode(status), "echo", echo, flush=True)
+    print("ended with", os.waitstatus_to_exitcode(status), "echo", echo, end="\n\0", flush=True)
+    os.read(seen, 1)
     os._exit(0)
 shown = b""
-while True:
+while not shown.endswith(b"\0"):
     try:
         piece = os.read(terminal, 4096)
     except OSError:
@@ -45,5 +49,6 @@ while True:
         while is_secret and termios.tcgetattr(terminal)[3] & termios.ECHO:
             time.sleep(0.001)
         os.write(terminal, answers.pop(0))
-sys.stdout.write(shown.decode())
+os.write(tell, b"x")
+sys.stdout.write(shown.decode().rstrip("\0"))
 os.waitpid(child, 0)
