@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::Direct;
 use crate::{Buf, Errno, Pool, total_len};
 
-/// Buffers that a queue keeps for the next transfer, of at most [`KEPT_BYTES`] each.
+/// Buffers that a queue or thread keeps for later transfers, of at most [`KEPT_BYTES`] each.
 const KEPT: usize = 4;
 const KEPT_BYTES: usize = 1 << 20;
 
@@ -50,7 +50,7 @@ impl Bounce {
     }
 }
 
-/// The bounce buffers of one queue.
+/// The bounce buffers of one queue, or of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Bounces {
     kept: Vec<Buf>,
@@ -109,15 +109,14 @@ impl Bounces {
 
     /// Keeps the memory for later.
     pub(super) fn give_back(&mut self, bounce: Bounce) {
-        if self.kept.len() == KEPT {
-            // Larger ones serve more.
-            let smallest = (0..KEPT).min_by_key(|&index| self.kept[index].len());
-            if let Some(index) = smallest.filter(|&it| self.kept[it].len() < bounce.buf.len()) {
-                self.kept.swap_remove(index);
-            }
+        if bounce.buf.len() > KEPT_BYTES {
+            return;
         }
-        if self.kept.len() < KEPT && bounce.buf.len() <= KEPT_BYTES {
-            self.kept.push(bounce.buf);
+        self.kept.push(bounce.buf);
+        if self.kept.len() > KEPT {
+            // Larger ones serve more transfers.
+            self.kept.sort_unstable_by_key(|buf| std::cmp::Reverse(buf.len()));
+            self.kept.truncate(KEPT);
         }
     }
 }

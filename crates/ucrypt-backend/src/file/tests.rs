@@ -480,9 +480,12 @@ fn memory_that_is_not_aligned_does_not_bring_the_page_cache_into_direct_io() {
         let beyond = Io::Read { token: 0, offset: 1 << 20, bufs: split(301, 0) };
         queue.submit(beyond);
         assert_eq!(drain(queue.as_mut(), 1)[0].result, Err(Errno::IO), "beyond the end");
-        if backend.files.direct.is_some() {
-            assert_eq!(cached_pages(&dir.path().join("image"), 0..1 << 20), 0, "{threads}");
+        if backend.files.direct.is_none() {
+            println!("not checked: {} has no direct I/O", dir.path().display());
+            return;
         }
+        let cached = cached_pages(&dir.path().join("image"), 0..1 << 20);
+        assert_eq!(cached, 0, "pages in the page cache, by threads: {threads}");
     }
 }
 
