@@ -54,6 +54,9 @@ pub use watch::{Access, Watch};
 pub use zero::ZeroBackend;
 pub use zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};
 
+/// Maximum [`Limits::write_unit`], in bytes.
+pub const WRITE_UNIT_MAX: u32 = 64 << 10;
+
 /// The capabilities of an open backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -62,6 +65,10 @@ pub struct Limits {
     /// Bytes to which offsets and lengths should be aligned for full speed; a power of two, at
     /// least 512. Unaligned operations are not refused.
     pub block: u32,
+    /// Bytes that must be written as a whole, aligned in offset and length; a power of two from 512
+    /// to [`WRITE_UNIT_MAX`]. A backend carries out other writes as well, but one that meets another
+    /// write in a unit may undo it. 512 where the system keeps them apart.
+    pub write_unit: u32,
     /// Largest transfer in one operation, in bytes; a multiple of 4096.
     pub transfer_max: u32,
     /// Whether writes are refused.

@@ -19,6 +19,7 @@ impl ZeroBackend {
             limits: Limits {
                 len,
                 block: 512,
+                write_unit: 512,
                 transfer_max: 1 << 20,
                 read_only: false,
                 discard: true,

@@ -149,7 +149,7 @@ impl Queue {
         let depth = config.depth.clamp(1, 4096);
         let limits = volume.backend.limits();
         let (transfer_max, borders) = (limits.transfer_max, &volume.starts[1..]);
-        let sector_sectors = u64::from(volume.info().sector_size / 512);
+        let sector_sectors = u64::from(volume.info().write_unit / 512);
         let chunks = depth.max(CHUNKS_MIN);
         let backend_traits = BackendTraits {
             synchronous: limits.synchronous,
@@ -182,7 +182,8 @@ impl Queue {
         let wakers = Wakers::new(volume.workers.is_some(), backend.fd(), own_ring)?;
         let config = QueueConfig { depth, ..config };
         let zeroes_bytes = ZEROES_SECTORS_MAX as usize * 512;
-        let memory = Memory::new(config, zeroes_bytes, volume.shared_memory.clone())?;
+        let write_unit = volume.info().write_unit;
+        let memory = Memory::new(config, write_unit, zeroes_bytes, volume.shared_memory.clone())?;
         // The shared memory is not registered: each queue would pin all of it.
         backend.register(&memory.own);
         let inbox = Arc::new(Inbox::new(chunks as usize, wakers.own().clone()));

@@ -73,10 +73,13 @@ fn cores() -> usize {
 /// The properties of a volume that exports report to their clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeInfo {
-    /// Length in bytes, a multiple of `sector_size`. [`Volume::resize`] changes it.
+    /// Length in bytes, a multiple of `write_unit`. [`Volume::resize`] changes it.
     pub len: u64,
-    /// Bytes that are written as a unit; requests aligned to it need no read-modify-write.
+    /// Bytes that are encrypted as a whole.
     pub sector_size: u32,
+    /// Bytes that are written as a whole, a multiple of `sector_size`: more than a sector where the
+    /// blocks of the disk are larger. Writes aligned to it need no read-modify-write.
+    pub write_unit: u32,
     /// Best length and alignment of requests, in bytes.
     pub preferred_io: u32,
     /// Whether writes are refused.
@@ -133,6 +136,21 @@ pub enum VolumeError {
         /// Sector size in bytes.
         sector_size: u32,
     },
+    /// A segment is not made of whole units of the backend ([`Limits::write_unit`]).
+    ///
+    /// [`Limits::write_unit`]: ucrypt_backend::Limits::write_unit
+    #[error(
+        "direct I/O writes whole blocks of {write_unit} bytes here, and {len} bytes at byte {offset} \
+         of the image do not consist of such blocks; open it without --direct"
+    )]
+    PartOfUnit {
+        /// Length of the segment in bytes.
+        len: u64,
+        /// Offset of the segment on the backend, in bytes.
+        offset: u64,
+        /// The backend's unit in bytes.
+        write_unit: u32,
+    },
 }
 
 /// A decrypted disk over a backend. Use it through [`Volume::queue`].
@@ -156,6 +174,7 @@ pub struct Volume {
     pub(crate) poll: Poll,
     pub(crate) polling: Mutex<Polling>,
     info: VolumeInfo,
+    units: Units,
     /// The present length in bytes; `info.len` is the initial length.
     len: AtomicU64,
     counted: Mutex<Counted>,
@@ -218,10 +237,13 @@ impl Volume {
         };
         let limits = backend.limits().clone();
         let sector_size = segments.iter().map(Segment::sector_size).max().unwrap_or(512);
+        let read_only = options.read_only || limits.read_only;
+        let units =
+            Units { sector: sector_size, write: if read_only { 512 } else { limits.write_unit } };
         let mut starts = vec![0];
         for segment in &segments {
             let extent = (segment.len, segment.backend_offset);
-            starts.push(check(extent, sector_size, limits.len, starts[starts.len() - 1])?);
+            starts.push(units.check(extent, limits.len, starts[starts.len() - 1])?);
         }
         let len = starts[starts.len() - 1];
         if len == 0 {
@@ -230,10 +252,10 @@ impl Volume {
         let mapping = backend.map();
         let segments = Arc::new(Segments::new(segments, options.cipher_model, mapping, clock));
         let Executor { clock, workers, cores, calibration } = executor(&segments);
-        let read_only = options.read_only || limits.read_only;
         let info = VolumeInfo {
             len,
             sector_size,
+            write_unit: units.both(),
             preferred_io: limits.block.max(sector_size).max(4096),
             read_only,
             discard: options.allow_discards && limits.discard && !read_only,
@@ -257,6 +279,7 @@ impl Volume {
             poll: options.poll,
             polling: Mutex::new(Polling::new(options.poll)),
             info,
+            units,
             len: AtomicU64::new(len),
             counted: Mutex::default(),
             flush_error: AtomicI32::new(0),
@@ -305,26 +328,26 @@ impl Volume {
     pub fn len_max(&self) -> io::Result<u64> {
         let last = self.segments.len() - 1;
         let room = self.backend.len_now()?.saturating_sub(self.segments[last].backend_offset);
-        let sector_size = u64::from(self.info.sector_size);
-        Ok(self.starts[last] + room / sector_size * sector_size)
+        let unit = u64::from(self.info.write_unit);
+        Ok(self.starts[last] + room / unit * unit)
     }
 
     /// Changes the length, to at most [`Volume::len_max`]: the last segment grows or shrinks.
     /// Requests that were accepted before are not affected. Exports tell their clients.
     ///
     /// # Errors
-    /// [`VolumeError::Unaligned`] if `len` is not a whole number of sectors, [`VolumeError::Empty`]
-    /// if nothing of the last segment is left, [`VolumeError::TooLarge`] if the backend is too
-    /// short.
+    /// [`VolumeError::Unaligned`] or [`VolumeError::PartOfUnit`] if `len` is not a whole number of
+    /// sectors or units, [`VolumeError::Empty`] if nothing of the last segment is left,
+    /// [`VolumeError::TooLarge`] if the backend is too short.
     pub fn resize(&self, len: u64) -> Result<(), VolumeError> {
         let last = self.segments.len() - 1;
         if len <= self.starts[last] {
             return Err(VolumeError::Empty);
         }
-        let (segment, sector_size) = (&self.segments[last], self.info.sector_size);
+        let segment = &self.segments[last];
         let available = self.backend.len_now().unwrap_or(self.backend.limits().len);
         let grown = (len - self.starts[last], segment.backend_offset);
-        check(grown, sector_size, available, self.starts[last])?;
+        self.units.check(grown, available, self.starts[last])?;
         self.len.store(len, Ordering::Release);
         Ok(())
     }
@@ -478,21 +501,40 @@ pub struct VolumeExtent {
     pub zero: bool,
 }
 
-/// Checks a segment's length and backend offset. Returns where the segment ends in the volume if it
-/// starts at `start`.
-fn check(
-    (len, offset): (u64, u64),
-    align: u32,
-    available: u64,
-    start: u64,
-) -> Result<u64, VolumeError> {
-    if !len.is_multiple_of(u64::from(align)) || !offset.is_multiple_of(SECTOR) {
-        return Err(VolumeError::Unaligned { len, offset, sector_size: align });
+/// Bytes that must stay together.
+#[derive(Debug, Clone, Copy)]
+struct Units {
+    /// The largest sector of the segments' ciphers.
+    sector: u32,
+    /// The backend's, if anything is written.
+    write: u32,
+}
+
+impl Units {
+    /// Both are powers of two.
+    fn both(self) -> u32 {
+        self.sector.max(self.write)
     }
-    let needed = offset.saturating_add(len);
-    let end = start.checked_add(len);
-    match end {
-        Some(end) if needed <= available => Ok(end),
-        _ => Err(VolumeError::TooLarge { needed, available }),
+
+    /// Checks a segment's length and backend offset. Returns where the segment ends in the volume if
+    /// it starts at `start`.
+    fn check(
+        self,
+        (len, offset): (u64, u64),
+        available: u64,
+        start: u64,
+    ) -> Result<u64, VolumeError> {
+        if !len.is_multiple_of(u64::from(self.sector)) || !offset.is_multiple_of(SECTOR) {
+            return Err(VolumeError::Unaligned { len, offset, sector_size: self.sector });
+        }
+        if !(len | offset).is_multiple_of(u64::from(self.write)) {
+            return Err(VolumeError::PartOfUnit { len, offset, write_unit: self.write });
+        }
+        let needed = offset.saturating_add(len);
+        let end = start.checked_add(len);
+        match end {
+            Some(end) if needed <= available => Ok(end),
+            _ => Err(VolumeError::TooLarge { needed, available }),
+        }
     }
 }

@@ -176,6 +176,29 @@ fn segments_beyond_the_backend_make_no_volume() {
 }
 
 #[test]
+fn a_volume_that_is_written_is_made_of_whole_units_of_its_backend() {
+    let backend: Arc<dyn Backend> = Arc::new(
+        FaultBackend::new(Arc::new(memory(MIB).unwrap()), Faults::new(1)).with_write_unit(4096),
+    );
+    let open = |offset, len, read_only| {
+        let options = VolumeOptions { read_only, ..VolumeOptions::default() };
+        let segment = Segment { len, backend_offset: offset, cipher: Some(aes(512)) };
+        Volume::new(backend.clone(), vec![segment], options)
+    };
+    for (offset, len) in [(512, 8192), (4096, 512), (0, 8192 + 512)] {
+        let refused = open(offset, len, false).expect_err("refused");
+        assert_eq!(refused, VolumeError::PartOfUnit { len, offset, write_unit: 4096 });
+        assert!(refused.to_string().ends_with("open it without --direct"));
+        assert_eq!(open(offset, len, true).unwrap().info().write_unit, 512);
+    }
+    let volume = open(4096, 8192, false).unwrap();
+    assert_eq!((volume.info().sector_size, volume.info().write_unit), (512, 4096));
+    assert!(matches!(volume.resize(4096 + 512), Err(VolumeError::PartOfUnit { .. })));
+    assert_eq!(volume.info().len, 8192);
+    assert_eq!(volume.resize(4096), Ok(()));
+}
+
+#[test]
 fn a_failing_backend_fails_its_requests_and_no_others() {
     let faults = Faults::new(1);
     let rule = Rule::new(Fate::Fail(Errno::NOSPC)).on(Access::Read).on(Access::Write);

@@ -21,6 +21,7 @@ impl NbdClient {
         let limits = Limits {
             len,
             block: 512,
+            write_unit: 512,
             transfer_max: 1 << 20,
             read_only: false,
             discard: false,

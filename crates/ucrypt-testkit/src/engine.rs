@@ -49,10 +49,17 @@ pub struct VolumeKind {
 }
 
 impl VolumeKind {
+    /// The same, with an offset of at least `offset` that the backend allows.
+    #[must_use]
+    pub fn fitting(self, backend: &dyn Backend) -> Self {
+        let unit = u64::from(backend.limits().write_unit);
+        Self { offset: self.offset.next_multiple_of(unit), ..self }
+    }
+
     /// A volume of `len` bytes over `backend`.
     ///
     /// # Panics
-    /// If the backend is too short.
+    /// If the backend is too short, or does not allow the offset or length.
     pub fn over(&self, backend: Arc<dyn Backend>, len: u64) -> Arc<Volume> {
         Arc::new(Volume::new(backend, vec![self.segment(len)], self.options()).expect("a volume"))
     }
@@ -176,9 +183,10 @@ impl EnginePort {
     fn poll_queue(&mut self, wait: bool) -> io::Result<()> {
         let mut queue = self.queue.borrow_mut();
         queue.poll()?;
-        // Not `wait`, which has no time limit.
+        // Not `wait`, which has no time limit; briefly, since this thread serves all queues and another
+        // one may hold what this one waits for.
         if wait && self.waits && queue.may_sleep() {
-            let patience = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let patience = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let fd = rustix::event::PollFd::from_borrowed_fd(
                 queue.wait_fd(),
                 rustix::event::PollFlags::IN,

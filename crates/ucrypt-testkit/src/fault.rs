@@ -379,6 +379,14 @@ impl FaultBackend {
         self
     }
 
+    /// Reports that `bytes` must be written as a whole, and refuses to write parts of that: as a disk
+    /// of such blocks does in direct I/O.
+    #[must_use]
+    pub fn with_write_unit(mut self, bytes: u32) -> Self {
+        self.limits.write_unit = bytes;
+        self
+    }
+
     /// A copy of the disk as a power failure now would leave it: any sectors of the volatile cache
     /// have reached it. Everything goes on here.
     ///
@@ -448,6 +456,7 @@ impl Backend for FaultBackend {
         Ok(Box::new(FaultQueue {
             inner,
             faults: self.faults.clone(),
+            write_unit: self.limits.write_unit,
             depth: depth as usize,
             inside: 0,
             waiting: Vec::new(),
@@ -541,6 +550,7 @@ impl Map for FaultMap {
 struct FaultQueue {
     inner: Box<dyn Queue>,
     faults: Faults,
+    write_unit: u32,
     depth: usize,
     /// Operations submitted to the inner backend.
     inside: usize,
@@ -628,7 +638,13 @@ impl FaultQueue {
 
     /// Applies an operation's fate, or carries it out.
     fn act(&mut self, io: Io) {
-        match self.faults.judge(reached(&io)) {
+        let reached = reached(&io);
+        let Range { start, end } = reached.range;
+        let is_whole = (start | end).is_multiple_of(u64::from(self.write_unit));
+        if reached.access == Access::Write && !is_whole {
+            return self.later(Step::Answer(failed(io, Errno::INVAL)));
+        }
+        match self.faults.judge(reached) {
             None => self.carry_on(io),
             Some(Fate::Fail(error)) => self.later(Step::Answer(failed(io, error))),
             Some(Fate::Tear(error)) => {

@@ -68,6 +68,12 @@ fn policies() -> Vec<Policies> {
     PolicyKind::ALL.into_iter().map(Policies::from).chain([mixed]).collect()
 }
 
+/// A disk's block of at least `kind`'s sectors, by chance, that the volume's offset allows.
+fn write_unit(random: &mut Random, kind: &VolumeKind) -> u32 {
+    let unit = [512, 4096, 16 << 10][random.below(3) as usize];
+    if kind.offset.is_multiple_of(u64::from(unit)) { unit } else { 512 }
+}
+
 fn sector(kind: &VolumeKind) -> u64 {
     u64::from(kind.sector_size.unwrap_or(512))
 }
@@ -90,11 +96,13 @@ fn virtual_run(seed: u64, prepare: impl Fn(&Faults, u64)) -> (Report, Faults) {
     let faults = Faults::new(seed);
     faults.delay(random.below(6)).tears_between(sector(&kind));
     prepare(&faults, len);
-    let backend = FaultBackend::new(Arc::new(memory(kind.offset + len).unwrap()), faults.clone());
+    let write_unit = write_unit(&mut random, &kind);
+    let backend = FaultBackend::new(Arc::new(memory(kind.offset + len).unwrap()), faults.clone())
+        .with_write_unit(write_unit);
     let volume = kind.over(Arc::new(backend), len);
     let config = [SMALL, LARGE, TINY][random.below(3) as usize];
     let plan = Plan {
-        sector: sector(&kind),
+        sector: sector(&kind).max(write_unit.into()),
         whole: Whole::sectors(sector(&kind)),
         operations: 200,
         depth: 1 + random.below(40) as usize,
@@ -196,7 +204,9 @@ fn crash_after(steps: u64, seed: u64, at_every_step: bool) {
     let faults = Faults::new(seed ^ steps << 32);
     faults.delay(random.below(6)).volatile().fail_now_and_then(&mut random);
     let inner: Arc<dyn Backend> = Arc::new(memory(kind.offset + len).unwrap());
-    let backend = Arc::new(FaultBackend::new(inner.clone(), faults.clone()));
+    let write_unit = write_unit(&mut random, &kind);
+    let backend = FaultBackend::new(inner.clone(), faults.clone()).with_write_unit(write_unit);
+    let backend = Arc::new(backend);
     // A 4096-byte sector torn by a power failure is noise, as with dm-crypt on a disk of 512-byte
     // sectors.
     let kind = VolumeKind { sector_size: kind.sector_size.map(|_| 512), ..kind };
@@ -464,9 +474,11 @@ fn writes_at_odd_offsets_do_not_collide_with_direct_ones() {
 struct LoopDevice(String);
 
 impl LoopDevice {
-    fn over(file: &Path) -> Self {
-        let losetup = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
-        let done = losetup.expect("losetup is there");
+    /// `block`: bytes of the device's blocks.
+    fn over(file: &Path, block: u32) -> Self {
+        let mut losetup = Command::new("losetup");
+        losetup.args(["--find", "--show", "--sector-size", &block.to_string()]).arg(file);
+        let done = losetup.output().expect("losetup is there");
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "this test makes a loop device, as root: {said}");
         Self(String::from_utf8_lossy(&done.stdout).trim().to_owned())
@@ -486,6 +498,7 @@ fn under_every_policy(name: &str, len: u64, backend: &Arc<dyn Backend>) {
         let seed = number("UCRYPT_SEED", 1) + index as u64;
         let mut random = Random::new(seed);
         let (kind, queues) = kind(&mut random, &[policies], 3);
+        let kind = kind.fitting(&**backend);
         let volume = kind.over(backend.clone(), len);
         let shape = Shape { transfer_max: MIB, zeroes_max: 4 * MIB, ..Shape::everything(len) };
         let plan = Plan {
@@ -519,12 +532,44 @@ fn a_block_device_under_every_policy_with_workers() {
     let len = 8 * MIB;
     let image = dir.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(len + MIB).unwrap();
-    let device = LoopDevice::over(&image);
+    let device = LoopDevice::over(&image, 512);
     for (name, direct) in [("device, buffered", false), ("device, direct", true)] {
         let options = OpenOptions { direct, ..OpenOptions::default() };
         let backend: Arc<dyn Backend> =
             Arc::new(FileBackend::open(Path::new(&device.0), options).unwrap());
         under_every_policy(name, len, &backend);
+    }
+}
+
+/// Sectors of 512 bytes on a disk of 4096-byte blocks: the kernel writes part of a block through the
+/// page cache, and a direct write to the rest of the block at that time is lost.
+#[test]
+fn direct_writes_of_parts_of_a_block_do_not_undo_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let len = 64 << 10;
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(len).unwrap();
+    let device = LoopDevice::over(&image, 4096);
+    for seed in seeds(10) {
+        let options = OpenOptions { direct: true, ..OpenOptions::default() };
+        let backend = FileBackend::open(Path::new(&device.0), options).unwrap();
+        let kind = VolumeKind {
+            sector_size: [None, Some(512)][seed as usize % 2],
+            policies: Fixed::Inline.into(),
+            workers: 0,
+            offset: 0,
+            shared_memory: 0,
+        };
+        let volume = kind.over(Arc::new(backend), len);
+        let shape = Shape {
+            transfer_max: 8192,
+            unaligned: 0,
+            mix: [40, 60, 0, 0, 0],
+            fua: 0,
+            ..Shape::everything(len)
+        };
+        let plan = Plan { operations: 500, depth: 32, ..Plan::new(seed, shape) };
+        run(plan, &volume, LARGE, true, 2);
     }
 }
 
@@ -536,7 +581,7 @@ fn requests_of_64_mib_beside_small_ones() {
         let (name, backend) = backends(dir.path(), len + MIB).swap_remove(seed as usize % 3);
         let mut random = Random::new(seed);
         let (kind, queues) = kind(&mut random, &policies(), 2);
-        let volume = kind.over(backend, len);
+        let volume = kind.fitting(&*backend).over(backend, len);
         let plan = Plan {
             sector: sector(&kind),
             whole: whole(name, sector(&kind)),

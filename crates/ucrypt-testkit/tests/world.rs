@@ -72,13 +72,14 @@ fn run(seed: u64, storage: Storage, faults: Option<Faults>) -> Report {
     };
     let volume = kind.in_world(&world, backend, len);
     let sector = u64::from(sector_size.unwrap_or(512));
+    let write_unit = u64::from(volume.info().write_unit);
     if let Some(faults) = &faults {
         faults.tears_between(sector);
     }
     let depth = [8, 64][random.below(2) as usize];
     let config = QueueConfig::new(1 << 20, depth);
     let plan = Plan {
-        sector,
+        sector: write_unit,
         whole: Whole::sectors(sector),
         operations: 150,
         depth: 1 + random.below(40) as usize,

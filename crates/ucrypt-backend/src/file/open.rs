@@ -13,7 +13,7 @@ use rustix::fs::{
 
 use super::zones::DeviceZones;
 use super::{Direct, Files, lock};
-use crate::{Access, Errno, Limits, Mapping};
+use crate::{Access, Errno, Limits, Mapping, WRITE_UNIT_MAX};
 
 /// How to open an image.
 #[derive(Debug, Clone, Copy, Default)]
@@ -162,7 +162,8 @@ fn open_at(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     openat(rustix::fs::CWD, path, flags, Mode::empty())
 }
 
-/// Opens a second descriptor with `O_DIRECT`; `None` if the file system does not support it.
+/// Opens a second descriptor with `O_DIRECT`; `None` if the file system does not support it, or
+/// only for very large blocks.
 fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
     let fd = open_at(path, access | OFlags::DIRECT).ok()?;
     let stat = statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
@@ -179,7 +180,8 @@ fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
         // Kernels before 6.1 do not report the alignment: 4096 is accepted everywhere.
         None => (4096, 4096),
     };
-    Some(Direct { fd, memory_align: memory_align.max(1), offset_align })
+    let is_usual = offset_align.is_power_of_two() && offset_align <= u64::from(WRITE_UNIT_MAX);
+    is_usual.then(|| Direct { fd, memory_align: memory_align.max(1), offset_align })
 }
 
 fn describe(
@@ -192,13 +194,14 @@ fn describe(
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let len = len(fd.as_fd())?;
     let device_block = if is_device { ioctl_blksszget(&fd)?.max(512) } else { 512 };
-    let block = direct.as_ref().map_or(device_block, |direct| {
-        u32::try_from(direct.offset_align).unwrap_or(4096).max(device_block)
-    });
     let in_memory = !is_device && is_memory_fs(fd.as_fd());
+    // Such a file has nothing but its page cache, also where it may be opened with `O_DIRECT`.
+    let direct = direct.filter(|_| !in_memory);
+    let block = direct.as_ref().map_or(512, |direct| direct.offset_align as u32).max(device_block);
     let limits = Limits {
         len,
-        block: block.max(512),
+        block,
+        write_unit: direct.as_ref().map_or(512, |direct| direct.offset_align.max(512) as u32),
         transfer_max: 1 << 20,
         read_only,
         discard: !read_only,

@@ -142,6 +142,7 @@ impl Profile {
         Limits {
             len,
             block: self.block,
+            write_unit: self.block,
             transfer_max: TRANSFER_MAX,
             read_only: false,
             discard: self.discard,

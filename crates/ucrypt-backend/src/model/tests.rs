@@ -43,6 +43,7 @@ fn a_model_tells_no_more_about_its_speed_than_a_disk_does() {
         let of_disk = Limits {
             copies: true,
             block: of_model.block,
+            write_unit: of_model.write_unit,
             discard: of_model.discard,
             rotational: of_model.rotational,
             synchronous: of_model.synchronous,

@@ -10,8 +10,8 @@ use ucrypt_backend::{Buf, Pool};
 
 use super::{Io, QueueConfig, Rejected};
 
-/// Maximum memory of an edge, in bytes: its sector, and the new bytes.
-const EDGE_BYTES: usize = 2 * 4096;
+/// Minimum room for an edge, in bytes: its unit, and the new bytes.
+const EDGE_BYTES_MIN: usize = 2 * 4096;
 
 /// Maximum number of requests with edges between submission and answer. More would not make
 /// read-modify-writes faster, whose reads and writes take turns anyway.
@@ -24,7 +24,7 @@ pub(super) struct Memory {
     shared: Option<Pool>,
     /// Length in bytes up to which a request gets memory that neither pool has.
     request_max: usize,
-    /// For partly written sectors. Separate, so that a request that holds data never waits for
+    /// For partly written units. Separate, so that a request that holds data never waits for
     /// another one's data.
     edges: Pool,
     /// For encrypted zeroes, separate so that clients' data cannot use it up: as much as the
@@ -56,15 +56,17 @@ impl Lack {
 impl Memory {
     pub(super) fn new(
         config: QueueConfig,
+        write_unit: u32,
         zeroes_bytes: usize,
         shared: Option<Pool>,
     ) -> io::Result<Self> {
         let edge_requests = (config.depth as usize).clamp(1, EDGE_REQUESTS_MAX);
+        let edge_bytes = EDGE_BYTES_MIN.max(2 * write_unit as usize);
         Ok(Self {
             own: Pool::new(config.memory)?,
             shared,
             request_max: config.request_max,
-            edges: Pool::new(edge_requests * 2 * EDGE_BYTES)?,
+            edges: Pool::new(edge_requests * 2 * edge_bytes)?,
             zeroes: Pool::new(zeroes_bytes)?,
         })
     }

@@ -1,4 +1,4 @@
-//! Plans requests: checks, buffers, and the cut of a byte range into whole sectors and edges that
+//! Plans requests: checks, buffers, and the cut of a byte range into whole units and edges that
 //! need read-modify-write.
 
 use std::ops::Range;
@@ -16,21 +16,21 @@ use crate::range_lock::Mode;
 /// The index of a request, and the plaintext of its body, if that is borrowed.
 pub(super) type Planned<'a> = (u32, Option<&'a [u8]>);
 
-/// A byte range cut at sector borders: a partial sector at each end, and whole sectors between.
+/// A byte range cut at unit borders: a partial unit at each end, and whole units between.
 struct Cut {
     head: Option<Range<u64>>,
     body: Range<u64>,
     tail: Option<Range<u64>>,
 }
 
-/// Cuts a range at sector borders. A range within one sector is all head, or all tail if it begins
-/// where the sector begins.
-fn cut(range: &Range<u64>, sector: u64) -> Cut {
-    let up = |at: u64| at.next_multiple_of(sector);
-    let down = |at: u64| at / sector * sector;
+/// Cuts a range at unit borders. A range within one unit is all head, or all tail if it begins
+/// where the unit begins.
+fn cut(range: &Range<u64>, unit: u64) -> Cut {
+    let up = |at: u64| at.next_multiple_of(unit);
+    let down = |at: u64| at / unit * unit;
     let head_end = up(range.start).min(range.end);
     let head = range.start..head_end;
-    let head = (!head.is_empty() && !head.start.is_multiple_of(sector)).then_some(head);
+    let head = (!head.is_empty() && !head.start.is_multiple_of(unit)).then_some(head);
     let start = head.as_ref().map_or(range.start, |head| head.end);
     let tail_start = down(range.end).max(start);
     let tail = (tail_start < range.end).then_some(tail_start..range.end);
@@ -38,8 +38,9 @@ fn cut(range: &Range<u64>, sector: u64) -> Cut {
 }
 
 impl Queue {
-    pub(super) fn sector_size(&self) -> u64 {
-        u64::from(self.volume.info().sector_size)
+    /// Bytes that are read, encrypted and written as a whole.
+    fn unit(&self) -> u64 {
+        u64::from(self.volume.info().write_unit)
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<Range<u64>, Rejected<'static>> {
@@ -113,8 +114,8 @@ impl Queue {
         }
     }
 
-    /// Plans a read of whole sectors: straight into the client's pieces if the range and each piece
-    /// are whole sectors; otherwise into a buffer of the queue, which is trimmed to the requested
+    /// Plans a read of whole units: straight into the client's pieces if the range and each piece are
+    /// whole units; otherwise into a buffer of the queue, which is trimmed to the requested
     /// bytes at the end.
     fn plan_read<'a>(
         &mut self,
@@ -122,17 +123,17 @@ impl Queue {
         offset: u64,
         mut to: ReadTo<'a>,
     ) -> Result<u32, Rejected<'a>> {
-        let sector = self.sector_size();
+        let unit = self.unit();
         let len = match &to {
             ReadTo::Allocate(len) => *len,
             ReadTo::Scattered(pieces) => total_len(pieces),
         };
         let range = self.check(offset, len as u64)?;
-        let whole = range.start / sector * sector..range.end.next_multiple_of(sector);
+        let whole = range.start / unit * unit..range.end.next_multiple_of(unit);
         let is_direct = match &to {
             ReadTo::Allocate(_) => false,
             ReadTo::Scattered(pieces) => {
-                let is_whole = |piece: &Buf| (piece.len() as u64).is_multiple_of(sector);
+                let is_whole = |piece: &Buf| (piece.len() as u64).is_multiple_of(unit);
                 range == whole && pieces.iter().all(is_whole)
             }
         };
@@ -160,8 +161,8 @@ impl Queue {
             return Err(Rejected::NotSupported);
         }
         let range = self.check(offset, len)?;
-        let sector = self.sector_size();
-        let whole = range.start.next_multiple_of(sector)..range.end / sector * sector;
+        let unit = self.unit();
+        let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
         let (index, request) = self.fill_in(tag, Kind::Discard, range, None);
         if whole.start < whole.end {
             request.body = Some(body(MachineOp::Discard, &whole));
@@ -170,7 +171,7 @@ impl Queue {
         Ok(index)
     }
 
-    /// Plans a write of whole sectors, with an edge for each partly written sector. Without `from`,
+    /// Plans a write of whole units, with an edge for each partly written unit. Without `from`,
     /// the write is one of zeroes.
     ///
     /// # Errors
@@ -182,7 +183,7 @@ impl Queue {
         from: Option<WriteFrom<'a>>,
         op: MachineOp,
     ) -> Result<Planned<'a>, (Lack, Option<WriteFrom<'a>>)> {
-        let cut = cut(range, self.sector_size());
+        let cut = cut(range, self.unit());
         let has_edges = cut.head.is_some() || cut.tail.is_some();
         let mut edges = [None, None];
         for (edge, part) in edges.iter_mut().zip([&cut.head, &cut.tail]) {
@@ -230,17 +231,17 @@ impl Queue {
         Ok((index, borrowed))
     }
 
-    /// The edge that writes `part` of one sector; `None` if there is no memory for it now.
+    /// The edge that writes `part` of one unit; `None` if there is no memory for it now.
     fn edge(
         &mut self,
         part: &Range<u64>,
         start: u64,
         from: Option<&WriteFrom<'_>>,
     ) -> Option<Edge> {
-        let sector = self.sector_size();
-        let base = part.start / sector * sector;
+        let unit = self.unit();
+        let base = part.start / unit * unit;
         let bytes = (part.start - start) as usize..(part.end - start) as usize;
-        let buf = self.memory.alloc_edge(sector as usize)?;
+        let buf = self.memory.alloc_edge(unit as usize)?;
         let mut patch = self.memory.alloc_edge(bytes.len())?;
         match from {
             Some(WriteFrom::Owned(data)) => patch.copy_from_slice(&data[bytes]),
@@ -250,7 +251,7 @@ impl Queue {
         }
         Some(Edge {
             sector: base / 512,
-            sectors: sector / 512,
+            sectors: unit / 512,
             buf: Some(buf),
             at: (part.start - base) as usize,
             patch,
@@ -267,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_cut_into_whole_sectors_and_at_most_two_parts() {
+    fn a_range_is_cut_into_whole_units_and_at_most_two_parts() {
         for start in 0..40u64 {
             for end in start..60 {
                 let Cut { head, body, tail } = cut(&(start..end), 8);

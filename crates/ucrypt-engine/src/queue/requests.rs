@@ -191,11 +191,10 @@ impl Queue {
         self.ask(index, role, write, Some(buf));
     }
 
-    /// 512-byte sectors of a write of zeroes, from `sector` to the end of its last whole cipher
-    /// sector.
+    /// 512-byte sectors of a write of zeroes, from `sector` to the end of its last whole unit.
     fn zeroes_left(&self, index: u32, sector: u64) -> u64 {
         let request = &self.requests[index];
-        let size = u64::from(self.volume.info().sector_size);
+        let size = u64::from(self.volume.info().write_unit);
         request.range.end / size * size / 512 - sector
     }
 

@@ -102,6 +102,7 @@ mod tests {
         VolumeInfo {
             len: 3 << 20,
             sector_size: 512,
+            write_unit: 512,
             preferred_io: 4096,
             read_only: false,
             discard: true,
