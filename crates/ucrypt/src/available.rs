@@ -108,8 +108,19 @@ fn has_fuse() -> Result<(), Lacking> {
         Errno::ACCESS | Errno::PERM => Lacking::forbidden(FUSE, "give this user access to it"),
         _ => Lacking::missing("this system has no FUSE (/dev/fuse is missing): modprobe fuse"),
     })?;
-    if may_mount() || has_helper() {
+    if may_mount() {
         return Ok(());
+    }
+    if has_helper() {
+        // It mounts without the list of mounts, and then refuses to unmount.
+        return if Path::new("/etc/mtab").exists() {
+            Ok(())
+        } else {
+            Err(Lacking::missing(
+                "fusermount3 cannot unmount a file here, because /etc/mtab is missing: as root, \
+                 ln -s ../proc/self/mounts /etc/mtab",
+            ))
+        };
     }
     Err(Lacking::denied(
         "no right to mount a file: this needs CAP_SYS_ADMIN, or the setuid program fusermount3 \

@@ -627,6 +627,11 @@ pub(crate) fn names_of_device(device: &Path) -> Vec<String> {
     names
 }
 
+/// Whether the link of a volume leads to the device that its server attached, and not to the next one of its number.
+pub(crate) fn has_its_device(paths: &RuntimePaths) -> bool {
+    link::is_its_own(paths.name())
+}
+
 /// The users of a served file, as far as they can be seen.
 pub(crate) fn users_of_file(paths: &RuntimePaths) -> Vec<String> {
     users::of(&[&paths.file()])
@@ -640,6 +645,16 @@ pub(crate) fn is_taken(paths: &RuntimePaths) -> bool {
 /// Whether a volume of this name is open, or was left by a killed server.
 pub(crate) fn is_open(paths: &RuntimePaths) -> bool {
     has_remains(paths)
+}
+
+/// Whether the device of this name is that of a server with another runtime directory.
+pub(crate) fn is_open_elsewhere(paths: &RuntimePaths) -> bool {
+    !has_remains(paths) && link::exists(paths.name())
+}
+
+/// Whether a volume of this name is about to be closed.
+pub(crate) fn is_closing(paths: &RuntimePaths) -> bool {
+    status_of(paths).is_some_and(|status| show::is_closing(&status))
 }
 
 /// Whether a volume of this name has a server that lives.

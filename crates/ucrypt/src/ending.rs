@@ -54,6 +54,12 @@ impl Ending {
         Self { signal, until: Instant::now() + USERS_PATIENCE, waited: false, users: Vec::new() }
     }
 
+    /// Whether this signal, which has come after the first, asks a second time. SIGHUP never does: service managers
+    /// send it together with SIGTERM, in no order (`SendSIGHUP=`, which logind sets for sessions).
+    pub(crate) fn is_asked_again(&mut self, signal: i32) -> bool {
+        signal != SIGHUP && std::mem::replace(&mut self.signal, signal) != SIGHUP
+    }
+
     /// Checks whether the volume can end now. A `detached` volume ends by itself.
     pub(crate) fn step(&mut self, exports: &mut Exports, name: &str, detached: bool) -> Step {
         // Ask only the kernel's exports. The others can end at any time: they reply to all accepted

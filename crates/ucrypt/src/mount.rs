@@ -231,7 +231,9 @@ pub(crate) fn mount(args: &MountArgs) -> Result<(), Failure> {
         return Err(match undo(&paths, &wanted.dir) {
             Ok(()) => failure,
             Err(kept) => {
-                Failure { message: format!("{failure}; the volume stays open: {kept}"), ..failure }
+                let stays = background::is_open(&paths);
+                let stays = if stays { "the volume stays open: " } else { "" };
+                Failure { message: format!("{failure}; {stays}{kept}"), ..failure }
             }
         });
     }
@@ -256,6 +258,11 @@ fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Res
     let device = status["device"].as_str().unwrap_or_default();
     let mut options = wanted.options;
     if status["volume"]["read_only"] == true && !options.contains(&"ro") {
+        if args.options.iter().any(|option| option == "rw") {
+            return Err(Failure::wrong(format!(
+                "{name} is open for reading only; leave rw out, or close it and open it without --readonly"
+            )));
+        }
         options.insert(0, "ro");
     }
     let wanted = Wanted { options, ..wanted };
@@ -467,22 +474,30 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
     // The kernel has told of earlier failures before it was unmounted.
     let before = status.as_ref().filter(|_| !in_user_space).map_or(0, errors);
     let failed = background::status_of(paths).and_then(|status| failures(&status, before));
-    match &stays {
-        Some(why) => say_line(format_args!("{name} stays open, {why}")),
-        None => close(paths)?,
-    }
+    let closed = match &stays {
+        Some(why) => {
+            say_line(format_args!("{name} stays open, {why}"));
+            Ok(())
+        }
+        None => close(paths),
+    };
     let failed = if was_killed {
         Some("the program that kept its file system had ended before".into())
     } else {
-        failed.filter(|_| !mounts.is_empty())
+        // What failed before a file system in user space was mounted, nobody has counted.
+        let since = if in_user_space && !by_mount { " since it was opened" } else { "" };
+        failed.filter(|_| !mounts.is_empty()).map(|failed| format!("{failed}{since}"))
     };
-    match failed {
-        Some(failed) => Err(Failure::device(format!(
-            "{name} is {}, but {failed}: what was written last may be missing; check the file system",
-            if stays.is_some() { "unmounted" } else { "closed" }
-        ))),
-        None => Ok(()),
+    let Some(failed) = failed else { return closed };
+    let is_closed = stays.is_none() && closed.is_ok();
+    // That something is missing matters more than why the volume is not closed.
+    if let Err(failure) = closed {
+        say_line(failure);
     }
+    Err(Failure::device(format!(
+        "{name} is {}, but {failed}: what was written last may be missing; check the file system",
+        if is_closed { "closed" } else { "unmounted" }
+    )))
 }
 
 /// Requests of a volume that have failed.

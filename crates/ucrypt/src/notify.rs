@@ -1,7 +1,7 @@
 //! Tells a service manager what a server does: `sd_notify`(3), whose protocol is a datagram of lines.
 //!
 //! The watchdog is served only while the volume gets on. A request that is under way while no other one
-//! ends keeps the server from saying that it is well.
+//! ends, and no part of one is transformed, keeps the server from saying that it is well.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -107,9 +107,12 @@ impl Heartbeat {
         if let Some(next) = self.next.filter(|next| now < *next) {
             return Some(next);
         }
-        let totals = volume.totals();
-        let done = [totals.reads, totals.writes, totals.flushes, totals.discards, totals.errors];
-        let done = done.into_iter().fold(0, u64::wrapping_add);
+        let (totals, meters) = (volume.totals(), volume.meters());
+        let ended = [totals.reads, totals.writes, totals.flushes, totals.discards, totals.errors];
+        // One request may write gigabytes of zeroes: it gets on as long as its chunks do.
+        let chunks = [meters.inline, meters.workers];
+        let chunks = chunks.map(|it| it.encrypted.wrapping_add(it.decrypted));
+        let done = ended.into_iter().chain(chunks).fold(0, u64::wrapping_add);
         if self.progress.gets_on(done, volume.is_at_work()) {
             notifier.tell("WATCHDOG=1");
         }
@@ -125,7 +128,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// `done`: how many have ended so far. `at_work`: whether one is under way.
+    /// `done`: how many, and how many parts of them, have ended so far. `at_work`: whether one is under way.
     fn gets_on(&mut self, done: u64, at_work: bool) -> bool {
         let before = std::mem::replace(&mut self.done, done);
         !at_work || done != before

@@ -488,8 +488,12 @@ fn serve_on(
     let mut parted = Ok(());
     let left = loop {
         match events.next(ending.is_some(), due) {
-            Some(Event::Signal(_)) if ending.is_some() => {
-                break ending.as_ref().map(|it| it.left("the volume"));
+            Some(Event::Signal(signal)) if ending.is_some() => {
+                if let Some(ending) = &mut ending
+                    && ending.is_asked_again(signal)
+                {
+                    break Some(ending.left("the volume"));
+                }
             }
             Some(Event::Signal(signal)) => {
                 limit_of_all = Some(Watchdog::of_ending(|_| {}));

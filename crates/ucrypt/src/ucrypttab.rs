@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::background;
+use crate::background::{self, Served};
 use crate::failure::Failure;
 use crate::notify::Notifier;
 use crate::runtime::RuntimePaths;
 use crate::stdio::{print, print_line, say_line, say_verbose};
+use crate::user;
 
 mod entry;
 mod escape;
@@ -102,14 +103,13 @@ impl Problem {
 
 /// The entry of a name.
 fn find<'a>(lines: &'a [Line], name: &str, table: &Path) -> Result<&'a Entry, Failure> {
-    for line in lines {
-        match line {
-            Ok(entry) if entry.name == name => return Ok(entry),
-            Err(problem) if problem.name.as_deref() == Some(name) => {
-                return Err(problem.failure(table));
-            }
-            _ => {}
-        }
+    // A wrong line stops no other, also of its own name.
+    if let Some(entry) = lines.iter().flatten().find(|entry| entry.name == name) {
+        return Ok(entry);
+    }
+    let mut problems = lines.iter().filter_map(|line| line.as_ref().err());
+    if let Some(problem) = problems.find(|problem| problem.name.as_deref() == Some(name)) {
+        return Err(problem.failure(table));
     }
     Err(Failure::wrong(format!(
         "{} has no entry {name}; ucrypt attach --check shows those it has",
@@ -167,7 +167,14 @@ fn attach_all(args: &AttachArgs) -> Result<(), Failure> {
 
 /// Opens an entry that is not open. What a killed server has left is removed by `open`.
 fn open(args: &AttachArgs, entry: &Entry) -> Result<(), Failure> {
-    if background::is_served(&RuntimePaths::of(&entry.name)?) {
+    let paths = RuntimePaths::of(&entry.name)?;
+    if background::is_closing(&paths) {
+        return Err(Failure::busy(format!(
+            "{} is being closed, but still in use; it can be opened when its last user has gone",
+            entry.name
+        )));
+    }
+    if background::is_served(&paths) || background::is_open_elsewhere(&paths) {
         say_verbose(format_args!("{} is open already.", entry.name));
         return Ok(());
     }
@@ -196,6 +203,9 @@ fn become_open(args: &AttachArgs, entry: &Entry) -> Failure {
 
 /// The command that opens an entry.
 fn open_command(args: &AttachArgs, entry: &Entry) -> Result<Command, Failure> {
+    if args.foreground && entry.options.may_fall_back() {
+        check_device(&entry.name)?;
+    }
     let mut command = Command::new("/proc/self/exe");
     command.arg0(std::env::args_os().next().unwrap_or_else(|| "ucrypt".into())).arg("open");
     if args.foreground {
@@ -216,6 +226,21 @@ fn open_command(args: &AttachArgs, entry: &Entry) -> Result<Command, Failure> {
     Ok(command)
 }
 
+/// Refuses to serve a volume as something else than a device where systemd has been told to wait for one: it would do
+/// so for ever.
+fn check_device(name: &str) -> Result<(), Failure> {
+    let (best, why) = Served::best();
+    if best.is_device() || !user::is_root() {
+        return Ok(());
+    }
+    Err(Failure::device(format!(
+        "{}: no device can be had, and who mounts /dev/ucrypt/{name} would wait for it; as={} in its line does \
+         without",
+        why.unwrap_or_default(),
+        best.name()
+    )))
+}
+
 /// Warns of a key that others can read.
 fn warn_of_readable(key: &Path) {
     let Ok(found) = fs::metadata(key) else { return };
@@ -230,8 +255,11 @@ fn warn_of_readable(key: &Path) {
 
 /// Shows what is in the table.
 fn check(args: &AttachArgs, lines: &[Line]) -> Result<(), Failure> {
-    let is_open =
-        |name: &str| RuntimePaths::of(name).is_ok_and(|paths| background::is_served(&paths));
+    let is_open = |name: &str| {
+        RuntimePaths::of(name).is_ok_and(|paths| {
+            background::is_served(&paths) || background::is_open_elsewhere(&paths)
+        })
+    };
     let problems = lines.iter().filter(|line| line.is_err()).count();
     if args.json {
         let shown: Vec<_> = lines
@@ -301,6 +329,13 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
     let mut ended = Ok(());
     for name in &names {
         let closed = RuntimePaths::of_open(name).and_then(|paths| {
+            if background::is_open_elsewhere(&paths) {
+                return Err(Failure::busy(format!(
+                    "{name} was opened with another runtime directory than {}: set or unset XDG_RUNTIME_DIR as \
+                     it was then (services have none), or stop its service",
+                    paths.dir().display()
+                )));
+            }
             if !background::is_open(&paths) {
                 say_verbose(format_args!("{name} is not open."));
                 return Ok(());

@@ -147,15 +147,14 @@ impl Life {
                         control::reply(stream, &control::answer(&resumed, "resumed"));
                     }
                 },
-                Some(Event::Signal(_)) if ending.is_some() => {
-                    return ending.map_or(End::Signal, |ending| End::InUse(ending.left(&name)));
-                }
-                Some(Event::Signal(signal)) => {
-                    self.limit_of_all = Some(Watchdog::of_ending(|_| {}));
-                    ending = Some(Ending::by(signal));
-                    // Users may still write while they are waited for.
-                    self.suspension.cancel(&name, &self.opened.volume);
-                }
+                Some(Event::Signal(signal)) => match &mut ending {
+                    None => ending = Some(self.begin_to_end(&name, signal)),
+                    Some(ending) => {
+                        if ending.is_asked_again(signal) {
+                            return End::InUse(ending.left(&name));
+                        }
+                    }
+                },
                 Some(Event::Look) | None => {}
             }
             self.suspension.step(&name, &self.opened.volume);
@@ -211,6 +210,13 @@ impl Life {
                 self.exports.reopen();
             }
         }
+    }
+
+    /// The first signal: users are waited for, who may still write meanwhile.
+    fn begin_to_end(&mut self, name: &str, signal: i32) -> Ending {
+        self.limit_of_all = Some(Watchdog::of_ending(|_| {}));
+        self.suspension.cancel(name, &self.opened.volume);
+        Ending::by(signal)
     }
 
     /// Whether nobody uses the volume; if so, nobody can start to. A volume whose name is gone ends

@@ -106,6 +106,17 @@ pub(super) fn exists(name: &str) -> bool {
     fs::symlink_metadata(path(name)).is_ok()
 }
 
+/// Whether the device that the link leads to is still the one that was attached for it, as far as the kernel numbers
+/// disks: what a killed server has left may lead to somebody else's device by now.
+pub(super) fn is_its_own(name: &str) -> bool {
+    let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let now = || {
+        let device = fs::read_link(path(name)).ok()?;
+        number(&Path::new("/sys/class/block").join(device.file_name()?).join("diskseq"))
+    };
+    number(&lock_path(name)).is_none_or(|made| now() == Some(made))
+}
+
 /// Removes the link of a server that was killed, and detaches its device as soon as nobody uses
 /// it.
 pub(super) fn remove_stale(name: &str) {

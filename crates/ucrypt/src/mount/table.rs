@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::background;
 use crate::failure::Failure;
 use crate::octal::unescaped;
 use crate::runtime::RuntimePaths;
@@ -62,6 +63,9 @@ impl Mount {
     pub(super) fn is_of(&self, paths: &RuntimePaths) -> bool {
         if self.is_fuse() {
             return self.source == paths.file();
+        }
+        if !background::has_its_device(paths) {
+            return false;
         }
         let Ok(node) = fs::read_link(Path::new("/dev/ucrypt").join(paths.name())) else {
             return false;

@@ -7,11 +7,15 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::CommandFactory;
+
 use super::options::Options;
+use super::udev;
 use crate::failure::Failure;
 use crate::octal::unescaped;
 use crate::programs;
 use crate::runtime::RuntimePaths;
+use crate::{Cli, effects};
 
 /// A line that is neither empty nor a comment.
 pub(super) type Line = Result<Entry, Problem>;
@@ -193,8 +197,34 @@ fn parse_line(line: usize, text: &[u8]) -> Line {
             key.display()
         )));
     }
-    let options = Options::parse(options, key.is_some()).map_err(wrong)?;
+    let mut options = Options::parse(options, key.is_some()).map_err(wrong)?;
+    check(&options.words, &name).map_err(wrong)?;
+    if options.is_device && !udev::takes(&name) {
+        options.notes.push(
+            "the name: udev takes letters, digits and . _ - + : @ only, so that systemd does not find the device"
+                .into(),
+        );
+    }
     Ok(Entry { line, name, source, key, options })
+}
+
+/// What `open` says of these options without looking at an image: values that it does not take, and options that do
+/// not go together.
+fn check(words: &[String], name: &str) -> Result<(), String> {
+    // Nothing but the type.
+    if words.len() == 1 {
+        return Ok(());
+    }
+    let line = ["ucrypt", "open"].into_iter().map(str::to_owned).chain(words.iter().cloned());
+    let given = Cli::command()
+        .try_get_matches_from(line.chain(["/image".into(), name.into()]))
+        .map_err(|error| {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            first.strip_prefix("error: ").unwrap_or(first).to_owned()
+        })?;
+    let (action, given) = given.subcommand().ok_or("no action")?;
+    effects::check(action, given).map_err(|failure| failure.message)
 }
 
 #[cfg(test)]

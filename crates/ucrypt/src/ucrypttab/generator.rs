@@ -12,7 +12,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::entry::{Entry, Problem};
-use super::{TABLE, escape, read};
+use super::{TABLE, escape, read, udev};
 use crate::failure::Failure;
 use crate::stdio::say_line;
 
@@ -90,6 +90,8 @@ struct Unit {
     wanted: Option<(&'static str, bool)>,
     /// The unit of the device, if it will be one of the kernel's.
     device: Option<String>,
+    /// Whether udev will tell systemd of that device.
+    is_announced: bool,
     /// The unit of the image's own device, and how many seconds to wait for it.
     waits: Option<(String, u64)>,
 }
@@ -118,7 +120,9 @@ impl Unit {
             }
         }
         if options.netdev {
-            settings += "After=network-online.target\nWants=network-online.target\n";
+            // What makes network disks (iSCSI, NBD, RBD) comes before this target, and so ends after the volume.
+            settings +=
+                "After=remote-fs-pre.target network-online.target\nWants=network-online.target\n";
         }
         if !options.nofail && !options.noauto {
             let _ = writeln!(settings, "Before={target}");
@@ -132,6 +136,7 @@ impl Unit {
             settings,
             wanted: (!options.noauto).then_some((target, !options.nofail)),
             device: options.is_device.then(|| device(&entry.name)),
+            is_announced: udev::takes(&entry.name),
             waits: options
                 .device_timeout
                 .filter(|_| on_node)
@@ -147,6 +152,7 @@ impl Unit {
             settings: head(&table.display().to_string()),
             wanted: Some(("cryptsetup.target", false)),
             device: Some(device(name)),
+            is_announced: true,
             waits: None,
         }
     }
@@ -204,9 +210,12 @@ fn write(args: &GeneratorArgs, unit: &Unit) -> io::Result<()> {
     if let Some(device) = &unit.device {
         // Whoever waits for the device has the service started, and fails with it.
         link(format!("{device}.requires"))?;
-        let text = "# A passphrase takes the time that it takes; a service that fails ends the wait.\n\
-            [Unit]\nJobTimeoutSec=infinity\nJobRunningTimeoutSec=infinity\n";
-        add(format!("{device}.d"), "40-device-timeout.conf", text)?;
+        // The boot must not wait for ever for what nobody announces.
+        if unit.is_announced {
+            let text = "# A passphrase takes the time that it takes; a service that fails ends the wait.\n\
+                [Unit]\nJobTimeoutSec=infinity\nJobRunningTimeoutSec=infinity\n";
+            add(format!("{device}.d"), "40-device-timeout.conf", text)?;
+        }
     }
     if let Some((device, seconds)) = &unit.waits {
         let text = format!("[Unit]\nJobRunningTimeoutSec={seconds}\n");
@@ -275,6 +284,31 @@ mod tests {
             "it fails, and the boot goes on"
         );
         assert!(wrong.device.is_some());
+    }
+
+    #[test]
+    fn a_service_is_ordered_as_those_of_crypttab_are() {
+        let template = include_str!("../../../../dist/systemd/ucrypt@.service");
+        assert!(template.contains("\nAfter=cryptsetup-pre.target "), "{template}");
+        let found = unit("w /dev/sdb none luks,_netdev");
+        assert!(found.settings.contains("\nAfter=remote-fs-pre.target "), "{}", found.settings);
+    }
+
+    #[test]
+    fn the_boot_does_not_wait_for_ever_for_a_device_that_udev_cannot_name() {
+        assert!(!unit("my\\040vol /i none luks").is_announced);
+        assert!(unit("my-vol /i none luks").is_announced);
+    }
+
+    /// `NAME` is the instance as it is typed: unescaped, a `-` in it would be a `/`.
+    #[test]
+    fn the_units_of_nbd_take_names_as_they_are() {
+        for unit in [
+            include_str!("../../../../dist/systemd/ucrypt-nbd@.service"),
+            include_str!("../../../../dist/systemd/ucrypt-nbd@.socket"),
+        ] {
+            assert!(!unit.contains("%I"), "{unit}");
+        }
     }
 
     #[test]

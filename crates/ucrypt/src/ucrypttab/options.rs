@@ -187,6 +187,11 @@ pub(super) struct Options {
 }
 
 impl Options {
+    /// Whether `open` chooses how the volume is served, which need not be a device then.
+    pub(super) fn may_fall_back(&self) -> bool {
+        !self.words.iter().any(|word| word.starts_with("--as="))
+    }
+
     /// Reads the fourth field. `has_key`: the line names a key file.
     pub(super) fn parse(text: &str, has_key: bool) -> Result<Self, String> {
         let mut options = Self { is_device: true, ..Self::default() };
@@ -306,6 +311,12 @@ impl Options {
                     "a plain volume needs {name}=: nobody would notice that another one was meant"
                 ));
             }
+        }
+        let hash = self.words.iter().find_map(|word| word.strip_prefix("--hash="));
+        if kind == Some(Own::Plain) && has_key && hash.is_some_and(|hash| hash != "plain") {
+            return Err("hash= beside a key file is one volume for systemd, which hashes the file, and another one \
+                        here and for cryptsetup, where the file is the key: leave hash= out if it is"
+                .into());
         }
         if self.asks_nobody && !has_key && !has_volume_key && !has("token-only") {
             return Err("headless needs a key file, or token-only: there is nobody to ask".into());
@@ -483,6 +494,10 @@ mod tests {
         let error = Options::parse("volume-key-file=/k", true).unwrap_err();
         assert!(error.contains("no effect"), "{error}");
         assert!(Options::parse("plain,cipher=aes,size=256", true).is_ok(), "a key file is the key");
+        assert!(Options::parse("plain,cipher=aes,size=256,hash=plain", true).is_ok());
+        // Here it would be the key, for systemd its hash is.
+        let error = Options::parse("plain,cipher=aes,size=256,hash=sha256", true).unwrap_err();
+        assert!(error.contains("hash="), "{error}");
     }
 
     #[test]

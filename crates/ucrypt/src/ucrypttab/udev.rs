@@ -14,12 +14,15 @@ pub(crate) struct UdevArgs {
     device: PathBuf,
 }
 
+/// Whether udev takes a name. What it writes into a list, or takes for a pattern, it cannot take.
+pub(super) fn takes(name: &str) -> bool {
+    name.chars().all(|c| c.is_alphanumeric() || "._-+:@".contains(c))
+}
+
 /// Prints the name of the volume whose device this is, as a property; nothing if it is none of ours.
 pub(crate) fn tell_udev(args: &UdevArgs) -> Result<(), Failure> {
     let names = background::names_of_device(&args.device);
-    // What udev writes into a list, or takes for a pattern, it cannot take.
-    let fit = |name: &&String| name.chars().all(|c| c.is_alphanumeric() || "._-+:@".contains(c));
-    match names.iter().find(fit) {
+    match names.iter().find(|name| takes(name)) {
         Some(name) => print(&format!("UCRYPT_NAME={name}\n")),
         None => Ok(()),
     }

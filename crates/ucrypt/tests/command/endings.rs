@@ -136,6 +136,28 @@ fn a_second_signal_ends_a_server_that_waits_and_it_fails() {
     assert!(said.contains("SIGINT ended the volume"), "{said}");
 }
 
+/// A service manager sends both, in no order, to all processes of a session that ends (`SendSIGHUP=`).
+#[test]
+fn sighup_beside_sigterm_is_no_second_signal_and_loses_nothing() {
+    for signals in [[Signal::TERM, Signal::HUP], [Signal::HUP, Signal::TERM]] {
+        let scratch = Scratch::new();
+        let (_image, log) = with_file_system(&scratch);
+        let mut shell = mounted(&scratch);
+        let server = server(&scratch);
+        for signal in signals {
+            kill_process(server, signal).expect("a signal");
+        }
+        await_said(&log, "waits for at most");
+        // A second signal would end it now.
+        std::thread::sleep(Duration::from_secs(1));
+        drop(shell.stdin.take());
+        assert!(shell.wait().expect("waited").success(), "it was served to the end");
+        scratch.await_end(server);
+        let said = fs::read_to_string(&log).expect("a log");
+        assert!(!said.contains("lost"), "{said}");
+    }
+}
+
 /// Stops all threads of a process. They go on until they have seen the signal.
 pub(crate) fn stop(process: Pid) {
     kill_process(process, Signal::STOP).expect("a signal");

@@ -502,3 +502,45 @@ fn a_name_that_file_systems_in_user_space_take_for_options_is_refused_before_a_p
     run(&mut nobodys_script(&scratch, "", text), b"").passes();
     nothing_is_left(&scratch);
 }
+
+#[test]
+fn a_device_that_has_the_number_of_a_killed_servers_is_another_volumes() {
+    let scratch = Scratch::new();
+    let image = with_file_system(&scratch);
+    fs::copy(&image.path, scratch.path("other")).expect("copied");
+    let text = "
+        mkdir n
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        server=$(ucrypt status --json $name | sed -n 's/ *\"pid\": \\([0-9]*\\).*/\\1/p')
+        kill -KILL $server
+        while [ -e /proc/$server ]; do :; done
+        umount m; losetup -d \"$(readlink /dev/ucrypt/$name)\"
+        ucrypt mount --as loop --key-file passphrase --name $name-2 other n
+        # Mostly it is so by itself.
+        ln -sfn \"$(readlink /dev/ucrypt/$name-2)\" /dev/ucrypt/$name
+        echo kept >n/file
+        ucrypt umount n
+        [ ! -e /dev/ucrypt/$name-2 ]
+        ucrypt mount --as loop --key-file passphrase --name $name-2 other n
+        ln -sfn \"$(readlink /dev/ucrypt/$name-2)\" /dev/ucrypt/$name
+        refused 4 'was killed' ucrypt umount $name
+        [ \"$(cat n/file)\" = kept ]
+        ucrypt umount n
+        [ -z \"$(ucrypt list)\" ]";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
+fn a_volume_that_is_open_to_read_is_not_mounted_with_rw() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt open --readonly --as loop --key-file passphrase image $name
+        refused 1 'for reading only' ucrypt mount -o rw $name m
+        ucrypt mount $name m
+        ucrypt umount m
+        ucrypt close $name";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}

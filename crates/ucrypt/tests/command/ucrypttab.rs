@@ -368,3 +368,127 @@ fn a_wait_beyond_all_times_is_no_panic() {
     let forever = u64::MAX.to_string();
     run(&mut scratch.ucrypt(&["detach", "--wait", &forever, "volume"]), b"").passes();
 }
+
+#[test]
+fn a_check_names_what_open_would_refuse() {
+    let scratch = Scratch::new();
+    for (options, word) in [
+        ("luks,cipher=aes-xts-plain64,size=512", "describes a plain volume"),
+        ("luks,readonly,read-only", "multiple times"),
+        ("luks,key-slot=x", "invalid value 'x'"),
+        ("luks,dispatch=nonsense", "no dispatch policy"),
+        ("luks,tries=2,volume-key-file=/k", "--volume-key-file"),
+        ("luks,header-digest=sha256:00", "no digest"),
+    ] {
+        let table = table(&scratch, &format!("a /a none {options}\n"));
+        let checked = run(&mut on_table(&scratch, &table, &["attach", "--check"]), b"").exits(1);
+        let text = String::from_utf8(checked.stdout).expect("text");
+        assert!(text.contains("WRONG: ") && text.contains(word), "{options}: {text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn a_wrong_line_does_not_stop_a_right_one_of_its_name() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    let text = format!("one relative none luks\none {dir}/one {key} luks,as=nbd\n");
+    let table = table(&scratch, &text);
+    run(&mut on_table(&scratch, &table, &["attach", "one"]), b"").passes();
+    run(&mut scratch.ucrypt(&["detach", "one"]), b"").passes();
+}
+
+#[test]
+fn a_volume_that_is_being_closed_is_not_said_to_be_open() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    let table = table(&scratch, &format!("one {dir}/one {key} luks,as=nbd\n"));
+    run(&mut on_table(&scratch, &table, &["attach", "one"]), b"").passes();
+    let client = NbdClient::connect(&scratch.runtime(".one.nbd")).expect("connected");
+    run(&mut scratch.ucrypt(&["close", "--deferred", "one"]), b"").passes();
+    let message = run(&mut on_table(&scratch, &table, &["attach", "one"]), b"").refuses(5);
+    assert!(message.contains("is being closed"), "{message}");
+    drop(client);
+}
+
+#[test]
+fn a_volume_that_is_open_under_another_runtime_directory_is_not_said_to_be_closed() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let name = scratch.unique();
+    let (path, key) = (image.path.display(), image.key.display());
+    let table = table(&scratch, &format!("{name} {path} {key} luks,as=loop\n"));
+    run(&mut on_table(&scratch, &table, &["attach", &name]), b"").passes();
+    let elsewhere = |mut command: Command| {
+        command.env("XDG_RUNTIME_DIR", scratch.path("login"));
+        command
+    };
+    let mut check = elsewhere(on_table(&scratch, &table, &["attach", "--check"]));
+    assert!(run(&mut check, b"").text().contains(", open"));
+    run(&mut elsewhere(on_table(&scratch, &table, &["attach", "--all"])), b"").passes();
+    let message = run(&mut elsewhere(scratch.ucrypt(&["detach", &name])), b"").refuses(5);
+    assert!(message.contains("XDG_RUNTIME_DIR"), "{message}");
+    run(&mut scratch.ucrypt(&["detach", &name]), b"").passes();
+}
+
+/// systemd would wait for the device for ever.
+#[test]
+fn a_service_is_not_ready_without_the_device_that_its_line_promises() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    table(&scratch, &format!("one {dir}/one {key} luks\n"));
+    let text = format!(
+        "for node in loop-control ublk-control; do
+             [ ! -e /dev/$node ] || mount --bind /dev/null /dev/$node
+         done
+         code=0; {} attach --foreground --ucrypttab table one 2>said || code=$?
+         cat said >&2; [ $code = 4 ]; grep -q 'no device can be had' said",
+        crate::scratch::UCRYPT
+    );
+    let mut attach = crate::namespace::script(&scratch, &text, &[] as &[&str]);
+    run(attach.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").passes();
+}
+
+#[test]
+fn the_watchdog_is_served_while_one_request_writes_for_long() {
+    let scratch = Scratch::new();
+    let log = scratch.path("log");
+    let words = ["open", "--foreground", "--as", "fuse", "--backend", "model:hdd,512M", "volume"];
+    let words = [&words[..], &["--log", log.to_str().expect("text")]].concat();
+    let service = Service::start(&scratch, &words, &[("WATCHDOG_USEC", "400000")]);
+    service.await_word("READY=1");
+    let mut zero = crate::process::tool("fallocate", "util-linux");
+    zero.args(["--zero-range", "--length", "500M"]).arg(scratch.runtime("volume"));
+    let mut zero = zero.spawn().expect("it starts");
+    let mut beats = 0;
+    while zero.try_wait().expect("waited").is_none() {
+        beats += u32::from(service.next().contains("WATCHDOG=1"));
+    }
+    assert!(beats > 10, "{beats} beats in seconds of writing");
+    service.signal(Signal::TERM);
+    service.await_word("STOPPING=1");
+}
+
+#[test]
+fn init_scripts_unmount_the_last_mount_first() {
+    let scratch = Scratch::new();
+    let text = "
+        mkdir bin default; export PATH=$PWD/bin:$PATH
+        for program in mountpoint umount ucrypt; do
+            printf '#!/bin/sh\\necho $(basename $0) $* >>said\\n' >bin/$program; chmod 755 bin/$program
+        done
+        echo 'MOUNTS=\"/a /a/b\"' >default/ucrypt; mount --bind default /etc/default
+        expected='umount /a/b
+umount /a'
+        sh $1/ucrypt.sysv stop
+        [ \"$(grep ^umount said)\" = \"$expected\" ]
+        rm said; mounts='/a /a/b'
+        ebegin() { :; }; eend() { :; }
+        . $1/ucrypt.openrc; stop
+        [ \"$(grep ^umount said)\" = \"$expected\" ]";
+    let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/init");
+    run(&mut crate::namespace::script(&scratch, text, &[init]), b"").passes();
+}
