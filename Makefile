@@ -84,7 +84,7 @@ python:
 
 test:
 	scripts/setup build tools browser guest python
-	$(CARGO) test --workspace --locked
+	scripts/test
 	scripts/python
 
 flaky:

@@ -1,25 +1,66 @@
 //! Prints the grid of policies in virtual time: `grid [OPTION]...`, with the options of
-//! [`ucrypt_lab::options`] and `--policies`, which prints every policy's results, each with adaptive's
-//! throughput relative to it.
+//! [`ucrypt_lab::options`] and
+//!
+//! - `--policies`: prints every policy's results, each with adaptive's throughput relative to it;
+//! - `--csv FILE`: writes every policy's throughput and p99 latency, a line for each cell.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ucrypt_lab::grid::{Cell, Comparison, Grid};
-use ucrypt_lab::options;
+use ucrypt_lab::{Report, options};
 
-/// The requested grid, and whether to print every policy.
-fn arguments(mut words: impl Iterator<Item = String>) -> Result<(Grid, bool), String> {
-    let (mut grid, mut policies) = (Grid::full(), false);
+struct Arguments {
+    grid: Grid,
+    /// Print every policy.
+    policies: bool,
+    csv: Option<PathBuf>,
+}
+
+fn arguments(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
+    let mut arguments = Arguments { grid: Grid::full(), policies: false, csv: None };
     while let Some(word) = words.next() {
         if word == "--policies" {
-            policies = true;
-        } else if !options::take(&mut grid, &word, &mut words)? {
+            arguments.policies = true;
+        } else if word == "--csv" {
+            arguments.csv = Some(options::value(&word, &mut words)?.into());
+        } else if !options::take(&mut arguments.grid, &word, &mut words)? {
             return Err(format!("there is no option {word}"));
         }
     }
-    Ok((grid, policies))
+    Ok(arguments)
+}
+
+/// Adaptive and the fixed policies, with their names.
+fn all(comparison: &Comparison) -> impl Iterator<Item = (&'static str, &Report)> {
+    let fixed = comparison.statics.iter().map(|(policy, report)| (policy.name(), report));
+    std::iter::once(("adaptive", &comparison.adaptive)).chain(fixed)
+}
+
+/// Throughput in MB/s and p99 latency in microseconds of every policy in every cell.
+fn table(cells: &[Cell<'_>], results: &[Comparison]) -> String {
+    let mut table = String::from("device,cores,block,depth,pattern");
+    for (name, _) in results.first().into_iter().flat_map(all) {
+        // The names have commas.
+        let name = name.replace(',', " ");
+        table += &format!(",{name} MB/s,{name} p99 us");
+    }
+    for (cell, comparison) in cells.iter().zip(results) {
+        table += &format!(
+            "\n{},{},{},{},{}",
+            cell.device.name,
+            cell.cores,
+            cell.block,
+            cell.depth,
+            cell.pattern.name()
+        );
+        for (_, report) in all(comparison) {
+            table += &format!(",{:.3},{:.1}", report.mb_s, report.p99_ns() as f64 / 1000.0);
+        }
+    }
+    table + "\n"
 }
 
 /// Runs all cells, in parallel on the available cores.
@@ -62,9 +103,7 @@ fn line(cell: &Cell<'_>, comparison: &Comparison) -> String {
 }
 
 fn print_policies(comparison: &Comparison) {
-    let adaptive = ("adaptive", &comparison.adaptive);
-    let statics = comparison.statics.iter().map(|(policy, report)| (policy.name(), report));
-    for (name, report) in std::iter::once(adaptive).chain(statics) {
+    for (name, report) in all(comparison) {
         let p99_us = report.p99_ns() as f64 / 1000.0;
         let (speed, busy) = (report.mb_s, report.busy * 100.0);
         let ahead = comparison.adaptive.mb_s / speed;
@@ -102,7 +141,7 @@ fn print_summary(results: &[Comparison]) {
 }
 
 fn main() -> ExitCode {
-    let (grid, policies) = match arguments(std::env::args().skip(1)) {
+    let Arguments { grid, policies, csv } = match arguments(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(error) => {
             eprintln!("grid: {error}");
@@ -111,6 +150,12 @@ fn main() -> ExitCode {
     };
     let cells = grid.cells();
     let results = run(&cells);
+    if let Some(path) = csv
+        && let Err(error) = std::fs::write(&path, table(&cells, &results))
+    {
+        eprintln!("grid: {}: {error}", path.display());
+        return ExitCode::FAILURE;
+    }
     let header = format!(
         "{:10} {:>5} {:>7} {:>5} {:9} {:>9} {:>9} {:17} {:>6} {:>6}",
         "device", "cores", "block", "depth", "pattern", "adaptive", "best", "which", "speed", "p99"
