@@ -14,14 +14,15 @@
 //! - Buffers belong to the queue from `submit` to the answer. Dropping a queue waits for its
 //!   operations under way.
 //! - `Flush` makes every write durable that was answered before the flush was submitted, on any
-//!   queue; a write with `fua` is durable when it is answered. Each queue that existed when data
-//!   was lost reports the loss once, at its next flush: the user must remember it.
+//!   queue; a write with `fua` is durable when it is answered. Once a file has lost data, its flushes
+//!   and writes with `fua` fail until it is opened again. Other backends may report a loss once for
+//!   each queue that existed then: the user must remember it.
 //!
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes while Rust code holds a handle
 //! to it), to mappings in [`map`] and the signal handler of [`Watch`], to the memory locking of
 //! [`keep_resident`], to the stores of [`copy_streaming`], to the initialiser of
 //! [`was_closed_at_start`], to the ring in [`ring`] and to its use in [`mod@file`], which also
-//! contains the ioctls of zoned devices and the locks of images.
+//! contains the ioctls of zoned devices, the locks of images and the look for lost data.
 
 mod at_once;
 pub mod buf;

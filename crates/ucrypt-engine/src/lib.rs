@@ -34,7 +34,8 @@ pub use executor::{Clock, Executor, WorkerPool};
 pub use queue::{Done, Io, Poll, Polled, Queue, QueueConfig, ReadTo, Rejected, WriteFrom};
 pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
-    Access, Buf, Errno, Pool, SharedRing, Watch, Zone, ZoneAction, ZoneKind, ZoneLimits, ring,
+    Access, Buf, Errno, Pool, SharedRing, WRITE_UNIT_MAX, Watch, Zone, ZoneAction, ZoneKind,
+    ZoneLimits, ring,
 };
 pub use ucrypt_dispatch::{
     Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Slab, Stats, Urgency,

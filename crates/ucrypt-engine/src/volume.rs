@@ -141,7 +141,8 @@ pub enum VolumeError {
     /// [`Limits::write_unit`]: ucrypt_backend::Limits::write_unit
     #[error(
         "direct I/O writes whole blocks of {write_unit} bytes here, and {len} bytes at byte {offset} \
-         of the image do not consist of such blocks; open it without --direct"
+         of the image do not consist of such blocks; open it read-only, or, if the disk has no zones, \
+         without --direct"
     )]
     PartOfUnit {
         /// Length of the segment in bytes.

@@ -188,7 +188,7 @@ fn a_volume_that_is_written_is_made_of_whole_units_of_its_backend() {
     for (offset, len) in [(512, 8192), (4096, 512), (0, 8192 + 512)] {
         let refused = open(offset, len, false).expect_err("refused");
         assert_eq!(refused, VolumeError::PartOfUnit { len, offset, write_unit: 4096 });
-        assert!(refused.to_string().ends_with("open it without --direct"));
+        assert!(refused.to_string().ends_with("without --direct"));
         assert_eq!(open(offset, len, true).unwrap().info().write_unit, 512);
     }
     let volume = open(4096, 8192, false).unwrap();

@@ -15,7 +15,7 @@ use ucrypt_luks::{
 };
 
 use crate::error::Error;
-use crate::header_lock::lock_header;
+use crate::header_lock::{Access, lock, lock_header};
 use crate::secrecy;
 
 /// An image that a header is read from and written to.
@@ -67,6 +67,23 @@ pub fn is_same(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
+/// Reads the header of `image` at `path`. One that is not whole may be in the middle of a change: it is
+/// read again once nobody changes it.
+///
+/// # Errors
+/// Those of [`Header::read`].
+pub fn read_header(
+    image: &dyn ReadAt,
+    path: &Path,
+) -> Result<(Header, Option<Damage>), ucrypt_luks::Error> {
+    let found = Header::read(image);
+    if matches!(found, Ok((_, None)) | Err(ucrypt_luks::Error::NotLuks { .. })) {
+        return found;
+    }
+    // Without the lock, what was found counts.
+    lock(path, Access::Shared).map_or(found, |_lock| Header::read(image))
+}
+
 /// Which header is asked for.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'a> {
@@ -109,8 +126,11 @@ impl Found {
         let medium = HeaderImage(detached.as_ref().unwrap_or(image));
         let pinned = wanted.digest.map(|digest| pinned_copy(&medium, digest));
         let pinned = pinned.transpose().map_err(about)?;
-        let source: &dyn ReadAt = pinned.as_ref().map_or(&medium, |copy| copy);
-        let (header, damage) = Header::read(source).map_err(about)?;
+        let read = match &pinned {
+            Some(copy) => Header::read(copy),
+            None => read_header(&medium, place),
+        };
+        let (header, damage) = read.map_err(about)?;
         let found = header.format();
         if let Some(format) = wanted.format.filter(|format| *format != found) {
             return Err(Error::OtherFormat { found: found.name(), wanted: format.name() });

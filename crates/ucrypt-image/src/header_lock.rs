@@ -1,16 +1,18 @@
 //! The lock against other changes of a header: `flock` on the file of the header, which cryptsetup
-//! takes for LUKS2 too. On a block device this lock excludes other changes by these programs only,
-//! because cryptsetup locks a file of its own for each device.
+//! takes for LUKS2 too. For each block device cryptsetup locks a file of its own: as root, that one is
+//! taken as well.
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock, major, minor};
 use rustix::io::Errno;
 
+use crate::cryptsetup_locks;
 use crate::error::Error;
 
 /// How long to wait for another change, which may derive a key meanwhile.
@@ -34,30 +36,79 @@ pub enum Access {
     Exclusive,
 }
 
+/// A lock on a header. Dropping it gives the header free.
+#[derive(Debug)]
+pub struct HeaderLock {
+    file: File,
+    /// cryptsetup's lock of the device.
+    _of_device: Option<File>,
+}
+
+impl HeaderLock {
+    /// The file or device that is locked.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
 /// Takes the lock against other changes of the header in this file or device. It lives as long as
 /// the result.
-pub fn lock_header(path: &Path) -> Result<File, Error> {
+pub fn lock_header(path: &Path) -> Result<HeaderLock, Error> {
     lock(path, Access::Exclusive)
 }
 
 /// As [`lock_header`], to read or to change the header. Waits for others, for at most a minute.
-pub fn lock(path: &Path, access: Access) -> Result<File, Error> {
+pub fn lock(path: &Path, access: Access) -> Result<HeaderLock, Error> {
     let failed = |error: io::Error| Error::Lock { path: path.into(), error };
     let changes = access == Access::Exclusive;
-    let file = File::options().read(true).write(changes).open(path).map_err(failed)?;
+    // Else a pipe would wait for somebody at its other end.
+    let no_wait = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = File::options().read(true).write(changes).custom_flags(no_wait).open(path);
+    let file = opened.map_err(failed)?;
     if WITHOUT_LOCKS.load(Ordering::Relaxed) {
-        return Ok(file);
+        return Ok(HeaderLock { file, _of_device: None });
     }
+    let deadline = Instant::now() + PATIENCE;
+    take(&file, path, access, deadline)?;
+    let of_device = lock_device(&file, path, access, deadline)?;
+    Ok(HeaderLock { file, _of_device: of_device })
+}
+
+/// Takes cryptsetup's lock of a block device. `None` for a file, and where this user cannot have it.
+fn lock_device(
+    device: &File,
+    path: &Path,
+    access: Access,
+    deadline: Instant,
+) -> Result<Option<File>, Error> {
+    let Some(place) = place_of_device(device) else { return Ok(None) };
+    loop {
+        let Ok(file) = cryptsetup_locks::open(&place) else { return Ok(None) };
+        take(&file, path, access, deadline)?;
+        if cryptsetup_locks::is_still(&file, &place) {
+            return Ok(Some(file));
+        }
+    }
+}
+
+/// The file that cryptsetup locks for a block device.
+fn place_of_device(device: &File) -> Option<PathBuf> {
+    let found = device.metadata().ok().filter(|found| found.file_type().is_block_device())?;
+    let (major, minor) = (major(found.rdev()), minor(found.rdev()));
+    Some(cryptsetup_locks::directory()?.join(format!("L_{major}:{minor}")))
+}
+
+/// Waits for the lock of a file. `path`: whose header is locked by it.
+fn take(file: &File, path: &Path, access: Access, deadline: Instant) -> Result<(), Error> {
     let operation = match access {
         Access::Shared => FlockOperation::NonBlockingLockShared,
         Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
     };
-    let deadline = Instant::now() + PATIENCE;
     loop {
-        match flock(&file, operation) {
+        match flock(file, operation) {
             // File systems without locks let everyone in.
             Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
-                return Ok(file);
+                return Ok(());
             }
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
@@ -65,7 +116,7 @@ pub fn lock(path: &Path, access: Access) -> Result<File, Error> {
                 let seconds = PATIENCE.as_secs();
                 return Err(Error::HeaderBusy { path: path.into(), seconds });
             }
-            Err(error) => return Err(failed(error.into())),
+            Err(error) => return Err(Error::Lock { path: path.into(), error: error.into() }),
         }
     }
 }

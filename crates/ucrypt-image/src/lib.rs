@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cryptsetup_locks;
 mod error;
 pub mod header;
 pub mod header_lock;

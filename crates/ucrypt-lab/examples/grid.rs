@@ -41,26 +41,23 @@ fn all(comparison: &Comparison) -> impl Iterator<Item = (&'static str, &Report)>
 
 /// Throughput in MB/s and p99 latency in microseconds of every policy in every cell.
 fn table(cells: &[Cell<'_>], results: &[Comparison]) -> String {
-    let mut table = String::from("device,cores,block,depth,pattern");
-    for (name, _) in results.first().into_iter().flat_map(all) {
+    let names = results.first().into_iter().flat_map(all).map(|(name, _)| {
         // The names have commas.
         let name = name.replace(',', " ");
-        table += &format!(",{name} MB/s,{name} p99 us");
-    }
+        format!("{name} MB/s,{name} p99 us")
+    });
+    let head = ["device,cores,block,depth,pattern".to_owned()].into_iter().chain(names);
+    let mut lines = vec![head.collect::<Vec<_>>().join(",")];
     for (cell, comparison) in cells.iter().zip(results) {
-        table += &format!(
-            "\n{},{},{},{},{}",
-            cell.device.name,
-            cell.cores,
-            cell.block,
-            cell.depth,
-            cell.pattern.name()
-        );
-        for (_, report) in all(comparison) {
-            table += &format!(",{:.3},{:.1}", report.mb_s, report.p99_ns() as f64 / 1000.0);
-        }
+        let Cell { cores, block, depth, .. } = cell;
+        let (device, pattern) = (cell.device.name, cell.pattern.name());
+        let figures = all(comparison).map(|(_, report)| {
+            format!("{:.3},{:.1}", report.mb_s, report.p99_ns() as f64 / 1000.0)
+        });
+        let place = [format!("{device},{cores},{block},{depth},{pattern}")];
+        lines.push(place.into_iter().chain(figures).collect::<Vec<_>>().join(","));
     }
-    table + "\n"
+    lines.join("\n") + "\n"
 }
 
 /// Runs all cells, in parallel on the available cores.

@@ -96,6 +96,8 @@ impl ToOpenError for VolumeError {
         match self {
             Self::Memory { .. } => OpenError::Memory(text),
             Self::Workers { .. } => OpenError::System(text),
+            // The header is good: it does not go with `direct` on this disk.
+            Self::PartOfUnit { .. } => OpenError::Options(text),
             _ => OpenError::Header(text),
         }
     }

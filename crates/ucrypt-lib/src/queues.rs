@@ -7,7 +7,7 @@ use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, getpid};
-use ucrypt_engine::{Queue, QueueConfig, Volume};
+use ucrypt_engine::{Queue, QueueConfig, Volume, WRITE_UNIT_MAX};
 use ucrypt_image::transfer::{CHUNK, DEPTH, TransferError};
 
 use crate::error::{IoError, io_error};
@@ -21,8 +21,8 @@ const QUEUES_MAX: usize = 8;
 /// nothing: long transfers take from the memory that all share.
 const OWN_MEMORY: usize = 256 << 10;
 
-/// Bytes of the longest request with its whole first and last sector.
-const REQUEST_MAX: usize = CHUNK + 2 * 4096;
+/// Bytes of the longest request with its whole first and last unit.
+const REQUEST_MAX: usize = CHUNK + 2 * WRITE_UNIT_MAX as usize;
 
 const CONFIG: QueueConfig =
     QueueConfig { memory: OWN_MEMORY, request_max: REQUEST_MAX, depth: DEPTH };

@@ -2,7 +2,8 @@
 //! and the spelling of every number and string survive a rewrite. Dumps use it too, for the order.
 //!
 //! Parsing ([`parse`]) is strict where a header would be ambiguous: a duplicate key is an error. The
-//! nesting depth is bounded; the JSON area bounds the size.
+//! nesting depth is bounded; the JSON area bounds the size. Strings need not be UTF-8: cryptsetup stores
+//! what it is given, such as the description of a key in Latin-1.
 
 use std::fmt::{self, Write as _};
 use std::ops::Deref;
@@ -37,25 +38,27 @@ impl Number {
 /// A string. Two are equal if they have the same characters, however these are spelled.
 #[derive(Debug, Clone)]
 pub struct Text {
+    /// With replacement characters for what is no UTF-8.
     value: String,
     /// What stands between the quotes, if this program would write it in another way.
-    spelling: Option<Box<str>>,
+    spelling: Option<Box<[u8]>>,
 }
 
 impl Text {
     /// The string that is spelled so between its quotes.
-    fn spelled(value: String, spelling: &str) -> Self {
-        let is_ours = escaped(&value) == spelling;
+    fn spelled(value: &[u8], spelling: &[u8]) -> Self {
+        let value = String::from_utf8_lossy(value).into_owned();
+        let is_ours = escaped(&value).as_bytes() == spelling;
         Self { value, spelling: (!is_ours).then(|| spelling.into()) }
     }
 
-    fn write(&self, out: &mut String) {
-        out.push('"');
+    fn write(&self, out: &mut Vec<u8>) {
+        out.push(b'"');
         match &self.spelling {
-            Some(spelling) => out.push_str(spelling),
-            None => out.push_str(&escaped(&self.value)),
+            Some(spelling) => out.extend_from_slice(spelling),
+            None => out.extend_from_slice(escaped(&self.value).as_bytes()),
         }
-        out.push('"');
+        out.push(b'"');
     }
 }
 
@@ -165,48 +168,54 @@ impl Json {
         Self::Array(items.iter().map(|item| Self::from(*item)).collect())
     }
 
-    /// The text without white space, as a header stores it.
-    pub fn to_compact(&self) -> String {
-        let mut out = String::new();
+    /// The bytes without white space, as a header stores them.
+    pub fn to_stored(&self) -> Vec<u8> {
+        let mut out = Vec::new();
         self.compact(&mut out);
         out
     }
 
-    fn compact(&self, out: &mut String) {
+    /// As [`to_stored`](Self::to_stored), with replacement characters for what is no UTF-8.
+    pub fn to_compact(&self) -> String {
+        String::from_utf8_lossy(&self.to_stored()).into_owned()
+    }
+
+    fn compact(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Null => out.push_str("null"),
-            Self::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
-            Self::Number(number) => out.push_str(&number.0),
+            Self::Null => out.extend(b"null"),
+            Self::Bool(value) => out.extend(if *value { &b"true"[..] } else { b"false" }),
+            Self::Number(number) => out.extend(number.0.as_bytes()),
             Self::String(text) => text.write(out),
             Self::Array(items) => {
-                compact_items(out, ('[', ']'), items, |out, item| item.compact(out));
+                compact_items(out, *b"[]", items, |out, item| item.compact(out));
             }
             Self::Object(members) => {
-                compact_items(out, ('{', '}'), members, |out, (key, value)| {
+                compact_items(out, *b"{}", members, |out, (key, value)| {
                     key.write(out);
-                    out.push(':');
+                    out.push(b':');
                     value.compact(out);
                 });
             }
         }
     }
 
-    /// The text in lines, in the layout of cryptsetup's `--dump-json-metadata`.
+    /// The text in lines, in the layout of cryptsetup's `--dump-json-metadata`, with replacement
+    /// characters for what is no UTF-8.
     pub fn to_pretty(&self) -> String {
-        let mut out = String::new();
+        let mut out = Vec::new();
         self.pretty(&mut out, 0);
-        out
+        String::from_utf8_lossy(&out).into_owned()
     }
 
-    fn pretty(&self, out: &mut String, level: usize) {
+    fn pretty(&self, out: &mut Vec<u8>, level: usize) {
         match self {
-            Self::Array(items) => pretty_items(out, level, ('[', ']'), items, |out, item| {
+            Self::Array(items) => pretty_items(out, level, *b"[]", items, |out, item| {
                 item.pretty(out, level + 1);
             }),
             Self::Object(members) => {
-                pretty_items(out, level, ('{', '}'), members, |out, (key, value)| {
+                pretty_items(out, level, *b"{}", members, |out, (key, value)| {
                     key.write(out);
-                    out.push(':');
+                    out.push(b':');
                     value.pretty(out, level + 1);
                 });
             }
@@ -216,15 +225,15 @@ impl Json {
 }
 
 fn compact_items<T>(
-    out: &mut String,
-    (open, close): (char, char),
+    out: &mut Vec<u8>,
+    [open, close]: [u8; 2],
     items: &[T],
-    mut item: impl FnMut(&mut String, &T),
+    mut item: impl FnMut(&mut Vec<u8>, &T),
 ) {
     out.push(open);
     for (number, value) in items.iter().enumerate() {
         if number > 0 {
-            out.push(',');
+            out.push(b',');
         }
         item(out, value);
     }
@@ -232,20 +241,20 @@ fn compact_items<T>(
 }
 
 fn pretty_items<T>(
-    out: &mut String,
+    out: &mut Vec<u8>,
     level: usize,
-    (open, close): (char, char),
+    [open, close]: [u8; 2],
     items: &[T],
-    mut item: impl FnMut(&mut String, &T),
+    mut item: impl FnMut(&mut Vec<u8>, &T),
 ) {
     out.push(open);
     for (number, value) in items.iter().enumerate() {
-        out.push_str(if number == 0 { "\n" } else { ",\n" });
-        out.push_str(&"  ".repeat(level + 1));
+        out.extend(if number == 0 { &b"\n"[..] } else { b",\n" });
+        out.extend("  ".repeat(level + 1).as_bytes());
         item(out, value);
     }
-    out.push('\n');
-    out.push_str(&"  ".repeat(level));
+    out.push(b'\n');
+    out.extend("  ".repeat(level).as_bytes());
     out.push(close);
 }
 
@@ -374,6 +383,15 @@ mod tests {
     fn something_behind_the_value_is_refused() {
         assert!(Json::parse(b"{} x").is_err());
         assert!(Json::parse(b"").is_err());
-        assert!(Json::parse(b"{\"a\":\"\xff\"}").is_err());
+        assert!(Json::parse(b"{\"a\":1\xff}").is_err());
+    }
+
+    #[test]
+    fn strings_of_any_bytes_survive() {
+        let text = b"{\"type\":\"x\",\"caf\xe9\":[\"\xff\\u00e9\xc3\xa9\xc3\"]}";
+        let json = Json::parse(text).unwrap();
+        assert_eq!(json.to_stored(), text);
+        let Some(Json::Array(items)) = json.get("caf\u{fffd}") else { panic!("{json:?}") };
+        assert_eq!(items[..], ["\u{fffd}\u{e9}\u{e9}\u{fffd}".into()]);
     }
 }

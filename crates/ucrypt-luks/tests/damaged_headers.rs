@@ -465,6 +465,20 @@ fn json_that_is_ambiguous_or_not_alone_is_refused() {
 }
 
 #[test]
+fn no_key_of_a_header_controls_the_terminal_or_adds_a_line_to_a_message() {
+    for object in ["tokens", "keyslots", "segments", "digests"] {
+        let mut image = small_luks2();
+        let comma = if object == "tokens" { "" } else { "," };
+        let from = format!(r#""{object}":{{"#);
+        let to = format!(r#"{from}"\u001b[2J\nall is well":{{}}{comma}"#);
+        edit_json(&mut image, &from, &to);
+        let problem = problem(&image);
+        assert!(problem.contains("not a number below"), "{problem}");
+        assert!(!problem.chars().any(char::is_control), "{problem:?}");
+    }
+}
+
+#[test]
 fn overlapping_areas_are_refused() {
     let mut image = small_luks2();
     let json = String::from_utf8(json_text(&image)).unwrap();

@@ -104,7 +104,7 @@ pub(crate) struct OpenArgs {
     unbound: bool,
     /// Store the flags of this command line (--allow-discards, --perf-*) in the LUKS2 header, and no
     /// others; every later open uses them
-    #[arg(long, conflicts_with = "readonly")]
+    #[arg(long, conflicts_with_all = ["readonly", "header_digest"])]
     persistent: bool,
     /// Print JSON
     #[arg(long)]

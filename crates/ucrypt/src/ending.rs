@@ -14,6 +14,7 @@ use crate::background::FLUSH_FAILED;
 use crate::failure::Failure;
 use crate::log::{Level, event};
 use crate::serve::Exports;
+use crate::terminal::leave_signals;
 use crate::users;
 use crate::volume::Opened;
 
@@ -194,6 +195,7 @@ impl Troubles {
 pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<(), Failure> {
     let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    leave_signals();
     let wait = move || {
         for signal in signals.forever() {
             if !deliver(signal) {

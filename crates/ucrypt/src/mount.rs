@@ -24,6 +24,7 @@ use crate::metrics::MetricsArgs;
 use crate::programs;
 use crate::runtime::RuntimePaths;
 use crate::stdio::{announce, say_line, say_verbose};
+use crate::terminal::leave_signals;
 use crate::volume::VolumeArgs;
 
 mod fuse;
@@ -579,6 +580,7 @@ impl Interrupt {
             flag::register_conditional_shutdown(signal, 1, came.clone()).map_err(failed)?;
             flag::register(signal, came.clone()).map_err(failed)?;
         }
+        leave_signals();
         Ok(Self(came))
     }
 

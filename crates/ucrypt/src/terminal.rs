@@ -6,8 +6,11 @@
 //! when the program is stopped, and does not edit UTF-8.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +19,9 @@ use rustix::process::{Signal, kill_current_process_group};
 use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcsetattr,
 };
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag::{register_conditional_default, register_usize};
+use signal_hook::low_level::{emulate_default_handler, pipe};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -92,18 +98,26 @@ impl Terminal {
 
     fn type_passphrase(&self, prompt: &str, deadline: Option<Instant>) -> Result<Secret, Without> {
         loop {
+            let signals = Signals::catch().map_err(Without::Failed)?;
             let (mut line, ended) = {
                 // Turn the echo off before the prompt, so that an immediate answer is not echoed.
                 let quiet = Quiet::new(self.fd()).map_err(Without::Failed)?;
                 self.show(&format!("{prompt}: "));
                 let mut line = Line::new(Keys::of(&quiet.before));
-                let ended = self.type_line(&mut line, deadline);
+                let ended = self.type_line(&mut line, deadline, &signals);
                 (line, ended)
             };
             self.show("\n");
             let signal = match ended? {
                 End::Done => return Ok(std::mem::take(&mut line.typed)),
-                End::Interrupt => return Err(Without::Interrupted),
+                End::Interrupt => {
+                    // The others of the job, such as a script that would go on, get it as well.
+                    let _ = kill_current_process_group(Signal::INT);
+                    LAST.store(0, Ordering::SeqCst);
+                    return Err(Without::Interrupted);
+                }
+                // Dropping `signals` ends the program, unless somebody else has taken the signal.
+                End::Signal => return Err(Without::Interrupted),
                 End::TooLong => return Err(Without::TooLong),
                 End::Input => return Err(Without::Ended),
                 End::Quit => Signal::QUIT,
@@ -118,10 +132,17 @@ impl Terminal {
         }
     }
 
-    fn type_line(&self, line: &mut Line, deadline: Option<Instant>) -> Result<End, Without> {
+    fn type_line(
+        &self,
+        line: &mut Line,
+        deadline: Option<Instant>,
+        signals: &Signals,
+    ) -> Result<End, Without> {
         let mut key = Zeroizing::new([0]);
         loop {
-            self.wait(deadline)?;
+            if !self.wait(deadline, signals)? {
+                return Ok(End::Signal);
+            }
             match rustix::io::read(self.fd(), &mut *key) {
                 Ok(0) => return Ok(End::Input),
                 Ok(_) => {}
@@ -134,17 +155,18 @@ impl Terminal {
         }
     }
 
-    /// Waits for a key.
-    fn wait(&self, deadline: Option<Instant>) -> Result<(), Without> {
+    /// Waits for a key. Returns false if a signal has come.
+    fn wait(&self, deadline: Option<Instant>, signals: &Signals) -> Result<bool, Without> {
         loop {
             let left = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
                 Some(Duration::ZERO) => return Err(Without::TimedOut),
                 left => left.and_then(|left| Timespec::try_from(left).ok()),
             };
-            let mut key = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
-            match poll(&mut key, left.as_ref()) {
+            let waited = [self.fd(), signals.came.as_fd()];
+            let mut waited = waited.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut waited, left.as_ref()) {
                 Ok(0) | Err(Errno::INTR) => {}
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(waited[1].revents().is_empty()),
                 Err(error) => return Err(Without::Failed(error.into())),
             }
         }
@@ -176,7 +198,62 @@ enum End {
     Interrupt,
     Quit,
     Suspend,
+    /// A signal from outside asks the program to end.
+    Signal,
     TooLong,
+}
+
+/// Whether a signal ends the program at once: nobody types, and nobody else takes the signals.
+static AT_ONCE: AtomicBool = AtomicBool::new(true);
+
+/// The signal that has come and waits; 0 if there is none.
+static LAST: AtomicUsize = AtomicUsize::new(0);
+
+/// Readable when a signal has come.
+static CAME: OnceLock<UnixStream> = OnceLock::new();
+
+/// From now on, somebody else takes the signals that end the program.
+pub(crate) fn leave_signals() {
+    AT_ONCE.store(false, Ordering::SeqCst);
+}
+
+/// While somebody types, signals that end the program wait: first the terminal has to be as before.
+struct Signals {
+    came: &'static UnixStream,
+    at_once: bool,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        let came = if let Some(came) = CAME.get() {
+            came
+        } else {
+            let (came, wake) = UnixStream::pair()?;
+            came.set_nonblocking(true)?;
+            for signal in [SIGHUP, SIGINT, SIGTERM] {
+                register_conditional_default(signal, &AT_ONCE)?;
+                register_usize(signal, &LAST, signal.unsigned_abs() as usize)?;
+                pipe::register(signal, wake.try_clone()?)?;
+            }
+            CAME.get_or_init(|| came)
+        };
+        let at_once = AT_ONCE.swap(false, Ordering::SeqCst);
+        // What came before was for somebody else.
+        LAST.store(0, Ordering::SeqCst);
+        while (&mut &*came).read(&mut [0; 64]).is_ok_and(|len| len > 0) {}
+        Ok(Self { came, at_once })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        AT_ONCE.store(self.at_once, Ordering::SeqCst);
+        let last = LAST.swap(0, Ordering::SeqCst);
+        if let Some(signal) = i32::try_from(last).ok().filter(|&last| self.at_once && last > 0) {
+            // Returns only where the signal is blocked.
+            let _ = emulate_default_handler(signal);
+        }
+    }
 }
 
 /// The special keys of this terminal; 0 for those that are off.

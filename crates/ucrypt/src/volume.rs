@@ -636,6 +636,9 @@ impl VolumeArgs {
         }
         .map_err(Failure::wrong)?;
         let volume = Arc::new(volume);
+        if self.allow_discards && !self.readonly && !volume.info().discard {
+            say_line(format_args!("{image} takes no discards; --allow-discards has no effect"));
+        }
         let facts = facts(&volume, unlocked, image);
         let last = unlocked.and_then(|unlocked| unlocked.segments.last());
         let fixed_len = last.and_then(|segment| segment.length).map(|_| facts.size);

@@ -3,8 +3,13 @@
 mod luks;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock, major, minor};
 
 use luks::both::{Both, LUKS1, LUKS2, header};
 use luks::{CHEAP, Scratch, Terminal, UCRYPT, code, good, run, stderr, text, ucrypt};
@@ -378,6 +383,51 @@ fn headers_on_devices_with_sectors_of_4_kib_are_changed_as_cryptsetup_does_it() 
             fs::remove_file(format!("{}-{name}", text(&backup))).unwrap();
         }
     }
+}
+
+/// cryptsetup holds this lock while it derives a key, too.
+#[test]
+fn a_change_on_a_device_waits_for_cryptsetups_so_that_no_key_is_lost() {
+    let scratch = Scratch::new();
+    let device = Device::new(&scratch.make("disk", 8 << 20));
+    let format = ["luksFormat", "-q", "--luks2-keyslots-size", "3M", "--offset", "8192", &device.0];
+    good(&run("cryptsetup", &[&format[..], CHEAP].concat(), b"one"));
+    let number = fs::metadata(&device.0).unwrap().rdev();
+    let place = format!("/run/cryptsetup/L_{}:{}", major(number), minor(number));
+    let held = fs::File::options().create(true).truncate(false).write(true).open(place).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    for (action, input) in [("luksAddKey", &b"one\ntwo"[..]), ("luksChangeKey", b"one\nthree")] {
+        let mut change = Command::new(UCRYPT)
+            .args([&[action, "-q"], CHEAP, &[&device.0]].concat())
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        change.stdin.take().unwrap().write_all(input).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(change.try_wait().unwrap().is_none(), "{action} has not waited");
+        flock(&held, FlockOperation::Unlock).unwrap();
+        assert!(change.wait().unwrap().success(), "{action}");
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+    }
+    drop(held);
+    for (passphrase, expected) in [("one", 2), ("two", 0), ("three", 0)] {
+        let test = ["open", "--test-passphrase", &device.0];
+        assert_eq!(
+            code(&run("cryptsetup", &test, passphrase.as_bytes())),
+            expected,
+            "{passphrase}"
+        );
+    }
+}
+
+#[test]
+fn no_header_is_saved_from_a_pipe_and_nobody_waits_for_its_other_end() {
+    let scratch = Scratch::new();
+    let (pipe, backup) = (scratch.path("pipe"), scratch.path("backup"));
+    good(&run("mkfifo", &[text(&pipe)], b""));
+    let save = [UCRYPT, "luksHeaderBackup", "--header-backup-file", text(&backup), text(&pipe)];
+    let ran = run("timeout", &[&["10"], &save[..]].concat(), b"");
+    assert!(code(&ran) == 4 && stderr(&ran).contains("is a pipe"), "{}", stderr(&ran));
 }
 
 /// The last part of a program's path.

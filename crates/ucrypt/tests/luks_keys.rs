@@ -690,6 +690,37 @@ fn a_rotation_says_what_it_did_and_can_be_run_again() {
 }
 
 /// The passphrase opens the volume when it is given, and its keyslot is gone when the lock is free.
+/// The keys are replaced by then.
+#[test]
+fn a_rotation_without_a_standard_output_is_no_failure() {
+    let both = Both::new(LUKS2);
+    let (old, new) = (both.file("old", b"one"), both.file("new", b"two"));
+    let rotate = ["luksRotateKey", "--key-file", &old, "--new-keyfile", &new, text(&both.ours)];
+    let shell = ["-c", "exec \"$@\" >&-", "sh", UCRYPT];
+    good(&run("sh", &[&shell[..], &rotate, CHEAP].concat(), b""));
+    good(&ucrypt(&["open", "--test-passphrase", text(&both.ours)], b"two"));
+}
+
+/// Another action looks at the header all the time, and finds the copies different for a moment.
+#[test]
+fn a_header_in_the_middle_of_a_change_is_not_called_damaged() {
+    let both = Both::new(LUKS2);
+    let image = text(&both.ours);
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..40 {
+                good(&ucrypt(&["config", "--label", &number.to_string(), image], b""));
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+            let ran = ucrypt(&["luksDump", image], b"");
+            assert!(code(&ran) == 0 && ran.stderr.is_empty(), "{}", stderr(&ran));
+        }
+    });
+}
+
 #[test]
 fn a_keyslot_is_not_wiped_for_a_passphrase_whose_keyslot_another_program_removes_meanwhile() {
     for kind in [LUKS2, LUKS1] {

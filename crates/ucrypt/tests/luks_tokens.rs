@@ -32,6 +32,28 @@ impl Drop for UserKey {
     }
 }
 
+/// cryptsetup stores the bytes that it is given.
+#[test]
+fn a_token_whose_description_is_no_utf8_keeps_no_volume_from_opening() {
+    use std::os::unix::ffi::OsStrExt;
+    let both = Both::new(LUKS2);
+    for image in [&both.ours, &both.theirs] {
+        let mut add = std::process::Command::new("cryptsetup");
+        add.args(["token", "add", "--key-description"]);
+        add.arg(std::ffi::OsStr::from_bytes(b"caf\xe9")).arg(image);
+        assert!(add.status().unwrap().success());
+    }
+    let image = text(&both.ours);
+    good(&ucrypt(&["open", "--test-passphrase", "--key-file", "-", image], b"one"));
+    let before = ucrypt(&["token", "export", "--token-id", "0", image], b"").stdout;
+    assert!(before.windows(4).any(|bytes| bytes == b"caf\xe9"));
+    // A change keeps it byte for byte.
+    good(&ucrypt(&[&["luksAddKey", "-q"], CHEAP, &[image]].concat(), b"one\ntwo"));
+    let after = ucrypt(&["token", "export", "--token-id", "0", image], b"").stdout;
+    assert!(before == after);
+    good(&run("cryptsetup", &["open", "--test-passphrase", image], b"two"));
+}
+
 fn add_token(both: &Both, description: &str, id: &str, keyslot: &str) {
     let add = ["token", "add", "--key-description", description, "--token-id", id, "-S", keyslot];
     both.does(&[&add[..], &["IMAGE"]].concat(), b"");

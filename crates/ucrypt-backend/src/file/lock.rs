@@ -7,10 +7,14 @@
 
 #![expect(unsafe_code, reason = "rustix has no locks of open file descriptions")]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 
 use crate::Errno;
 
@@ -109,13 +113,29 @@ fn release(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     fcntl(fd, libc::F_OFD_SETLK, &mut all)
 }
 
-/// The loop device attached to the file, if any.
-pub(super) fn loop_device_of(path: &Path) -> Option<String> {
+/// The loop device attached to the file, if any: by this name or another.
+pub(super) fn loop_device_of(path: &Path, fd: BorrowedFd<'_>) -> Option<String> {
     let path = path.canonicalize().ok()?;
+    let file = statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::NLINK).ok()?;
     let devices = fs::read_dir("/sys/block").ok()?;
     devices.filter_map(Result::ok).find_map(|device| {
         let name = device.file_name().into_string().ok().filter(|name| name.starts_with("loop"))?;
-        let backing = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-        (Path::new(backing.trim_end_matches('\n')) == path).then(|| format!("/dev/{name}"))
+        let backing = fs::read(device.path().join("loop/backing_file")).ok()?;
+        let backing = backing.strip_suffix(b"\n").unwrap_or(&backing);
+        let backing = Path::new(OsStr::from_bytes(backing));
+        // A hard link has any name, and another mount another directory. Other files are not looked at:
+        // that could wait for a server that does not answer.
+        let may_be = file.stx_nlink > 1 || backing.file_name() == path.file_name();
+        let is_it = backing == path || may_be && is_file(backing, &file);
+        is_it.then(|| format!("/dev/{name}"))
+    })
+}
+
+/// Whether the path leads to the file.
+fn is_file(path: &Path, file: &Statx) -> bool {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+    found.is_ok_and(|found| {
+        let of = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
+        of(&found) == of(file)
     })
 }

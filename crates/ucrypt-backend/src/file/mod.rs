@@ -7,6 +7,7 @@
 
 mod bounce;
 mod lock;
+mod losses;
 mod open;
 mod ops;
 mod threads;
@@ -40,6 +41,7 @@ pub struct FileBackend {
     method: IoMethod,
     zones: Option<zones::DeviceZones>,
     in_use: bool,
+    not_direct: bool,
     /// Used by queues that cannot get a ring although io_uring works.
     instead: OnceLock<threads::Threads>,
 }
@@ -65,6 +67,10 @@ pub(crate) struct Files {
     mapping: Option<Arc<Mapping>>,
     /// Alignment of discarded or zeroed ranges, in bytes: a device refuses less than a block.
     punch_align: u64,
+    /// Whether ranges are zeroed without written data. A device that cannot do it drops the page cache
+    /// of the range, and with it what was written there, before it refuses: it is not asked.
+    punches: bool,
+    losses: losses::Losses,
 }
 
 /// The same image opened with `O_DIRECT`, and its alignment rules.
@@ -119,9 +125,7 @@ struct Flusher(Option<OwnedFd>);
 impl Flusher {
     /// Opens the image once more. If that is not allowed (no /proc), the shared descriptor is used.
     fn new(files: &Files) -> Self {
-        let path = format!("/proc/self/fd/{}", files.buffered.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        Self(rustix::fs::open(path, flags, Mode::empty()).ok())
+        Self(open_again(files.buffered.as_fd()))
     }
 
     /// Uses the shared descriptor: for files in memory, which lose no write.
@@ -132,6 +136,13 @@ impl Flusher {
     fn descriptor<'a>(&'a self, files: &'a Files) -> BorrowedFd<'a> {
         self.0.as_ref().unwrap_or(&files.buffered).as_fd()
     }
+}
+
+/// Opens an image once more, for reading; `None` if that is not allowed (no /proc).
+fn open_again(image: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
 impl FileBackend {
@@ -146,15 +157,20 @@ impl FileBackend {
     }
 
     fn new(opened: open::Opened) -> Self {
-        let open::Opened { files, limits, name, in_memory, zones, in_use } = opened;
+        let open::Opened { files, limits, name, in_memory, zones, in_use, not_direct } = opened;
         let (method, instead) = (choose_method(&files, in_memory), OnceLock::new());
-        Self { files, limits, name, method, zones, in_use, instead }
+        Self { files, limits, name, method, zones, in_use, not_direct, instead }
     }
 
-    /// The reason and the remedy, if io_uring could not be used; the caller reports it once.
+    /// The reason and the remedy, if io_uring could not be used, or that there is no direct I/O; the
+    /// caller reports it once.
     pub fn notice(&self) -> Option<String> {
         match &self.method {
             IoMethod::Threads(threads) => Some(threads.reason().to_owned()),
+            _ if self.not_direct => Some(format!(
+                "{} has no direct I/O on its file system: the page cache is used",
+                self.name
+            )),
             _ => None,
         }
     }

@@ -11,6 +11,7 @@ use rustix::fs::{
     major, minor, openat, seek, statx,
 };
 
+use super::losses::Losses;
 use super::zones::DeviceZones;
 use super::{Direct, Files, lock};
 use crate::{Access, Errno, Limits, Mapping, WRITE_UNIT_MAX};
@@ -94,6 +95,8 @@ pub(super) struct Opened {
     pub(super) zones: Option<DeviceZones>,
     /// Another program has the image and may write to it.
     pub(super) in_use: bool,
+    /// Direct I/O was asked for, and there is none.
+    pub(super) not_direct: bool,
 }
 
 pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenError> {
@@ -125,7 +128,7 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
         _ => return Err(OpenError::Unsuitable { path: path.into(), what: kind_name(kind) }),
     };
     if kind == FileType::RegularFile && !options.unlocked {
-        let attached = lock::loop_device_of(path);
+        let attached = lock::loop_device_of(path, fd.as_fd());
         // An opener that goes on without the lock need not wait for it.
         let patience = if shared { Duration::ZERO } else { lock::PATIENCE };
         let locked = attached.is_none()
@@ -144,7 +147,8 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
     }
     let name = path.display().to_string();
     let opened = describe(fd, direct, name, options.read_only).map_err(failed)?;
-    Ok(Opened { in_use, ..opened })
+    let not_direct = options.direct && !opened.in_memory && opened.files.direct.is_none();
+    Ok(Opened { in_use, not_direct, ..opened })
 }
 
 pub(super) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Opened> {
@@ -167,11 +171,11 @@ fn open_at(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
 fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
     let fd = open_at(path, access | OFlags::DIRECT).ok()?;
     let stat = statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-    let told = stat.filter(|stat| {
-        StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN)
-            && stat.stx_dio_offset_align > 0
-    });
+    let told = stat
+        .filter(|stat| StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN));
     let (memory_align, offset_align) = match told {
+        // It may be opened with `O_DIRECT` all the same, and goes through the page cache.
+        Some(stat) if stat.stx_dio_offset_align == 0 => return None,
         Some(stat) => (stat.stx_dio_mem_align as usize, u64::from(stat.stx_dio_offset_align)),
         None if kind == FileType::BlockDevice => {
             let block = ioctl_blksszget(&fd).ok()?;
@@ -195,6 +199,7 @@ fn describe(
     let len = len(fd.as_fd())?;
     let device_block = if is_device { ioctl_blksszget(&fd)?.max(512) } else { 512 };
     let in_memory = !is_device && is_memory_fs(fd.as_fd());
+    let punches = !is_device || zeroes_ranges(stat.st_rdev);
     // Such a file has nothing but its page cache, also where it may be opened with `O_DIRECT`.
     let direct = direct.filter(|_| !in_memory);
     let block = direct.as_ref().map_or(512, |direct| direct.offset_align as u32).max(device_block);
@@ -204,7 +209,7 @@ fn describe(
         write_unit: direct.as_ref().map_or(512, |direct| direct.offset_align.max(512) as u32),
         transfer_max: 1 << 20,
         read_only,
-        discard: !read_only,
+        discard: !read_only && punches,
         rotational: is_device && is_rotational(stat.st_rdev),
         synchronous: in_memory,
         copies: direct.is_none(),
@@ -216,13 +221,23 @@ fn describe(
         .then(|| map(fd.as_fd(), len, read_only).map(Arc::new))
         .flatten();
     let punch_align = if is_device { u64::from(device_block) } else { 1 };
-    let files = Arc::new(Files { buffered: fd, direct, mapping, punch_align });
+    let is_watched = !read_only && !in_memory;
+    let losses = if is_watched { Losses::of(fd.as_fd()) } else { Losses::none() };
+    let files = Arc::new(Files { buffered: fd, direct, mapping, punch_align, punches, losses });
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
         let number = |name| attribute(stat.st_rdev, name).and_then(|text| text.parse().ok());
         let [open_max, active_max] = ["max_open_zones", "max_active_zones"].map(number);
         DeviceZones::of(&files, open_max.unwrap_or(0), active_max.unwrap_or(0))
     });
-    Ok(Opened { files, limits, name, in_memory, zones: zones.flatten(), in_use: false })
+    Ok(Opened {
+        files,
+        limits,
+        name,
+        in_memory,
+        zones: zones.flatten(),
+        in_use: false,
+        not_direct: false,
+    })
 }
 
 /// Maps a file for writing if possible, else for reading: a sealed file cannot be mapped for
@@ -254,6 +269,11 @@ fn is_rotational(device: u64) -> bool {
 
 fn is_zoned(device: u64) -> bool {
     attribute(device, "zoned").is_some_and(|text| text != "none")
+}
+
+/// Whether a device zeroes ranges without written data; the kernel discards by that, too.
+fn zeroes_ranges(device: u64) -> bool {
+    attribute(device, "write_zeroes_max_bytes").is_none_or(|text| text != "0")
 }
 
 /// An attribute of a block device's queue, from sysfs.

@@ -66,6 +66,9 @@ pub(super) fn flush(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 
 /// Punches a hole: returns the range to the file system or device. It reads as zeroes afterwards.
 fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
+    if !files.punches {
+        return Err(Errno::OPNOTSUPP);
+    }
     if let Some(mapping) = &files.mapping {
         mapping.forget(offset, len);
     }
@@ -125,11 +128,16 @@ pub(super) fn perform(files: &Files, flusher: &Flusher, bounces: &mut Bounces, i
             Done { token, result, bufs }
         }
         Io::Write { token, offset, bufs, fua } => {
-            let result = write(files, bounces, offset, &bufs, fua);
+            let mut result = write(files, bounces, offset, &bufs, fua);
+            if fua {
+                result = result.and_then(|()| files.losses.check());
+            }
             Done { token, result, bufs }
         }
         Io::Flush { token } => {
-            Done { token, result: flush(flusher.descriptor(files)), bufs: Vec::new() }
+            let flushed = flush(flusher.descriptor(files));
+            let result = flushed.and_then(|()| files.losses.check());
+            Done { token, result, bufs: Vec::new() }
         }
         Io::Discard { token, offset, len } => {
             let whole = files.discardable(offset, len);

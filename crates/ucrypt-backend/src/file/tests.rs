@@ -274,6 +274,32 @@ fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
     }
 }
 
+/// A device that zeroes nothing by itself was asked all the same: it refused, and the kernel had dropped
+/// its cache of the range before, with what was written there.
+#[test]
+fn zeroes_and_discards_that_are_refused_leave_what_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    for way in ["as chosen for a file", "threads"] {
+        let mut backend = open(&path);
+        Arc::get_mut(&mut backend.files).expect("nobody else has it").punches = false;
+        if way == "threads" {
+            let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
+            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
+        }
+        backend.write_all_at(0, &vec![9; 65536]).unwrap();
+        let mut queue = backend.queue(4).unwrap();
+        queue.submit(Io::WriteZeroes { token: 0, offset: 0, len: 4096 });
+        queue.submit(Io::Discard { token: 1, offset: 8192, len: 4096 });
+        for done in drain(queue.as_mut(), 2) {
+            assert_eq!(done.result, Err(Errno::OPNOTSUPP), "{way}, {}", done.token);
+        }
+        let mut bytes = vec![0; 65536];
+        backend.read_exact_at(0, &mut bytes).unwrap();
+        assert!(bytes.into_iter().all(|byte| byte == 9), "{way}");
+    }
+}
+
 #[test]
 fn many_operations_under_way_are_each_answered_once() {
     every_way(1 << 20, |way, backend| {

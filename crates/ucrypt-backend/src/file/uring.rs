@@ -175,15 +175,18 @@ impl UringQueue {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let Self { ring, slots, staged, free, bounces, .. } = self;
+        let Self { ring, slots, staged, free, bounces, files, .. } = self;
         ring.reap(|index, result| {
             let Some(entry) = slots.get_mut(index as usize) else { return };
             let Some(slot) = entry.as_mut() else { return };
             match slot.advance(result) {
                 Progress::Continue => staged.push_back(index),
-                Progress::Ended(result) => {
+                Progress::Ended(mut result) => {
                     if let Some(slot) = entry.take() {
                         free.push(index);
+                        if slot.is_durable() {
+                            result = result.and_then(|()| files.losses.check());
+                        }
                         done.push(slot.into_done(result, bounces));
                     }
                 }
@@ -246,6 +249,11 @@ impl Slot {
             0 => Progress::Ended(Err(Errno::IO)),
             _ => Progress::Continue,
         }
+    }
+
+    /// Whether its success says that data is durable.
+    fn is_durable(&self) -> bool {
+        matches!(self.io, Io::Flush { .. } | Io::Write { fua: true, .. })
     }
 
     fn into_done(self, result: Result<(), Errno>, bounces: &mut Bounces) -> Done {
@@ -418,6 +426,12 @@ impl Queue for UringQueue {
                 return self.answered.push(done);
             };
             (*offset, *len) = whole;
+        }
+        if let Io::Discard { token, .. } | Io::WriteZeroes { token, .. } = &io
+            && !self.files.punches
+        {
+            let result = Err(Errno::OPNOTSUPP);
+            return self.answered.push(Done { token: *token, result, bufs: Vec::new() });
         }
         if self.offered.is_some() {
             self.register_for(&io);

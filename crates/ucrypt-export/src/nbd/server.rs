@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
-use ucrypt_engine::{QueueConfig, Volume};
+use ucrypt_engine::{QueueConfig, Volume, WRITE_UNIT_MAX};
 
 use super::address::{Address, AddressError, Listener};
 use super::clients::{Admission, Clients};
@@ -75,8 +75,8 @@ const DEPTH: u32 = 128;
 /// Most bytes of a connection's own buffer memory.
 const MEMORY_MAX: usize = 1 << 20;
 
-/// Bytes of the longest request, with its whole first and last sector.
-const REQUEST_MAX: usize = PAYLOAD_MAX as usize + 2 * 4096;
+/// Bytes of the longest request, with its whole first and last unit.
+const REQUEST_MAX: usize = PAYLOAD_MAX as usize + 2 * WRITE_UNIT_MAX as usize;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]

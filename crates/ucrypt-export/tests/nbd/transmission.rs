@@ -1,12 +1,14 @@
 //! Requests and replies: what is served, what is refused, and that a refusal keeps the connection.
 
+use std::sync::Arc;
+
 use ucrypt_engine::VolumeOptions;
-use ucrypt_testkit::Random;
+use ucrypt_testkit::{FaultBackend, Faults, Random};
 
 use crate::client::{
     BLOCK_STATUS, Client, EINVAL, ENOSPC, ENOTSUP, EPERM, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES,
 };
-use crate::harness::{Harness, SMALL, aes, plain, with_options};
+use crate::harness::{Harness, SMALL, aes, over, plain, with_options};
 
 const FUA: u16 = 1;
 const NO_HOLE: u16 = 2;
@@ -58,6 +60,21 @@ fn requests_of_32_mib_are_served_and_larger_ones_refused() {
     assert_eq!(client.ask(READ, DF, 0, max + 1).error, EINVAL);
     assert_eq!(client.write(0, 0, &vec![1; max as usize + 1]), EINVAL);
     assert_eq!(client.read(513, 100), data[..100], "and the connection is alive");
+}
+
+/// A request of 32 MiB that begins within a block of more than 4096 bytes was refused.
+#[test]
+fn requests_of_32_mib_are_served_over_large_blocks_too() {
+    let (max, unit) = (32 << 20, 64 << 10);
+    let memory = Arc::new(ucrypt_backend::memory(80 << 20).expect("memory"));
+    let backend = FaultBackend::new(memory, Faults::new(1)).without_map().with_write_unit(unit);
+    let harness = Harness::start(over(Arc::new(backend), VolumeOptions::default()));
+    let mut client = Client::structured(&harness);
+    let data = Random::new(2).bytes(max as usize);
+    for at in [4096, 513] {
+        assert_eq!(client.write(0, at, &data), 0);
+        assert!(client.read(at, max) == data, "at {at}");
+    }
 }
 
 #[test]

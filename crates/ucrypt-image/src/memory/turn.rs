@@ -9,19 +9,18 @@
 //! at boot wait as well. Other users have one in their runtime directory: a lock that all users can
 //! take could be held by any of them for ever.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use ucrypt_luks::Permit;
 
 use super::{Bytes, REMEDY, cgroup};
-use crate::{machine, runtime_directory, user};
+use crate::cryptsetup_locks::{directory, is_still, open};
+use crate::{machine, runtime_directory};
 
-/// cryptsetup's directory of locks, and its lock for memory-hard derivations.
-const CRYPTSETUP: &str = "/run/cryptsetup";
+/// cryptsetup's lock for memory-hard derivations.
 const QUEUE_OF_ROOT: &str = "LN_memory-hard-access";
 
 /// How long to wait for others altogether.
@@ -106,7 +105,6 @@ fn lock(path: &Path, wait: &mut Wait<'_>) -> Result<Option<File>, String> {
     loop {
         let Ok(file) = open(path) else { return Ok(None) };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // cryptsetup removes the file after use: a lock on a removed file excludes nobody.
             Ok(()) if is_still(&file, path) => return Ok(Some(file)),
             Ok(()) | Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => wait.pause()?,
@@ -115,36 +113,9 @@ fn lock(path: &Path, wait: &mut Wait<'_>) -> Result<Option<File>, String> {
     }
 }
 
-fn is_still(file: &File, path: &Path) -> bool {
-    let identity = |found: fs::Metadata| (found.dev(), found.ino());
-    let found = fs::symlink_metadata(path).map(identity).ok();
-    found.is_some() && found == file.metadata().map(identity).ok()
-}
-
-fn open(path: &Path) -> std::io::Result<File> {
-    let flags = OFlags::NOFOLLOW.bits().cast_signed();
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(flags)
-        .open(path)
-}
-
 /// The queue, and the file of those who hold memory.
 fn places() -> Option<(PathBuf, PathBuf)> {
-    let of_root = || {
-        if !user::is_root() {
-            return None;
-        }
-        let dir = Path::new(CRYPTSETUP);
-        // It exists wherever cryptsetup was run since the start of the machine.
-        let _ = DirBuilder::new().mode(0o700).create(dir);
-        let found = fs::symlink_metadata(dir).ok()?;
-        let is_safe = found.is_dir() && found.uid() == 0 && found.mode() & 0o022 == 0;
-        is_safe.then(|| (dir.join(QUEUE_OF_ROOT), dir.join("ucrypt-memory")))
-    };
+    let of_root = || directory().map(|dir| (dir.join(QUEUE_OF_ROOT), dir.join("ucrypt-memory")));
     let usable = |places: &(PathBuf, PathBuf)| open(&places.0).is_ok() && open(&places.1).is_ok();
     of_root().filter(usable).or_else(|| {
         let dir = runtime_directory::path();

@@ -27,8 +27,6 @@ type Result<T> = std::result::Result<T, JsonError>;
 
 /// Parses a text that must hold exactly one value.
 pub(super) fn parse(text: &[u8]) -> Result<Json> {
-    let text = str::from_utf8(text)
-        .map_err(|error| JsonError { problem: "no UTF-8".into(), at: error.valid_up_to() })?;
     let mut parser = Parser { text, at: 0 };
     let value = parser.value(1)?;
     parser.skip_space();
@@ -39,7 +37,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Json> {
 }
 
 struct Parser<'a> {
-    text: &'a str,
+    text: &'a [u8],
     at: usize,
 }
 
@@ -49,7 +47,7 @@ impl Parser<'_> {
     }
 
     fn peek(&self) -> Option<u8> {
-        self.text.as_bytes().get(self.at).copied()
+        self.text.get(self.at).copied()
     }
 
     fn skip_space(&mut self) {
@@ -90,7 +88,7 @@ impl Parser<'_> {
         let words =
             [("null", Json::Null), ("true", Json::Bool(true)), ("false", Json::Bool(false))];
         for (word, value) in words {
-            if self.text[self.at..].starts_with(word) {
+            if self.text[self.at..].starts_with(word.as_bytes()) {
                 self.at += word.len();
                 return Ok(value);
             }
@@ -156,7 +154,8 @@ impl Parser<'_> {
         if self.peek().is_some_and(|next| next.is_ascii_digit()) {
             return self.broken("a number begins with 0");
         }
-        Ok(Json::Number(Number(self.text[start..self.at].to_owned())))
+        // Digits and signs only.
+        Ok(Json::Number(Number(String::from_utf8_lossy(&self.text[start..self.at]).into_owned())))
     }
 
     /// At least one digit.
@@ -171,16 +170,14 @@ impl Parser<'_> {
     fn string(&mut self) -> Result<Text> {
         self.expect(b'"')?;
         let start = self.at;
-        let mut value = String::new();
+        let mut value = Vec::new();
         loop {
-            let Some(char) = self.text[self.at..].chars().next() else {
-                return self.broken("a string has no end");
-            };
-            self.at += char.len_utf8();
-            match char {
-                '"' => return Ok(Text::spelled(value, &self.text[start..self.at - 1])),
-                '\\' => value.push(self.escape()?),
-                control if control < ' ' => return self.broken("a control character in a string"),
+            let Some(byte) = self.peek() else { return self.broken("a string has no end") };
+            self.at += 1;
+            match byte {
+                b'"' => return Ok(Text::spelled(&value, &self.text[start..self.at - 1])),
+                b'\\' => value.extend(self.escape()?.encode_utf8(&mut [0; 4]).as_bytes()),
+                control if control < b' ' => return self.broken("a control character in a string"),
                 plain => value.push(plain),
             }
         }
@@ -222,7 +219,7 @@ impl Parser<'_> {
     }
 
     fn four_digits(&mut self) -> Result<u16> {
-        let digits = self.text.as_bytes().get(self.at..self.at + 4);
+        let digits = self.text.get(self.at..self.at + 4);
         let is_hex = |digits: &&[u8]| digits.iter().all(u8::is_ascii_hexdigit);
         let Some(digits) = digits.filter(is_hex) else {
             return self.broken("no four hex digits");

@@ -78,7 +78,7 @@ impl Binary {
         &self,
         copy: Copy,
         salt: &[u8; SALT_BYTES],
-        json: &str,
+        json: &[u8],
     ) -> Result<Vec<u8>> {
         let area = self.header_size - BINARY_BYTES as u64;
         if json.len() as u64 >= area {
@@ -97,7 +97,7 @@ impl Binary {
         put_text::<UUID_BYTES>(&mut out, self.uuid.as_bytes());
         put_text::<LABEL_BYTES>(&mut out, self.subsystem.as_bytes());
         out.resize(BINARY_BYTES, 0);
-        out.extend(json.as_bytes());
+        out.extend(json);
         out.resize(self.header_size as usize, 0);
         become_copy(&mut out, copy, salt)?;
         Ok(out)

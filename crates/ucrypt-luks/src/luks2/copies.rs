@@ -276,7 +276,7 @@ impl Header {
 
     /// A new header with `json` as its metadata.
     pub(crate) fn new(binary: &Binary, json: &Json) -> Result<Self> {
-        let bytes = binary.to_bytes(Copy::Primary, &[0; 64], &json.to_compact())?;
+        let bytes = binary.to_bytes(Copy::Primary, &[0; 64], &json.to_stored())?;
         Self::parse(bytes, Copy::Primary, 0).map_err(|unusable| unusable.problem)
     }
 

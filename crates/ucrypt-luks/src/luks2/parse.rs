@@ -209,7 +209,8 @@ impl<'a> Node<'a> {
         let object = self.member(key)?;
         let mut entries = BTreeMap::new();
         for (key, value) in object.members()? {
-            let node = object.below(key, value);
+            // Whatever a key is, it stands in messages.
+            let node = object.below(&key.escape_debug().to_string(), value);
             let number = parse_number(key, limit)
                 .ok_or_else(|| node.broken(format!("not a number below {limit}")))?;
             entries.insert(number, parse(&node)?);

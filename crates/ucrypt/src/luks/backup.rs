@@ -134,10 +134,13 @@ pub(crate) fn repair(args: &WholeArgs) -> Result<(), Failure> {
     let place = args.header.place();
     let image = open_to_look(place)?;
     match luks1::Header::repair(&HeaderImage(&image)) {
-        // It is not LUKS1.
-        Err(Luks::NotLuks { .. } | Luks::UnknownVersion(_) | Luks::Truncated { .. }) => {
-            repair_luks2(args)
-        }
+        // It is not LUKS1. What cannot be read may be LUKS2, which has another copy.
+        Err(
+            Luks::NotLuks { .. }
+            | Luks::UnknownVersion(_)
+            | Luks::Truncated { .. }
+            | Luks::Read { .. },
+        ) => repair_luks2(args),
         Ok(Some(found)) => repair_luks1(args, &image, &found),
         Ok(None) => {
             if let (_, Header::Luks1(header)) = args.header.look()? {

@@ -6,7 +6,7 @@
 //!
 //! The lock is not held while a person types. What was found before is checked again under it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use std::time::Instant;
 use ucrypt_backend::{FileBackend, OpenOptions};
 pub(crate) use ucrypt_image::header_lock::disable_locks;
 pub(super) use ucrypt_image::header_lock::lock_header;
-use ucrypt_image::header_lock::{Access, lock};
+use ucrypt_image::header_lock::{Access, HeaderLock, lock};
 use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{Flag, Header, ReadAt, Tools, Write, settle_cache, write_verified};
 
@@ -61,7 +61,7 @@ impl HeaderArgs {
     }
 
     /// As [`HeaderArgs::look`], while nobody changes the header.
-    pub(super) fn look_locked(&self) -> Result<(File, FileBackend, Header), Failure> {
+    pub(super) fn look_locked(&self) -> Result<(HeaderLock, FileBackend, Header), Failure> {
         let lock = lock(self.place(), Access::Shared)?;
         let (image, header) = self.look()?;
         Ok((lock, image, header))
@@ -113,7 +113,7 @@ pub(super) struct Locked {
     pub(super) image: FileBackend,
     pub(super) header: Header,
     pub(super) damage: Option<Damage>,
-    _lock: File,
+    _lock: HeaderLock,
 }
 
 impl Locked {
@@ -135,7 +135,7 @@ impl Locked {
 
 /// Opens an image whose header is to be changed, under the lock against other changes. What is read
 /// of it comes from the medium.
-pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure> {
+pub(super) fn lock_to_change(path: &Path) -> Result<(HeaderLock, FileBackend), Failure> {
     let options = OpenOptions { unlocked: true, ..OpenOptions::default() };
     // Its errors name the cause before anybody waits for the lock.
     drop(FileBackend::open(path, options)?);
@@ -143,7 +143,7 @@ pub(super) fn lock_to_change(path: &Path) -> Result<(File, FileBackend), Failure
     // What was opened before the lock may have been replaced by another file.
     let image = FileBackend::open(path, options)?;
     let identity = |found: fs::Metadata| (found.dev(), found.ino());
-    let same = fs::metadata(path).ok().map(identity) == lock.metadata().ok().map(identity);
+    let same = fs::metadata(path).ok().map(identity) == lock.file().metadata().ok().map(identity);
     if !same {
         return Err(Failure::busy(format!("{} was replaced meanwhile", path.display())));
     }

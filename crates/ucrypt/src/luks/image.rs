@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use ucrypt_backend::FileBackend;
+use ucrypt_image::header;
 pub(crate) use ucrypt_image::header::HeaderImage;
 pub(super) use ucrypt_image::header::{NewFile, open_to_format, open_to_look, reserve};
 use ucrypt_luks::{Header, ReadAt};
@@ -50,7 +51,7 @@ pub(super) fn grow(path: &Path, len: u64) -> Result<(), Failure> {
 
 /// Reads the header. Reports a damaged LUKS2 copy and leaves it as it is.
 pub(super) fn read_header(image: &FileBackend, path: &Path) -> Result<Header, Failure> {
-    let (header, damage) = Header::read(&HeaderImage(image))
+    let (header, damage) = header::read_header(&HeaderImage(image), path)
         .map_err(|error| Failure::from(error).about(path.display()))?;
     if let Some(damage) = damage {
         say_line(format_args!("{damage}; using the other one"));

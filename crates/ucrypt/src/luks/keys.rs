@@ -14,6 +14,7 @@ use super::confirm::confirm_on_keys;
 use super::image::HeaderImage;
 use super::new_key_args::{KeyslotArgs, NewPassphraseArgs, bytes_of};
 use crate::failure::Failure;
+use crate::memory;
 use crate::passphrase::{KeyArgs, Secret, read_volume_key};
 use crate::secrecy;
 use crate::stdio::{say, say_verbose};
@@ -213,6 +214,7 @@ impl AddKeyArgs {
                 // As in cryptsetup, a keyslot that a token has unlocked is not named.
                 return Ok(self.token.unlock_only(header, image, keyslot)?.volume_key);
             }
+            memory::check_unlock(header, keyslot)?;
             let passphrase = self.key.read("Enter any existing passphrase")?;
             let opened = header.unlock(image, &passphrase, keyslot)?;
             opened.keyslot.iter().copied().for_each(unlocked);
@@ -239,6 +241,7 @@ pub(crate) fn change(args: &ChangeKeyArgs) -> Result<(), Failure> {
     let (image, header) = args.header.look()?;
     args.new.check()?;
     args.keyslot.check(header.format())?;
+    check_memory(&header, args.key_slot)?;
     let old = args.key.read("Enter passphrase to be changed")?;
     let opened = header.open_key(&HeaderImage(&image), &old, args.key_slot)?;
     unlocked(opened.keyslot);
@@ -254,9 +257,18 @@ pub(crate) fn convert_key(args: &ConvertKeyArgs) -> Result<(), Failure> {
     header.luks2("key derivation to convert")?;
     args.keyslot.check(header.format())?;
     args.key_slot.map_or(Ok(()), |number| header.check_keyslot(number))?;
+    check_memory(&header, args.key_slot)?;
     let passphrase = args.key.read("Enter passphrase for keyslot to be converted")?;
     let opened = header.open_key(&HeaderImage(&image), &passphrase, args.key_slot)?;
     replace(&args.header, &header, &opened, &args.keyslot, &passphrase, true)
+}
+
+/// As [`memory::check_unlock`], for an action that opens unbound keyslots, too.
+pub(super) fn check_memory(header: &Header, keyslot: Option<u32>) -> Result<(), Failure> {
+    if header.keyslots() == header.volume_keyslots() {
+        memory::check_unlock(header, keyslot)?;
+    }
+    Ok(())
 }
 
 fn replace(
@@ -305,6 +317,7 @@ pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
     }
     let mut key = args.key.clone();
     key.key_file = key.key_file.or_else(|| args.old_key_file.clone());
+    check_memory(&header, None)?;
     let passphrase = key.read("Enter passphrase to be deleted")?;
     let opened = header.open_key(&HeaderImage(&image), &passphrase, None)?;
     unlocked(opened.keyslot);

@@ -5,11 +5,12 @@ use ucrypt_luks::{Rotation, rotate};
 
 use super::change::{HeaderArgs, with_tools};
 use super::image::HeaderImage;
+use super::keys::check_memory;
 use super::new_key_args::{KeyslotArgs, NewPassphraseArgs};
 use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
 use crate::secrecy;
-use crate::stdio::print_line;
+use crate::stdio::announce;
 
 /// Arguments of `luksRotateKey`.
 #[derive(Debug, clap::Args)]
@@ -33,13 +34,18 @@ pub(crate) fn run(args: &RotateKeyArgs) -> Result<(), Failure> {
     let (_, header) = args.header.look()?;
     args.new.check()?;
     args.keyslot.check(header.format())?;
+    check_memory(&header, None)?;
     let old = args.key.read("Enter passphrase to be replaced")?;
     let passphrase = args.new.read("Enter new passphrase", &args.key, args.header.batch_mode)?;
     let locked = args.header.lock()?;
     let new = args.keyslot.new_key(locked.header.format(), &passphrase)?;
     let medium = HeaderImage(&locked.image);
     let done = with_tools(|tools| rotate(&medium, &old, &new, tools))?;
-    print_line(if args.json { told(args, &locked.header, &done) } else { said(&done) })
+    let line = if args.json { told(args, &locked.header, &done) } else { said(&done) };
+    announce(&line).map_err(|failure| Failure {
+        message: format!("the key is replaced ({}), but {failure}", said(&done)),
+        ..failure
+    })
 }
 
 fn told(args: &RotateKeyArgs, header: &ucrypt_luks::Header, done: &Rotation) -> String {

@@ -12,7 +12,7 @@ use ucrypt_luks::luks2::{Change, keyring_token};
 use super::change::HeaderArgs;
 use crate::failure::Failure;
 use crate::secrecy;
-use crate::stdio::{Stdin, print, say_verbose};
+use crate::stdio::{Stdin, Stdout, say_verbose};
 
 /// Longest token that is read, in bytes: the largest JSON area.
 const TOKEN_MAX: u64 = 4 << 20;
@@ -140,13 +140,13 @@ fn export(args: &TokenArgs) -> Result<(), Failure> {
     let number = args.token_id.unwrap_or_default();
     let token = header.luks2("tokens")?.metadata.tokens.get(&number);
     let unused = || Failure::wrong(format!("token {number} is not in use"));
-    let text = token.ok_or_else(unused)?.json.to_compact();
+    let text = token.ok_or_else(unused)?.json.to_stored();
     let Some(path) = args.json_file.as_deref().filter(|path| *path != Path::new("-")) else {
-        return print(&text);
+        return Stdout::get()?.put(&text);
     };
     // A token may hold a secret, wrapped or not.
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes()))
+    file.and_then(|mut file| file.write_all(&text))
         .map_err(|error| Failure::wrong(format!("cannot write {}: {error}", path.display())))
 }
 

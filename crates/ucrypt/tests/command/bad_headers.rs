@@ -1,12 +1,13 @@
 //! LUKS headers that are damaged, in one copy and in both.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
 
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
-use crate::process::{Ran, cryptsetup, run};
+use crate::process::{Ran, cryptsetup, run, tool};
 use crate::scratch::Scratch;
-use crate::server::{On, Server};
+use crate::server::{On, Server, await_that};
 
 /// Where the second copy of cryptsetup's default LUKS2 header starts, in bytes.
 const SECONDARY: u64 = 0x4000;
@@ -35,6 +36,39 @@ fn cryptsetup_finds_nothing_to_repair(image: &Image) -> bool {
     let before = image.bytes();
     run(cryptsetup().arg("luksDump").arg(&image.path), b"").passes();
     image.bytes() == before
+}
+
+/// A disk that cannot read its first block until that is written: nbdkit below nbdfuse.
+#[test]
+fn a_copy_that_cannot_be_read_is_written_again_by_repair() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let (file, written) = (scratch.file("disk", b""), scratch.path("written"));
+    let (at, len) = (image.path.display(), image.bytes().len());
+    let written = written.display();
+    let pread = format!(
+        "pread=if [ $4 -lt 4096 ] && ! [ -e {written} ]; then echo EIO bad >&2; exit 1; fi; \
+         dd if={at} iflag=skip_bytes,count_bytes skip=$4 count=$3 status=none"
+    );
+    let pwrite = format!(
+        "pwrite=if [ $4 -lt 4096 ]; then touch {written}; fi; \
+         dd of={at} oflag=seek_bytes seek=$4 conv=notrunc status=none"
+    );
+    let mut fuse = tool("nbdfuse", "nbdfuse");
+    fuse.arg(&file).args(["--command", "nbdkit", "-s", "--exit-with-parent", "eval"]);
+    fuse.args([&format!("get_size=echo {len}"), "can_write=exit 0", "can_flush=exit 0"]);
+    fuse.args(["flush=exit 0", &pread, &pwrite]).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut disk = fuse.spawn().expect("nbdfuse starts");
+    await_that("the disk is there", || {
+        fs::metadata(&file).is_ok_and(|found| found.len() == len as u64)
+    });
+    let ran = run(scratch.ucrypt(&["repair", "-q"]).arg(&file), b"");
+    let dump = run(scratch.ucrypt(&["luksDump"]).arg(&file), b"");
+    run(tool("fusermount3", "fuse3").arg("-u").arg(&file), b"").passes();
+    disk.wait().expect("it ends");
+    assert!(ran.exits(0).stderr.contains("it was written again"));
+    assert_eq!(dump.exits(0).stderr, "");
+    assert!(cryptsetup_finds_nothing_to_repair(&image));
 }
 
 /// The parts of a copy to damage: its magic, its checksum, its JSON.

@@ -82,6 +82,19 @@ fn what_is_attached_to_a_loop_device_is_busy() {
     run(&mut image.ucrypt(&scratch, "write"), b"data").passes();
 }
 
+/// Found by its name only, it was opened by another name while the loop device wrote to it.
+#[test]
+fn what_is_attached_to_a_loop_device_by_another_name_is_busy() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let link = scratch.path("link");
+    std::fs::hard_link(&image.path, &link).expect("a hard link");
+    let mut losetup = tool("losetup", "mount");
+    let device = run(losetup.args(["--find", "--show"]).arg(&link), b"").text();
+    is_busy(&scratch, &image);
+    run(tool("losetup", "mount").args(["--detach", device.trim()]), b"").passes();
+}
+
 #[test]
 fn a_block_device_opens_and_is_busy_while_it_is_mounted() {
     let scratch = Scratch::new();

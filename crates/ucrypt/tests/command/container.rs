@@ -104,6 +104,15 @@ fn an_unlock_that_the_container_has_no_memory_for_is_refused_and_not_killed() {
     // Before a passphrase is read: there is none.
     let said = run(&mut test(), b"").refuses(3);
     assert!(said.contains("needs 40 MiB") && said.contains("this container has 32 MiB"), "{said}");
+    for action in
+        ["luksAddKey", "luksChangeKey", "luksConvertKey", "luksRotateKey", "luksRemoveKey"]
+    {
+        let cheap = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+        let cheap = if action == "luksRemoveKey" { &[][..] } else { &cheap };
+        let mut change = container.ucrypt(&scratch, &[action, path]);
+        let said = run(change.args(cheap), b"").refuses(3);
+        assert!(said.contains("needs 40 MiB"), "{action}: {said}");
+    }
     let mut add = cryptsetup();
     add.args(["luksAddKey", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", path]);
     run(&mut add, &[PASSPHRASE, b"\ncheap"].concat()).passes();

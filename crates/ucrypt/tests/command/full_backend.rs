@@ -93,12 +93,9 @@ impl Drop for Lossy {
     }
 }
 
-/// A2 of the audit: one connection's flush reported lost data, the other's did not, and no later
-/// flush did.
-#[test]
-fn after_a_flush_that_failed_every_client_is_told_and_so_is_who_ends_the_server() {
-    let scratch = Scratch::new();
-    let small = image_with_little_room(&scratch);
+/// A volume on a device that loses what is written to places where nothing was.
+fn image_on_lossy_device(scratch: &Scratch) -> (Image, Lossy) {
+    let small = image_with_little_room(scratch);
     let disk = scratch.sparse("small/disk", LUKS1.data_offset() + LEN);
     let mut losetup = tool("losetup", "mount");
     let device = run(losetup.args(["--find", "--show"]).arg(&disk), b"").text();
@@ -107,6 +104,20 @@ fn after_a_flush_that_failed_every_client_is_told_and_so_is_who_ends_the_server(
     let mut format = crate::process::cryptsetup();
     format.args(LUKS1.format_arguments()).args(image.with_key());
     run(&mut format, b"").passes();
+    (image, device)
+}
+
+/// Takes what room is left.
+fn fill(scratch: &Scratch) {
+    fs::write(scratch.path("small/fill"), vec![1; 8 << 20]).expect_err("there is less room");
+}
+
+/// A2 of the audit: one connection's flush reported lost data, the other's did not, and no later
+/// flush did.
+#[test]
+fn after_a_flush_that_failed_every_client_is_told_and_so_is_who_ends_the_server() {
+    let scratch = Scratch::new();
+    let (image, _device) = image_on_lossy_device(&scratch);
     let server = Server::start(&scratch, On::Nbd, &image.with_key());
     let script = include_str!("scripts/flush_once.py");
     run(python(script, "nbd", "python3-libnbd").arg(server.uri()), b"").passes();
@@ -114,4 +125,34 @@ fn after_a_flush_that_failed_every_client_is_told_and_so_is_who_ends_the_server(
     server.signal(rustix::process::Signal::TERM);
     let said = server.exits(4);
     assert!(said.contains("the last flush failed"), "{said}");
+}
+
+/// Of durable writes that failed at the same time, some succeeded: the kernel tells of lost data once for
+/// each open file, and they had one.
+#[test]
+fn of_durable_writes_that_fail_together_none_succeeds() {
+    let scratch = Scratch::new();
+    let (image, _device) = image_on_lossy_device(&scratch);
+    let server = Server::start(&scratch, On::Nbd, &image.with_key());
+    fill(&scratch);
+    let script = include_str!("scripts/durable_together.py");
+    run(python(script, "nbd", "python3-libnbd").arg(server.uri()), b"").passes();
+    server.await_said("no flush succeeds any more");
+    server.signal(rustix::process::Signal::TERM);
+    server.exits(4);
+}
+
+/// A flush succeeded on a connection that had begun after another program was told of the loss.
+#[test]
+fn a_loss_that_another_program_was_told_of_fails_the_flush_of_a_new_client() {
+    let scratch = Scratch::new();
+    let (image, device) = image_on_lossy_device(&scratch);
+    let server = Server::start(&scratch, On::Nbd, &image.with_key());
+    fill(&scratch);
+    let script = include_str!("scripts/told_another.py");
+    let mut clients = python(script, "nbd", "python3-libnbd");
+    run(clients.arg(server.uri()).arg(&device.0), b"").passes();
+    server.await_said("no flush succeeds any more");
+    server.signal(rustix::process::Signal::TERM);
+    server.exits(4);
 }

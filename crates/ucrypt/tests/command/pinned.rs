@@ -63,6 +63,18 @@ fn only_the_pinned_header_is_opened_by_every_action() {
     }
 }
 
+/// Storing flags would make another header of the pinned one.
+#[test]
+fn no_flags_are_stored_in_a_pinned_header() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let (pinned, before) = (digest(&scratch, &image.path), image.bytes());
+    let mut open = scratch.ucrypt(&["open", "--as", "nbd", "--header-digest", &pinned]);
+    open.args(["--persistent", "--allow-discards"]).arg(&image.path).arg("volume");
+    run(&mut open, PASSPHRASE).exits(1);
+    assert!(image.bytes() == before);
+}
+
 #[test]
 fn a_suspended_volume_takes_its_key_back_only_from_the_pinned_header() {
     for kind in [LUKS1, LUKS2] {

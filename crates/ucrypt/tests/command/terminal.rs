@@ -89,6 +89,30 @@ fn keys_that_stop_or_end_a_program_do_so_at_a_prompt_and_leave_the_echo_on() {
 }
 
 #[test]
+fn a_signal_from_outside_ends_a_prompt_and_leaves_the_echo_on() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    for (signal, ended) in [("kill15", "-15"), ("kill2", "-2"), ("kill1", "-1")] {
+        let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
+        terminal.arg(signal).args([UCRYPT, "open", "--test-passphrase"]).arg(&image.path);
+        let shown = run(&mut terminal, b"").text();
+        assert!(shown.contains(&format!("ended with {ended} echo True")), "{shown}");
+    }
+}
+
+#[test]
+fn an_interrupt_at_a_prompt_ends_the_script_that_asks_too() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
+    terminal.args(["03", "/bin/dash", "-c", "\"$@\"; echo goes on", "sh"]);
+    terminal.args([UCRYPT, "open", "--test-passphrase"]).arg(&image.path);
+    let shown = run(&mut terminal, b"").text();
+    assert!(shown.contains("interrupted") && !shown.contains("goes on"), "{shown}");
+    assert!(shown.contains("ended with -2 echo True"), "{shown}");
+}
+
+#[test]
 fn a_prompt_gives_up_after_as_many_tries_and_as_much_time_as_it_was_given() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);

@@ -1,5 +1,5 @@
 # job.py KEYS,... PROGRAM...: runs a program as a job in the foreground of a terminal, as a shell does;
-# types keys (in hex) whenever the program asks. Brings the job back if it is stopped, and says so.
+# types keys (in hex) whenever the program asks, or sends the job a signal (kill15). Brings the job back if it is stopped, and says so.
 #
 # The leader of the session ends last, when all is read: with it ends the terminal, and what is still on its way.
 import os
@@ -10,7 +10,7 @@ import termios
 import time
 
 answers, *program = sys.argv[1:]
-answers = [bytes.fromhex(answer) for answer in answers.split(",")]
+answers = [a if a.startswith("kill") else bytes.fromhex(a) for a in answers.split(",")]
 seen, tell = os.pipe()
 child, terminal = pty.fork()
 if child == 0:
@@ -48,7 +48,11 @@ while not shown.endswith(b"\0"):
         is_secret = b"assphrase" in shown.splitlines()[-1]
         while is_secret and termios.tcgetattr(terminal)[3] & termios.ECHO:
             time.sleep(0.001)
-        os.write(terminal, answers.pop(0))
+        answer = answers.pop(0)
+        if isinstance(answer, str):
+            os.killpg(os.tcgetpgrp(terminal), int(answer[4:]))
+        else:
+            os.write(terminal, answer)
 os.write(tell, b"x")
 sys.stdout.write(shown.decode().rstrip("\0"))
 os.waitpid(child, 0)
