@@ -25,10 +25,6 @@ const DIGEST_TIME: Duration = Duration::from_millis(125);
 /// A shorter run is too short to measure the speed.
 const SAMPLE_TIME_MIN: Duration = Duration::from_millis(250);
 
-/// PBKDF2 is measured in runs of this time at least, of which the shortest counts: the others have waited
-/// for a processor that was busy otherwise. A scheduler leaves a thread alone for longer.
-const SLICE_MIN: Duration = Duration::from_millis(1);
-
 /// A key derivation function for a new keyslot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PbkdfKind {
@@ -204,19 +200,17 @@ fn scale(amount: u64, elapsed: Duration, target: Duration) -> u64 {
 }
 
 fn calibrate_pbkdf2(hash: Hash, key_len: usize, target: Duration, clock: Clock<'_>) -> Result<u32> {
-    let mut iterations = PBKDF2_ITERATIONS_MIN;
-    let mut shortest = measure(&pbkdf2(hash, iterations), key_len, clock)?;
-    while shortest < SLICE_MIN && iterations < u32::MAX {
-        iterations = iterations.saturating_mul(2);
-        shortest = measure(&pbkdf2(hash, iterations), key_len, clock)?;
-    }
-    let mut measured = shortest;
-    while measured < SAMPLE_TIME_MIN.min(target / 2) {
+    let mut iterations: u32 = 1 << 14;
+    loop {
         let elapsed = measure(&pbkdf2(hash, iterations), key_len, clock)?;
-        (shortest, measured) = (shortest.min(elapsed), measured.saturating_add(elapsed));
+        let next = iterations.saturating_mul(4);
+        if elapsed >= SAMPLE_TIME_MIN.min(target / 2) || next == u32::MAX {
+            let scaled = scale(u64::from(iterations), elapsed, target);
+            let scaled = u32::try_from(scaled).unwrap_or(u32::MAX);
+            return Ok(scaled.max(PBKDF2_ITERATIONS_MIN));
+        }
+        iterations = next;
     }
-    let scaled = scale(u64::from(iterations), shortest, target);
-    Ok(u32::try_from(scaled).unwrap_or(u32::MAX).max(PBKDF2_ITERATIONS_MIN))
 }
 
 /// Finds the memory that takes `target`, and raises the passes only once the memory is at its
@@ -274,22 +268,7 @@ mod tests {
     fn pbkdf2_iterations_are_scaled_to_the_target() {
         let mut clock = ticking(Duration::from_millis(500));
         let kdf = Pbkdf::new(PbkdfKind::Pbkdf2).resolve(32, MACHINE, &mut clock).unwrap();
-        assert_eq!(kdf, Kdf::Pbkdf2 { hash: "sha256".to_owned(), iterations: 4 * 1000 });
-    }
-
-    #[test]
-    fn pbkdf2_on_a_busy_machine_gets_no_fewer_iterations() {
-        // Of four readings of the clock, only two are a millisecond apart.
-        let (mut now, mut reading) = (Duration::ZERO, 0);
-        let mut clock = || {
-            reading += 1;
-            now += Duration::from_millis(if reading % 4 == 0 { 1 } else { 20 });
-            now
-        };
-        let pbkdf =
-            Pbkdf { cost: Cost::Time(Duration::from_secs(1)), ..Pbkdf::new(PbkdfKind::Pbkdf2) };
-        let kdf = pbkdf.resolve(32, MACHINE, &mut clock).unwrap();
-        assert_eq!(kdf, Kdf::Pbkdf2 { hash: "sha256".to_owned(), iterations: 1000 * 1000 });
+        assert_eq!(kdf, Kdf::Pbkdf2 { hash: "sha256".to_owned(), iterations: 4 << 14 });
     }
 
     #[test]
