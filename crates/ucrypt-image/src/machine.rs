@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::thread;
+use std::time::{Duration, Instant};
 
-use ucrypt_luks::Machine;
+use rustix::time::{ClockId, clock_gettime};
+use ucrypt_luks::{Machine, Time};
 
 use crate::memory;
 
@@ -21,6 +23,16 @@ pub fn machine() -> Machine {
     let memory_kib = memory::bound_kib().unwrap_or(u64::MAX).min(usable_kib(&meminfo));
     let memory_kib = u32::try_from(memory_kib).unwrap_or(u32::MAX);
     Machine { cpus, memory_kib }
+}
+
+/// A clock that measures key derivations.
+pub fn clock() -> impl FnMut(Time) -> Duration {
+    let begin = Instant::now();
+    move |time| match time {
+        Time::Real => begin.elapsed(),
+        // A failure to convert would be a time before the thread began.
+        Time::Thread => clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default(),
+    }
 }
 
 /// Half of the total memory. Without swap, also at most half of the available memory, because a

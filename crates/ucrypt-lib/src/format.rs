@@ -1,13 +1,13 @@
 //! Making a volume.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ucrypt_backend::{Backend, FileBackend};
 use ucrypt_image::header::{HeaderImage, NewFile, is_same, open_to_format, reserve};
 use ucrypt_image::header_lock::lock_header;
 use ucrypt_image::key_file::{Part, Secret};
-use ucrypt_image::machine::machine;
+use ucrypt_image::machine::{clock, machine};
 use ucrypt_image::new_header::{best_sector_size, check_room};
 use ucrypt_image::secrecy;
 use ucrypt_luks::{
@@ -341,9 +341,7 @@ impl FormatOptions {
         image: &Path,
         data: &FileBackend,
     ) -> Result<(Header, Vec<Write>), FormatError> {
-        let begin = Instant::now();
-        let mut clock = || begin.elapsed();
-        let mut random = secrecy::random;
+        let (mut random, mut clock) = (secrecy::random, clock());
         let mut tools = Tools { random: &mut random, clock: &mut clock, machine: machine() };
         match self.version {
             Format::Luks1 => {

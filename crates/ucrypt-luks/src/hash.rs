@@ -22,8 +22,10 @@ use zeroize::Zeroize;
 use crate::error::{Error, Result};
 
 mod gcrypt_bug;
+mod md5_sha1;
 
 use gcrypt_bug::GcryptWhirlpool;
+use md5_sha1::Md5Sha1;
 
 /// Declares the enum, its names and the dispatch to the implementations from one table, so that
 /// they cannot drift apart.
@@ -75,8 +77,8 @@ macro_rules! hashes {
     };
 }
 
-// The hash inside PBKDF2, and the one outside. The block-wise `Hmac` is faster. SHA-3 and BLAKE2 do not
-// support it.
+// The hash inside PBKDF2, and the one outside. The block-wise `Hmac` is faster. SHA-3, BLAKE2
+// and the pair of MD5 and SHA-1 do not support it.
 hashes! {
     Sha1 "sha1" Hmac<Sha1> Sha1,
     Sha224 "sha224" Hmac<Sha224> Sha224,
@@ -103,6 +105,7 @@ hashes! {
     Streebog256 "stribog256" Hmac<Streebog256> Streebog256,
     Streebog512 "stribog512" Hmac<Streebog512> Streebog512,
     Sm3 "sm3" Hmac<Sm3> Sm3,
+    Md5Sha1 "md5-sha1" SimpleHmac<Md5Sha1> Md5Sha1,
     // Too short for a new volume.
     Md5 "md5" Hmac<Md5> Md5,
     Md4 "md4" Hmac<Md4> Md4,

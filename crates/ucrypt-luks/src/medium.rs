@@ -157,8 +157,18 @@ impl std::fmt::Debug for Write {
 /// A source of cryptographic-quality random bytes; it fills the whole buffer or fails.
 pub type Random<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<()>;
 
+/// What a [`Clock`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Time {
+    /// Real time, for what several threads do together.
+    Real,
+    /// Time for which the calling thread ran. Other programs, and a control group's limit, do not
+    /// lengthen it. Real time where the system does not count it.
+    Thread,
+}
+
 /// A clock: time since some fixed moment, never running backwards.
-pub type Clock<'a> = &'a mut dyn FnMut() -> Duration;
+pub type Clock<'a> = &'a mut dyn FnMut(Time) -> Duration;
 
 /// Fills `buf` with random bytes.
 pub(crate) fn fill_random(random: Random<'_>, buf: &mut [u8]) -> Result<()> {

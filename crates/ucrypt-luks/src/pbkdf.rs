@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, Kdf};
-use crate::medium::Clock;
+use crate::medium::{Clock, Time};
 use crate::memory;
 
 /// Fewest iterations of a new PBKDF2 (NIST SP 800-132; cryptsetup's limit).
@@ -185,12 +185,18 @@ fn pbkdf2(hash: Hash, iterations: u32) -> Kdf {
     Kdf::Pbkdf2 { hash: hash.name().to_owned(), iterations }
 }
 
-/// The time that `kdf` takes for a key of `key_len` bytes; never zero.
+/// The time that `kdf` takes for a key of `key_len` bytes; never zero. PBKDF2 is one thread, whose
+/// own time does not depend on who else runs: a busy machine makes no weaker keyslot. (cryptsetup
+/// does the same.)
 fn measure(kdf: &Kdf, key_len: usize, clock: Clock<'_>) -> Result<Duration> {
+    let time = match kdf {
+        Kdf::Pbkdf2 { .. } => Time::Thread,
+        Kdf::Argon2 { .. } | Kdf::Unknown(_) => Time::Real,
+    };
     let mut key = Zeroizing::new(vec![0; key_len]);
-    let begin = clock();
+    let begin = clock(time);
     kdf.derive_permitted(b"measuring the speed", &[0x5a; 32], &mut key, None)?;
-    Ok(clock().saturating_sub(begin).max(Duration::from_nanos(1)))
+    Ok(clock(time).saturating_sub(begin).max(Duration::from_nanos(1)))
 }
 
 /// Scales `amount`, which took `elapsed`, to `target`.
@@ -256,9 +262,9 @@ mod tests {
     const MACHINE: Machine = Machine { cpus: 2, memory_kib: 4096 };
 
     /// A clock that advances by `step` at every reading.
-    fn ticking(step: Duration) -> impl FnMut() -> Duration {
+    fn ticking(step: Duration) -> impl FnMut(Time) -> Duration {
         let mut now = Duration::ZERO;
-        move || {
+        move |_| {
             now += step;
             now
         }
@@ -272,8 +278,26 @@ mod tests {
     }
 
     #[test]
+    fn a_busy_machine_does_not_weaken_pbkdf2() {
+        // The thread gets a tenth of the time.
+        let mut real = ticking(Duration::from_secs(5));
+        let mut own = ticking(Duration::from_millis(500));
+        let mut clock = |time| match time {
+            Time::Real => real(time),
+            Time::Thread => own(time),
+        };
+        let pbkdf2 = Pbkdf::new(PbkdfKind::Pbkdf2);
+        let Kdf::Pbkdf2 { iterations, .. } = pbkdf2.resolve(32, MACHINE, &mut clock).unwrap()
+        else {
+            panic!("PBKDF2 was asked for")
+        };
+        assert_eq!(iterations, 4 << 14);
+        assert_eq!(pbkdf2.digest_iterations(32, &mut clock).unwrap(), 4 << 10);
+    }
+
+    #[test]
     fn forced_costs_are_taken_without_a_look_at_the_clock() {
-        let mut clock = || -> Duration { panic!("a forced cost needs no clock") };
+        let mut clock = |_| -> Duration { panic!("a forced cost needs no clock") };
         let pbkdf = Pbkdf {
             cost: Cost::Iterations(7),
             memory_kib: 100,

@@ -134,7 +134,7 @@ pub(crate) fn with_tools<T>(seed: u64, make: impl FnOnce(&mut Tools<'_>) -> T) -
         noise.fill(buf);
         Ok(())
     };
-    let mut clock = || Duration::ZERO;
+    let mut clock = |_| Duration::ZERO;
     let machine = Machine { cpus: 2, memory_kib: 1 << 20 };
     make(&mut Tools { random: &mut random, clock: &mut clock, machine })
 }

@@ -3,14 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use ucrypt_luks::{Cost, Hash, KEY_LEN_MAX, Kdf, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind};
+use ucrypt_luks::{Cost, Hash, KEY_LEN_MAX, Kdf, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind, Time};
 use zeroize::Zeroizing;
 
 use super::BenchmarkArgs;
 use super::measure::{SLICES_MIN, median, slice};
 use super::report::Report;
 use crate::failure::Failure;
-use crate::machine::machine;
+use crate::machine::{clock, machine};
 use crate::memory;
 
 /// Hashes to measure without `--hash`: cryptsetup's set.
@@ -75,9 +75,7 @@ impl Kdfs {
                 }
                 PbkdfKind::Argon2i | PbkdfKind::Argon2id => {
                     memory::tell_of_bound(pbkdf);
-                    let begin = Instant::now();
-                    let mut clock = || begin.elapsed();
-                    let kdf = pbkdf.resolve(self.key_bits / 8, machine(), &mut clock)?;
+                    let kdf = pbkdf.resolve(self.key_bits / 8, machine(), &mut clock())?;
                     report.argon2(&kdf, self.key_bits, self.target)?;
                 }
             }
@@ -101,7 +99,7 @@ fn hash(name: &str) -> Result<Hash, Failure> {
 /// Refuses limits that no keyslot can have, without running anything.
 fn check(pbkdf: &Pbkdf) -> Result<(), Failure> {
     let forced = Pbkdf { cost: Cost::Iterations(PBKDF2_ITERATIONS_MIN), ..*pbkdf };
-    let mut clock = || Duration::ZERO;
+    let mut clock = |_| Duration::ZERO;
     forced.resolve(KEY_BITS / 8, machine(), &mut clock)?;
     Ok(())
 }
@@ -125,7 +123,9 @@ fn pbkdf2(hash: Hash, key_len: usize, time: Duration) -> Result<f64, Failure> {
 fn run(hash: Hash, key_len: usize, iterations: u32) -> Result<Duration, Failure> {
     let kdf = Kdf::Pbkdf2 { hash: hash.name().to_owned(), iterations };
     let mut key = Zeroizing::new(vec![0; key_len]);
-    let begin = Instant::now();
+    // The same time as counts for a new keyslot.
+    let mut clock = clock();
+    let begin = clock(Time::Thread);
     kdf.derive(b"measuring the speed", &[0x5a; 32], &mut key)?;
-    Ok(begin.elapsed().max(Duration::from_nanos(1)))
+    Ok(clock(Time::Thread).saturating_sub(begin).max(Duration::from_nanos(1)))
 }

@@ -188,7 +188,7 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
     };
     let mut tools = Tools {
         random: &mut random,
-        clock: &mut || started.elapsed(),
+        clock: &mut |_| started.elapsed(),
         machine: Machine { cpus: 2, memory_kib: 65536 },
     };
     let (_, writes) = luks2::format(&new, &options, &passphrase, &mut tools)?;

@@ -9,7 +9,6 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use ucrypt_backend::{FileBackend, OpenOptions};
 pub(crate) use ucrypt_image::header_lock::disable_locks;
@@ -21,7 +20,7 @@ use ucrypt_luks::{Flag, Header, ReadAt, Tools, Write, settle_cache, write_verifi
 use super::image::{HeaderImage, open_to_look, read_header};
 use super::show::Kind;
 use crate::failure::Failure;
-use crate::machine::machine;
+use crate::machine::{clock, machine};
 use crate::secrecy;
 use crate::volume::is_same;
 
@@ -181,8 +180,6 @@ pub(crate) fn check_flags(place: &Path) -> Result<(), Failure> {
 
 /// Calls `make` with the kernel's random numbers, a clock and what this machine has.
 pub(super) fn with_tools<T>(make: impl FnOnce(&mut Tools<'_>) -> T) -> T {
-    let begin = Instant::now();
-    let mut clock = || begin.elapsed();
     let mut random = secrecy::random;
-    make(&mut Tools { random: &mut random, clock: &mut clock, machine: machine() })
+    make(&mut Tools { random: &mut random, clock: &mut clock(), machine: machine() })
 }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::Path;
-use std::time::Instant;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use ucrypt_backend::Backend;
@@ -19,7 +18,7 @@ use super::format_args::FormatArgs;
 use super::image::{HeaderImage, NewFile, open_to_format, reserve};
 use super::keys::created;
 use crate::failure::Failure;
-use crate::machine::machine;
+use crate::machine::{clock, machine};
 use crate::memory;
 use crate::passphrase::{Secret, read_volume_key};
 use crate::secrecy;
@@ -173,9 +172,7 @@ fn make(
     passphrase: &[u8],
     data_len: u64,
 ) -> Result<(Header, Vec<Write>), Failure> {
-    let begin = Instant::now();
-    let mut clock = || begin.elapsed();
-    let mut random = secrecy::random;
+    let (mut random, mut clock) = (secrecy::random, clock());
     let mut tools = Tools { random: &mut random, clock: &mut clock, machine: machine() };
     if args.format() == Format::Luks1 {
         let (header, writes) = luks1::format(volume, passphrase, &mut tools)?;
