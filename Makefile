@@ -3,7 +3,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 
-.PHONY: help build install deb try-deb static reproducible sbom container cross portable demo lab-quick python \
+.PHONY: help build install deb try-deb walks static reproducible sbom container cross portable demo lab-quick python \
     test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make install command, man pages, completions below PREFIX=/usr/local; DESTDIR= for packagers"
 	@echo "make deb     the same as a Debian package in target/deb"
 	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
+	@echo "make walks   from an empty Debian 12 to a volume: as root with a reboot, as a user, in a container (as root)"
 	@echo "make static  a binary for any Linux on x86-64, in target/static"
 	@echo "make reproducible   build the static binary twice, in two folders, and compare"
 	@echo "make sbom    licences and parts of the command, in target/sbom"
@@ -45,6 +46,12 @@ try-deb: deb
 	scripts/try-deb "$$(ls -t target/deb/*.deb | head -n 1)"
 
 STATIC = x86_64-unknown-linux-musl
+
+walks: deb
+	scripts/setup walks
+	for walk in root user container; do \
+	    tests/walks/$$walk "$$(ls -t target/deb/*.deb | head -n 1)" || exit 1; \
+	done
 
 static:
 	scripts/setup build tools
