@@ -37,6 +37,9 @@ pub(super) struct Device {
     /// written it. A front end that reconnects does neither, and its guest may have switched the
     /// cache off long ago.
     cache: Option<bool>,
+    /// What was written before the guest wrote through is durable. Not known of what an earlier front
+    /// end has written, or an earlier server: its guest may be the one that goes on here.
+    is_flushed: bool,
     map: Arc<GuestMap>,
     rings: Vec<RingSlot>,
     inflight: Option<Inflight>,
@@ -59,6 +62,7 @@ impl Device {
             offered: config::features(&state.volume.info()),
             features: 0,
             cache: None,
+            is_flushed: false,
             rings: rings.collect::<io::Result<_>>()?,
             map: Arc::default(),
             inflight: None,
@@ -104,14 +108,20 @@ impl Device {
             self.features & feature::FLUSH != 0
         };
         if flushes {
+            self.is_flushed = false;
             self.state.writeback.store(true, Ordering::Relaxed);
-        } else if self.state.writeback.load(Ordering::Relaxed) {
-            // The guest will no longer flush what it wrote while there was a cache.
+            return Ok(());
+        }
+        // The guest will no longer flush what it wrote while there was a cache, over whichever
+        // connection.
+        let is_switched_off = self.cache == Some(false) && !self.is_flushed;
+        if is_switched_off || self.state.writeback.load(Ordering::Relaxed) {
             let switch_off = |device: &mut Self| {
                 device.state.writeback.store(false, Ordering::Relaxed);
                 flush(&device.state.volume)
             };
             self.between(switch_off).map_err(failed)?;
+            self.is_flushed = true;
         }
         Ok(())
     }

@@ -131,6 +131,26 @@ fn what_was_written_before_the_cache_was_switched_off_is_flushed() {
 }
 
 #[test]
+fn what_was_written_over_an_earlier_connection_is_flushed_when_the_cache_is_switched_off() {
+    let ((harness, faults), memory) = (harness(), Memory::new());
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
+    assert_eq!(guest.cache(), 1);
+    assert!(!guest.writes_through());
+    drop(guest);
+    // The front end reconnects, and its guest goes on; with rings elsewhere, which changes nothing.
+    let memory = Memory::new();
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
+    assert_eq!(durable(&faults, Access::Flush), 0);
+    guest.front_end.set_config(CACHE_AT, &[0]).expect("switched off");
+    assert_eq!(durable(&faults, Access::Flush), 1, "the guest will not flush it");
+    assert!(guest.writes_through());
+    let features = guest.front_end.ask_u64(message::GET_FEATURES);
+    guest.stop_and_go_on(features);
+    guest.front_end.set_config(CACHE_AT, &[0]).expect("as it is");
+    assert_eq!(durable(&faults, Access::Flush), 1, "there is nothing to flush");
+}
+
+#[test]
 fn a_driver_may_switch_the_cache_off_before_it_starts() {
     let ((harness, faults), memory) = (harness(), Memory::new());
     let mut front_end = FrontEnd::connect(&harness.socket());
