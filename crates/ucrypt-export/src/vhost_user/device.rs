@@ -99,15 +99,19 @@ impl Device {
         self.between(change).map_err(failed)
     }
 
+    /// The write cache as the configuration space shows it. There is one unless the guest has switched
+    /// it off, or switches caches and does not flush them (virtio 1.2, 5.2.5.2).
+    fn shows_cache(&self) -> bool {
+        let switches_only =
+            self.features & (feature::CONFIG_WCE | feature::FLUSH) == feature::CONFIG_WCE;
+        self.cache.unwrap_or(true) && !switches_only
+    }
+
     /// Switches writeback by what the guest knows of a write cache. A guest that knows of none sends
     /// no flush.
     fn update_cache(&mut self) -> Result<()> {
-        let flushes = if self.features & feature::CONFIG_WCE != 0 {
-            self.cache == Some(true)
-        } else {
-            self.features & feature::FLUSH != 0
-        };
-        if flushes {
+        let knows_setting = self.features & feature::CONFIG_WCE == 0 || self.cache == Some(true);
+        if self.features & feature::FLUSH != 0 && knows_setting {
             self.is_flushed = false;
             self.state.writeback.store(true, Ordering::Relaxed);
             return Ok(());
@@ -282,13 +286,12 @@ impl VhostUserBackendReqHandlerMut for Device {
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
         let asks_for_cache = (offset..offset.saturating_add(size)).contains(&WRITEBACK_AT);
-        // There is a cache unless the guest has switched it off. From now on the guest knows.
-        let cache = self.cache.unwrap_or(true);
+        // From now on the guest knows.
         if asks_for_cache && self.cache.is_none() {
-            self.cache = Some(cache);
+            self.cache = Some(true);
             self.update_cache()?;
         }
-        Ok(config::read(&config::space(&self.info(), cache), offset, size))
+        Ok(config::read(&config::space(&self.info(), self.shows_cache()), offset, size))
     }
 
     fn set_config(
