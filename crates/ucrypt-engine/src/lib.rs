@@ -42,4 +42,4 @@ pub use ucrypt_dispatch::{
 };
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
 pub use workers::{DoneJob, JOBS_MAX, Job};
-pub use zones::{VolumeZones, ZonesError};
+pub use zones::{VolumeZones, ZoneChange, ZonesError};

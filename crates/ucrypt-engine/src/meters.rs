@@ -60,7 +60,7 @@ pub enum Kind {
     Write,
     /// Flushes.
     Flush,
-    /// Discards.
+    /// Discards, and changes of zones.
     Discard,
 }
 

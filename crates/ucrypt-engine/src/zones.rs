@@ -6,7 +6,7 @@ use ucrypt_backend::{Errno, Zone, ZoneAction, ZoneLimits};
 
 use crate::volume::Volume;
 
-/// Zones per report in [`VolumeZones::reset_all`].
+/// Zones per report when all are reset.
 const BATCH: usize = 32;
 
 /// Why a volume on a zoned device has no zones.
@@ -34,8 +34,8 @@ pub enum ZonesError {
     },
 }
 
-/// The zones of a volume. Positions are bytes of the volume. All methods that use the device wait
-/// for it.
+/// The zones of a volume. Positions are bytes of the volume. A report waits for the device, and needs no
+/// key; changes are requests of a queue ([`Io::Zones`](crate::Io::Zones)).
 #[derive(Debug, Clone)]
 pub struct VolumeZones {
     volume: Arc<Volume>,
@@ -60,6 +60,21 @@ impl Volume {
         }
         Ok(Some(VolumeZones { volume: self.clone(), offset, len, limits }))
     }
+}
+
+/// A change of the state of zones, which [`Io::Zones`](crate::Io::Zones) makes. Positions are bytes of the
+/// volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZoneChange {
+    /// Of the zone that begins at byte `start`. Fails with `EINVAL` if no zone begins there.
+    One {
+        /// What to do.
+        action: ZoneAction,
+        /// First byte of the zone.
+        start: u64,
+    },
+    /// Resets all sequential zones.
+    ResetAll,
 }
 
 impl VolumeZones {
@@ -90,17 +105,15 @@ impl VolumeZones {
         Ok(count)
     }
 
-    /// Carries out an action on the zone that begins at byte `start`.
-    ///
-    /// # Errors
-    /// `EROFS` if the volume is read-only, `EINVAL` if no zone begins at `start`, and the device's
-    /// errors.
-    pub fn act(&self, action: ZoneAction, start: u64) -> Result<(), Errno> {
-        self.act_on(action, start, self.limits.len)
+    /// Makes a change. The caller holds the range of the zones, so that the volume is not suspended.
+    pub(crate) fn change(&self, change: ZoneChange) -> Result<(), Errno> {
+        match change {
+            ZoneChange::One { action, start } => self.act_on(action, start, self.limits.len),
+            ZoneChange::ResetAll => self.reset_all(),
+        }
     }
 
-    /// Resets all sequential zones.
-    pub fn reset_all(&self) -> Result<(), Errno> {
+    fn reset_all(&self) -> Result<(), Errno> {
         let mut zones = [Zone::default(); BATCH];
         let mut at = 0;
         while at < self.len {
@@ -121,9 +134,6 @@ impl VolumeZones {
     }
 
     fn act_on(&self, action: ZoneAction, start: u64, len: u64) -> Result<(), Errno> {
-        if self.volume.info().read_only {
-            return Err(Errno::ROFS);
-        }
         if !start.is_multiple_of(self.limits.len) || start >= self.len {
             return Err(Errno::INVAL);
         }

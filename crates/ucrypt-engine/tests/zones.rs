@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use ucrypt_backend::{Backend, Extent, FileBackend, Limits, Queue, Zones};
 use ucrypt_engine::{
-    Errno, Io, QueueConfig, Segment, Volume, VolumeOptions, Zone, ZoneAction, ZoneKind, ZoneLimits,
-    ZonesError,
+    Errno, Io, QueueConfig, Rejected, Segment, Volume, VolumeOptions, Zone, ZoneAction, ZoneChange,
+    ZoneKind, ZoneLimits, ZonesError,
 };
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults};
@@ -17,6 +17,12 @@ const ZONE: u64 = 1 << 20;
 const COUNT: u64 = 100;
 /// Conventional zones: the first of the device, and one in the middle.
 const CONVENTIONAL: [u64; 2] = [0, 50];
+
+const CONFIG: QueueConfig = QueueConfig::new(1 << 16, 4);
+
+fn change(action: ZoneAction, start: u64) -> Io<'static> {
+    Io::Zones(ZoneChange::One { action, start })
+}
 
 /// A backend in memory that reports zones and records the actions on them.
 struct Zoned {
@@ -102,8 +108,8 @@ fn volume(device: &Arc<Zoned>, backend_offset: u64, len: u64, read_only: bool) -
 #[test]
 fn zones_are_counted_from_the_volumes_start_and_end_with_it() {
     let device = Zoned::new();
-    let zones = volume(&device, 10 * ZONE, 60 * ZONE, false).zones().expect("aligned");
-    let zones = zones.expect("zoned");
+    let volume = volume(&device, 10 * ZONE, 60 * ZONE, false);
+    let zones = volume.zones().expect("aligned").expect("zoned");
     assert_eq!((zones.count(), zones.limits().open_max), (60, 3));
     let mut found = [Zone::default(); 4];
     assert_eq!(zones.report(0, &mut found), Ok(4));
@@ -111,9 +117,12 @@ fn zones_are_counted_from_the_volumes_start_and_end_with_it() {
     assert_eq!(zones.report(59 * ZONE, &mut found), Ok(1), "the device goes on, the volume ends");
     assert_eq!(zones.report(60 * ZONE, &mut found), Err(Errno::INVAL));
 
-    assert_eq!(zones.act(ZoneAction::Finish, 2 * ZONE), Ok(()));
-    assert_eq!(zones.act(ZoneAction::Finish, ZONE + 512), Err(Errno::INVAL));
-    assert_eq!(zones.act(ZoneAction::Reset, 60 * ZONE), Err(Errno::INVAL));
+    let mut queue = volume.queue(CONFIG).expect("a queue");
+    let mut act = |action, start| common::run(&mut queue, change(action, start)).result;
+    assert_eq!(act(ZoneAction::Finish, 2 * ZONE), Ok(()));
+    assert_eq!(act(ZoneAction::Finish, ZONE + 512), Err(Errno::INVAL));
+    let beyond = queue.submit(1, change(ZoneAction::Reset, 60 * ZONE));
+    assert!(matches!(beyond, Err(Rejected::OutOfRange)));
     let acts = std::mem::take(&mut *device.acts.lock().expect("acts"));
     assert_eq!(acts, [(ZoneAction::Finish, 12 * ZONE, ZONE)]);
 }
@@ -121,7 +130,9 @@ fn zones_are_counted_from_the_volumes_start_and_end_with_it() {
 #[test]
 fn all_zones_are_reset_but_the_conventional_ones_and_those_of_others() {
     let device = Zoned::new();
-    volume(&device, 10 * ZONE, 60 * ZONE, false).zones().unwrap().unwrap().reset_all().unwrap();
+    let volume = volume(&device, 10 * ZONE, 60 * ZONE, false);
+    let mut queue = volume.queue(CONFIG).expect("a queue");
+    common::run(&mut queue, Io::Zones(ZoneChange::ResetAll)).result.expect("reset");
     let acts = device.acts.lock().expect("acts");
     let mut reset: Vec<u64> = Vec::new();
     for &(action, offset, len) in &*acts {
@@ -134,10 +145,44 @@ fn all_zones_are_reset_but_the_conventional_ones_and_those_of_others() {
 #[test]
 fn a_read_only_volume_leaves_its_zones_alone() {
     let device = Zoned::new();
-    let zones = volume(&device, 0, COUNT * ZONE, true).zones().unwrap().unwrap();
-    assert_eq!(zones.act(ZoneAction::Reset, ZONE), Err(Errno::ROFS));
-    assert_eq!(zones.reset_all(), Err(Errno::ROFS));
+    let volume = volume(&device, 0, COUNT * ZONE, true);
+    let mut queue = volume.queue(CONFIG).expect("a queue");
+    for io in [change(ZoneAction::Reset, ZONE), Io::Zones(ZoneChange::ResetAll)] {
+        assert!(matches!(queue.submit(0, io), Err(Rejected::ReadOnly)));
+    }
     assert!(device.acts.lock().expect("acts").is_empty());
+}
+
+#[test]
+fn no_zone_of_a_suspended_volume_changes_before_its_key_is_back() {
+    let device = Zoned::new();
+    let volume = volume(&device, 0, COUNT * ZONE, false);
+    let mut queue = volume.queue(CONFIG).expect("a queue");
+    let acts = || device.acts.lock().expect("acts").len();
+    volume.halt();
+    for (tag, action) in
+        [ZoneAction::Open, ZoneAction::Finish, ZoneAction::Reset].iter().enumerate()
+    {
+        assert!(queue.submit(tag as u64, change(*action, ZONE)).is_ok());
+    }
+    assert!(queue.submit(3, Io::Zones(ZoneChange::ResetAll)).is_ok());
+    queue.poll().expect("a queue that works");
+    assert!(acts() == 0 && !queue.has_done() && volume.has_waiting());
+    assert!(volume.suspend(), "what waits is not under way");
+    volume.resume(vec![None]).expect("the key");
+    for _ in 0..4 {
+        queue.wait().expect("a queue that works");
+        assert_eq!(queue.next_done().expect("an answer").result, Ok(()));
+    }
+    assert!(acts() > 3);
+    // A volume that ends without its key leaves its zones alone, and says so.
+    let before = acts();
+    volume.halt();
+    assert!(queue.submit(0, change(ZoneAction::Reset, ZONE)).is_ok());
+    volume.abandon();
+    queue.wait().expect("a queue that works");
+    assert_eq!(queue.next_done().expect("an answer").result, Err(Errno::IO));
+    assert_eq!((acts(), volume.unwritten()), (before, (1, ZONE)));
 }
 
 #[test]
@@ -151,6 +196,9 @@ fn a_volume_that_begins_or_ends_within_a_zone_has_none() {
     let memory = Arc::new(ucrypt_backend::memory(ZONE).expect("memory"));
     let plain = Arc::new(Volume::raw(memory, VolumeOptions::default()).expect("a volume"));
     assert!(plain.zones().unwrap().is_none());
+    let mut queue = plain.queue(CONFIG).expect("a queue");
+    let refused = queue.submit(0, change(ZoneAction::Reset, 0));
+    assert!(matches!(refused, Err(Rejected::NotSupported)));
 }
 
 /// A zoned device with faults.

@@ -3,12 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen};
 
 /// Most clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -76,13 +75,20 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     if !meta.file_type().is_socket() {
         return Err(SocketError::NotASocket(path.to_owned()));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            let failed = |source| SocketError::Io { path: path.to_owned(), source };
-            std::fs::remove_file(path).map_err(failed)
-        }
-        _ => Err(SocketError::InUse(path.to_owned())),
+    let failed = |source| SocketError::Io { path: path.to_owned(), source };
+    match try_connect(path) {
+        Ok(true) => Err(SocketError::InUse(path.to_owned())),
+        Ok(false) => std::fs::remove_file(path).map_err(failed),
+        Err(errno) => Err(failed(errno.into())),
     }
+}
+
+/// Whether somebody listens at `path`. Does not wait: the clients of a server that stands still may
+/// have taken all places.
+fn try_connect(path: &Path) -> Result<bool, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(connect(&socket, &SocketAddrUnix::new(path)?) != Err(Errno::CONNREFUSED))
 }
 
 fn bound(path: &Path) -> Result<OwnedFd, Errno> {
@@ -98,6 +104,7 @@ fn bound(path: &Path) -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::socket_with;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -110,6 +117,35 @@ mod tests {
         assert!(matches!(UnixSocket::listen(&path), Err(SocketError::InUse(_))));
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_server_that_stands_still_keeps_nobody_waiting_who_wants_its_place() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("sock");
+        let still = UnixSocket::listen(&path).expect("a socket");
+        let mut clients = Vec::new();
+        let is_full = loop {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+            let client = client.expect("a socket");
+            let address = SocketAddrUnix::new(&path).expect("an address");
+            match connect(&client, &address) {
+                Ok(()) if clients.len() < 10_000 => clients.push(client),
+                refused => break refused == Err(Errno::AGAIN),
+            }
+        };
+        assert!(is_full, "every place is taken");
+        let (said, heard) = std::sync::mpsc::channel();
+        let place = path.clone();
+        let listen = move || said.send(UnixSocket::listen(&place).map(drop)).expect("a listener");
+        let waits = std::thread::spawn(listen);
+        let answer = heard.recv_timeout(std::time::Duration::from_secs(20));
+        // Whoever still waits gets a place.
+        drop(clients);
+        drop(still);
+        waits.join().expect("it ends");
+        assert!(matches!(answer, Ok(Err(SocketError::InUse(_)))), "{answer:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use ucrypt_engine::Volume;
@@ -31,6 +32,10 @@ use crate::volume::{KeySource, MEMORY, Opened, VolumeArgs};
 /// Bytes of buffer memory with FUSE over `io_uring`, which keeps a buffer for each request that it may
 /// take.
 const RINGS_MEMORY: usize = 24 << 20;
+
+/// How long requests of guests may take at the end. Shorter than [`SIGNAL_LIMIT`], so that there is time
+/// for the last flush.
+const GUESTS_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -195,7 +200,7 @@ impl Exports {
                 serial: opened.facts.serial(),
                 report: Arc::new(tell_of_trouble),
                 visits: Some(Arc::new(tell_of_visit)),
-                ..Default::default()
+                patience: GUESTS_PATIENCE,
             };
             exports.vhost_user.push(vhost_user::Server::start(volume.clone(), path, &config)?);
         }
@@ -265,7 +270,7 @@ impl Exports {
             return false;
         }
         // Try every export, so that none gets new users while another still has its last.
-        let files = self.fuse.iter_mut().map(FuseExport::try_stop);
+        let files = FuseExport::try_stop_all(&mut self.fuse);
         // Who can be seen is looked for first: asking the loop driver stops the requests of its users
         // for a moment, and a ublk device does not tell who has it open.
         let loops = self.loop_device.iter_mut().map(|export| {
@@ -281,7 +286,7 @@ impl Exports {
             };
             (export.is_dead() || users::of(&[export.path()]).is_empty()) && export.try_stop(stops)
         });
-        files.chain(loops).chain(ublk).filter(|stopped| !stopped).count() == 0
+        loops.chain(ublk).filter(|stopped| !stopped).count() == 0 && files
     }
 
     /// Whether there are exports whose requests come through the kernel.
@@ -399,12 +404,15 @@ impl Exports {
     /// Stops all exports; they finish accepted requests first. Fails if a served file or device had
     /// become unusable before.
     ///
-    /// NBD clients have some seconds for their last replies, which who sent a signal may not wait for.
-    /// So they all have them at the same time, and what is acknowledged by then is flushed meanwhile.
-    pub(crate) fn stop(self, last_flush: &mut LastFlush) -> Result<(), Failure> {
+    /// NBD clients have some seconds for their last replies, guests for their requests, programs for files
+    /// that they have open, which who sent a signal may not wait for. So they all have them at the same
+    /// time, and what is acknowledged by then is flushed meanwhile: should the time of the end run out,
+    /// it is durable all the same.
+    pub(crate) fn stop(mut self, last_flush: &mut LastFlush) -> Result<(), Failure> {
         self.nbd.iter().for_each(Server::stop);
         self.vhost_user.iter().for_each(vhost_user::Server::stop);
-        if !self.nbd.is_empty() {
+        self.fuse.iter_mut().for_each(FuseExport::begin_to_stop);
+        if !(self.nbd.is_empty() && self.vhost_user.is_empty() && self.fuse.is_empty()) {
             // If this fails, so does the last flush.
             let _ = last_flush.run();
         }

@@ -2,6 +2,8 @@
 
 use ucrypt_backend::{Buf, Errno};
 
+use crate::zones::ZoneChange;
+
 /// A request of a client, with the memory for it. Offsets and lengths are bytes of the volume.
 #[derive(Debug)]
 pub enum Io<'a> {
@@ -43,6 +45,8 @@ pub enum Io<'a> {
         /// Fails with `EOPNOTSUPP` where the zeroes have to be written as data.
         fast: bool,
     },
+    /// Changes the state of zones of a zoned device. The queue's thread waits for the device.
+    Zones(ZoneChange),
 }
 
 /// The destination of a read's plaintext.
@@ -104,7 +108,8 @@ pub enum Rejected<'a> {
     OutOfRange,
     /// The volume is read-only.
     ReadOnly,
-    /// The volume does not support the operation (a discard where discards are not allowed).
+    /// The volume does not support the operation (a discard where discards are not allowed, a change of
+    /// zones where there are none).
     NotSupported,
     /// The request is longer than the queue has memory for, and than
     /// [`QueueConfig::request_max`](super::QueueConfig::request_max).

@@ -12,6 +12,7 @@ use super::tables::{Body, ClientRequest, Edge};
 use super::{Io, Queue, ReadTo, Rejected, WriteFrom};
 use crate::meters::Kind;
 use crate::range_lock::Mode;
+use crate::zones::ZoneChange;
 
 /// The index of a request, and the plaintext of its body, if that is borrowed.
 pub(super) type Planned<'a> = (u32, Option<&'a [u8]>);
@@ -67,7 +68,7 @@ impl Queue {
         request.len = range.end - range.start;
         request.range = range;
         (request.mode, request.urgency) = (Mode::Shared, self.owner.urgency);
-        (request.fua, request.fast) = (false, false);
+        (request.fua, request.fast, request.zones) = (false, false, None);
         (request.error, request.head) = (None, 0);
         (index, request)
     }
@@ -95,6 +96,7 @@ impl Queue {
                 Ok((self.fill_in(tag, Kind::Flush, 0..0, Some(body)).0, None))
             }
             Io::Discard { offset, len } => Ok((self.plan_discard(tag, offset, len)?, None)),
+            Io::Zones(change) => Ok((self.plan_zones(tag, change)?, None)),
             Io::WriteZeroes { offset, len, fua, no_unmap, fast } => {
                 self.check_writable()?;
                 let range = self.check(offset, len)?;
@@ -168,6 +170,21 @@ impl Queue {
             request.body = Some(body(MachineOp::Discard, &whole));
             request.range = whole;
         }
+        Ok(index)
+    }
+
+    /// Plans a change of zones. It takes the range lock as every request does, which a suspended volume
+    /// refuses.
+    fn plan_zones(&mut self, tag: u64, change: ZoneChange) -> Result<u32, Rejected<'static>> {
+        self.check_writable()?;
+        let zones = self.volume.zones().ok().flatten().ok_or(Rejected::NotSupported)?;
+        let (offset, len) = match change {
+            ZoneChange::One { start, .. } => (start, zones.limits().len),
+            ZoneChange::ResetAll => (0, self.volume.info().len),
+        };
+        let range = self.check(offset, len)?;
+        let (index, request) = self.fill_in(tag, Kind::Discard, range, None);
+        request.zones = Some(change);
         Ok(index)
     }
 

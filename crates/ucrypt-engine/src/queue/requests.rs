@@ -9,6 +9,7 @@ use super::{Done, Queue};
 use crate::data::Whole;
 use crate::meters::Kind;
 use crate::range_lock::Mode;
+use crate::zones::ZoneChange;
 
 impl Queue {
     /// Starts the planned request. `source`: the plaintext of its body, if that is borrowed.
@@ -16,8 +17,9 @@ impl Queue {
         self.set_awake(true);
         let request = &mut self.requests[index];
         request.arrived_ns = self.counting.times_next().then(|| self.time.exact_ns());
-        // A request without a body needs its range only if it has edges.
-        let needs_range = request.body.is_some() || request.mode != Mode::Shared;
+        // A request without a body needs its range only if it has edges, or changes zones.
+        let needs_range =
+            request.body.is_some() || request.mode != Mode::Shared || request.zones.is_some();
         let len = request.len;
         self.counting.counters.cells.arrived(self.requests.in_use());
         self.choose_clock(len);
@@ -124,7 +126,16 @@ impl Queue {
                 // Copy the plaintext that is not encrypted yet: the source goes back to its owner.
                 self.machine_requests[id.index()].data.fill_rest(source);
             }
+        } else if let Some(change) = self.requests[index].zones {
+            self.change_zones(index, change);
         }
+    }
+
+    /// Changes zones, and ends the request.
+    fn change_zones(&mut self, index: u32, change: ZoneChange) {
+        let zones = self.volume.zones().ok().flatten().ok_or(Errno::NODEV);
+        self.requests[index].error = zones.and_then(|zones| zones.change(change)).err();
+        self.end_request(index);
     }
 
     /// Submits a part of the client's request to the machine. A read without a buffer goes to the

@@ -8,6 +8,7 @@ use ucrypt_dispatch::{Op as MachineOp, PARTS_MAX, Part, Urgency};
 use crate::data::Data;
 use crate::meters::Kind;
 use crate::range_lock::{Mode, Ticket};
+use crate::zones::ZoneChange;
 
 /// A client's request, from acceptance to answer.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub(super) struct ClientRequest {
     pub(super) buf: Option<Buf>,
     /// The sectors that the request writes only in part.
     pub(super) edges: [Option<Edge>; 2],
+    /// The change of zones to make once the range is locked; there are no sectors then.
+    pub(super) zones: Option<ZoneChange>,
     /// The client's own memory, unless a machine request has it. The list itself is reused.
     pub(super) pieces: Vec<Buf>,
     pub(super) fua: bool,
@@ -58,6 +61,7 @@ impl Default for ClientRequest {
             body: None,
             buf: None,
             edges: [None, None],
+            zones: None,
             pieces: Vec::with_capacity(PIECES),
             fua: false,
             fast: false,

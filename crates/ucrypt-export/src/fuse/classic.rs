@@ -29,7 +29,7 @@ use super::DEPTH;
 use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
 use super::answers::{Answers, Payload};
 use super::device::{Device, FRONT_LEN, Received, arguments};
-use super::file::{Outcome, VolumeFile};
+use super::file::{Outcome, VolumeFile, Zeroes};
 use super::peers::Peer;
 use crate::backlog::Submitter;
 use crate::memory::Share;
@@ -71,6 +71,8 @@ enum Success {
     Written(u32),
     /// The request is not supported.
     Refused,
+    /// Nothing, if nothing is left to be zeroed.
+    Zeroes(Zeroes),
 }
 
 /// The engine's work for a request.
@@ -271,6 +273,10 @@ impl Classic {
             }
             Outcome::Do { io, refuse: false } => (Success::Data, Work::Io(io)),
             Outcome::Do { io, refuse: true } => (Success::Refused, Work::Io(io)),
+            Outcome::Zero(mut zeroes) => match zeroes.take_piece() {
+                Some(io) => (Success::Zeroes(zeroes), Work::Io(io)),
+                None => return self.answer(device, unique, Ok(Payload::NOTHING)),
+            },
             Outcome::Write { offset, len, fua } => {
                 self.round_bytes += len;
                 let buffer = if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
@@ -292,13 +298,20 @@ impl Classic {
         let mut any = false;
         while let Some(Done { tag, result, data }) = self.queue.next_done() {
             any = true;
-            let Some(Pending { unique, device, success }) = self.pending.remove(tag) else {
+            let Some(Pending { unique, device, mut success }) = self.pending.remove(tag) else {
                 continue;
             };
+            if let (Ok(()), Success::Zeroes(zeroes), false) = (&result, &mut success, self.gone)
+                && let Some(io) = zeroes.take_piece()
+            {
+                self.submit((Pending { unique, device, success }, Work::Io(io)));
+                continue;
+            }
             let result = result.and_then(|()| match success {
                 Success::Refused => Err(Errno::OPNOTSUPP),
                 Success::Written(len) => Ok(Payload::Body(Body::written(len))),
                 Success::Data => Ok(data.map_or(Payload::NOTHING, Payload::Data)),
+                Success::Zeroes(_) => Ok(Payload::NOTHING),
             });
             self.answer(device, unique, result);
         }
@@ -417,8 +430,10 @@ impl Submitter for Classic {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
 
-    use ucrypt_engine::{Volume, VolumeOptions};
+    use ucrypt_engine::{Segment, Volume, VolumeOptions};
+    use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
     use ucrypt_testkit::fault::{Access, Fate, Rule};
     use ucrypt_testkit::{FaultBackend, Faults};
 
@@ -458,5 +473,50 @@ mod tests {
         assert!(!thread.has_room(), "the next request would overwrite its data");
         volume.unhalt();
         faults.resume();
+    }
+
+    #[test]
+    fn a_range_that_takes_long_to_zero_keeps_nobody_out_of_all_of_it() {
+        const LEN: u64 = 160 << 20;
+        const ZERO_RANGE: u32 = 16;
+        let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
+        let key: Vec<u8> = (0..64).collect();
+        let cipher = SectorCipher::new(&spec, &key, SectorOptions::default()).expect("a key");
+        let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(cipher) };
+        let memory = Arc::new(ucrypt_backend::memory(LEN).expect("memory"));
+        let volume = Volume::new(memory, vec![segment], VolumeOptions::default());
+        let volume = Arc::new(volume.expect("a volume"));
+        let (device, _kernel) = UnixStream::pair().expect("a pair");
+        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
+        let peer = Peer::all(1).next().expect("a thread");
+        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
+        let thread = Classic::new(file.clone(), Device::new(device.into()), peer, share);
+        let mut thread = thread.expect("a thread's state");
+        let request = Request::Fallocate { offset: 1, len: LEN - 2, mode: ZERO_RANGE };
+        let outcome = file.take(request, 0, || false);
+        thread.start(0, 1, outcome);
+        assert_eq!(thread.pending.len(), 1);
+        // While that is under way, another client writes a part of a sector, which it needs for itself.
+        let mut other = volume.queue(QueueConfig::new(1 << 16, 1)).expect("a queue");
+        assert!(other.submit(0, Io::write_borrowed(LEN - 9, &[1; 9], false)).is_ok());
+        let until = Instant::now() + Duration::from_secs(20);
+        while !other.has_done() {
+            assert!(Instant::now() < until, "it waits for zeroes that are not its own");
+            other.poll().expect("a queue that works");
+        }
+        assert_eq!(other.next_done().expect("an answer").result, Ok(()));
+        let until = Instant::now() + Duration::from_secs(60);
+        while thread.pending.len() > 0 {
+            assert!(Instant::now() < until, "the range is never zeroed");
+            thread.queue.poll().expect("a queue that works");
+            thread.answer_done();
+        }
+        for at in [1, (64 << 20) - 4096, 64 << 20, (128 << 20) - 1, LEN - 8192] {
+            assert!(other.submit(0, Io::read(at, 8192)).is_ok());
+            other.wait().expect("a queue that works");
+            let read = other.next_done().expect("an answer").data.expect("data");
+            assert!(read[..8191].iter().all(|byte| *byte == 0), "at {at}");
+            assert_eq!(read[8191], u8::from(at == LEN - 8192), "behind it");
+        }
     }
 }

@@ -14,6 +14,10 @@ use super::hidden::{Hole, Holes};
 /// data: `mkfs` punching a whole volume would write all of it. It goes on if the hole is refused.
 const PUNCH_MAX: u64 = 64 << 20;
 
+/// Bytes that are zeroes at a time where they are data: writes of parts of sectors wait for each piece,
+/// and others wait for them.
+const ZEROES_MAX: u64 = 64 << 20;
+
 const S_IFREG: u32 = 0o100_000;
 const FALLOC_KEEP_SIZE: u32 = 1;
 const FALLOC_PUNCH_HOLE: u32 = 2;
@@ -33,6 +37,34 @@ pub(super) enum Outcome {
     /// Have the volume do this. The answer has no body; with `refuse`, it is `EOPNOTSUPP` even
     /// after success.
     Do { io: Io<'static>, refuse: bool },
+    /// Have the volume do these, one after the other. The answer has no body.
+    Zero(Zeroes),
+}
+
+/// A range to be zeroed piece by piece.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Zeroes {
+    offset: u64,
+    len: u64,
+    no_unmap: bool,
+    piece_max: u64,
+}
+
+impl Zeroes {
+    /// Whether there is another piece.
+    pub(super) fn is_left(&self) -> bool {
+        self.len > 0
+    }
+
+    /// Takes the next piece.
+    pub(super) fn take_piece(&mut self) -> Option<Io<'static>> {
+        let Self { offset, no_unmap, .. } = *self;
+        // Whole units of any volume, apart from the range's own ends.
+        let end = (offset + self.piece_max) / self.piece_max * self.piece_max;
+        let len = self.len.min(end - offset);
+        (self.offset, self.len) = (offset + len, self.len - len);
+        (len > 0).then_some(Io::WriteZeroes { offset, len, fua: false, no_unmap, fast: false })
+    }
 }
 
 /// Who uses the file.
@@ -239,8 +271,9 @@ impl VolumeFile {
         if len_there == 0 {
             return Outcome::Now(Ok(Body::EMPTY));
         }
-        let io = Io::WriteZeroes { offset, len: len_there, fua: false, no_unmap, fast: false };
-        Outcome::Do { io, refuse: false }
+        // The image zeroes a range at once, unless the space has to stay allocated.
+        let piece_max = if fast && !no_unmap { 1 << 62 } else { ZEROES_MAX };
+        Outcome::Zero(Zeroes { offset, len: len_there, no_unmap, piece_max })
     }
 
     /// Handles a hole that the loop driver punches.

@@ -51,7 +51,7 @@ const DEPTH: u32 = 128;
 /// How long [`FuseExport::stop`] waits for programs that still have the file open.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long [`FuseExport::try_stop`] waits for the kernel to report that a file was closed, which
+/// How long [`FuseExport::try_stop_all`] waits for the kernel to report that a file was closed, which
 /// happens a little after close(2).
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -121,6 +121,8 @@ pub struct FuseExport {
     transport: InUse,
     /// Empty once the export is stopped.
     threads: Vec<JoinHandle<()>>,
+    /// When an export that is to stop waits no longer for programs that have the file open.
+    until: Option<Instant>,
     /// The connection ended while the file was still mounted.
     aborted: bool,
 }
@@ -157,7 +159,7 @@ impl FuseExport {
         });
         match started {
             Ok((mounted, transport, threads)) => {
-                Ok(Self { place, mounted, file, transport, threads, aborted: false })
+                Ok(Self { place, mounted, file, transport, threads, until: None, aborted: false })
             }
             Err(error) => {
                 place.remove();
@@ -189,18 +191,25 @@ impl FuseExport {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
+    /// Unmounts each of these that no program has open. Returns whether none is left. Tries every one,
+    /// and takes no longer for many than for one.
+    pub fn try_stop_all(exports: &mut [Self]) -> bool {
+        let until = Instant::now() + CLOSE_PATIENCE;
+        exports.iter_mut().filter_map(|export| (!export.try_stop(until)).then_some(())).count() == 0
+    }
+
     /// Unmounts if no program has the file open. Returns whether it did.
-    pub fn try_stop(&mut self) -> bool {
+    fn try_stop(&mut self, until: Instant) -> bool {
         // First, so that a file keeps its name while programs have it open that opened it under
         // another name, in another mount namespace.
-        if !within(CLOSE_PATIENCE, || self.has_ended() || !self.file.is_open()) {
+        if !holds_by(until, || self.has_ended() || !self.file.is_open()) {
             return false;
         }
         if !self.has_ended() && !self.mounted.unmount_unused() {
             return false;
         }
         // Somebody may have opened it meanwhile.
-        if !within(CLOSE_PATIENCE, || self.has_ended() || !self.file.is_open()) {
+        if !holds_by(until, || self.has_ended() || !self.file.is_open()) {
             return false;
         }
         self.unmount();
@@ -212,6 +221,18 @@ impl FuseExport {
     pub fn detach(&self) {
         self.mounted.detach();
         self.place.remove();
+    }
+
+    /// Begins to [`FuseExport::stop`], and returns at once. So the programs that use several files have
+    /// the same time to close them, not one after the other.
+    pub fn begin_to_stop(&mut self) {
+        if self.threads.is_empty() || self.until.is_some() {
+            return;
+        }
+        // When somebody else unmounts the file, its name goes before the threads end.
+        self.aborted = self.has_ended() && self.mounted.is_there();
+        self.detach();
+        self.until = Some(Instant::now() + STOP_PATIENCE);
     }
 
     /// Unmounts. Programs that have the file open can no longer reach it by name; they get errors
@@ -228,15 +249,11 @@ impl FuseExport {
     }
 
     fn unmount(&mut self) {
+        self.begin_to_stop();
         let threads = std::mem::take(&mut self.threads);
-        if threads.is_empty() {
-            return;
+        if let Some(until) = self.until.filter(|_| !threads.is_empty()) {
+            holds_by(until, || threads.iter().all(JoinHandle::is_finished));
         }
-        let ended = || threads.iter().all(JoinHandle::is_finished);
-        // When somebody else unmounts the file, its name goes before the threads end.
-        self.aborted = ended() && self.mounted.is_there();
-        self.detach();
-        within(STOP_PATIENCE, ended);
     }
 }
 
@@ -248,9 +265,13 @@ impl Drop for FuseExport {
 
 /// Waits until `is_so` holds, for at most `patience`. Returns whether it holds.
 fn within(patience: Duration, is_so: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + patience;
+    holds_by(Instant::now() + patience, is_so)
+}
+
+/// Waits until `is_so` holds, at most until then. Returns whether it holds.
+fn holds_by(until: Instant, is_so: impl Fn() -> bool) -> bool {
     while !is_so() {
-        if Instant::now() > deadline {
+        if Instant::now() > until {
             return false;
         }
         thread::sleep(Duration::from_millis(2));

@@ -33,7 +33,7 @@ use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 use super::abi::{self, ANSWER_LEN, Body, Request, ring};
 use super::abort::abort;
 use super::device::Device;
-use super::file::{Outcome, VolumeFile};
+use super::file::{Outcome, VolumeFile, Zeroes};
 use crate::backlog::Submitter;
 
 /// Bytes of an entry's page. It holds the kernel's structure and, at `VECTORS_AT`, the two vectors
@@ -72,6 +72,8 @@ enum Success {
     Written(u32),
     /// The request is refused all the same (see [`Outcome::Do`]).
     Refusal,
+    /// Nothing, if nothing is left to be zeroed.
+    Zeroes(Zeroes),
 }
 
 // SAFETY: `start` points into `memory`, which may be sent to and used on any thread.
@@ -248,8 +250,14 @@ impl Ring {
         while let Some(Done { tag, result, .. }) = self.queue.next_done() {
             let index = tag as usize;
             let entry = &self.entries[index];
+            if let (Ok(()), Success::Zeroes(zeroes)) = (&result, entry.success)
+                && zeroes.is_left()
+            {
+                self.submit((index, Outcome::Zero(zeroes)));
+                continue;
+            }
             let result = result.and_then(|()| match entry.success {
-                Success::Nothing => Ok(0),
+                Success::Nothing | Success::Zeroes(_) => Ok(0),
                 Success::Data(len) => Ok(len),
                 Success::Written(len) => Ok(entry.put(&Body::written(len))),
                 Success::Refusal => Err(Errno::OPNOTSUPP),
@@ -312,6 +320,16 @@ impl Submitter for Ring {
                     Err(Rejected::Busy(io)) => (Err(None), Outcome::Do { io, refuse }),
                     result => (result.map_err(|rejected| rejected.errno()), Outcome::Silent),
                 }
+            }
+            Outcome::Zero(zeroes) => {
+                let mut left = zeroes;
+                let Some(io) = left.take_piece() else {
+                    self.answer(index, Ok(0));
+                    return Ok(());
+                };
+                entry.success = Success::Zeroes(left);
+                let zeroed = self.queue.submit(tag, io).map_err(|rejected| rejected.errno());
+                (zeroed, Outcome::Zero(zeroes))
             }
         };
         self.pieces.clear();

@@ -148,7 +148,13 @@ impl Server {
                 no_unmap: request.is_no_unmap(),
                 fast: false,
             },
-            _ => return Err(NotStarted::Ended(self.manage_zones(tag, request))),
+            Descriptor::REPORT_ZONES => {
+                return Err(NotStarted::Ended(self.report_zones(tag, request)));
+            }
+            op => match (&self.zones, Zones::change(op, offset)) {
+                (Some(_), Some(change)) => Io::Zones(change),
+                _ => return Err(refused(Errno::OPNOTSUPP)),
+            },
         };
         self.hand_over(tag, io)
     }
@@ -169,16 +175,11 @@ impl Server {
         Ok(())
     }
 
-    /// Carries out a request on zones that writes no data to them.
-    fn manage_zones(&mut self, tag: u16, request: Descriptor) -> Result<(), Errno> {
-        let zones = self.zones.as_mut().ok_or(Errno::OPNOTSUPP)?;
+    /// Reports on zones, also while the volume has no key: the device knows them without it.
+    fn report_zones(&mut self, tag: u16, request: Descriptor) -> Result<(), Errno> {
+        let zones = self.zones.as_ref().ok_or(Errno::OPNOTSUPP)?;
         let start = request.start_sector.saturating_mul(512);
-        match request.op() {
-            Descriptor::REPORT_ZONES => {
-                zones.report(start, request.sectors, |bytes, at| self.data.give(tag, bytes, at))
-            }
-            op => zones.act(op, start),
-        }
+        zones.report(start, request.sectors, |bytes, at| self.data.give(tag, bytes, at))
     }
 
     fn take_data(&mut self, tag: u16, len: u64) -> Result<Buf, NotStarted> {
@@ -217,7 +218,11 @@ impl Server {
                 let (start, len) = (request.start_sector, u64::from(request.sectors) * 512);
                 zones.wrote(tag, start.saturating_mul(512), len, result.is_ok())
             }
-            _ => None,
+            Some(request) => {
+                zones.changed(request.op(), request.start_sector.saturating_mul(512));
+                None
+            }
+            None => None,
         };
         let next = self.next_append(tag);
         match at.filter(|_| result.is_ok()) {

@@ -13,7 +13,7 @@
 //! [`Zones::next`].
 
 use rustix::io::Errno;
-use ucrypt_engine::{VolumeZones, Zone, ZoneAction};
+use ucrypt_engine::{VolumeZones, Zone, ZoneAction, ZoneChange};
 
 use super::abi::{Descriptor, ZONE_LEN, zone_to_bytes};
 
@@ -134,22 +134,30 @@ impl Zones {
         Some(self.parked.remove(next).0)
     }
 
-    /// Carries out the zone operation `op` on the zone whose first byte is `start`.
-    pub(super) fn act(&mut self, op: u8, start: u64) -> Result<(), Errno> {
+    /// The change that the zone operation `op` makes to the zone whose first byte is `start`.
+    pub(super) fn change(op: u8, start: u64) -> Option<ZoneChange> {
         let action = match op {
             Descriptor::ZONE_OPEN => ZoneAction::Open,
             Descriptor::ZONE_CLOSE => ZoneAction::Close,
             Descriptor::ZONE_FINISH => ZoneAction::Finish,
             Descriptor::ZONE_RESET => ZoneAction::Reset,
-            Descriptor::ZONE_RESET_ALL => {
-                self.states.iter_mut().for_each(State::forget);
-                return self.device.reset_all();
-            }
-            _ => return Err(Errno::OPNOTSUPP),
+            Descriptor::ZONE_RESET_ALL => return Some(ZoneChange::ResetAll),
+            _ => return None,
         };
-        let zone = self.index(start)?;
-        self.states[zone].forget();
-        self.device.act(action, start)
+        Some(ZoneChange::One { action, start })
+    }
+
+    /// Notes that the zone operation `op` has ended.
+    pub(super) fn changed(&mut self, op: u8, start: u64) {
+        match Self::change(op, start) {
+            Some(ZoneChange::ResetAll) => self.states.iter_mut().for_each(State::forget),
+            Some(ZoneChange::One { start, .. }) => {
+                if let Ok(zone) = self.index(start) {
+                    self.states[zone].forget();
+                }
+            }
+            None => {}
+        }
     }
 
     /// Passes `give` a report on `count` zones from byte `start` on, in the kernel's format: bytes,
@@ -190,7 +198,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use ucrypt_backend::{Backend, Extent, FileBackend, Limits, Queue};
-    use ucrypt_engine::{Segment, Volume, VolumeOptions, ZoneKind, ZoneLimits};
+    use ucrypt_engine::{Io, QueueConfig, Segment, Volume, VolumeOptions, ZoneKind, ZoneLimits};
 
     use super::*;
 
@@ -268,17 +276,28 @@ mod tests {
         }
     }
 
-    fn zones(pointers: [u64; COUNT as usize]) -> Zones {
+    /// The zones of a disk with these pointers, and a queue of the volume on it.
+    fn zones(pointers: [u64; COUNT as usize]) -> (Zones, ucrypt_engine::Queue) {
         let inner = ucrypt_backend::memory(COUNT * ZONE).expect("memory");
         let disk = Arc::new(Disk { inner, pointers: Mutex::new(pointers) });
         let segment = Segment { len: COUNT * ZONE, backend_offset: 0, cipher: None };
         let volume = Volume::new(disk, vec![segment], VolumeOptions::default()).expect("a volume");
-        Zones::new(Arc::new(volume).zones().expect("whole zones").expect("zones"), 16)
+        let volume = Arc::new(volume);
+        let queue = volume.queue(QueueConfig::new(1 << 16, 1)).expect("a queue");
+        (Zones::new(volume.zones().expect("whole zones").expect("zones"), 16), queue)
+    }
+
+    fn reset(zones: &mut Zones, queue: &mut ucrypt_engine::Queue, start: u64) {
+        let change = Zones::change(Descriptor::ZONE_RESET, start).expect("a change");
+        assert!(queue.submit(0, Io::Zones(change)).is_ok());
+        queue.wait().expect("a queue that works");
+        queue.next_done().expect("an answer").result.expect("reset");
+        zones.changed(Descriptor::ZONE_RESET, start);
     }
 
     #[test]
     fn an_append_to_a_zone_that_was_just_filled_does_not_go_to_the_next() {
-        let mut zones = zones([CAPACITY - PAGE, 0, CAPACITY, 0]);
+        let (mut zones, mut queue) = zones([CAPACITY - PAGE, 0, CAPACITY, 0]);
         let last = CAPACITY - PAGE;
         assert_eq!(zones.place(0, 0, PAGE), Ok(Some(last)));
         zones.appending(0, last);
@@ -288,13 +307,13 @@ mod tests {
         // Nor does an append that is longer than the rest of its zone.
         assert_eq!(zones.place(1, ZONE, CAPACITY), Ok(Some(ZONE)));
         assert_eq!(zones.place(1, ZONE, CAPACITY + 512), Err(Errno::NOSPC));
-        zones.act(Descriptor::ZONE_RESET, 2 * ZONE).expect("reset");
+        reset(&mut zones, &mut queue, 2 * ZONE);
         assert_eq!(zones.place(1, 2 * ZONE, PAGE), Ok(Some(2 * ZONE)));
     }
 
     #[test]
     fn appends_behind_one_that_is_refused_are_not_forgotten() {
-        let mut zones = zones([CAPACITY - PAGE, 0, 0, 0]);
+        let (mut zones, _queue) = zones([CAPACITY - PAGE, 0, 0, 0]);
         let at = zones.place(0, 0, PAGE).expect("room").expect("nobody is there");
         zones.appending(0, at);
         for tag in 1..4 {
@@ -313,9 +332,9 @@ mod tests {
 
     #[test]
     fn a_zone_that_is_reset_under_an_append_is_asked_for_again() {
-        let mut zones = zones([PAGE, 0, 0, 0]);
+        let (mut zones, mut queue) = zones([PAGE, 0, 0, 0]);
         zones.appending(0, PAGE);
-        zones.act(Descriptor::ZONE_RESET, 0).expect("reset");
+        reset(&mut zones, &mut queue, 0);
         zones.wrote(0, 0, PAGE, true);
         assert_eq!(zones.place(1, 0, PAGE), Ok(Some(0)));
         // A write that is not an append makes the pointer unknown.

@@ -37,6 +37,9 @@ pub(super) struct Device {
     /// written it. A front end that reconnects does neither, and its guest may have switched the
     /// cache off long ago.
     cache: Option<bool>,
+    /// What was written before the guest wrote through is durable. Not known of what an earlier front
+    /// end has written, or an earlier server: its guest may be the one that goes on here.
+    is_flushed: bool,
     map: Arc<GuestMap>,
     rings: Vec<RingSlot>,
     inflight: Option<Inflight>,
@@ -59,6 +62,7 @@ impl Device {
             offered: config::features(&state.volume.info()),
             features: 0,
             cache: None,
+            is_flushed: false,
             rings: rings.collect::<io::Result<_>>()?,
             map: Arc::default(),
             inflight: None,
@@ -95,23 +99,33 @@ impl Device {
         self.between(change).map_err(failed)
     }
 
+    /// The write cache as the configuration space shows it. There is one unless the guest has switched
+    /// it off, or switches caches and does not flush them (virtio 1.2, 5.2.5.2).
+    fn shows_cache(&self) -> bool {
+        let switches_only =
+            self.features & (feature::CONFIG_WCE | feature::FLUSH) == feature::CONFIG_WCE;
+        self.cache.unwrap_or(true) && !switches_only
+    }
+
     /// Switches writeback by what the guest knows of a write cache. A guest that knows of none sends
     /// no flush.
     fn update_cache(&mut self) -> Result<()> {
-        let flushes = if self.features & feature::CONFIG_WCE != 0 {
-            self.cache == Some(true)
-        } else {
-            self.features & feature::FLUSH != 0
-        };
-        if flushes {
+        let knows_setting = self.features & feature::CONFIG_WCE == 0 || self.cache == Some(true);
+        if self.features & feature::FLUSH != 0 && knows_setting {
+            self.is_flushed = false;
             self.state.writeback.store(true, Ordering::Relaxed);
-        } else if self.state.writeback.load(Ordering::Relaxed) {
-            // The guest will no longer flush what it wrote while there was a cache.
+            return Ok(());
+        }
+        // The guest will no longer flush what it wrote while there was a cache, over whichever
+        // connection.
+        let is_switched_off = self.cache == Some(false) && !self.is_flushed;
+        if is_switched_off || self.state.writeback.load(Ordering::Relaxed) {
             let switch_off = |device: &mut Self| {
                 device.state.writeback.store(false, Ordering::Relaxed);
                 flush(&device.state.volume)
             };
             self.between(switch_off).map_err(failed)?;
+            self.is_flushed = true;
         }
         Ok(())
     }
@@ -272,13 +286,12 @@ impl VhostUserBackendReqHandlerMut for Device {
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
         let asks_for_cache = (offset..offset.saturating_add(size)).contains(&WRITEBACK_AT);
-        // There is a cache unless the guest has switched it off. From now on the guest knows.
-        let cache = self.cache.unwrap_or(true);
+        // From now on the guest knows.
         if asks_for_cache && self.cache.is_none() {
-            self.cache = Some(cache);
+            self.cache = Some(true);
             self.update_cache()?;
         }
-        Ok(config::read(&config::space(&self.info(), cache), offset, size))
+        Ok(config::read(&config::space(&self.info(), self.shows_cache()), offset, size))
     }
 
     fn set_config(

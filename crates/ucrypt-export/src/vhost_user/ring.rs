@@ -259,10 +259,17 @@ impl Ring {
         self.backlog.is_empty() && (self.left_over.is_empty() || self.ends.is_some())
     }
 
-    /// Takes requests while the engine has room. Returns whether there were any.
+    /// Takes requests while the engine has room, but at most as many as the ring has entries. Returns
+    /// whether there were any.
+    ///
+    /// Requests that are answered at once need no room, so a guest can offer them without end. The
+    /// requests under way hold their ranges meanwhile, which other clients may wait for.
     fn take(&mut self) -> bool {
         let mut any = self.submit_waiting();
-        while self.backlog.is_empty() {
+        for _ in 0..self.pending.len() {
+            if !self.backlog.is_empty() {
+                break;
+            }
             match self.next_head() {
                 Ok(Some((head, is_left_over))) => {
                     let Ok(request) = self.parse(head) else {

@@ -118,6 +118,28 @@ fn a_guest_that_cannot_switch_the_cache_has_one_if_it_flushes_and_none_otherwise
 }
 
 #[test]
+fn a_guest_that_cannot_flush_has_no_cache_even_if_it_could_switch_one() {
+    let ((harness, faults), memory) = (harness(), Memory::new());
+    let mut guest = Guest::new(&harness, &faults, &memory, FLUSHES);
+    assert_eq!(guest.cache(), 0);
+    assert!(guest.writes_through(), "it sends no flush");
+    // Its front end asked before the driver accepted any features, for another driver's sake.
+    drop(guest);
+    let mut front_end = FrontEnd::connect(&harness.socket());
+    let features = front_end.ask_u64(message::GET_FEATURES) & !FLUSHES;
+    let protocol = front_end.ask_u64(message::GET_PROTOCOL_FEATURES);
+    front_end.tell(message::SET_PROTOCOL_FEATURES, &protocol.to_le_bytes());
+    assert_eq!(front_end.config(CACHE_AT, 1).expect("the space"), [1]);
+    front_end.order(message::SET_FEATURES, &features.to_le_bytes(), &[]).expect("accepted");
+    let memory = Memory::new();
+    front_end.set_memory(&memory);
+    let driver = Driver::new(&memory.map, 0, 64);
+    driver.start(&mut front_end, 0).expect("started");
+    let mut guest = Guest { front_end, driver, faults };
+    assert!(guest.writes_through() && guest.cache() == 0);
+}
+
+#[test]
 fn what_was_written_before_the_cache_was_switched_off_is_flushed() {
     let ((harness, faults), memory) = (harness(), Memory::new());
     let mut guest = Guest::new(&harness, &faults, &memory, 0);
@@ -128,6 +150,26 @@ fn what_was_written_before_the_cache_was_switched_off_is_flushed() {
     assert_eq!(durable(&faults, Access::Flush), 1, "the guest will not flush it");
     assert!(guest.writes_through());
     assert_eq!(guest.driver.run(FLUSH, 0, &[]), (OK, 1), "flushes are served all the same");
+}
+
+#[test]
+fn what_was_written_over_an_earlier_connection_is_flushed_when_the_cache_is_switched_off() {
+    let ((harness, faults), memory) = (harness(), Memory::new());
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
+    assert_eq!(guest.cache(), 1);
+    assert!(!guest.writes_through());
+    drop(guest);
+    // The front end reconnects, and its guest goes on; with rings elsewhere, which changes nothing.
+    let memory = Memory::new();
+    let mut guest = Guest::new(&harness, &faults, &memory, 0);
+    assert_eq!(durable(&faults, Access::Flush), 0);
+    guest.front_end.set_config(CACHE_AT, &[0]).expect("switched off");
+    assert_eq!(durable(&faults, Access::Flush), 1, "the guest will not flush it");
+    assert!(guest.writes_through());
+    let features = guest.front_end.ask_u64(message::GET_FEATURES);
+    guest.stop_and_go_on(features);
+    guest.front_end.set_config(CACHE_AT, &[0]).expect("as it is");
+    assert_eq!(durable(&faults, Access::Flush), 1, "there is nothing to flush");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Guests that break the rules of virtqueues, and front ends that cut their memory off: the request
 //! fails or the ring stops; the server and the other rings go on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::ftruncate;
+use ucrypt_engine::{Io, QueueConfig};
 use ucrypt_testkit::Random;
 use ucrypt_testkit::fault::{Fate, Rule};
 
@@ -12,7 +13,7 @@ use crate::connection::assert_serves;
 use crate::driver::{
     DEVICE_WRITES, Descriptor, Driver, INDIRECT, IO_ERR, NEXT, OK, READ, WRITE, started,
 };
-use crate::front_end::{FrontEnd, Memory};
+use crate::front_end::{FrontEnd, Memory, message};
 use crate::harness::{Harness, aes, faulty, over};
 use crate::requests::DATA;
 
@@ -273,4 +274,44 @@ fn memory_that_is_cut_off_under_load_is_survived() {
         drop(front_end);
     }
     assert_serves(&harness);
+}
+
+#[test]
+fn a_guest_whose_ring_never_runs_dry_keeps_no_other_client_from_the_sectors_that_it_writes() {
+    let (disk, _faults) = faulty();
+    let volume = over(disk, 4096);
+    let harness = Harness::start(volume.clone());
+    let memory = Memory::new();
+    let mut front_end = FrontEnd::negotiated(&harness.socket(), 0);
+    front_end.set_memory(&memory);
+    let driver = Driver::new(&memory.map, 0, 8);
+    // Both rings lie in one place: each answer of the server makes another request available.
+    let (index, ring) = (driver.index, driver.used_ring());
+    let word = |words: &[u16]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    // Two requests, in places 4 and 5. The first one writes a part of a sector, which needs the sector
+    // for itself.
+    let (base, end) = (4, 6);
+    driver.write(ring, &word(&[0, end, 0, 0, 0, 0, 1, 0]));
+    prepare(&driver, WRITE);
+    let write = [(HEADER, 16, NEXT, 2), (DATA, 512, NEXT, 3), (STATUS, 1, DEVICE_WRITES, 0)];
+    // The second one, and all later ones, have no room for a status: they are answered at once.
+    put(&driver, driver.table(), &[&[(HEADER, 16, 0, 0)][..], &write].concat());
+    front_end.ring_word(message::SET_VRING_NUM, index, 8).expect("accepted");
+    front_end.ring_addresses(index, driver.table(), ring, ring).expect("accepted");
+    front_end.ring_word(message::SET_VRING_BASE, index, base).expect("accepted");
+    front_end.ring_event(message::SET_VRING_KICK, 0, &driver.kick).expect("accepted");
+    front_end.ring_word(message::SET_VRING_ENABLE, index, 1).expect("started");
+    let until = Instant::now() + Duration::from_secs(30);
+    while driver.answered() == end {
+        assert!(Instant::now() < until, "the ring does not run");
+        std::thread::yield_now();
+    }
+    let mut queue = volume.queue(QueueConfig::new(1 << 16, 1)).expect("a queue");
+    assert!(queue.submit(0, Io::read(0, 4096)).is_ok());
+    while !queue.has_done() {
+        assert!(Instant::now() < until, "another client gets no turn");
+        queue.poll().expect("a queue that works");
+        std::thread::yield_now();
+    }
+    assert!(queue.next_done().expect("an answer").result.is_ok());
 }

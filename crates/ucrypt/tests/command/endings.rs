@@ -136,6 +136,23 @@ fn a_second_signal_ends_a_server_that_waits_and_it_fails() {
     assert!(said.contains("SIGINT ended the volume"), "{said}");
 }
 
+#[test]
+fn many_files_in_use_end_at_the_same_time_and_leave_time_for_the_last_flush() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // One after the other they would take longer than the end may.
+    let paths: Vec<_> = (0..20).map(|number| scratch.path(&format!("file-{number}"))).collect();
+    let mut arguments = image.with_key();
+    for path in &paths {
+        arguments.extend(["--fuse".into(), path.to_str().expect("text").into()]);
+    }
+    let server = Server::start(&scratch, On::Fuse, &arguments);
+    let users: Vec<_> = paths.iter().map(|path| File::open(path).expect("it opens")).collect();
+    let said = server.terminate_in_use();
+    assert!(!said.contains("did not answer"), "{said}");
+    drop(users);
+}
+
 /// A service manager sends both, in no order, to all processes of a session that ends (`SendSIGHUP=`).
 #[test]
 fn sighup_beside_sigterm_is_no_second_signal_and_loses_nothing() {

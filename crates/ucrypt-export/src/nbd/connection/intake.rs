@@ -138,6 +138,8 @@ impl Connection<'_> {
             Incoming::Refused { cookie, refusal, left } => {
                 let count = (*left).min(self.inbox.bytes().len());
                 self.inbox.consume(count);
+                // What is under way gets on meanwhile, for which other clients may wait.
+                self.round_bytes += count;
                 *left -= count;
                 if *left > 0 {
                     return Need::Input;
