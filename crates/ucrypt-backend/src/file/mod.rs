@@ -61,7 +61,7 @@ enum IoMethod {
 
 /// The descriptors of one image.
 pub(crate) struct Files {
-    buffered: OwnedFd,
+    buffered: lock::Locked,
     direct: Option<Direct>,
     /// The mapping of a file in memory.
     mapping: Option<Arc<Mapping>>,
@@ -134,7 +134,7 @@ impl Flusher {
     }
 
     fn descriptor<'a>(&'a self, files: &'a Files) -> BorrowedFd<'a> {
-        self.0.as_ref().unwrap_or(&files.buffered).as_fd()
+        self.0.as_ref().map_or_else(|| files.buffered.as_fd(), AsFd::as_fd)
     }
 }
 

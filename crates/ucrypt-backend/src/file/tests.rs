@@ -8,7 +8,7 @@ use std::time::Duration;
 use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{FileBackend, IoMethod, OpenError, OpenOptions, threads};
+use super::{FileBackend, IoMethod, OpenError, OpenOptions, lock, threads};
 use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory, total_len};
 
 const PAGE: usize = 4096;
@@ -361,6 +361,25 @@ fn a_second_writer_is_refused_and_a_second_reader_is_not() {
     assert!(refused.is_busy());
     drop(reader);
     open(&path);
+}
+
+#[test]
+fn a_closed_image_is_free_although_a_child_has_its_open_file_and_a_child_closes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 4096);
+    for direct in [false, true] {
+        let writer = FileBackend::open(&path, OpenOptions { direct, ..OpenOptions::default() });
+        let writer = writer.unwrap();
+        // A fork gives a child the same open file.
+        let childs = writer.files.buffered.as_fd().try_clone_to_owned().unwrap();
+        // What the child does with its copy of the lock.
+        drop(lock::Locked::of(childs.try_clone().unwrap(), rustix::process::Pid::INIT));
+        let refused = FileBackend::open(&path, OpenOptions::default()).err().expect("refused");
+        assert!(matches!(refused, OpenError::Locked { .. }), "the child has given it free");
+        drop(writer);
+        open(&path);
+        drop(childs);
+    }
 }
 
 #[test]
