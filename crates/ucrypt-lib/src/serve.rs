@@ -151,7 +151,9 @@ impl ServedFile {
     ///
     /// # Errors
     /// [`ServeError::Flush`] if something was lost, or if this is a child that was forked, which cannot
-    /// stop its parent's service; [`ServeError::System`] if somebody had aborted the service before.
+    /// stop its parent's service; [`ServeError::System`] if somebody had aborted the service before, or
+    /// if it goes on: the file was moved with its directory, or a program has it open that this user may
+    /// not part from it. What clients write from then on is not flushed.
     pub fn stop(self) -> Result<(), ServeError> {
         let mut service = self.service;
         service.volume.engine()?;

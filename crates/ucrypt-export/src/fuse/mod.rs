@@ -91,6 +91,15 @@ pub enum FuseError {
         /// The file.
         path: PathBuf,
     },
+    /// The service goes on: nothing ends those who use the file.
+    #[error(
+        "{path} could not be ended: it is mounted elsewhere by now, or programs have it open and there is \
+         no permission to abort its connection; end them, or unmount it where it is"
+    )]
+    GoesOn {
+        /// The file.
+        path: PathBuf,
+    },
     /// The kernel refused a mount that is attached to no path.
     #[error("cannot mount a file for the loop driver: {error}; it needs root and Linux 5.2")]
     Hidden {
@@ -121,8 +130,15 @@ pub struct FuseExport {
     transport: InUse,
     /// Empty once the export is stopped.
     threads: Vec<JoinHandle<()>>,
-    /// The connection ended while the file was still mounted.
-    aborted: bool,
+    /// How it ended, if not as it should.
+    problem: Option<Problem>,
+}
+
+/// See [`FuseError`].
+#[derive(Debug, Clone, Copy)]
+enum Problem {
+    Aborted,
+    GoesOn,
 }
 
 impl FuseExport {
@@ -157,7 +173,7 @@ impl FuseExport {
         });
         match started {
             Ok((mounted, transport, threads)) => {
-                Ok(Self { place, mounted, file, transport, threads, aborted: false })
+                Ok(Self { place, mounted, file, transport, threads, problem: None })
             }
             Err(error) => {
                 place.remove();
@@ -214,17 +230,20 @@ impl FuseExport {
         self.place.remove();
     }
 
-    /// Unmounts. Programs that have the file open can no longer reach it by name; they get errors
-    /// once the process ends.
+    /// Unmounts, and ends the service. Programs that still have the file open after two seconds get
+    /// errors from then on, so that nothing of theirs is acknowledged later than this returns.
     ///
     /// # Errors
-    /// [`FuseError::Aborted`] if the connection ended while the file was still mounted.
+    /// [`FuseError::Aborted`] if the connection ended while the file was still mounted;
+    /// [`FuseError::GoesOn`] if the service could not be ended.
     pub fn stop(mut self) -> Result<(), FuseError> {
         self.unmount();
-        if self.aborted {
-            return Err(FuseError::Aborted { path: self.path().into() });
+        let path = self.path().into();
+        match self.problem {
+            None => Ok(()),
+            Some(Problem::Aborted) => Err(FuseError::Aborted { path }),
+            Some(Problem::GoesOn) => Err(FuseError::GoesOn { path }),
         }
-        Ok(())
     }
 
     fn unmount(&mut self) {
@@ -234,9 +253,22 @@ impl FuseExport {
         }
         let ended = || threads.iter().all(JoinHandle::is_finished);
         // When somebody else unmounts the file, its name goes before the threads end.
-        self.aborted = ended() && self.mounted.is_there();
+        if ended() && self.mounted.is_there() {
+            self.problem = Some(Problem::Aborted);
+        }
+        // Else another file system could get the number of the connection.
+        let pinned = self.mounted.pin();
         self.detach();
-        within(STOP_PATIENCE, ended);
+        if !within(STOP_PATIENCE, || ended() || !self.file.is_open())
+            && let Some(pinned) = &pinned
+        {
+            // If this fails, the threads do not end.
+            let _ = pinned.abort();
+        }
+        drop(pinned);
+        if !within(STOP_PATIENCE, ended) {
+            self.problem = Some(Problem::GoesOn);
+        }
     }
 }
 
