@@ -101,6 +101,8 @@ class VolumeFile(io.RawIOBase):
     def flush(self) -> None:
         """Makes everything durable that was written. Closing the file does the same."""
         super().flush()
-        # A closed volume was flushed.
-        if not self._volume.closed and not self._volume.readonly:
+        if self._volume.closed:
+            # It was flushed then. If something was lost, this raises it again.
+            self._volume.close()
+        elif not self._volume.readonly:
             self._volume.flush()
