@@ -4,10 +4,12 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::catalogue::{Scale, by_name};
@@ -181,7 +183,7 @@ impl Store {
     /// # Errors
     /// If there is none, or it cannot be read or written.
     pub fn resume(dir: &Path) -> io::Result<(Self, About)> {
-        let (about, records) = read(dir)?;
+        let Kept { about, records, .. } = read(dir)?;
         about.settings.check().map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
         let path = dir.join(RESULTS);
         let mut results = File::options().create(true).append(true).open(&path)?;
@@ -236,39 +238,67 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-fn check_len(path: &Path, max: u64) -> io::Result<()> {
-    match fs::metadata(path) {
-        Ok(found) if found.len() > max => {
-            Err(invalid(format!("{} is longer than {max} bytes", path.display())))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Reads a run. Of a measurement that was made twice, the last one counts.
+/// Opens a file of a run to read it: at most `max` bytes, and no pipe, which might never end.
 ///
 /// # Errors
-/// If there is no run in `dir`, or it is not readable. Lines that are no measurements are left out.
-pub fn read(dir: &Path) -> io::Result<(About, Vec<Record>)> {
-    check_len(&dir.join(ABOUT), ABOUT_MAX)?;
-    check_len(&dir.join(RESULTS), RESULTS_MAX)?;
-    let text = fs::read_to_string(dir.join(ABOUT)).map_err(|error| match error.kind() {
+/// It is not there, cannot be read, is longer, or is no file.
+pub fn open(path: &Path, max: u64) -> io::Result<impl io::Read + use<>> {
+    let no_wait = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(no_wait).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(invalid(format!("{} is no file", path.display())));
+    }
+    if found.len() > max {
+        return Err(invalid(format!("{} is longer than {max} bytes", path.display())));
+    }
+    // It may grow meanwhile.
+    Ok(file.take(max))
+}
+
+/// What a directory holds of a run.
+#[derive(Debug)]
+pub struct Kept {
+    /// `run.json`.
+    pub about: About,
+    /// The measurements.
+    pub records: Vec<Record>,
+    /// Lines that are whole, but no measurements of this version.
+    pub unknown: usize,
+}
+
+/// Reads a run. Of a measurement that was made twice, the last one counts. A line that was cut off is left
+/// out: its measurement is one that was not made.
+///
+/// # Errors
+/// If there is no run in `dir`, or it is not readable.
+pub fn read(dir: &Path) -> io::Result<Kept> {
+    let about = open(&dir.join(ABOUT), ABOUT_MAX).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             io::Error::new(io::ErrorKind::NotFound, format!("there is no run in it (no {ABOUT})"))
         }
         _ => error,
     })?;
+    let about = io::read_to_string(about)?;
     let about =
-        serde_json::from_str(&text).map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
+        serde_json::from_str(&about).map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
     let mut records: Vec<Record> = Vec::new();
-    let mut places = std::collections::HashMap::new();
-    let results = match File::open(dir.join(RESULTS)) {
+    let (mut places, mut unknown) = (std::collections::HashMap::new(), 0);
+    let results = match open(&dir.join(RESULTS), RESULTS_MAX) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((about, records)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Kept { about, records, unknown });
+        }
         Err(error) => return Err(error),
     };
     for line in BufReader::new(results).split(b'\n') {
-        let Ok(record) = serde_json::from_slice::<Record>(&line?) else { continue };
+        let record = match serde_json::from_slice::<Record>(&line?) {
+            Ok(record) => record,
+            Err(error) => {
+                unknown += usize::from(error.is_data());
+                continue;
+            }
+        };
         match places.entry(record.key()) {
             std::collections::hash_map::Entry::Occupied(at) => records[*at.get()] = record,
             std::collections::hash_map::Entry::Vacant(at) => {
@@ -277,7 +307,7 @@ pub fn read(dir: &Path) -> io::Result<(About, Vec<Record>)> {
             }
         }
     }
-    Ok((about, records))
+    Ok(Kept { about, records, unknown })
 }
 
 /// Memory of the same machine, in parts of it: the kernel's own share differs from start to start.
@@ -399,9 +429,39 @@ mod tests {
         assert_eq!(again, about());
         assert!(store.has(&record(0, 0.0).key()) && !store.has(&record(1, 0.0).key()));
         store.add(&record(1, 3.0)).unwrap();
-        let (_, records) = read(&place).unwrap();
+        let records = read(&place).unwrap().records;
         assert_eq!(records, [record(0, 1.0), record(1, 3.0)]);
         assert!(read(dir.path()).is_err(), "no run");
+    }
+
+    #[test]
+    fn lines_of_another_version_are_counted_and_a_torn_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::create(dir.path(), &about()).unwrap();
+        store.add(&record(0, 1.0)).unwrap();
+        drop(store);
+        let mut results = File::options().append(true).open(dir.path().join(RESULTS)).unwrap();
+        let line = serde_json::to_string(&record(1, 2.0)).unwrap();
+        let other = line.replace("ucrypt:unbound,unsorted", "a-server-to-come");
+        assert_ne!(other, line);
+        results.write_all(format!("{other}\n{}", &line[..line.len() / 2]).as_bytes()).unwrap();
+        let kept = read(dir.path()).unwrap();
+        assert_eq!((kept.records.len(), kept.unknown), (1, 1));
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_not_waited_for() {
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        for name in [ABOUT, RESULTS] {
+            let dir = tempfile::tempdir().unwrap();
+            drop(Store::create(dir.path(), &about()).unwrap());
+            let path = dir.path().join(name);
+            fs::remove_file(&path).unwrap();
+            let pipe = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, &path, pipe, mode, 0).unwrap();
+            let refused = read(dir.path()).expect_err("a pipe").to_string();
+            assert!(refused.contains("is no file"), "{refused}");
+        }
     }
 
     #[test]
