@@ -9,7 +9,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::catalogue::{Scale, by_name};
@@ -143,6 +144,8 @@ impl Record {
 
 const ABOUT: &str = "run.json";
 const RESULTS: &str = "results.jsonl";
+/// `run.json`, before it is whole.
+const NEW_ABOUT: &str = ".run.json.new";
 
 /// The directory of a run, open for writing.
 pub struct Store {
@@ -155,7 +158,7 @@ impl Store {
     /// A new run in `dir`, which is made if it is not there.
     ///
     /// # Errors
-    /// If a run is there already, or nothing can be written.
+    /// If a run is there already, nothing can be written, or another process carries it out.
     pub fn create(dir: &Path, about: &About) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         if dir.join(ABOUT).exists() {
@@ -173,20 +176,30 @@ impl Store {
             ),
             _ => error,
         })?;
+        lock(&results)?;
         let store = Self { dir: dir.into(), results, done: HashSet::new() };
-        store.write_about(about)?;
+        store.write_about(about).inspect_err(|_| {
+            // Without it, they are in the way of the next run.
+            for name in [NEW_ABOUT, RESULTS] {
+                let _ = fs::remove_file(dir.join(name));
+            }
+        })?;
         Ok(store)
     }
 
     /// Goes on with the run in `dir`.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read or written.
+    /// If there is none, it cannot be read or written, or another process carries it out.
     pub fn resume(dir: &Path) -> io::Result<(Self, About)> {
-        let Kept { about, records, .. } = read(dir)?;
+        // What is no run stays as it is.
+        let about = read(dir)?.about;
         about.settings.check().map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
         let path = dir.join(RESULTS);
         let mut results = File::options().create(true).append(true).open(&path)?;
+        lock(&results)?;
+        // From now on, nobody else adds to it.
+        let Kept { about, records, .. } = read(dir)?;
         // A line that was cut off is ended, so that the next one stands alone.
         if !fs::read(&path)?.ends_with(b"\n") && fs::metadata(&path)?.len() > 0 {
             results.write_all(b"\n")?;
@@ -201,7 +214,7 @@ impl Store {
     /// Those of writing.
     pub fn write_about(&self, about: &About) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(about)?;
-        let new = self.dir.join(".run.json.new");
+        let new = self.dir.join(NEW_ABOUT);
         let mut file = File::create(&new)?;
         file.write_all(&text)?;
         file.sync_all()?;
@@ -236,6 +249,18 @@ const RESULTS_MAX: u64 = 1 << 30;
 
 fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Of two processes that write to a run, each would disturb what the other one measures.
+fn lock(results: &File) -> io::Result<()> {
+    match flock(results, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another process carries this run out; wait for its end",
+        )),
+        // File systems without locks let everyone in.
+        _ => Ok(()),
+    }
 }
 
 /// Opens a file of a run to read it: at most `max` bytes, and no pipe, which might never end.
@@ -435,6 +460,19 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_cannot_be_described_leaves_nothing_in_its_directory() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = about();
+        // JSON has no such names.
+        let name = std::ffi::OsStr::from_bytes(b"/dev/\xff");
+        other.settings.on = Target::Device(name.into());
+        assert!(Store::create(dir.path(), &other).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        Store::create(dir.path(), &about()).expect("nothing is in its way");
+    }
+
+    #[test]
     fn lines_of_another_version_are_counted_and_a_torn_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let mut store = Store::create(dir.path(), &about()).unwrap();
@@ -447,6 +485,19 @@ mod tests {
         results.write_all(format!("{other}\n{}", &line[..line.len() / 2]).as_bytes()).unwrap();
         let kept = read(dir.path()).unwrap();
         assert_eq!((kept.records.len(), kept.unknown), (1, 1));
+    }
+
+    #[test]
+    fn a_run_is_carried_out_by_one_process_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), &about()).unwrap();
+        let busy = Store::resume(dir.path()).err().expect("refused");
+        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy, "{busy}");
+        read(dir.path()).expect("it can be looked at");
+        drop(store);
+        let (store, _) = Store::resume(dir.path()).unwrap();
+        assert!(Store::resume(dir.path()).is_err());
+        drop(store);
     }
 
     #[test]
