@@ -48,7 +48,9 @@ impl Volume {
     fn volume(&self) -> PyResult<Arc<ucrypt_lib::Volume>> {
         match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
             State::Open(volume) => Ok(volume.clone()),
-            State::Closing(_) | State::Closed | State::Lost(_) => Err(PyValueError::new_err("the volume is closed")),
+            State::Closing(_) | State::Closed | State::Lost(_) => {
+                Err(PyValueError::new_err("the volume is closed"))
+            }
         }
     }
 
