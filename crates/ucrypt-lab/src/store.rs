@@ -243,6 +243,13 @@ impl Store {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        // A program that is just being started has the open file, too, until it has begun.
+        let _ = flock(&self.results, FlockOperation::Unlock);
+    }
+}
+
 /// Longest `run.json` and `results.jsonl`, in bytes: they are read into memory.
 const ABOUT_MAX: u64 = 16 << 20;
 const RESULTS_MAX: u64 = 1 << 30;
@@ -494,10 +501,12 @@ mod tests {
         let busy = Store::resume(dir.path()).err().expect("refused");
         assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy, "{busy}");
         read(dir.path()).expect("it can be looked at");
+        // A program that is being started has the open file, too.
+        let childs = store.results.try_clone().unwrap();
         drop(store);
         let (store, _) = Store::resume(dir.path()).unwrap();
         assert!(Store::resume(dir.path()).is_err());
-        drop(store);
+        drop((store, childs));
     }
 
     #[test]
