@@ -223,7 +223,7 @@ fn describe(
         .flatten();
     let punch_align = if is_device { u64::from(device_block) } else { 1 };
     let is_watched = !read_only && !in_memory;
-    let losses = if is_watched { Losses::of(fd.as_fd()) } else { Losses::none() };
+    let losses = if is_watched { Losses::of(fd.as_fd())? } else { Losses::none() };
     let files = Arc::new(Files { buffered: fd, direct, mapping, punch_align, punches, losses });
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
         let number = |name| attribute(stat.st_rdev, name).and_then(|text| text.parse().ok());
