@@ -36,19 +36,34 @@ pub(crate) fn raised_by_open(error: OpenError) -> PyErr {
     }
 }
 
-pub(crate) fn raised_by_io(error: IoError) -> PyErr {
-    let text = error.to_string();
-    let number = match &error {
-        IoError::OutOfRange { .. } => Some(ENOSPC),
-        IoError::ReadOnly => Some(EROFS),
-        IoError::NoDiscards => Some(EOPNOTSUPP),
-        IoError::Failed { error, .. } | IoError::NoRoom(error) | IoError::Broken(error) => {
-            error.raw_os_error()
-        }
-        _ => None,
-    };
-    match number {
-        Some(number) => Error::new_err((number, text)),
-        None => Error::new_err(text),
+/// What an error of a volume raises, as often as it is asked for.
+pub(crate) struct Raised {
+    number: Option<i32>,
+    text: String,
+}
+
+impl Raised {
+    pub(crate) fn of(error: &IoError) -> Self {
+        let number = match error {
+            IoError::OutOfRange { .. } => Some(ENOSPC),
+            IoError::ReadOnly => Some(EROFS),
+            IoError::NoDiscards => Some(EOPNOTSUPP),
+            IoError::Failed { error, .. } | IoError::NoRoom(error) | IoError::Broken(error) => {
+                error.raw_os_error()
+            }
+            _ => None,
+        };
+        Self { number, text: error.to_string() }
     }
+
+    pub(crate) fn error(&self) -> PyErr {
+        match self.number {
+            Some(number) => Error::new_err((number, self.text.clone())),
+            None => Error::new_err(self.text.clone()),
+        }
+    }
+}
+
+pub(crate) fn raised_by_io(error: IoError) -> PyErr {
+    Raised::of(&error).error()
 }

@@ -12,24 +12,53 @@ use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
+use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
+use pyo3::types::PyByteArray;
 use ucrypt_lib::{Key, OpenOptions};
+use zeroize::Zeroizing;
 
 use crate::error::raised_by_open;
 use crate::volume::Volume;
 
-/// A passphrase or key: text counts as UTF-8.
+/// A key. `bytes` are read where they are. Of a `bytearray`, which other threads may change meanwhile,
+/// there is a copy, which is wiped: so nothing is left once the caller has overwritten his.
+enum Bytes {
+    There(PyBackedBytes),
+    Copied(Zeroizing<Vec<u8>>),
+}
+
+impl Bytes {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::There(bytes) => bytes,
+            Self::Copied(bytes) => bytes,
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Bytes {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match given.cast::<PyByteArray>() {
+            Ok(array) => Ok(Self::Copied(Zeroizing::new(array.to_vec()))),
+            Err(_) => Ok(Self::There(given.extract()?)),
+        }
+    }
+}
+
+/// A passphrase: text counts as UTF-8.
 #[derive(FromPyObject)]
 enum Secret {
-    Text(String),
-    Bytes(PyBackedBytes),
+    Text(PyBackedStr),
+    Bytes(Bytes),
 }
 
 impl Secret {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Text(text) => text.as_bytes(),
-            Self::Bytes(bytes) => bytes,
+            Self::Bytes(bytes) => bytes.bytes(),
         }
     }
 }
@@ -50,7 +79,7 @@ fn open(
     path: PathBuf,
     passphrase: Option<Secret>,
     key_file: Option<PathBuf>,
-    volume_key: Option<PyBackedBytes>,
+    volume_key: Option<Bytes>,
     readonly: bool,
     shared: bool,
     header: Option<PathBuf>,
@@ -83,12 +112,12 @@ fn open(
 fn key<'a>(
     passphrase: Option<&'a Secret>,
     file: Option<&'a Path>,
-    volume_key: Option<&'a PyBackedBytes>,
+    volume_key: Option<&'a Bytes>,
 ) -> PyResult<Key<'a>> {
     match (passphrase, file, volume_key) {
         (Some(passphrase), None, None) => Ok(Key::Passphrase(passphrase.bytes())),
         (None, Some(file), None) => Ok(Key::File(file)),
-        (None, None, Some(key)) => Ok(Key::VolumeKey(key)),
+        (None, None, Some(key)) => Ok(Key::VolumeKey(key.bytes())),
         _ => Err(PyTypeError::new_err("give exactly one of passphrase, key_file and volume_key")),
     }
 }

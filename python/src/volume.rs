@@ -1,36 +1,87 @@
 //! An open volume as a Python object.
 
-use std::sync::{PoisonError, RwLock};
+use std::process;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyType};
-use ucrypt_lib::Facts;
+use ucrypt_lib::{Facts, IoError};
 
-use crate::error::raised_by_io;
+use crate::error::{Raised, raised_by_io};
+
+/// How long [`Volume::close`] sleeps between looks whether the calls of other threads have ended.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// An open volume; any number of threads may use it.
 #[pyclass(frozen, module = "ucrypt")]
 pub(crate) struct Volume {
-    /// `None` once it is closed. A call takes a clone, so a volume that is closed meanwhile stays open until
-    /// the call ends.
-    open: RwLock<Option<ucrypt_lib::Volume>>,
+    /// Held only while this thread has the interpreter, so that a child that was forked finds it free.
+    state: RwLock<State>,
     facts: Facts,
     notices: Vec<String>,
     in_use: bool,
+}
+
+/// Whether a volume is open.
+enum State {
+    /// A call takes a clone, for which [`Volume::close`] waits before it flushes.
+    Open(Arc<ucrypt_lib::Volume>),
+    /// A thread of this process closes it.
+    Closing(u32),
+    /// Everything that was written is durable.
+    Closed,
+    /// It is closed, and something was lost: whoever asks again is told again.
+    Lost(Raised),
 }
 
 impl Volume {
     pub(crate) fn new(volume: ucrypt_lib::Volume) -> Self {
         let (facts, notices) = (volume.facts().clone(), volume.notices().to_vec());
         let in_use = volume.is_in_use();
-        Self { open: RwLock::new(Some(volume)), facts, notices, in_use }
+        Self { state: RwLock::new(State::Open(Arc::new(volume))), facts, notices, in_use }
     }
 
-    fn volume(&self) -> PyResult<ucrypt_lib::Volume> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        open.clone().ok_or_else(|| PyValueError::new_err("the volume is closed"))
+    fn volume(&self) -> PyResult<Arc<ucrypt_lib::Volume>> {
+        match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            State::Open(volume) => Ok(volume.clone()),
+            State::Closing(_) | State::Closed | State::Lost(_) => {
+                Err(PyValueError::new_err("the volume is closed"))
+            }
+        }
+    }
+
+    /// The process that closes it at this moment.
+    fn closer(&self) -> Option<u32> {
+        match *self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            State::Closing(closer) => Some(closer),
+            _ => None,
+        }
+    }
+
+    fn set(&self, state: State) -> State {
+        let mut now = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut now, state)
+    }
+}
+
+/// Flushes and closes, once the calls of other threads have ended: what they return for is durable, too.
+fn close(volume: Arc<ucrypt_lib::Volume>) -> Result<(), IoError> {
+    let mut shared = match Arc::try_unwrap(volume) {
+        Ok(alone) => return alone.close(),
+        Err(shared) => shared,
+    };
+    // In a child that was forked this fails: the parent's threads are not there to be waited for.
+    shared.flush()?;
+    loop {
+        thread::sleep(PAUSE);
+        shared = match Arc::try_unwrap(shared) {
+            Ok(alone) => return alone.close(),
+            Err(shared) => shared,
+        };
     }
 }
 
@@ -111,7 +162,7 @@ impl Volume {
     /// Whether the volume is closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.open.read().unwrap_or_else(PoisonError::into_inner).is_none()
+        !matches!(*self.state.read().unwrap_or_else(PoisonError::into_inner), State::Open(_))
     }
 
     /// Reads `length` bytes from byte `offset` on; fewer only at the end of the volume.
@@ -154,13 +205,30 @@ impl Volume {
         py.detach(|| volume.flush()).map_err(raised_by_io)
     }
 
-    /// Flushes and closes the volume. Does nothing if it is closed already.
+    /// Waits for the calls of other threads, flushes and closes the volume. Does nothing if it is closed
+    /// already; but if something was lost then, raises that again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let volume = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
-        match volume {
-            Some(volume) => py.detach(|| volume.close()).map_err(raised_by_io),
-            None => Ok(()),
+        while let Some(closer) = self.closer() {
+            if closer != process::id() {
+                return Err(Raised::of(&IoError::OtherProcess).error());
+            }
+            py.check_signals()?;
+            py.detach(|| thread::sleep(PAUSE));
         }
+        let closed = match self.set(State::Closing(process::id())) {
+            State::Open(volume) => py.detach(|| close(volume)).map_err(|error| Raised::of(&error)),
+            State::Closed | State::Closing(_) => Ok(()),
+            State::Lost(raised) => Err(raised),
+        };
+        let (state, result) = match closed {
+            Ok(()) => (State::Closed, Ok(())),
+            Err(raised) => {
+                let error = raised.error();
+                (State::Lost(raised), Err(error))
+            }
+        };
+        self.set(state);
+        result
     }
 
     /// The volume as a file with a position, at the start.

@@ -72,6 +72,34 @@ def test_the_end_is_where_writes_end(image: Image) -> None:
             file.fileno()
 
 
+def test_a_call_that_is_refused_leaves_the_position(image: Image) -> None:
+    with image.open(readonly=False) as volume, volume.file() as file:
+        file.write(b"0123456789")
+        file.seek(2)
+        for buffer in [bytes(3), memoryview(bytearray(9))[::2], [1, 2]]:
+            with pytest.raises(TypeError):
+                file.readinto(buffer)  # type: ignore[arg-type]
+        for data in [memoryview(b"abcdefghi")[::2], "text"]:
+            with pytest.raises((TypeError, NotImplementedError)):
+                file.write(data)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            file.seek(1.5)  # type: ignore[arg-type]
+        assert file.tell() == 2
+        target = bytearray(3)
+        assert file.readinto(target) == 3 and target == b"234"
+
+
+def test_an_image_whose_name_is_no_text_is_opened(image: Image) -> None:
+    name = os.fsdecode(b"na\xffme.img")
+    image.path = image.path.rename(image.path.with_name(name))
+    with image.open(readonly=False) as volume:
+        volume.pwrite(0, b"data")
+        with pytest.raises(ucrypt.InUse):
+            image.open()
+    with pytest.raises(ucrypt.Error, match="Invalid argument"):
+        ucrypt.open("na\0me", passphrase="x")
+
+
 def test_it_is_an_unbuffered_binary_file_for_the_io_module(image: Image) -> None:
     with image.open(readonly=False) as volume:
         assert isinstance(volume.file(), io.RawIOBase) and isinstance(volume.file(), ucrypt.VolumeFile)

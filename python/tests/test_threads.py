@@ -83,3 +83,29 @@ def test_threads_find_what_they_have_written(make: Callable[..., Image]) -> None
         for thread in threads:
             thread.join()
     assert problems == []
+
+
+@pytest.mark.usefixtures("only_whoever_waits_lets_others_run")
+def test_a_close_waits_for_the_writes_of_other_threads(make: Callable[..., Image]) -> None:
+    image = make(2, 16 * MIB)
+    for _ in range(5):
+        volume, is_closed, late, begun = image.open(readonly=False), threading.Event(), [], threading.Event()
+
+        def write(volume: ucrypt.Volume = volume, is_closed: threading.Event = is_closed, late: list[bool] = late,
+                  begun: threading.Event = begun) -> None:  # fmt: skip
+            while True:
+                begun.set()
+                try:
+                    volume.pwrite(0, bytes(16 * MIB))
+                except ValueError:
+                    return
+                # Nobody makes it durable any more.
+                late.append(is_closed.is_set())
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        begun.wait()
+        volume.close()
+        is_closed.set()
+        thread.join()
+        assert True not in late

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import pathlib
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -169,3 +173,102 @@ def test_a_forked_process_is_refused_and_opens_the_image_itself(image: Image) ->
     os.close(reader)
     assert volume.pread(0, 6) == b"parent"
     volume.close()
+
+
+def let_flushes_fail(image: Image) -> None:
+    """Puts a pipe, which cannot be flushed, in place of every open file of the image."""
+    reader, writer = os.pipe()
+    for name in os.listdir("/proc/self/fd"):
+        link = pathlib.Path("/proc/self/fd", name)
+        if link.is_symlink() and os.readlink(link) == str(image.path):
+            os.dup2(writer, int(name), inheritable=False)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_close_that_failed_is_no_success_when_somebody_asks_again(image: Image) -> None:
+    volume = image.open(readonly=False)
+    file = volume.file()
+    volume.pwrite(0, b"lost")
+    let_flushes_fail(image)
+    for call in [volume.flush, volume.close, volume.close, file.flush, file.close]:
+        with pytest.raises(ucrypt.Error, match="flush at byte 0 failed") as caught:
+            call()
+        assert caught.value.errno is not None
+    assert volume.closed
+    with pytest.raises(ucrypt.Error, match="flush at byte 0 failed"), image.open(readonly=False) as volume:
+        let_flushes_fail(image)
+
+
+def test_a_parents_volume_is_not_closed_with_success_in_a_forked_process(image: Image) -> None:
+    with image.open(readonly=False) as volume:
+        file = volume.file()
+        child = os.fork()
+        if child == 0:
+            said = []
+            for call in [volume.close, volume.close, file.flush]:
+                try:
+                    call()
+                except ucrypt.Error as error:
+                    said.append("opened by another process" in str(error))
+            os._exit(0 if said == [True] * 3 else 1)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        assert volume.pread(0, 0) == b""
+
+
+def test_a_closed_image_is_free_while_a_forked_process_lives(image: Image) -> None:
+    volume = image.open(readonly=False)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        # Until the parent has closed the other end.
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        volume.close()
+        image.open(readonly=False).close()
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.waitpid(child, 0)
+
+
+def test_a_bytearray_that_was_overwritten_leaves_no_key(image: Image) -> None:
+    key = image.volume_key().read_bytes()
+    script = (
+        "import sys, ucrypt\n"
+        "path, key = sys.argv[1:]\n"
+        "secret = bytearray(64)\n"
+        "with open(key, 'rb', buffering=0) as file:\n"
+        "    assert file.readinto(secret) == 64\n"
+        "volume = ucrypt.open(path, volume_key=secret)\n"
+        "secret[:] = bytes(64)\n"
+        "volume.close()\n"
+        "print('closed', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, image.path, image.path.with_suffix(".volume-key")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"closed\n"
+        memory = memory_of(child.pid)
+    assert child.returncode == 0
+    assert str(image.path).encode() in memory, "the search finds what is there"
+    for part in [key[:32], key[32:]]:
+        assert part not in memory
+
+
+def memory_of(pid: int) -> bytes:
+    """All that another process has in its memory."""
+    found = []
+    with pathlib.Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+            places, rights, rest = line.split(maxsplit=2)
+            start, end = (int(place, 16) for place in places.split("-"))
+            if rights.startswith("r") and "[v" not in rest:
+                memory.seek(start)
+                # Of what is mapped beyond the end of a file there is nothing.
+                with contextlib.suppress(OSError):
+                    found.append(memory.read(end - start))
+    return b"".join(found)

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::cryptsetup_locks;
 use crate::error::Error;
+use crate::flock::Locked;
 
 /// How long to wait for another change, which may derive a key meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,9 +40,9 @@ pub enum Access {
 /// A lock on a header. Dropping it gives the header free.
 #[derive(Debug)]
 pub struct HeaderLock {
-    file: File,
+    file: Locked,
     /// cryptsetup's lock of the device.
-    _of_device: Option<File>,
+    _of_device: Option<Locked>,
 }
 
 impl HeaderLock {
@@ -64,7 +65,7 @@ pub fn lock(path: &Path, access: Access) -> Result<HeaderLock, Error> {
     // Else a pipe would wait for somebody at its other end.
     let no_wait = OFlags::NONBLOCK.bits().cast_signed();
     let opened = File::options().read(true).write(changes).custom_flags(no_wait).open(path);
-    let file = opened.map_err(failed)?;
+    let file = Locked::new(opened.map_err(failed)?);
     if WITHOUT_LOCKS.load(Ordering::Relaxed) {
         return Ok(HeaderLock { file, _of_device: None });
     }
@@ -80,10 +81,11 @@ fn lock_device(
     path: &Path,
     access: Access,
     deadline: Instant,
-) -> Result<Option<File>, Error> {
+) -> Result<Option<Locked>, Error> {
     let Some(place) = place_of_device(device) else { return Ok(None) };
     loop {
         let Ok(file) = cryptsetup_locks::open(&place) else { return Ok(None) };
+        let file = Locked::new(file);
         take(&file, path, access, deadline)?;
         if cryptsetup_locks::is_still(&file, &place) {
             return Ok(Some(file));

@@ -15,6 +15,7 @@
 
 mod cryptsetup_locks;
 mod error;
+mod flock;
 pub mod header;
 pub mod header_lock;
 pub mod key_file;

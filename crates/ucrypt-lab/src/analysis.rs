@@ -11,8 +11,9 @@ use ucrypt_engine::PolicyKind;
 use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Method, by_name};
 use crate::contender::Contender;
+use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Sample};
-use crate::store::{About, Record};
+use crate::store::{About, Kept, Record};
 use crate::tree::MEMORY;
 
 /// A median and its quartiles.
@@ -151,6 +152,10 @@ pub struct Analysis {
     pub shortfalls: Vec<Shortfall>,
     /// Pairs of contenders that were compared for that.
     pub compared: usize,
+    /// Those of them that were compared often enough to exclude chance.
+    pub telling: usize,
+    /// What is not in the figures although it was to be, in sentences.
+    pub gaps: Vec<String>,
 }
 
 /// The value that ratios are taken of: throughput, or for file systems the inverse of the run time.
@@ -185,19 +190,36 @@ impl Analysis {
         })
     }
 
-    /// The warning about a run that was disturbed; `None` if hardly any measurement was.
+    /// The warning about a run that was disturbed, or has gaps; `None` if hardly any measurement was, and it
+    /// has none.
     pub fn warning(&self) -> Option<String> {
+        let mut sentences = self.gaps.clone();
         let (disturbed, all) = self.disturbed();
-        (disturbed * 10 > all).then(|| {
-            format!(
+        if disturbed * 10 > all {
+            sentences.push(format!(
                 "{disturbed} of {all} measurements were disturbed by the host or by other processes: \
                  repeat the run on a quiet machine before you rely on it."
-            )
-        })
+            ));
+        }
+        (!sentences.is_empty()).then(|| sentences.join(" "))
+    }
+
+    /// Of what is kept of a run.
+    pub fn of(kept: Kept) -> Self {
+        let Kept { about, records, unknown } = kept;
+        let mut analysis = Self::new(about, &records);
+        if unknown > 0 {
+            analysis.gaps.push(format!(
+                "{unknown} lines of the results are no measurements that this version knows, and are \
+                 left out: use the version that made them."
+            ));
+        }
+        analysis
     }
 
     /// Of the records of a run.
     pub fn new(about: About, records: &[Record]) -> Self {
+        let gaps = gaps(&about, records);
         let mut experiments = Vec::new();
         let mut short = Short::default();
         for name in &about.settings.experiments {
@@ -208,13 +230,13 @@ impl Analysis {
                 experiments.push(experiment);
             }
         }
-        let Short { mut shortfalls, compared } = short;
+        let Short { mut shortfalls, compared, telling } = short;
         shortfalls.sort_by(|a, b| {
             (b.is_certain, a.ratio.median)
                 .partial_cmp(&(a.is_certain, b.ratio.median))
                 .unwrap_or(std::cmp::Ordering::Equal)
         });
-        Self { about, experiments, shortfalls, compared }
+        Self { about, experiments, shortfalls, compared, telling, gaps }
     }
 
     /// Why the list of shortfalls is empty; `None` if it is not.
@@ -227,9 +249,51 @@ impl Analysis {
              with fixed policies, a served volume with its image and with programs of others."
                 .into()
         } else {
-            format!("Nowhere (pairs compared: {}).", self.compared)
+            let chance = self.chance().map_or_else(String::new, |chance| format!(" {chance}"));
+            format!("Nowhere (pairs compared: {}).{chance}", self.compared)
         })
     }
+
+    /// That pairs were compared too seldom to exclude chance; `None` if none was.
+    pub fn chance(&self) -> Option<String> {
+        let seldom = self.compared.saturating_sub(self.telling);
+        (seldom > 0).then(|| {
+            format!(
+                "{seldom} of {} pairs were compared in fewer than three rounds, of which nothing is \
+                 certain.",
+                self.compared
+            )
+        })
+    }
+}
+
+/// What is not in the figures of a run although it was to be.
+fn gaps(about: &About, records: &[Record]) -> Vec<String> {
+    let mut gaps = Vec::new();
+    let unknown: Vec<_> =
+        about.settings.experiments.iter().filter(|name| by_name(name).is_none()).collect();
+    if !unknown.is_empty() {
+        let names = unknown.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+        gaps.push(format!(
+            "This version knows no experiment called {names}, which is left out: use the version that \
+             made the run."
+        ));
+    }
+    let Extent { planned, missing, failed, untouched } = extent(about, records);
+    if missing > 0 {
+        gaps.push(format!(
+            "{missing} of {planned} measurements were not made: the run was interrupted, or goes on."
+        ));
+    }
+    if !untouched.is_empty() {
+        gaps.push(format!("Nothing was measured of: {}.", untouched.join(", ")));
+    }
+    if failed > 0 {
+        gaps.push(format!(
+            "In {failed} cells a contender has failed, and is compared with nothing there: see the notes."
+        ));
+    }
+    gaps
 }
 
 fn one(
@@ -356,6 +420,7 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
 struct Short {
     shortfalls: Vec<Shortfall>,
     compared: usize,
+    telling: usize,
 }
 
 /// What ucrypt's own are to be measured by: adaptive dispatch by the base and by every fixed
@@ -384,12 +449,13 @@ fn short(
                 _ => continue,
             };
             let Some(ratio) = ratio(rounds, others) else { continue };
+            // Virtual time gives the same figure each time.
+            let is_enough = ratio.count > 2 || description.method == Method::Drives;
             found.compared += 1;
+            found.telling += usize::from(is_enough);
             if ratio.median >= least {
                 continue;
             }
-            // Virtual time gives the same figure each time.
-            let is_enough = ratio.count > 2 || description.method == Method::Drives;
             found.shortfalls.push(Shortfall {
                 experiment: description.name,
                 cell: cell.name.clone(),
@@ -654,6 +720,42 @@ mod tests {
         assert!(good.none_short().expect("empty").contains("Nowhere"));
         let bad = of("instant", 3, &[("raw", 100.0), ("ucrypt", 90.0)]);
         assert!(bad.none_short().is_none() && bad.shortfalls[0].is_certain);
+    }
+
+    #[test]
+    fn what_a_run_lacks_is_said_and_chance_is_no_success() {
+        let good = of("instant", 2, &[("raw", 100.0), ("ucrypt", 99.0)]);
+        let said = good.none_short().expect("empty");
+        assert!(said.contains("1 of 1 pairs") && said.contains("nothing is certain"), "{said}");
+        let settled = of("instant", 3, &[("raw", 100.0), ("ucrypt", 99.0)]);
+        assert_eq!((settled.telling, settled.chance()), (1, None));
+
+        let cells = by_name("instant").expect("an experiment").cells(Scale::Quick);
+        let mut about = settled.about.clone();
+        about.settings.experiments.push("to-come".into());
+        let record = |cell: &Cell, round, ok: bool| Record {
+            experiment: "instant".into(),
+            cell: cell.name.clone(),
+            contender: Contender::Raw,
+            round,
+            sample: ok.then(|| Sample { mb_s: 1.0, seconds: 1.0, ..Sample::default() }),
+            error: (!ok).then(|| "it failed".into()),
+        };
+        let all: Vec<_> =
+            cells.iter().flat_map(|cell| (0..3).map(|round| record(cell, round, true))).collect();
+        let said = Analysis::new(about.clone(), &all).gaps;
+        assert!(said.len() == 1 && said[0].contains("to-come"), "{said:?}");
+        about.settings.experiments.truncate(1);
+        assert_eq!(Analysis::new(about.clone(), &all).warning(), None);
+        let part = Analysis::new(about.clone(), &all[..all.len() - 2]);
+        let said = part.warning().expect("a part");
+        assert!(said.contains(&format!("2 of {} measurements", all.len())), "{said}");
+        let mut failed = all[..all.len() - 3].to_vec();
+        failed.push(record(&cells[cells.len() - 1], 0, false));
+        let said = Analysis::new(about.clone(), &failed).warning().expect("a failure");
+        assert!(said.contains("In 1 cells") && !said.contains("not made"), "{said}");
+        let kept = Kept { about, records: all, unknown: 4 };
+        assert!(Analysis::of(kept).warning().is_some_and(|said| said.contains("4 lines")));
     }
 
     #[test]

@@ -3,15 +3,17 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use ucrypt_backend::{Backend, Pool, memory};
 use ucrypt_engine::{PolicyKind, Segment, Volume, VolumeOptions};
 
+use crate::bounded::{self, Work};
 use crate::catalogue::Method;
 use crate::contender::Contender;
 use crate::counting::Counting;
-use crate::load::{self, INTERRUPTED, Load, Place};
+use crate::load::{self, INTERRUPTED, Load, PATIENCE, Place, SLOW_BYTES_S};
 use crate::real::cipher;
 use crate::sample::{Own, Sample, Watch};
 
@@ -42,7 +44,7 @@ impl Bench {
     /// # Errors
     /// If a write fails, or `stop` is set.
     pub fn fill(&self, stop: &AtomicBool, progress: &dyn Fn(u64, u64)) -> io::Result<()> {
-        fill(self.target.as_ref(), self.len, stop, progress)
+        fill(&self.target, self.len, stop, progress)
     }
 
     /// Measures a contender of this process.
@@ -81,7 +83,7 @@ impl Bench {
             Contender::Memory => {
                 if self.memory.is_none() {
                     let backend: Arc<dyn Backend> = Arc::new(memory(self.len)?);
-                    fill(backend.as_ref(), self.len, stop, &|_, _| {})?;
+                    fill(&backend, self.len, stop, &|_, _| {})?;
                     self.memory = Some(backend);
                 }
                 return Ok(Place::Raw(self.memory.clone().unwrap_or_else(|| self.seen())));
@@ -104,12 +106,27 @@ impl Bench {
 
 /// Writes random bytes, the same for each MiB, over the first `len` bytes.
 fn fill(
-    backend: &dyn Backend,
+    backend: &Arc<dyn Backend>,
     len: u64,
     stop: &AtomicBool,
     progress: &dyn Fn(u64, u64),
 ) -> io::Result<()> {
-    use std::sync::atomic::Ordering;
+    // Few devices write a file as slowly as that from its start to its end.
+    let limit = PATIENCE + Duration::from_secs(4 * len / SLOW_BYTES_S);
+    let done = Arc::new(AtomicU64::new(0));
+    let (backend, written) = (backend.clone(), done.clone());
+    let work: Work<()> = Box::new(move |stop| write_all(backend.as_ref(), len, stop, &written));
+    let look = || progress(done.load(Ordering::Relaxed).min(len), len);
+    bounded::carry_out(vec![work], limit, stop, &look).map(drop)
+}
+
+/// See [`fill`]. `done` gets the bytes that were begun.
+fn write_all(
+    backend: &dyn Backend,
+    len: u64,
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) -> io::Result<()> {
     const PIECE: u64 = 1 << 20;
     const DEPTH: u32 = 8;
     let mut queue = backend.queue(DEPTH)?;
@@ -137,15 +154,13 @@ fn fill(
             answer.result?;
             free.extend(answer.bufs);
         }
-        progress(next.min(len), len);
+        done.store(next, Ordering::Relaxed);
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::catalogue::{Scale, by_name};
     use crate::load::Times;

@@ -4,7 +4,7 @@
 //!
 //! - [`catalogue`]: the experiments, their cells and the [`published`] figures beside them;
 //! - [`target`], [`contender`]: what they run on, and who is compared;
-//! - [`load`], [`fio`]: what makes the load;
+//! - [`load`], [`fio`]: what makes the load; `bounded`: devices that never answer;
 //! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
 //! - [`runner`], [`store`]: interleaved rounds, and their results in a directory;
@@ -26,6 +26,7 @@ pub mod advise;
 pub mod analysis;
 pub mod bench;
 pub mod beside;
+mod bounded;
 pub mod catalogue;
 mod client;
 pub mod contender;

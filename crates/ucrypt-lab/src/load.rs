@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ucrypt_backend::{Backend, Buf, Pool};
 use ucrypt_engine::{Queue, QueueConfig, Rejected, Volume};
 
+use crate::bounded::{self, END_PATIENCE, Work};
 use crate::catalogue::{Cell, SLICE_MS};
 use crate::client::{Job, Requests};
 use crate::sample::{Sample, distribution};
@@ -31,11 +32,11 @@ const REQUESTS_MIN: u64 = 2;
 const SLICES_MAX: usize = (TIME_MS_MAX / SLICE_MS) as usize + 1000;
 
 /// How much longer than its time a load may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a load is expected to move in a second at least, in bytes: a slow card. Doubled, slower
 /// disks than that count as hanging.
-const SLOW_BYTES_S: u64 = 4_000_000;
+pub(crate) const SLOW_BYTES_S: u64 = 4_000_000;
 
 /// How long a measurement takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,28 +203,36 @@ pub const INTERRUPTED: &str = "interrupted";
 /// Runs a load. `stop` ends it early, with an error of kind `Interrupted`.
 ///
 /// # Errors
-/// If a request fails, memory or threads are missing, or `stop` was set.
+/// If a request fails, memory or threads are missing, `stop` was set, or the place does not answer
+/// (`TimedOut`).
 ///
 /// # Panics
 /// If the region has no room for a block.
 pub fn run(place: &Place, load: Load<'_>, stop: &AtomicBool) -> io::Result<Sample> {
+    // Whoever guards a server of the place comes first.
+    run_within(place, load, stop, load.limit() + END_PATIENCE)
+}
+
+/// As [`run`]; after `limit`, the place counts as hanging.
+fn run_within(
+    place: &Place,
+    load: Load<'_>,
+    stop: &AtomicBool,
+    limit: Duration,
+) -> io::Result<Sample> {
     let jobs = load.cell.jobs.max(1);
-    let ran: Vec<io::Result<Counts>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..jobs)
-            .map(|job| {
-                let run = move || Run::new(place, load, (job, jobs))?.go(stop);
-                std::thread::Builder::new().spawn_scoped(scope, run)
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread?.join().unwrap_or_else(|_| Err(io::Error::other("a job failed"))))
-            .collect()
-    });
+    let Load { cell, region_bytes, times, slices, seed, requests } = load;
+    let job = |job: u32| -> Work<Counts> {
+        let (place, cell) = (place.clone(), cell.clone());
+        Box::new(move |stop| {
+            let load = Load { cell: &cell, region_bytes, times, slices, seed, requests };
+            Run::new(&place, load, (job, jobs))?.go(stop)
+        })
+    };
+    let ran = bounded::carry_out((0..jobs).map(job).collect(), limit, stop, &|| {})?;
     let mut all = Counts::new();
     let mut mb_s = 0.0;
     for counts in ran {
-        let counts = counts?;
         mb_s += counts.bytes as f64 / 1e6 / counts.seconds.max(1e-9);
         all.add(&counts)?;
     }
@@ -493,6 +502,31 @@ mod tests {
         let load = Load { requests: None, ..load(longest, 0) };
         // 1 GiB at 10 MB/s takes 107 s, and there are at least three.
         assert!(load.limit() > Duration::from_secs(3 * 107), "{:?}", load.limit());
+    }
+
+    #[test]
+    fn a_disk_that_never_answers_ends_a_run_and_a_stop_does_not_wait_for_it() {
+        use ucrypt_testkit::fault::{Fate, Rule};
+        use ucrypt_testkit::{FaultBackend, Faults};
+
+        let cells = catalogue::by_name("workqueues").unwrap().cells(catalogue::Scale::Quick);
+        let reads = cells.iter().find(|cell| cell.pattern == crate::Pattern::RandRead);
+        let cell = reads.expect("reads");
+        let faults = Faults::new(1);
+        faults.add(Rule::new(Fate::Hang));
+        let memory = Arc::new(ucrypt_backend::memory(64 << 20).expect("memory"));
+        let disk = Arc::new(FaultBackend::new(memory, faults.clone()).without_map());
+        let volume = Volume::raw(disk.clone(), ucrypt_engine::VolumeOptions::default());
+        for place in [Place::Raw(disk), Place::Engine(Arc::new(volume.expect("a volume")))] {
+            let go = AtomicBool::new(false);
+            let limit = Duration::from_millis(200);
+            let hung = run_within(&place, load(cell, 9), &go, limit).expect_err("it hangs");
+            assert_eq!(hung.kind(), io::ErrorKind::TimedOut, "{hung}");
+            let stop = AtomicBool::new(true);
+            let stopped = run(&place, load(cell, 9), &stop).expect_err("stopped");
+            assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
+        }
+        faults.resume();
     }
 
     #[test]

@@ -119,15 +119,13 @@ fn shortfalls(html: &mut String, analysis: &Analysis) {
     let (certain, chance): (Vec<_>, Vec<_>) =
         analysis.shortfalls.iter().partition(|short| short.is_certain);
     if let Some(why) = analysis.none_short() {
-        let class = if analysis.compared == 0 { "soft" } else { "good" };
+        let class = if analysis.compared.min(analysis.telling) == 0 { "soft" } else { "good" };
         let _ = writeln!(html, "<p class=\"{class}\">{}</p>", escape(&why));
-    } else if certain.is_empty() && analysis.about.settings.rounds >= 3 {
+    } else if certain.is_empty() && analysis.chance().is_none() {
         html.push_str("<p class=\"good\">Nowhere beyond chance: in no cell are the quartiles below, too.</p>\n");
     }
-    if analysis.about.settings.rounds < 3 && analysis.compared > 0 {
-        html.push_str(
-            "<p class=\"soft\">With fewer than three rounds no measurement is certain.</p>\n",
-        );
+    if let Some(chance) = analysis.chance().filter(|_| !analysis.shortfalls.is_empty()) {
+        let _ = writeln!(html, "<p class=\"soft\">{chance}</p>");
     }
     let table = |html: &mut String, rows: &[&crate::analysis::Shortfall]| {
         html.push_str("<div class=\"table\"><table><thead><tr><th>experiment</th>");

@@ -279,6 +279,66 @@ fn rounds(description: &Description, settings: &Settings) -> u32 {
     if description.method == Method::Drives { 1 } else { settings.rounds.max(1) }
 }
 
+/// How much of a run there is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Measurements that were to be made.
+    pub planned: u64,
+    /// Those of them that were neither made nor failed, nor were dropped because others had failed.
+    pub missing: u64,
+    /// Cells in which a contender has failed and never succeeded.
+    pub failed: u64,
+    /// Experiments without any measurement.
+    pub untouched: Vec<&'static str>,
+}
+
+/// How much of a run its records are. Which contenders take part is taken from them: this may be another
+/// machine than that of the run.
+pub fn extent(about: &About, records: &[Record]) -> Extent {
+    let mut extent = Extent::default();
+    for description in about.settings.experiments.iter().filter_map(|name| by_name(name)) {
+        let mut contenders = Vec::new();
+        // Rounds made, and rounds that failed.
+        let mut counts: HashMap<(Contender, &str), (u64, u64)> = HashMap::new();
+        for record in records.iter().filter(|record| record.experiment == description.name) {
+            if !contenders.contains(&record.contender) {
+                contenders.push(record.contender);
+            }
+            let (made, failed) = counts.entry((record.contender, &record.cell)).or_default();
+            *(if record.sample.is_some() { made } else { failed }) += 1;
+        }
+        let mut left_out = about.left_out.iter().filter(|it| it.experiment == description.name);
+        let mut cells = description.cells(about.settings.scale);
+        cells.retain(|cell| left_out.clone().all(|left| left.what != cell.name));
+        if contenders.is_empty() {
+            // Where nobody can take part, the notes say why.
+            if left_out.next().is_none() {
+                extent.untouched.push(description.name);
+            }
+            continue;
+        }
+        let rounds = u64::from(rounds(description, &about.settings));
+        let generator = about.settings.generator;
+        let plan = Plan { description, cells, contenders, generator, left_out: Vec::new() };
+        for (cell, contender) in
+            plan.cells.iter().flat_map(|cell| plan.contenders.iter().map(move |it| (cell, *it)))
+        {
+            if !plan.has(contender, cell) {
+                continue;
+            }
+            let counted = counts.get(&(contender, cell.name.as_str()));
+            let (made, failed) = counted.copied().unwrap_or_default();
+            extent.planned += rounds;
+            if made == 0 && failed > 0 {
+                extent.failed += 1;
+            } else {
+                extent.missing += rounds.saturating_sub(made + failed);
+            }
+        }
+    }
+    extent
+}
+
 /// See [`Failures`].
 const FAILURES_MAX: usize = 3;
 
@@ -665,7 +725,13 @@ mod tests {
         let ucrypt = Path::new("/nowhere/at/all/ucrypt");
         let around = Surroundings { ucrypt, stop: &stop, progress: &|_| {}, left: &left };
         assert_eq!(run(&about, &mut store, &around).expect("ran"), Outcome::Complete);
-        let (_, records) = crate::store::read(&out).expect("read");
+        let records = crate::store::read(&out).expect("read").records;
+        let of_run = extent(&about, &records);
+        // The image of served volumes, which ucrypt makes, and ucrypt itself.
+        assert_eq!((of_run.missing, of_run.failed), (0, 8), "{of_run:?}");
+        let of_part = extent(&about, &records[..records.len() - 3]);
+        assert_eq!(of_part.missing, 3, "{of_part:?}");
+        assert_eq!(extent(&about, &[]).untouched, ["request-merge"]);
         let of = |name: &str| {
             let contender: Contender = name.parse().expect("a contender");
             records.iter().filter(|record| record.contender == contender).collect::<Vec<_>>()

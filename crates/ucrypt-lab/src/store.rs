@@ -4,10 +4,13 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::catalogue::{Scale, by_name};
@@ -141,6 +144,8 @@ impl Record {
 
 const ABOUT: &str = "run.json";
 const RESULTS: &str = "results.jsonl";
+/// `run.json`, before it is whole.
+const NEW_ABOUT: &str = ".run.json.new";
 
 /// The directory of a run, open for writing.
 pub struct Store {
@@ -153,7 +158,7 @@ impl Store {
     /// A new run in `dir`, which is made if it is not there.
     ///
     /// # Errors
-    /// If a run is there already, or nothing can be written.
+    /// If a run is there already, nothing can be written, or another process carries it out.
     pub fn create(dir: &Path, about: &About) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         if dir.join(ABOUT).exists() {
@@ -171,20 +176,30 @@ impl Store {
             ),
             _ => error,
         })?;
+        lock(&results)?;
         let store = Self { dir: dir.into(), results, done: HashSet::new() };
-        store.write_about(about)?;
+        store.write_about(about).inspect_err(|_| {
+            // Without it, they are in the way of the next run.
+            for name in [NEW_ABOUT, RESULTS] {
+                let _ = fs::remove_file(dir.join(name));
+            }
+        })?;
         Ok(store)
     }
 
     /// Goes on with the run in `dir`.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read or written.
+    /// If there is none, it cannot be read or written, or another process carries it out.
     pub fn resume(dir: &Path) -> io::Result<(Self, About)> {
-        let (about, records) = read(dir)?;
+        // What is no run stays as it is.
+        let about = read(dir)?.about;
         about.settings.check().map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
         let path = dir.join(RESULTS);
         let mut results = File::options().create(true).append(true).open(&path)?;
+        lock(&results)?;
+        // From now on, nobody else adds to it.
+        let Kept { about, records, .. } = read(dir)?;
         // A line that was cut off is ended, so that the next one stands alone.
         if !fs::read(&path)?.ends_with(b"\n") && fs::metadata(&path)?.len() > 0 {
             results.write_all(b"\n")?;
@@ -199,7 +214,7 @@ impl Store {
     /// Those of writing.
     pub fn write_about(&self, about: &About) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(about)?;
-        let new = self.dir.join(".run.json.new");
+        let new = self.dir.join(NEW_ABOUT);
         let mut file = File::create(&new)?;
         file.write_all(&text)?;
         file.sync_all()?;
@@ -228,6 +243,13 @@ impl Store {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        // A program that is just being started has the open file, too, until it has begun.
+        let _ = flock(&self.results, FlockOperation::Unlock);
+    }
+}
+
 /// Longest `run.json` and `results.jsonl`, in bytes: they are read into memory.
 const ABOUT_MAX: u64 = 16 << 20;
 const RESULTS_MAX: u64 = 1 << 30;
@@ -236,39 +258,79 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-fn check_len(path: &Path, max: u64) -> io::Result<()> {
-    match fs::metadata(path) {
-        Ok(found) if found.len() > max => {
-            Err(invalid(format!("{} is longer than {max} bytes", path.display())))
-        }
+/// Of two processes that write to a run, each would disturb what the other one measures.
+fn lock(results: &File) -> io::Result<()> {
+    match flock(results, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another process carries this run out; wait for its end",
+        )),
+        // File systems without locks let everyone in.
         _ => Ok(()),
     }
 }
 
-/// Reads a run. Of a measurement that was made twice, the last one counts.
+/// Opens a file of a run to read it: at most `max` bytes, and no pipe, which might never end.
 ///
 /// # Errors
-/// If there is no run in `dir`, or it is not readable. Lines that are no measurements are left out.
-pub fn read(dir: &Path) -> io::Result<(About, Vec<Record>)> {
-    check_len(&dir.join(ABOUT), ABOUT_MAX)?;
-    check_len(&dir.join(RESULTS), RESULTS_MAX)?;
-    let text = fs::read_to_string(dir.join(ABOUT)).map_err(|error| match error.kind() {
+/// It is not there, cannot be read, is longer, or is no file.
+pub fn open(path: &Path, max: u64) -> io::Result<impl io::Read + use<>> {
+    let no_wait = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(no_wait).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(invalid(format!("{} is no file", path.display())));
+    }
+    if found.len() > max {
+        return Err(invalid(format!("{} is longer than {max} bytes", path.display())));
+    }
+    // It may grow meanwhile.
+    Ok(file.take(max))
+}
+
+/// What a directory holds of a run.
+#[derive(Debug)]
+pub struct Kept {
+    /// `run.json`.
+    pub about: About,
+    /// The measurements.
+    pub records: Vec<Record>,
+    /// Lines that are whole, but no measurements of this version.
+    pub unknown: usize,
+}
+
+/// Reads a run. Of a measurement that was made twice, the last one counts. A line that was cut off is left
+/// out: its measurement is one that was not made.
+///
+/// # Errors
+/// If there is no run in `dir`, or it is not readable.
+pub fn read(dir: &Path) -> io::Result<Kept> {
+    let about = open(&dir.join(ABOUT), ABOUT_MAX).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             io::Error::new(io::ErrorKind::NotFound, format!("there is no run in it (no {ABOUT})"))
         }
         _ => error,
     })?;
+    let about = io::read_to_string(about)?;
     let about =
-        serde_json::from_str(&text).map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
+        serde_json::from_str(&about).map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
     let mut records: Vec<Record> = Vec::new();
-    let mut places = std::collections::HashMap::new();
-    let results = match File::open(dir.join(RESULTS)) {
+    let (mut places, mut unknown) = (std::collections::HashMap::new(), 0);
+    let results = match open(&dir.join(RESULTS), RESULTS_MAX) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((about, records)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Kept { about, records, unknown });
+        }
         Err(error) => return Err(error),
     };
     for line in BufReader::new(results).split(b'\n') {
-        let Ok(record) = serde_json::from_slice::<Record>(&line?) else { continue };
+        let record = match serde_json::from_slice::<Record>(&line?) {
+            Ok(record) => record,
+            Err(error) => {
+                unknown += usize::from(error.is_data());
+                continue;
+            }
+        };
         match places.entry(record.key()) {
             std::collections::hash_map::Entry::Occupied(at) => records[*at.get()] = record,
             std::collections::hash_map::Entry::Vacant(at) => {
@@ -277,7 +339,7 @@ pub fn read(dir: &Path) -> io::Result<(About, Vec<Record>)> {
             }
         }
     }
-    Ok((about, records))
+    Ok(Kept { about, records, unknown })
 }
 
 /// Memory of the same machine, in parts of it: the kernel's own share differs from start to start.
@@ -399,9 +461,67 @@ mod tests {
         assert_eq!(again, about());
         assert!(store.has(&record(0, 0.0).key()) && !store.has(&record(1, 0.0).key()));
         store.add(&record(1, 3.0)).unwrap();
-        let (_, records) = read(&place).unwrap();
+        let records = read(&place).unwrap().records;
         assert_eq!(records, [record(0, 1.0), record(1, 3.0)]);
         assert!(read(dir.path()).is_err(), "no run");
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_described_leaves_nothing_in_its_directory() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = about();
+        // JSON has no such names.
+        let name = std::ffi::OsStr::from_bytes(b"/dev/\xff");
+        other.settings.on = Target::Device(name.into());
+        assert!(Store::create(dir.path(), &other).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        Store::create(dir.path(), &about()).expect("nothing is in its way");
+    }
+
+    #[test]
+    fn lines_of_another_version_are_counted_and_a_torn_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::create(dir.path(), &about()).unwrap();
+        store.add(&record(0, 1.0)).unwrap();
+        drop(store);
+        let mut results = File::options().append(true).open(dir.path().join(RESULTS)).unwrap();
+        let line = serde_json::to_string(&record(1, 2.0)).unwrap();
+        let other = line.replace("ucrypt:unbound,unsorted", "a-server-to-come");
+        assert_ne!(other, line);
+        results.write_all(format!("{other}\n{}", &line[..line.len() / 2]).as_bytes()).unwrap();
+        let kept = read(dir.path()).unwrap();
+        assert_eq!((kept.records.len(), kept.unknown), (1, 1));
+    }
+
+    #[test]
+    fn a_run_is_carried_out_by_one_process_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), &about()).unwrap();
+        let busy = Store::resume(dir.path()).err().expect("refused");
+        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy, "{busy}");
+        read(dir.path()).expect("it can be looked at");
+        // A program that is being started has the open file, too.
+        let childs = store.results.try_clone().unwrap();
+        drop(store);
+        let (store, _) = Store::resume(dir.path()).unwrap();
+        assert!(Store::resume(dir.path()).is_err());
+        drop((store, childs));
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_not_waited_for() {
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        for name in [ABOUT, RESULTS] {
+            let dir = tempfile::tempdir().unwrap();
+            drop(Store::create(dir.path(), &about()).unwrap());
+            let path = dir.path().join(name);
+            fs::remove_file(&path).unwrap();
+            let pipe = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, &path, pipe, mode, 0).unwrap();
+            let refused = read(dir.path()).expect_err("a pipe").to_string();
+            assert!(refused.contains("is no file"), "{refused}");
+        }
     }
 
     #[test]

@@ -51,7 +51,9 @@
 //! before is in doubt.
 //!
 //! **Fork.** A process that was forked must not use the volumes of its parent:
-//! [`IoError::OtherProcess`] refuses. It can open the image itself once the parent has closed it.
+//! [`IoError::OtherProcess`] refuses. It may drop its copies of them and of their servers, which changes
+//! nothing. It can open the image itself once the parent has closed it; a block device only once
+//! the other children that were forked meanwhile have ended, or have started other programs.
 //!
 //! **Errors.** There is one enum for each family of calls, [`OpenError`], [`IoError`], [`ServeError`] and
 //! [`FormatError`]. Each variant is another next step; its text says cause and remedy in one line. Where

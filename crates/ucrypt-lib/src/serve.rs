@@ -1,7 +1,8 @@
 //! Serving a volume to other programs.
 
 use std::fmt;
-use std::path::Path;
+use std::mem;
+use std::path::{Path, PathBuf};
 
 use ucrypt_export::fuse::{FuseExport, FuseOptions, Preference, Transport};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
@@ -28,8 +29,30 @@ use crate::volume::Volume;
 /// # }
 /// ```
 pub struct NbdServer {
-    server: Server,
+    service: Service<Server>,
+    uri: String,
+}
+
+/// What serves a volume. Its threads, socket and mount are those of the process that has started it: a child
+/// that was forked has no threads to wait for, and nothing to take away.
+struct Service<T> {
+    /// `None` once it is stopped.
+    of: Option<T>,
     volume: Volume,
+}
+
+impl<T> Service<T> {
+    fn new(of: T, volume: &Volume) -> Self {
+        Self { of: Some(of), volume: volume.clone() }
+    }
+}
+
+impl<T> Drop for Service<T> {
+    fn drop(&mut self) {
+        if self.volume.engine().is_err() {
+            mem::forget(self.of.take());
+        }
+    }
 }
 
 impl fmt::Debug for NbdServer {
@@ -44,27 +67,35 @@ impl NbdServer {
         let engine = volume.engine()?.clone();
         let server = Server::start(engine, &address, ServerConfig::default())
             .map_err(|error| nbd_error(&error))?;
-        Ok(Self { server, volume: volume.clone() })
+        let uri = server.uri().to_owned();
+        Ok(Self { service: Service::new(server, volume), uri })
     }
 
     /// What clients take to find the server: `nbd+unix:///?socket=PATH`.
     pub fn uri(&self) -> &str {
-        self.server.uri()
+        &self.uri
     }
 
-    /// Clients that are connected now.
+    /// Clients that are connected now; none in a child that was forked.
     pub fn clients(&self) -> usize {
-        self.server.clients()
+        // The lock of the list may be held for ever in a child, by a thread that is not there.
+        let Service { of, volume } = &self.service;
+        of.as_ref().filter(|_| volume.engine().is_ok()).map_or(0, Server::clients)
     }
 
     /// Takes no more requests, carries out those that were taken, closes all connections, and makes
     /// everything durable. Clients have 5 s to take their last replies.
     ///
     /// # Errors
-    /// [`ServeError::Flush`] if something was lost.
+    /// [`ServeError::Flush`] if something was lost, or if this is a child that was forked, which cannot
+    /// stop its parent's server.
     pub fn stop(self) -> Result<(), ServeError> {
-        self.server.shutdown();
-        Ok(self.volume.flush()?)
+        let mut service = self.service;
+        service.volume.engine()?;
+        if let Some(server) = service.of.take() {
+            server.shutdown();
+        }
+        Ok(service.volume.flush()?)
     }
 }
 
@@ -81,8 +112,8 @@ impl NbdServer {
 /// # }
 /// ```
 pub struct ServedFile {
-    export: FuseExport,
-    volume: Volume,
+    service: Service<FuseExport>,
+    path: PathBuf,
 }
 
 impl fmt::Debug for ServedFile {
@@ -101,28 +132,33 @@ impl ServedFile {
         };
         let export = FuseExport::start(volume.engine()?, path, options)
             .map_err(|error| fuse_error(&error))?;
-        Ok(Self { export, volume: volume.clone() })
+        let path = export.path().to_owned();
+        Ok(Self { service: Service::new(export, volume), path })
     }
 
     /// Where the file is.
     pub fn path(&self) -> &Path {
-        self.export.path()
+        &self.path
     }
 
     /// Whether the service has ended by itself: somebody unmounted the file.
     pub fn has_ended(&self) -> bool {
-        self.export.has_ended()
+        self.service.of.as_ref().is_none_or(FuseExport::has_ended)
     }
 
     /// Unmounts the file, and makes everything durable. Programs that still have it open get errors after
     /// 2 s.
     ///
     /// # Errors
-    /// [`ServeError::Flush`] if something was lost; [`ServeError::System`] if somebody had aborted the
-    /// service before.
+    /// [`ServeError::Flush`] if something was lost, or if this is a child that was forked, which cannot
+    /// stop its parent's service; [`ServeError::System`] if somebody had aborted the service before, or
+    /// if it goes on: the file was moved with its directory, or a program has it open that this user may
+    /// not part from it. What clients write from then on is not flushed.
     pub fn stop(self) -> Result<(), ServeError> {
-        let stopped = self.export.stop();
-        self.volume.flush()?;
+        let mut service = self.service;
+        service.volume.engine()?;
+        let stopped = service.of.take().map_or(Ok(()), FuseExport::stop);
+        service.volume.flush()?;
         stopped.map_err(|error| fuse_error(&error))
     }
 }

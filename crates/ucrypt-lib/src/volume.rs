@@ -214,6 +214,9 @@ impl Volume {
     /// Those of [`Volume::write_at`].
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_write(offset, len)?;
+        if len == 0 {
+            return self.engine().map(drop);
+        }
         let (fua, no_unmap, fast) = (false, false, false);
         self.one("write of zeroes", offset, Io::WriteZeroes { offset, len, fua, no_unmap, fast })
     }
@@ -229,6 +232,9 @@ impl Volume {
         self.check_write(offset, len)?;
         if !self.0.facts.discards {
             return Err(IoError::NoDiscards);
+        }
+        if len == 0 {
+            return self.engine().map(drop);
         }
         self.one("discard", offset, Io::Discard { offset, len })
     }

@@ -8,6 +8,7 @@
 //! - [`engine`], [`nbd`], [`disk`]: ports to the engine's queue, to an NBD connection, and to a
 //!   file or block device of this machine;
 //! - [`foreign`]: the memory of a virtual machine;
+//! - [`fork`]: a child that was forked;
 //! - [`given`]: the seeds set in the environment.
 //!
 //! A failing run prints its seed. The same seed gives the same run wherever one thread does
@@ -18,6 +19,7 @@ pub mod disk;
 pub mod engine;
 pub mod fault;
 pub mod foreign;
+pub mod fork;
 pub mod given;
 pub mod model;
 pub mod nbd;
@@ -28,6 +30,7 @@ pub mod random;
 pub use client::{Client, Failure, Plan, Report, Watchdog};
 pub use fault::{FaultBackend, Faults};
 pub use foreign::ForeignMemory;
+pub use fork::in_child;
 pub use model::{Initial, Whole};
 pub use operation::Shape;
 pub use port::{Completion, Port, Submitted};

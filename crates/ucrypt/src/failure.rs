@@ -135,6 +135,7 @@ impl From<ucrypt_export::fuse::FuseError> for Failure {
         use ucrypt_export::fuse::FuseError as Fuse;
         match error {
             Fuse::Mount { .. } | Fuse::Hidden { .. } => Self::denied(error),
+            Fuse::GoesOn { .. } => Self::busy(error),
             Fuse::Missing | Fuse::MountPoint { .. } | Fuse::Aborted { .. } => Self::device(error),
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use ucrypt_engine::Volume;
-use ucrypt_export::fuse::{self, FuseExport, FuseOptions, InUse, Preference, Transport};
+use ucrypt_export::fuse::{self, FuseError, FuseExport, FuseOptions, InUse, Preference, Transport};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
@@ -418,7 +418,12 @@ impl Exports {
         }
         self.nbd.into_iter().for_each(Server::shutdown);
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
-        let fuse: Vec<_> = self.fuse.into_iter().map(FuseExport::stop).collect();
+        // What goes on ends with this process; who used it was named before.
+        let fuse = self.fuse.into_iter().map(FuseExport::stop).map(|stopped| match stopped {
+            Err(FuseError::GoesOn { .. }) => Ok(()),
+            stopped => stopped,
+        });
+        let fuse: Vec<_> = fuse.collect();
         let loops: Vec<_> = self.loop_device.into_iter().map(LoopExport::stop).collect();
         let ublk: Vec<_> = self.ublk.into_iter().map(UblkExport::stop).collect();
         fuse.into_iter().collect::<Result<(), _>>()?;

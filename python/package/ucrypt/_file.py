@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import operator
 import os
 from typing import TYPE_CHECKING
 
@@ -60,9 +61,12 @@ class VolumeFile(io.RawIOBase):
         return self.read()
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
+        self._check()
         with memoryview(buffer) as view, view.cast("B") as target:
-            data = self.read(len(target))
+            data = self._volume.pread(self._position, len(target))
             target[: len(data)] = data
+        # Not before they have taken it.
+        self._position += len(data)
         return len(data)
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -88,7 +92,7 @@ class VolumeFile(io.RawIOBase):
             base = self._volume.size
         else:
             raise ValueError(f"whence is {whence}; use os.SEEK_SET, os.SEEK_CUR or os.SEEK_END")
-        position = base + offset
+        position = base + operator.index(offset)
         if not 0 <= position < 1 << 63:
             raise OSError(errno.EINVAL, f"the position would be {position}; it has to be in 0 to 2^63")
         self._position = position
@@ -101,6 +105,8 @@ class VolumeFile(io.RawIOBase):
     def flush(self) -> None:
         """Makes everything durable that was written. Closing the file does the same."""
         super().flush()
-        # A closed volume was flushed.
-        if not self._volume.closed and not self._volume.readonly:
+        if self._volume.closed:
+            # It was flushed then. If something was lost, this raises it again.
+            self._volume.close()
+        elif not self._volume.readonly:
             self._volume.flush()

@@ -117,7 +117,8 @@ class Volume:
     def flush(self) -> None:
         """Makes every write durable that has returned, on any thread."""
     def close(self) -> None:
-        """Flushes and closes the volume. Does nothing if it is closed already."""
+        """Waits for the calls of other threads, flushes and closes the volume. Does nothing if it is closed
+        already; if something was lost then, raises that again."""
     def file(self) -> VolumeFile:
         """The volume as a file with a position, at the start."""
     def __enter__(self) -> Volume: ...

@@ -4,17 +4,22 @@
 //! permissions that a user uses from byte 100, those that it does not share from byte 200). They
 //! keep QEMU, its tools and a second ucrypt away. cryptsetup, which locks the whole file with
 //! `flock`, can still read the header of an open volume.
+//!
+//! The kernel gives such a lock free when nobody has the open file any more. A process that was
+//! forked has it for as long as it lives, and does not know of it. So who took the lock gives it
+//! free by its own ([`Locked`]), for all that share the open file, and a child does not.
 
 #![expect(unsafe_code, reason = "rustix has no locks of open file descriptions")]
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
+use rustix::process::{Pid, getpid};
 
 use crate::Errno;
 
@@ -59,6 +64,53 @@ fn fcntl(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Re
     }
 }
 
+/// The descriptor of an image, with its lock if it has one.
+pub(super) struct Locked {
+    fd: OwnedFd,
+    /// The process that has taken the lock.
+    holder: Option<Pid>,
+}
+
+impl Locked {
+    pub(super) fn without(fd: OwnedFd) -> Self {
+        Self { fd, holder: None }
+    }
+
+    /// With the lock that this process has taken.
+    #[cfg(test)]
+    pub(super) fn of(fd: OwnedFd, holder: Pid) -> Self {
+        Self { fd, holder: Some(holder) }
+    }
+
+    /// Locks the image as [`acquire`] does. Returns whether it has the lock now.
+    pub(super) fn lock(&mut self, read_only: bool, patience: Duration) -> Result<bool, Errno> {
+        let is_locked = acquire(self.fd.as_fd(), read_only, patience)?;
+        self.holder = is_locked.then(getpid);
+        Ok(is_locked)
+    }
+}
+
+impl AsFd for Locked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for Locked {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if self.holder == Some(getpid()) {
+            // If this fails, the lock goes with the last descriptor.
+            let _ = release(self.fd.as_fd());
+        }
+    }
+}
+
 /// How long to wait for another holder. A server that was just killed holds its image until the
 /// kernel has ended the operations in flight, as it should.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -66,11 +118,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Locks the image for this process; `false` if another holder still has it after `patience`. The
 /// lock lives as long as the open file description. File systems without locks let everyone in.
-pub(super) fn acquire(
-    fd: BorrowedFd<'_>,
-    read_only: bool,
-    patience: Duration,
-) -> Result<bool, Errno> {
+fn acquire(fd: BorrowedFd<'_>, read_only: bool, patience: Duration) -> Result<bool, Errno> {
     let until = Instant::now() + patience;
     loop {
         let taken = match attempt(fd, read_only) {

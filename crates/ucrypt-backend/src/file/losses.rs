@@ -24,8 +24,17 @@ pub(super) struct Losses {
 
 impl Losses {
     /// Watches an image from now on.
-    pub(super) fn of(image: BorrowedFd<'_>) -> Self {
-        Self { watch: open_again(image), first: Mutex::new(None) }
+    ///
+    /// # Errors
+    /// The system has no room for a descriptor now.
+    pub(super) fn of(image: BorrowedFd<'_>) -> Result<Self, Errno> {
+        Ok(Self { watch: open_again(image)?, first: Mutex::new(None) })
+    }
+
+    /// Whether an open file watches.
+    #[cfg(test)]
+    pub(super) fn watches(&self) -> bool {
+        self.watch.is_some()
     }
 
     /// Watches nothing: for images in memory or that are only read.

@@ -61,7 +61,7 @@ enum IoMethod {
 
 /// The descriptors of one image.
 pub(crate) struct Files {
-    buffered: OwnedFd,
+    buffered: lock::Locked,
     direct: Option<Direct>,
     /// The mapping of a file in memory.
     mapping: Option<Arc<Mapping>>,
@@ -124,8 +124,8 @@ struct Flusher(Option<OwnedFd>);
 
 impl Flusher {
     /// Opens the image once more. If that is not allowed (no /proc), the shared descriptor is used.
-    fn new(files: &Files) -> Self {
-        Self(open_again(files.buffered.as_fd()))
+    fn new(files: &Files) -> io::Result<Self> {
+        Ok(Self(open_again(files.buffered.as_fd())?))
     }
 
     /// Uses the shared descriptor: for files in memory, which lose no write.
@@ -134,15 +134,22 @@ impl Flusher {
     }
 
     fn descriptor<'a>(&'a self, files: &'a Files) -> BorrowedFd<'a> {
-        self.0.as_ref().unwrap_or(&files.buffered).as_fd()
+        self.0.as_ref().map_or_else(|| files.buffered.as_fd(), AsFd::as_fd)
     }
 }
 
-/// Opens an image once more, for reading; `None` if that is not allowed (no /proc).
-fn open_again(image: BorrowedFd<'_>) -> Option<OwnedFd> {
+/// Opens an image once more, for reading; `None` if that is never allowed (no /proc).
+///
+/// # Errors
+/// The system has no room for a descriptor now: who went on without it would not be told of what is lost.
+fn open_again(image: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let path = format!("/proc/self/fd/{}", image.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    rustix::fs::open(path, flags, Mode::empty()).ok()
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(again) => Ok(Some(again)),
+        Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 impl FileBackend {
@@ -213,14 +220,14 @@ impl FileBackend {
     fn plain_queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         Ok(match &self.method {
             IoMethod::Uring => {
-                let flusher = Flusher::new(&self.files);
+                let flusher = Flusher::new(&self.files)?;
                 match uring::UringQueue::new(self.files.clone(), flusher, depth) {
                     Ok(queue) => Box::new(queue),
                     // The rings of all processes of a user together count against RLIMIT_MEMLOCK, and
                     // other processes' rings come and go.
                     Err(error) => {
                         let instead = || threads::Threads::new(&self.files, &error);
-                        let flusher = Flusher::new(&self.files);
+                        let flusher = Flusher::new(&self.files)?;
                         Box::new(self.instead.get_or_init(instead).queue(depth, flusher)?)
                     }
                 }
@@ -233,7 +240,7 @@ impl FileBackend {
                 }))
             }
             IoMethod::Threads(threads) => {
-                Box::new(threads.queue(depth, Flusher::new(&self.files))?)
+                Box::new(threads.queue(depth, Flusher::new(&self.files)?)?)
             }
         })
     }

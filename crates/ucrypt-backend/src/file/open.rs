@@ -11,6 +11,7 @@ use rustix::fs::{
     major, minor, openat, seek, statx,
 };
 
+use super::lock::Locked;
 use super::losses::Losses;
 use super::zones::DeviceZones;
 use super::{Direct, Files, lock};
@@ -127,12 +128,12 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
         FileType::RegularFile | FileType::BlockDevice => fd,
         _ => return Err(OpenError::Unsuitable { path: path.into(), what: kind_name(kind) }),
     };
+    let mut fd = Locked::without(fd);
     if kind == FileType::RegularFile && !options.unlocked {
         let attached = lock::loop_device_of(path, fd.as_fd());
         // An opener that goes on without the lock need not wait for it.
         let patience = if shared { Duration::ZERO } else { lock::PATIENCE };
-        let locked = attached.is_none()
-            && lock::acquire(fd.as_fd(), options.read_only, patience).map_err(failed)?;
+        let locked = attached.is_none() && fd.lock(options.read_only, patience).map_err(failed)?;
         match attached {
             _ if shared => in_use = !locked,
             Some(device) => return Err(OpenError::Attached { path: path.into(), device }),
@@ -152,7 +153,7 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
 }
 
 pub(super) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<Opened> {
-    Ok(describe(fd, None, name, read_only)?)
+    Ok(describe(Locked::without(fd), None, name, read_only)?)
 }
 
 /// Refuses a second descriptor of another file, which has got the path meanwhile.
@@ -189,7 +190,7 @@ fn open_direct(path: &Path, access: OFlags, kind: FileType) -> Option<Direct> {
 }
 
 fn describe(
-    fd: OwnedFd,
+    fd: Locked,
     direct: Option<Direct>,
     name: String,
     read_only: bool,
@@ -222,7 +223,7 @@ fn describe(
         .flatten();
     let punch_align = if is_device { u64::from(device_block) } else { 1 };
     let is_watched = !read_only && !in_memory;
-    let losses = if is_watched { Losses::of(fd.as_fd()) } else { Losses::none() };
+    let losses = if is_watched { Losses::of(fd.as_fd())? } else { Losses::none() };
     let files = Arc::new(Files { buffered: fd, direct, mapping, punch_align, punches, losses });
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
         let number = |name| attribute(stat.st_rdev, name).and_then(|text| text.parse().ok());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{FileBackend, IoMethod, OpenError, OpenOptions, threads};
+use super::{FileBackend, IoMethod, OpenError, OpenOptions, lock, threads};
 use crate::{Backend, Buf, Done, Errno, Io, Pool, Queue, memory, total_len};
 
 const PAGE: usize = 4096;
@@ -361,6 +361,68 @@ fn a_second_writer_is_refused_and_a_second_reader_is_not() {
     assert!(refused.is_busy());
     drop(reader);
     open(&path);
+}
+
+#[test]
+fn a_closed_image_is_free_although_a_child_has_its_open_file_and_a_child_closes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 4096);
+    for direct in [false, true] {
+        let writer = FileBackend::open(&path, OpenOptions { direct, ..OpenOptions::default() });
+        let writer = writer.unwrap();
+        // A fork gives a child the same open file.
+        let childs = writer.files.buffered.as_fd().try_clone_to_owned().unwrap();
+        // What the child does with its copy of the lock.
+        drop(lock::Locked::of(childs.try_clone().unwrap(), rustix::process::Pid::INIT));
+        let refused = FileBackend::open(&path, OpenOptions::default()).err().expect("refused");
+        assert!(matches!(refused, OpenError::Locked { .. }), "the child has given it free");
+        drop(writer);
+        open(&path);
+        drop(childs);
+    }
+}
+
+/// Set in a process of its own, in which descriptors are few: the image.
+const FEW_DESCRIPTORS: &str = "UCRYPT_BACKEND_TEST_FEW_DESCRIPTORS";
+
+#[test]
+fn without_descriptors_by_which_losses_are_told_there_is_no_image_and_no_queue() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let Some(path) = std::env::var_os(FEW_DESCRIPTORS) else {
+        let dir = tempfile::tempdir().unwrap();
+        let path = image(dir.path(), 1 << 20);
+        let mut other = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "without_descriptors_by_which_losses_are_told_there_is_no_image_and_no_queue";
+        other.args(["--exact", &format!("file::tests::{name}"), "--nocapture"]);
+        let output = other.env(FEW_DESCRIPTORS, path).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
+    };
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // Descriptors are given out from the lowest free number on.
+    let allow = |spare: i32| {
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+        let current = Some(u64::try_from(free + spare).unwrap());
+        setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    };
+    let mut opened = 0;
+    for spare in 0..8 {
+        allow(spare);
+        let Ok(backend) = FileBackend::open(Path::new(&path), OpenOptions::default()) else {
+            continue;
+        };
+        opened += 1;
+        assert!(backend.limits().synchronous || backend.files.losses.watches(), "{spare} spare");
+    }
+    assert!(opened > 0, "eight descriptors are enough for an image");
+    allow(100);
+    let backend = threaded(Path::new(&path));
+    allow(0);
+    assert!(backend.queue(8).is_err(), "its flushes would be told what another queue's are not");
+    allow(100);
+    backend.queue(8).expect("there are descriptors again");
 }
 
 #[test]

@@ -19,7 +19,14 @@ const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 pub(super) fn abort(device: &impl AsFd) -> io::Result<()> {
     let number = device.as_fd().as_raw_fd();
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-    let connection = connection(&facts).ok_or(Errno::NOENT)?;
+    abort_connection(connection(&facts).ok_or(Errno::NOENT)?)
+}
+
+/// As [`abort`], for the connection with this number.
+///
+/// # Errors
+/// Without root, an error if the file system of connections is not mounted.
+pub(super) fn abort_connection(connection: u32) -> io::Result<()> {
     let file = |connections: &Path| connections.join(connection.to_string()).join("abort");
     if fs::write(file(Path::new(CONNECTIONS)), "1").is_ok() {
         return Ok(());

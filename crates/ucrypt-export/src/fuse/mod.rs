@@ -35,7 +35,7 @@ use classic::Classic;
 use device::{Device, Wanted};
 use file::{User, VolumeFile};
 pub use hidden::HiddenFile;
-use mount::Mounted;
+use mount::{Mounted, Pinned};
 use mount_point::MountPoint;
 pub use mount_point::remove_stale;
 use peers::Peer;
@@ -91,6 +91,15 @@ pub enum FuseError {
         /// The file.
         path: PathBuf,
     },
+    /// The service goes on: nothing ends those who use the file.
+    #[error(
+        "{path} could not be ended: it is mounted elsewhere by now, or programs have it open and there is \
+         no permission to abort its connection; end them, or unmount it where it is"
+    )]
+    GoesOn {
+        /// The file.
+        path: PathBuf,
+    },
     /// The kernel refused a mount that is attached to no path.
     #[error("cannot mount a file for the loop driver: {error}; it needs root and Linux 5.2")]
     Hidden {
@@ -123,8 +132,17 @@ pub struct FuseExport {
     threads: Vec<JoinHandle<()>>,
     /// When an export that is to stop waits no longer for programs that have the file open.
     until: Option<Instant>,
-    /// The connection ended while the file was still mounted.
-    aborted: bool,
+    /// The mount of an export that is to stop.
+    pinned: Option<Pinned>,
+    /// How it ended, if not as it should.
+    problem: Option<Problem>,
+}
+
+/// See [`FuseError`].
+#[derive(Debug, Clone, Copy)]
+enum Problem {
+    Aborted,
+    GoesOn,
 }
 
 impl FuseExport {
@@ -159,7 +177,8 @@ impl FuseExport {
         });
         match started {
             Ok((mounted, transport, threads)) => {
-                Ok(Self { place, mounted, file, transport, threads, until: None, aborted: false })
+                let (until, pinned, problem) = (None, None, None);
+                Ok(Self { place, mounted, file, transport, threads, until, pinned, problem })
             }
             Err(error) => {
                 place.remove();
@@ -230,29 +249,46 @@ impl FuseExport {
             return;
         }
         // When somebody else unmounts the file, its name goes before the threads end.
-        self.aborted = self.has_ended() && self.mounted.is_there();
+        if self.has_ended() && self.mounted.is_there() {
+            self.problem = Some(Problem::Aborted);
+        }
+        // Else another file system could get the number of the connection.
+        self.pinned = self.mounted.pin();
         self.detach();
         self.until = Some(Instant::now() + STOP_PATIENCE);
     }
 
-    /// Unmounts. Programs that have the file open can no longer reach it by name; they get errors
-    /// once the process ends.
+    /// Unmounts, and ends the service. Programs that still have the file open after two seconds get
+    /// errors from then on, so that nothing of theirs is acknowledged later than this returns.
     ///
     /// # Errors
-    /// [`FuseError::Aborted`] if the connection ended while the file was still mounted.
+    /// [`FuseError::Aborted`] if the connection ended while the file was still mounted;
+    /// [`FuseError::GoesOn`] if the service could not be ended.
     pub fn stop(mut self) -> Result<(), FuseError> {
         self.unmount();
-        if self.aborted {
-            return Err(FuseError::Aborted { path: self.path().into() });
+        let path = self.path().into();
+        match self.problem {
+            None => Ok(()),
+            Some(Problem::Aborted) => Err(FuseError::Aborted { path }),
+            Some(Problem::GoesOn) => Err(FuseError::GoesOn { path }),
         }
-        Ok(())
     }
 
     fn unmount(&mut self) {
         self.begin_to_stop();
         let threads = std::mem::take(&mut self.threads);
-        if let Some(until) = self.until.filter(|_| !threads.is_empty()) {
-            holds_by(until, || threads.iter().all(JoinHandle::is_finished));
+        let Some(until) = self.until.filter(|_| !threads.is_empty()) else { return };
+        let ended = || threads.iter().all(JoinHandle::is_finished);
+        let pinned = self.pinned.take();
+        if !holds_by(until, || ended() || !self.file.is_open())
+            && let Some(pinned) = &pinned
+        {
+            // If this fails, the threads do not end.
+            let _ = pinned.abort();
+        }
+        drop(pinned);
+        if !holds_by(until + STOP_PATIENCE, ended) {
+            self.problem = Some(Problem::GoesOn);
         }
     }
 }

@@ -16,6 +16,7 @@ use rustix::net::{
     recvmsg, socketpair,
 };
 
+use super::abort;
 use super::mount_point::MountPoint;
 
 pub(super) const DEVICE: &str = "/dev/fuse";
@@ -75,6 +76,17 @@ impl Mounted {
         identity(&self.path).is_ok_and(|now| now == self.identity)
     }
 
+    /// Keeps the mount, wherever it will be, so that its connection keeps its number. `None` if the path
+    /// no longer leads to it. Does not wait for a server.
+    pub(super) fn pin(&self) -> Option<Pinned> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(&self.path, flags, Mode::empty()).ok()?;
+        let found = statx(&fd, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+        let found = found.ok()?;
+        let device = (found.stx_dev_major, found.stx_dev_minor);
+        (device == self.identity.device).then_some(Pinned { _fd: fd, connection: device.1 })
+    }
+
     /// Detaches the mount from its path, whether or not it is in use.
     pub(super) fn detach(&self) {
         if self.is_there() {
@@ -96,6 +108,24 @@ impl Mounted {
             }
             unmounted => unmounted.is_ok() || !self.is_there(),
         }
+    }
+}
+
+/// A mount that stays while this exists.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    _fd: OwnedFd,
+    /// The kernel names a connection after the device number of its file system.
+    connection: u32,
+}
+
+impl Pinned {
+    /// Fails every present and future request of the connection.
+    ///
+    /// # Errors
+    /// Without root, an error if the file system of connections is not mounted.
+    pub(super) fn abort(&self) -> io::Result<()> {
+        abort::abort_connection(self.connection)
     }
 }
 

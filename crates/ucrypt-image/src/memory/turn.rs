@@ -9,7 +9,6 @@
 //! at boot wait as well. Other users have one in their runtime directory: a lock that all users can
 //! take could be held by any of them for ever.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use ucrypt_luks::Permit;
 
 use super::{Bytes, REMEDY, cgroup};
 use crate::cryptsetup_locks::{directory, is_still, open};
+use crate::flock::Locked;
 use crate::{machine, runtime_directory};
 
 /// cryptsetup's lock for memory-hard derivations.
@@ -33,8 +33,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// A turn to take memory.
 pub(super) struct Turn {
-    queue: Option<File>,
-    _in_use: Option<File>,
+    queue: Option<Locked>,
+    _in_use: Option<Locked>,
     /// There is no room for another one of the same size.
     is_tight: bool,
 }
@@ -62,7 +62,8 @@ pub(super) fn take(bytes: u64, waits: &dyn Fn()) -> Result<Turn, String> {
     let is_tight = admit(bytes, Some(&in_use_path), &mut wait)?;
     let in_use = open(&in_use_path)
         .ok()
-        .filter(|file| flock(file, FlockOperation::NonBlockingLockShared).is_ok());
+        .map(Locked::new)
+        .filter(|file| flock(&**file, FlockOperation::NonBlockingLockShared).is_ok());
     Ok(Turn { queue, _in_use: in_use, is_tight })
 }
 
@@ -95,16 +96,16 @@ fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool,
 
 /// Whether a derivation holds memory.
 fn is_held(in_use: &Path) -> bool {
-    let Ok(file) = open(in_use) else { return false };
-    flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+    let Ok(file) = open(in_use).map(Locked::new) else { return false };
+    flock(&*file, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
 /// Takes the queue. `None`: the file system has no locks.
-fn lock(path: &Path, wait: &mut Wait<'_>) -> Result<Option<File>, String> {
+fn lock(path: &Path, wait: &mut Wait<'_>) -> Result<Option<Locked>, String> {
     use rustix::io::Errno;
     loop {
-        let Ok(file) = open(path) else { return Ok(None) };
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let Ok(file) = open(path).map(Locked::new) else { return Ok(None) };
+        match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) if is_still(&file, path) => return Ok(Some(file)),
             Ok(()) | Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => wait.pause()?,

@@ -64,6 +64,20 @@ impl Drive {
         }
     }
 
+    /// That a scratch file on the drive `scratch` says nothing of writes to this one; `None` if both are the
+    /// same, as far as the system tells.
+    pub fn elsewhere(&self, scratch: &Self) -> Option<String> {
+        let called = |drive: &Self| drive.name.clone().unwrap_or_else(|| "no disk".into());
+        (self.name != scratch.name).then(|| {
+            format!(
+                "writes to this volume: the scratch file is on {}, the volume on {}, so the figures of writes \
+                 are another drive's; name a directory on the volume's drive",
+                called(scratch),
+                called(self)
+            )
+        })
+    }
+
     /// In one line.
     pub fn describe(&self) -> String {
         let mut parts = Vec::new();
@@ -99,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drive_is_what_the_kernel_says_of_it_and_a_partition_is_on_its_disk() {
+    fn a_drive_is_what_the_kernel_says_of_it_and_another_one_is_told_from_it() {
         let dir = tempfile::tempdir().expect("a directory");
         let disk = dir.path().join("vdx");
         for (name, text) in [
@@ -116,8 +130,12 @@ mod tests {
         let whole = Drive::in_sysfs(disk.clone());
         assert_eq!((whole.physical_block, whole.queues), (Some(4096), Some(1)));
         assert_eq!(Drive::in_sysfs(disk.join("vdx1")), whole);
-        let said = Drive { direct: true, ..whole }.describe();
+        let said = Drive { direct: true, ..whole.clone() }.describe();
         assert_eq!(said, "drive: vdx, A disk, blocks of 4096 bytes, one queue, says that it turns");
+        let other = Drive { name: Some("vdy".into()), ..whole.clone() };
+        assert!(whole.elsewhere(&other).is_some_and(|it| it.contains("vdy") && it.contains("vdx")));
+        assert!(whole.elsewhere(&Drive::default()).is_some_and(|it| it.contains("no disk")));
+        assert_eq!(whole.elsewhere(&Drive { direct: true, ..whole.clone() }), None);
         let sparse = dir.path().join("sparse");
         fs::File::create(&sparse).and_then(|file| file.set_len(1 << 20)).expect("a file");
         assert_eq!(Drive::of(&sparse).holes_percent, 100);

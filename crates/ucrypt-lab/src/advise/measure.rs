@@ -209,6 +209,9 @@ const OF_WAYS: [usize; 3] = [0, 1, 3];
 /// Rounds of the ways where one server runs at a time.
 const ALONE_ROUNDS: u32 = 3;
 
+/// Rounds without which nothing is concluded: of fewer, quartiles tell nothing.
+const ENOUGH: usize = ALONE_ROUNDS as usize;
+
 /// Where several clients load the volume, and where one does.
 const CLIENTS: usize = 4;
 const ONE_CLIENT: usize = 1;
@@ -630,7 +633,8 @@ fn gain(
     let of_load = |at: usize| {
         let (before, after) = (figures.get(&(at, before))?, figures.get(&(at, after))?);
         let times = ratio(after, before)?;
-        let is_certain = times.median >= least && times.low > 1.0 + (least - 1.0) / 2.0;
+        let is_certain =
+            times.count >= ENOUGH && times.median >= least && times.low > 1.0 + (least - 1.0) / 2.0;
         Some(Gain {
             load: loads[at].name.clone(),
             before: of(before, |it| it.mb_s)?.median,
@@ -692,6 +696,9 @@ fn conclude(
         for (index, way) in ways.iter().enumerate() {
             let Some(on_way) = get(Who::On(index)) else { continue };
             let Some((mb_s, left)) = of(on_way, speed).zip(ratio(on_way, volume)) else { continue };
+            if left.count < ENOUGH {
+                continue;
+            }
             let load = load.name.clone();
             advice.ways.push(WayLine { way: way.name(), load, mb_s, left });
         }
@@ -761,18 +768,27 @@ fn clients(advice: &mut Advice, (loads, figures): (&[Named], &Figures)) {
 /// Whether another way is faster than the usual one.
 fn the_way(advice: &mut Advice, (loads, figures): (&[Named], &Figures), ways: &[Way]) {
     let Some(usual) = ways.first() else { return };
-    let gains = (1..ways.len()).filter_map(|way| {
+    // One that has failed after some measurements is neither faster nor slower.
+    let enough = |way: usize| {
+        (0..loads.len())
+            .any(|at| figures.get(&(at, Who::On(way))).is_some_and(|it| it.len() >= ENOUGH))
+    };
+    if !enough(0) {
+        return;
+    }
+    let others: Vec<usize> = (1..ways.len()).filter(|way| enough(*way)).collect();
+    let gains = others.iter().filter_map(|&way| {
         let found = gain((loads, figures), (Who::On(0), Who::On(way)), GAIN_MIN)?;
         Some((ways[way], found))
     });
     let best = gains.max_by(|a, b| a.1.times.median.total_cmp(&b.1.times.median));
     let Some((way, gain)) = best else {
         let usual = usual.name();
-        let open = |way| scatters(figures, (Who::On(0), Who::On(way)), GAIN_MIN);
-        if (1..ways.len()).any(open) {
+        let open = |way: &usize| scatters(figures, (Who::On(0), Who::On(*way)), GAIN_MIN);
+        if others.iter().any(open) {
             let what = format!("Another way may be faster than {usual}, the usual one here.");
             advice.not_measured.push(format!("{what} {SCATTERS}"));
-        } else if ways.len() > 1 {
+        } else if !others.is_empty() {
             advice
                 .fine
                 .push(format!("{usual}, the usual way here, is the fastest of those measured"));
@@ -896,6 +912,42 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_advised_from_what_failed_after_a_measurement_or_two() {
+        let loads = loads(1, false);
+        let sample = |mb_s| Sample { mb_s, ..Sample::default() };
+        for rounds in [1, 2] {
+            let figures = |usual: usize, other: usize| {
+                Figures::from([
+                    ((ONE_CLIENT, Who::Drive), [100.0; 5].map(sample).into()),
+                    ((ONE_CLIENT, Who::Volume), [100.0; 5].map(sample).into()),
+                    ((ONE_CLIENT, Who::On(0)), vec![sample(100.0); usual]),
+                    ((ONE_CLIENT, Who::On(1)), vec![sample(300.0); other]),
+                ])
+            };
+            for figures in [figures(5, rounds), figures(rounds, 5)] {
+                let mut advice = nothing_yet();
+                let ways = [Way::Loop, Way::Nbd];
+                conclude(&mut advice, (&loads, &figures), &[], (&ways, Some(Way::Loop)));
+                assert!(advice.findings.is_empty() && advice.fine.is_empty(), "{advice:?}");
+                assert_eq!(advice.ways.len(), 1, "{advice:?}");
+            }
+        }
+    }
+
+    fn nothing_yet() -> Advice {
+        Advice {
+            volume: String::new(),
+            drive: Drive::default(),
+            loads: Vec::new(),
+            ways: Vec::new(),
+            findings: Vec::new(),
+            fine: Vec::new(),
+            not_measured: Vec::new(),
+            disturbed: (0, 0),
+        }
+    }
+
+    #[test]
     fn of_what_scatters_it_is_not_said_that_it_makes_no_difference() {
         let now = subject(Path::new("image"), "serpent-cbc-plain64", 32, 4096);
         let other = Other {
@@ -916,16 +968,7 @@ mod tests {
                 ((ONE_CLIENT, Who::On(1)), after.clone()),
                 ((CLIENTS, Who::Volume), after),
             ]);
-            let mut advice = Advice {
-                volume: String::new(),
-                drive: Drive::default(),
-                loads: Vec::new(),
-                ways: Vec::new(),
-                findings: Vec::new(),
-                fine: Vec::new(),
-                not_measured: Vec::new(),
-                disturbed: (0, 0),
-            };
+            let mut advice = nothing_yet();
             let ways = [Way::Loop, Way::Nbd];
             conclude(
                 &mut advice,

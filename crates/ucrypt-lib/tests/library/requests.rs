@@ -69,12 +69,17 @@ fn the_end_of_a_volume_is_where_reads_end_and_writes_are_refused() {
             );
         }
     }
-    volume.write_at(u64::MAX, &[]).expect("nothing to write");
+    for beyond in [(1 << 20) + 1, u64::MAX] {
+        volume.write_at(beyond, &[]).expect("nothing to write");
+        volume.write_zeroes(beyond, 0).expect("nothing to write");
+        volume.read_exact_at(beyond, &mut []).expect("nothing to read");
+    }
     assert!(matches!(volume.discard(0, 4096), Err(IoError::NoDiscards)));
     drop(volume);
     let discarding = OpenOptions::new().allow_discards(true);
     let volume = discarding.open(&image.path, KEY).expect("it opens");
     volume.discard(0, 65536).expect("discarded");
+    volume.discard(u64::MAX, 0).expect("nothing to discard");
     drop(volume);
     let reading = OpenOptions::new().read_only(true).open(&image.path, KEY).expect("it opens");
     assert!(matches!(reading.write_at(0, &buf), Err(IoError::ReadOnly)));

@@ -56,3 +56,35 @@ fn a_served_file_is_the_volume_until_it_is_stopped() {
     let missing = volume.serve_file(image.dir.path().join("no/such/place"));
     assert!(matches!(missing, Err(ServeError::System(_))), "{missing:?}");
 }
+
+#[test]
+fn a_served_file_that_a_program_has_open_is_ended_by_its_stop_all_the_same() {
+    let image = Image::new(SIZE as u64);
+    let (volume, path) = (image.open(), image.dir.path().join("disk"));
+    let served = volume.serve_file(&path).expect("FUSE: apt-get install fuse3");
+    let file = File::options().read(true).write(true).open(&path).expect("opened");
+    file.write_all_at(b"before", 0).expect("written");
+    served.stop().expect("flushed");
+    drop(volume);
+    assert!(file.write_all_at(b"behind", 0).is_err(), "written behind the back of the flush");
+    assert!(!path.exists());
+    let mut seen = [0; 6];
+    image.open().read_exact_at(0, &mut seen).expect("read");
+    assert_eq!(&seen, b"before");
+}
+
+#[test]
+fn the_stop_of_a_served_file_that_was_moved_away_is_an_error() {
+    let image = Image::new(SIZE as u64);
+    let (volume, dir) = (image.open(), image.dir.path().join("here"));
+    fs::create_dir(&dir).expect("a directory");
+    let served = volume.serve_file(dir.join("disk")).expect("FUSE: apt-get install fuse3");
+    let there = image.dir.path().join("there");
+    fs::rename(&dir, &there).expect("renamed");
+    let stopped = served.stop();
+    passes(tool("umount", "mount").arg("--lazy").arg(there.join("disk")));
+    assert!(
+        matches!(&stopped, Err(ServeError::System(text)) if text.contains("could not be ended")),
+        "{stopped:?}"
+    );
+}

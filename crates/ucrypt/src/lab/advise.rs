@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, Ring};
 use ucrypt_engine::Policies;
-use ucrypt_lab::advise::{Advice, Finding, Gain, Plan, Subject, advise};
+use ucrypt_lab::advise::{Advice, Drive, Finding, Gain, Plan, Subject, advise};
 use ucrypt_lab::analysis::Spread;
 use ucrypt_lab::bench::Bench;
 use ucrypt_lab::catalogue::Method;
@@ -325,6 +325,8 @@ fn measure(
     drop(made);
     let mut advice = measured?;
     advice.not_measured.extend(lacking);
+    let scratch = args.scratch.as_deref().map(Drive::of);
+    advice.not_measured.extend(scratch.and_then(|scratch| advice.drive.elsewhere(&scratch)));
     if let Err(error) = Ring::new(1) {
         advice.findings.push(Finding {
             id: "io-uring",

@@ -1,6 +1,7 @@
 //! `lab report`.
 
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 
 use ucrypt_lab::analysis::Analysis;
@@ -31,11 +32,21 @@ pub(crate) struct ReportArgs {
     output: Option<PathBuf>,
 }
 
+/// Longest simulation in bytes: it is read into memory.
+const SIMULATION_MAX: u64 = 16 << 20;
+
 pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let failed = |error| Failure::device(format!("{}: {error}", args.dir.display()));
-    let (about, records) = store::read(&args.dir).map_err(failed)?;
-    let analysis = Analysis::new(about, &records);
+    let kept = store::read(&args.dir).map_err(failed)?;
+    let error = kept.records.iter().find_map(|record| record.error.clone());
+    let analysis = Analysis::of(kept);
     if analysis.experiments.iter().all(|experiment| experiment.cells.is_empty()) {
+        if let Some(error) = error {
+            return Err(Failure::device(format!(
+                "{}: every measurement has failed, the first one: {error}",
+                args.dir.display()
+            )));
+        }
         return Err(Failure::device(format!(
             "{} holds no results yet; go on with: ucrypt lab run --resume {0}",
             args.dir.display()
@@ -49,11 +60,12 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
         return stdio::print_line(json);
     }
     let simulated = args.dir.join(sim::FILE);
-    let simulation: Option<Simulation> = match fs::read_to_string(&simulated) {
+    let read = store::open(&simulated, SIMULATION_MAX).and_then(io::read_to_string);
+    let simulation: Option<Simulation> = match read {
         Ok(text) => Some(serde_json::from_str(&text).map_err(|error| {
             Failure::wrong(format!("{} is not what lab sim writes: {error}", simulated.display()))
         })?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             return Err(Failure::device(format!("cannot read {}: {error}", simulated.display())));
         }

@@ -345,8 +345,7 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
             dir.display()
         )));
     }
-    let (about, records) = ucrypt_lab::store::read(dir).map_err(failed)?;
-    let analysis = Analysis::new(about, &records);
+    let analysis = Analysis::of(ucrypt_lab::store::read(dir).map_err(failed)?);
     stdio::print(&text::tables(&analysis))?;
     if analysis.experiments.iter().all(|experiment| experiment.cells.is_empty()) {
         return Err(Failure::device("nothing could be measured"));
