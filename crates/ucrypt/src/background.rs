@@ -416,10 +416,9 @@ pub(crate) fn serve_mounted(args: &OpenArgs, mounted: Option<PathBuf>) -> Result
     let life = start(args, mounted, &notifier).inspect_err(|failure| notifier.failed(failure))?;
     let (life, events) = life;
     let served = life.run(events, &notifier);
-    // Report the failure before `finish`, which waits for the log.
+    // Report the failure before `finish`, which waits for the log. The log has it already.
     let served = served.map_err(|failure| {
         notifier.failed(&failure);
-        event(Level::Error, "ended", &failure);
         Failure { message: String::new(), ..failure }
     });
     log::finish().map_err(cannot_start)?;

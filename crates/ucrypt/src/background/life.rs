@@ -75,6 +75,9 @@ enum End {
 
 impl Life {
     /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
+    ///
+    /// # Errors
+    /// Why the end was none in order, which the log has been told.
     pub(super) fn run(
         mut self,
         mut events: Events<Asked>,
@@ -281,6 +284,13 @@ impl Life {
             "somebody still has the image of a closed volume open"
         );
         drop(link);
+        // While the log has its name: one that says nothing is removed now.
+        if let Err(failure) = &flushed {
+            event(Level::Error, "ended", failure);
+        }
+        if let End::InUse(failure) = &end {
+            event(Level::Error, "ended", failure);
+        }
         paths.clean_up();
         drop(claim);
         drop(watchdog);
@@ -296,12 +306,7 @@ impl Life {
         match end {
             End::Closed(stream) => control::reply(stream, &control::answer(&flushed, "closed")),
             End::Unused | End::Signal => {}
-            End::InUse(failure) => {
-                if let Err(flushed) = &flushed {
-                    event(Level::Error, "ended", flushed);
-                }
-                return Err(failure);
-            }
+            End::InUse(failure) => return Err(failure),
         }
         flushed
     }

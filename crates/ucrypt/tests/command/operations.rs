@@ -1,0 +1,49 @@
+//! What an administrator relies on beside the data: logs, the control socket, what a server leaves alone.
+
+use std::fs;
+use std::path::PathBuf;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::run;
+use crate::scratch::Scratch;
+
+const LEN: u64 = 64 << 20;
+
+/// Opens the volume `above`, whose image is the file of the volume `below`. Returns the servers of both:
+/// without the first, the image does not answer.
+fn below_and_above(scratch: &Scratch, served: &str) -> (Pid, Pid) {
+    let image = scratch.sparse("image", LEN);
+    let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let path = run(below.arg(&image).arg("below"), b"").text();
+    let [holder] = scratch.processes()[..] else { panic!("one server") };
+    let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", served]);
+    run(above.args([path.trim(), "above"]), b"").passes();
+    let above = scratch.processes().into_iter().find(|process| *process != holder);
+    (holder, above.expect("a server"))
+}
+
+fn log(scratch: &Scratch, name: &str) -> String {
+    let log: PathBuf = scratch.runtime(&format!(".{name}.log"));
+    fs::read_to_string(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()))
+}
+
+/// A log that says nothing is removed at the end, and the last flush fails only then.
+#[test]
+fn a_last_flush_that_fails_is_in_a_log_that_stays() {
+    for signal in [true, false] {
+        let scratch = Scratch::new();
+        let (holder, above) = below_and_above(&scratch, "fuse");
+        kill_process(holder, Signal::KILL).expect("killed");
+        scratch.await_end(holder);
+        if signal {
+            kill_process(above, Signal::TERM).expect("a signal");
+        } else {
+            let said = run(&mut scratch.ucrypt(&["close", "above"]), b"").refuses(4);
+            assert!(said.contains("last flush failed"), "{said}");
+        }
+        scratch.await_end(above);
+        let said = log(&scratch, "above");
+        assert!(said.contains("the last flush failed, recent writes may be lost"), "{said}");
+    }
+}
