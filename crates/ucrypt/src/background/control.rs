@@ -2,9 +2,11 @@
 //!
 //! Two checks decide who may ask: the mode of the socket, and the user at the other end. Who passes a
 //! key on checks the user at the other end too: the runtime directory may be another user's.
+//!
+//! This file is the side of who asks; `clients` is the server's.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::Sender;
@@ -15,7 +17,6 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use ucrypt_luks::KEY_LEN_MAX;
-use zeroize::Zeroizing;
 
 use crate::ending::END_LIMIT;
 use crate::events::Event;
@@ -24,11 +25,9 @@ use crate::passphrase::Secret;
 use crate::progress::Waiting;
 use crate::runtime::RuntimePaths;
 
-/// Longest request, in bytes.
-const REQUEST_MAX: u64 = 4096;
+mod clients;
 
-/// How long a client may take to send its request.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) use clients::reply;
 
 /// How long a server may take to answer a status request.
 const STATUS_PATIENCE: Duration = Duration::from_secs(30);
@@ -229,7 +228,7 @@ pub(super) fn start(paths: &RuntimePaths, sender: Sender<Event<Asked>>) -> Resul
     let listener = private_socket(&paths.socket()).map_err(failed)?;
     std::thread::Builder::new()
         .name("control".into())
-        .spawn(move || accept(&listener, &sender))
+        .spawn(move || clients::serve(&listener, &sender))
         .map_err(failed)?;
     Ok(())
 }
@@ -241,66 +240,13 @@ fn private_socket(path: &Path) -> io::Result<UnixListener> {
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket.into())
-}
-
-fn accept(listener: &UnixListener, sender: &Sender<Event<Asked>>) {
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
-            // The descriptors are used up; wait until some are free.
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if !may_ask(&stream) {
-            let error = "this volume is another user's";
-            reply(stream, &json!({ "error": error, "code": 2 }));
-            continue;
-        }
-        let Some(request) = receive(&stream) else { continue };
-        let Some(key) = receive_key(&stream, request) else { continue };
-        if sender.send(Event::Asked(Asked { request, stream, key: Key(key) })).is_err() {
-            return;
-        }
-    }
-}
-
-/// Whether the peer runs as this user or as root.
-fn may_ask(stream: &UnixStream) -> bool {
-    let own = rustix::process::geteuid();
-    sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
-}
-
-/// Reads one request. Drops anything else.
-fn receive(stream: &UnixStream) -> Option<Request> {
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    stream.set_write_timeout(Some(PATIENCE)).ok()?;
-    let mut line = String::new();
-    BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut line).ok()?;
-    serde_json::from_str(&line).ok()
-}
-
-/// Takes the key of [`Request::Resume`], without a buffer that nobody wipes.
-fn receive_key(mut stream: &UnixStream, request: Request) -> Option<Secret> {
-    let Request::Resume { key_len } = request else { return Some(Secret::default()) };
-    let Some(len) = usize::try_from(key_len).ok().filter(|len| is_key_len(*len)) else {
-        let failure = ucrypt_luks::Error::WrongVolumeKey.into();
-        writeln!(stream, "{}", refusal(&failure)).ok()?;
-        return None;
-    };
-    let mut key = Zeroizing::new(vec![0; len]);
-    writeln!(stream, "{}", json!({ "waits_for": "key" })).ok()?;
-    stream.read_exact(&mut key).ok()?;
-    Some(key)
 }
 
 /// Whether a volume key may have so many bytes.
 fn is_key_len(len: usize) -> bool {
     (1..=KEY_LEN_MAX).contains(&len)
-}
-
-pub(super) fn reply(mut stream: UnixStream, answer: &Value) {
-    // A client that has gone needs no answer.
-    let _ = writeln!(stream, "{answer}");
 }
 
 /// The answer to a request: `done`, or the failure.
@@ -330,22 +276,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let _client = UnixStream::connect(&path).unwrap();
         let (accepted, _) = listener.accept().unwrap();
-        assert!(may_ask(&accepted));
-    }
-
-    #[test]
-    fn a_key_that_no_volume_has_is_refused_and_not_waited_for() {
-        for key_len in [0, KEY_LEN_MAX as u32 + 1] {
-            let (client, server) = UnixStream::pair().unwrap();
-            assert!(receive_key(&server, Request::Resume { key_len }).is_none());
-            drop(server);
-            let answer = receive_answer(client).unwrap().expect("an answer");
-            assert_eq!(answer["code"], 2, "{answer}");
-        }
-        let (mut client, server) = UnixStream::pair().unwrap();
-        client.write_all(&[7; 64]).unwrap();
-        let key = receive_key(&server, Request::Resume { key_len: 64 }).expect("a key");
-        assert_eq!(key[..], [7; 64]);
+        assert!(clients::may_ask(&accepted));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! What an administrator relies on beside the data: logs, the control socket, what a server leaves alone.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use crate::process::run;
 use crate::scratch::Scratch;
@@ -45,5 +48,37 @@ fn a_last_flush_that_fails_is_in_a_log_that_stays() {
         scratch.await_end(above);
         let said = log(&scratch, "above");
         assert!(said.contains("the last flush failed, recent writes may be lost"), "{said}");
+    }
+}
+
+/// A volume in memory, `volume`, served by NBD.
+fn open_volume(scratch: &Scratch) {
+    let mut open =
+        scratch.ucrypt(&["open", "--as", "nbd", "--backend", "mem:1M", "volume", "--log"]);
+    // The path lets the server be found.
+    run(open.arg(scratch.path("log")), b"").passes();
+}
+
+fn status(scratch: &Scratch, name: &str) -> Value {
+    let status = run(&mut scratch.ucrypt(&["status", "--json", name]), b"").passes();
+    serde_json::from_slice(&status).expect("JSON")
+}
+
+/// One after the other, they would take longer than an action waits for an answer.
+#[test]
+fn clients_that_send_nothing_or_take_no_answer_keep_nobody_else_waiting() {
+    for says in [&b""[..], b"\"stat", b"\"status\"\n"] {
+        let scratch = Scratch::new();
+        open_volume(&scratch);
+        let connect = || {
+            let mut client =
+                UnixStream::connect(scratch.runtime(".volume.sock")).expect("connected");
+            client.write_all(says).expect("sent");
+            client
+        };
+        let clients: Vec<_> = (0..40).map(|_| connect()).collect();
+        assert_eq!(status(&scratch, "volume")["state"], "open", "behind {says:?}");
+        run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+        drop(clients);
     }
 }
