@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
-use crate::ending::{LastFlush, Troubles, signals};
-use crate::events::{Event, Events};
+use crate::ending::{LastFlush, SignalLimit, Troubles};
+use crate::events::Events;
 use crate::failure::Failure;
 use crate::log::{self, Level, Log, LogArgs, event};
 use crate::luks::{check_flags, store_flags};
@@ -39,6 +39,7 @@ mod link;
 mod mounts;
 mod name_lock;
 mod resilience;
+mod resize;
 mod served;
 mod show;
 mod suspend;
@@ -446,8 +447,7 @@ fn start(
     secrecy::keep_files_private();
     let key = secret().map_err(failed)?;
     let events = Events::<control::Asked>::new();
-    let sender = events.sender();
-    signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
+    let limit_of_all = SignalLimit::of_signals(events.sender())?;
     let (paths, served_as) = (args.paths()?, args.served()?);
     let claim = NameLock::take(&paths, served_as.is_device())?;
     // From here on, a failure removes the server's files.
@@ -496,7 +496,8 @@ fn start(
         resilience,
         suspension: Suspension::None,
         troubles: Troubles::default(),
-        limit_of_all: None,
+        limit_of_all,
+        resizing: None,
         heartbeat: notifier.heartbeat(),
         mounted,
         metrics,

@@ -17,7 +17,7 @@ use ucrypt_export::vhost_user;
 
 use crate::available;
 use crate::ending::{
-    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog, signals,
+    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, SignalLimit, Step, Troubles, Watchdog,
 };
 use crate::events::{Event, Events};
 use crate::failure::Failure;
@@ -440,8 +440,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not earlier: until there is something to end, a signal ends the process.
     let events = Events::<Infallible>::new();
-    let sender = events.sender();
-    signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
+    let limit_of_all = SignalLimit::of_signals(events.sender())?;
     events.listen(&opened.volume);
     let last_flush = LastFlush::prepare(&opened.volume)?;
     let metrics = args.metrics.listen()?;
@@ -457,7 +456,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
         announce_one(args.json, "metrics", "place", metrics.place());
     }
     event(Level::Info, "serves", format_args!("serves {name}"));
-    let served = serve_on(events, &opened, exports, last_flush, notifier);
+    let served = serve_on((events, &limit_of_all), &opened, exports, last_flush, notifier);
     drop(metrics);
     match &served {
         Ok(()) => event(Level::Info, "ended", format_args!("{name} has ended")),
@@ -474,7 +473,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
 
 /// Serves until a signal comes or all exports were ended from outside, then ends.
 fn serve_on(
-    mut events: Events<Infallible>,
+    (mut events, limit_of_all): (Events<Infallible>, &SignalLimit),
     opened: &Opened,
     mut exports: Exports,
     mut last_flush: LastFlush,
@@ -484,7 +483,6 @@ fn serve_on(
     let mut troubles = Troubles::default();
     let mut ending: Option<Ending> = None;
     let mut due = heartbeat.beat(notifier, &opened.volume);
-    let mut limit_of_all = None;
     let mut parted = Ok(());
     let left = loop {
         match events.next(ending.is_some(), due) {
@@ -495,10 +493,7 @@ fn serve_on(
                     break Some(ending.left("the volume"));
                 }
             }
-            Some(Event::Signal(signal)) => {
-                limit_of_all = Some(Watchdog::of_ending(|_| {}));
-                ending = Some(Ending::by(signal));
-            }
+            Some(Event::Signal(signal)) => ending = Some(Ending::by(signal)),
             Some(Event::Look) | None => {}
         }
         let beat = heartbeat.beat(notifier, &opened.volume);
@@ -519,7 +514,7 @@ fn serve_on(
     notifier.stopping();
     let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
     let _watchdog = Watchdog::start(limit, |_| {});
-    drop(limit_of_all);
+    limit_of_all.lift();
     let stopped = exports.stop(&mut last_flush);
     troubles.tell(opened);
     last_flush.run().and(stopped).and(parted)?;

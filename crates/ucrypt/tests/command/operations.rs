@@ -1,15 +1,18 @@
 //! What an administrator relies on beside the data: logs, the control socket, what a server leaves alone.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::endings::stop;
 use crate::process::run;
 use crate::scratch::Scratch;
+use crate::server::{await_end, await_that};
 
 const LEN: u64 = 64 << 20;
 
@@ -81,4 +84,49 @@ fn clients_that_send_nothing_or_take_no_answer_keep_nobody_else_waiting() {
         run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
         drop(clients);
     }
+}
+
+/// Lets an image answer again, so that nothing is left behind whatever fails.
+struct Stopped(Pid, Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+        let _ = self.1.kill();
+        let _ = self.1.wait();
+    }
+}
+
+#[test]
+fn a_resize_that_waits_for_its_image_keeps_nobody_waiting_and_ends_with_the_server() {
+    let scratch = Scratch::new();
+    let (holder, above) = below_and_above(&scratch, "nbd");
+    let resize = |size: &str| {
+        let mut resize = scratch.ucrypt_child(&["resize", "above", "--size", size]);
+        let resize = resize.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+        resize.expect("started")
+    };
+    stop(holder);
+    let mut stopped = Stopped(holder, resize("0"));
+    await_that("the image to be asked", || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", above.as_raw_nonzero())).expect("tasks");
+        let mut names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));
+        names.any(|name| name.is_ok_and(|name| name == "resize\n"))
+    });
+    assert_eq!(status(&scratch, "above")["state"], "open");
+    for action in [&["close", "above"][..], &["resize", "above"]] {
+        let said = run(&mut scratch.ucrypt(action), b"").refuses(5);
+        assert!(said.contains("is being resized"), "{said}");
+    }
+    kill_process(above, Signal::TERM).expect("a signal");
+    // Though the image still does not answer.
+    let ended = await_end(&mut stopped.1);
+    let mut said = String::new();
+    let stderr = stopped.1.stderr.as_mut().expect("a pipe");
+    stderr.read_to_string(&mut said).expect("read");
+    assert_eq!(ended.code(), Some(5), "{said}");
+    assert!(said.contains("about to end"), "{said}");
+    drop(stopped);
+    scratch.await_end(above);
+    run(&mut scratch.ucrypt(&["close", "below"]), b"").passes();
 }
