@@ -10,16 +10,25 @@ use crate::user;
 /// Creates the directory, for this user only. Refuses one that others can write to.
 pub fn prepare(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let mode = check(dir)?;
+    if mode & 0o777 != 0o700 {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+/// Refuses a directory that others can write to. Returns its mode.
+///
+/// # Errors
+/// `NotFound` if there is none.
+pub fn check(dir: &Path) -> io::Result<u32> {
     let found = fs::symlink_metadata(dir)?;
     let mode = found.permissions().mode();
     let is_own = found.uid() == rustix::process::geteuid().as_raw();
     if !found.is_dir() || !is_own || mode & 0o022 != 0 {
         return Err(io::Error::other("it is not a directory that only you can write to"));
     }
-    if mode & 0o777 != 0o700 {
-        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
-    }
-    Ok(())
+    Ok(mode)
 }
 
 /// The directory; it may not exist yet.

@@ -91,6 +91,14 @@ impl RuntimePaths {
         runtime_directory::prepare(&self.dir).map_err(|error| denied(&self.dir, &error))
     }
 
+    /// Refuses a directory in which others can put something in the way.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match runtime_directory::check(&self.dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(denied(&self.dir, &error)),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether a server is running, or a killed server has left something.
     pub(crate) fn are_in_use(&self) -> bool {
         self.are_served() || is_there(&self.lock())

@@ -12,7 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::{control, link, show};
@@ -34,8 +34,9 @@ pub(super) struct NameLock {
 
 impl NameLock {
     /// Claims the name, and its link if it is for a `device`. Removes what a killed server left of
-    /// either.
+    /// either. Touches nothing in a directory where others may have put it.
     pub(super) fn take(paths: &RuntimePaths, device: bool) -> Result<Self, Failure> {
+        paths.check()?;
         let name = paths.name();
         let busy = || {
             let status = control::ask(paths, control::Request::Status);
@@ -116,7 +117,7 @@ impl Lock {
 
     /// Whether nobody holds the lock. Keeps the content of the file.
     fn is_free(path: &Path) -> bool {
-        match File::open(path) {
+        match opened(OpenOptions::new().read(true), path) {
             Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
@@ -125,16 +126,17 @@ impl Lock {
     /// Takes the lock. Never waits: fails with `EWOULDBLOCK` if another process holds it.
     fn take(path: &Path) -> io::Result<Self> {
         loop {
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(path)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let file = opened(&mut options, path)?;
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             // Its last holder may have removed it meanwhile.
             let found = file.metadata()?;
             if found.nlink() > 0 {
+                let is_own = found.uid() == rustix::process::geteuid().as_raw();
+                if !found.is_file() || !is_own || found.nlink() > 1 {
+                    return Err(io::Error::other("it is not a file of this user's alone"));
+                }
                 return Ok(Self { file, path: path.into(), was_held: found.len() > 0 });
             }
         }
@@ -153,6 +155,13 @@ impl Drop for Lock {
         let _ = fs::remove_file(&self.path);
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
+}
+
+/// Opens the file at a path, and nothing that a link there leads to. Does not wait for the other end of a
+/// pipe.
+fn opened(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.custom_flags(flags.bits().cast_signed()).open(path)
 }
 
 #[cfg(test)]
@@ -176,6 +185,26 @@ mod tests {
         let held = Lock::take(&path).unwrap();
         assert!(held.was_held, "its holder did not remove it");
         drop(held);
+    }
+
+    #[test]
+    fn nothing_is_written_through_what_others_have_put_in_the_place_of_a_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("lock"), dir.path().join("other"));
+        fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        Lock::take(&path).unwrap_err();
+        assert!(!Lock::is_free(&path));
+        fs::remove_file(&path).unwrap();
+        fs::hard_link(&other, &path).unwrap();
+        Lock::take(&path).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        // Nobody has the other end, and nobody is waited for.
+        Lock::take(&path).unwrap_err();
+        assert!(Lock::is_free(&path), "it can be locked, and is no file of a server");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -129,4 +130,24 @@ fn a_resize_that_waits_for_its_image_keeps_nobody_waiting_and_ends_with_the_serv
     drop(stopped);
     scratch.await_end(above);
     run(&mut scratch.ucrypt(&["close", "below"]), b"").passes();
+}
+
+#[test]
+fn close_writes_nothing_through_a_link_that_another_user_has_put_in_the_place_of_a_lock() {
+    const NOBODY: u32 = 65534;
+    let scratch = Scratch::new();
+    let directory = scratch.runtime("");
+    fs::DirBuilder::new().mode(0o755).create(&directory).expect("a directory");
+    let victim = scratch.file("victim", b"of root");
+    std::os::unix::fs::symlink(&victim, directory.join(".volume.lock")).expect("a link");
+    chown(&directory, Some(NOBODY), Some(NOBODY)).expect("given away");
+    let closed = run(&mut scratch.ucrypt(&["close", "volume"]), b"");
+    assert_eq!(fs::read(&victim).expect("read"), b"of root");
+    let said = closed.refuses(2);
+    assert!(said.contains("only you can write to"), "{said}");
+    // In a directory of its own, nothing but a file of its own is a lock.
+    chown(&directory, Some(0), Some(0)).expect("taken back");
+    let said = run(&mut scratch.ucrypt(&["close", "volume"]), b"").refuses(4);
+    assert!(said.contains("not open"), "{said}");
+    assert_eq!(fs::read(&victim).expect("read"), b"of root");
 }
