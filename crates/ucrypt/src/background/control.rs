@@ -163,6 +163,12 @@ fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
     )))
 }
 
+/// Whether somebody listens on the socket of a name, or stands still there.
+pub(super) fn is_heard(paths: &RuntimePaths, patience: Duration) -> bool {
+    connected(&paths.socket(), patience)
+        .map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |_| true)
+}
+
 /// Whether a server answers in time. The socket of a killed server takes connections until the last of
 /// its threads has ended.
 pub(super) fn is_answered(paths: &RuntimePaths, patience: Duration) -> bool {

@@ -58,6 +58,10 @@ impl NameLock {
         };
         let lock =
             Lock::wait(&paths.lock(), paths).map_err(|error| failed(&paths.lock(), error))?;
+        // Who removes old files may have removed that of a lock: then its server lives without.
+        if lives(paths) {
+            return Err(busy());
+        }
         let mut had_remains = lock.was_held || paths.are_served();
         lock.mark();
         let mut link = None;
@@ -76,6 +80,22 @@ impl NameLock {
         }
         paths.clean_up();
         Ok(Self { _name: lock, _link: link, had_remains })
+    }
+}
+
+/// Whether a server of this name lives, whose lock is free. The socket of a killed one may take
+/// connections for a moment after its lock was released.
+fn lives(paths: &RuntimePaths) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !control::is_heard(paths, left) {
+            return false;
+        }
+        if left.is_zero() || control::is_answered(paths, left) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -151,8 +171,11 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing the file would unlock it too. A file that cannot be removed does no harm.
-        let _ = fs::remove_file(&self.path);
+        // Closing the file would unlock it too. A file that cannot be removed does no harm. If somebody has
+        // removed it, that of another lock may be there by now.
+        if self.file.metadata().is_ok_and(|file| file.nlink() > 0) {
+            let _ = fs::remove_file(&self.path);
+        }
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }

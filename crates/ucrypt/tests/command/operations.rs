@@ -151,3 +151,22 @@ fn close_writes_nothing_through_a_link_that_another_user_has_put_in_the_place_of
     assert!(said.contains("not open"), "{said}");
     assert_eq!(fs::read(&victim).expect("read"), b"of root");
 }
+
+/// systemd-tmpfiles removes old files of `/tmp`, where users without a session have their directory.
+#[test]
+fn a_server_whose_lock_was_removed_is_neither_replaced_nor_said_to_be_killed() {
+    let scratch = Scratch::new();
+    open_volume(&scratch);
+    fs::remove_file(scratch.runtime(".volume.lock")).expect("removed");
+    let mut open =
+        scratch.ucrypt(&["open", "--as", "nbd", "--backend", "mem:2M", "volume", "--log"]);
+    let said = run(open.arg(scratch.path("log")), b"").refuses(5);
+    assert!(said.contains("open already"), "{said}");
+    assert_eq!(status(&scratch, "volume")["volume"]["size"], 1 << 20);
+    let closed = run(&mut scratch.ucrypt(&["close", "volume"]), b"");
+    assert_eq!(closed.stderr, "");
+    closed.passes();
+    scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
+    let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
