@@ -13,9 +13,10 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use rustix::fs::{Mode, fchmod};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use ucrypt_backend::Peer;
 use ucrypt_luks::KEY_LEN_MAX;
 
 use crate::ending::END_LIMIT;
@@ -151,15 +152,15 @@ fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
     let stream = connect(paths, STATUS_PATIENCE)?;
     let failed =
         |error| Failure::device(format!("cannot ask who serves {}: {error}", paths.name()));
-    let server = sockopt::socket_peercred(&stream).map_err(failed)?.uid;
-    if server == rustix::process::geteuid() {
+    let server = Peer::of(&stream).map_err(failed)?.user;
+    if server == rustix::process::geteuid().as_raw() {
         return Ok(stream);
     }
     Err(Failure::denied(format!(
         "{} is served by user {}, who would get the volume's key; set XDG_RUNTIME_DIR to your own \
          directory, or become that user",
         paths.socket().display(),
-        server.as_raw()
+        server
     )))
 }
 
@@ -184,13 +185,19 @@ fn exchange(
     patience: Duration,
 ) -> io::Result<Option<Value>> {
     stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
+    let server = Peer::of(&stream)?.process;
     let line = serde_json::to_string(&request)?;
     // A server that refuses this client has sent its reason and hung up.
     match writeln!(stream, "{line}") {
         Err(error) if !has_hung_up(&error) => return Err(error),
         _ => {}
     }
-    receive_answer(stream)
+    let mut answer = receive_answer(stream)?;
+    // The server tells its number in its own PID namespace, where another process may have it here.
+    if let Some(number) = answer.as_mut().and_then(|answer| answer.pointer_mut("/server/pid")) {
+        *number = json!(server);
+    }
+    Ok(answer)
 }
 
 fn receive_answer(stream: UnixStream) -> io::Result<Option<Value>> {

@@ -5,14 +5,15 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::endings::stop;
-use crate::process::run;
-use crate::scratch::Scratch;
+use crate::image::{DATA, Image, LUKS2};
+use crate::process::{run, tool};
+use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{await_end, await_that};
 
 const LEN: u64 = 64 << 20;
@@ -169,4 +170,48 @@ fn a_server_whose_lock_was_removed_is_neither_replaced_nor_said_to_be_killed() {
     scratch.processes().into_iter().for_each(|process| scratch.await_end(process));
     let left: Vec<_> = fs::read_dir(scratch.runtime("")).expect("a directory").collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// The command in a PID namespace below, from which no process outside can be seen.
+fn contained(scratch: &Scratch, arguments: &[&str]) -> Command {
+    let mut command = tool("unshare", "util-linux");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc", UCRYPT]).args(arguments);
+    command.env("XDG_RUNTIME_DIR", scratch.path("run"));
+    command
+}
+
+#[test]
+fn a_server_answers_who_it_cannot_see_in_its_pid_namespace() {
+    let scratch = Scratch::new();
+    let text = "$1 open --as nbd --backend mem:1M --log log volume; echo on >on; read -r _ || :";
+    let mut shell = tool("unshare", "util-linux");
+    shell.args(["--pid", "--fork", "--kill-child", "sh", "-euc", text, "sh", UCRYPT]);
+    shell.current_dir(scratch.path("")).env("XDG_RUNTIME_DIR", scratch.path("run"));
+    let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
+    scratch.await_file("on");
+    let shown = run(&mut scratch.ucrypt(&["status", "--json", "volume"]), b"");
+    let closed = run(&mut scratch.ucrypt(&["close", "volume"]), b"");
+    drop(shell.stdin.take());
+    await_end(&mut shell);
+    let shown: Value = serde_json::from_slice(&shown.passes()).expect("JSON");
+    // Not 2 or so, which is another process here.
+    assert!(shown["server"]["pid"].as_u64().is_some_and(|pid| pid > 20), "{}", shown["server"]);
+    closed.passes();
+}
+
+#[test]
+fn a_server_that_cannot_be_seen_gets_its_key_and_has_no_number() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    run(image.ucrypt(&scratch, "open").args(["volume", "--as", "nbd"]), b"").passes();
+    run(&mut scratch.ucrypt(&["luksSuspend", "volume"]), b"").passes();
+    let key = image.key.to_str().expect("text");
+    run(&mut contained(&scratch, &["luksResume", "volume", "--key-file", key]), b"").passes();
+    assert_eq!(status(&scratch, "volume")["state"], "open");
+    let shown = run(&mut contained(&scratch, &["status", "--json", "volume"]), b"").passes();
+    let shown: Value = serde_json::from_slice(&shown).expect("JSON");
+    assert_eq!(shown["server"]["pid"], Value::Null);
+    let shown = run(&mut contained(&scratch, &["status", "volume"]), b"").text();
+    assert!(shown.contains("in another PID namespace, up "), "{shown}");
+    run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
 }

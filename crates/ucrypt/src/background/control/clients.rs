@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use serde_json::{Value, json};
+use ucrypt_backend::Peer;
 use zeroize::Zeroizing;
 
 use super::{Asked, Key, Request, is_key_len, refusal};
@@ -182,10 +182,10 @@ impl Client {
     }
 }
 
-/// Whether the peer runs as this user or as root.
+/// Whether the peer runs as this user or as root. Its process need not be seen from here.
 pub(super) fn may_ask(stream: &UnixStream) -> bool {
-    let own = rustix::process::geteuid();
-    sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+    let own = rustix::process::geteuid().as_raw();
+    Peer::of(stream).is_ok_and(|peer| peer.user == own || peer.user == 0)
 }
 
 /// Sends an answer, and waits for nobody to take it.
