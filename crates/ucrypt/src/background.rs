@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use ucrypt_backend::Inherited;
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
@@ -443,6 +444,8 @@ fn start(
     }
     // Not the name of the file by which it was started, /proc/self/exe.
     let _ = rustix::thread::set_name(c"ucrypt");
+    // A manager may pass something on.
+    let inherited = if args.foreground { Inherited::default() } else { Inherited::take() };
     let mut resilience = Resilience::guard();
     secrecy::keep_files_private();
     let key = secret().map_err(failed)?;
@@ -461,6 +464,11 @@ fn start(
     let opened = opened.inspect_err(failed_later)?;
     secrecy::scrub_stack();
     events.listen(&opened.volume);
+    // The image is open, which may have been named by one of them, or by a path from this directory.
+    // Before the server leaves its user's mounts: those of its threads that there are stay.
+    drop(inherited);
+    let left = rustix::process::chdir("/").map_err(|error| failed(error.into()));
+    left.inspect_err(failed_later)?;
     if served_as.may_leave_mounts() {
         resilience.leave_mounts(&paths);
     }
@@ -526,17 +534,14 @@ fn secret() -> io::Result<Secret> {
     }
 }
 
-/// Detaches from the directory in which `open` was called and, unless in the foreground, from the
-/// terminal.
+/// Detaches from standard input and, unless in the foreground, from the terminal.
 fn detach(foreground: bool, log: &mut Log) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     if !foreground {
         rustix::stdio::dup2_stdout(&null)?;
     }
-    log.take_stderr()?;
-    rustix::process::chdir("/")?;
-    Ok(())
+    log.take_stderr()
 }
 
 /// Closes every volume that can be closed. The first failure is the result, the others are said.

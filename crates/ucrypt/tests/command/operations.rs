@@ -215,3 +215,43 @@ fn a_server_that_cannot_be_seen_gets_its_key_and_has_no_number() {
     assert!(shown.contains("in another PID namespace, up "), "{shown}");
     run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
 }
+
+/// The descriptors and directories that the threads of a process have open.
+fn has_open(process: Pid) -> Vec<PathBuf> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).expect("tasks");
+    let links = tasks.flatten().flat_map(|task| {
+        let descriptors = fs::read_dir(task.path().join("fd")).into_iter().flatten().flatten();
+        let mut links: Vec<_> = descriptors.map(|entry| entry.path()).collect();
+        links.extend(["cwd", "root"].map(|link| task.path().join(link)));
+        links
+    });
+    links.filter_map(|link| fs::read_link(link).ok()).collect()
+}
+
+/// `x=$(ucrypt open …)` would wait for the end of a pipe, `flock` for its lock, and `umount` for a directory.
+#[test]
+fn a_server_keeps_neither_descriptors_nor_the_directory_of_its_caller() {
+    for served in ["nbd", "fuse", "loop"] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+        fs::create_dir(scratch.path("work")).expect("a directory");
+        let text = "cd work; exec 7>../lock 8<../image; flock 7; ucrypt=$1; shift; exec $ucrypt open \"$@\"";
+        let mut shell = tool("sh", "dash");
+        shell.args(["-euc", text, "sh", UCRYPT]).args(["--as", served, "--key-file"]);
+        shell.arg(&image.key);
+        // The image by a descriptor, which the server opens for itself.
+        shell.args(["/dev/fd/8", &scratch.unique(), "--log", "../log"]);
+        shell.current_dir(scratch.path("")).env("XDG_RUNTIME_DIR", scratch.path("run"));
+        run(&mut shell, b"").passes();
+        // The server detaches once `open` has its answer.
+        let [server] = scratch.processes()[..] else { panic!("one server") };
+        let opened = || fs::read_to_string(scratch.path("log")).unwrap_or_default();
+        await_that("the server to be alone", || opened().contains("opened"));
+        let open = has_open(server);
+        let callers = [scratch.path("lock"), scratch.path("work")];
+        assert!(!open.iter().any(|path| callers.contains(path)), "{served}: {open:?}");
+        run(tool("flock", "util-linux").arg("-n").arg(scratch.path("lock")).arg("true"), b"")
+            .passes();
+        run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
+    }
+}
