@@ -637,6 +637,15 @@ pub(crate) fn names_of_device(device: &Path) -> Vec<String> {
     names
 }
 
+/// The name of the volume with this device. Of the links that lead there, those of killed servers may mean
+/// a device that had the number before; one whose device is still there is meant if there is no other.
+pub(crate) fn name_of_device(device: &Path) -> Option<String> {
+    let mut names = link::names_of(device);
+    names.retain(|name| link::is_its_own(name));
+    names.sort_by_key(|name| name_lock::is_link_stale(name));
+    names.into_iter().next()
+}
+
 /// Whether the link of a volume leads to the device that its server attached, and not to the next one of its number.
 pub(crate) fn has_its_device(paths: &RuntimePaths) -> bool {
     link::is_its_own(paths.name())
