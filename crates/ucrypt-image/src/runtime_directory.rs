@@ -35,7 +35,17 @@ pub fn check(dir: &Path) -> io::Result<u32> {
 pub fn path() -> PathBuf {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let base = base.filter(|dir| dir.is_absolute());
+    let base = base.filter(|dir| !user::is_root() || is_for_root(dir));
     base.map_or_else(fallback, |base| base.join("ucrypt"))
+}
+
+/// Whether root's volumes may be found there. The directories of sessions go with the session, root's
+/// too, and `sudo -E` and `su` leave root that of somebody else.
+fn is_for_root(base: &Path) -> bool {
+    const SESSIONS: &str = "/run/user";
+    !base.starts_with(SESSIONS)
+        && fs::symlink_metadata(base)
+            .map_or_else(|error| error.kind() == io::ErrorKind::NotFound, |found| found.uid() == 0)
 }
 
 /// The directory if no session manager named one.

@@ -1,8 +1,8 @@
 //! What an administrator relies on beside the data: logs, the control socket, what a server leaves alone.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::endings::stop;
 use crate::image::{DATA, Image, LUKS2};
+use crate::namespace::script;
 use crate::process::{run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{await_end, await_that};
@@ -254,4 +255,31 @@ fn a_server_keeps_neither_descriptors_nor_the_directory_of_its_caller() {
             .passes();
         run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
     }
+}
+
+/// A session's directory goes with the session; `sudo -E` and `su` leave root that of somebody else.
+#[test]
+fn roots_volumes_are_not_in_the_directory_of_a_session_or_of_another_user() {
+    const NOBODY: u32 = 65534;
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.path(""), Permissions::from_mode(0o755)).expect("set");
+    let foreign = scratch.path("foreign");
+    fs::create_dir(&foreign).expect("a directory");
+    chown(&foreign, Some(NOBODY), Some(NOBODY)).expect("given away");
+    // A /run that no other test sees.
+    let text = "mount -t tmpfs none /run; mkdir -p /run/user/0 own
+        for dir in /run/user/0 $PWD/foreign $PWD/own; do
+            export XDG_RUNTIME_DIR=$dir
+            $1 open --as nbd --backend mem:1M --log $PWD/log volume
+            XDG_RUNTIME_DIR= $1 list >&2
+            $1 close volume
+        done";
+    let mut shell = script(&scratch, text, &[UCRYPT]);
+    let places = run(&mut shell, b"").text();
+    let own = scratch.path("own").display().to_string();
+    let expected = ["/run/ucrypt", "/run/ucrypt", &format!("{own}/ucrypt")]
+        .map(|dir| format!("nbd+unix:///?socket={dir}/.volume.nbd\n"));
+    assert_eq!(places, expected.concat());
+    let left = fs::read_dir(&foreign).expect("a directory").count();
+    assert_eq!(left, 0, "nothing of root's is in it");
 }
