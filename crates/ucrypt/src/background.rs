@@ -556,9 +556,11 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
         Err(_) => say_line(failure),
     };
     while !left.is_empty() {
+        // At once: one that does not answer keeps the others from nothing.
+        let closed = at_once(&left, |name| close_one(name, args.deferred));
         let mut in_use = Vec::new();
-        for name in &left {
-            match close_one(name, args.deferred) {
+        for (name, closed) in left.iter().zip(closed) {
+            match closed {
                 Ok(()) => {}
                 Err(failure) if failure.is_busy() => in_use.push((name.clone(), failure)),
                 Err(failure) => keep(failure),
@@ -723,13 +725,12 @@ fn list_width() -> usize {
 }
 
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
-    let ask = |paths: RuntimePaths| {
-        let mut status = control::ask(&paths, control::Request::Status)
-            .unwrap_or_else(|failure| json!({ "active": false, "error": failure.message }));
-        status["name"] = paths.name().into();
+    let status = |(name, answer): (String, Result<Value, String>)| {
+        let mut status = answer.unwrap_or_else(|error| json!({ "active": false, "error": error }));
+        status["name"] = name.into();
         status
     };
-    let volumes: Vec<Value> = RuntimePaths::all()?.into_iter().map(ask).collect();
+    let volumes: Vec<Value> = statuses(control::STATUS_PATIENCE)?.into_iter().map(status).collect();
     if args.json {
         print_line(format_args!("{:#}", Value::from(volumes)))
     } else {
@@ -792,22 +793,27 @@ pub(crate) type Answers = Vec<(String, Result<Value, String>)>;
 pub(crate) fn statuses(patience: Duration) -> Result<Answers, Failure> {
     let all = RuntimePaths::all()?;
     // One that hangs keeps the others from nothing.
-    let ask = |paths: &RuntimePaths| {
+    let answers = at_once(&all, |paths| {
         control::status_within(paths, patience).map_err(|failure| failure.message)
-    };
-    Ok(std::thread::scope(|scope| {
-        let spawn = |paths| std::thread::Builder::new().spawn_scoped(scope, move || ask(paths));
-        let asking: Vec<_> = all.iter().map(|paths| (paths, spawn(paths))).collect();
-        let answered = asking.into_iter().map(|(paths, asking)| {
-            let answer = match asking {
-                Ok(asking) => asking.join().unwrap_or_else(|_| Err("cannot be asked".into())),
-                // There may be no more threads: then one after the other.
-                Err(_) => ask(paths),
-            };
-            (paths.name().to_owned(), answer)
+    });
+    let names = all.iter().map(|paths| paths.name().to_owned());
+    Ok(names.zip(answers).collect())
+}
+
+/// Does the same with all of them at the same time, as far as there are threads. Returns the results in
+/// their order.
+fn at_once<T: Sync, R: Send>(all: &[T], act: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let begin = |one| std::thread::Builder::new().spawn_scoped(scope, move || act(one));
+        let begun: Vec<_> = all.iter().map(|one| (one, begin(one))).collect();
+        let ended = begun.into_iter().map(|(one, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            // There may be no more threads: then one after the other.
+            Err(_) => act(one),
         });
-        answered.collect()
-    }))
+        ended.collect()
+    })
 }
 
 #[cfg(test)]

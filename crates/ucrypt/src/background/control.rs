@@ -31,7 +31,7 @@ mod clients;
 pub(super) use clients::reply;
 
 /// How long a server may take to answer a status request.
-const STATUS_PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const STATUS_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Length of the queue of clients that wait to be accepted.
 const BACKLOG: i32 = 64;

@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -282,4 +282,37 @@ fn roots_volumes_are_not_in_the_directory_of_a_session_or_of_another_user() {
     assert_eq!(places, expected.concat());
     let left = fs::read_dir(&foreign).expect("a directory").count();
     assert_eq!(left, 0, "nothing of root's is in it");
+}
+
+/// Servers that listen and do not answer. Each would be waited for as long as an action has patience.
+#[test]
+fn servers_that_stand_still_keep_the_others_neither_from_the_list_nor_from_their_end() {
+    let scratch = Scratch::new();
+    open_volume(&scratch);
+    // Before and after it in the list.
+    let names = ["a", "b", "x", "y"];
+    let still = names.map(|name| {
+        UnixListener::bind(scratch.runtime(&format!(".{name}.sock"))).expect("a socket")
+    });
+    let mut list = scratch.ucrypt_child(&["list", "--json"]);
+    let mut list = list.stdout(Stdio::piped()).spawn().expect("started");
+    let mut asked = Vec::new();
+    for listener in &still {
+        // Nobody is answered, and yet all are asked.
+        asked.push(listener.accept().expect("asked").0);
+    }
+    drop(asked);
+    assert!(await_end(&mut list).success());
+    let mut said = String::new();
+    list.stdout.take().expect("a pipe").read_to_string(&mut said).expect("read");
+    assert!(said.contains("has ended meanwhile"), "{said}");
+    assert!(!said.contains("does not answer"), "one after the other: {said}");
+    let [server] = scratch.processes()[..] else { panic!("one server") };
+    let mut close = scratch.ucrypt_child(&["close", "--all"]);
+    let close = close.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+    // It ends when nobody listens any more, however this test ends.
+    let mut close = close.expect("started");
+    scratch.await_end(server);
+    drop(still);
+    assert_eq!(await_end(&mut close).code(), Some(4));
 }
