@@ -65,11 +65,13 @@ impl NameLock {
         let mut had_remains = lock.was_held || paths.are_served();
         lock.mark();
         let mut link = None;
-        if device || link::exists(name) {
+        if device || link::has_remains(name) {
             let path = link::lock_path(name);
-            match link::prepare().and_then(|()| Lock::wait(&path, paths)) {
+            // Who wants no device does not wait for another server's.
+            let lock = || if device { Lock::wait(&path, paths) } else { Lock::take(&path) };
+            match link::prepare().and_then(|()| lock()) {
                 Ok(lock) => {
-                    had_remains |= link::exists(name);
+                    had_remains |= link::exists(name) || lock.was_held;
                     link::remove_stale(name);
                     link = Some(lock).filter(|_| device);
                 }

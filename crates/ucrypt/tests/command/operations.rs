@@ -316,3 +316,21 @@ fn servers_that_stand_still_keep_the_others_neither_from_the_list_nor_from_their
     drop(still);
     assert_eq!(await_end(&mut close).code(), Some(4));
 }
+
+/// A server that is killed between its lock in `/dev/ucrypt` and its link leaves no link to find it by.
+#[test]
+fn what_a_killed_server_left_beside_the_links_of_devices_goes_with_its_name() {
+    let scratch = Scratch::new();
+    let name = scratch.unique();
+    let lock = PathBuf::from(format!("/dev/ucrypt/.{name}.lock"));
+    // Makes the directory.
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    run(image.ucrypt(&scratch, "open").args([&name, "--as", "loop"]), b"").passes();
+    run(&mut scratch.ucrypt(&["close", &name]), b"").passes();
+    fs::write(&lock, "7").expect("written");
+    run(image.ucrypt(&scratch, "open").args([&name, "--as", "nbd"]), b"").passes();
+    let is_left = lock.exists();
+    let _ = fs::remove_file(&lock);
+    run(&mut scratch.ucrypt(&["close", &name]), b"").passes();
+    assert!(!is_left, "{}", lock.display());
+}
