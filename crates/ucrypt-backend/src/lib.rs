@@ -21,15 +21,18 @@
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes while Rust code holds a handle
 //! to it), to mappings in [`map`] and the signal handler of [`Watch`], to the memory locking of
 //! [`keep_resident`], to the stores of [`copy_streaming`], to the initialiser of
-//! [`was_closed_at_start`], to the ring in [`ring`] and to its use in [`mod@file`], which also
-//! contains the ioctls of zoned devices, the locks of images and the look for lost data.
+//! [`was_closed_at_start`], to the descriptors of [`Inherited`], to the question of [`Peer`], to the ring
+//! in [`ring`] and to its use in [`mod@file`], which also contains the ioctls of zoned devices, the locks
+//! of images and the look for lost data.
 
 mod at_once;
 pub mod buf;
 pub mod file;
+mod inherited;
 pub mod map;
 mod memory;
 pub mod model;
+mod peer;
 mod resident;
 pub mod ring;
 mod stream;
@@ -44,8 +47,10 @@ use std::sync::Arc;
 
 pub use buf::{Buf, Pool};
 pub use file::{FileBackend, OpenError, OpenOptions};
+pub use inherited::Inherited;
 pub use map::{Map, Mapping};
 pub use memory::memory;
+pub use peer::Peer;
 pub use resident::{keep_resident, lock_on_fault, may_lock_all};
 pub use ring::{Ring, SharedRing};
 pub use rustix::io::Errno;

@@ -10,23 +10,42 @@ use crate::user;
 /// Creates the directory, for this user only. Refuses one that others can write to.
 pub fn prepare(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let found = fs::symlink_metadata(dir)?;
-    let mode = found.permissions().mode();
-    let is_own = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.is_dir() || !is_own || mode & 0o022 != 0 {
-        return Err(io::Error::other("it is not a directory that only you can write to"));
-    }
+    let mode = check(dir)?;
     if mode & 0o777 != 0o700 {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
     }
     Ok(())
 }
 
+/// Refuses a directory that others can write to. Returns its mode.
+///
+/// # Errors
+/// `NotFound` if there is none.
+pub fn check(dir: &Path) -> io::Result<u32> {
+    let found = fs::symlink_metadata(dir)?;
+    let mode = found.permissions().mode();
+    let is_own = found.uid() == rustix::process::geteuid().as_raw();
+    if !found.is_dir() || !is_own || mode & 0o022 != 0 {
+        return Err(io::Error::other("it is not a directory that only you can write to"));
+    }
+    Ok(mode)
+}
+
 /// The directory; it may not exist yet.
 pub fn path() -> PathBuf {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let base = base.filter(|dir| dir.is_absolute());
+    let base = base.filter(|dir| !user::is_root() || is_for_root(dir));
     base.map_or_else(fallback, |base| base.join("ucrypt"))
+}
+
+/// Whether root's volumes may be found there. The directories of sessions go with the session, root's
+/// too, and `sudo -E` and `su` leave root that of somebody else.
+fn is_for_root(base: &Path) -> bool {
+    const SESSIONS: &str = "/run/user";
+    !base.starts_with(SESSIONS)
+        && fs::symlink_metadata(base)
+            .map_or_else(|error| error.kind() == io::ErrorKind::NotFound, |found| found.uid() == 0)
 }
 
 /// The directory if no session manager named one.

@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use ucrypt_backend::Inherited;
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
-use crate::ending::{LastFlush, Troubles, signals};
-use crate::events::{Event, Events};
+use crate::ending::{LastFlush, SignalLimit, Troubles};
+use crate::events::Events;
 use crate::failure::Failure;
 use crate::log::{self, Level, Log, LogArgs, event};
 use crate::luks::{check_flags, store_flags};
@@ -39,6 +40,7 @@ mod link;
 mod mounts;
 mod name_lock;
 mod resilience;
+mod resize;
 mod served;
 mod show;
 mod suspend;
@@ -416,10 +418,9 @@ pub(crate) fn serve_mounted(args: &OpenArgs, mounted: Option<PathBuf>) -> Result
     let life = start(args, mounted, &notifier).inspect_err(|failure| notifier.failed(failure))?;
     let (life, events) = life;
     let served = life.run(events, &notifier);
-    // Report the failure before `finish`, which waits for the log.
+    // Report the failure before `finish`, which waits for the log. The log has it already.
     let served = served.map_err(|failure| {
         notifier.failed(&failure);
-        event(Level::Error, "ended", &failure);
         Failure { message: String::new(), ..failure }
     });
     log::finish().map_err(cannot_start)?;
@@ -443,12 +444,13 @@ fn start(
     }
     // Not the name of the file by which it was started, /proc/self/exe.
     let _ = rustix::thread::set_name(c"ucrypt");
+    // A manager may pass something on.
+    let inherited = if args.foreground { Inherited::default() } else { Inherited::take() };
     let mut resilience = Resilience::guard();
     secrecy::keep_files_private();
     let key = secret().map_err(failed)?;
     let events = Events::<control::Asked>::new();
-    let sender = events.sender();
-    signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
+    let limit_of_all = SignalLimit::of_signals(events.sender())?;
     let (paths, served_as) = (args.paths()?, args.served()?);
     let claim = NameLock::take(&paths, served_as.is_device())?;
     // From here on, a failure removes the server's files.
@@ -462,6 +464,11 @@ fn start(
     let opened = opened.inspect_err(failed_later)?;
     secrecy::scrub_stack();
     events.listen(&opened.volume);
+    // The image is open, which may have been named by one of them, or by a path from this directory.
+    // Before the server leaves its user's mounts: those of its threads that there are stay.
+    drop(inherited);
+    let left = rustix::process::chdir("/").map_err(|error| failed(error.into()));
+    left.inspect_err(failed_later)?;
     if served_as.may_leave_mounts() {
         resilience.leave_mounts(&paths);
     }
@@ -497,7 +504,8 @@ fn start(
         resilience,
         suspension: Suspension::None,
         troubles: Troubles::default(),
-        limit_of_all: None,
+        limit_of_all,
+        resizing: None,
         heartbeat: notifier.heartbeat(),
         mounted,
         metrics,
@@ -526,17 +534,14 @@ fn secret() -> io::Result<Secret> {
     }
 }
 
-/// Detaches from the directory in which `open` was called and, unless in the foreground, from the
-/// terminal.
+/// Detaches from standard input and, unless in the foreground, from the terminal.
 fn detach(foreground: bool, log: &mut Log) -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     if !foreground {
         rustix::stdio::dup2_stdout(&null)?;
     }
-    log.take_stderr()?;
-    rustix::process::chdir("/")?;
-    Ok(())
+    log.take_stderr()
 }
 
 /// Closes every volume that can be closed. The first failure is the result, the others are said.
@@ -551,9 +556,11 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
         Err(_) => say_line(failure),
     };
     while !left.is_empty() {
+        // At once: one that does not answer keeps the others from nothing.
+        let closed = at_once(&left, |name| close_one(name, args.deferred));
         let mut in_use = Vec::new();
-        for name in &left {
-            match close_one(name, args.deferred) {
+        for (name, closed) in left.iter().zip(closed) {
+            match closed {
                 Ok(()) => {}
                 Err(failure) if failure.is_busy() => in_use.push((name.clone(), failure)),
                 Err(failure) => keep(failure),
@@ -582,7 +589,12 @@ fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {
             paths.name()
         )));
     }
-    said(&control::ask(&paths, request)?)
+    let asked = control::ask(&paths, request);
+    // What is left in a directory of others is not removed, and why is more than that nobody answers.
+    if asked.is_err() {
+        paths.check()?;
+    }
+    said(&asked?)
 }
 
 /// Closes a volume, as `close` does.
@@ -625,6 +637,15 @@ pub(crate) fn names_of_device(device: &Path) -> Vec<String> {
     let mut names = link::names_of(device);
     names.retain(|name| !name_lock::is_link_stale(name));
     names
+}
+
+/// The name of the volume with this device. Of the links that lead there, those of killed servers may mean
+/// a device that had the number before; one whose device is still there is meant if there is no other.
+pub(crate) fn name_of_device(device: &Path) -> Option<String> {
+    let mut names = link::names_of(device);
+    names.retain(|name| link::is_its_own(name));
+    names.sort_by_key(|name| name_lock::is_link_stale(name));
+    names.into_iter().next()
 }
 
 /// Whether the link of a volume leads to the device that its server attached, and not to the next one of its number.
@@ -704,13 +725,12 @@ fn list_width() -> usize {
 }
 
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
-    let ask = |paths: RuntimePaths| {
-        let mut status = control::ask(&paths, control::Request::Status)
-            .unwrap_or_else(|failure| json!({ "active": false, "error": failure.message }));
-        status["name"] = paths.name().into();
+    let status = |(name, answer): (String, Result<Value, String>)| {
+        let mut status = answer.unwrap_or_else(|error| json!({ "active": false, "error": error }));
+        status["name"] = name.into();
         status
     };
-    let volumes: Vec<Value> = RuntimePaths::all()?.into_iter().map(ask).collect();
+    let volumes: Vec<Value> = statuses(control::STATUS_PATIENCE)?.into_iter().map(status).collect();
     if args.json {
         print_line(format_args!("{:#}", Value::from(volumes)))
     } else {
@@ -773,22 +793,27 @@ pub(crate) type Answers = Vec<(String, Result<Value, String>)>;
 pub(crate) fn statuses(patience: Duration) -> Result<Answers, Failure> {
     let all = RuntimePaths::all()?;
     // One that hangs keeps the others from nothing.
-    let ask = |paths: &RuntimePaths| {
+    let answers = at_once(&all, |paths| {
         control::status_within(paths, patience).map_err(|failure| failure.message)
-    };
-    Ok(std::thread::scope(|scope| {
-        let spawn = |paths| std::thread::Builder::new().spawn_scoped(scope, move || ask(paths));
-        let asking: Vec<_> = all.iter().map(|paths| (paths, spawn(paths))).collect();
-        let answered = asking.into_iter().map(|(paths, asking)| {
-            let answer = match asking {
-                Ok(asking) => asking.join().unwrap_or_else(|_| Err("cannot be asked".into())),
-                // There may be no more threads: then one after the other.
-                Err(_) => ask(paths),
-            };
-            (paths.name().to_owned(), answer)
+    });
+    let names = all.iter().map(|paths| paths.name().to_owned());
+    Ok(names.zip(answers).collect())
+}
+
+/// Does the same with all of them at the same time, as far as there are threads. Returns the results in
+/// their order.
+fn at_once<T: Sync, R: Send>(all: &[T], act: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let begin = |one| std::thread::Builder::new().spawn_scoped(scope, move || act(one));
+        let begun: Vec<_> = all.iter().map(|one| (one, begin(one))).collect();
+        let ended = begun.into_iter().map(|(one, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            // There may be no more threads: then one after the other.
+            Err(_) => act(one),
         });
-        answered.collect()
-    }))
+        ended.collect()
+    })
 }
 
 #[cfg(test)]

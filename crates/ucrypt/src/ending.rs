@@ -1,8 +1,8 @@
 //! Ends a server: termination signals, the wait for users, the last flush, and the time limits.
 //! Also reports failed requests before the end.
 
-use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -11,6 +11,7 @@ use ucrypt_engine::{Io, Queue, QueueConfig, Volume};
 use ucrypt_image::transfer::{self, TransferError};
 
 use crate::background::FLUSH_FAILED;
+use crate::events::Event;
 use crate::failure::Failure;
 use crate::log::{Level, event};
 use crate::serve::Exports;
@@ -110,13 +111,13 @@ fn name_of(signal: i32) -> &'static str {
 /// Exits the process if its end takes too long, whatever it waits for. Drop it once the end is
 /// complete.
 pub(crate) struct Watchdog {
-    _ended: mpsc::Sender<()>,
+    _ended: Sender<()>,
 }
 
 impl Watchdog {
     /// For the time from a signal on: the volume's users may keep it, and the end its limit, but
     /// nothing may take longer than both, not even the look for users.
-    pub(crate) fn of_ending(last_words: impl FnOnce(&Failure) + Send + 'static) -> Self {
+    fn of_ending(last_words: impl FnOnce(&Failure) + Send + 'static) -> Self {
         Self::start(USERS_PATIENCE + SIGNAL_LIMIT, last_words)
     }
 
@@ -143,6 +144,34 @@ impl Watchdog {
             event(Level::Warning, "no-watchdog", what);
         }
         Self { _ended: ended }
+    }
+}
+
+/// The limit of the time from a signal on. It begins with the signal, not when the main thread hears of
+/// it, which may be waiting for an image.
+#[derive(Clone, Default)]
+pub(crate) struct SignalLimit(Arc<Mutex<Option<Watchdog>>>);
+
+impl SignalLimit {
+    /// Has termination signals begin the limit, and then be delivered to the main thread.
+    pub(crate) fn of_signals<A: Send + 'static>(events: Sender<Event<A>>) -> Result<Self, Failure> {
+        let limit = Self::default();
+        let begun = limit.clone();
+        signals(move |signal| {
+            begun.begin();
+            events.send(Event::Signal(signal)).is_ok()
+        })?;
+        Ok(limit)
+    }
+
+    fn begin(&self) {
+        let mut watchdog = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        watchdog.get_or_insert_with(|| Watchdog::of_ending(|_| {}));
+    }
+
+    /// The end is complete, or has another limit.
+    pub(crate) fn lift(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

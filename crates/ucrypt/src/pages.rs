@@ -173,7 +173,7 @@ const FILES: &[(&str, &str)] = &[
     (
         "$XDG_RUNTIME_DIR/ucrypt/NAME",
         "An open volume as a file. The directory, of which each user has one, also holds sockets, \
-         locks and logs. Without XDG_RUNTIME_DIR it is /run/ucrypt for root, and /run/user/UID/ucrypt \
-         or /tmp/ucrypt-UID for others.",
+         locks and logs. Without XDG_RUNTIME_DIR it is /run/ucrypt for root, also if that is a \
+         session's or another user's, and /run/user/UID/ucrypt or /tmp/ucrypt-UID for others.",
     ),
 ];

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -22,8 +23,11 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How often the line is drawn.
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 
-/// A line on standard error while this lives.
+/// A line on standard error while this lives, unless there is one already.
 pub(crate) struct Waiting(Option<(Sender<()>, JoinHandle<()>)>);
+
+/// There is a line.
+static IS_THERE: AtomicBool = AtomicBool::new(false);
 
 impl Waiting {
     /// Something begins that may take long: `what` in a few words.
@@ -33,7 +37,7 @@ impl Waiting {
 
     /// As [`Waiting::begin`], for what will probably take so long.
     fn with_estimate(what: &str, estimate: Option<Duration>) -> Self {
-        if !is_shown() {
+        if !is_shown() || IS_THERE.swap(true, Ordering::SeqCst) {
             return Self(None);
         }
         let (what, begun) = (what.to_owned(), Instant::now());
@@ -56,6 +60,7 @@ impl Waiting {
         };
         // Without a thread, nothing is shown.
         let thread = std::thread::Builder::new().name("progress".into()).spawn(show).ok();
+        IS_THERE.store(thread.is_some(), Ordering::SeqCst);
         Self(thread.map(|thread| (ended, thread)))
     }
 }
@@ -66,6 +71,7 @@ impl Drop for Waiting {
             drop(ended);
             // The line is gone before anything else is said.
             let _ = thread.join();
+            IS_THERE.store(false, Ordering::SeqCst);
         }
     }
 }

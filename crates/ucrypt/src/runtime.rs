@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use ucrypt_image::runtime_directory;
 
+use crate::background;
 use crate::failure::Failure;
 use crate::secrecy;
 
@@ -54,7 +55,7 @@ impl RuntimePaths {
         let known = [Path::new("/dev/ucrypt"), &runtime_directory::path()]
             .map(|dir| path.strip_prefix(dir).ok());
         let short = known.into_iter().flatten().find_map(Path::to_str).map(str::to_owned);
-        let short = short.or_else(|| name_of_device(path));
+        let short = short.or_else(|| background::name_of_device(path));
         Self::of(short.as_deref().unwrap_or(name))
     }
 
@@ -89,6 +90,14 @@ impl RuntimePaths {
             )));
         }
         runtime_directory::prepare(&self.dir).map_err(|error| denied(&self.dir, &error))
+    }
+
+    /// Refuses a directory in which others can put something in the way.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match runtime_directory::check(&self.dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(denied(&self.dir, &error)),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a server is running, or a killed server has left something.
@@ -161,16 +170,6 @@ impl RuntimePaths {
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join(format!(".{}.log", self.name))
     }
-}
-
-/// The name of the open volume with this device, as the links in `/dev/ucrypt` have it.
-fn name_of_device(device: &Path) -> Option<String> {
-    let links = fs::read_dir("/dev/ucrypt").ok().filter(|_| device.starts_with("/dev"))?;
-    let leads_there = |entry: &fs::DirEntry| {
-        fs::read_link(entry.path()).is_ok_and(|to| Path::new("/dev/ucrypt").join(to) == device)
-    };
-    let link = links.filter_map(Result::ok).find(leads_there)?;
-    link.file_name().into_string().ok()
 }
 
 /// Whether there is a file. That of a killed server exists, but its metadata cannot be read.

@@ -18,7 +18,7 @@ use ucrypt_export::vhost_user;
 
 use crate::available;
 use crate::ending::{
-    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog, signals,
+    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, SignalLimit, Step, Troubles, Watchdog,
 };
 use crate::events::{Event, Events};
 use crate::failure::Failure;
@@ -453,8 +453,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     // Not earlier: until there is something to end, a signal ends the process.
     let events = Events::<Infallible>::new();
-    let sender = events.sender();
-    signals(move |signal| sender.send(Event::Signal(signal)).is_ok())?;
+    let limit_of_all = SignalLimit::of_signals(events.sender())?;
     events.listen(&opened.volume);
     let last_flush = LastFlush::prepare(&opened.volume)?;
     let metrics = args.metrics.listen()?;
@@ -470,7 +469,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
         announce_one(args.json, "metrics", "place", metrics.place());
     }
     event(Level::Info, "serves", format_args!("serves {name}"));
-    let served = serve_on(events, &opened, exports, last_flush, notifier);
+    let served = serve_on((events, &limit_of_all), &opened, exports, last_flush, notifier);
     drop(metrics);
     match &served {
         Ok(()) => event(Level::Info, "ended", format_args!("{name} has ended")),
@@ -487,7 +486,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
 
 /// Serves until a signal comes or all exports were ended from outside, then ends.
 fn serve_on(
-    mut events: Events<Infallible>,
+    (mut events, limit_of_all): (Events<Infallible>, &SignalLimit),
     opened: &Opened,
     mut exports: Exports,
     mut last_flush: LastFlush,
@@ -497,7 +496,6 @@ fn serve_on(
     let mut troubles = Troubles::default();
     let mut ending: Option<Ending> = None;
     let mut due = heartbeat.beat(notifier, &opened.volume);
-    let mut limit_of_all = None;
     let mut parted = Ok(());
     let left = loop {
         match events.next(ending.is_some(), due) {
@@ -508,10 +506,7 @@ fn serve_on(
                     break Some(ending.left("the volume"));
                 }
             }
-            Some(Event::Signal(signal)) => {
-                limit_of_all = Some(Watchdog::of_ending(|_| {}));
-                ending = Some(Ending::by(signal));
-            }
+            Some(Event::Signal(signal)) => ending = Some(Ending::by(signal)),
             Some(Event::Look) | None => {}
         }
         let beat = heartbeat.beat(notifier, &opened.volume);
@@ -532,7 +527,7 @@ fn serve_on(
     notifier.stopping();
     let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
     let _watchdog = Watchdog::start(limit, |_| {});
-    drop(limit_of_all);
+    limit_of_all.lift();
     let stopped = exports.stop(&mut last_flush);
     troubles.tell(opened);
     last_flush.run().and(stopped).and(parted)?;

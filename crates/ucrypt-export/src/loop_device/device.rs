@@ -1,7 +1,8 @@
 //! One device of the loop driver, by its path.
 //!
-//! No descriptor stays open; each change opens the device anew. A dying server must not be the last
-//! to close the device: its dirty pages could be written only through that server.
+//! Once it is kept ([`Device::keep`]), no descriptor stays open; each change opens the device anew. A dying
+//! server must not be the last to close the device: its dirty pages could be written only through that
+//! server.
 //!
 //! While its settings are changed, the driver lets no request begin and waits for those under way.
 //! If these wait for this process, so does the thread that makes the change: it is one of its own.
@@ -38,6 +39,8 @@ pub(super) struct Device {
     /// The kernel's sequence number of the attached disk; `None` before Linux 5.15, which has none.
     sequence: Option<u64>,
     cancelling: Option<Cancelling>,
+    /// Until it is kept: the driver detaches the device when this is closed, however this process ends.
+    unkept: Option<OwnedFd>,
 }
 
 /// Takes a detachment back that others prevented. Meanwhile the driver keeps everybody waiting who
@@ -85,10 +88,11 @@ impl Device {
         }
     }
 
-    /// Attaches the file to a free device, with direct I/O.
+    /// Attaches the file to a free device, with direct I/O. It stays attached only as long as this process
+    /// lives, until [`Device::keep`].
     pub(super) fn attach(file: &OwnedFd, how: Attach<'_>) -> Result<Self, LoopError> {
         let control = open_rw(Path::new(CONTROL)).map_err(LoopError::control)?;
-        let mut flags = ioctl::DIRECT_IO;
+        let mut flags = ioctl::DIRECT_IO | ioctl::AUTOCLEAR;
         flags |= if how.read_only { ioctl::READ_ONLY } else { 0 };
         flags |= if how.partitions { ioctl::PARTSCAN } else { 0 };
         let mut races = 0;
@@ -98,12 +102,12 @@ impl Device {
             let attached = open_rw(&path).and_then(|device| {
                 ioctl::configure(&device, file, how.block_size, Info::new(flags, how.label))?;
                 // While the device is open, nobody else can get it.
-                Ok(sequence(&path))
+                Ok((sequence(&path), Some(device)))
             });
             match attached {
-                Ok(sequence) => {
+                Ok((sequence, unkept)) => {
                     let label = how.label.into();
-                    return Ok(Self { path, label, sequence, cancelling: None });
+                    return Ok(Self { path, label, sequence, cancelling: None, unkept });
                 }
                 Err(Errno::BUSY) if races < RACES_MAX => races += 1,
                 Err(error) => return Err(LoopError::Attach { device: path, error }),
@@ -113,7 +117,18 @@ impl Device {
 
     /// The device that a process, dead by now, attached at `path` under this label.
     pub(super) fn of_the_dead(path: &Path, label: &str, sequence: Option<u64>) -> Self {
-        Self { path: path.into(), label: label.into(), sequence, cancelling: None }
+        Self { path: path.into(), label: label.into(), sequence, cancelling: None, unkept: None }
+    }
+
+    /// From now on the device stays attached until it is detached: its users may write what only the next
+    /// server reads, and whoever finds the device knows whose it is.
+    pub(super) fn keep(&mut self) -> Result<(), Errno> {
+        let Some(device) = &self.unkept else { return Ok(()) };
+        let mut info = ioctl::status(device)?;
+        info.flags &= !ioctl::AUTOCLEAR;
+        ioctl::set_status(device, info)?;
+        self.unkept = None;
+        Ok(())
     }
 
     pub(super) fn sequence(&self) -> Option<u64> {
@@ -237,6 +252,7 @@ impl Device {
     /// As [`Device::detach`], but waits for a detachment that is being taken back, however long that
     /// takes.
     pub(super) fn detach_at_the_end(&mut self) {
+        self.unkept = None;
         self.detach();
         if let Some(cancelling) = self.cancelling.take() {
             // A thread that panicked has ended too.

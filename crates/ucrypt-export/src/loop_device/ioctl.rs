@@ -19,6 +19,8 @@ const BLKZEROOUT: Opcode = 0x127F;
 
 /// `LO_FLAGS_READ_ONLY`
 pub(super) const READ_ONLY: u32 = 1;
+/// `LO_FLAGS_AUTOCLEAR`: the driver detaches the file when the last user closes the device.
+pub(super) const AUTOCLEAR: u32 = 4;
 /// `LO_FLAGS_PARTSCAN`
 pub(super) const PARTSCAN: u32 = 8;
 /// `LO_FLAGS_DIRECT_IO`

@@ -5,7 +5,8 @@
 //! of that file; see [`HiddenFile`] for discards.
 //!
 //! If the server dies, the device stays attached and answers with errors until [`detach_stale`]
-//! detaches it: only the device's users can unmount the file systems on it.
+//! detaches it: only the device's users can unmount the file systems on it. Before [`LoopExport::keep`],
+//! when nobody may know of the device yet, it goes with the server.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,7 +93,8 @@ pub struct LoopExport {
 impl LoopExport {
     /// Attaches the volume to a free device, whose logical block size is the volume's sector size.
     /// `losetup` shows `label`, and [`detach_stale`] recognises the device by it. With `partitions`
-    /// the kernel looks for a partition table.
+    /// the kernel looks for a partition table. The device goes with this process until
+    /// [`LoopExport::keep`].
     pub fn start(volume: &Arc<Volume>, label: &str, partitions: bool) -> Result<Self, LoopError> {
         Device::check_driver()?;
         let info = volume.info();
@@ -102,6 +104,15 @@ impl LoopExport {
         let device = Device::attach(&opened, how)?;
         file.settle_holes(|offset, len| device.zero(offset, len));
         Ok(Self { file, device })
+    }
+
+    /// Has the device stay if this process dies. Call when it is known where [`detach_stale`] finds it.
+    ///
+    /// # Errors
+    /// The driver refuses; the device still goes with the process.
+    pub fn keep(&mut self) -> Result<(), LoopError> {
+        let device = self.path().into();
+        self.device.keep().map_err(|error| LoopError::Attach { device, error })
     }
 
     /// Its node, `/dev/loopN`.
@@ -177,4 +188,85 @@ impl Drop for LoopExport {
 /// may be somebody else's by now.
 pub fn detach_stale(path: &Path, label: &str, sequence: Option<u64>) {
     Device::of_the_dead(path, label, sequence).detach();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use ucrypt_engine::{Volume, VolumeOptions};
+
+    use super::*;
+
+    /// Names what the test does in a process of its own.
+    const CHILD: &str = "UCRYPT_TEST_LOOP_CHILD";
+    const LABEL: &str = "ucrypt test of a device that is kept";
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A process that is killed when its test ends.
+    struct Killed(Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Attaches a device, says where, and waits for the end of its input.
+    fn attach(keep: bool) {
+        let memory = Arc::new(ucrypt_backend::memory(1 << 20).expect("memory"));
+        let volume = Arc::new(Volume::raw(memory, VolumeOptions::default()).expect("a volume"));
+        let mut export = LoopExport::start(&volume, LABEL, false).expect("a device, as root");
+        if keep {
+            export.keep().expect("kept");
+        }
+        let sequence = export.sequence().expect("Linux 5.15");
+        println!("\ndevice {} {sequence}", export.path().display());
+        let _ = std::io::stdin().read(&mut [0]);
+    }
+
+    #[test]
+    fn a_device_goes_with_a_process_that_is_killed_before_it_keeps_the_device() {
+        if let Some(keep) = std::env::var_os(CHILD) {
+            return attach(keep == "keep");
+        }
+        for keep in ["no", "keep"] {
+            let mut child = Command::new(std::env::current_exe().expect("a path"));
+            let thread = std::thread::current();
+            child.args(["--exact", "--nocapture", thread.name().expect("the test's")]);
+            child.env(CHILD, keep).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = Killed(child.spawn().expect("it starts"));
+            let said = BufReader::new(child.0.stdout.take().expect("a pipe"));
+            let mut said = said.lines().map_while(Result::ok);
+            let said = said.find_map(|line| Some(line.strip_prefix("device ")?.to_owned()));
+            let said = said.expect("a device");
+            let (path, sequence) = said.split_once(' ').expect("two words");
+            let (path, sequence) = (Path::new(path), sequence.parse().ok());
+            drop(child);
+            let attributes = Path::new("/sys/block").join(path.file_name().expect("a name"));
+            let number = || std::fs::read_to_string(attributes.join("diskseq")).ok();
+            let is_there = || {
+                let number = number().and_then(|number| number.trim().parse::<u64>().ok());
+                attributes.join("loop").exists() && number == sequence
+            };
+            if keep == "no" {
+                let deadline = Instant::now() + PATIENCE;
+                while is_there() {
+                    let late = Instant::now() > deadline;
+                    if late {
+                        detach_stale(path, LABEL, sequence);
+                    }
+                    assert!(!late, "{} is left", path.display());
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            } else {
+                let stays = is_there();
+                detach_stale(path, LABEL, sequence);
+                assert!(stays, "{} has gone with its dirty pages", path.display());
+            }
+        }
+    }
 }

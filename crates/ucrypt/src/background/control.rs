@@ -2,20 +2,22 @@
 //!
 //! Two checks decide who may ask: the mode of the socket, and the user at the other end. Who passes a
 //! key on checks the user at the other end too: the runtime directory may be another user's.
+//!
+//! This file is the side of who asks; `clients` is the server's.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use rustix::fs::{Mode, fchmod};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use ucrypt_backend::Peer;
 use ucrypt_luks::KEY_LEN_MAX;
-use zeroize::Zeroizing;
 
 use crate::ending::END_LIMIT;
 use crate::events::Event;
@@ -24,14 +26,12 @@ use crate::passphrase::Secret;
 use crate::progress::Waiting;
 use crate::runtime::RuntimePaths;
 
-/// Longest request, in bytes.
-const REQUEST_MAX: u64 = 4096;
+mod clients;
 
-/// How long a client may take to send its request.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) use clients::reply;
 
 /// How long a server may take to answer a status request.
-const STATUS_PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const STATUS_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Length of the queue of clients that wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -152,16 +152,22 @@ fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
     let stream = connect(paths, STATUS_PATIENCE)?;
     let failed =
         |error| Failure::device(format!("cannot ask who serves {}: {error}", paths.name()));
-    let server = sockopt::socket_peercred(&stream).map_err(failed)?.uid;
-    if server == rustix::process::geteuid() {
+    let server = Peer::of(&stream).map_err(failed)?.user;
+    if server == rustix::process::geteuid().as_raw() {
         return Ok(stream);
     }
     Err(Failure::denied(format!(
         "{} is served by user {}, who would get the volume's key; set XDG_RUNTIME_DIR to your own \
          directory, or become that user",
         paths.socket().display(),
-        server.as_raw()
+        server
     )))
+}
+
+/// Whether somebody listens on the socket of a name, or stands still there.
+pub(super) fn is_heard(paths: &RuntimePaths, patience: Duration) -> bool {
+    connected(&paths.socket(), patience)
+        .map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |_| true)
 }
 
 /// Whether a server answers in time. The socket of a killed server takes connections until the last of
@@ -179,13 +185,19 @@ fn exchange(
     patience: Duration,
 ) -> io::Result<Option<Value>> {
     stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
+    let server = Peer::of(&stream)?.process;
     let line = serde_json::to_string(&request)?;
     // A server that refuses this client has sent its reason and hung up.
     match writeln!(stream, "{line}") {
         Err(error) if !has_hung_up(&error) => return Err(error),
         _ => {}
     }
-    receive_answer(stream)
+    let mut answer = receive_answer(stream)?;
+    // The server tells its number in its own PID namespace, where another process may have it here.
+    if let Some(number) = answer.as_mut().and_then(|answer| answer.pointer_mut("/server/pid")) {
+        *number = json!(server);
+    }
+    Ok(answer)
 }
 
 fn receive_answer(stream: UnixStream) -> io::Result<Option<Value>> {
@@ -229,7 +241,7 @@ pub(super) fn start(paths: &RuntimePaths, sender: Sender<Event<Asked>>) -> Resul
     let listener = private_socket(&paths.socket()).map_err(failed)?;
     std::thread::Builder::new()
         .name("control".into())
-        .spawn(move || accept(&listener, &sender))
+        .spawn(move || clients::serve(&listener, &sender))
         .map_err(failed)?;
     Ok(())
 }
@@ -241,66 +253,13 @@ fn private_socket(path: &Path) -> io::Result<UnixListener> {
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket.into())
-}
-
-fn accept(listener: &UnixListener, sender: &Sender<Event<Asked>>) {
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
-            // The descriptors are used up; wait until some are free.
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if !may_ask(&stream) {
-            let error = "this volume is another user's";
-            reply(stream, &json!({ "error": error, "code": 2 }));
-            continue;
-        }
-        let Some(request) = receive(&stream) else { continue };
-        let Some(key) = receive_key(&stream, request) else { continue };
-        if sender.send(Event::Asked(Asked { request, stream, key: Key(key) })).is_err() {
-            return;
-        }
-    }
-}
-
-/// Whether the peer runs as this user or as root.
-fn may_ask(stream: &UnixStream) -> bool {
-    let own = rustix::process::geteuid();
-    sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
-}
-
-/// Reads one request. Drops anything else.
-fn receive(stream: &UnixStream) -> Option<Request> {
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    stream.set_write_timeout(Some(PATIENCE)).ok()?;
-    let mut line = String::new();
-    BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut line).ok()?;
-    serde_json::from_str(&line).ok()
-}
-
-/// Takes the key of [`Request::Resume`], without a buffer that nobody wipes.
-fn receive_key(mut stream: &UnixStream, request: Request) -> Option<Secret> {
-    let Request::Resume { key_len } = request else { return Some(Secret::default()) };
-    let Some(len) = usize::try_from(key_len).ok().filter(|len| is_key_len(*len)) else {
-        let failure = ucrypt_luks::Error::WrongVolumeKey.into();
-        writeln!(stream, "{}", refusal(&failure)).ok()?;
-        return None;
-    };
-    let mut key = Zeroizing::new(vec![0; len]);
-    writeln!(stream, "{}", json!({ "waits_for": "key" })).ok()?;
-    stream.read_exact(&mut key).ok()?;
-    Some(key)
 }
 
 /// Whether a volume key may have so many bytes.
 fn is_key_len(len: usize) -> bool {
     (1..=KEY_LEN_MAX).contains(&len)
-}
-
-pub(super) fn reply(mut stream: UnixStream, answer: &Value) {
-    // A client that has gone needs no answer.
-    let _ = writeln!(stream, "{answer}");
 }
 
 /// The answer to a request: `done`, or the failure.
@@ -330,22 +289,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let _client = UnixStream::connect(&path).unwrap();
         let (accepted, _) = listener.accept().unwrap();
-        assert!(may_ask(&accepted));
-    }
-
-    #[test]
-    fn a_key_that_no_volume_has_is_refused_and_not_waited_for() {
-        for key_len in [0, KEY_LEN_MAX as u32 + 1] {
-            let (client, server) = UnixStream::pair().unwrap();
-            assert!(receive_key(&server, Request::Resume { key_len }).is_none());
-            drop(server);
-            let answer = receive_answer(client).unwrap().expect("an answer");
-            assert_eq!(answer["code"], 2, "{answer}");
-        }
-        let (mut client, server) = UnixStream::pair().unwrap();
-        client.write_all(&[7; 64]).unwrap();
-        let key = receive_key(&server, Request::Resume { key_len: 64 }).expect("a key");
-        assert_eq!(key[..], [7; 64]);
+        assert!(clients::may_ask(&accepted));
     }
 
     #[test]

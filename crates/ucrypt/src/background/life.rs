@@ -4,6 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -15,9 +16,12 @@ use super::control::{self, Asked, OPEN, Request};
 use super::link::Link;
 use super::name_lock::NameLock;
 use super::resilience::Resilience;
+use super::resize::{self, Resizing};
 use super::show::{CLOSING, DEFERRED, ENDING, SUSPENDED, SUSPENDING};
 use super::suspend::{self, Suspension};
-use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
+use crate::ending::{
+    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, SignalLimit, Step, Troubles, Watchdog,
+};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::log::{Level, event};
@@ -50,7 +54,9 @@ pub(super) struct Life {
     pub(super) suspension: Suspension,
     pub(super) troubles: Troubles,
     /// Limits the time from a signal on.
-    pub(super) limit_of_all: Option<Watchdog>,
+    pub(super) limit_of_all: SignalLimit,
+    /// A `resize` that waits for the image.
+    pub(super) resizing: Option<Resizing>,
     /// For the watchdog of the service that this is, if it is one.
     pub(super) heartbeat: Heartbeat,
     /// Where `mount` mounts the volume, if it has opened it.
@@ -59,6 +65,24 @@ pub(super) struct Life {
     /// Where the server logs, for `status`.
     pub(super) log: String,
     pub(super) started: Instant,
+}
+
+/// What has been asked of a volume that goes on.
+#[derive(Default)]
+struct Course {
+    /// Its name is gone, and it ends with its last user.
+    deferred: bool,
+    /// The client that asked for the end, and when.
+    closing: Option<(UnixStream, Instant)>,
+    /// A signal asked for the end.
+    ending: Option<Ending>,
+}
+
+impl Course {
+    /// Whether something is waited for of which nobody tells.
+    fn looks(&self) -> bool {
+        self.deferred || self.closing.is_some() || self.ending.is_some()
+    }
 }
 
 /// Why the volume ends.
@@ -75,6 +99,9 @@ enum End {
 
 impl Life {
     /// Answers until the volume is closed, a signal comes or all exports were ended from outside.
+    ///
+    /// # Errors
+    /// Why the end was none in order, which the log has been told.
     pub(super) fn run(
         mut self,
         mut events: Events<Asked>,
@@ -88,67 +115,15 @@ impl Life {
 
     fn serve(&mut self, events: &mut Events<Asked>, notifier: &Notifier) -> End {
         let name = self.paths.name().to_owned();
-        let mut deferred = false;
-        // The client that asked for the end, and when.
-        let mut closing: Option<(UnixStream, Instant)> = None;
-        let mut ending: Option<Ending> = None;
+        let wake = events.sender();
+        let mut course = Course::default();
         let mut due = self.heartbeat.beat(notifier, &self.opened.volume);
         loop {
-            let looks = deferred || closing.is_some() || ending.is_some();
-            let looks = looks || self.suspension.is_ending();
+            let looks = course.looks() || self.suspension.is_ending();
             match events.next(looks, due) {
-                Some(Event::Asked(Asked { request, stream, key })) => match request {
-                    Request::Status => {
-                        let state = match deferred {
-                            _ if ending.is_some() => ENDING,
-                            _ if closing.is_some() => CLOSING,
-                            true => DEFERRED,
-                            false if self.suspension.is_suspended() => SUSPENDED,
-                            false if self.suspension.is_ending() => SUSPENDING,
-                            false => OPEN,
-                        };
-                        control::reply(stream, &self.status(state));
-                    }
-                    Request::Close if closing.is_some() => {
-                        let failure = Failure::busy(format!("{name} is being closed already"));
-                        control::reply(stream, &control::refusal(&failure));
-                    }
-                    Request::Close => closing = Some((stream, Instant::now())),
-                    Request::CloseDeferred => {
-                        deferred = true;
-                        self.exports.detach();
-                        self.link = None;
-                        event(Level::Info, "deferred", "closes with its last user");
-                        control::reply(stream, &json!({ "deferred": true }));
-                    }
-                    Request::Resize { bytes } => {
-                        let resized = self.resize(bytes);
-                        if resized.is_ok() {
-                            let bytes = self.opened.facts.size;
-                            event(Level::Info, "resized", format_args!("has {bytes} bytes now"));
-                        }
-                        control::reply(stream, &control::answer(&resized, "resized"));
-                    }
-                    Request::Suspend if ending.is_some() => {
-                        control::reply(stream, &control::refusal(&suspend::ends(&name)));
-                    }
-                    Request::Suspend => {
-                        self.suspension.ask(&name, &self.opened, stream);
-                        // A `close` may yet be refused, and then the key must not stay.
-                        if closing.is_none() {
-                            self.suspension.begin(&self.opened.volume);
-                        }
-                    }
-                    Request::Resume { .. } => {
-                        let resumed = self.suspension.end(&name, &self.opened, &key.0);
-                        if resumed.is_ok() {
-                            event(Level::Info, "resumed", "has its key again");
-                        }
-                        control::reply(stream, &control::answer(&resumed, "resumed"));
-                    }
-                },
-                Some(Event::Signal(signal)) => match &mut ending {
-                    None => ending = Some(self.begin_to_end(&name, signal)),
+                Some(Event::Asked(asked)) => self.answer(asked, &mut course, &wake),
+                Some(Event::Signal(signal)) => match &mut course.ending {
+                    None => course.ending = Some(self.begin_to_end(&name, signal)),
                     Some(ending) => {
                         if ending.is_asked_again(signal) {
                             return End::InUse(ending.left(&name));
@@ -158,18 +133,20 @@ impl Life {
                 Some(Event::Look) | None => {}
             }
             self.suspension.step(&name, &self.opened.volume);
+            self.finish_resize();
             let beat = self.heartbeat.beat(notifier, &self.opened.volume);
             due = self.troubles.look(&self.opened).into_iter().chain(beat).min();
-            if let Some((stream, since)) = closing.take() {
+            let deferred = course.deferred;
+            if let Some((stream, since)) = course.closing.take() {
                 if self.is_unused(deferred) {
                     return End::Closed(stream);
                 }
                 let users = self.exports.users();
                 let patience = if users.is_empty() { UNSEEN_PATIENCE } else { USERS_PATIENCE };
                 if since.elapsed() < patience {
-                    closing = Some((stream, since));
+                    course.closing = Some((stream, since));
                 } else if self.give_up_what_waits() {
-                    closing = Some((stream, Instant::now()));
+                    course.closing = Some((stream, Instant::now()));
                 } else {
                     self.wait_again(deferred);
                     let failure = self.in_use(&name, &users, deferred);
@@ -178,12 +155,66 @@ impl Life {
                 }
             }
             if self.exports.have_ended() {
-                return closing.map_or(End::Unused, |(stream, _)| End::Closed(stream));
+                return course.closing.map_or(End::Unused, |(stream, _)| End::Closed(stream));
             }
-            match ending.as_mut().map(|it| it.step(&mut self.exports, &name, deferred)) {
+            match course.ending.as_mut().map(|it| it.step(&mut self.exports, &name, deferred)) {
                 None | Some(Step::Wait) => {}
                 Some(Step::Unused) => return End::Signal,
                 Some(Step::InUse(failure)) => return End::InUse(failure),
+            }
+        }
+    }
+
+    /// Carries a request out, or begins to.
+    fn answer(&mut self, asked: Asked, course: &mut Course, wake: &Sender<Event<Asked>>) {
+        let Asked { request, stream, key } = asked;
+        let name = self.paths.name().to_owned();
+        let refuse = |stream, failure| control::reply(stream, &control::refusal(&failure));
+        match request {
+            Request::Status => {
+                let state = match course {
+                    Course { ending: Some(_), .. } => ENDING,
+                    Course { closing: Some(_), .. } => CLOSING,
+                    Course { deferred: true, .. } => DEFERRED,
+                    _ if self.suspension.is_suspended() => SUSPENDED,
+                    _ if self.suspension.is_ending() => SUSPENDING,
+                    _ => OPEN,
+                };
+                control::reply(stream, &self.status(state));
+            }
+            // The thread of a `resize` has the image open.
+            Request::Close | Request::Suspend if self.resizing.is_some() => {
+                refuse(stream, Failure::busy(format!("{name} is being resized; try again")));
+            }
+            Request::Close if course.closing.is_some() => {
+                refuse(stream, Failure::busy(format!("{name} is being closed already")));
+            }
+            Request::Close => course.closing = Some((stream, Instant::now())),
+            Request::CloseDeferred => {
+                course.deferred = true;
+                self.exports.detach();
+                self.link = None;
+                event(Level::Info, "deferred", "closes with its last user");
+                control::reply(stream, &json!({ "deferred": true }));
+            }
+            Request::Resize { .. } if course.ending.is_some() || course.closing.is_some() => {
+                refuse(stream, Failure::busy(format!("{name} is about to end; it is not resized")));
+            }
+            Request::Resize { bytes } => self.begin_resize(bytes, wake, stream),
+            Request::Suspend if course.ending.is_some() => refuse(stream, suspend::ends(&name)),
+            Request::Suspend => {
+                self.suspension.ask(&name, &self.opened, stream);
+                // A `close` may yet be refused, and then the key must not stay.
+                if course.closing.is_none() {
+                    self.suspension.begin(&self.opened.volume);
+                }
+            }
+            Request::Resume { .. } => {
+                let resumed = self.suspension.end(&name, &self.opened, &key.0);
+                if resumed.is_ok() {
+                    event(Level::Info, "resumed", "has its key again");
+                }
+                control::reply(stream, &control::answer(&resumed, "resumed"));
             }
         }
     }
@@ -214,7 +245,6 @@ impl Life {
 
     /// The first signal: users are waited for, who may still write meanwhile.
     fn begin_to_end(&mut self, name: &str, signal: i32) -> Ending {
-        self.limit_of_all = Some(Watchdog::of_ending(|_| {}));
         self.suspension.cancel(name, &self.opened.volume);
         Ending::by(signal)
     }
@@ -244,6 +274,11 @@ impl Life {
     fn end(mut self, end: End) -> Result<(), Failure> {
         let name = self.paths.name().to_owned();
         self.suspension.cancel(&name, &self.opened.volume);
+        let is_resizing = self.resizing.is_some();
+        if let Some(resizing) = self.resizing.take() {
+            let failure = Failure::busy(format!("{name} is about to end; it is not resized"));
+            control::reply(resizing.stream, &control::refusal(&failure));
+        }
         let Self {
             paths, claim, opened, exports, link, mut last_flush, mut troubles, metrics, ..
         } = self;
@@ -277,13 +312,21 @@ impl Life {
         drop(opened);
         let is_released = volume.strong_count() == 0;
         debug_assert!(
-            is_released || flushed.is_err() || matches!(end, End::InUse(_)),
+            is_released || is_resizing || flushed.is_err() || matches!(end, End::InUse(_)),
             "somebody still has the image of a closed volume open"
         );
         drop(link);
+        // While the log has its name: one that says nothing is removed now.
+        if let Err(failure) = &flushed {
+            event(Level::Error, "ended", failure);
+        }
+        if let End::InUse(failure) = &end {
+            event(Level::Error, "ended", failure);
+        }
         paths.clean_up();
         drop(claim);
         drop(watchdog);
+        self.limit_of_all.lift();
         match &end {
             _ if flushed.is_err() => {}
             End::Closed(_) => event(Level::Info, "closed", format_args!("{name} is closed")),
@@ -296,21 +339,40 @@ impl Life {
         match end {
             End::Closed(stream) => control::reply(stream, &control::answer(&flushed, "closed")),
             End::Unused | End::Signal => {}
-            End::InUse(failure) => {
-                if let Err(flushed) = &flushed {
-                    event(Level::Error, "ended", flushed);
-                }
-                return Err(failure);
-            }
+            End::InUse(failure) => return Err(failure),
         }
         flushed
     }
 
-    fn resize(&mut self, bytes: Option<u64>) -> Result<(), Failure> {
-        self.exports.check_resizable()?;
+    /// Begins to change the length to so many bytes, or to that of the image. [`Life::finish_resize`]
+    /// answers the client.
+    fn begin_resize(
+        &mut self,
+        bytes: Option<u64>,
+        wake: &Sender<Event<Asked>>,
+        stream: UnixStream,
+    ) {
         let volume = &self.opened.volume;
-        // The kernel would ask for the new size behind requests that wait for the key.
+        if let Err(failure) = self.check_resizable() {
+            return control::reply(stream, &control::refusal(&failure));
+        }
+        let bytes = bytes.or(self.opened.fixed_len);
+        match resize::begin(volume, bytes, wake.clone()) {
+            Ok(resized) => self.resizing = Some(Resizing { stream, resized }),
+            Err(error) => {
+                let failure =
+                    Failure::device(format!("cannot ask the image for its size: {error}"));
+                control::reply(stream, &control::refusal(&failure));
+            }
+        }
+    }
+
+    fn check_resizable(&self) -> Result<(), Failure> {
         let name = self.paths.name();
+        if self.resizing.is_some() {
+            return Err(Failure::busy(format!("{name} is being resized already")));
+        }
+        // The kernel would ask for the new size behind requests that wait for the key.
         if self.suspension.is_suspended() {
             return Err(Failure::busy(format!(
                 "{name} is suspended; ucrypt luksResume {name} gives it its key again"
@@ -319,14 +381,29 @@ impl Life {
         if self.suspension.is_ending() {
             return Err(Failure::busy(format!("{name} is being suspended; try again")));
         }
-        let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
-        let len = match bytes.or(self.opened.fixed_len) {
-            Some(len) => len,
-            None => volume.len_max().map_err(failed)?,
-        };
-        volume.resize(len).map_err(Failure::wrong)?;
-        self.opened.facts.size = len;
-        self.exports.take_size()
+        self.exports.check_resizable()
+    }
+
+    /// Once the volume has its new length, tells the users and the client.
+    fn finish_resize(&mut self) {
+        let Some(resized) = self.resizing.as_ref().and_then(Resizing::result) else { return };
+        let Some(Resizing { stream, .. }) = self.resizing.take() else { return };
+        let resized = resized.and_then(|len| self.take_size(len));
+        if resized.is_ok() {
+            let bytes = self.opened.facts.size;
+            event(Level::Info, "resized", format_args!("has {bytes} bytes now"));
+        }
+        control::reply(stream, &control::answer(&resized, "resized"));
+    }
+
+    /// Tells the users the new length. If that fails, the volume has the old one again.
+    fn take_size(&mut self, len: u64) -> Result<(), Failure> {
+        let before = std::mem::replace(&mut self.opened.facts.size, len);
+        self.exports.take_size().inspect_err(|_| {
+            if self.opened.volume.resize(before).is_ok() {
+                self.opened.facts.size = before;
+            }
+        })
     }
 
     /// The status of the open volume.

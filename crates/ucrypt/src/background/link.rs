@@ -106,6 +106,11 @@ pub(super) fn exists(name: &str) -> bool {
     fs::symlink_metadata(path(name)).is_ok()
 }
 
+/// Whether there is a link or a lock of this name.
+pub(super) fn has_remains(name: &str) -> bool {
+    exists(name) || fs::symlink_metadata(lock_path(name)).is_ok()
+}
+
 /// Whether the device that the link leads to is still the one that was attached for it, as far as the kernel numbers
 /// disks: what a killed server has left may lead to somebody else's device by now.
 pub(super) fn is_its_own(name: &str) -> bool {

@@ -12,7 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::{control, link, show};
@@ -34,8 +34,9 @@ pub(super) struct NameLock {
 
 impl NameLock {
     /// Claims the name, and its link if it is for a `device`. Removes what a killed server left of
-    /// either.
+    /// either. Touches nothing in a directory where others may have put it.
     pub(super) fn take(paths: &RuntimePaths, device: bool) -> Result<Self, Failure> {
+        paths.check()?;
         let name = paths.name();
         let busy = || {
             let status = control::ask(paths, control::Request::Status);
@@ -57,14 +58,20 @@ impl NameLock {
         };
         let lock =
             Lock::wait(&paths.lock(), paths).map_err(|error| failed(&paths.lock(), error))?;
+        // Who removes old files may have removed that of a lock: then its server lives without.
+        if lives(paths) {
+            return Err(busy());
+        }
         let mut had_remains = lock.was_held || paths.are_served();
         lock.mark();
         let mut link = None;
-        if device || link::exists(name) {
+        if device || link::has_remains(name) {
             let path = link::lock_path(name);
-            match link::prepare().and_then(|()| Lock::wait(&path, paths)) {
+            // Who wants no device does not wait for another server's.
+            let lock = || if device { Lock::wait(&path, paths) } else { Lock::take(&path) };
+            match link::prepare().and_then(|()| lock()) {
                 Ok(lock) => {
-                    had_remains |= link::exists(name);
+                    had_remains |= link::exists(name) || lock.was_held;
                     link::remove_stale(name);
                     link = Some(lock).filter(|_| device);
                 }
@@ -75,6 +82,22 @@ impl NameLock {
         }
         paths.clean_up();
         Ok(Self { _name: lock, _link: link, had_remains })
+    }
+}
+
+/// Whether a server of this name lives, whose lock is free. The socket of a killed one may take
+/// connections for a moment after its lock was released.
+fn lives(paths: &RuntimePaths) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !control::is_heard(paths, left) {
+            return false;
+        }
+        if left.is_zero() || control::is_answered(paths, left) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -116,7 +139,7 @@ impl Lock {
 
     /// Whether nobody holds the lock. Keeps the content of the file.
     fn is_free(path: &Path) -> bool {
-        match File::open(path) {
+        match opened(OpenOptions::new().read(true), path) {
             Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
@@ -125,16 +148,17 @@ impl Lock {
     /// Takes the lock. Never waits: fails with `EWOULDBLOCK` if another process holds it.
     fn take(path: &Path) -> io::Result<Self> {
         loop {
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(path)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let file = opened(&mut options, path)?;
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             // Its last holder may have removed it meanwhile.
             let found = file.metadata()?;
             if found.nlink() > 0 {
+                let is_own = found.uid() == rustix::process::geteuid().as_raw();
+                if !found.is_file() || !is_own || found.nlink() > 1 {
+                    return Err(io::Error::other("it is not a file of this user's alone"));
+                }
                 return Ok(Self { file, path: path.into(), was_held: found.len() > 0 });
             }
         }
@@ -149,10 +173,20 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing the file would unlock it too. A file that cannot be removed does no harm.
-        let _ = fs::remove_file(&self.path);
+        // Closing the file would unlock it too. A file that cannot be removed does no harm. If somebody has
+        // removed it, that of another lock may be there by now.
+        if self.file.metadata().is_ok_and(|file| file.nlink() > 0) {
+            let _ = fs::remove_file(&self.path);
+        }
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
+}
+
+/// Opens the file at a path, and nothing that a link there leads to. Does not wait for the other end of a
+/// pipe.
+fn opened(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.custom_flags(flags.bits().cast_signed()).open(path)
 }
 
 #[cfg(test)]
@@ -176,6 +210,26 @@ mod tests {
         let held = Lock::take(&path).unwrap();
         assert!(held.was_held, "its holder did not remove it");
         drop(held);
+    }
+
+    #[test]
+    fn nothing_is_written_through_what_others_have_put_in_the_place_of_a_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("lock"), dir.path().join("other"));
+        fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        Lock::take(&path).unwrap_err();
+        assert!(!Lock::is_free(&path));
+        fs::remove_file(&path).unwrap();
+        fs::hard_link(&other, &path).unwrap();
+        Lock::take(&path).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        // Nobody has the other end, and nobody is waited for.
+        Lock::take(&path).unwrap_err();
+        assert!(Lock::is_free(&path), "it can be locked, and is no file of a server");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
     }
 
     #[test]

@@ -134,8 +134,10 @@ impl Served {
             }
             Self::Loop => {
                 let label = link::label(paths.name());
-                let device = LoopExport::start(volume, &label, args.partscan)?;
+                let mut device = LoopExport::start(volume, &label, args.partscan)?;
                 let shown = linked(device.path(), device.sequence())?;
+                // Not earlier: nobody would find the device of a server that is killed before.
+                device.keep()?;
                 exports.loop_device = Some(device);
                 shown
             }

@@ -196,7 +196,9 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
     lines.push(("export", text(&export["kind"]) + &transport));
     lines.push(("users", users(around.users, status["clients"].as_u64().unwrap_or(0))));
     let up = server["uptime_seconds"].as_u64().map(|seconds| format!(", up {}", duration(seconds)));
-    lines.push(("server", format!("PID {}{}", server["pid"], up.unwrap_or_default())));
+    let seen = server["pid"].as_u64().map(|pid| format!("PID {pid}"));
+    let seen = seen.unwrap_or_else(|| "in another PID namespace".into());
+    lines.push(("server", seen + &up.unwrap_or_default()));
     for (name, value) in [("log", &status["log"]), ("metrics", &status["metrics"])] {
         lines.extend(value.as_str().map(|value| (name, value.to_owned())));
     }

@@ -456,6 +456,32 @@ fn the_remains_of_a_killed_server_take_no_device_away_that_is_anothers_by_now() 
     nothing_is_left(&scratch);
 }
 
+/// The link of a killed server leads to the device that got the number of its own.
+#[test]
+fn a_reused_number_names_the_volume_that_has_the_device_now() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    open(&scratch, &image, &[]).passes();
+    let sequence: u64 = Attached::now(&scratch).sequence.parse().expect("a number");
+    let others = ["0", "zz"].map(|end| format!("{}-{end}", scratch.unique()));
+    let lock = |name: &str| Path::new("/dev/ucrypt").join(format!(".{name}.lock"));
+    for other in &others {
+        fs::write(lock(other), (sequence - 1).to_string()).expect("written");
+        std::os::unix::fs::symlink(node(&scratch), Path::new("/dev/ucrypt").join(other))
+            .expect("linked");
+    }
+    let status = run(scratch.ucrypt(&["status", "--json"]).arg(node(&scratch)), b"");
+    let closed = run(scratch.ucrypt(&["close"]).arg(node(&scratch)), b"");
+    for other in &others {
+        let _ = fs::remove_file(Path::new("/dev/ucrypt").join(other));
+        let _ = fs::remove_file(lock(other));
+    }
+    let status: serde_json::Value = serde_json::from_slice(&status.passes()).expect("JSON");
+    assert_eq!(status["name"], scratch.unique().as_str());
+    closed.passes();
+    nothing_is_left(&scratch);
+}
+
 #[test]
 fn a_mount_that_lost_its_server_is_detached_when_it_is_unmounted() {
     let scratch = Scratch::new();

@@ -37,6 +37,7 @@ mod nbd_client;
 mod nbd_kills;
 mod nbd_programs;
 mod nbd_users;
+mod operations;
 mod other_users;
 mod pages;
 mod passphrase_table;

@@ -1,0 +1,65 @@
+//! A `resize` that is being served.
+//!
+//! A thread of its own asks the image for its length, which may take as long as the image does not answer:
+//! meanwhile the server answers others, and ends when a signal asks it to.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+
+use ucrypt_engine::Volume;
+
+use super::control::Asked;
+use crate::events::Event;
+use crate::failure::Failure;
+
+/// The result of the thread: the new length in bytes.
+type Resized = Result<u64, Failure>;
+
+/// The client that waits, and from where the result comes.
+pub(super) struct Resizing {
+    pub(super) stream: UnixStream,
+    pub(super) resized: Receiver<Resized>,
+}
+
+/// Begins to change the length to so many bytes, or to what the image has room for. `events` is told when
+/// there is a result.
+pub(super) fn begin(
+    volume: &Arc<Volume>,
+    bytes: Option<u64>,
+    events: Sender<Event<Asked>>,
+) -> io::Result<Receiver<Resized>> {
+    let (result, resized) = mpsc::channel();
+    let volume = volume.clone();
+    let resize = move || {
+        let done = resize(&volume, bytes);
+        // First, because a `close` may follow at once.
+        drop(volume);
+        // A server that has ended hears nothing.
+        let _ = result.send(done);
+        let _ = events.send(Event::Look);
+    };
+    std::thread::Builder::new().name("resize".into()).spawn(resize)?;
+    Ok(resized)
+}
+
+impl Resizing {
+    /// The result; `None` while the image has not answered.
+    pub(super) fn result(&self) -> Option<Resized> {
+        match self.resized.try_recv() {
+            Ok(resized) => Some(resized),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => {
+                Some(Err(Failure::device("the volume could not be resized; the log says why")))
+            }
+        }
+    }
+}
+
+fn resize(volume: &Volume, bytes: Option<u64>) -> Resized {
+    let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
+    let len = bytes.map_or_else(|| volume.len_max().map_err(failed), Ok)?;
+    volume.resize(len).map_err(Failure::wrong)?;
+    Ok(len)
+}
