@@ -38,6 +38,8 @@ pub struct Grid {
     pub region_bytes: u64,
     /// Queues of all cells; each has the cell's depth.
     pub queues: u32,
+    /// Minimum requests of a job. Adaptive's first trials fall into short jobs.
+    pub requests_min: u64,
     /// Seed of all runs.
     pub seed: u64,
 }
@@ -57,6 +59,7 @@ impl Grid {
             costs: Costs::default(),
             region_bytes: REGION_BYTES,
             queues: 1,
+            requests_min: REQUESTS_MIN,
             seed: 1,
         }
     }
@@ -109,7 +112,8 @@ pub struct Cell<'a> {
 /// The region that a job accesses; large, so that a disk has to seek.
 const REGION_BYTES: u64 = 64 << 30;
 
-/// Minimum requests of a job: enough for its p99, and many times its depth.
+/// Minimum requests of a job unless the grid says otherwise: enough for its p99, and many times its
+/// depth.
 const REQUESTS_MIN: u64 = 6000;
 const REQUESTS_PER_DEPTH: u64 = 128;
 
@@ -121,7 +125,7 @@ impl Cell<'_> {
     /// The cell's job.
     pub fn job(&self) -> Job {
         let fill = if self.device.limits(0).rotational { ROTATIONAL_BYTES / self.block } else { 0 };
-        let enough = REQUESTS_MIN.max(REQUESTS_PER_DEPTH * u64::from(self.depth));
+        let enough = self.grid.requests_min.max(REQUESTS_PER_DEPTH * u64::from(self.depth));
         Job {
             pattern: self.pattern,
             block_bytes: self.block,

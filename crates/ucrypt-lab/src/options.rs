@@ -1,8 +1,9 @@
 //! Options that narrow a grid or change its costs.
 //!
 //! `--cores 2,16`, `--device hdd`, `--block 4096,65536`, `--depth 1,32`, `--pattern randread`,
-//! `--cipher-ns 0.9` (per byte), `--queues 4`, `--wake-ns`, `--seed`, `--model` (the costs of the
-//! engine over a device model instead of a device) and `--quick`.
+//! `--cipher-ns 0.9` (per byte), `--queues 4`, `--requests 60000` (at least, of a job), `--wake-ns`,
+//! `--seed`, `--model` (the costs of the engine over a device model instead of a device) and
+//! `--quick`.
 
 use std::str::FromStr;
 
@@ -32,6 +33,7 @@ pub fn take(
         "--cipher-ns" => grid.cipher.ns_per_byte = number(option, words)?,
         "--queues" => grid.queues = number(option, words)?,
         "--wake-ns" => grid.costs.wake = number(option, words)?,
+        "--requests" => grid.requests_min = number(option, words)?,
         "--seed" => grid.seed = number(option, words)?,
         _ => return Ok(false),
     }
