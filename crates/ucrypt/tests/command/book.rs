@@ -153,3 +153,65 @@ fn every_message_that_is_explained_can_be_printed() {
         }
     }
 }
+
+/// The names of all functions in the sources of a folder, and of its files and modules.
+fn names(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            names(&path, found);
+        } else if path.extension().is_some_and(|it| it == "rs" || it == "py") {
+            let text = fs::read_to_string(&path).expect("a source file");
+            let words: Vec<_> = text.split_whitespace().collect();
+            let named = words.windows(2).filter(|pair| ["fn", "def", "mod"].contains(&pair[0]));
+            let name = |pair: &[&str]| {
+                pair[1].split(['(', '<', ';', ':']).next().unwrap_or_default().to_owned()
+            };
+            found.extend(named.map(name));
+        }
+        let of_file = [path.file_stem(), path.file_name()].into_iter().flatten();
+        found.extend(of_file.filter_map(|name| Some(name.to_str()?.to_owned())));
+    }
+}
+
+/// Whether there is a test, a module or a file of that name. `…` stands for what the name before it
+/// begins or ends with.
+fn is_there(word: &str, names: &BTreeSet<String>) -> bool {
+    if word.contains('/') {
+        let mut crates = fs::read_dir(root().join("crates")).expect("the crates");
+        let in_crate = crates.any(|it| it.expect("a crate").path().join(word).exists());
+        return in_crate || ["", "crates"].iter().any(|it| root().join(it).join(word).exists());
+    }
+    let name = word.rsplit("::").next().unwrap_or_default();
+    match (name.strip_prefix('…'), name.strip_suffix('…')) {
+        (Some(middle), _) if middle.ends_with('…') => {
+            names.iter().any(|it| it.contains(middle.trim_end_matches('…')))
+        }
+        (Some(end), _) => names.iter().any(|it| it.ends_with(end)),
+        (None, Some(begin)) => names.iter().any(|it| it.starts_with(begin)),
+        (None, None) => names.contains(name),
+    }
+}
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let page = page("promises.md");
+    let (promises, _) = page.split_once("\n## Long runs").expect("the chapter after the promises");
+    let mut known = BTreeSet::new();
+    names(&root().join("crates"), &mut known);
+    names(&root().join("python/tests"), &mut known);
+    let (mut checked, mut missing) = (0, Vec::new());
+    for row in
+        promises.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| promise |"))
+    {
+        let held_by = row.trim_end_matches([' ', '|']).rsplit(" | ").next().unwrap_or_default();
+        let words = held_by.split('`').skip(1).step_by(2);
+        let words: Vec<_> =
+            words.filter(|word| !word.contains([' ', '-']) || word.contains('/')).collect();
+        assert!(!words.is_empty(), "no test: {row}");
+        checked += words.len();
+        missing.extend(words.into_iter().filter(|word| !is_there(word, &known)));
+    }
+    assert!(missing.is_empty(), "there are no such tests: {missing:?}");
+    assert!(checked > 200, "{checked} tests");
+}
