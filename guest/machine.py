@@ -51,7 +51,10 @@ class Limits:
 
 def command(options, kernel, initramfs, results):
     """The command line of QEMU."""
-    accel = "tcg,thread=multi" if options.accel == "tcg" else options.accel
+    # One thread for all processors. With a thread for each, QEMU before 8.1 may translate code while another
+    # processor writes it ("accel/tcg: Always lock pages before translation"), as Linux does when it patches itself:
+    # a boot ended with "Oops: int3".
+    accel = "tcg,thread=single" if options.accel == "tcg" else options.accel
     append = f"console=ttyS0 reboot=t panic=-1 quiet {options.append}".strip()
     line = ["qemu-system-x86_64", "-M", "q35", "-accel", accel, "-cpu", "max"]
     line += ["-smp", str(options.cpus), "-m", str(options.memory)]
