@@ -23,7 +23,7 @@ pub use measure::{Plan, Subject, advise};
 pub const GAIN_MIN: f64 = 1.05;
 
 /// What is found out about a volume.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Advice {
     /// The volume in one line.
     pub volume: String,

@@ -242,16 +242,7 @@ pub fn advise(subject: &Subject, plan: &Plan<'_>) -> io::Result<Advice> {
         in_memory: limits.synchronous,
         ..Drive::of(&subject.image)
     };
-    let mut advice = Advice {
-        volume: describe(subject, len),
-        drive,
-        loads: Vec::new(),
-        ways: Vec::new(),
-        findings: Vec::new(),
-        fine: Vec::new(),
-        not_measured: Vec::new(),
-        disturbed: (0, 0),
-    };
+    let mut advice = Advice { volume: describe(subject, len), drive, ..Advice::default() };
     let others = alternatives(subject, &mut advice)?;
     let mut exports = Exports::new(subject, len, plan, &mut advice)?;
     let clients = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
@@ -925,25 +916,12 @@ mod tests {
                 ])
             };
             for figures in [figures(5, rounds), figures(rounds, 5)] {
-                let mut advice = nothing_yet();
+                let mut advice = Advice::default();
                 let ways = [Way::Loop, Way::Nbd];
                 conclude(&mut advice, (&loads, &figures), &[], (&ways, Some(Way::Loop)));
                 assert!(advice.findings.is_empty() && advice.fine.is_empty(), "{advice:?}");
                 assert_eq!(advice.ways.len(), 1, "{advice:?}");
             }
-        }
-    }
-
-    fn nothing_yet() -> Advice {
-        Advice {
-            volume: String::new(),
-            drive: Drive::default(),
-            loads: Vec::new(),
-            ways: Vec::new(),
-            findings: Vec::new(),
-            fine: Vec::new(),
-            not_measured: Vec::new(),
-            disturbed: (0, 0),
         }
     }
 
@@ -968,7 +946,7 @@ mod tests {
                 ((ONE_CLIENT, Who::On(1)), after.clone()),
                 ((CLIENTS, Who::Volume), after),
             ]);
-            let mut advice = nothing_yet();
+            let mut advice = Advice::default();
             let ways = [Way::Loop, Way::Nbd];
             conclude(
                 &mut advice,
