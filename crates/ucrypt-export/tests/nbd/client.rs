@@ -168,6 +168,17 @@ impl Client {
         self.cookie
     }
 
+    /// Sends so many reads from offset 0 in one message.
+    pub(crate) fn request_reads(&mut self, count: usize, length: u32) {
+        let mut bytes = Vec::new();
+        for _ in 0..count {
+            self.cookie += 1;
+            self.reads.insert(self.cookie, length as usize);
+            bytes.extend(Self::header(READ, 0, self.cookie, 0, length));
+        }
+        self.send(&bytes);
+    }
+
     /// Sends a write; returns its cookie.
     pub(crate) fn request_write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u64 {
         let cookie = self.request(WRITE, flags, offset, data.len() as u32);
