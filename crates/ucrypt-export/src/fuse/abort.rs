@@ -1,7 +1,7 @@
 //! Aborts a connection whose requests can no longer be answered.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
@@ -11,31 +11,43 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 /// Where systemd mounts the file system of FUSE connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
+/// Ends one connection and no other, also when its number has become another's.
+#[derive(Debug)]
+pub(super) struct Abort(File);
+
+impl Abort {
+    /// For the connection with this number, which must exist now.
+    ///
+    /// # Errors
+    /// Without root, an error if the file system of connections is not mounted.
+    pub(super) fn of(connection: u32) -> io::Result<Self> {
+        let open = |connections: &Path| {
+            let file = connections.join(connection.to_string()).join("abort");
+            File::options().write(true).open(file).map(Self)
+        };
+        open(Path::new(CONNECTIONS)).or_else(|_| {
+            let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_create(&context)?;
+            let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+            open(Path::new(&format!("/proc/self/fd/{}", mount.as_raw_fd())))
+        })
+    }
+
+    /// Fails every present and future request of the connection. Does nothing if it has ended.
+    pub(super) fn now(&self) -> io::Result<()> {
+        (&self.0).write_all(b"1")
+    }
+}
+
 /// Fails every present and future request of the connection that `device` belongs to.
 ///
 /// # Errors
-/// `ENOENT` if the kernel does not report the connection's number: older kernels with rings do not.
-/// Without root, an error if the file system of connections is not mounted.
+/// As [`Abort::of`]; `ENOENT` if the kernel does not report the connection's number: older kernels
+/// with rings do not.
 pub(super) fn abort(device: &impl AsFd) -> io::Result<()> {
     let number = device.as_fd().as_raw_fd();
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-    abort_connection(connection(&facts).ok_or(Errno::NOENT)?)
-}
-
-/// As [`abort`], for the connection with this number.
-///
-/// # Errors
-/// Without root, an error if the file system of connections is not mounted.
-pub(super) fn abort_connection(connection: u32) -> io::Result<()> {
-    let file = |connections: &Path| connections.join(connection.to_string()).join("abort");
-    if fs::write(file(Path::new(CONNECTIONS)), "1").is_ok() {
-        return Ok(());
-    }
-    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(&context)?;
-    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-    let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
-    fs::write(file(Path::new(&root)), "1")
+    Abort::of(connection(&facts).ok_or(Errno::NOENT)?)?.now()
 }
 
 /// The connection's number in the kernel's facts (fdinfo) about a descriptor of `/dev/fuse`.

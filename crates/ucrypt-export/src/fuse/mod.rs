@@ -31,11 +31,12 @@ use ucrypt_engine::Volume;
 
 use crate::ending::TellsAtItsEnd;
 use crate::memory::{self, Share};
+use abort::Abort;
 use classic::Classic;
 use device::{Device, Wanted};
 use file::{User, VolumeFile};
 pub use hidden::HiddenFile;
-use mount::{Mounted, Pinned};
+use mount::Mounted;
 use mount_point::MountPoint;
 pub use mount_point::remove_stale;
 use peers::Peer;
@@ -132,8 +133,8 @@ pub struct FuseExport {
     threads: Vec<JoinHandle<()>>,
     /// When an export that is to stop waits no longer for programs that have the file open.
     until: Option<Instant>,
-    /// The mount of an export that is to stop.
-    pinned: Option<Pinned>,
+    /// Aborts the connection of an export that is to stop.
+    abort: Option<Abort>,
     /// How it ended, if not as it should.
     problem: Option<Problem>,
 }
@@ -177,8 +178,8 @@ impl FuseExport {
         });
         match started {
             Ok((mounted, transport, threads)) => {
-                let (until, pinned, problem) = (None, None, None);
-                Ok(Self { place, mounted, file, transport, threads, until, pinned, problem })
+                let (until, abort, problem) = (None, None, None);
+                Ok(Self { place, mounted, file, transport, threads, until, abort, problem })
             }
             Err(error) => {
                 place.remove();
@@ -252,8 +253,7 @@ impl FuseExport {
         if self.has_ended() && self.mounted.is_there() {
             self.problem = Some(Problem::Aborted);
         }
-        // Else another file system could get the number of the connection.
-        self.pinned = self.mounted.pin();
+        self.abort = self.mounted.abort();
         self.detach();
         self.until = Some(Instant::now() + STOP_PATIENCE);
     }
@@ -279,14 +279,14 @@ impl FuseExport {
         let threads = std::mem::take(&mut self.threads);
         let Some(until) = self.until.filter(|_| !threads.is_empty()) else { return };
         let ended = || threads.iter().all(JoinHandle::is_finished);
-        let pinned = self.pinned.take();
-        if !holds_by(until, || ended() || !self.file.is_open())
-            && let Some(pinned) = &pinned
+        // The threads end with the last mount. Others may have copies of it: each mount namespace that
+        // began while the file was mounted.
+        if !holds_by(until, ended)
+            && let Some(abort) = self.abort.take()
         {
             // If this fails, the threads do not end.
-            let _ = pinned.abort();
+            let _ = abort.now();
         }
-        drop(pinned);
         if !holds_by(until + STOP_PATIENCE, ended) {
             self.problem = Some(Problem::GoesOn);
         }

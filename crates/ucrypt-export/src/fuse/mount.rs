@@ -16,7 +16,7 @@ use rustix::net::{
     recvmsg, socketpair,
 };
 
-use super::abort;
+use super::abort::Abort;
 use super::mount_point::MountPoint;
 
 pub(super) const DEVICE: &str = "/dev/fuse";
@@ -76,15 +76,17 @@ impl Mounted {
         identity(&self.path).is_ok_and(|now| now == self.identity)
     }
 
-    /// Keeps the mount, wherever it will be, so that its connection keeps its number. `None` if the path
-    /// no longer leads to it. Does not wait for a server.
-    pub(super) fn pin(&self) -> Option<Pinned> {
+    /// What aborts this mount's connection, wherever it will be mounted by then. `None` if the path no
+    /// longer leads to it, or there is no permission. Does not wait for a server.
+    pub(super) fn abort(&self) -> Option<Abort> {
+        // While this is open, the connection keeps its number.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&self.path, flags, Mode::empty()).ok()?;
-        let found = statx(&fd, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
-        let found = found.ok()?;
+        let pin = rustix::fs::open(&self.path, flags, Mode::empty()).ok()?;
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = statx(&pin, "", flags, StatxFlags::INO).ok()?;
         let device = (found.stx_dev_major, found.stx_dev_minor);
-        (device == self.identity.device).then_some(Pinned { _fd: fd, connection: device.1 })
+        // The kernel names a connection after the device number of its file system.
+        if device == self.identity.device { Abort::of(device.1).ok() } else { None }
     }
 
     /// Detaches the mount from its path, whether or not it is in use.
@@ -108,24 +110,6 @@ impl Mounted {
             }
             unmounted => unmounted.is_ok() || !self.is_there(),
         }
-    }
-}
-
-/// A mount that stays while this exists.
-#[derive(Debug)]
-pub(super) struct Pinned {
-    _fd: OwnedFd,
-    /// The kernel names a connection after the device number of its file system.
-    connection: u32,
-}
-
-impl Pinned {
-    /// Fails every present and future request of the connection.
-    ///
-    /// # Errors
-    /// Without root, an error if the file system of connections is not mounted.
-    pub(super) fn abort(&self) -> io::Result<()> {
-        abort::abort_connection(self.connection)
     }
 }
 

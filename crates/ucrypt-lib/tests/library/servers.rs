@@ -1,7 +1,9 @@
 //! Volumes that are served, seen by other programs.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
 
 use ucrypt_lib::{OpenOptions, ServeError};
 
@@ -71,6 +73,28 @@ fn a_served_file_that_a_program_has_open_is_ended_by_its_stop_all_the_same() {
     let mut seen = [0; 6];
     image.open().read_exact_at(0, &mut seen).expect("read");
     assert_eq!(&seen, b"before");
+}
+
+/// Whatever begins a mount namespace, such as a container, gets a copy of the mount, and keeps it.
+#[test]
+fn a_served_file_ends_although_another_mount_namespace_has_a_copy_of_it() {
+    let image = Image::new(SIZE as u64);
+    let (volume, path) = (image.open(), image.dir.path().join("disk"));
+    // A place that is removed takes its mounts with it; this one stays.
+    File::create(&path).expect("an empty file");
+    let served = volume.serve_file(&path).expect("FUSE: apt-get install fuse3");
+    let mut container = tool("unshare", "util-linux");
+    let script = "echo; read -r _; ! cat \"$1\" 2>&1";
+    container.args(["--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(&path);
+    container.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut container = container.spawn().expect("a container");
+    let said = container.stdout.as_mut().expect("its output").read_exact(&mut [0]);
+    said.expect("it has begun");
+    served.stop().expect("ended and flushed");
+    drop(volume);
+    image.open();
+    drop(container.stdin.take());
+    assert!(container.wait().expect("waited").success(), "the copy reads as if it were served");
 }
 
 #[test]
