@@ -267,21 +267,33 @@ impl Listener {
     /// Sleeps until the front end has sent a message or is gone; turns others away meanwhile.
     /// Returns false if the server is to stop.
     fn await_message(&self, client: BorrowedFd<'_>) -> bool {
+        let mut pause = None;
         while !self.state.stop.is_set() {
-            let mut fds = [
+            let mut fds = vec![
                 PollFd::new(&self.state.stop, PollFlags::IN),
                 PollFd::new(&client, PollFlags::IN),
-                PollFd::new(&self.socket, PollFlags::IN),
             ];
-            if poll(&mut fds, None).is_err() {
+            if pause.is_none() {
+                fds.push(PollFd::new(&self.socket, PollFlags::IN));
+            }
+            let polled = poll(&mut fds, pause.take());
+            if polled.is_err() {
                 continue;
             }
             if !fds[1].revents().is_empty() {
                 return true;
             }
-            if !fds[2].revents().is_empty() && self.accept().is_ok() {
-                let line = "another vhost-user front end turned away: one is connected already";
-                self.state.complain(line);
+            if fds.get(2).is_none_or(|others| others.revents().is_empty()) {
+                continue;
+            }
+            match self.accept() {
+                Ok(_) => {
+                    let line = "another vhost-user front end turned away: one is connected already";
+                    self.state.complain(line);
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                // The front end that waits keeps the socket readable.
+                Err(_) => pause = Some(&ACCEPT_PAUSE),
             }
         }
         false

@@ -231,3 +231,23 @@ fn a_request_may_come_byte_by_byte() {
     }
     assert_eq!((client.reply().cookie, client.read(3, 40)), (7, vec![5; 40]));
 }
+
+#[test]
+fn what_a_smaller_volume_no_longer_has_is_beyond_the_export() {
+    let volume = aes(SMALL, 512);
+    let harness = Harness::start(volume.clone());
+    let mut client = Client::structured(&harness);
+    volume.resize(SMALL / 2).expect("smaller");
+    for (command, error) in [(READ, EINVAL), (BLOCK_STATUS, EINVAL), (WRITE_ZEROES, ENOSPC)] {
+        for offset in [SMALL / 2, SMALL / 2 - 512] {
+            let reply = client.ask(command, 0, offset, 4096);
+            assert_eq!(reply.error, error, "command {command}");
+            assert_eq!(reply.data, b"the range ends beyond the export", "command {command}");
+        }
+    }
+    assert_eq!(client.write(0, SMALL / 2, &[1; 512]), ENOSPC);
+    assert_eq!(client.write(0, SMALL / 2 - 512, &[1; 512]), 0);
+    volume.resize(SMALL).expect("as large as before");
+    assert_eq!(client.read(SMALL / 2 - 512, 512), [1; 512]);
+    assert_eq!(client.write(0, SMALL / 2, &[2; 512]), 0);
+}

@@ -1,15 +1,18 @@
-//! A server's memory is bounded, whatever its clients do, and a server that nobody uses sleeps.
+//! A server's memory is bounded, whatever its clients do, and a server that has nothing to do
+//! sleeps.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 use crate::image::{Image, LUKS2};
 use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
+use crate::server::{On, Server, await_that};
 
 const LEN: u64 = 96 << 20;
 
@@ -115,4 +118,41 @@ fn a_server_that_nobody_uses_never_wakes_up() {
         }
         run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
     }
+}
+
+/// Time that a process has had a core, in ticks of 10 ms.
+fn ticks(process: Pid) -> u64 {
+    let path = format!("/proc/{}/stat", process.as_raw_nonzero());
+    let line = fs::read_to_string(path).expect("the times of our own process");
+    // The name is the only field with spaces. After it: state, ten others, user and system time.
+    let (_, fields) = line.rsplit_once(')').expect("a name");
+    let times = fields.split_whitespace().skip(11).take(2);
+    times.map(|time| time.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+fn a_server_without_descriptors_sleeps_while_a_front_end_waits_for_one() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let socket = scratch.path("guest");
+    let mut line = image.with_key();
+    line.extend(["--vhost-user".into(), socket.clone().into()]);
+    let server = Server::start(&scratch, On::Nbd, &line);
+    let number = server.pid().as_raw_nonzero();
+    let is_free = |fd: &u64| fs::symlink_metadata(format!("/proc/{number}/fd/{fd}")).is_err();
+    let descriptors = || fs::read_dir(format!("/proc/{number}/fd")).expect("descriptors").count();
+    await_that("the guest's socket is there", || socket.exists());
+    let before = descriptors();
+    let _first = UnixStream::connect(&socket).expect("connected");
+    await_that("the first front end is served", || descriptors() > before);
+    let free = (0..).find(is_free);
+    let limit = Rlimit { current: free, ..getrlimit(Resource::Nofile) };
+    prlimit(Some(server.pid()), Resource::Nofile, limit).expect("a limit");
+    let _second = UnixStream::connect(&socket).expect("it waits to be accepted");
+    let (start, before) = (Instant::now(), ticks(server.pid()));
+    std::thread::sleep(Duration::from_secs(2));
+    let (spent, passed) = (ticks(server.pid()) - before, start.elapsed());
+    assert!(spent < 50, "{spent} ticks of a core in {passed:?}");
+    prlimit(Some(server.pid()), Resource::Nofile, getrlimit(Resource::Nofile)).expect("a limit");
+    server.terminate();
 }

@@ -10,7 +10,7 @@ use crate::nbd::extents::join_extents;
 use crate::nbd::outbox::Reply;
 use crate::nbd::pending::{Kind, Pending};
 use crate::nbd::protocol::PAYLOAD_MAX;
-use crate::nbd::request::{Command, NO_MEMORY, Refusal, Request};
+use crate::nbd::request::{Command, NO_MEMORY, Refusal, Request, Terms};
 
 /// Writes with at least this many bytes of payload are received in place.
 const BULK_MIN: u32 = 16 << 10;
@@ -155,7 +155,9 @@ impl Connection<'_> {
     /// Starts a request whose header was just taken.
     fn begin(&mut self, request: Request) {
         self.bulk = request.payload_len() >= BULK_MIN;
-        let command = match request.check(&self.terms) {
+        // The volume may have become smaller than the client was promised.
+        let size = self.terms.size.min(self.volume.info().len);
+        let command = match request.check(&Terms { size, ..self.terms }) {
             Ok(command) => command,
             Err(refusal) => return self.refuse(request, refusal),
         };
