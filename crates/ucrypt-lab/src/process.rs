@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 
 use crate::load::INTERRUPTED;
@@ -45,10 +46,18 @@ pub(crate) fn is_installed(program: &str) -> bool {
     dirs.map(|dir| dir.join(program)).any(|file| file.is_file())
 }
 
-/// The first line that a program prints; `None` if it cannot be run.
+/// The first line that a short program prints, if it begins its output with one. `None`: it does not
+/// start, or does not end in time and is killed.
 pub(crate) fn first_line(command: &mut Command) -> Option<String> {
-    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = quiet.process_group(0).spawn().ok()?;
+    let mut output = child.stdout.take()?;
+    ends_soon(&mut child)?;
+    // What it has started may have the pipe open for as long as it likes.
+    ioctl_fionbio(&output, true).ok()?;
+    let mut start = [0; MESSAGE_MAX as usize];
+    let count = output.read(&mut start).ok()?;
+    let text = String::from_utf8_lossy(&start[..count]);
     text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
@@ -61,7 +70,11 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
 /// start, or does not end in time and is killed.
 pub(crate) fn ended(command: &mut Command) -> Option<ExitStatus> {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = quiet.process_group(0).spawn().ok()?;
+    ends_soon(&mut quiet.process_group(0).spawn().ok()?)
+}
+
+/// Waits for a short program. `None`: it does not end in time and is killed.
+fn ends_soon(child: &mut Child) -> Option<ExitStatus> {
     let deadline = Instant::now() + SHORT_LIMIT;
     loop {
         match child.try_wait() {
@@ -342,6 +355,17 @@ mod tests {
 
     fn lines(path: &Path) -> Vec<String> {
         fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_first_line_does_not_wait_for_what_a_program_has_started() {
+        let line = |script: &str| first_line(Command::new("sh").args(["-c", script]));
+        assert_eq!(line("echo ' 1.2 '; echo more; exit 3").as_deref(), Some("1.2"));
+        let sleeper = line("sleep 100 & echo $!").expect("its number").parse().expect("a number");
+        assert!(Path::new(&format!("/proc/{sleeper}")).exists(), "it was waited for");
+        kill(sleeper);
+        assert_eq!(line(":"), None);
+        assert_eq!(first_line(&mut Command::new("no-such-program")), None);
     }
 
     #[test]
