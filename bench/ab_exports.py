@@ -6,7 +6,7 @@
 In each round OLD, NEW and OLD again serve each job in random order: the second time that OLD takes its turn
 is the control, which shows how much of a difference is the machine's. Prints, for each export and job, the
 median of the rounds' ratios of throughput, with the quartiles. `run.py` begins with what distorts such a
-measurement; loop devices need root.
+measurement; loop devices need root, and huge pages for fio (sysctl vm.nr_hugepages=32).
 """
 
 import argparse

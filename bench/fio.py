@@ -96,6 +96,7 @@ def run(job, target, server, size, runtime, scratch):
         command += ["--ioengine=nbd", f"--uri={target}"]
     else:
         command += [f"--ioengine={engine()}", f"--filename={target}", "--allow_file_create=0"]
+    command += memory(job)
     limit = runtime + RAMP + 60
     before = _busy(server)
     try:
@@ -125,6 +126,17 @@ def run(job, target, server, size, runtime, scratch):
         "server_us": served,
         "kernel_us": max(0.0, busy - 1e6 * started / operations - client - served),
     }
+
+
+def memory(job):
+    """Huge pages for the buffers, where so many are reserved. A block device splits a request whose pages lie
+    apart, so its length would depend on which pages fio happens to get."""
+    fields = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+    size = 1024 * int(fields["Hugepagesize"].split()[0])
+    wanted = job.depth * {"k": 1 << 10, "m": 1 << 20}[job.block[-1]] * int(job.block[:-1])
+    if int(fields["HugePages_Free"]) * size < wanted + size:
+        return []
+    return ["--mem=shmhuge", f"--hugepage-size={size}"]
 
 
 def startup(scratch, known=[]):

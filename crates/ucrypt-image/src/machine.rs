@@ -16,7 +16,8 @@ const MEMORY_UNKNOWN_KIB: u64 = 1024 * 1024;
 /// reason to make a weaker keyslot.
 const FREE_MIN_KIB: u64 = 64 * 1024;
 
-/// The CPUs that are online and the memory that a new keyslot may take with Argon2.
+/// The CPUs that this process may use (cryptsetup: all that are online) and the memory that a new
+/// keyslot may take with Argon2.
 pub fn machine() -> Machine {
     let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
