@@ -145,7 +145,7 @@ fn a_server_without_descriptors_sleeps_while_a_front_end_waits_for_one() {
     let before = descriptors();
     let _first = UnixStream::connect(&socket).expect("connected");
     await_that("the first front end is served", || descriptors() > before);
-    let free = (0..).find(is_free);
+    let free = (0..=descriptors() as u64).find(is_free);
     let limit = Rlimit { current: free, ..getrlimit(Resource::Nofile) };
     prlimit(Some(server.pid()), Resource::Nofile, limit).expect("a limit");
     let _second = UnixStream::connect(&socket).expect("it waits to be accepted");
