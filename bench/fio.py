@@ -132,9 +132,10 @@ def memory(job):
     """Huge pages for the buffers, where so many are reserved. A block device splits a request whose pages lie
     apart, so its length would depend on which pages fio happens to get."""
     fields = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
-    size = 1024 * int(fields["Hugepagesize"].split()[0])
+    # Not every kernel has them.
+    size = 1024 * int(fields.get("Hugepagesize", "0 kB").split()[0])
     wanted = job.depth * {"k": 1 << 10, "m": 1 << 20}[job.block[-1]] * int(job.block[:-1])
-    if int(fields["HugePages_Free"]) * size < wanted + size:
+    if int(fields.get("HugePages_Free", 0)) * size < wanted + size:
         return []
     return ["--mem=shmhuge", f"--hugepage-size={size}"]
 
