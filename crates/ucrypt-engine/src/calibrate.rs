@@ -4,7 +4,8 @@
 //! A volume may be opened while every core is busy, as at boot. A trip to a worker then takes as
 //! long as the scheduler makes this thread wait, and the volume would keep that figure: what looks
 //! too expensive is never tried again. So trips in which this thread waited for a core do not
-//! count. If none is left, the figure stays unmeasured.
+//! count. If none is left, the measurement is repeated after a rest. If none is left then either,
+//! the figure stays unmeasured.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -32,6 +33,10 @@ const TRIPS: u32 = 16;
 /// longer than any estimate tells apart. Two trips with the second: `open` waits for them.
 const NAP: (Duration, u32) = (Duration::from_micros(50), TRIPS);
 const SLEEP: (Duration, u32) = (Duration::from_micros(1_200), 2);
+
+/// How often it is tried to measure figures, and the rest before the next time.
+const ATTEMPTS: u32 = 3;
+const REST: Duration = Duration::from_millis(2);
 
 /// A small chunk.
 const SMALL: usize = 4096;
@@ -63,18 +68,34 @@ impl Calibration {
 
     fn measure(segments: &Segments, workers: Option<&Workers>, waited: Waited<'_>) -> Self {
         let cipher = cipher_ns(segments);
+        let mut measured = Self { cipher, ..Self::default() };
         let (Some(workers), Ok(waker)) = (workers, Waker::new().map(Arc::new)) else {
-            return Self { cipher, ..Self::default() };
+            return measured;
         };
-        let (wake_latency, wake_cost) = wake_ns(workers, &waker, waited, NAP).unzip();
-        let slept = wake_ns(workers, &waker, waited, SLEEP);
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                std::thread::sleep(REST);
+            }
+            measured = measured.or(Self::trips(workers, &waker, waited));
+            if measured.is_complete() {
+                break;
+            }
+        }
+        measured
+    }
+
+    /// What trips to a worker take.
+    fn trips(workers: &Workers, waker: &Arc<Waker>, waited: Waited<'_>) -> Self {
+        let (wake_latency, wake_cost) = wake_ns(workers, waker, waited, NAP).unzip();
+        let slept = wake_ns(workers, waker, waited, SLEEP);
         let wake_latency_slept = slept.map(|(latency, _)| latency);
-        let small = memory_ns(workers, &waker, waited, SMALL);
-        let large = memory_ns(workers, &waker, waited, BYTES);
+        let small = memory_ns(workers, waker, waited, SMALL);
+        let large = memory_ns(workers, waker, waited, BYTES);
         let (copy_penalty, copy) = (large.map(|trip| trip.penalty), large.map(|trip| trip.copy));
         let enqueue_cost = small.zip(copy_penalty).map(|(small, penalty)| {
             small.all.saturating_sub(penalty * SMALL as u64 / BYTES as u64)
         });
+        let cipher = None;
         Self {
             cipher,
             wake_latency,
@@ -84,6 +105,25 @@ impl Calibration {
             copy_penalty,
             copy,
         }
+    }
+
+    /// These figures, and those of `other` that are missing.
+    fn or(self, other: Self) -> Self {
+        Self {
+            cipher: self.cipher.or(other.cipher),
+            wake_latency: self.wake_latency.or(other.wake_latency),
+            wake_latency_slept: self.wake_latency_slept.or(other.wake_latency_slept),
+            wake_cost: self.wake_cost.or(other.wake_cost),
+            enqueue_cost: self.enqueue_cost.or(other.enqueue_cost),
+            copy_penalty: self.copy_penalty.or(other.copy_penalty),
+            copy: self.copy.or(other.copy),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        let Self { wake_latency, wake_latency_slept, enqueue_cost, .. } = *self;
+        // The others come with these.
+        [wake_latency, wake_latency_slept, enqueue_cost].iter().all(Option::is_some)
     }
 
     /// Gives a queue's estimates their first samples.
@@ -331,6 +371,12 @@ mod tests {
         let wakes = [measured.wake_latency, measured.wake_latency_slept, measured.wake_cost];
         assert_eq!((wakes, measured.enqueue_cost), ([None; 3], None));
         assert_eq!((measured.copy_penalty, measured.copy), (None, None));
+        // Here the trips waited only at the first attempt.
+        let first = u64::from(2 * (TRIPS + SLEEP.1 + 2 * (TRIPS + 1)));
+        let at_first = || Some(figure.replace((figure.get() + 1).min(first)));
+        figure.set(0);
+        let measured = Calibration::measure(&quick().unwrap(), Some(&workers), &at_first);
+        assert!(measured.is_complete() && measured.copy.is_some(), "{measured:?}");
         // Here no trip waited.
         let measured = Calibration::measure(&quick().unwrap(), Some(&workers), &|| Some(7));
         assert!(measured.wake_latency.is_some() && measured.copy.is_some());

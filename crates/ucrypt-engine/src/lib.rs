@@ -10,11 +10,13 @@
 //! - [`executor`]: time and workers as queues see them, real or simulated;
 //! - [`meters`]: what operators watch, counted by each queue;
 //! - `workers`: the threads that transform offloaded chunks;
+//! - `cores`: the cores that queues leave to these threads;
 //! - `range_lock`: excludes other requests from a sector during its read-modify-write.
 
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod cores;
 mod counters;
 mod data;
 pub mod executor;

@@ -10,6 +10,7 @@ use ucrypt_backend::{Backend, Errno, Extent, Pool};
 use ucrypt_dispatch::{Fixed, Policies, PolicyKind};
 
 use crate::calibrate::Calibration;
+use crate::cores::Cores;
 use crate::counters::{Counted, Counters, Decisions, Totals};
 use crate::executor::{Clock, Executor, Monotonic, WorkerPool};
 use crate::meters::Meters;
@@ -165,9 +166,7 @@ pub struct Volume {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) workers: Option<Arc<dyn WorkerPool>>,
     /// Cores that workers and queues share; `None`: workers are used whatever that costs others.
-    cores: Option<u32>,
-    /// Number of queues that keep a core busy.
-    awake: AtomicU32,
+    cores: Option<Cores>,
     pub(crate) calibration: Calibration,
     pub(crate) shared_memory: Option<Pool>,
     /// Number of queues with requests in flight.
@@ -275,8 +274,7 @@ impl Volume {
             policies: options.policies,
             clock,
             workers,
-            cores,
-            awake: AtomicU32::new(0),
+            cores: cores.map(Cores::new),
             poll: options.poll,
             polling: Mutex::new(Polling::new(options.poll)),
             info,
@@ -421,20 +419,17 @@ impl Volume {
         let _ = self.flush_error.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Cores that neither a queue nor a client needs now. On a machine with two cores, a worker
-    /// would take the core of a busy client, which costs the client more than the worker gains.
+    /// See [`Cores::spare`].
     pub(crate) fn spare_cores(&self, busy_client: bool) -> u32 {
-        let Some(cores) = self.cores else { return u32::MAX };
-        let taken = self.awake.load(Ordering::Relaxed).max(1) + u32::from(busy_client);
-        cores.saturating_sub(taken)
+        self.cores.as_ref().map_or(u32::MAX, |cores| cores.spare(busy_client))
     }
 
     /// Counts a queue that wakes up or goes to sleep.
     pub(crate) fn count_awake(&self, was: bool, is: bool) {
-        if self.cores.is_some() && self.workers.is_some() {
+        if let Some(cores) = self.cores.as_ref().filter(|_| self.workers.is_some()) {
             match (was, is) {
-                (false, true) => drop(self.awake.fetch_add(1, Ordering::Relaxed)),
-                (true, false) => drop(self.awake.fetch_sub(1, Ordering::Relaxed)),
+                (false, true) => cores.awake(),
+                (true, false) => cores.asleep(),
                 _ => {}
             }
         }

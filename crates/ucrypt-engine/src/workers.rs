@@ -11,7 +11,7 @@
 //! - Dropping the pool ends the threads once their jobs are done.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use std::thread::{JoinHandle, Thread};
 
 use crossbeam_queue::ArrayQueue;
@@ -31,6 +31,9 @@ const STACK_BYTES: usize = 128 << 10;
 
 /// How often an idle worker looks for work before it parks: a few microseconds.
 const SPINS: u32 = 200;
+
+/// Not a core.
+const AWAKE: usize = usize::MAX;
 
 /// A chunk to be transformed.
 pub struct Job {
@@ -134,8 +137,8 @@ struct Shared {
     jobs: ArrayQueue<Job>,
     /// Per worker: jobs for its core. Empty if workers move between cores.
     lanes: Box<[ArrayQueue<Job>]>,
-    /// Per worker: whether it is parked, or about to.
-    asleep: Box<[AtomicBool]>,
+    /// Per worker: the core on which it parked, or is about to; [`AWAKE`].
+    asleep: Box<[AtomicUsize]>,
     idle: AtomicU32,
     closed: AtomicBool,
 }
@@ -155,7 +158,7 @@ impl Workers {
         let shared = Arc::new(Shared {
             jobs: ArrayQueue::new(JOBS_MAX),
             lanes: (0..lanes).map(|_| ArrayQueue::new(JOBS_MAX)).collect(),
-            asleep: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            asleep: (0..count).map(|_| AtomicUsize::new(AWAKE)).collect(),
             idle: AtomicU32::new(0),
             closed: AtomicBool::new(false),
         });
@@ -190,11 +193,11 @@ impl WorkerPool for Workers {
         self.shared.jobs.push(job)?;
         fence(Ordering::SeqCst);
         let idle = self.shared.idle.load(Ordering::SeqCst);
-        if idle > 0 && (wakes || idle >= self.count()) {
-            let asleep = (0..self.threads.len()).find(|&index| self.shared.rouse(index));
-            if let Some(index) = asleep {
-                self.threads[index].unpark();
-            }
+        if idle > 0
+            && (wakes || idle >= self.count())
+            && let Some(index) = self.shared.rouse_any(sched_getcpu())
+        {
+            self.threads[index].unpark();
         }
         Ok(())
     }
@@ -237,11 +240,23 @@ impl Drop for Workers {
 impl Shared {
     /// Claims a parked worker for waking; the caller unparks it. Returns whether it was parked.
     fn rouse(&self, index: usize) -> bool {
-        let claimed = self.asleep[index].swap(false, Ordering::SeqCst);
+        let claimed = self.asleep[index].swap(AWAKE, Ordering::SeqCst) != AWAKE;
         if claimed {
             self.idle.fetch_sub(1, Ordering::SeqCst);
         }
         claimed
+    }
+
+    /// Claims any parked worker for waking by a thread on the core `here`, if possible one that
+    /// parked on another core: kernels tend to wake a thread where it ran last, which would stop the
+    /// one that wakes it.
+    fn rouse_any(&self, here: usize) -> Option<usize> {
+        let is_elsewhere = |index: &usize| {
+            let core = self.asleep[*index].load(Ordering::Relaxed);
+            core != here && core != AWAKE
+        };
+        let claimed = (0..self.asleep.len()).filter(is_elsewhere).find(|&index| self.rouse(index));
+        claimed.or_else(|| (0..self.asleep.len()).find(|&index| self.rouse(index)))
     }
 
     fn next(&self, index: usize) -> Option<Job> {
@@ -255,12 +270,12 @@ impl Shared {
                 job.run().deliver();
                 continue;
             }
-            self.asleep[index].store(true, Ordering::SeqCst);
+            self.asleep[index].store(sched_getcpu(), Ordering::SeqCst);
             self.idle.fetch_add(1, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             // A job added before the two lines above woke no worker: look once more.
             let job = self.next(index);
-            while job.is_none() && self.asleep[index].load(Ordering::SeqCst) {
+            while job.is_none() && self.asleep[index].load(Ordering::SeqCst) != AWAKE {
                 if self.closed.load(Ordering::SeqCst) {
                     return;
                 }
@@ -305,6 +320,20 @@ mod tests {
     fn job(number: u64, inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Job {
         let chunk = ChunkId::from_token(number).unwrap();
         Job { chunk, ..empty(inbox, segments).unwrap() }
+    }
+
+    #[test]
+    fn a_worker_that_parked_on_another_core_is_woken_first() {
+        let shared = Shared {
+            jobs: ArrayQueue::new(1),
+            lanes: Box::default(),
+            asleep: [3, AWAKE, 5, 3].map(AtomicUsize::new).into(),
+            idle: AtomicU32::new(3),
+            closed: AtomicBool::new(false),
+        };
+        let woken: Vec<_> = std::iter::from_fn(|| shared.rouse_any(3)).collect();
+        assert_eq!(woken, [2, 0, 3]);
+        assert_eq!(shared.idle.load(Ordering::SeqCst), 0);
     }
 
     #[test]
