@@ -27,6 +27,7 @@
 
 mod at_once;
 pub mod buf;
+mod core_list;
 pub mod file;
 mod inherited;
 pub mod map;
@@ -46,6 +47,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 pub use buf::{Buf, Pool};
+pub use core_list::count_cores;
 pub use file::{FileBackend, OpenError, OpenOptions};
 pub use inherited::Inherited;
 pub use map::{Map, Mapping};

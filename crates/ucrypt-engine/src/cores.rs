@@ -52,7 +52,7 @@ impl Cores {
         (both >> 16, both & 0xffff)
     }
 
-    /// If another queue does the same meanwhile, one of the two counts, which does no harm.
+    /// Two queues may do this at the same time: what one of them has set is lost, which does no harm.
     fn set_together(&self, queues: u32, looks: u32) {
         self.together.store(queues.min(0xffff) << 16 | looks, Ordering::Relaxed);
     }

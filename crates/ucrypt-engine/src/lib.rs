@@ -37,7 +37,7 @@ pub use queue::{Done, Io, Poll, Polled, Queue, QueueConfig, ReadTo, Rejected, Wr
 pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
     Access, Buf, Errno, Pool, SharedRing, WRITE_UNIT_MAX, Watch, Zone, ZoneAction, ZoneKind,
-    ZoneLimits, ring,
+    ZoneLimits, count_cores, ring,
 };
 pub use ucrypt_dispatch::{
     Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Slab, Stats, Urgency,

@@ -32,7 +32,7 @@ const STACK_BYTES: usize = 128 << 10;
 /// How often an idle worker looks for work before it parks: a few microseconds.
 const SPINS: u32 = 200;
 
-/// Not a core.
+/// In place of a core: the worker is awake.
 const AWAKE: usize = usize::MAX;
 
 /// A chunk to be transformed.

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+use ucrypt_backend::count_cores;
 use ucrypt_luks::{Machine, Time};
 
 use crate::memory;
@@ -23,7 +24,7 @@ const FREE_MIN_KIB: u64 = 64 * 1024;
 /// is not to differ from others.
 pub fn machine() -> Machine {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
-    let cpus = online.and_then(|ranges| count(&ranges)).unwrap_or_else(|| {
+    let cpus = online.and_then(|list| count_cores(&list)).unwrap_or_else(|| {
         // Without /sys.
         thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32)
     });
@@ -31,16 +32,6 @@ pub fn machine() -> Machine {
     let memory_kib = memory::bound_kib().unwrap_or(u64::MAX).min(usable_kib(&meminfo));
     let memory_kib = u32::try_from(memory_kib).unwrap_or(u32::MAX);
     Machine { cpus, memory_kib }
-}
-
-/// The number of CPUs in ranges like `0-3,5`.
-fn count(ranges: &str) -> Option<u32> {
-    let numbers = ranges.trim_end().split(',').map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
-        last.checked_sub(first).map(|more| u32::from(more) + 1)
-    });
-    numbers.sum::<Option<u32>>().filter(|&count| count > 0)
 }
 
 /// A clock that measures key derivations.
@@ -93,16 +84,7 @@ fn field(meminfo: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{count, usable_kib};
-
-    #[test]
-    fn cpus_are_counted_in_ranges() {
-        assert_eq!(count("0-1\n"), Some(2));
-        assert_eq!(count("0,2-5,7"), Some(6));
-        for wrong in ["", "\n", "1-0", "a", "0-", "0--1", "-1"] {
-            assert_eq!(count(wrong), None, "{wrong:?}");
-        }
-    }
+    use super::usable_kib;
 
     #[test]
     fn half_of_the_memory_or_of_what_is_available_without_swap() {

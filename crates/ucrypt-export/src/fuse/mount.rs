@@ -15,6 +15,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
 };
+use ucrypt_engine::count_cores;
 
 use super::abort::Abort;
 use super::mount_point::MountPoint;
@@ -182,29 +183,6 @@ pub(super) fn unmount_stale(path: &Path) {
 /// Number of cores that the kernel may ever have; it keeps a queue for each.
 pub(super) fn possible_cores() -> io::Result<u16> {
     let list = fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    count_list(list.trim()).ok_or_else(|| io::Error::other("a list of cores that is none"))
-}
-
-/// Counts the numbers in a list such as `0-3,8`.
-fn count_list(list: &str) -> Option<u16> {
-    list.split(',').try_fold(0u16, |count, range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
-        count.checked_add(last.checked_sub(first)?.checked_add(1)?)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cores_are_counted_from_the_kernels_list() {
-        assert_eq!(count_list("0"), Some(1));
-        assert_eq!(count_list("0-1"), Some(2));
-        assert_eq!(count_list("0-3,8,10-11"), Some(7));
-        for wrong in ["", "a", "3-1", "0-", "0-65535"] {
-            assert_eq!(count_list(wrong), None, "{wrong}");
-        }
-    }
+    let count = count_cores(&list).and_then(|count| u16::try_from(count).ok());
+    count.ok_or_else(|| io::Error::other("a list of cores that is none"))
 }
