@@ -19,11 +19,11 @@
 //!   end. The same happens if there is no memory for a hole.
 //!
 //! Only files in memory (tmpfs) are mapped: data in the page cache of a disk is read no faster this
-//! way (`docs/benchmarks.md`), and may be evicted at any time. The kernel tells which pages are not
-//! holes (mincore), which takes a microsecond; the answer is cached by blocks of 64 KiB, and only
-//! punching a hole changes it (`Mapping::forget`). Swapped-out pages come back by themselves. A
-//! write by the kernel takes the file's lock, so that only one core can write at a time, and a lock
-//! for each page; a write in place takes neither.
+//! way (`docs/reports/2026-11-21-engine.md`), and may be evicted at any time. The kernel tells which
+//! pages are not holes (mincore), which takes a microsecond; the answer is cached by blocks of
+//! 64 KiB, and only punching a hole changes it (`Mapping::forget`). Swapped-out pages come back by
+//! themselves. A write by the kernel takes the file's lock, so that only one core can write at a
+//! time, and a lock for each page; a write in place takes neither.
 
 #![expect(unsafe_code, reason = "a mapping is reached by address")]
 

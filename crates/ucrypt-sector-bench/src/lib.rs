@@ -2,7 +2,7 @@
 //! of the core.
 //!
 //! Everything is behind the feature `peers`, so that a build of the workspace does not compile it.
-//! The benchmark is `benches/sectors.rs`; `docs/ciphers.md` has its figures.
+//! The benchmark is `benches/sectors.rs`; `docs/reports/` has its figures.
 
 #![cfg(feature = "peers")]
 
