@@ -3,9 +3,9 @@
 //! begins, and a line that was cut off in a crash is left out.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -144,8 +144,6 @@ impl Record {
 
 const ABOUT: &str = "run.json";
 const RESULTS: &str = "results.jsonl";
-/// `run.json`, before it is whole.
-const NEW_ABOUT: &str = ".run.json.new";
 
 /// The directory of a run, open for writing.
 pub struct Store {
@@ -180,9 +178,7 @@ impl Store {
         let store = Self { dir: dir.into(), results, done: HashSet::new() };
         store.write_about(about).inspect_err(|_| {
             // Without it, they are in the way of the next run.
-            for name in [NEW_ABOUT, RESULTS] {
-                let _ = fs::remove_file(dir.join(name));
-            }
+            let _ = fs::remove_file(dir.join(RESULTS));
         })?;
         Ok(store)
     }
@@ -213,12 +209,7 @@ impl Store {
     /// # Errors
     /// Those of writing.
     pub fn write_about(&self, about: &About) -> io::Result<()> {
-        let text = serde_json::to_vec_pretty(about)?;
-        let new = self.dir.join(NEW_ABOUT);
-        let mut file = File::create(&new)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(new, self.dir.join(ABOUT))
+        replace(&self.dir.join(ABOUT), &serde_json::to_vec_pretty(about)?)
     }
 
     /// Whether a measurement was made already.
@@ -248,6 +239,28 @@ impl Drop for Store {
         // A program that is just being started has the open file, too, until it has begun.
         let _ = flock(&self.results, FlockOperation::Unlock);
     }
+}
+
+/// Writes a file as a whole: who reads it finds what it held before, or all of `content`, also if
+/// writing fails or the program is killed. What is no file (a pipe, `/dev/stdout`) is written to.
+///
+/// # Errors
+/// Those of writing.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|known| !known.is_file()) {
+        return fs::write(path, content);
+    }
+    // A link stays one.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut new = tempfile::Builder::new()
+        .prefix(".ucrypt-lab-")
+        .permissions(Permissions::from_mode(0o666)) // less the umask, as any new file
+        .tempfile_in(dir)?;
+    new.write_all(content)?;
+    new.as_file().sync_all()?;
+    new.persist(path)?;
+    Ok(())
 }
 
 /// Longest `run.json` and `results.jsonl`, in bytes: they are read into memory.

@@ -1,6 +1,5 @@
 //! `lab report`.
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 
@@ -74,7 +73,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
         return stdio::print(&markdown::markdown(&analysis, simulation.as_ref()));
     }
     let output = args.output.clone().unwrap_or_else(|| args.dir.join("report.html"));
-    fs::write(&output, page::html(&analysis, simulation.as_ref()))
+    store::replace(&output, page::html(&analysis, simulation.as_ref()).as_bytes())
         .map_err(|error| Failure::device(format!("cannot write {}: {error}", output.display())))?;
     stdio::print_line(output.display())
 }

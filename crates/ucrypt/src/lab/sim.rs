@@ -12,6 +12,7 @@ use ucrypt_lab::bench::Bench;
 use ucrypt_lab::catalogue::{Method, Scale};
 use ucrypt_lab::sim::calibrate::{Calibrated, calibrate};
 use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Simulation};
+use ucrypt_lab::store;
 use ucrypt_lab::target::Target;
 use ucrypt_lab::text::figure;
 
@@ -125,7 +126,7 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
     let json = serde_json::to_string_pretty(&simulation).map_err(Failure::wrong)?;
     if let Some(dir) = &args.out {
         let file = dir.join(FILE);
-        let written = fs::create_dir_all(dir).and_then(|()| fs::write(&file, &json));
+        let written = fs::create_dir_all(dir).and_then(|()| store::replace(&file, json.as_bytes()));
         written.map_err(|error| {
             Failure::device(format!("cannot write {}: {error}", file.display()))
         })?;

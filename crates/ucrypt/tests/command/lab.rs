@@ -164,6 +164,22 @@ fn a_run_on_a_file_system_without_direct_io_says_that_it_measures_the_page_cache
 }
 
 #[test]
+fn a_page_for_which_there_is_no_room_leaves_the_one_before() {
+    let scratch = Scratch::new();
+    let text = "mount -t tmpfs -o size=1M none m
+        $1 lab run instant --on memory --against null,memory --quick --time 3 --rounds 1 --out m/out
+        $1 lab report m/out; cp m/out/report.html before
+        cat /dev/zero > m/rest 2>/dev/null || true
+        status=0; $1 lab report m/out 2>refusal || status=$?
+        test $status = 4; grep 'cannot write m/out/report.html' refusal >&2
+        cmp before m/out/report.html; ls -A m/out > left";
+    let ran = run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").exits(0);
+    assert!(ran.stderr.contains("No space left"), "{}", ran.stderr);
+    let left = fs::read_to_string(scratch.path("left")).expect("written");
+    assert_eq!(left.split_whitespace().collect::<Vec<_>>(), ["report.html", "results.jsonl", "run.json"]);
+}
+
+#[test]
 fn a_run_serves_with_the_program_that_runs_even_if_its_file_was_replaced() {
     let scratch = Scratch::new();
     let (out, place) = (scratch.path("out"), scratch.path("place"));
