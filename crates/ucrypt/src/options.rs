@@ -72,7 +72,7 @@ const OPTIONS: &[Known] = &[
     flag("deferred", NoEffect),
     value(
         "device-size",
-        Refused("use --size in 512-byte sectors with a plain volume; LUKS volumes keep their size"),
+        Refused("open takes all of the image (plain: --size sectors); `ucrypt resize` changes it"),
     ),
     flag("disable-blkid", Refused("signatures are always looked for, so that nothing is lost")),
     flag("disable-external-tokens", Accepted("plugins for tokens are never loaded")),
