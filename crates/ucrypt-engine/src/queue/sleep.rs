@@ -202,7 +202,7 @@ impl Queue {
     /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call this after
     /// [`Queue::poll`], right before poll(2).
     pub fn may_sleep(&mut self) -> bool {
-        if !self.done.is_empty() || self.ring().is_some_and(|ring| ring.has_next()) {
+        if !self.done.is_empty() || self.has_foreign() {
             return false;
         }
         // A broken queue fails again at the next poll, which reports the error.
