@@ -4,10 +4,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{aes, run};
+use common::run;
 use ucrypt_backend::{Backend, FileBackend, memory};
 use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::fault::{Access, Reached};
 use ucrypt_testkit::{FaultBackend, Faults, Random};
 

@@ -4,9 +4,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{aes, run};
+use common::run;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Io, Poll, Polled, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::{FaultBackend, Faults};
 
 const LEN: u64 = 1 << 20;

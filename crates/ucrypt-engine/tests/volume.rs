@@ -5,12 +5,13 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{aes, backends, run, volume, volume_under, write};
+use common::{backends, run, volume, volume_under, write};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
     Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
     VolumeError, VolumeOptions,
 };
+use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults, Random};
 

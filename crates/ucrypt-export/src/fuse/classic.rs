@@ -433,7 +433,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use ucrypt_engine::{Segment, Volume, VolumeOptions};
-    use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+    use ucrypt_testkit::engine::aes;
     use ucrypt_testkit::fault::{Access, Fate, Rule};
     use ucrypt_testkit::{FaultBackend, Faults};
 
@@ -479,10 +479,7 @@ mod tests {
     fn a_range_that_takes_long_to_zero_keeps_nobody_out_of_all_of_it() {
         const LEN: u64 = 160 << 20;
         const ZERO_RANGE: u32 = 16;
-        let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
-        let key: Vec<u8> = (0..64).collect();
-        let cipher = SectorCipher::new(&spec, &key, SectorOptions::default()).expect("a key");
-        let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(cipher) };
+        let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(aes(512)) };
         let memory = Arc::new(ucrypt_backend::memory(LEN).expect("memory"));
         let volume = Volume::new(memory, vec![segment], VolumeOptions::default());
         let volume = Arc::new(volume.expect("a volume"));

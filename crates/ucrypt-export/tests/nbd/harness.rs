@@ -7,7 +7,6 @@ use tempfile::TempDir;
 use ucrypt_backend::Backend;
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
-use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 /// Bytes of the volumes that need not be large.
 pub(crate) const SMALL: u64 = 4 << 20;
@@ -29,12 +28,9 @@ pub(crate) fn over(backend: Arc<dyn Backend>, options: VolumeOptions) -> Arc<Vol
 
 /// An AES-256-XTS volume in memory.
 pub(crate) fn aes(len: u64, sector_size: u32) -> Arc<Volume> {
-    let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
-    let key: Vec<u8> = (0..64).collect();
-    let options = SectorOptions { sector_size, ..SectorOptions::default() };
-    let cipher = SectorCipher::new(&spec, &key, options).expect("a key");
+    let cipher = Some(ucrypt_testkit::engine::aes(sector_size));
     let backend = Arc::new(ucrypt_backend::memory(len).expect("memory"));
-    let segment = Segment { len, backend_offset: 0, cipher: Some(cipher) };
+    let segment = Segment { len, backend_offset: 0, cipher };
     Arc::new(Volume::new(backend, vec![segment], VolumeOptions::default()).expect("a volume"))
 }
 

@@ -8,7 +8,6 @@ use tempfile::TempDir;
 use ucrypt_backend::Backend;
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_export::vhost_user::{Server, ServerConfig};
-use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use ucrypt_testkit::{FaultBackend, Faults};
 
 /// Bytes of the volumes.
@@ -110,11 +109,8 @@ pub(crate) fn with_options(
     sector_size: u32,
     options: VolumeOptions,
 ) -> Arc<Volume> {
-    let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
-    let key: Vec<u8> = (0..64).collect();
-    let sectors = SectorOptions { sector_size, ..SectorOptions::default() };
-    let cipher = SectorCipher::new(&spec, &key, sectors).expect("a key");
-    let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(cipher) };
+    let cipher = Some(ucrypt_testkit::engine::aes(sector_size));
+    let segment = Segment { len: LEN, backend_offset: 0, cipher };
     Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"))
 }
 
