@@ -29,7 +29,7 @@ use super::DEPTH;
 use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
 use super::answers::{Answers, Payload};
 use super::device::{Device, FRONT_LEN, Received, arguments};
-use super::file::{Outcome, VolumeFile, Zeroes};
+use super::file::{Outcome, Success, VolumeFile};
 use super::peers::Peer;
 use crate::backlog::Submitter;
 use crate::memory::Share;
@@ -60,19 +60,6 @@ pub(super) struct Pending {
     /// The descriptor that it came by.
     device: usize,
     success: Success,
-}
-
-/// What to answer after the engine has completed the request.
-#[derive(Clone, Copy)]
-enum Success {
-    /// The data, if there is any.
-    Data,
-    /// This many bytes were written.
-    Written(u32),
-    /// The request is not supported.
-    Refused,
-    /// Nothing, if nothing is left to be zeroed.
-    Zeroes(Zeroes),
 }
 
 /// The engine's work for a request.
@@ -269,9 +256,9 @@ impl Classic {
             }
             Outcome::Read { offset, len } => {
                 self.round_bytes += len;
-                (Success::Data, Work::Io(Io::read(offset, len)))
+                (Success::Data(len), Work::Io(Io::read(offset, len)))
             }
-            Outcome::Do { io, refuse: false } => (Success::Data, Work::Io(io)),
+            Outcome::Do { io, refuse: false } => (Success::Nothing, Work::Io(io)),
             Outcome::Do { io, refuse: true } => (Success::Refused, Work::Io(io)),
             Outcome::Zero(mut zeroes) => match zeroes.take_piece() {
                 Some(io) => (Success::Zeroes(zeroes), Work::Io(io)),
@@ -310,8 +297,8 @@ impl Classic {
             let result = result.and_then(|()| match success {
                 Success::Refused => Err(Errno::OPNOTSUPP),
                 Success::Written(len) => Ok(Payload::Body(Body::written(len))),
-                Success::Data => Ok(data.map_or(Payload::NOTHING, Payload::Data)),
-                Success::Zeroes(_) => Ok(Payload::NOTHING),
+                Success::Data(_) => Ok(data.map_or(Payload::NOTHING, Payload::Data)),
+                Success::Nothing | Success::Zeroes(_) => Ok(Payload::NOTHING),
             });
             self.answer(device, unique, result);
         }
@@ -458,7 +445,7 @@ mod tests {
         let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
         let thread = Classic::new(file, Device::new(device.into()), peer, share);
         let mut thread = thread.expect("a thread's state");
-        let request = |work| (Pending { unique: 1, device: 0, success: Success::Data }, work);
+        let request = |work| (Pending { unique: 1, device: 0, success: Success::Data(512) }, work);
         let read = |_| request(Work::Io(Io::read(0, 512)));
         thread.submit(read(0));
         assert!(thread.queue.waits_for_others() && thread.has_room());
