@@ -221,8 +221,9 @@ impl Exports {
             let (transport, reason) = (transport.to_string(), reason.to_string());
             return json!({ "kind": "fuse", "transport": transport, "transport_reason": reason });
         }
-        if let Some(export) = &self.loop_device {
-            return json!({ "kind": "loop", "transport": export.transport().to_string() });
+        if self.loop_device.is_some() {
+            // The driver's requests do not come by rings.
+            return json!({ "kind": "loop", "transport": Transport::Classic.to_string() });
         }
         json!({ "kind": if self.ublk.is_some() { "ublk" } else { "nbd" } })
     }

@@ -145,7 +145,6 @@ impl Holes {
 /// A file that only holders of its descriptor can use. It ends when the last descriptor is closed.
 #[derive(Debug)]
 pub struct HiddenFile {
-    transport: Transport,
     threads: Vec<JoinHandle<()>>,
     /// Bytes.
     len: u64,
@@ -174,11 +173,6 @@ impl HiddenFile {
         }
     }
 
-    /// The transport in use.
-    pub fn transport(&self) -> Transport {
-        self.transport
-    }
-
     /// Whether nobody has the file open any more.
     pub fn has_ended(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
@@ -204,7 +198,7 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
         threads: count,
         shared_mappings: false,
     };
-    let (in_use, threads) = serve(&file, &Device::new(device), how)?;
+    let (_, threads) = serve(&file, &Device::new(device), how)?;
     // The mount ends with its descriptor, but the opened file keeps it alive as long as needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
@@ -212,7 +206,7 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     // The size of a root inode is 0 until somebody asks for it; the driver does only since
     // Linux 6.16.
     statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
-    Ok((HiddenFile { transport: in_use.transport, threads, len: info.len, holes }, opened))
+    Ok((HiddenFile { threads, len: info.len, holes }, opened))
 }
 
 /// A random range of [`PROBE_LEN`] bytes in a volume of `len` bytes, or all of a shorter one.
