@@ -27,7 +27,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
@@ -39,7 +40,8 @@ use ucrypt_engine::Volume;
 
 use super::device::Device;
 use super::file::{User, VolumeFile};
-use super::{FuseError, How, Preference, STOP_PATIENCE, Transport, mount, serve, within};
+use super::{FuseError, How, Preference, STOP_PATIENCE, Transport, cores, mount, serve};
+use crate::ending::holds_by;
 
 /// Most threads: the driver has requests of one disk only, and the threads hold locked memory.
 const THREADS_MAX: usize = 4;
@@ -181,7 +183,7 @@ impl HiddenFile {
     /// Waits briefly until nobody has the file open. If somebody still does, the file is served
     /// until the process ends.
     pub(crate) fn end(&self) {
-        within(STOP_PATIENCE, || self.has_ended());
+        holds_by(Instant::now() + STOP_PATIENCE, || self.has_ended());
     }
 }
 
@@ -190,12 +192,11 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let read_only = info.read_only;
     let mount = detached_mount(&device, read_only)?;
     let holes = Arc::new(Holes::new(info.discard && !info.fast_write_zeroes));
-    let count = thread::available_parallelism().map_or(2, usize::from).clamp(2, THREADS_MAX);
     let file = Arc::new(VolumeFile::new(volume.clone(), User::LoopDriver(holes.clone())));
     let how = How {
         transport: Preference::Only(Transport::Classic),
         past_page_cache: false,
-        threads: count,
+        threads: cores().clamp(2, THREADS_MAX),
         shared_mappings: false,
     };
     let (_, threads) = serve(&file, &Device::new(device), how)?;
@@ -247,6 +248,7 @@ fn detached_mount(device: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{self, RecvTimeoutError};
+    use std::thread;
     use std::time::Duration;
 
     use super::*;

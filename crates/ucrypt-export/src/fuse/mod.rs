@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_engine::Volume;
 
-use crate::ending::TellsAtItsEnd;
+use crate::ending::{TellsAtItsEnd, holds_by};
 use crate::memory::{self, Share};
 use abort::Abort;
 use classic::Classic;
@@ -297,22 +297,6 @@ impl Drop for FuseExport {
     fn drop(&mut self) {
         self.unmount();
     }
-}
-
-/// Waits until `is_so` holds, for at most `patience`. Returns whether it holds.
-fn within(patience: Duration, is_so: impl Fn() -> bool) -> bool {
-    holds_by(Instant::now() + patience, is_so)
-}
-
-/// Waits until `is_so` holds, at most until then. Returns whether it holds.
-fn holds_by(until: Instant, is_so: impl Fn() -> bool) -> bool {
-    while !is_so() {
-        if Instant::now() > until {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    true
 }
 
 /// How a file is served.
