@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 
 use ucrypt_engine::{QueueConfig, Volume, VolumeZones};
 
-use crate::ending::TellsAtItsEnd;
+use crate::ending::spawn;
 use crate::memory::{self, Share};
 use device::{Bounds, Device};
 use queue::{QueueParams, Server};
@@ -261,16 +261,14 @@ impl Starting {
         zones: Option<VolumeZones>,
     ) -> io::Result<()> {
         let ((go, device), (say, said)) = (channel::<Arc<File>>(), channel());
-        let (volume, end) = (volume.clone(), TellsAtItsEnd(volume.clone()));
-        let failed = self.failed.clone();
+        let (served, failed) = (volume.clone(), self.failed.clone());
         let serve = move || {
-            let _end = end;
             let config = QueueConfig {
                 memory: params.memory,
                 request_max: 2 * params.io_bytes_max as usize,
                 depth: u32::from(params.depth),
             };
-            let engine = match volume.queue_with_ring(config, u32::from(params.depth)) {
+            let engine = match served.queue_with_ring(config, u32::from(params.depth)) {
                 Ok(engine) => engine,
                 Err(error) => return tell(&say, Err(error)),
             };
@@ -288,7 +286,7 @@ impl Starting {
             }
         };
         let name = format!("ublk-{}", params.queue);
-        self.threads.push(std::thread::Builder::new().name(name).spawn(serve)?);
+        self.threads.push(spawn(name, volume, serve)?);
         self.go.push(go);
         self.said.push(said);
         Ok(())
