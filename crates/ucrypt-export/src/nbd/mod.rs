@@ -21,7 +21,6 @@ mod negotiate;
 mod options;
 mod outbox;
 mod peer;
-mod pending;
 pub mod protocol;
 pub mod request;
 mod server;
