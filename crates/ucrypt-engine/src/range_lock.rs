@@ -675,7 +675,6 @@ mod tests {
 
     #[test]
     fn between_exclusive_ends_others_go_on() {
-        const MIB: u64 = 1 << 20;
         let locks = RangeLock::new();
         for (first, last) in [(true, true), (true, false), (false, true)] {
             let mode = Mode::Ends { first, last };
