@@ -45,6 +45,17 @@ pub fn run(queue: &mut Queue, io: Io<'_>) -> ucrypt_engine::Done {
     done
 }
 
+/// Waits for all requests, with success. Allocates nothing.
+#[track_caller]
+pub fn drain(queue: &mut Queue) {
+    while queue.in_flight() > 0 {
+        queue.wait().unwrap();
+        while let Some(done) = queue.next_done() {
+            assert_eq!(done.result, Ok(()));
+        }
+    }
+}
+
 /// Writes borrowed bytes, with success.
 pub fn write(queue: &mut Queue, offset: u64, data: &[u8]) {
     assert_eq!(run(queue, Io::write_borrowed(offset, data, false)).result, Ok(()));
