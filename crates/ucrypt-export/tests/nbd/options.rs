@@ -47,27 +47,6 @@ fn every_way_into_transmission_serves_reads() {
 }
 
 #[test]
-fn refused_options_leave_the_session_usable() {
-    let harness = Harness::start(plain(SMALL));
-    let mut client = Client::connect(&harness);
-    let unsup = (1 << 31) + 1;
-    assert_eq!(client.option(5, &[])[0].0, unsup, "no TLS");
-    assert_eq!(client.option(4711, b"what")[0].0, unsup);
-    assert_eq!(client.option(7, b"\0\0\0\x04tape\0\0")[0].0, (1 << 31) + 6);
-    assert_eq!(client.option(6, &vec![0; 1 << 20])[0].0, (1 << 31) + 9);
-    client.go();
-    assert_eq!(client.read(0, 1), [0]);
-}
-
-#[test]
-fn abort_is_acknowledged_and_ends_the_session() {
-    let harness = Harness::start(plain(SMALL));
-    let mut client = Client::connect(&harness);
-    assert_eq!(client.option(2, &[]), [(1, vec![])]);
-    assert!(client.is_closed());
-}
-
-#[test]
 fn a_client_that_never_negotiates_is_cut_off() {
     let handshake_timeout = Duration::from_millis(50);
     let config = ServerConfig { handshake_timeout, ..ServerConfig::default() };
