@@ -63,6 +63,7 @@ fn what_breaks_the_protocol_ends_the_connection_and_nothing_else() {
     assert!(connect().ring_event(message::SET_VRING_KICK, 65, &event()).is_err(), "no such ring");
     assert!(connect().ring_event(message::SET_VRING_KICK, 0, &file).is_err(), "no event");
     assert!(connect().ring_event(message::SET_VRING_CALL, 0, &file).is_err(), "no event");
+    assert!(connect().ring_event(message::SET_VRING_ERR, 0, &file).is_err(), "no event");
     let no_event = connect().order(message::SET_VRING_KICK, &0x100u64.to_le_bytes(), &[]);
     assert!(no_event.is_err(), "a ring that has to be polled");
     let memory = Memory::new();
