@@ -27,7 +27,7 @@ fn front_ends_are_served_one_after_the_other_and_never_two() {
     let (front_end, mut driver) = started(&harness, &memory);
     let mut second = FrontEnd::connect(&harness.socket());
     assert!(second.receive().is_err(), "it is turned away");
-    harness.await_report("turned away");
+    harness.reports.wait_for("turned away");
     assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "the first one goes on");
     drop(front_end);
     assert_serves(&harness);

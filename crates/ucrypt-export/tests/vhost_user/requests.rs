@@ -85,7 +85,7 @@ fn random_requests(sector_size: u32, without: u64, seed: u64) {
             }
         }
     }
-    assert_eq!(harness.reports(), [""; 0]);
+    assert_eq!(harness.reports.lines(), [""; 0]);
 }
 
 /// Runs of the guest's memory with `len` bytes in all, at most 126 runs: whole sectors, any bytes,
@@ -171,7 +171,7 @@ fn what_cannot_be_done_fails_and_the_next_request_does_not() {
     ] {
         assert_eq!(driver.run_range(kind, DATA, range), status, "{what}");
     }
-    assert_eq!(harness.reports(), [""; 0], "a guest's errors are its own affair");
+    assert_eq!(harness.reports.lines(), [""; 0], "a guest's errors are its own affair");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn a_front_end_that_makes_its_call_block_does_not_keep_the_server_from_ending() 
     }
     // The same for the error event: break the ring.
     driver.offer(64);
-    harness.await_report("not in its table");
+    harness.reports.wait_for("not in its table");
     harness.stop_or_fail();
 }
 
