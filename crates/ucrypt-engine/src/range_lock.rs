@@ -400,24 +400,12 @@ impl RangeLock {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
     fn waker() -> Arc<Waker> {
         Arc::new(Waker::new().unwrap())
-    }
-
-    /// Whether the waker was signalled since the last call.
-    fn is_woken(waker: &Waker) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let readable = poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).unwrap() > 0;
-        if readable {
-            waker.take().unwrap();
-        }
-        readable
     }
 
     /// A request that waits for its range.
@@ -441,8 +429,11 @@ mod tests {
             self.lock.lock_or_wait(&self.range, self.mode, &mut self.ticket, &self.waker)
         }
 
+        /// Whether the waker was signalled since the last call.
         fn is_woken(&self) -> bool {
-            is_woken(&self.waker)
+            let readable = self.waker.is_readable(0);
+            self.waker.take().unwrap();
+            readable
         }
 
         fn unlock(&self) {
@@ -544,10 +535,9 @@ mod tests {
     #[test]
     fn threads_that_sleep_for_a_range_are_never_forgotten() {
         let lock = RangeLock::new();
-        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
-                let (lock, patience) = (&lock, &patience);
+                let lock = &lock;
                 scope.spawn(move || {
                     let waker = waker();
                     for round in 0..3000u64 {
@@ -557,9 +547,8 @@ mod tests {
                         let range = start..start + (round % 3 + 1) * MIB;
                         let mut ticket = None;
                         while !lock.lock_or_wait(&range, mode, &mut ticket, &waker) {
-                            let woken =
-                                poll(&mut [PollFd::new(&*waker, PollFlags::IN)], Some(patience));
-                            assert_eq!(woken, Ok(1), "nobody woke thread {thread} for {range:?}");
+                            let woken = waker.is_readable(60);
+                            assert!(woken, "nobody woke thread {thread} for {range:?}");
                             waker.take().unwrap();
                         }
                         lock.unlock(&range, mode);
