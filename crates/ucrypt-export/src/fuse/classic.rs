@@ -427,6 +427,16 @@ mod tests {
     use super::super::file::User;
     use super::*;
 
+    /// A thread that serves the volume, and the kernel's end of its device.
+    fn thread(volume: &Arc<Volume>) -> (Classic, UnixStream) {
+        let (device, kernel) = UnixStream::pair().expect("a pair");
+        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
+        let peer = Peer::all(1).next().expect("a thread");
+        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
+        let thread = Classic::new(file, Device::new(device.into()), peer, share);
+        (thread.expect("a thread's state"), kernel)
+    }
+
     #[test]
     fn reads_without_room_are_kept_from_other_threads_in_a_suspended_volume_only() {
         const LEN: u64 = 1 << 20;
@@ -439,12 +449,7 @@ mod tests {
         let mut other = volume.queue(QueueConfig::new(1 << 16, 1)).expect("a queue");
         assert!(other.submit(0, Io::write_borrowed(1, &[1; 9], false)).is_ok());
 
-        let (device, _kernel) = UnixStream::pair().expect("a pair");
-        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
-        let peer = Peer::all(1).next().expect("a thread");
-        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
-        let thread = Classic::new(file, Device::new(device.into()), peer, share);
-        let mut thread = thread.expect("a thread's state");
+        let (mut thread, _kernel) = thread(&volume);
         let request = |work| (Pending { unique: 1, device: 0, success: Success::Data(512) }, work);
         let read = |_| request(Work::Io(Io::read(0, 512)));
         thread.submit(read(0));
@@ -470,14 +475,9 @@ mod tests {
         let memory = Arc::new(ucrypt_backend::memory(LEN).expect("memory"));
         let volume = Volume::new(memory, vec![segment], VolumeOptions::default());
         let volume = Arc::new(volume.expect("a volume"));
-        let (device, _kernel) = UnixStream::pair().expect("a pair");
-        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
-        let peer = Peer::all(1).next().expect("a thread");
-        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
-        let thread = Classic::new(file.clone(), Device::new(device.into()), peer, share);
-        let mut thread = thread.expect("a thread's state");
+        let (mut thread, _kernel) = thread(&volume);
         let request = Request::Fallocate { offset: 1, len: LEN - 2, mode: ZERO_RANGE };
-        let outcome = file.take(request, 0, || false);
+        let outcome = thread.file.take(request, 0, || false);
         thread.start(0, 1, outcome);
         assert_eq!(thread.pending.len(), 1);
         // While that is under way, another client writes a part of a sector, which it needs for itself.
