@@ -17,19 +17,19 @@
 //! - [`machine`]: what may happen: the state machine and its contract;
 //! - [`policy`]: what should happen: the trait;
 //! - [`fixed`]: dm-crypt's policies, and rules that other systems set by hand;
-//! - `adaptive`: the policy of a queue: a fixed one, or a cost model (`cost_model`) based on measured
-//!   [`estimates`] and trials (`explorer`, `trials`); its constants are in `tuning`;
-//! - [`config`]: which policy a queue gets;
+//! - [`Configured`]: the policy of a queue: a fixed one, or a cost model (`cost_model`) based on
+//!   measured [`Estimates`] and trials (`explorer`, `trials`); its constants are in `tuning`;
+//! - [`Policies`]: which policy a queue gets;
 //! - [`Slab`]: the table of fixed size for requests and chunks, here and above.
 
 #![forbid(unsafe_code)]
 
 mod adaptive;
 mod chunk;
-pub mod config;
+mod config;
 mod cost_model;
 mod environment;
-pub mod estimates;
+mod estimates;
 mod explorer;
 pub mod fixed;
 pub mod machine;
