@@ -1,16 +1,18 @@
-//! `adaptive`: decides by the [cost model](crate::cost_model), or by the
-//! [explorer](crate::explorer) where it has measured another way to be faster.
+//! The policy of a queue. Where no fixed policy is set, it is adaptive: it decides by the
+//! [cost model](crate::cost_model), or by the [explorer](crate::explorer) where that has measured
+//! another way to be faster.
 //!
 //! The two combine as follows. The explorer says which arm serves the current requests. Under the
 //! arms `Model`, `Coarse` and `Whole` the cost model decides, with the operation cost that the arm
 //! gives it; the other arms offload nothing, or everything. The explorer compares only arms that may
 //! differ.
 
+use crate::config::{Policies, PolicyKind};
 use crate::cost_model::CostModel;
 use crate::environment::{BackendTraits, Environment};
 use crate::estimates::Estimates;
 use crate::explorer::{Arm, Explorer};
-use crate::policy::{CipherDone, Context, Placed, Policy, Shape, Split, Target, WakeLatency, Work};
+use crate::policy::{CipherDone, Context, Policy, Shape, Split, Target, WakeLatency, Work};
 use crate::request::{Op, Urgency};
 use crate::tuning::{CACHE_BYTES, OPERATION_NS, PAGE_BYTES, SPREAD_BYTES};
 
@@ -39,40 +41,43 @@ impl std::iter::Sum for Explored {
     }
 }
 
-/// See the module's comment.
+/// The policy of a queue: for each direction a fixed one, or adaptive. It measures even if no
+/// decision depends on the estimates, because the status shows them.
 #[derive(Debug)]
-pub(crate) struct Adaptive {
+pub struct Configured {
+    policies: Policies,
     estimates: Estimates,
     explorer: Explorer,
     explored: Explored,
-    /// Whether anything is decided here at all.
-    decides: bool,
     /// Whether there is a choice: a worker to offload to, or a device that works in parallel with
     /// the cipher.
     explores: bool,
 }
 
-impl Adaptive {
-    /// Creates the policy with nothing measured. Unless it `decides`, it only measures.
-    pub(crate) fn new(decides: bool) -> Self {
+impl Configured {
+    /// Creates the policy that `policies` names, with nothing measured.
+    pub fn new(policies: impl Into<Policies>) -> Self {
         Self {
+            policies: policies.into(),
             estimates: Estimates::default(),
             explorer: Explorer::new(),
             explored: Explored::default(),
-            decides,
             explores: false,
         }
     }
 
-    pub(crate) fn estimates(&self) -> &Estimates {
+    /// The estimates.
+    pub fn estimates(&self) -> &Estimates {
         &self.estimates
     }
 
-    pub(crate) fn estimates_mut(&mut self) -> &mut Estimates {
+    /// The estimates, to add measurements from outside (a calibration).
+    pub fn estimates_mut(&mut self) -> &mut Estimates {
         &mut self.estimates
     }
 
-    pub(crate) fn explored(&self) -> Explored {
+    /// Chunks that the explorer decided.
+    pub fn explored(&self) -> Explored {
         self.explored
     }
 
@@ -94,8 +99,12 @@ impl Adaptive {
     }
 }
 
-impl Policy for Adaptive {
+impl Policy for Configured {
+    #[inline]
     fn split(&self, context: &Context<'_>) -> Split {
+        if let PolicyKind::Fixed(fixed) = self.policies.of(context.op) {
+            return fixed.split(context);
+        }
         let (join_requests, join_bytes) = self.model(context).join();
         let pages = (self.chunk_bytes(context) / PAGE_BYTES).ceil();
         #[expect(clippy::cast_sign_loss, reason = "positive lengths")]
@@ -107,7 +116,11 @@ impl Policy for Adaptive {
         Split { chunk_sectors, ordered, join_requests, join_sectors: sectors(join_bytes) }
     }
 
+    #[inline]
     fn target(&self, context: &Context<'_>, work: &Work) -> Target {
+        if let PolicyKind::Fixed(fixed) = self.policies.of(context.op) {
+            return fixed.target(context, work);
+        }
         match (context.urgency, self.explorer.arm()) {
             (Urgency::Urgent, _) => Target::Inline,
             _ if context.environment.workers == 0 => Target::Inline,
@@ -120,7 +133,13 @@ impl Policy for Adaptive {
     }
 
     fn looks_ahead(&self) -> bool {
-        self.explorer.arm() != Arm::AllInline
+        let Policies { reads, writes } = self.policies;
+        // With two policies, one may offload a chunk that stands behind the other's.
+        reads != writes
+            || match reads {
+                PolicyKind::Adaptive => self.explorer.arm() != Arm::AllInline,
+                PolicyKind::Fixed(fixed) => fixed.looks_ahead(),
+            }
     }
 
     fn needs_time(&self) -> bool {
@@ -147,7 +166,7 @@ impl Policy for Adaptive {
         environment: &Environment,
     ) {
         let has_workers = environment.workers > 0;
-        let explores = self.decides && (has_workers || !backend.synchronous);
+        let explores = self.policies.adapt() && (has_workers || !backend.synchronous);
         if explores != self.explores {
             self.explores = explores;
             self.explorer.rest(now_ns, in_flight);
@@ -158,8 +177,8 @@ impl Policy for Adaptive {
         }
     }
 
-    fn on_split(&mut self, _: Op, shape: Shape, backend: &BackendTraits) {
-        if !self.explores {
+    fn on_split(&mut self, op: Op, shape: Shape, backend: &BackendTraits) {
+        if !self.explores || self.policies.of(op) != PolicyKind::Adaptive {
             return;
         }
         match shape {
@@ -170,7 +189,10 @@ impl Policy for Adaptive {
         }
     }
 
-    fn on_placed(&mut self, placed: &Placed) {
+    fn on_placed(&mut self, op: Op, offloaded: bool) {
+        if self.policies.of(op) != PolicyKind::Adaptive {
+            return;
+        }
         match self.explorer.arm() {
             Arm::Model => {}
             Arm::Coarse => self.explored.coarse += 1,
@@ -178,7 +200,7 @@ impl Policy for Adaptive {
             Arm::AllInline => self.explored.all_inline += 1,
             Arm::AllOffload => self.explored.all_offload += 1,
         }
-        if placed.offloaded {
+        if offloaded {
             self.explorer.offloaded();
         }
     }

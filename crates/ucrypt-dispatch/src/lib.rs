@@ -17,19 +17,19 @@
 //! - [`machine`]: what may happen: the state machine and its contract;
 //! - [`policy`]: what should happen: the trait;
 //! - [`fixed`]: dm-crypt's policies, and rules that other systems set by hand;
-//! - `adaptive`: decides by a cost model (`cost_model`) based on measured [`estimates`], and by
-//!   trials (`explorer`, `trials`); its constants are in `tuning`;
-//! - [`config`]: selects the policies of a queue;
+//! - [`Configured`]: the policy of a queue: a fixed one, or a cost model (`cost_model`) based on
+//!   measured [`Estimates`] and trials (`explorer`, `trials`); its constants are in `tuning`;
+//! - [`Policies`]: which policy a queue gets;
 //! - [`Slab`]: the table of fixed size for requests and chunks, here and above.
 
 #![forbid(unsafe_code)]
 
 mod adaptive;
 mod chunk;
-pub mod config;
+mod config;
 mod cost_model;
 mod environment;
-pub mod estimates;
+mod estimates;
 mod explorer;
 pub mod fixed;
 pub mod machine;
@@ -41,9 +41,9 @@ mod trials;
 mod tuning;
 mod writers;
 
-pub use adaptive::Explored;
+pub use adaptive::{Configured, Explored};
 pub use chunk::{ChunkId, PARTS_MAX, Part, RequestId};
-pub use config::{Configured, Policies, PolicyKind};
+pub use config::{Policies, PolicyKind};
 pub use environment::{BackendTraits, Bounds, Environment, ZEROES_UNIT_SECTORS};
 pub use estimates::{Average, Estimates, Measured};
 pub use fixed::Fixed;

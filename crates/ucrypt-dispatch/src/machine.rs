@@ -58,7 +58,7 @@ use std::collections::VecDeque;
 
 use crate::chunk::{Chunk, ChunkId, Part, Phase, RequestId};
 use crate::environment::{BackendTraits, Bounds, Environment, ZEROES_UNIT_SECTORS};
-use crate::policy::{CipherDone, Context, Placed, Policy, Target, WakeLatency, Work};
+use crate::policy::{CipherDone, Context, Policy, Target, WakeLatency, Work};
 use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
 use crate::slab::Slab;
@@ -482,7 +482,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.stats.offloaded += 1;
         let woken = u32::from(target != Target::OffloadAwake);
         self.environment.idle_workers = self.environment.idle_workers.saturating_sub(woken);
-        self.policy.on_placed(&Placed { op, bytes, offloaded: true });
+        self.policy.on_placed(op, true);
     }
 
     /// Reports that the chunk was transformed; it took `spent_ns` of some core, if measured. After
@@ -552,7 +552,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             self.ready.take_back(bytes, now_ns);
         } else {
             self.stats.inline += 1;
-            self.policy.on_placed(&Placed { op, bytes, offloaded });
+            self.policy.on_placed(op, false);
         }
         let beside_workers = self.ready.offloaded_bytes() > 0;
         let done = CipherDone { op, bytes, spent_ns, offloaded, beside_workers, wake_latency };

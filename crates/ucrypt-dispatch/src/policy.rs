@@ -88,17 +88,6 @@ pub enum Shape {
     Joined(u32),
 }
 
-/// Where a chunk was actually placed: an offload that no worker had room for counts as inline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placed {
-    /// The operation.
-    pub op: Op,
-    /// Its length.
-    pub bytes: u64,
-    /// Whether a worker has it.
-    pub offloaded: bool,
-}
-
 /// How long it took to wake a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WakeLatency {
@@ -170,9 +159,10 @@ pub trait Policy: fmt::Debug {
         let _ = (op, shape, backend);
     }
 
-    /// A chunk was placed.
-    fn on_placed(&mut self, placed: &Placed) {
-        let _ = placed;
+    /// A chunk was placed: a worker has it (`offloaded`), or this thread. An offload that no worker
+    /// had room for counts as inline.
+    fn on_placed(&mut self, op: Op, offloaded: bool) {
+        let _ = (op, offloaded);
     }
 
     /// Waking a worker took this thread `spent_ns`.

@@ -6,18 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ucrypt_backend::Errno;
 use ucrypt_dispatch::{Explored, Measured, Stats};
 
-use crate::meters::{Cells, Meters};
+use crate::meters::{Cells, Kind, Meters};
 
 /// Counts of one queue. Only the queue's own thread writes them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) reads: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) writes: AtomicU64,
-    pub(crate) written_bytes: AtomicU64,
-    pub(crate) flushes: AtomicU64,
-    pub(crate) discards: AtomicU64,
-    pub(crate) errors: AtomicU64,
+    /// Requests that succeeded, by kind, and their bytes.
+    requests: [AtomicU64; Kind::ALL.len()],
+    bytes: [AtomicU64; Kind::ALL.len()],
+    errors: AtomicU64,
     pub(crate) cells: Cells,
     /// Error number of the last request that failed; 0 if none has.
     error: AtomicI32,
@@ -44,6 +41,11 @@ impl Counters {
         if let Ok(mut published) = self.decided.try_lock() {
             *published = decisions();
         }
+    }
+
+    pub(crate) fn count(&self, kind: Kind, bytes: u64) {
+        add(&self.requests[kind as usize], 1);
+        add(&self.bytes[kind as usize], bytes);
     }
 
     pub(crate) fn count_error(&self, error: Errno) {
@@ -84,14 +86,15 @@ pub(crate) fn add(counter: &AtomicU64, count: u64) {
 
 impl Totals {
     fn add(&mut self, counters: &Counters) {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        self.reads += get(&counters.reads);
-        self.read_bytes += get(&counters.read_bytes);
-        self.writes += get(&counters.writes);
-        self.written_bytes += get(&counters.written_bytes);
-        self.flushes += get(&counters.flushes);
-        self.discards += get(&counters.discards);
-        self.errors += get(&counters.errors);
+        let requests = |kind| counters.requests[kind as usize].load(Ordering::Relaxed);
+        let bytes = |kind| counters.bytes[kind as usize].load(Ordering::Relaxed);
+        self.reads += requests(Kind::Read);
+        self.read_bytes += bytes(Kind::Read);
+        self.writes += requests(Kind::Write);
+        self.written_bytes += bytes(Kind::Write);
+        self.flushes += requests(Kind::Flush);
+        self.discards += requests(Kind::Discard);
+        self.errors += counters.errors.load(Ordering::Relaxed);
         let error = counters.error.load(Ordering::Relaxed);
         self.last_error = (error != 0).then(|| Errno::from_raw_os_error(error)).or(self.last_error);
     }

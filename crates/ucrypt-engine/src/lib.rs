@@ -5,9 +5,9 @@
 //! queue itself: it does the work of its requests, except for the chunks that the policy offloads
 //! to the volume's workers.
 //!
-//! - [`volume`]: the state that all queues of a volume share;
+//! - [`Volume`]: the state that all queues of a volume share;
 //! - [`queue`]: requests in, answers out, at any byte offset and length;
-//! - [`executor`]: time and workers as queues see them, real or simulated;
+//! - [`Executor`]: time and workers as queues see them, real or simulated;
 //! - [`meters`]: what operators watch, counted by each queue;
 //! - `workers`: the threads that transform offloaded chunks;
 //! - `cores`: the cores that queues leave to these threads;
@@ -19,13 +19,13 @@ mod calibrate;
 mod cores;
 mod counters;
 mod data;
-pub mod executor;
+mod executor;
 mod keys;
 pub mod meters;
 pub mod queue;
 mod range_lock;
 mod segments;
-pub mod volume;
+mod volume;
 mod waker;
 mod workers;
 mod zones;

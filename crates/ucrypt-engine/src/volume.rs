@@ -210,7 +210,7 @@ impl Volume {
         Self::build(backend, segments, options, clock.clone(), measure)
     }
 
-    /// A volume with its own clock and workers, for simulators: see [`executor`](crate::executor).
+    /// A volume with its own clock and workers, for simulators: see [`Executor`].
     pub fn with_executor(
         backend: Arc<dyn Backend>,
         segments: Vec<Segment>,

@@ -44,6 +44,16 @@ impl Waker {
     }
 }
 
+#[cfg(test)]
+impl Waker {
+    /// Whether the descriptor is readable, or becomes so within `patience_s` seconds.
+    pub(crate) fn is_readable(&self, patience_s: i64) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let patience = Timespec { tv_sec: patience_s, tv_nsec: 0 };
+        poll(&mut [PollFd::new(self, PollFlags::IN)], Some(&patience)).expect("polled") > 0
+    }
+}
+
 impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -55,26 +65,19 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::thread;
 
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
     use super::*;
-
-    fn is_readable(waker: &Waker, patience_s: i64) -> bool {
-        let patience = Timespec { tv_sec: patience_s, tv_nsec: 0 };
-        poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&patience)).expect("polled") > 0
-    }
 
     #[test]
     fn it_is_readable_from_a_signal_until_it_is_taken() {
         let waker = Waker::new().expect("a waker");
         for _ in 0..3 {
             waker.take().expect("nothing to take");
-            assert!(!is_readable(&waker, 0));
+            assert!(!waker.is_readable(0));
             waker.signal();
             waker.signal();
-            assert!(is_readable(&waker, 0));
+            assert!(waker.is_readable(0));
             waker.take().expect("taken");
-            assert!(!is_readable(&waker, 0));
+            assert!(!waker.is_readable(0));
         }
     }
 
@@ -92,11 +95,11 @@ mod tests {
                 });
             }
             while sent.load(Ordering::SeqCst) < 2 * SIGNALS {
-                assert!(is_readable(&waker, 20), "a signal is lost");
+                assert!(waker.is_readable(20), "a signal is lost");
                 waker.take().expect("taken");
             }
         });
         waker.take().expect("the last ones");
-        assert!(!is_readable(&waker, 0), "it stays readable without a mark");
+        assert!(!waker.is_readable(0), "it stays readable without a mark");
     }
 }

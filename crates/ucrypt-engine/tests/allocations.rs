@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::volume_under;
+use common::{drain, volume_under};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, Pool, memory};
 use ucrypt_engine::{Buf, Io, PolicyKind, Queue, QueueConfig};
 
@@ -66,12 +66,7 @@ fn requests(queue: &mut Queue, plain: &[u8], pieces: &mut Pieces, in_pieces: boo
                 .submit(4, Io::write_scattered(offset + (1 << 19), &mut pieces.list, false))
                 .unwrap();
         }
-        while queue.in_flight() > 0 {
-            queue.wait().unwrap();
-            while let Some(done) = queue.next_done() {
-                assert_eq!(done.result, Ok(()));
-            }
-        }
+        drain(queue);
     }
 }
 

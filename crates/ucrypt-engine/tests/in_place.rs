@@ -4,10 +4,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{aes, run};
+use common::{drain, run};
 use ucrypt_backend::{Backend, FileBackend, memory};
 use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Segment, Volume, VolumeOptions};
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::fault::{Access, Reached};
 use ucrypt_testkit::{FaultBackend, Faults, Random};
 
@@ -116,8 +117,7 @@ fn overlapping(queue: &mut Queue, seed: u64) {
     for round in 0..60u8 {
         // Requests of one round do not overlap: under some policies any of them may be the last.
         let mut offset = random.below(64) * 512;
-        let mut count = 0;
-        for _ in 0..16 {
+        for tag in 0..16 {
             let len = 512 * (1 + random.below(if round % 4 == 0 { 600 } else { 16 }));
             if offset + len > LEN {
                 break;
@@ -125,17 +125,10 @@ fn overlapping(queue: &mut Queue, seed: u64) {
             let mut data = queue.alloc(len as usize).expect("memory");
             data.fill_with(|| random.below(256) as u8);
             let fua = random.below(4) == 0;
-            queue.submit(count, Io::write(offset, data, fua)).expect("room");
-            count += 1;
+            queue.submit(tag, Io::write(offset, data, fua)).expect("room");
             offset += len + random.below(3) * 512;
         }
-        while count > 0 {
-            queue.wait().expect("the queue is whole");
-            while let Some(done) = queue.next_done() {
-                assert_eq!(done.result, Ok(()));
-                count -= 1;
-            }
-        }
+        drain(queue);
         let offset = random.below(LEN - 3000);
         let bytes: Vec<u8> = (0..=random.below(2999)).map(|_| random.below(256) as u8).collect();
         write(queue, offset, &bytes, false);

@@ -4,9 +4,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{aes, run};
+use common::run;
 use ucrypt_backend::memory;
 use ucrypt_engine::{Errno, Io, Queue, QueueConfig, Rejected, Segment, Volume, VolumeOptions};
+use ucrypt_testkit::engine::aes;
 
 const KIB: usize = 1 << 10;
 const LEN: u64 = 16 << 20;

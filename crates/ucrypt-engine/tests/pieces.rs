@@ -6,9 +6,10 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{aes, backends, volume, volume_under, write};
+use common::{backends, volume, volume_under, write};
 use ucrypt_backend::memory;
 use ucrypt_engine::{Buf, Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
+use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults, ForeignMemory, Random};
 

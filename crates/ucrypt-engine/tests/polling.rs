@@ -4,9 +4,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{aes, run};
+use common::{drain, run};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Io, Poll, Polled, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::{FaultBackend, Faults};
 
 const LEN: u64 = 1 << 20;
@@ -82,18 +83,11 @@ fn several_requests_or_memory_are_not_spun_for() {
     let (backend, _dir) = slow_file();
     let file = volume(backend, ALWAYS);
     let mut several = queue(&file);
-    for round in 0..40 {
+    for _ in 0..40 {
         for tag in 0..4 {
             several.submit(tag, Io::read(tag * SECTOR, 4096)).expect("room");
         }
-        let mut answers = 0;
-        while answers < 4 {
-            several.wait().expect("a sound queue");
-            while let Some(done) = several.next_done() {
-                assert_eq!(done.result, Ok(()), "round {round}");
-                answers += 1;
-            }
-        }
+        drain(&mut several);
     }
     let in_memory = volume(Arc::new(memory(LEN).expect("memory")), ALWAYS);
     one_at_a_time(&mut queue(&in_memory));

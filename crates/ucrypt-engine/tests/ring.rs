@@ -7,13 +7,16 @@ mod common;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-use common::{backends, volume_under};
+use common::{backends, run, volume_under};
 use io_uring::{opcode, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, memory};
-use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected};
-use ucrypt_testkit::Random;
+use ucrypt_engine::{
+    Fixed, Io, PolicyKind, Poll, Queue, QueueConfig, Rejected, Segment, Volume, VolumeOptions,
+};
+use ucrypt_testkit::fault::{Fate, Rule};
+use ucrypt_testkit::{FaultBackend, Faults, Random};
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig::new(8 << 20, 16);
@@ -170,6 +173,41 @@ fn the_queues_descriptor_tells_of_completions() {
         assert!(!queue.may_sleep(), "{name}");
         assert_eq!(queue.ring().unwrap().next().unwrap().result, TIMED_OUT, "{name}");
     });
+}
+
+#[test]
+fn a_completion_ends_a_spin_for_the_disk() {
+    for (name, inner, _dir) in backends(MIB) {
+        let faults = Faults::new(1);
+        let backend = FaultBackend::new(inner, faults.clone()).without_map();
+        let segment = Segment { len: MIB, backend_offset: 0, cipher: None };
+        let options = VolumeOptions {
+            policies: PolicyKind::from(Fixed::Inline).into(),
+            poll: Poll::Spin(3_600_000_000_000),
+            ..VolumeOptions::default()
+        };
+        let volume = Volume::new(Arc::new(backend), vec![segment], options).unwrap();
+        let volume = Arc::new(volume);
+        let mut queue = volume.queue_with_ring(CONFIG, ENTRIES).unwrap();
+        // Requests that come one at a time are spun for.
+        for _ in 0..40 {
+            assert_eq!(run(&mut queue, Io::read(0, 4096)).result, Ok(()), "{name}");
+        }
+        let caught = volume.polled().caught;
+        assert!(caught > 0, "{name}: {:?}", volume.polled());
+        faults.add(Rule::new(Fate::Hang));
+        queue.submit(7, Io::read(0, 4096)).unwrap();
+        // It ends while the queue spins.
+        let delay = types::Timespec::new().nsec(20_000_000);
+        push(&mut queue, 1, &delay, &event());
+        queue.wait().unwrap();
+        assert!(queue.next_done().is_none(), "{name}: it has waited for the disk");
+        assert_eq!(queue.ring().unwrap().next().map(|ended| ended.result), Some(TIMED_OUT));
+        assert_eq!(volume.polled().caught, caught, "{name}: no answer was caught");
+        faults.resume();
+        queue.wait().unwrap();
+        assert_eq!(queue.next_done().expect("an answer").result, Ok(()), "{name}");
+    }
 }
 
 #[test]

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use common::{aes, backends, run, volume, volume_under};
+use common::{backends, run, volume, volume_under};
 use ucrypt_engine::{Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Volume, VolumeError};
 use ucrypt_testkit::Random;
+use ucrypt_testkit::engine::aes;
 
 const MIB: u64 = 1 << 20;
 const CONFIG: QueueConfig = QueueConfig::new(4 << 20, 16);

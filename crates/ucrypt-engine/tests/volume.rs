@@ -5,12 +5,13 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{aes, backends, run, volume, volume_under, write};
+use common::{backends, drain, run, volume, volume_under, write};
 use ucrypt_backend::{Backend, memory};
 use ucrypt_engine::{
     Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
     VolumeError, VolumeOptions,
 };
+use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults, Random};
 
@@ -98,10 +99,7 @@ fn a_queue_is_alone_while_its_requests_come_one_at_a_time_and_no_other_queue_has
         one.submit(1, Io::read(0, 4096)).unwrap();
         one.submit(2, Io::read(4096, 4096)).unwrap();
         assert_eq!(one.alone(), None, "{name}");
-        while one.in_flight() > 0 {
-            one.wait().unwrap();
-            one.next_done();
-        }
+        drain(&mut one);
         for _ in 0..8 {
             lone(&mut one);
         }

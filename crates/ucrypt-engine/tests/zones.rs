@@ -201,50 +201,12 @@ fn a_volume_that_begins_or_ends_within_a_zone_has_none() {
     assert!(matches!(refused, Err(Rejected::NotSupported)));
 }
 
-/// A zoned device with faults.
-struct Faulty {
-    zones: Arc<Zoned>,
-    faults: FaultBackend,
-}
-
-impl Backend for Faulty {
-    fn limits(&self) -> &Limits {
-        self.faults.limits()
-    }
-
-    fn queue(&self, depth: u32) -> std::io::Result<Box<dyn Queue>> {
-        self.faults.queue(depth)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> Vec<Extent> {
-        self.faults.extents(offset, len, max)
-    }
-
-    fn zones(&self) -> Option<&dyn Zones> {
-        Some(&*self.zones)
-    }
-
-    fn describe(&self) -> String {
-        "zoned, with faults".into()
-    }
-
-    fn len_now(&self) -> std::io::Result<u64> {
-        self.faults.len_now()
-    }
-
-    fn map(&self) -> Option<Arc<dyn ucrypt_backend::Map>> {
-        None
-    }
-}
-
 /// A zoned volume whose writes meet this fate.
 fn faulty(fate: Fate) -> (Arc<Volume>, Faults) {
-    let (zones, faults) = (Zoned::new(), Faults::new(1));
+    let faults = Faults::new(1);
     faults.add(Rule::new(fate).on(Access::Write));
-    let memory = Arc::new(ucrypt_backend::memory(COUNT * ZONE).expect("memory"));
-    let inner = FaultBackend::new(memory, faults.clone());
-    let device: Arc<dyn Backend> = Arc::new(Faulty { zones, faults: inner });
-    let volume = Volume::raw(device, VolumeOptions::default()).expect("a volume");
+    let device = FaultBackend::new(Zoned::new(), faults.clone()).without_map();
+    let volume = Volume::raw(Arc::new(device), VolumeOptions::default()).expect("a volume");
     (Arc::new(volume), faults)
 }
 

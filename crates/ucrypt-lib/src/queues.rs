@@ -126,8 +126,10 @@ impl Drop for Queues {
 struct Place<'a>(Option<&'a Queues>);
 
 impl Place<'_> {
-    fn give_back(mut self, queue: Queue) {
+    fn give_back(mut self, mut queue: Queue) {
         if let Some(queues) = self.0.take() {
+            // No thread drives it now: it takes no core from workers.
+            queue.rest();
             queues.state().idle.push(queue);
             queues.freed.notify_one();
         }
@@ -140,5 +142,56 @@ impl Drop for Place<'_> {
             queues.state().made -= 1;
             queues.freed.notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use ucrypt_engine::{Io, Segment, VolumeOptions};
+
+    use super::*;
+
+    const LEN: u64 = 1 << 20;
+
+    fn read(queue: &mut Queue) -> Result<(), TransferError> {
+        queue.submit(0, Io::read(0, 4096)).expect("room");
+        queue.wait().map_err(TransferError::Broken)?;
+        assert_eq!(queue.next_done().expect("an answer").result, Ok(()));
+        Ok(())
+    }
+
+    /// The workers that a thread may use after `threads` threads have used the volume at the same
+    /// time.
+    fn workers_after(threads: usize) -> u32 {
+        let backend = Arc::new(ucrypt_backend::memory(LEN).expect("memory"));
+        let cipher = Some(ucrypt_testkit::engine::aes(512));
+        let segment = Segment { len: LEN, backend_offset: 0, cipher };
+        let volume = Volume::new(backend, vec![segment], VolumeOptions::default());
+        let volume = Arc::new(volume.expect("a volume"));
+        let (queues, all_have_one) = (Queues::new(volume.clone()), Barrier::new(threads));
+        let together = |queue: &mut Queue| {
+            all_have_one.wait();
+            read(queue)
+        };
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| queues.with(together).expect("read"));
+            }
+        });
+        // More than it takes until queues that sleep no longer count.
+        for _ in 0..2000 {
+            queues.with(read).expect("read");
+        }
+        let decisions = volume.decisions();
+        let busiest = decisions.iter().max_by_key(|decided| decided.stats.whole);
+        busiest.expect("a queue").workers
+    }
+
+    #[test]
+    fn queues_that_were_given_back_take_no_core_from_workers() {
+        assert_eq!(workers_after(QUEUES_MAX), workers_after(1));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ucrypt_backend::{Backend, Buf, Pool};
 use ucrypt_engine::{
     Calibration, CipherModel, Io, Policies, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
-    VolumeOptions,
+    VolumeInfo, VolumeOptions,
 };
 use ucrypt_lab::world::World;
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
@@ -31,6 +31,22 @@ pub fn aes(sector_size: u32) -> SectorCipher {
     let key: Vec<u8> = (0..64).collect();
     let options = SectorOptions { sector_size, iv_offset: 0, iv_large_sectors: false };
     SectorCipher::new(&spec, &key, options).expect("a key that fits")
+}
+
+/// What exports tell their clients about a volume of 10 MiB with sectors of 512 bytes, which takes
+/// no discards.
+pub fn volume_info() -> VolumeInfo {
+    VolumeInfo {
+        len: 10 << 20,
+        sector_size: 512,
+        write_unit: 512,
+        preferred_io: 4096,
+        read_only: false,
+        discard: false,
+        fast_write_zeroes: false,
+        synchronous: false,
+        rotational: false,
+    }
 }
 
 /// The properties of a test's volumes.

@@ -721,12 +721,15 @@ impl FaultQueue {
         carry_out(&mut *self.inner, io)
     }
 
-    fn take_ready(&mut self) {
+    /// Waits for answers of the inner backend. Returns how many there were.
+    fn take_ready(&mut self) -> usize {
         let before = self.ready.len();
         if let Err(error) = self.inner.wait(&mut self.ready) {
             panic!("the backend inside is broken: {error}");
         }
-        self.inside -= self.ready.len() - before;
+        let taken = self.ready.len() - before;
+        self.inside -= taken;
+        taken
     }
 
     /// Carries out an operation on the volatile cache and the inner backend below it.
@@ -787,6 +790,11 @@ impl FaultQueue {
         write_out(&mut *self.inner, cache)
     }
 
+    /// Whether a completion of somebody else's entry waits to be taken.
+    fn has_foreign(&mut self) -> bool {
+        self.inner.shared_ring().is_some_and(|ring| ring.has_next())
+    }
+
     /// Carries out the steps that are due.
     fn advance(&mut self) {
         self.polls += 1;
@@ -832,16 +840,22 @@ impl Queue for FaultQueue {
     }
 
     fn wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
-        while self.under_way() > 0 && done.is_empty() {
+        if self.under_way() == 0 {
+            // For entries of others.
+            return self.inner.wait(done);
+        }
+        while self.under_way() > 0 && done.is_empty() && !self.has_foreign() {
             self.poll(done)?;
             if done.is_empty() && self.waiting.is_empty() {
-                if self.inside > 0 {
-                    self.take_ready();
-                } else {
+                if self.inside > 0 && self.take_ready() > 0 {
+                    continue;
+                }
+                if self.inside == 0 {
                     // Only hanging operations are left.
                     std::thread::sleep(Duration::from_millis(1));
-                    return Ok(());
                 }
+                // Perhaps what the ring watches has become readable.
+                return Ok(());
             }
         }
         Ok(())
@@ -855,9 +869,9 @@ impl Queue for FaultQueue {
         self.inner.register(pool)
     }
 
-    /// None: entries of others would see no faults, and `wait` does not return for them.
+    /// Entries of others see no faults.
     fn shared_ring(&mut self) -> Option<SharedRing<'_>> {
-        None
+        self.inner.shared_ring()
     }
 }
 

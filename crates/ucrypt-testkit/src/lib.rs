@@ -7,6 +7,7 @@
 //! - [`fault`]: a backend around a backend that injects faults;
 //! - [`engine`], [`nbd`], [`disk`]: ports to the engine's queue, to an NBD connection, and to a
 //!   file or block device of this machine;
+//! - [`reports`]: what a server reports;
 //! - [`foreign`]: the memory of a virtual machine;
 //! - [`fork`]: a child that was forked;
 //! - [`given`]: the seeds set in the environment.
@@ -26,6 +27,7 @@ pub mod nbd;
 pub mod operation;
 pub mod port;
 pub mod random;
+pub mod reports;
 
 pub use client::{Client, Failure, Plan, Report, Watchdog};
 pub use fault::{FaultBackend, Faults};
@@ -35,3 +37,4 @@ pub use model::{Initial, Whole};
 pub use operation::Shape;
 pub use port::{Completion, Port, Submitted};
 pub use random::Random;
+pub use reports::Reports;

@@ -238,16 +238,17 @@ impl Port for NbdPort {
             return Submitted::Busy;
         }
         let Operation { kind, offset, len } = *operation;
-        let (command, fua) = match kind {
-            Kind::Read => (0u16, false),
-            Kind::Write { fua } => (1, fua),
-            Kind::Flush => (3, false),
-            Kind::Discard => (4, false),
-            Kind::WriteZeroes { fua } => (6, fua),
+        let (command, flags) = match kind {
+            Kind::Read => (0u16, 0),
+            Kind::Write { fua } => (1, u16::from(fua)),
+            Kind::Flush => (3, 0),
+            Kind::Discard => (4, 0),
+            // Every second one must leave the range allocated (NO_HOLE).
+            Kind::WriteZeroes { fua } => (6, u16::from(fua) | ((tag % 2) as u16) << 1),
         };
         let Ok(length) = u32::try_from(len) else { return Submitted::Refused };
         self.unsent.extend(0x2560_9513u32.to_be_bytes());
-        self.unsent.extend(u16::from(fua).to_be_bytes());
+        self.unsent.extend(flags.to_be_bytes());
         self.unsent.extend(command.to_be_bytes());
         self.unsent.extend(tag.to_be_bytes());
         self.unsent.extend(offset.to_be_bytes());

@@ -101,6 +101,9 @@ pub(crate) fn check(arguments: &[OsString]) -> Result<(), Failure> {
         Some(action) if *action == "reload" => {
             Err(Failure::wrong("reload is not supported; use open --type plain"))
         }
+        Some(action) if *action == "refresh" => Err(Failure::wrong(
+            "refresh is not supported; close the volume and open it with other options",
+        )),
         Some(action) if action.ends_with("Close") || action.ends_with("Open") => {
             Err(Failure::wrong(format!("{action} is not supported yet")))
         }

@@ -5,8 +5,7 @@
 //! until the device is usable. The other actions reach the server by its control socket.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::fs::OpenOptions;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -60,6 +59,9 @@ pub(crate) const SERVER_ACTION: &str = "serve-in-background";
 
 /// The line that the server prints on standard output once the device is usable; the path follows.
 const READY: &str = "ready ";
+
+/// How long servers are waited for whose answer only makes a message clearer.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often [`close_patiently`] looks.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
@@ -121,6 +123,7 @@ pub(crate) struct OpenArgs {
 
 /// Arguments of `close`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "ucrypt close [OPTIONS] <NAME>...\n       ucrypt close [OPTIONS] --all")]
 pub(crate) struct CloseArgs {
     /// Names of open volumes, or the paths of their devices
     #[arg(value_name = "NAME", required_unless_present = "all")]
@@ -676,6 +679,28 @@ pub(crate) fn is_open_elsewhere(paths: &RuntimePaths) -> bool {
 /// Whether a volume of this name is about to be closed.
 pub(crate) fn is_closing(paths: &RuntimePaths) -> bool {
     status_of(paths).is_some_and(|status| show::is_closing(&status))
+}
+
+/// The name of the open volume of this user that has its data on `image`.
+pub(crate) fn volume_of_image(image: &Path) -> Option<String> {
+    let image = fs::canonicalize(image).ok()?;
+    let volumes = statuses(LOOK_PATIENCE).ok()?.into_iter();
+    let mut open = volumes.filter_map(|(name, answer)| Some((name, answer.ok()?)));
+    let is_of_it = |status: &Value| {
+        let open = status["volume"]["image"].as_str().and_then(|open| fs::canonicalize(open).ok());
+        open.as_ref() == Some(&image)
+    };
+    open.find(|(_, status)| is_of_it(status)).map(|(name, _)| name)
+}
+
+/// The status of a volume that is about to be closed and whose device node is `node`. Once its close is
+/// deferred, no link leads there.
+pub(crate) fn closing_volume_with(node: &Path) -> Option<Value> {
+    let volumes = statuses(LOOK_PATIENCE).unwrap_or_default().into_iter();
+    let mut answers = volumes.filter_map(|(_, answer)| answer.ok());
+    answers.find(|status| {
+        show::is_closing(status) && status["export"]["node"].as_str().map(Path::new) == Some(node)
+    })
 }
 
 /// Whether a volume of this name has a server that lives.

@@ -120,6 +120,12 @@ const EFFECTS: &[Effect] = &[
     effect("unbound", &[Luks], &[Use::Test]),
 ];
 
+/// Whether an option may have an effect on `read` and `write`.
+pub(crate) fn affects_transfers(id: &str) -> bool {
+    let known = EFFECTS.iter().find(|effect| effect.id == id);
+    known.is_none_or(|effect| effect.uses.contains(&Use::Transfer))
+}
+
 /// Options for a passphrase, which has no use beside `--volume-key-file`.
 const NOT_WITH_VOLUME_KEY: &[&str] = &[
     "key_file",

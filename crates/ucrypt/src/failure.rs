@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::background;
+
 /// How a shell reports a program that SIGPIPE ended.
 const SIGPIPE_CODE: u8 = 128 + 13;
 
@@ -68,7 +70,15 @@ impl fmt::Display for Failure {
 
 impl From<ucrypt_backend::OpenError> for Failure {
     fn from(error: ucrypt_backend::OpenError) -> Self {
-        if error.is_busy() {
+        let own = match &error {
+            ucrypt_backend::OpenError::Locked { path } => background::volume_of_image(path),
+            _ => None,
+        };
+        if let Some(name) = own {
+            Self::busy(format!(
+                "the image is open already, as {name}; ucrypt close {name} closes it"
+            ))
+        } else if error.is_busy() {
             Self::busy(error)
         } else if error.is_permission() {
             Self::denied(error)

@@ -3,8 +3,10 @@
 
 use clap::{Arg, Command};
 
+use crate::{effects, pages};
+
 /// The actions that open a volume.
-const OPENING: &[&str] = &["open", "serve", "read", "write"];
+const OPENING: &[&str] = &["open", "mount", "serve", "read", "write"];
 
 /// Options of these actions for experts: the last group.
 const EXPERTS: &[&str] = &[
@@ -63,13 +65,23 @@ pub(crate) fn arranged(command: Command) -> Command {
             let is_less_used = LESS_USED.contains(&arg.get_id().as_str());
             if is_less_used { hidden(arg) } else { arg }
         });
-        if !action.get_arguments().any(Arg::is_hide_short_help_set) {
-            return action;
-        }
         let name = action.get_name().to_owned();
+        if ["read", "write"].contains(&name.as_str()) {
+            // They are known, and refused.
+            let is_refused =
+                |id: &str| !effects::affects_transfers(id) || name == "write" && id == "readonly";
+            action = action.mut_args(|arg| {
+                let hides = is_refused(arg.get_id().as_str());
+                if hides { arg.hide(true) } else { arg }
+            });
+        }
+        if pages::has_examples(&name) {
+            action = action.after_long_help(format!("Examples: man ucrypt-{name}"));
+        }
+        if action.get_arguments().any(Arg::is_hide_short_help_set) {
+            action = action.after_help(format!("ucrypt {name} --help shows all options."));
+        }
         action
-            .after_help(format!("ucrypt {name} --help shows all options."))
-            .after_long_help(format!("Examples: man ucrypt-{name}"))
     })
 }
 
@@ -89,6 +101,16 @@ mod tests {
 
     use super::*;
     use crate::Cli;
+
+    #[test]
+    fn every_action_with_less_used_options_has_examples() {
+        let command = arranged(Cli::command());
+        for action in command.get_subcommands().filter(|action| !action.is_hide_set()) {
+            let names_page = action.get_after_long_help().is_some();
+            // Otherwise `--help` would end with the words that `-h` ends with.
+            assert!(names_page || action.get_after_help().is_none(), "{}", action.get_name());
+        }
+    }
 
     #[test]
     fn every_option_that_is_sorted_exists_and_the_experts_come_last() {

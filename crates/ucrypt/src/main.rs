@@ -58,6 +58,10 @@ use ucrypt_image::{machine, user};
 /// The version, the commit where it is known, and the target of the compiler.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_BUILD"));
 
+// Man pages have only the long help of what `-h` leaves out.
+const NO_LOCKS: &str = "Take no lock against other changes of a header";
+const ONLY_ARGUMENTS: &str = "Check the command line, and do nothing";
+
 /// LUKS and dm-crypt volumes in user space, served as disks
 #[derive(Debug, Parser)]
 #[command(name = "ucrypt", version = VERSION, disable_help_flag = true)]
@@ -68,14 +72,14 @@ struct Cli {
     /// Say how the action ended
     #[arg(short = 'v', long, global = true)]
     verbose: bool,
-    /// As --verbose
+    /// As --verbose; key derivations say how they get their memory, too
     #[arg(long, alias = "debug-json", global = true)]
     debug: bool,
     /// Take no lock against other changes of a header
-    #[arg(long, global = true, hide_short_help = true)]
+    #[arg(long, global = true, hide_short_help = true, long_help = NO_LOCKS)]
     disable_locks: bool,
     /// Check the command line, and do nothing
-    #[arg(long, global = true, hide_short_help = true)]
+    #[arg(long, global = true, hide_short_help = true, long_help = ONLY_ARGUMENTS)]
     test_args: bool,
     #[command(subcommand)]
     action: Action,
@@ -113,7 +117,7 @@ enum Action {
     /// Give a suspended volume its key again
     #[command(name = "luksResume")]
     LuksResume(background::ResumeArgs),
-    /// Serve a volume in the foreground: NBD, FUSE, ublk
+    /// Serve a volume in the foreground: NBD, FUSE, ublk, vhost-user-blk
     Serve(serve::ServeArgs),
     /// Write decrypted bytes to standard output
     Read(transfer::ReadArgs),

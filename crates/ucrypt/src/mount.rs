@@ -400,6 +400,11 @@ fn umount_one(place: &Path) -> Result<(), Failure> {
     let mounts = table::read()?;
     if let Some(mount) = mount_at(&mounts, place) {
         let Some(paths) = volume_of(&mount) else {
+            if let Some(status) = background::closing_volume_with(&mount.source) {
+                has_key(status["name"].as_str().unwrap_or_default(), &status)?;
+                // The volume ends by itself with its last user.
+                return unmount(&mount, true);
+            }
             return Err(Failure::device(format!(
                 "{} is no volume of yours: {} is mounted there; umount ends it",
                 place.display(),

@@ -63,7 +63,7 @@ const OPTIONS: &[Known] = &[
     short('q', flag("batch-mode", NoEffect)),
     flag(
         "cancel-deferred",
-        Refused("a volume that is closed with --deferred has given its name away; open it again"),
+        Refused("a volume that closes with its last user does so; open it again afterwards"),
     ),
     short('c', value("cipher", NoEffect)),
     flag("debug", NoEffect),

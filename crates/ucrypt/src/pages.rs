@@ -51,6 +51,10 @@ pub(crate) fn man_pages(args: &ManPagesArgs, mut command: Command) -> Result<(),
     for action in command.get_subcommands().filter(|action| is_documented(action)) {
         let name = format!("ucrypt-{}", action.get_name());
         write(&name, of_action(action, &name))?;
+        for part in action.get_subcommands().filter(|part| is_documented(part)) {
+            let name = format!("{name}-{}", part.get_name());
+            write(&name, of_action(part, &name))?;
+        }
         for alias in action.get_visible_aliases() {
             write(&format!("ucrypt-{alias}"), Ok(format!(".so man8/{name}.8\n").into_bytes()))?;
         }
@@ -60,6 +64,11 @@ pub(crate) fn man_pages(args: &ManPagesArgs, mut command: Command) -> Result<(),
 
 fn cannot_write(path: &Path, error: &io::Error) -> Failure {
     Failure::device(format!("cannot write {}: {error}", path.display()))
+}
+
+/// Whether the page of an action has examples.
+pub(crate) fn has_examples(action: &str) -> bool {
+    EXAMPLES.iter().any(|(of, _)| *of == action)
 }
 
 fn is_documented(action: &Command) -> bool {
@@ -78,12 +87,7 @@ fn whole(command: &Command) -> io::Result<Vec<u8>> {
     for paragraph in DESCRIPTION {
         roff.control("PP", []).text([roman(*paragraph)]);
     }
-    roff.control("SH", ["ACTIONS"]);
-    for action in command.get_subcommands().filter(|action| is_documented(action)) {
-        let about = action.get_about().map(ToString::to_string).unwrap_or_default();
-        roff.control("TP", []).text([bold(format!("ucrypt-{}", action.get_name())), roman("(8)")]);
-        roff.text([roman(about)]);
-    }
+    actions(&mut roff, command, "ucrypt");
     roff.to_writer(&mut out)?;
     man.render_options_section(&mut out)?;
     let mut roff = Roff::new();
@@ -99,6 +103,20 @@ fn whole(command: &Command) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
+/// Lists the actions of a command with their pages, whose names begin with `name`.
+fn actions(roff: &mut Roff, command: &Command, name: &str) {
+    let mut actions = command.get_subcommands().filter(|action| is_documented(action)).peekable();
+    if actions.peek().is_none() {
+        return;
+    }
+    roff.control("SH", ["ACTIONS"]);
+    for action in actions {
+        let about = action.get_about().map(ToString::to_string).unwrap_or_default();
+        roff.control("TP", []).text([bold(format!("{name}-{}", action.get_name())), roman("(8)")]);
+        roff.text([roman(about)]);
+    }
+}
+
 /// The page of one action.
 fn of_action(action: &Command, name: &str) -> io::Result<Vec<u8>> {
     let man = page(action.clone(), name);
@@ -109,6 +127,9 @@ fn of_action(action: &Command, name: &str) -> io::Result<Vec<u8>> {
     synopsis(&mut roff, action);
     roff.to_writer(&mut out)?;
     man.render_description_section(&mut out)?;
+    let mut roff = Roff::new();
+    actions(&mut roff, action, name);
+    roff.to_writer(&mut out)?;
     man.render_options_section(&mut out)?;
     let mut roff = Roff::new();
     let examples = EXAMPLES.iter().find(|(of, _)| *of == action.get_name());

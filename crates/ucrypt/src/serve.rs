@@ -222,7 +222,9 @@ impl Exports {
             return json!({ "kind": "fuse", "transport": transport, "transport_reason": reason });
         }
         if let Some(export) = &self.loop_device {
-            return json!({ "kind": "loop", "transport": export.transport().to_string() });
+            // The driver's requests do not come by rings.
+            let (transport, node) = (Transport::Classic.to_string(), export.path().display());
+            return json!({ "kind": "loop", "transport": transport, "node": node.to_string() });
         }
         json!({ "kind": if self.ublk.is_some() { "ublk" } else { "nbd" } })
     }

@@ -20,7 +20,7 @@ use crate::volume::{KeySource, VolumeArgs};
 pub(crate) struct ReadArgs {
     /// The image: a file or a block device
     image: Option<PathBuf>,
-    /// First byte of the volume
+    /// First byte of the volume; where the volume begins in its image is --data-offset
     #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0")]
     offset: u64,
     /// How many bytes; to the end if not given
@@ -36,7 +36,7 @@ pub(crate) struct ReadArgs {
 pub(crate) struct WriteArgs {
     /// The image: a file or a block device
     image: Option<PathBuf>,
-    /// First byte of the volume
+    /// First byte of the volume; where the volume begins in its image is --data-offset
     #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0")]
     offset: u64,
     #[command(flatten)]

@@ -39,6 +39,10 @@ const TABLE_MAX: u64 = 1 << 20;
 
 /// Arguments of `attach`.
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "ucrypt attach [OPTIONS] <NAME>...\n       ucrypt attach [OPTIONS] --all\n       \
+                      ucrypt attach --check"
+)]
 pub(crate) struct AttachArgs {
     /// Names of entries
     #[arg(value_name = "NAME", required_unless_present_any = ["all", "check"])]
@@ -65,6 +69,9 @@ pub(crate) struct AttachArgs {
 
 /// Arguments of `detach`.
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "ucrypt detach [OPTIONS] <NAME>...\n       ucrypt detach [OPTIONS] --all"
+)]
 pub(crate) struct DetachArgs {
     /// Names of volumes
     #[arg(value_name = "NAME", required_unless_present = "all")]
@@ -76,7 +83,7 @@ pub(crate) struct DetachArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait: u64,
     /// The table
-    #[arg(long, value_name = "FILE", default_value = TABLE, requires = "all")]
+    #[arg(long, value_name = "FILE", default_value = TABLE)]
     ucrypttab: PathBuf,
 }
 
@@ -311,21 +318,25 @@ fn check(args: &AttachArgs, lines: &[Line]) -> Result<(), Failure> {
     }
 }
 
+/// The names of the table, also those of wrong lines: they may have been right when the volumes were opened.
+fn names(lines: Vec<Line>) -> Vec<String> {
+    let mut names: Vec<_> = lines
+        .into_iter()
+        .filter_map(|line| match line {
+            Ok(entry) => Some(entry.name),
+            Err(problem) => problem.name,
+        })
+        .collect();
+    names.dedup();
+    names
+}
+
 pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
-    let mut names = args.names.clone();
-    if args.all {
-        let lines = read(&args.ucrypttab)?;
-        let mut of_table: Vec<_> = lines
-            .into_iter()
-            .filter_map(|line| match line {
-                Ok(entry) => Some(entry.name),
-                // It may have been right when the volume was opened.
-                Err(problem) => problem.name,
-            })
-            .collect();
-        of_table.dedup();
-        names.extend(of_table.into_iter().rev());
-    }
+    // What is open is closed by its name, whatever became of the table.
+    let lines = read(&args.ucrypttab);
+    let of_table = if args.all { names(lines?) } else { lines.map(names).unwrap_or_default() };
+    let names =
+        if args.all { of_table.iter().rev().cloned().collect() } else { args.names.clone() };
     let mut ended = Ok(());
     for name in &names {
         let closed = RuntimePaths::of_open(name).and_then(|paths| {
@@ -337,6 +348,12 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
                 )));
             }
             if !background::is_open(&paths) {
+                if !of_table.contains(name) {
+                    return Err(Failure::device(format!(
+                        "{name} is not open, and {} has no entry {name}; ucrypt list shows what is open",
+                        args.ucrypttab.display()
+                    )));
+                }
                 say_verbose(format_args!("{name} is not open."));
                 return Ok(());
             }

@@ -216,6 +216,16 @@ impl FileBackend {
         let _ = fadvise(&self.files.buffered, begin, whole, Advice::DontNeed);
     }
 
+    /// The threads that stand in for rings. Where none can be started, the next queue tries again.
+    fn instead(&self, error: &io::Error) -> io::Result<&threads::Threads> {
+        if let Some(threads) = self.instead.get() {
+            return Ok(threads);
+        }
+        let threads = threads::Threads::new(&self.files, error);
+        threads.check()?;
+        Ok(self.instead.get_or_init(|| threads))
+    }
+
     /// A queue that keeps no order.
     fn plain_queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         Ok(match &self.method {
@@ -226,9 +236,8 @@ impl FileBackend {
                     // The rings of all processes of a user together count against RLIMIT_MEMLOCK, and
                     // other processes' rings come and go.
                     Err(error) => {
-                        let instead = || threads::Threads::new(&self.files, &error);
                         let flusher = Flusher::new(&self.files)?;
-                        Box::new(self.instead.get_or_init(instead).queue(depth, flusher)?)
+                        Box::new(self.instead(&error)?.queue(depth, flusher)?)
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
-use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
+use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2, retry_on_intr};
 
 use super::bounce::Bounces;
 use super::{Files, Flusher};
@@ -61,7 +61,7 @@ pub(super) fn write_full(
 }
 
 pub(super) fn flush(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    fdatasync(fd)
+    retry_on_intr(|| fdatasync(fd))
 }
 
 /// Punches a hole: returns the range to the file system or device. It reads as zeroes afterwards.
@@ -73,7 +73,7 @@ fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
         mapping.forget(offset, len);
     }
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    fallocate(files.buffered.as_fd(), flags, offset, len)
+    retry_on_intr(|| fallocate(files.buffered.as_fd(), flags, offset, len))
 }
 
 fn read(

@@ -66,10 +66,16 @@ impl Threads {
         &self.reason
     }
 
-    pub(super) fn queue(&self, depth: u32, flusher: Flusher) -> io::Result<ThreadsQueue> {
+    /// Fails if no thread could be started.
+    pub(super) fn check(&self) -> io::Result<()> {
         if self.handles.is_empty() {
             return Err(io::Error::other("no thread could be started for the backend"));
         }
+        Ok(())
+    }
+
+    pub(super) fn queue(&self, depth: u32, flusher: Flusher) -> io::Result<ThreadsQueue> {
+        self.check()?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let depth = depth as usize;
         let answered = Mutex::new(Vec::with_capacity(depth));

@@ -18,7 +18,7 @@ use libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::bounce::{Bounce, Bounces};
-use super::{Files, Flusher};
+use super::{Files, Flusher, ops};
 use crate::ring::{Ring, SharedRing};
 use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
 
@@ -61,8 +61,8 @@ struct Slot {
     put_off: u32,
 }
 
-/// How often in a row the kernel may put an operation off (`EAGAIN`, `EINTR`). The kernel normally
-/// waits by itself; an operation that it still puts off, even where it may sleep, will not succeed.
+/// How often in a row the kernel may put an operation off (`EAGAIN`, `EINTR`) before it is carried
+/// out without the ring. The kernel normally waits by itself.
 const PUT_OFF_MAX: u32 = 8;
 
 /// The addresses of an operation's buffers, kept while the kernel may read them.
@@ -175,12 +175,18 @@ impl UringQueue {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let Self { ring, slots, staged, free, bounces, files, .. } = self;
+        let Self { ring, slots, staged, free, bounces, files, flusher, .. } = self;
         ring.reap(|index, result| {
             let Some(entry) = slots.get_mut(index as usize) else { return };
             let Some(slot) = entry.as_mut() else { return };
             match slot.advance(result) {
                 Progress::Continue => staged.push_back(index),
+                Progress::Refused => {
+                    if let Some(slot) = entry.take() {
+                        free.push(index);
+                        done.push(slot.without_ring(files, flusher, bounces));
+                    }
+                }
                 Progress::Ended(mut result) => {
                     if let Some(slot) = entry.take() {
                         free.push(index);
@@ -222,6 +228,8 @@ impl UringQueue {
 
 enum Progress {
     Continue,
+    /// The ring does not do it.
+    Refused,
     Ended(Result<(), Errno>),
 }
 
@@ -234,6 +242,9 @@ impl Slot {
                     self.put_off += 1;
                     Progress::Continue
                 }
+                // The kernel could start no thread for an operation that may sleep (a limit of
+                // processes): it cancels what nobody has asked it to cancel.
+                Errno::INTR | Errno::AGAIN | Errno::CANCELED => Progress::Refused,
                 error => Progress::Ended(Err(error)),
             };
         };
@@ -254,6 +265,14 @@ impl Slot {
     /// Whether its success says that data is durable.
     fn is_durable(&self) -> bool {
         matches!(self.io, Io::Flush { .. } | Io::Write { fua: true, .. })
+    }
+
+    /// Carries the operation out on this thread, from its beginning.
+    fn without_ring(self, files: &Files, flusher: &Flusher, bounces: &mut Bounces) -> Done {
+        if let Some(bounce) = self.bounce {
+            bounces.give_back(bounce);
+        }
+        ops::perform(files, flusher, bounces, self.io)
     }
 
     fn into_done(self, result: Result<(), Errno>, bounces: &mut Bounces) -> Done {
@@ -514,11 +533,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operation_that_is_put_off_for_ever_fails() {
-        let again = -Errno::AGAIN.raw_os_error();
+    fn an_operation_that_is_put_off_for_ever_or_cancelled_by_the_kernel_needs_no_ring() {
+        let [again, cancelled] = [Errno::AGAIN, Errno::CANCELED].map(|error| -error.raw_os_error());
         let mut slot = Slot { io: Io::Flush { token: 1 }, bounce: None, done: 0, put_off: 0 };
+        assert!(matches!(slot.advance(cancelled), Progress::Refused));
         let continues = (0..100).take_while(|_| matches!(slot.advance(again), Progress::Continue));
         assert_eq!(continues.count() as u32, PUT_OFF_MAX);
-        assert!(matches!(slot.advance(again), Progress::Ended(Err(Errno::AGAIN))));
+        assert!(matches!(slot.advance(again), Progress::Refused));
     }
 }

@@ -12,8 +12,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use ucrypt_backend::ZeroBackend;
 use ucrypt_engine::{Io, PolicyKind, Queue, QueueConfig};
 use ucrypt_sector::SectorCipher;
+use ucrypt_testkit::engine::aes;
 
-use crate::stand::{cipher, finish, median, name, volume};
+use crate::stand::{finish, median, name, volume};
 
 const SIZES: [usize; 6] = [4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20];
 const SECTOR_SIZES: [u32; 2] = [512, 4096];
@@ -84,10 +85,10 @@ pub(crate) fn run() {
     println!("|---|---:|---:|---:|---:|---:|---:|---|");
     for sector_size in SECTOR_SIZES {
         let backend = Arc::new(ZeroBackend::new(1 << 30));
-        let volume = volume(backend, Some(cipher(sector_size)), None, PolicyKind::Adaptive);
+        let volume = volume(backend, Some(aes(sector_size)), None, PolicyKind::Adaptive);
         let config = QueueConfig::new(8 << 20, 32);
         let mut queue = volume.queue(config).expect("a queue");
-        let cipher = cipher(sector_size);
+        let cipher = aes(sector_size);
         for bytes in SIZES {
             for (kind, measure) in [("read", reads as fn(&mut _, &_, _) -> _), ("write", writes)] {
                 let (alone, whole, beyond) = measure(&mut queue, &cipher, bytes);

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use ucrypt_backend::{Backend, Extent, FileBackend, Limits, OpenOptions, Queue as BackendQueue};
 use ucrypt_engine::{Io, PolicyKind, Queue, QueueConfig};
 use ucrypt_testkit::Random;
+use ucrypt_testkit::engine::aes;
 
-use crate::stand::{cipher, finish, median, name, volume};
+use crate::stand::{finish, median, name, volume};
 
 const LEN: u64 = 256 << 20;
 const SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
@@ -80,7 +81,7 @@ fn on(directory: &Path) {
     let kind = describe.rsplit('(').next().unwrap_or_default().trim_end_matches(')');
     let config = QueueConfig::new(8 << 20, 4);
     let queue = |backend: Arc<dyn Backend>| {
-        let volume = volume(backend, Some(cipher(512)), None, PolicyKind::Adaptive);
+        let volume = volume(backend, Some(aes(512)), None, PolicyKind::Adaptive);
         volume.queue(config).expect("a queue")
     };
     let mut mapped = queue(Arc::new(open(image.path())));

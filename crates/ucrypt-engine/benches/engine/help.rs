@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use ucrypt_backend::memory;
 use ucrypt_engine::{Fixed, Io, PolicyKind, Queue, QueueConfig};
+use ucrypt_testkit::engine::aes;
 
-use crate::stand::{cipher, finish, median, name, volume};
+use crate::stand::{finish, median, name, volume};
 
 const LEN: u64 = 64 << 20;
 const SIZES: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
@@ -45,7 +46,7 @@ fn time(queue: &mut Queue, direction: Direction, bytes: usize) -> f64 {
 }
 
 fn queue(policy: PolicyKind) -> Queue {
-    let volume = volume(Arc::new(memory(LEN).expect("memory")), Some(cipher(512)), None, policy);
+    let volume = volume(Arc::new(memory(LEN).expect("memory")), Some(aes(512)), None, policy);
     let mut queue = volume.queue(QueueConfig::new(8 << 20, 4)).expect("a queue");
     let data = vec![7; 1 << 20];
     for block in 0..LEN >> 20 {

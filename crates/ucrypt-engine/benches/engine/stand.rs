@@ -1,19 +1,10 @@
 //! Helpers that the experiments share.
 
-use std::str::FromStr as _;
 use std::sync::Arc;
 
 use ucrypt_backend::Backend;
 use ucrypt_engine::{CipherModel, PolicyKind, Queue, Segment, Volume, VolumeOptions};
-use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
-
-/// AES-256-XTS with a fixed key.
-pub(crate) fn cipher(sector_size: u32) -> SectorCipher {
-    let spec = CipherSpec::from_str("aes-xts-plain64").expect("a cipher");
-    let key: Vec<u8> = (0..64).collect();
-    let options = SectorOptions { sector_size, ..SectorOptions::default() };
-    SectorCipher::new(&spec, &key, options).expect("a key of 512 bits")
-}
+use ucrypt_sector::SectorCipher;
 
 /// A volume over the whole backend; without `cipher` it is the raw contender.
 pub(crate) fn volume(

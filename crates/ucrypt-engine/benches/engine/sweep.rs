@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_engine::{CipherModel, Done, Io, PolicyKind, Queue, QueueConfig, Rejected};
 use ucrypt_testkit::Random;
+use ucrypt_testkit::engine::aes;
 
-use crate::stand::{cipher, median, name, volume};
+use crate::stand::{median, name, volume};
 
 const LEN: u64 = 4 << 30;
 /// Bytes at the start of the device that random writes go to. They are filled before: in a virtual
@@ -117,7 +118,7 @@ pub(crate) fn run() {
     let config = QueueConfig::new(64 << 20, 64);
     let queue = |encrypted: bool| {
         let backend = Arc::new(ModelBackend::new("sata2017", LEN).expect("a model"));
-        let cipher = encrypted.then(|| cipher(512));
+        let cipher = encrypted.then(|| aes(512));
         let volume = volume(backend, cipher, Some(CIPHER), PolicyKind::Adaptive);
         volume.queue(config).expect("a queue")
     };

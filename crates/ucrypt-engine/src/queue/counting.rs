@@ -7,8 +7,8 @@ use ucrypt_backend::Errno;
 use super::Queue;
 use super::tables::ClientRequest;
 use super::time::Time;
-use crate::counters::{Counters, Decisions, add};
-use crate::meters::{Kind, Sampler};
+use crate::counters::{Counters, Decisions};
+use crate::meters::Sampler;
 use crate::volume::Volume;
 
 /// Rounds of the loop between two publications of the queue's decisions.
@@ -52,18 +52,7 @@ impl Counting {
             let latency_ns = time.exact_ns().saturating_sub(arrived_ns);
             counters.cells.took(kind, request.len, latency_ns);
         }
-        match kind {
-            Kind::Read => {
-                add(&counters.reads, 1);
-                add(&counters.read_bytes, request.len);
-            }
-            Kind::Write => {
-                add(&counters.writes, 1);
-                add(&counters.written_bytes, request.len);
-            }
-            Kind::Flush => add(&counters.flushes, 1),
-            Kind::Discard => add(&counters.discards, 1),
-        }
+        counters.count(kind, request.len);
     }
 }
 

@@ -106,8 +106,9 @@ impl Queue {
     /// Takes the results of workers and of the backend. Returns whether there were any.
     fn take_results(&mut self, wait: bool) -> io::Result<bool> {
         let transformed = self.take_transformed();
-        // Chunks that workers have encrypted go to the backend before this thread waits.
-        let wait = wait && !transformed && self.awaits_backend_only();
+        // Chunks that workers have encrypted go to the backend before this thread waits, and the
+        // queue's owner takes foreign completions.
+        let wait = wait && !transformed && self.awaits_backend_only() && !self.has_foreign();
         let any = wait && self.spin()? || self.take_stored(wait)? || transformed;
         if any {
             self.round.environment = self.look_at_workers();
@@ -155,6 +156,11 @@ impl Queue {
     /// Whether only the backend, or foreign entries on its ring, can end a wait.
     pub(super) fn awaits_backend_only(&self) -> bool {
         self.done.is_empty() && self.offloads.count == 0 && self.parked.is_empty()
+    }
+
+    /// Whether a foreign entry's completion waits for the queue's owner.
+    pub(super) fn has_foreign(&mut self) -> bool {
+        self.ring().is_some_and(|ring| ring.has_next())
     }
 
     /// Takes the backend's answers, blocking for one if `wait` is set. Returns whether there were

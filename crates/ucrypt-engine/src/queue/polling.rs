@@ -236,8 +236,12 @@ impl Queue {
         }
         let until_ns = self.time.exact_ns().saturating_add(budget_ns);
         let caught = loop {
-            if self.take_stored(false)? || self.ring().is_some_and(|ring| ring.has_next()) {
+            if self.take_stored(false)? {
                 break true;
+            }
+            self.poll_own_ring()?;
+            if self.has_foreign() {
+                return Ok(true);
             }
             if self.time.exact_ns() >= until_ns {
                 break false;

@@ -38,15 +38,10 @@ pub(super) struct Wakers {
     may_be_signalled: bool,
     /// Workers or a range lock know the waker, and may signal it late.
     is_known: bool,
-    /// The waker, joined with the backend's descriptor if there is one.
-    inner: Joined,
+    /// The waker joined with the backend's descriptor; `None` if the backend has none.
+    with_backend: Option<OwnedFd>,
     /// `inner` joined with the queue's own ring; `None` if the queue has no ring of its own.
     all: Option<OwnedFd>,
-}
-
-enum Joined {
-    One(Arc<Waker>),
-    Two(OwnedFd),
 }
 
 impl Wakers {
@@ -57,12 +52,16 @@ impl Wakers {
         own_ring: Option<BorrowedFd<'_>>,
     ) -> io::Result<Self> {
         let own = Arc::new(Waker::new()?);
-        let inner = match backend {
-            Some(backend) => Joined::Two(join_fds(own.as_fd(), backend)?),
-            None => Joined::One(own.clone()),
-        };
-        let all = own_ring.map(|ring| join_fds(inner.as_fd(), ring)).transpose()?;
-        Ok(Self { own, may_be_signalled: false, is_known: has_workers, inner, all })
+        let with_backend = backend.map(|backend| join_fds(own.as_fd(), backend)).transpose()?;
+        let mut wakers =
+            Self { own, may_be_signalled: false, is_known: has_workers, with_backend, all: None };
+        wakers.all = own_ring.map(|ring| join_fds(wakers.inner(), ring)).transpose()?;
+        Ok(wakers)
+    }
+
+    /// The waker, joined with the backend's descriptor if there is one.
+    fn inner(&self) -> BorrowedFd<'_> {
+        self.with_backend.as_ref().map_or_else(|| self.own.as_fd(), AsFd::as_fd)
     }
 
     /// The waker, for those who wake the queue.
@@ -88,15 +87,6 @@ impl Wakers {
     /// Takes the signals that have arrived.
     pub(super) fn take_signals(&self) -> io::Result<()> {
         self.own.take()
-    }
-}
-
-impl AsFd for Joined {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::One(fd) => fd.as_fd(),
-            Self::Two(fd) => fd.as_fd(),
-        }
     }
 }
 
@@ -181,14 +171,14 @@ impl Queue {
                 return Ok(());
             }
             RingOf::Queue(ring) => {
-                if !ring.has_completion() && ring.watch(self.wakers.inner.as_fd())? {
+                if !ring.has_completion() && ring.watch(self.wakers.inner())? {
                     ring.enter(1)?;
                     ring.reap(|_, _| {});
                 }
                 return Ok(());
             }
         }
-        match poll(&mut [PollFd::new(&self.wakers.inner, PollFlags::IN)], None) {
+        match poll(&mut [PollFd::from_borrowed_fd(self.wakers.inner(), PollFlags::IN)], None) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -202,7 +192,7 @@ impl Queue {
     /// Whether nothing can be done before [`Queue::wait_fd`] becomes readable. Call this after
     /// [`Queue::poll`], right before poll(2).
     pub fn may_sleep(&mut self) -> bool {
-        if !self.done.is_empty() || self.ring().is_some_and(|ring| ring.has_next()) {
+        if !self.done.is_empty() || self.has_foreign() {
             return false;
         }
         // A broken queue fails again at the next poll, which reports the error.
@@ -222,7 +212,7 @@ impl Queue {
 
     /// A descriptor that becomes readable when [`Queue::poll`] can make progress.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.wakers.all.as_ref().map_or_else(|| self.wakers.inner.as_fd(), AsFd::as_fd)
+        self.wakers.all.as_ref().map_or_else(|| self.wakers.inner(), AsFd::as_fd)
     }
 
     /// Runs a job that waits for a worker, or spins briefly for an answer. Returns whether to look

@@ -2,12 +2,11 @@
 
 #![allow(unreachable_pub, dead_code, reason = "shared by test binaries that each use a part")]
 
-use std::str::FromStr as _;
 use std::sync::Arc;
 
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{Io, PolicyKind, Queue, Segment, Volume, VolumeOptions};
-use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+use ucrypt_testkit::engine::aes;
 
 /// A backend that carries out operations within `submit`, and one that uses io_uring.
 pub fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfile::TempDir>)> {
@@ -16,14 +15,6 @@ pub fn backends(len: u64) -> Vec<(&'static str, Arc<dyn Backend>, Option<tempfil
     std::fs::File::create(&path).unwrap().set_len(len).unwrap();
     let file = FileBackend::open(&path, OpenOptions::default()).unwrap();
     vec![("memory", Arc::new(memory(len).unwrap()), None), ("file", Arc::new(file), Some(dir))]
-}
-
-/// AES-256-XTS with a fixed key.
-pub fn aes(sector_size: u32) -> SectorCipher {
-    let spec = CipherSpec::from_str("aes-xts-plain64").unwrap();
-    let key: Vec<u8> = (0..64).collect();
-    let options = SectorOptions { sector_size, iv_offset: 0, iv_large_sectors: false };
-    SectorCipher::new(&spec, &key, options).unwrap()
 }
 
 /// A volume of one encrypted segment, under the default policy.
@@ -52,6 +43,17 @@ pub fn run(queue: &mut Queue, io: Io<'_>) -> ucrypt_engine::Done {
     let done = queue.next_done().expect("an answer");
     assert_eq!(done.tag, 42);
     done
+}
+
+/// Waits for all requests, with success. Allocates nothing.
+#[track_caller]
+pub fn drain(queue: &mut Queue) {
+    while queue.in_flight() > 0 {
+        queue.wait().unwrap();
+        while let Some(done) = queue.next_done() {
+            assert_eq!(done.result, Ok(()));
+        }
+    }
 }
 
 /// Writes borrowed bytes, with success.

@@ -29,7 +29,7 @@ use super::DEPTH;
 use super::abi::{ARGUMENTS_MAX, Body, Head, Request};
 use super::answers::{Answers, Payload};
 use super::device::{Device, FRONT_LEN, Received, arguments};
-use super::file::{Outcome, VolumeFile, Zeroes};
+use super::file::{Outcome, Success, VolumeFile};
 use super::peers::Peer;
 use crate::backlog::Submitter;
 use crate::memory::Share;
@@ -60,19 +60,6 @@ pub(super) struct Pending {
     /// The descriptor that it came by.
     device: usize,
     success: Success,
-}
-
-/// What to answer after the engine has completed the request.
-#[derive(Clone, Copy)]
-enum Success {
-    /// The data, if there is any.
-    Data,
-    /// This many bytes were written.
-    Written(u32),
-    /// The request is not supported.
-    Refused,
-    /// Nothing, if nothing is left to be zeroed.
-    Zeroes(Zeroes),
 }
 
 /// The engine's work for a request.
@@ -269,9 +256,9 @@ impl Classic {
             }
             Outcome::Read { offset, len } => {
                 self.round_bytes += len;
-                (Success::Data, Work::Io(Io::read(offset, len)))
+                (Success::Data(len), Work::Io(Io::read(offset, len)))
             }
-            Outcome::Do { io, refuse: false } => (Success::Data, Work::Io(io)),
+            Outcome::Do { io, refuse: false } => (Success::Nothing, Work::Io(io)),
             Outcome::Do { io, refuse: true } => (Success::Refused, Work::Io(io)),
             Outcome::Zero(mut zeroes) => match zeroes.take_piece() {
                 Some(io) => (Success::Zeroes(zeroes), Work::Io(io)),
@@ -310,8 +297,8 @@ impl Classic {
             let result = result.and_then(|()| match success {
                 Success::Refused => Err(Errno::OPNOTSUPP),
                 Success::Written(len) => Ok(Payload::Body(Body::written(len))),
-                Success::Data => Ok(data.map_or(Payload::NOTHING, Payload::Data)),
-                Success::Zeroes(_) => Ok(Payload::NOTHING),
+                Success::Data(_) => Ok(data.map_or(Payload::NOTHING, Payload::Data)),
+                Success::Nothing | Success::Zeroes(_) => Ok(Payload::NOTHING),
             });
             self.answer(device, unique, result);
         }
@@ -433,12 +420,22 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use ucrypt_engine::{Segment, Volume, VolumeOptions};
-    use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+    use ucrypt_testkit::engine::aes;
     use ucrypt_testkit::fault::{Access, Fate, Rule};
     use ucrypt_testkit::{FaultBackend, Faults};
 
     use super::super::file::User;
     use super::*;
+
+    /// A thread that serves the volume, and the kernel's end of its device.
+    fn thread(volume: &Arc<Volume>) -> (Classic, UnixStream) {
+        let (device, kernel) = UnixStream::pair().expect("a pair");
+        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
+        let peer = Peer::all(1).next().expect("a thread");
+        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
+        let thread = Classic::new(file, Device::new(device.into()), peer, share);
+        (thread.expect("a thread's state"), kernel)
+    }
 
     #[test]
     fn reads_without_room_are_kept_from_other_threads_in_a_suspended_volume_only() {
@@ -452,13 +449,8 @@ mod tests {
         let mut other = volume.queue(QueueConfig::new(1 << 16, 1)).expect("a queue");
         assert!(other.submit(0, Io::write_borrowed(1, &[1; 9], false)).is_ok());
 
-        let (device, _kernel) = UnixStream::pair().expect("a pair");
-        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
-        let peer = Peer::all(1).next().expect("a thread");
-        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
-        let thread = Classic::new(file, Device::new(device.into()), peer, share);
-        let mut thread = thread.expect("a thread's state");
-        let request = |work| (Pending { unique: 1, device: 0, success: Success::Data }, work);
+        let (mut thread, _kernel) = thread(&volume);
+        let request = |work| (Pending { unique: 1, device: 0, success: Success::Data(512) }, work);
         let read = |_| request(Work::Io(Io::read(0, 512)));
         thread.submit(read(0));
         assert!(thread.queue.waits_for_others() && thread.has_room());
@@ -479,21 +471,13 @@ mod tests {
     fn a_range_that_takes_long_to_zero_keeps_nobody_out_of_all_of_it() {
         const LEN: u64 = 160 << 20;
         const ZERO_RANGE: u32 = 16;
-        let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
-        let key: Vec<u8> = (0..64).collect();
-        let cipher = SectorCipher::new(&spec, &key, SectorOptions::default()).expect("a key");
-        let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(cipher) };
+        let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(aes(512)) };
         let memory = Arc::new(ucrypt_backend::memory(LEN).expect("memory"));
         let volume = Volume::new(memory, vec![segment], VolumeOptions::default());
         let volume = Arc::new(volume.expect("a volume"));
-        let (device, _kernel) = UnixStream::pair().expect("a pair");
-        let file = Arc::new(VolumeFile::new(volume.clone(), User::Programs));
-        let peer = Peer::all(1).next().expect("a thread");
-        let share = Share { queues: 1, memory: 1 << 20, request_max: 1 << 16 };
-        let thread = Classic::new(file.clone(), Device::new(device.into()), peer, share);
-        let mut thread = thread.expect("a thread's state");
+        let (mut thread, _kernel) = thread(&volume);
         let request = Request::Fallocate { offset: 1, len: LEN - 2, mode: ZERO_RANGE };
-        let outcome = file.take(request, 0, || false);
+        let outcome = thread.file.take(request, 0, || false);
         thread.start(0, 1, outcome);
         assert_eq!(thread.pending.len(), 1);
         // While that is under way, another client writes a part of a sector, which it needs for itself.

@@ -41,6 +41,21 @@ pub(super) enum Outcome {
     Zero(Zeroes),
 }
 
+/// What to answer after the volume has done what a request needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Success {
+    /// Nothing.
+    Nothing,
+    /// That many bytes, which were read.
+    Data(usize),
+    /// That many bytes were written.
+    Written(u32),
+    /// The request is refused all the same (see [`Outcome::Do`]).
+    Refused,
+    /// Nothing, if nothing is left to be zeroed.
+    Zeroes(Zeroes),
+}
+
 /// A range to be zeroed piece by piece.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Zeroes {

@@ -27,7 +27,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
@@ -39,7 +40,8 @@ use ucrypt_engine::Volume;
 
 use super::device::Device;
 use super::file::{User, VolumeFile};
-use super::{FuseError, How, Preference, STOP_PATIENCE, Transport, mount, serve, within};
+use super::{FuseError, How, Preference, STOP_PATIENCE, Transport, cores, mount, serve};
+use crate::ending::holds_by;
 
 /// Most threads: the driver has requests of one disk only, and the threads hold locked memory.
 const THREADS_MAX: usize = 4;
@@ -145,7 +147,6 @@ impl Holes {
 /// A file that only holders of its descriptor can use. It ends when the last descriptor is closed.
 #[derive(Debug)]
 pub struct HiddenFile {
-    transport: Transport,
     threads: Vec<JoinHandle<()>>,
     /// Bytes.
     len: u64,
@@ -174,11 +175,6 @@ impl HiddenFile {
         }
     }
 
-    /// The transport in use.
-    pub fn transport(&self) -> Transport {
-        self.transport
-    }
-
     /// Whether nobody has the file open any more.
     pub fn has_ended(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
@@ -187,7 +183,7 @@ impl HiddenFile {
     /// Waits briefly until nobody has the file open. If somebody still does, the file is served
     /// until the process ends.
     pub(crate) fn end(&self) {
-        within(STOP_PATIENCE, || self.has_ended());
+        holds_by(Instant::now() + STOP_PATIENCE, || self.has_ended());
     }
 }
 
@@ -196,15 +192,14 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let read_only = info.read_only;
     let mount = detached_mount(&device, read_only)?;
     let holes = Arc::new(Holes::new(info.discard && !info.fast_write_zeroes));
-    let count = thread::available_parallelism().map_or(2, usize::from).clamp(2, THREADS_MAX);
     let file = Arc::new(VolumeFile::new(volume.clone(), User::LoopDriver(holes.clone())));
     let how = How {
         transport: Preference::Only(Transport::Classic),
         past_page_cache: false,
-        threads: count,
+        threads: cores().clamp(2, THREADS_MAX),
         shared_mappings: false,
     };
-    let (in_use, threads) = serve(&file, &Device::new(device), how)?;
+    let (_, threads) = serve(&file, &Device::new(device), how)?;
     // The mount ends with its descriptor, but the opened file keeps it alive as long as needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
@@ -212,7 +207,7 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     // The size of a root inode is 0 until somebody asks for it; the driver does only since
     // Linux 6.16.
     statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
-    Ok((HiddenFile { transport: in_use.transport, threads, len: info.len, holes }, opened))
+    Ok((HiddenFile { threads, len: info.len, holes }, opened))
 }
 
 /// A random range of [`PROBE_LEN`] bytes in a volume of `len` bytes, or all of a shorter one.
@@ -253,6 +248,7 @@ fn detached_mount(device: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{self, RecvTimeoutError};
+    use std::thread;
     use std::time::Duration;
 
     use super::*;

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_engine::Volume;
 
-use crate::ending::TellsAtItsEnd;
+use crate::ending::{holds_by, spawn};
 use crate::memory::{self, Share};
 use abort::Abort;
 use classic::Classic;
@@ -299,22 +299,6 @@ impl Drop for FuseExport {
     }
 }
 
-/// Waits until `is_so` holds, for at most `patience`. Returns whether it holds.
-fn within(patience: Duration, is_so: impl Fn() -> bool) -> bool {
-    holds_by(Instant::now() + patience, is_so)
-}
-
-/// Waits until `is_so` holds, at most until then. Returns whether it holds.
-fn holds_by(until: Instant, is_so: impl Fn() -> bool) -> bool {
-    while !is_so() {
-        if Instant::now() > until {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    true
-}
-
 /// How a file is served.
 #[derive(Debug, Clone, Copy)]
 struct How {
@@ -357,11 +341,7 @@ fn serve(
     }
     for (index, peer) in Peer::all(share.queues).enumerate() {
         let classic = Classic::new(file.clone(), device.another()?, peer, share)?;
-        let end = TellsAtItsEnd(file.volume.clone());
-        threads.push(spawn(format!("fuse-{index}"), move || {
-            let _end = end;
-            classic.run();
-        })?);
+        threads.push(spawn(format!("fuse-{index}"), &file.volume, || classic.run())?);
     }
     let reason = how.transport.reason(transport, first.offers_rings(), how.past_page_cache);
     Ok((InUse { transport, reason }, threads))
@@ -369,10 +349,6 @@ fn serve(
 
 fn cores() -> usize {
     thread::available_parallelism().map_or(2, usize::from)
-}
-
-fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    thread::Builder::new().name(name).spawn(run)
 }
 
 /// Threads that have entries in each kernel queue: two threads can work on the requests of one
@@ -421,9 +397,8 @@ fn start_rings(
 ) -> io::Result<bool> {
     let (said, heard) = mpsc::channel();
     for (index, mut ring) in rings.into_iter().enumerate() {
-        let (said, end) = (said.clone(), TellsAtItsEnd(volume.clone()));
-        threads.push(spawn(format!("fuse-ring-{index}"), move || {
-            let _end = end;
+        let said = said.clone();
+        threads.push(spawn(format!("fuse-ring-{index}"), volume, move || {
             // This fails only if another thread could not be started, so that nobody listens.
             let _ = said.send(ring.register());
             drop(said);

@@ -33,7 +33,7 @@ use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 use super::abi::{self, ANSWER_LEN, Body, Request, ring};
 use super::abort::abort;
 use super::device::Device;
-use super::file::{Outcome, VolumeFile, Zeroes};
+use super::file::{Outcome, Success, VolumeFile};
 use crate::backlog::Submitter;
 
 /// Bytes of an entry's page. It holds the kernel's structure and, at `VECTORS_AT`, the two vectors
@@ -60,20 +60,6 @@ struct Entry {
     unique: u64,
     commit: u64,
     success: Success,
-}
-
-/// What to answer after the engine has completed a request.
-#[derive(Clone, Copy)]
-enum Success {
-    Nothing,
-    /// The first bytes of the payload.
-    Data(usize),
-    /// How many bytes were written.
-    Written(u32),
-    /// The request is refused all the same (see [`Outcome::Do`]).
-    Refusal,
-    /// Nothing, if nothing is left to be zeroed.
-    Zeroes(Zeroes),
 }
 
 // SAFETY: `start` points into `memory`, which may be sent to and used on any thread.
@@ -260,7 +246,7 @@ impl Ring {
                 Success::Nothing | Success::Zeroes(_) => Ok(0),
                 Success::Data(len) => Ok(len),
                 Success::Written(len) => Ok(entry.put(&Body::written(len))),
-                Success::Refusal => Err(Errno::OPNOTSUPP),
+                Success::Refused => Err(Errno::OPNOTSUPP),
             });
             self.answer(index, result);
         }
@@ -315,7 +301,7 @@ impl Submitter for Ring {
                 (written, Outcome::Write { offset, len, fua })
             }
             Outcome::Do { io, refuse } => {
-                entry.success = if refuse { Success::Refusal } else { Success::Nothing };
+                entry.success = if refuse { Success::Refused } else { Success::Nothing };
                 match self.queue.submit(tag, io) {
                     Err(Rejected::Busy(io)) => (Err(None), Outcome::Do { io, refuse }),
                     result => (result.map_err(|rejected| rejected.errno()), Outcome::Silent),

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use super::LoopError;
 use super::ioctl::{self, Info};
+use crate::ending::holds_by;
 
 const CONTROL: &str = "/dev/loop-control";
 
@@ -224,15 +225,8 @@ impl Device {
 
     /// Whether a detachment is still being taken back after `patience`.
     fn is_cancelling(&self, patience: Duration) -> bool {
-        let cancelling = || self.cancelling.as_ref().is_some_and(|it| !it.thread.is_finished());
-        let deadline = Instant::now() + patience;
-        while cancelling() {
-            if Instant::now() > deadline {
-                return true;
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
-        false
+        let is_over = || self.cancelling.as_ref().is_none_or(|it| it.thread.is_finished());
+        !holds_by(Instant::now() + patience, is_over)
     }
 
     /// Detaches as soon as nobody has it open or mounted.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use ucrypt_engine::Volume;
 
-use crate::fuse::{FuseError, HiddenFile, Transport};
+use crate::fuse::{FuseError, HiddenFile};
 use device::{Attach, Device};
 
 mod device;
@@ -124,11 +124,6 @@ impl LoopExport {
     /// kernel has none.
     pub fn sequence(&self) -> Option<u64> {
         self.device.sequence()
-    }
-
-    /// The transport of the driver's requests.
-    pub fn transport(&self) -> Transport {
-        self.file.transport()
     }
 
     /// Whether somebody else has detached the device.

@@ -21,10 +21,10 @@ use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected, Volume};
 
 use super::inbox::Inbox;
 use super::outbox::{Outbox, Reply, Sent};
-use super::pending::{Kind, Pending, PendingTable};
 use super::request::{NO_MEMORY, Refusal, Terms};
 use crate::backlog::Submitter;
 use crate::stop::Stop;
+use crate::table::Table;
 use crate::waiter::{EventFlags, Waiter};
 use intake::{Incoming, Need};
 
@@ -85,6 +85,24 @@ impl Means {
     }
 }
 
+/// What a reply needs of its request, kept while the request is in the engine.
+#[derive(Clone, Copy)]
+struct Pending {
+    cookie: u64,
+    kind: Kind,
+}
+
+/// What to do when the engine has completed the request.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Send the data; the offset goes with it.
+    Read { offset: u64 },
+    /// Send the result.
+    Plain,
+    /// Flush, then send the result: the engine's discard has no FUA.
+    TrimThenFlush,
+}
+
 pub(super) struct Connection<'a> {
     socket: BorrowedFd<'a>,
     stop: &'a Stop,
@@ -102,7 +120,7 @@ pub(super) struct Connection<'a> {
     round_bytes: usize,
     /// The last request was a large write, so the next one probably is.
     bulk: bool,
-    pending: PendingTable,
+    pending: Table<Pending>,
     /// Requests for which the engine had no room, in order; all of them are in `pending` too.
     backlog: VecDeque<(u64, Io<'static>)>,
     waiter: Waiter,
@@ -160,7 +178,7 @@ impl<'a> Connection<'a> {
             try_input: true,
             round_bytes: 0,
             bulk: false,
-            pending: PendingTable::new(depth),
+            pending: Table::new(depth),
             backlog: VecDeque::with_capacity(places),
             waiter,
             outbox: Outbox::new(places),

@@ -14,7 +14,7 @@ use super::protocol::{
 };
 
 /// Longest option data that is parsed, in bytes. Longer data is refused with `ERR_TOO_BIG`.
-pub const OPTION_DATA_MAX: u32 = 64 << 10;
+pub(super) const OPTION_DATA_MAX: u32 = 64 << 10;
 /// Longest option data that is skipped, in bytes. A client that announces more is cut off.
 const OPTION_SKIP_MAX: u32 = 32 << 20;
 /// Most options in one handshake. A client that sends more is not going to finish.
@@ -24,21 +24,21 @@ const ZEROES: usize = 124;
 
 /// What the handshake tells a client about the volume.
 #[derive(Clone, Debug)]
-pub struct Export {
+pub(super) struct Export {
     /// The canonical name; the empty name chooses the export too. At most 4096 bytes.
-    pub name: String,
+    pub(super) name: String,
     /// A line for a human. At most 4096 bytes.
-    pub description: String,
+    pub(super) description: String,
     /// Bytes of the volume.
-    pub size: u64,
+    pub(super) size: u64,
     /// Transmission flags without `SEND_DF`, which depends on the negotiation.
-    pub flags: u16,
+    pub(super) flags: u16,
     /// Smallest request, in bytes: a power of two.
-    pub block_min: u32,
+    pub(super) block_min: u32,
     /// Smallest efficient request, in bytes: a power of two of 512 or more.
-    pub block_preferred: u32,
+    pub(super) block_preferred: u32,
     /// Largest payload, in bytes.
-    pub block_max: u32,
+    pub(super) block_max: u32,
 }
 
 impl Export {
@@ -50,23 +50,23 @@ impl Export {
 
 /// What was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Negotiated {
+pub(super) struct Negotiated {
     /// Reads are answered with structured replies.
-    pub structured: bool,
+    pub(super) structured: bool,
     /// `base:allocation` was selected, block status may be asked for.
-    pub block_status: bool,
+    pub(super) block_status: bool,
 }
 
 impl Negotiated {
     /// The transmission flags for a client with these features.
-    pub fn transmission_flags(self, export: &Export) -> u16 {
+    pub(super) fn transmission_flags(self, export: &Export) -> u16 {
         export.flags | if self.structured { transmission_flag::SEND_DF } else { 0 }
     }
 }
 
 /// Where the handshake stands after some input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(super) enum Step {
     /// Send the output, then read on.
     Continue,
     /// Send the output, then start the transmission phase.
@@ -87,7 +87,7 @@ enum State {
 }
 
 /// One client's handshake.
-pub struct Handshake<'a> {
+pub(super) struct Handshake<'a> {
     export: &'a Export,
     state: State,
     /// The bytes of the current part so far.
@@ -103,12 +103,12 @@ pub struct Handshake<'a> {
 
 impl<'a> Handshake<'a> {
     /// A handshake that tells the client that it is not served, and why.
-    pub fn refusing(export: &'a Export, why: String) -> Self {
+    pub(super) fn refusing(export: &'a Export, why: String) -> Self {
         Self { refusal: Some(why), ..Self::new(export) }
     }
 
     /// Starts a handshake. Its first output is the greeting.
-    pub fn new(export: &'a Export) -> Self {
+    pub(super) fn new(export: &'a Export) -> Self {
         let mut output = Vec::with_capacity(512);
         output.extend(GREETING_MAGIC.to_be_bytes());
         output.extend(OPTION_MAGIC.to_be_bytes());
@@ -129,7 +129,7 @@ impl<'a> Handshake<'a> {
 
     /// Number of bytes to read now without reading past the handshake; never zero, at most
     /// [`OPTION_DATA_MAX`].
-    pub fn wanted(&self) -> usize {
+    pub(super) fn wanted(&self) -> usize {
         let part = match self.state {
             State::ClientFlags => 4,
             State::OptionHeader => 16,
@@ -140,12 +140,12 @@ impl<'a> Handshake<'a> {
     }
 
     /// Takes the bytes to send to the client now.
-    pub fn take_output(&mut self) -> Vec<u8> {
+    pub(super) fn take_output(&mut self) -> Vec<u8> {
         mem::take(&mut self.output)
     }
 
     /// Takes bytes from the client: at least 1 and at most [`wanted`](Self::wanted).
-    pub fn take_input(&mut self, bytes: &[u8]) -> Step {
+    pub(super) fn take_input(&mut self, bytes: &[u8]) -> Step {
         let wanted = self.wanted();
         debug_assert!(bytes.len() <= wanted, "the caller read into the next part");
         if let State::Skip { option, left } = self.state {

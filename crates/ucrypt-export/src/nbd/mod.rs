@@ -2,8 +2,8 @@
 //! speaks the protocol.
 //!
 //! A connection has one thread with one engine queue. Bytes flow through these files, in order:
-//! `server` accepts, `negotiate` runs a [`handshake`] on the socket, `inbox` cuts the input into
-//! requests, [`request`] decides what is refused, `connection` drives the queue, `outbox` sends
+//! `server` accepts, `negotiate` runs a `handshake` on the socket, `inbox` cuts the input into
+//! requests, `request` decides what is refused, `connection` drives the queue, `outbox` sends
 //! the replies. The pure modules (`protocol`, `handshake`, `options`, `request`) know no socket.
 //!
 //! There is no TLS, so the server listens for TCP on loopback addresses only, and serves only its own
@@ -15,15 +15,14 @@ mod address;
 mod clients;
 mod connection;
 mod extents;
-pub mod handshake;
+mod handshake;
 mod inbox;
 mod negotiate;
 mod options;
 mod outbox;
 mod peer;
-mod pending;
 pub mod protocol;
-pub mod request;
+mod request;
 mod server;
 
 pub use crate::visits::{Admitted, Report};

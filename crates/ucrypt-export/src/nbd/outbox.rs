@@ -38,12 +38,17 @@ pub(super) struct Reply<D> {
 impl<D: Deref<Target = [u8]>> Reply<D> {
     fn new(parts: &[&[u8]], payload: Payload<D>) -> Self {
         let mut reply = Self { head: [0; HEAD_MAX], head_len: 0, payload };
-        for part in parts {
-            let end = reply.head_len + part.len();
-            reply.head[reply.head_len..end].copy_from_slice(part);
-            reply.head_len = end;
-        }
+        reply.append(parts);
         reply
+    }
+
+    /// Appends to the head.
+    fn append(&mut self, parts: &[&[u8]]) {
+        for part in parts {
+            let end = self.head_len + part.len();
+            self.head[self.head_len..end].copy_from_slice(part);
+            self.head_len = end;
+        }
     }
 
     fn simple(cookie: u64, error: u32, payload: Payload<D>) -> Self {
@@ -63,11 +68,7 @@ impl<D: Deref<Target = [u8]>> Reply<D> {
             ],
             payload,
         );
-        for field in fields {
-            let end = reply.head_len + field.len();
-            reply.head[reply.head_len..end].copy_from_slice(field);
-            reply.head_len = end;
-        }
+        reply.append(fields);
         let length = (reply.len() - 20) as u32;
         reply.head[16..20].copy_from_slice(&length.to_be_bytes());
         reply

@@ -12,22 +12,22 @@ use super::protocol::{
 
 /// A request as received, unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub(super) struct Request {
     /// Command flags.
-    pub flags: u16,
+    pub(super) flags: u16,
     /// The command.
-    pub command: u16,
+    pub(super) command: u16,
     /// The client's identifier of the request, sent back with the reply.
-    pub cookie: u64,
+    pub(super) cookie: u64,
     /// First byte of the range.
-    pub offset: u64,
+    pub(super) offset: u64,
     /// Bytes of the range.
-    pub length: u32,
+    pub(super) length: u32,
 }
 
 /// The command of a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub(super) enum Command {
     /// Send the bytes of the range.
     Read,
     /// Store the payload.
@@ -62,15 +62,15 @@ pub enum Command {
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub(super) struct Refusal {
     /// The error for the client program.
-    pub error: NbdError,
+    pub(super) error: NbdError,
     /// The reason for a human; only structured replies carry it.
-    pub message: &'static str,
+    pub(super) message: &'static str,
 }
 
 /// The engine has no buffer for the request and will never have one.
-pub const NO_MEMORY: Refusal =
+pub(super) const NO_MEMORY: Refusal =
     Refusal { error: NbdError::NoMem, message: "no memory for a request of this size" };
 
 impl From<Errno> for Refusal {
@@ -90,15 +90,15 @@ impl From<Errno> for Refusal {
 
 /// What requests are checked against: the export, and what was negotiated.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub(super) struct Terms {
     /// Bytes of the export.
-    pub size: u64,
+    pub(super) size: u64,
     /// The transmission flags that the client was sent.
-    pub flags: u16,
+    pub(super) flags: u16,
     /// `base:allocation` was selected.
-    pub block_status: bool,
+    pub(super) block_status: bool,
     /// Writing zeroes is faster than writing data, where the backend can do it.
-    pub fast_zero: bool,
+    pub(super) fast_zero: bool,
 }
 
 impl Terms {
@@ -121,7 +121,7 @@ const fn inval(message: &'static str) -> Refusal {
 impl Request {
     /// Parses a request; `None` if the magic number is wrong, after which nothing that follows in
     /// the stream can be trusted.
-    pub fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<Self> {
+    pub(super) fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<Self> {
         if get_u32(bytes, 0)? != REQUEST_MAGIC {
             return None;
         }
@@ -135,12 +135,12 @@ impl Request {
     }
 
     /// Bytes that follow the request in the stream, whether it is allowed or not.
-    pub fn payload_len(&self) -> u32 {
+    pub(super) fn payload_len(&self) -> u32 {
         if self.command == command::WRITE { self.length } else { 0 }
     }
 
     /// Checks the request against the export.
-    pub fn check(&self, terms: &Terms) -> Result<Command, Refusal> {
+    pub(super) fn check(&self, terms: &Terms) -> Result<Command, Refusal> {
         let fua = self.flags & command_flag::FUA != 0;
         match self.command {
             command::READ => {
@@ -304,7 +304,7 @@ mod tests {
         let flags = transmission_flag::HAS_FLAGS | transmission_flag::READ_ONLY;
         let terms = Terms { flags, ..WRITABLE };
         for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
-            assert_eq!(error(request(command, 0, 0, 512), &terms), NbdError::Perm);
+            assert_eq!(error(request(command, 0, 0, 512), &terms) as u32, 1, "EPERM");
         }
         assert_eq!(request(command::FLUSH, 0, 0, 0).check(&terms), Ok(Command::Flush));
     }

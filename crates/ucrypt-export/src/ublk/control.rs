@@ -15,7 +15,7 @@ use super::UblkError;
 use super::abi::{ANY_DEVICE, Control as Command, DeviceInfo, Header, Parameters, feature};
 use super::device::character_path;
 
-pub(super) const PATH: &str = "/dev/ublk-control";
+const PATH: &str = "/dev/ublk-control";
 
 /// An open `/dev/ublk-control`, with the ring for its commands.
 pub(super) struct Control {

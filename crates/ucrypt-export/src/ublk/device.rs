@@ -13,6 +13,7 @@ use super::abi::{
     feature,
 };
 use super::control::Control;
+use super::error::failed;
 use super::{OnDeath, Recover, UblkError, UblkOptions};
 
 /// How long the kernel may take to clean up after a dead server, and a device manager to give a new
@@ -310,8 +311,4 @@ fn find_waiting(control: &mut Control, identity: u64) -> Option<u32> {
         info.features & feature::USER_RECOVERY != 0 && info.state != STATE_DEAD
     };
     found.iter().find(recoverable).map(|info| info.device)
-}
-
-fn failed(what: &'static str) -> impl Fn(Errno) -> UblkError {
-    move |error| UblkError::Control { what, error: error.into() }
 }

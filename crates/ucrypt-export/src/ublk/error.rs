@@ -115,3 +115,8 @@ pub enum UblkError {
         error: io::Error,
     },
 }
+
+/// The error of a step of the set-up.
+pub(super) fn failed<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> UblkError {
+    move |error| UblkError::Control { what, error: error.into() }
+}

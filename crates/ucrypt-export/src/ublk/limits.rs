@@ -70,21 +70,9 @@ pub(super) fn zoned(basic: Parameters, zones: &VolumeZones) -> Parameters {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use ucrypt_testkit::engine::volume_info as info;
 
-    fn info() -> VolumeInfo {
-        VolumeInfo {
-            len: 10 << 20,
-            sector_size: 512,
-            write_unit: 512,
-            preferred_io: 4096,
-            read_only: false,
-            discard: false,
-            fast_write_zeroes: false,
-            synchronous: false,
-            rotational: false,
-        }
-    }
+    use super::*;
 
     #[test]
     fn a_disk_has_the_volumes_sectors_and_a_cache_to_flush() {

@@ -31,9 +31,10 @@ use std::thread::JoinHandle;
 
 use ucrypt_engine::{QueueConfig, Volume, VolumeZones};
 
-use crate::ending::TellsAtItsEnd;
+use crate::ending::spawn;
 use crate::memory::{self, Share};
 use device::{Bounds, Device};
+use error::failed;
 use queue::{QueueParams, Server};
 
 pub use error::UblkError;
@@ -83,11 +84,6 @@ pub struct UblkOptions {
     /// A number that identifies this volume, so that no other volume's device is taken over or
     /// deleted. It is not secret: every privileged process can read it.
     pub identity: u64,
-}
-
-/// Whether this system has ublk.
-pub fn is_available() -> bool {
-    Path::new(control::PATH).exists()
 }
 
 /// Takes the first steps to a device, and makes none: whether the driver is there, this process may use
@@ -261,16 +257,14 @@ impl Starting {
         zones: Option<VolumeZones>,
     ) -> io::Result<()> {
         let ((go, device), (say, said)) = (channel::<Arc<File>>(), channel());
-        let (volume, end) = (volume.clone(), TellsAtItsEnd(volume.clone()));
-        let failed = self.failed.clone();
+        let (served, failed) = (volume.clone(), self.failed.clone());
         let serve = move || {
-            let _end = end;
             let config = QueueConfig {
                 memory: params.memory,
                 request_max: 2 * params.io_bytes_max as usize,
                 depth: u32::from(params.depth),
             };
-            let engine = match volume.queue_with_ring(config, u32::from(params.depth)) {
+            let engine = match served.queue_with_ring(config, u32::from(params.depth)) {
                 Ok(engine) => engine,
                 Err(error) => return tell(&say, Err(error)),
             };
@@ -288,7 +282,7 @@ impl Starting {
             }
         };
         let name = format!("ublk-{}", params.queue);
-        self.threads.push(std::thread::Builder::new().name(name).spawn(serve)?);
+        self.threads.push(spawn(name, volume, serve)?);
         self.go.push(go);
         self.said.push(said);
         Ok(())
@@ -307,6 +301,7 @@ impl Starting {
         self.said.iter().try_for_each(|said| said.recv().map_err(ended).and_then(|said| said))
     }
 
+    /// The threads. Those that still wait for a device end, because its senders are dropped.
     fn into_threads(self) -> Vec<JoinHandle<()>> {
         self.threads
     }
@@ -329,8 +324,4 @@ fn bounds(volume: &Volume, privileged: bool) -> Bounds {
         let queues = cores.min(fit.max(1)) as u16;
         Bounds { queues, depth: USER_DEPTH, io_bytes_max: USER_IO_BYTES_MAX as u32 }
     }
-}
-
-fn failed(what: &'static str) -> impl Fn(io::Error) -> UblkError {
-    move |error| UblkError::Control { what, error }
 }

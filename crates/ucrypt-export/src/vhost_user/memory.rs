@@ -80,10 +80,10 @@ pub(super) struct GuestMap {
     gone: Vec<Range<u64>>,
 }
 
-/// A piece of a request lies outside of the guest's memory.
+/// A piece of a request, or its descriptors, lie outside of the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outside {
-    /// There is no such memory.
+    /// There is no such memory, or the descriptors make no sense.
     Nowhere,
     /// There was such memory: see [`Gone`].
     Gone,

@@ -8,7 +8,7 @@ use vm_memory::GuestAddress;
 
 use super::config::{DISCARD_MAX, SEGMENTS_MAX, ZEROES_MAX};
 use super::memory::{Gone, GuestMap, Outside};
-use super::split::{BadChain, Segment, field};
+use super::split::{Segment, field};
 
 const HEADER_LEN: usize = 16;
 /// Bytes of the range of a discard or write-zeroes request.
@@ -98,7 +98,7 @@ impl Parser {
     pub(super) fn parse(
         &mut self,
         map: &GuestMap,
-        chain: impl Iterator<Item = Result<Segment, BadChain>>,
+        chain: impl Iterator<Item = Result<Segment, Outside>>,
         pieces: &mut Vec<Buf>,
     ) -> Result<Request, Gone> {
         self.urgency = Urgency::Normal;
@@ -131,7 +131,7 @@ impl Parser {
     /// status is.
     fn collect(
         &mut self,
-        chain: impl Iterator<Item = Result<Segment, BadChain>>,
+        chain: impl Iterator<Item = Result<Segment, Outside>>,
     ) -> Result<bool, Gone> {
         self.readable.clear();
         self.writable.clear();
@@ -139,8 +139,8 @@ impl Parser {
         for segment in chain {
             let Segment { at, len, writable } = match segment {
                 Ok(segment) => segment,
-                Err(BadChain::Gone) => return Err(Gone),
-                Err(BadChain::Nonsense) => {
+                Err(Outside::Gone) => return Err(Gone),
+                Err(Outside::Nowhere) => {
                     is_sound = false;
                     continue;
                 }

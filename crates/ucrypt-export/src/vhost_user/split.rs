@@ -58,24 +58,6 @@ pub(super) enum NotThere {
     Memory,
 }
 
-/// Why a request's descriptors cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BadChain {
-    /// The descriptors make no sense.
-    Nonsense,
-    /// The descriptors are in memory that was removed.
-    Gone,
-}
-
-impl From<Outside> for BadChain {
-    fn from(outside: Outside) -> Self {
-        match outside {
-            Outside::Nowhere => Self::Nonsense,
-            Outside::Gone => Self::Gone,
-        }
-    }
-}
-
 /// A run of the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
@@ -257,13 +239,13 @@ pub(super) struct Chain<'a> {
 }
 
 impl Chain<'_> {
-    fn read(&mut self, index: u32) -> Result<Option<Segment>, BadChain> {
+    fn read(&mut self, index: u32) -> Result<Option<Segment>, Outside> {
         if index >= self.entries || self.left == 0 {
-            return Err(BadChain::Nonsense);
+            return Err(Outside::Nowhere);
         }
         self.left -= 1;
         let offset = u64::from(index) * DESCRIPTOR_LEN;
-        let at = self.table.checked_add(offset).ok_or(BadChain::Nonsense)?;
+        let at = self.table.checked_add(offset).ok_or(Outside::Nowhere)?;
         let mut bytes = [0; DESCRIPTOR_LEN as usize];
         self.map.read(at, &mut bytes)?;
         let at = u64::from_le_bytes(field(&bytes, 0));
@@ -277,7 +259,7 @@ impl Chain<'_> {
         let (entries, odd) = (len / DESCRIPTOR_LEN as u32, len % DESCRIPTOR_LEN as u32);
         // A table of tables is forbidden, and so is anything behind a table.
         if self.indirect || flags & NEXT != 0 || odd != 0 {
-            return Err(BadChain::Nonsense);
+            return Err(Outside::Nowhere);
         }
         (self.table, self.entries, self.indirect) = (at, entries, true);
         self.left = entries.min(DESCRIPTORS_MAX);
@@ -287,7 +269,7 @@ impl Chain<'_> {
 }
 
 impl Iterator for Chain<'_> {
-    type Item = Result<Segment, BadChain>;
+    type Item = Result<Segment, Outside>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {

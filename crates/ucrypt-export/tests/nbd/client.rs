@@ -17,7 +17,6 @@ pub(crate) const TRIM: u16 = 4;
 pub(crate) const WRITE_ZEROES: u16 = 6;
 pub(crate) const BLOCK_STATUS: u16 = 7;
 
-pub(crate) const EPERM: u32 = 1;
 pub(crate) const EIO: u32 = 5;
 pub(crate) const EINVAL: u32 = 22;
 pub(crate) const ENOSPC: u32 = 28;

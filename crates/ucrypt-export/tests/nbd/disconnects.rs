@@ -113,7 +113,7 @@ fn a_bad_magic_ends_the_connection_after_the_replies() {
     client.send(&[0x55; 28]);
     assert_eq!(client.reply().error, 0);
     assert!(client.is_closed());
-    harness.await_report("bad request magic");
+    harness.reports.wait_for("bad request magic");
     assert_eq!(Client::simple(&harness).read(0, 4), b"kept");
 }
 
@@ -128,8 +128,8 @@ fn clients_that_break_the_protocol_over_and_over_cannot_fill_the_log() {
         greeted.send(&[0x55; 16]);
         assert!(greeted.is_closed());
     }
-    harness.await_report("broke the protocol");
-    assert_eq!(harness.reports("NBD client"), 1);
+    harness.reports.wait_for("broke the protocol");
+    assert_eq!(harness.reports.count("NBD client"), 1);
     assert_alive(&harness);
 }
 
@@ -153,7 +153,7 @@ fn a_write_too_long_to_skip_ends_the_connection_and_a_shorter_one_is_skipped() {
     assert_eq!(client.read(0, 4), [0; 4]);
     client.send(&Client::header(WRITE, 0, 9, 0, (64 << 20) + 1));
     assert!(client.is_closed());
-    harness.await_report("too long to skip");
+    harness.reports.wait_for("too long to skip");
     assert_alive(&harness);
 }
 

@@ -1,13 +1,12 @@
 //! A server in this process, on a socket in a directory of its own.
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use tempfile::TempDir;
 use ucrypt_backend::Backend;
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
-use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
+use ucrypt_testkit::Reports;
 
 /// Bytes of the volumes that need not be large.
 pub(crate) const SMALL: u64 = 4 << 20;
@@ -29,19 +28,16 @@ pub(crate) fn over(backend: Arc<dyn Backend>, options: VolumeOptions) -> Arc<Vol
 
 /// An AES-256-XTS volume in memory.
 pub(crate) fn aes(len: u64, sector_size: u32) -> Arc<Volume> {
-    let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
-    let key: Vec<u8> = (0..64).collect();
-    let options = SectorOptions { sector_size, ..SectorOptions::default() };
-    let cipher = SectorCipher::new(&spec, &key, options).expect("a key");
+    let cipher = Some(ucrypt_testkit::engine::aes(sector_size));
     let backend = Arc::new(ucrypt_backend::memory(len).expect("memory"));
-    let segment = Segment { len, backend_offset: 0, cipher: Some(cipher) };
+    let segment = Segment { len, backend_offset: 0, cipher };
     Arc::new(Volume::new(backend, vec![segment], VolumeOptions::default()).expect("a volume"))
 }
 
 pub(crate) struct Harness {
     pub(crate) dir: TempDir,
     server: Option<Server>,
-    reports: Arc<Mutex<Vec<String>>>,
+    pub(crate) reports: Reports,
 }
 
 impl Harness {
@@ -51,9 +47,8 @@ impl Harness {
 
     pub(crate) fn with_config(volume: Arc<Volume>, mut config: ServerConfig) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let reports = Arc::new(Mutex::new(Vec::new()));
-        let sink = Arc::clone(&reports);
-        config.report = Arc::new(move |line| sink.lock().expect("reports").push(line.to_owned()));
+        let reports = Reports::default();
+        config.report = reports.sink();
         let address = Address::Unix(dir.path().join("nbd.sock"));
         let server = Some(Server::start(volume, &address, config).expect("a server"));
         Self { dir, server, reports }
@@ -73,18 +68,5 @@ impl Harness {
 
     pub(crate) fn stop(&mut self) {
         self.server.take().expect("running").shutdown();
-    }
-
-    /// Waits until a report contains `text`: threads may report late.
-    pub(crate) fn await_report(&self, text: &str) {
-        let until = Instant::now() + Duration::from_secs(30);
-        while !self.reports.lock().expect("reports").iter().any(|line| line.contains(text)) {
-            assert!(Instant::now() < until, "no report of '{text}': {:?}", self.reports);
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-    /// How many reports contain `text`.
-    pub(crate) fn reports(&self, text: &str) -> usize {
-        self.reports.lock().expect("reports").iter().filter(|line| line.contains(text)).count()
     }
 }

@@ -43,28 +43,7 @@ fn every_way_into_transmission_serves_reads() {
     let mut client = Client::connect(&harness);
     client.send(b"IHAVEOPT\0\0\0\x01\0\0\0\x04tape");
     assert!(client.is_closed(), "an unknown name cannot be refused otherwise");
-    harness.await_report("no such export");
-}
-
-#[test]
-fn refused_options_leave_the_session_usable() {
-    let harness = Harness::start(plain(SMALL));
-    let mut client = Client::connect(&harness);
-    let unsup = (1 << 31) + 1;
-    assert_eq!(client.option(5, &[])[0].0, unsup, "no TLS");
-    assert_eq!(client.option(4711, b"what")[0].0, unsup);
-    assert_eq!(client.option(7, b"\0\0\0\x04tape\0\0")[0].0, (1 << 31) + 6);
-    assert_eq!(client.option(6, &vec![0; 1 << 20])[0].0, (1 << 31) + 9);
-    client.go();
-    assert_eq!(client.read(0, 1), [0]);
-}
-
-#[test]
-fn abort_is_acknowledged_and_ends_the_session() {
-    let harness = Harness::start(plain(SMALL));
-    let mut client = Client::connect(&harness);
-    assert_eq!(client.option(2, &[]), [(1, vec![])]);
-    assert!(client.is_closed());
+    harness.reports.wait_for("no such export");
 }
 
 #[test]
@@ -76,7 +55,7 @@ fn a_client_that_never_negotiates_is_cut_off() {
     let mut all = Vec::new();
     stream.read_to_end(&mut all).expect("the end");
     assert_eq!(all, b"NBDMAGICIHAVEOPT\0\x03", "the greeting, and then the end");
-    harness.await_report("handshake");
+    harness.reports.wait_for("handshake");
 }
 
 #[test]
@@ -90,11 +69,11 @@ fn no_more_clients_than_allowed_and_a_place_becomes_free_again() {
     assert_eq!(refusal[0].0, (1 << 31) + 2, "a matter of policy");
     assert_eq!(refusal[0].1, b"2 clients are connected, which is the most");
     assert!(third.is_closed());
-    harness.await_report("turned away");
+    harness.reports.wait_for("turned away");
     for _ in 0..20 {
         assert_eq!(Client::connect(&harness).option(7, &[0; 6])[0].0, (1 << 31) + 2);
     }
-    assert_eq!(harness.reports("turned away"), 1, "refused clients could fill the log");
+    assert_eq!(harness.reports.count("turned away"), 1, "refused clients could fill the log");
     first.request(crate::client::DISC, 0, 0, 0);
     assert!(first.is_closed());
     // The place becomes free when the thread ends, shortly after the connection.
@@ -115,8 +94,8 @@ fn silent_sockets_keep_nobody_out() {
     for _ in 0..4 {
         assert_eq!(Client::simple(&harness).read(0, 1), [0]);
     }
-    harness.await_report("cut off: it did not negotiate");
-    assert_eq!(harness.reports("cut off"), 1, "silent sockets could fill the log");
+    harness.reports.wait_for("cut off: it did not negotiate");
+    assert_eq!(harness.reports.count("cut off"), 1, "silent sockets could fill the log");
     assert_eq!(served.read(0, 1), [0], "who is served stays");
     // The oldest was cut off first.
     let mut rest = Vec::new();

@@ -27,7 +27,7 @@ fn front_ends_are_served_one_after_the_other_and_never_two() {
     let (front_end, mut driver) = started(&harness, &memory);
     let mut second = FrontEnd::connect(&harness.socket());
     assert!(second.receive().is_err(), "it is turned away");
-    harness.await_report("turned away");
+    harness.reports.wait_for("turned away");
     assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "the first one goes on");
     drop(front_end);
     assert_serves(&harness);
@@ -63,6 +63,7 @@ fn what_breaks_the_protocol_ends_the_connection_and_nothing_else() {
     assert!(connect().ring_event(message::SET_VRING_KICK, 65, &event()).is_err(), "no such ring");
     assert!(connect().ring_event(message::SET_VRING_KICK, 0, &file).is_err(), "no event");
     assert!(connect().ring_event(message::SET_VRING_CALL, 0, &file).is_err(), "no event");
+    assert!(connect().ring_event(message::SET_VRING_ERR, 0, &file).is_err(), "no event");
     let no_event = connect().order(message::SET_VRING_KICK, &0x100u64.to_le_bytes(), &[]);
     assert!(no_event.is_err(), "a ring that has to be polled");
     let memory = Memory::new();

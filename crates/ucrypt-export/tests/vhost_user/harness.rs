@@ -1,15 +1,14 @@
 //! A server in this process, and volumes for it.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use ucrypt_backend::Backend;
 use ucrypt_engine::{Segment, Volume, VolumeOptions};
 use ucrypt_export::vhost_user::{Server, ServerConfig};
-use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
-use ucrypt_testkit::{FaultBackend, Faults};
+use ucrypt_testkit::{FaultBackend, Faults, Reports};
 
 /// Bytes of the volumes.
 pub(crate) const LEN: u64 = 4 << 20;
@@ -17,7 +16,7 @@ pub(crate) const LEN: u64 = 4 << 20;
 pub(crate) struct Harness {
     dir: TempDir,
     server: Option<Server>,
-    reports: Arc<Mutex<Vec<String>>>,
+    pub(crate) reports: Reports,
     patience: Duration,
 }
 
@@ -25,7 +24,7 @@ impl Harness {
     pub(crate) fn start(volume: Arc<Volume>) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let patience = ServerConfig::default().patience;
-        let mut harness = Self { dir, server: None, reports: Arc::default(), patience };
+        let mut harness = Self { dir, server: None, reports: Reports::default(), patience };
         harness.restart(volume);
         harness
     }
@@ -46,19 +45,14 @@ impl Harness {
         std::thread::spawn(move || {
             self.stop();
             // Nobody listens after a failure.
-            let _ = ended.send(self.reports());
+            let _ = ended.send(self.reports.lines());
         });
         end.recv_timeout(Duration::from_secs(60)).expect("the server did not end within 60 s")
     }
 
     /// Starts another server in the place of the one that was stopped.
     pub(crate) fn restart(&mut self, volume: Arc<Volume>) {
-        let sink = Arc::clone(&self.reports);
-        let report = Arc::new(move |line: &str| {
-            println!("report: {line}");
-            sink.lock().expect("reports").push(line.to_owned());
-        });
-        let patience = self.patience;
+        let (report, patience) = (self.reports.sink(), self.patience);
         let config =
             ServerConfig { serial: "test-disk".into(), report, patience, ..Default::default() };
         self.server = Some(Server::start(volume, &self.socket(), &config).expect("a server"));
@@ -70,19 +64,6 @@ impl Harness {
 
     pub(crate) fn stop(&mut self) {
         self.server.take().expect("running").shutdown();
-    }
-
-    pub(crate) fn reports(&self) -> Vec<String> {
-        self.reports.lock().expect("reports").clone()
-    }
-
-    /// Waits until a report contains `text`: threads may report late.
-    pub(crate) fn await_report(&self, text: &str) {
-        let until = Instant::now() + Duration::from_secs(30);
-        while !self.reports().iter().any(|line| line.contains(text)) {
-            assert!(Instant::now() < until, "no report of '{text}': {:?}", self.reports());
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
 }
 
@@ -110,11 +91,8 @@ pub(crate) fn with_options(
     sector_size: u32,
     options: VolumeOptions,
 ) -> Arc<Volume> {
-    let spec: CipherSpec = "aes-xts-plain64".parse().expect("a cipher");
-    let key: Vec<u8> = (0..64).collect();
-    let sectors = SectorOptions { sector_size, ..SectorOptions::default() };
-    let cipher = SectorCipher::new(&spec, &key, sectors).expect("a key");
-    let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(cipher) };
+    let cipher = Some(ucrypt_testkit::engine::aes(sector_size));
+    let segment = Segment { len: LEN, backend_offset: 0, cipher };
     Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"))
 }
 

@@ -102,7 +102,7 @@ fn descriptors_of_no_sense_fail_their_request_and_no_other() {
         assert!(written <= 1 && (status == IO_ERR || status == 0xee), "{what}: {status}");
         assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "after: {what}");
     }
-    assert_eq!(harness.reports(), [""; 0]);
+    assert_eq!(harness.reports.lines(), [""; 0]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_guest_that_breaks_its_ring_over_and_over_cannot_fill_the_log() {
         poll(&mut told, None).expect("the front end is told");
         front_end.stop_ring(0).expect("stopped");
     }
-    let lines = harness.reports();
+    let lines = harness.reports.lines();
     assert!((1..=20).contains(&lines.len()), "{lines:?}");
     assert!(lines[0].contains("not in its table"), "{lines:?}");
     drop(front_end);
@@ -202,7 +202,7 @@ fn rings_of_no_sense_stop_and_others_do_not() {
         first.submit(0, READ, 0, &[(DATA, 512)]);
         faults.await_met(1);
         spoil(first);
-        harness.await_report(reason);
+        harness.reports.wait_for(reason);
         faults.resume();
         assert_eq!(first.answer(), (0, 513), "{what}: what was taken is answered");
         let told = rustix::io::read(&first.error, &mut [0; 8]);
@@ -242,7 +242,7 @@ fn data_in_memory_that_is_cut_off_fails_its_request_and_the_server_lives() {
         assert_eq!(driver.run(WRITE, 0, &[(DATA, 4096)]), (OK, 1));
         ftruncate(&memory.files[2], 0).expect("cut off");
         assert_eq!(driver.run(kind, 0, &[(DATA, 4096)]).0, IO_ERR);
-        harness.await_report("cut its memory off");
+        harness.reports.wait_for("cut its memory off");
         let told = rustix::io::read(&driver.error, &mut [0; 8]);
         assert_eq!(told, Ok(8), "the front end is told");
         drop(front_end);

@@ -33,7 +33,7 @@ fn a_ring_whose_memory_is_removed_and_added_again_goes_on() {
         }
         assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "round {round}");
     }
-    assert_eq!(harness.reports(), [""; 0]);
+    assert_eq!(harness.reports.lines(), [""; 0]);
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_request_whose_data_is_removed_and_added_again_does_not_fail() {
     driver.start(&mut front_end, base).expect("started");
     assert_eq!(driver.answer(), (0, 1));
     assert_eq!(driver.status_of(0), OK);
-    assert_eq!(harness.reports(), [""; 0]);
+    assert_eq!(harness.reports.lines(), [""; 0]);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_ring_waits_for_a_table_of_memory_in_which_it_is() {
     front_end.set_memory(&memory);
     driver.start(&mut front_end, base).expect("started");
     assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097));
-    assert_eq!(harness.reports(), [""; 0]);
+    assert_eq!(harness.reports.lines(), [""; 0]);
 }
 
 #[test]
@@ -131,11 +131,11 @@ fn a_ring_that_is_broken_stays_so_when_memory_changes() {
     let memory = Memory::new();
     let (mut front_end, mut driver) = started(&harness, &memory);
     driver.offer(64);
-    harness.await_report("not in its table");
+    harness.reports.wait_for("not in its table");
     front_end.set_memory(&memory);
     front_end.remove_region(&memory, DATA_REGION);
     front_end.add_region(&memory, DATA_REGION);
-    assert_eq!(harness.reports().len(), 1, "{:?}", harness.reports());
+    assert_eq!(harness.reports.lines().len(), 1, "{:?}", harness.reports.lines());
     drop(front_end);
     assert_serves(&harness);
 }

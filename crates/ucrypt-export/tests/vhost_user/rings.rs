@@ -49,7 +49,7 @@ fn several_rings_serve_one_disk_at_the_same_time() {
             });
         }
     });
-    assert_eq!(harness.reports(), [""; 0]);
+    assert_eq!(harness.reports.lines(), [""; 0]);
 }
 
 #[test]

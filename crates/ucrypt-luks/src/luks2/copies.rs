@@ -87,7 +87,11 @@ impl Damage {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the {} LUKS2 header copy is unusable ({})", self.copy, self.problem)
+        write!(f, "the {} LUKS2 header copy is unusable (", self.copy)?;
+        match &self.problem {
+            Error::NotLuks { .. } => f.write_str("there is none in its place)"),
+            problem => write!(f, "{problem})"),
+        }
     }
 }
 

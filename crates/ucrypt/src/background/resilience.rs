@@ -33,7 +33,7 @@ impl Resilience {
     pub(super) fn guard() -> Self {
         let mut guarded = Self::default();
         if let Err(error) = configure_io_flusher_behavior(true) {
-            let what = "the kernel may wait for this server while it serves it";
+            let what = "when memory is short, the kernel and this server may wait for each other";
             guarded.note(what, "CAP_SYS_RESOURCE", error);
         }
         if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
@@ -69,9 +69,11 @@ impl Resilience {
 
     /// Notes a protection that failed, and the missing right if it was refused.
     fn note(&mut self, what: &str, right: &str, error: Errno) {
-        let refused = matches!(error, Errno::PERM | Errno::ACCESS);
-        let remedy = if refused { format!("; it needs {right}") } else { String::new() };
-        self.notes.push(format!("{what} ({error}{remedy})"));
+        self.notes.push(if matches!(error, Errno::PERM | Errno::ACCESS) {
+            format!("{what}: it lacks {right}")
+        } else {
+            format!("{what}: {error}")
+        });
     }
 
     /// The memory in use, how much of it is locked, and which protections failed.

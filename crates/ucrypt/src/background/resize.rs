@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
-use ucrypt_engine::Volume;
+use ucrypt_engine::{Volume, VolumeError};
 
 use super::control::Asked;
 use crate::events::Event;
@@ -60,6 +60,14 @@ impl Resizing {
 fn resize(volume: &Volume, bytes: Option<u64>) -> Resized {
     let failed = |error| Failure::device(format!("cannot tell the size of the image: {error}"));
     let len = bytes.map_or_else(|| volume.len_max().map_err(failed), Ok)?;
-    volume.resize(len).map_err(Failure::wrong)?;
+    volume.resize(len).map_err(|error| match (error, volume.len_max()) {
+        (VolumeError::TooLarge { .. }, Ok(max)) => Failure::wrong(format!(
+            "{len} bytes are more than the image has room for, which is {max}; make it longer first"
+        )),
+        (VolumeError::Unaligned { sector_size, .. }, _) => {
+            Failure::wrong(format!("the size has to be a multiple of {sector_size} bytes"))
+        }
+        (error, _) => Failure::wrong(error),
+    })?;
     Ok(len)
 }

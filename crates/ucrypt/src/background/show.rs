@@ -49,6 +49,8 @@ pub(super) fn list(volumes: &[Value], width: Option<usize>, bytes: bool) -> Stri
             return [name, dash(), dash(), dash(), "dead".into(), text(&status["error"])];
         }
         let state = match status["state"].as_str() {
+            // Whoever uses it waits for its key.
+            _ if status["suspended"] == true => SUSPENDED,
             _ if is_closing(status) => "closing",
             _ if status["counters"]["flush_error"].is_string() => "failed",
             Some(state) => state,

@@ -31,7 +31,7 @@ const NO_PROBLEMS: &str = "No known problems detected for LUKS header.\n";
 pub(crate) struct BackupArgs {
     #[command(flatten)]
     header: HeaderArgs,
-    /// The backup; it is never overwritten
+    /// The backup: a new file or, for luksHeaderRestore, the one to put back
     #[arg(long, value_name = "FILE")]
     header_backup_file: PathBuf,
 }

@@ -38,7 +38,7 @@ pub(crate) struct HeaderArgs {
     /// Refuse a header of another version
     #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
     kind: Kind,
-    /// Ask nothing but passphrases
+    /// Ask no questions
     #[arg(short = 'q', long)]
     pub(super) batch_mode: bool,
 }

@@ -77,7 +77,7 @@ pub(crate) struct FormatArgs {
 /// What only LUKS2 headers have.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Luks2Args {
-    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096
+    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096 [default: 4096 if the length allows it]
     #[arg(long, value_name = "BYTES")]
     pub(super) sector_size: Option<u32>,
     /// Label of the header

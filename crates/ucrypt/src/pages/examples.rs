@@ -57,7 +57,11 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
         "detach",
         &[
             ("Close what the table names:", "touch table; ucrypt detach --all --ucrypttab table"),
-            ("Wait for its users for a minute:", "ucrypt detach --wait 60 work"),
+            ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            (
+                "Close it, once its users have gone, for whom it waits a minute:",
+                "ucrypt detach --wait 60 work",
+            ),
         ],
     ),
     (
@@ -80,6 +84,31 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
         &[(
             "Encrypt a file system image into the volume:",
             "ucrypt write --key-file key disk.img < old.img",
+        )],
+    ),
+    (
+        "status",
+        &[
+            ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            ("See how it is served, and what it does:", "ucrypt status work"),
+            ("Ask for a figure in a script:", "ucrypt status --json work | grep in_flight"),
+            ("End it:", "ucrypt close work"),
+        ],
+    ),
+    (
+        "luksResume",
+        &[
+            ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            ("Wipe its key from memory; requests wait:", "ucrypt luksSuspend work"),
+            ("Give it its key again:", "ucrypt luksResume --key-file key work"),
+            ("End it:", "ucrypt close work"),
+        ],
+    ),
+    (
+        "token",
+        &[(
+            "Have open look for the passphrase in the kernel's keyring:",
+            "ucrypt token add --key-description archive disk.img",
         )],
     ),
     (

@@ -29,7 +29,7 @@ pub(crate) struct PlainArgs {
     /// Hash that makes the volume key of a passphrase; `plain` for none [default: sha256]
     #[arg(short = 'h', long, value_name = "NAME")]
     hash: Option<String>,
-    /// Where the data starts in the image, in 512-byte sectors [default: 0]
+    /// Where the volume starts in the image, in 512-byte sectors [default: 0]
     #[arg(short = 'o', long = "offset", value_name = "SECTORS")]
     data_offset: Option<u64>,
     /// Number of the first sector for the IV, in 512-byte sectors [default: 0]
@@ -157,16 +157,41 @@ impl PlainArgs {
         Ok(bits / 8)
     }
 
+    /// Warns of defaults that a volume may not have been made with: whatever it is opened with, it opens.
+    /// The hash matters where a passphrase is `hashed`.
+    fn warn_of_defaults(&self, asked: &Asked<'_>, hashed: bool) {
+        let (cipher, hash, bytes) = plain::DEFAULTS;
+        let bits = (bytes * 8).to_string();
+        let defaults = [
+            ("--cipher", self.cipher.is_none(), cipher),
+            ("--key-size", self.key_size.unwrap_or(0) == 0, &bits),
+            ("--hash", hashed && self.hash.is_none(), hash),
+        ];
+        let unnamed = defaults.iter().filter(|(_, unnamed, _)| *unnamed);
+        let unnamed: Vec<_> =
+            unnamed.map(|(option, _, value)| format!("{option} {value}")).collect();
+        if !unnamed.is_empty() {
+            let (cipher, hash, _) = plain::DEFAULTS_BEFORE_2_7;
+            asked.warn(&format!(
+                "Opening with {}. Under other options than it was made with, a volume is noise; cryptsetup \
+                 before 2.7 had {cipher} and {hash}. Always name them.",
+                unnamed.join(", ")
+            ));
+        }
+    }
+
     /// Reads or derives a volume key of `bytes` bytes.
     fn key(&self, asked: &Asked<'_>, bytes: u32) -> Result<Secret, Failure> {
         let exactly = Some(u64::from(bytes));
         if let Some(path) = asked.volume_key_file {
+            self.warn_of_defaults(asked, false);
             return read_volume_key(path, exactly);
         }
         let args = asked.passphrase;
         let source = args.source()?;
         let hash = self.hash.as_deref().unwrap_or(plain::DEFAULTS.1);
         let is_file = matches!(source, Source::File(_));
+        self.warn_of_defaults(asked, !is_file);
         let has_key_file =
             args.key_file.is_some() && !matches!(source, Source::Terminal(_) | Source::Agent(_));
         if is_file && self.hash.is_some() {

@@ -176,7 +176,10 @@ fn a_page_for_which_there_is_no_room_leaves_the_one_before() {
     let ran = run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").exits(0);
     assert!(ran.stderr.contains("No space left"), "{}", ran.stderr);
     let left = fs::read_to_string(scratch.path("left")).expect("written");
-    assert_eq!(left.split_whitespace().collect::<Vec<_>>(), ["report.html", "results.jsonl", "run.json"]);
+    assert_eq!(
+        left.split_whitespace().collect::<Vec<_>>(),
+        ["report.html", "results.jsonl", "run.json"]
+    );
 }
 
 #[test]

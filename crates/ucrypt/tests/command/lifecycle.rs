@@ -242,6 +242,12 @@ fn a_file_and_new_nbd_connections_follow_a_resize() {
     let file = scratch.runtime("volume");
     let size = || fs::metadata(&file).expect("metadata").len();
     assert_eq!(size(), DATA);
+    let message = resize(&["--device-size", "1T"]).refuses(1);
+    assert!(message.contains(&format!("room for, which is {DATA}")), "{message}");
+    let message = resize(&["--device-size", "1000"]).refuses(1);
+    assert!(message.contains("has to be a multiple of"), "{message}");
+    let message = open(&scratch, &image, "other", &[]).refuses(5);
+    assert!(message.contains("as volume; ucrypt close volume"), "{message}");
     resize(&["--size", "1024"]).passes();
     assert_eq!(size(), 512 << 10);
     assert_eq!(fs::read(&file).expect("read").len(), 512 << 10);

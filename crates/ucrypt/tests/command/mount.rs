@@ -375,6 +375,27 @@ fn a_suspended_volume_is_neither_mounted_nor_unmounted_and_nobody_waits_for_its_
 }
 
 #[test]
+fn a_volume_that_closes_with_its_last_user_is_unmounted_as_others_are() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        echo kept >m/file
+        ucrypt close --deferred $name
+        ucrypt luksSuspend $name
+        ucrypt list | grep suspended
+        refused 5 luksResume ucrypt umount m
+        ucrypt luksResume --key-file passphrase $name
+        ucrypt umount m
+        while ucrypt list | grep $name; do sleep 0.05; done
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        [ \"$(cat m/file)\" = kept ]
+        ucrypt umount m";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
 fn nobody_waits_for_a_server_that_stands_still_to_unmount_its_volume() {
     let scratch = Scratch::new();
     with_file_system(&scratch);

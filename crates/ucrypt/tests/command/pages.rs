@@ -40,6 +40,10 @@ fn every_action_has_a_page_without_mistakes_and_with_all_its_options() {
             assert!(shown.contains(option), "{action}: {option} is not in its page:\n{shown}");
         }
     }
+    for part in ["list", "run", "sim", "advise", "report"] {
+        let page = fs::read_to_string(dir.join(format!("ucrypt-lab-{part}.8"))).expect("a page");
+        assert!(page.contains(&format!("ucrypt lab {part}")), "{page}");
+    }
     let mut groff = tool("groff", "groff-base");
     let table = groff.args(["-man", "-Tascii", "-ww", "-P-cbou"]).arg(dir.join("ucrypttab.5"));
     let shown = run(table, b"");

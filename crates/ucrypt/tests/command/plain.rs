@@ -63,6 +63,25 @@ fn a_hashed_passphrase_decrypts_as_cryptsetup_documents_it() {
     }
 }
 
+/// Under the wrong options a volume opens all the same, and whoever then makes a file system loses its data.
+#[test]
+fn defaults_that_a_volume_may_not_have_been_made_with_are_named() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let said = |options: &[&str]| {
+        let mut read = ucrypt(&scratch, "read", &image, &["--type", "plain", "--length", "1"]);
+        run(read.args(options), b"a passphrase\n").exits(0).stderr
+    };
+    let warning = said(&[]);
+    for word in ["--cipher aes-xts-plain64", "--key-size 256", "--hash sha256", "ripemd160"] {
+        assert!(warning.contains(word), "{warning}");
+    }
+    let warning = said(&["--cipher", "aes-cbc-plain", "--hash", "sha1"]);
+    assert!(warning.contains("--key-size 256") && !warning.contains("--hash"), "{warning}");
+    let all = ["--cipher", "aes-cbc-plain", "--key-size", "256", "--hash", "sha256"];
+    assert_eq!((said(&all).as_str(), said(&["-q"]).as_str()), ("", ""));
+}
+
 #[test]
 fn offset_skip_size_and_sector_size_are_honoured() {
     let scratch = Scratch::new();
@@ -145,7 +164,7 @@ fn a_plain_volume_larger_than_its_image_and_nonsense_tables_are_refused() {
     let scratch = Scratch::new();
     let image = image(&scratch);
     let before = fs::read(&image).expect("read");
-    let options = ["--type", "plain", "--size", "2041", "--data-offset", "8"];
+    let options = ["-q", "--type", "plain", "--size", "2041", "--data-offset", "8"];
     run(&mut ucrypt(&scratch, "read", &image, &options), b"pass\n").refuses(1);
     let key = Random::new(76).bytes(32);
     let right = table(&key, "aes-xts-plain64", 0, &image, "");

@@ -125,7 +125,6 @@ fn detach_waits_for_the_users_of_a_volume() {
     assert!(waiting.wait().expect("waited").success());
     let mut read = image.ucrypt(&scratch, "read");
     assert_eq!(run(read.args(["--length", "14"]), b"").passes(), b"the last words");
-    run(&mut scratch.ucrypt(&["detach", "volume"]), b"").passes();
 }
 
 /// A volume that is served as a service, and the socket of its manager.
@@ -411,6 +410,16 @@ fn a_volume_that_is_being_closed_is_not_said_to_be_open() {
     let message = run(&mut on_table(&scratch, &table, &["attach", "one"]), b"").refuses(5);
     assert!(message.contains("is being closed"), "{message}");
     drop(client);
+}
+
+#[test]
+fn only_what_the_table_names_need_not_be_open_to_be_detached() {
+    let scratch = Scratch::new();
+    let dir = scratch.path("").display().to_string();
+    let table = table(&scratch, &format!("one {dir}/one none luks\ntwo relative none luks\n"));
+    run(&mut on_table(&scratch, &table, &["detach", "one", "two"]), b"").passes();
+    let message = run(&mut on_table(&scratch, &table, &["detach", "won", "one"]), b"").refuses(4);
+    assert!(message.contains("no entry won"), "{message}");
 }
 
 #[test]

@@ -129,6 +129,7 @@ fn a_plain_volume_over_something_else_is_warned_of() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let read = |options: &[&str]| {
         let mut read = scratch.ucrypt(&["read", "--type", "plain", "--length", "512"]);
+        read.args(["--cipher", "aes-xts-plain64", "--key-size", "512", "--hash", "sha512"]);
         run(read.args(options).arg(&image.path), b"passphrase").exits(0).stderr
     };
     assert!(read(&[]).contains("contains a luks2 header"));

@@ -5,10 +5,9 @@ use std::io;
 use rustix::net::RecvFlags;
 use ucrypt_engine::{Buf, Io};
 
-use super::{Connection, ConnectionError};
+use super::{Connection, ConnectionError, Kind, Pending};
 use crate::nbd::extents::join_extents;
 use crate::nbd::outbox::Reply;
-use crate::nbd::pending::{Kind, Pending};
 use crate::nbd::protocol::PAYLOAD_MAX;
 use crate::nbd::request::{Command, NO_MEMORY, Refusal, Request, Terms};
 

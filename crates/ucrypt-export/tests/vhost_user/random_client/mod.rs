@@ -203,7 +203,7 @@ fn run(case: &Case, backend: Arc<dyn Backend>) {
     let report = client.end(&mut ports).unwrap_or_else(|failure| panic!("{failure}"));
     assert_eq!((report.failed, report.refused), (0, 0));
     drop((machine, ports));
-    assert_eq!(harness.reports(), [""; 0]);
+    assert_eq!(harness.reports.lines(), [""; 0]);
     harness.stop_or_fail();
 }
 
