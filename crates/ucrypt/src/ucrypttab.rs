@@ -348,13 +348,15 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
                 )));
             }
             if !background::is_open(&paths) {
-                if !of_table.contains(name) {
-                    return Err(Failure::device(format!(
+                // A service may have ended by itself, so this is no error.
+                if of_table.contains(name) {
+                    say_verbose(format_args!("{name} is not open."));
+                } else {
+                    say_line(format_args!(
                         "{name} is not open, and {} has no entry {name}; ucrypt list shows what is open",
                         args.ucrypttab.display()
-                    )));
+                    ));
                 }
-                say_verbose(format_args!("{name} is not open."));
                 return Ok(());
             }
             background::close_patiently(name, Duration::from_secs(args.wait))
