@@ -87,7 +87,7 @@ fn a_copy_with_a_wrong_checksum_is_written_again() {
 #[test]
 fn what_is_not_marked_as_luks_is_not_written_over() {
     let words = "nothing says that what is there is LUKS";
-    let no_header = "no LUKS header";
+    let no_header = "there is none in its place";
     is_kept(opens(Copy::Primary, no_header, |image| image[..4096].fill(0)), words);
     is_kept(opens(Copy::Primary, no_header, |image| image[..COPY_BYTES].fill(0xff)), words);
     let wiped = |image: &mut Vec<u8>| image[COPY_BYTES..2 * COPY_BYTES].fill(0);

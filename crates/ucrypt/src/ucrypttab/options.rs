@@ -402,6 +402,9 @@ mod tests {
             "dispatch" => "inline",
             "poll" => "auto",
             "memory" => "8M",
+            "log-level" => "info",
+            "log-format" => "json",
+            "metrics" => "127.0.0.1:9090",
             _ => "1",
         }
     }
@@ -415,6 +418,10 @@ mod tests {
         for (name, meaning) in OPTIONS {
             assert!(names.insert(name), "{name} stands twice");
             let (long, takes_value, text) = match meaning {
+                // It needs an address.
+                Flag(long) if *name == "metrics-any-host" => {
+                    (long, false, format!("{name},metrics=0.0.0.0:9090"))
+                }
                 Flag(long) => (long, false, (*name).to_owned()),
                 Value(long) => (long, true, format!("{name}={}", sample(name))),
                 _ => continue,

@@ -167,14 +167,14 @@ fn a_write_that_does_not_fit_says_what_is_there_only_after_a_flush() {
     let backing = scratch.sparse("small/image", 4 << 20);
     let mut losetup = tool("losetup", "mount");
     let device = run(losetup.args(["--find", "--show"]).arg(&backing), b"").text();
-    let mut write = scratch.ucrypt(&["write", "--type", "plain", "--volume-key-file"]);
+    let mut write = scratch.ucrypt(&["write", "-q", "--type", "plain", "--volume-key-file"]);
     write.arg(scratch.file("key", &[7; 64])).arg(device.trim());
     let data = vec![1; 5 << 20];
     let message = run(&mut write, &data).refuses(4);
     assert!(message.contains("flush failed") && !message.contains("was written"), "{message}");
 
     let image = scratch.sparse("image", 1 << 20);
-    let mut write = scratch.ucrypt(&["write", "--type", "plain", "--volume-key-file"]);
+    let mut write = scratch.ucrypt(&["write", "-q", "--type", "plain", "--volume-key-file"]);
     write.arg(scratch.path("key")).arg(&image);
     let message = run(&mut write, &data).refuses(4);
     assert!(message.contains("everything before byte 1048576 was written"), "{message}");
