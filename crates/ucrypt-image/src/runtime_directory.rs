@@ -35,6 +35,8 @@ pub fn check(dir: &Path) -> io::Result<u32> {
 pub fn path() -> PathBuf {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let base = base.filter(|dir| dir.is_absolute());
+    // Through no link: the kernel names files by their real paths.
+    let base = base.map(|dir| fs::canonicalize(&dir).unwrap_or(dir));
     let base = base.filter(|dir| !user::is_root() || is_for_root(dir));
     base.map_or_else(fallback, |base| base.join("ucrypt"))
 }

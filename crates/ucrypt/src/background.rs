@@ -483,6 +483,8 @@ fn start(
     let metrics = metrics.map(serve).transpose().inspect_err(failed_later)?;
     control::start(&paths, events.sender()).inspect_err(failed_later)?;
     resilience.lock_memory();
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null");
+    let null = null.map_err(failed).inspect_err(failed_later)?;
     // If `open` has gone, the volume is still open, and `list` shows it.
     match (args.foreground, args.json) {
         (false, _) => announce(format_args!("{READY}{device}")),
@@ -490,7 +492,8 @@ fn start(
         (true, true) => announce(json!({ "name": paths.name(), "device": device })),
     }
     .inspect_err(failed_later)?;
-    detach(args.foreground, &mut log).map_err(failed)?;
+    detach(args.foreground, &null, &mut log).map_err(failed).inspect_err(failed_later)?;
+    drop(null);
     notifier.ready(&format!("serves {} as {device}", opened.facts.image));
     let log_place = log.to().describe();
     log.install();
@@ -538,11 +541,10 @@ fn secret() -> io::Result<Secret> {
 }
 
 /// Detaches from standard input and, unless in the foreground, from the terminal.
-fn detach(foreground: bool, log: &mut Log) -> io::Result<()> {
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdin(&null)?;
+fn detach(foreground: bool, null: &File, log: &mut Log) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(null)?;
     if !foreground {
-        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stdout(null)?;
     }
     log.take_stderr()
 }
@@ -676,9 +678,9 @@ pub(crate) fn is_open_elsewhere(paths: &RuntimePaths) -> bool {
     !has_remains(paths) && link::exists(paths.name())
 }
 
-/// Whether a volume of this name is about to be closed.
-pub(crate) fn is_closing(paths: &RuntimePaths) -> bool {
-    status_of(paths).is_some_and(|status| show::is_closing(&status))
+/// Whether a volume with this status is about to be closed.
+pub(crate) fn is_about_to_close(status: &Value) -> bool {
+    show::is_closing(status)
 }
 
 /// The name of the open volume of this user that has its data on `image`.
@@ -770,9 +772,17 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         Ok(status) if args.json => print_line(format_args!("{status:#}")),
         Ok(status) if args.dispatch => print(&show::dispatch(&status)),
         Ok(status) => show_status(&paths, &status, args.bytes),
+        // It may have a mounted file system.
+        Err(failure) if is_served(&paths) => {
+            if args.json {
+                let (name, error) = (paths.name(), &failure.message);
+                print_line(json!({ "name": name, "active": null, "error": error }))?;
+            }
+            Err(failure)
+        }
         Err(failure) => {
             if args.json {
-                print_line(json!({ "active": false }))?;
+                print_line(json!({ "name": paths.name(), "active": false }))?;
             } else {
                 print_line(format_args!("{} is inactive.", paths.file().display()))?;
             }

@@ -223,7 +223,10 @@ impl Troubles {
 /// is started.
 pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<(), Failure> {
     let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    let mut wanted = vec![SIGTERM, SIGINT, SIGHUP];
+    // `nohup`: the server outlives its terminal.
+    wanted.retain(|signal| *signal != SIGHUP || !is_ignored(SIGHUP));
+    let mut signals = Signals::new(wanted).map_err(failed)?;
     leave_signals();
     let wait = move || {
         for signal in signals.forever() {
@@ -234,6 +237,14 @@ pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
     Ok(())
+}
+
+/// Whether this process was started with a signal that is ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & 1 << (signal - 1) != 0
 }
 
 /// Makes all acknowledged writes durable.

@@ -144,11 +144,23 @@ impl From<ucrypt_export::fuse::FuseError> for Failure {
     fn from(error: ucrypt_export::fuse::FuseError) -> Self {
         use ucrypt_export::fuse::FuseError as Fuse;
         match error {
+            Fuse::Mount { error: ref why, .. } | Fuse::Hidden { error: ref why, .. }
+                if is_shortage(why) =>
+            {
+                Self::device(error)
+            }
             Fuse::Mount { .. } | Fuse::Hidden { .. } => Self::denied(error),
             Fuse::GoesOn { .. } => Self::busy(error),
             Fuse::Missing | Fuse::MountPoint { .. } | Fuse::Aborted { .. } => Self::device(error),
         }
     }
+}
+
+/// Whether descriptors or memory are short.
+fn is_shortage(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| [Errno::MFILE, Errno::NFILE, Errno::NOMEM].contains(&errno))
 }
 
 impl From<ucrypt_export::loop_device::LoopError> for Failure {

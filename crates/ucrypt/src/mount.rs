@@ -536,6 +536,15 @@ fn close(paths: &RuntimePaths) -> Result<(), Failure> {
 /// Writes back what the file system holds, and unmounts it.
 fn unmount(mount: &Mount, is_served: bool) -> Result<(), Failure> {
     let place = mount.place.display();
+    // The kernel unmounts what is on top.
+    let mounts = table::read()?;
+    let on_top = Mount::at(&mounts, &mount.place).filter(|top| top.id != mount.id);
+    if let Some(top) = on_top {
+        return Err(Failure::busy(format!(
+            "{place} is in use ({} is mounted over it); unmount that first",
+            top.source.display()
+        )));
+    }
     if !mount.is_fuse() && is_served {
         // The kernel unmounts also what it could not write.
         kernel::sync(&mount.place)?;

@@ -244,12 +244,16 @@ impl Exports {
         }
     }
 
-    /// Tells the kernel that the volume was resized. New NBD connections see the new size.
-    pub(crate) fn take_size(&self) -> Result<(), Failure> {
+    /// Tells the kernel that the volume was resized. New NBD connections see the new size. Call the
+    /// function in a thread of its own: it may have to wait for requests under way.
+    pub(crate) fn size_taker(&self) -> impl FnOnce() -> Result<(), Failure> + Send + use<> {
+        let files: Vec<_> = self.fuse.iter().map(FuseExport::size_taker).collect();
+        let device = self.loop_device.as_ref().map(LoopExport::size_taker);
         let failed = |error| Failure::device(format!("the file does not take the size: {error}"));
-        self.fuse.iter().try_for_each(FuseExport::take_size).map_err(failed)?;
-        self.loop_device.iter().try_for_each(LoopExport::take_size)?;
-        Ok(())
+        move || {
+            files.into_iter().try_for_each(|take| take().map_err(failed))?;
+            device.map_or(Ok(()), |take| Ok(take()?))
+        }
     }
 
     /// Stops the exports that nobody uses: no file system or other device is on top, no program has

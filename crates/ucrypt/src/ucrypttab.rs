@@ -175,13 +175,20 @@ fn attach_all(args: &AttachArgs) -> Result<(), Failure> {
 /// Opens an entry that is not open. What a killed server has left is removed by `open`.
 fn open(args: &AttachArgs, entry: &Entry) -> Result<(), Failure> {
     let paths = RuntimePaths::of(&entry.name)?;
-    if background::is_closing(&paths) {
+    let status = background::status_of(&paths);
+    if status.as_ref().is_some_and(background::is_about_to_close) {
         return Err(Failure::busy(format!(
             "{} is being closed, but still in use; it can be opened when its last user has gone",
             entry.name
         )));
     }
-    if background::is_served(&paths) || background::is_open_elsewhere(&paths) {
+    if status.is_none() && background::is_served(&paths) {
+        return Err(Failure::busy(format!(
+            "the server of {} does not answer: it starts, stands still or is about to end",
+            entry.name
+        )));
+    }
+    if status.is_some() || background::is_open_elsewhere(&paths) {
         say_verbose(format_args!("{} is open already.", entry.name));
         return Ok(());
     }

@@ -193,11 +193,15 @@ impl FuseExport {
         self.place.path()
     }
 
-    /// Tells the kernel the volume's present size.
-    pub fn take_size(&self) -> io::Result<()> {
-        // A forced statx(2) makes the kernel ask us for the size.
-        statx(CWD, self.path(), AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
-        Ok(())
+    /// Tells the kernel the volume's present size. Call the function in a thread of its own: while
+    /// requests have used up the threads of the file, the kernel waits for them.
+    pub fn size_taker(&self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
+        let path = self.path().to_owned();
+        move || {
+            // A forced statx(2) makes the kernel ask us for the size.
+            statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
+            Ok(())
+        }
     }
 
     /// The transport in use, and why.

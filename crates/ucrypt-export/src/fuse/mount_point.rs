@@ -49,7 +49,9 @@ impl MountPoint {
                     // Not every file system has sockets.
                     Err(_) => make_regular(path)?,
                 }
-                Ok(Self { made: Some(pin(path)?), path: path.canonicalize()? })
+                let pinned = pin(path).and_then(|made| Ok((made, path.canonicalize()?)));
+                let (made, path) = pinned.inspect_err(|_| _ = fs::remove_file(path))?;
+                Ok(Self { made: Some(made), path })
             }
             Err(error) => Err(error),
         }

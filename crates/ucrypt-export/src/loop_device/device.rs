@@ -8,6 +8,7 @@
 //! If these wait for this process, so does the thread that makes the change: it is one of its own.
 
 use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::LoopError;
 use super::ioctl::{self, Info};
@@ -42,6 +43,10 @@ pub(super) struct Device {
     cancelling: Option<Cancelling>,
     /// Until it is kept: the driver detaches the device when this is closed, however this process ends.
     unkept: Option<OwnedFd>,
+    /// What the driver knows of the device, from when it was kept.
+    info: Option<Info>,
+    /// Descriptors in reserve, for a detachment when there are no others left.
+    spare: Option<[OwnedFd; 2]>,
 }
 
 /// Takes a detachment back that others prevented. Meanwhile the driver keeps everybody waiting who
@@ -55,9 +60,10 @@ struct Cancelling {
 }
 
 /// Sequence number of the disk at `path` now. The kernel never reuses one.
-fn sequence(path: &Path) -> Option<u64> {
-    let file = Path::new("/sys/block").join(path.file_name()?).join("diskseq");
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+fn sequence(path: &Path) -> io::Result<u64> {
+    let name = path.file_name().unwrap_or_default();
+    let file = Path::new("/sys/block").join(name).join("diskseq");
+    fs::read_to_string(file)?.trim().parse().map_err(io::Error::other)
 }
 
 /// How to attach a file.
@@ -102,13 +108,14 @@ impl Device {
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let attached = open_rw(&path).and_then(|device| {
                 ioctl::configure(&device, file, how.block_size, Info::new(flags, how.label))?;
+                let spare = [fcntl_dupfd_cloexec(&control, 0)?, fcntl_dupfd_cloexec(&control, 0)?];
                 // While the device is open, nobody else can get it.
-                Ok((sequence(&path), Some(device)))
+                Ok((sequence(&path).ok(), device, spare))
             });
             match attached {
-                Ok((sequence, unkept)) => {
-                    let label = how.label.into();
-                    return Ok(Self { path, label, sequence, cancelling: None, unkept });
+                Ok((sequence, device, spare)) => {
+                    let (unkept, spare) = (Some(device), Some(spare));
+                    return Ok(Self { unkept, spare, ..Self::at(&path, how.label, sequence) });
                 }
                 Err(Errno::BUSY) if races < RACES_MAX => races += 1,
                 Err(error) => return Err(LoopError::Attach { device: path, error }),
@@ -116,9 +123,16 @@ impl Device {
         }
     }
 
-    /// The device that a process, dead by now, attached at `path` under this label.
-    pub(super) fn of_the_dead(path: &Path, label: &str, sequence: Option<u64>) -> Self {
-        Self { path: path.into(), label: label.into(), sequence, cancelling: None, unkept: None }
+    /// The device that was attached at `path` under this label, by a process that is dead by now or by
+    /// this one.
+    pub(super) fn at(path: &Path, label: &str, sequence: Option<u64>) -> Self {
+        let (path, label) = (path.into(), label.into());
+        Self { path, label, sequence, cancelling: None, unkept: None, info: None, spare: None }
+    }
+
+    /// The same device, for another thread.
+    pub(super) fn another(&self) -> Self {
+        Self::at(&self.path, &self.label, self.sequence)
     }
 
     /// From now on the device stays attached until it is detached: its users may write what only the next
@@ -128,7 +142,7 @@ impl Device {
         let mut info = ioctl::status(device)?;
         info.flags &= !ioctl::AUTOCLEAR;
         ioctl::set_status(device, info)?;
-        self.unkept = None;
+        (self.info, self.unkept) = (Some(info), None);
         Ok(())
     }
 
@@ -140,35 +154,47 @@ impl Device {
         &self.path
     }
 
-    /// Opens the device if it is still the one that was attached. Its status is asked for only where
-    /// the kernel has no sequence numbers: the driver asks the file then, which may not answer.
-    fn open_to_detach(&self) -> Option<OwnedFd> {
-        if self.sequence.is_none() {
-            return self.open().map(|(device, _)| device);
+    /// Opens the device; `None` if it is no longer the one that was attached. Its status is asked for
+    /// only where the kernel has no sequence numbers: the driver asks the file then, which may not
+    /// answer.
+    fn open_to_detach(&self) -> io::Result<Option<OwnedFd>> {
+        match self.sequence {
+            Some(_) => self.open_attached(),
+            None => Ok(self.open()?.map(|(device, _)| device)),
         }
-        let device = open_ro(&self.path).ok()?;
-        (sequence(&self.path) == self.sequence).then_some(device)
     }
 
-    /// Opens the device if it is still the one that was attached.
-    fn open(&self) -> Option<(OwnedFd, Option<Info>)> {
+    /// Opens the device; `None` if it has another sequence number than the one that was attached.
+    fn open_attached(&self) -> io::Result<Option<OwnedFd>> {
         // Read-only, so that nobody takes the close for a change of the content.
-        let device = open_ro(&self.path).ok()?;
-        if self.sequence.is_some() && sequence(&self.path) != self.sequence {
-            return None;
-        }
+        let device = match open_ro(&self.path) {
+            // The driver has removed it.
+            Err(Errno::NXIO) => return Ok(None),
+            opened => opened?,
+        };
+        let is_ours = match self.sequence {
+            Some(attached) => sequence(&self.path)? == attached,
+            None => true,
+        };
+        Ok(is_ours.then_some(device))
+    }
+
+    /// Opens the device; `None` if it is no longer the one that was attached.
+    fn open(&self) -> io::Result<Option<(OwnedFd, Option<Info>)>> {
+        let Some(device) = self.open_attached()? else { return Ok(None) };
         match ioctl::status(&device) {
-            Ok(info) => info.has_label(&self.label).then_some((device, Some(info))),
+            Ok(info) => Ok(info.has_label(&self.label).then_some((device, Some(info)))),
             // The file's server has died, so there will never be a status to check the label in.
             // Without a sequence number the device could be anybody's.
-            Err(Errno::NOTCONN | Errno::CONNABORTED) => Some((device, None)),
-            Err(_) => None,
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => Ok(Some((device, None))),
+            Err(error) if is_detached(error) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
     /// Whether it is still attached to our file, which nobody serves any more.
     pub(super) fn is_orphan(&self) -> bool {
-        matches!(self.open(), Some((_, None)))
+        matches!(self.open(), Ok(Some((_, None))))
     }
 
     /// Detaches if nobody has it open or mounted. Returns whether it is detached. `is_awaited` tells
@@ -185,22 +211,30 @@ impl Device {
     }
 
     /// Tells the driver to detach at the last close. If our descriptor is the only one, the driver
-    /// refuses everybody else from then on, and reports that nothing is attached (`ENXIO`).
+    /// refuses everybody else from then on. A device that cannot be looked at counts as used.
     fn detach_if_unused(&mut self, is_awaited: impl Fn() -> bool) -> bool {
         // Of a device with a file system on it nothing more is asked: the driver would stop its
         // requests meanwhile, and wait for those that are under way.
         let exclusive = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-        if open(&self.path, exclusive, Mode::empty()).is_err_and(|error| error == Errno::BUSY) {
-            return false;
+        match open(&self.path, exclusive, Mode::empty()) {
+            Ok(_) => {}
+            Err(error) => return is_detached(error),
         }
-        let Some((device, info)) = self.open() else { return true };
+        let device = match self.open_to_detach() {
+            Ok(Some(device)) => device,
+            Ok(None) => return true,
+            Err(_) => return false,
+        };
         if is_awaited() {
             return false;
         }
-        if ioctl::clear(&device).is_err() || ioctl::status(&device).is_err_and(is_detached) {
-            return true;
+        // What it has begun to detach, the driver calls detached when it is told to again.
+        for _ in 0..2 {
+            if let Err(error) = ioctl::clear(&device) {
+                return is_detached(error);
+            }
         }
-        if let Some(info) = info {
+        if let Some(info) = self.info {
             // Others have it open: cancel, so that the device stays after they close it. Fails if it
             // has been detached.
             let detaches = Arc::new(OnceLock::new());
@@ -237,16 +271,22 @@ impl Device {
         if self.is_held() && self.cancelling.as_ref().is_some_and(is_left_to) {
             return;
         }
-        if let Some(device) = self.open_to_detach() {
+        if let Ok(Some(device)) = self.open_to_detach() {
             // Somebody else may have detached it.
             let _ = ioctl::clear(&device);
         }
+    }
+
+    /// Gives up the descriptors in reserve, because others are needed now.
+    pub(super) fn free_spare(&mut self) {
+        self.spare = None;
     }
 
     /// As [`Device::detach`], but waits for a detachment that is being taken back, however long that
     /// takes.
     pub(super) fn detach_at_the_end(&mut self) {
         self.unkept = None;
+        self.free_spare();
         self.detach();
         if let Some(cancelling) = self.cancelling.take() {
             // A thread that panicked has ended too.
@@ -263,11 +303,11 @@ impl Device {
     }
 
     /// Adopts the backing file's present size.
-    pub(super) fn take_size(&self) -> Result<(), Errno> {
+    pub(super) fn take_size(&self) -> io::Result<()> {
         // `open` asks for the status, which makes the driver look at the file's size again: it may
         // be cached.
-        let (device, _) = self.open().ok_or(Errno::NXIO)?;
-        ioctl::set_capacity(&device)
+        let (device, _) = self.open()?.ok_or(Errno::NXIO)?;
+        Ok(ioctl::set_capacity(&device)?)
     }
 }
 

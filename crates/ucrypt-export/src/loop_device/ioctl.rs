@@ -31,7 +31,7 @@ const NAME_SIZE: usize = 64;
 
 /// `struct loop_info64`
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Info {
     device: u64,
     inode: u64,

@@ -8,6 +8,7 @@
 //! detaches it: only the device's users can unmount the file systems on it. Before [`LoopExport::keep`],
 //! when nobody may know of the device yet, it goes with the server.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,13 +44,16 @@ pub enum LoopError {
         /// The reason.
         error: Errno,
     },
+    /// The driver cannot be asked.
+    #[error("cannot use /dev/loop-control: {0}; or use --as fuse")]
+    Control(Errno),
     /// The device did not take the new size.
     #[error("cannot resize {device}: {error}")]
     Resize {
         /// The device.
         device: PathBuf,
         /// The reason.
-        error: Errno,
+        error: io::Error,
     },
     /// The connection of the attached file to the kernel ended.
     #[error(
@@ -69,7 +73,8 @@ impl LoopError {
     fn control(error: Errno) -> Self {
         match error {
             Errno::ACCESS | Errno::PERM => Self::Permission,
-            _ => Self::Missing,
+            Errno::NOENT | Errno::NXIO | Errno::NODEV => Self::Missing,
+            error => Self::Control(error),
         }
     }
 }
@@ -149,12 +154,14 @@ impl LoopExport {
         self.device.detach();
     }
 
-    /// Tells the kernel the volume's present size.
-    pub fn take_size(&self) -> Result<(), LoopError> {
-        let device = &self.device;
-        device
-            .take_size()
-            .map_err(|error| LoopError::Resize { device: device.path().into(), error })
+    /// Tells the kernel the volume's present size. Call the function in a thread of its own: the
+    /// driver waits for requests under way.
+    pub fn size_taker(&self) -> impl FnOnce() -> Result<(), LoopError> + Send + use<> {
+        let device = self.device.another();
+        move || {
+            let failed = |error| LoopError::Resize { device: device.path().into(), error };
+            device.take_size().map_err(failed)
+        }
     }
 
     /// Detaches, at once if nobody uses the device, and ends the export. Remaining users get errors
@@ -162,7 +169,8 @@ impl LoopExport {
     ///
     /// # Errors
     /// [`LoopError::Aborted`] if the file's connection ended while the device was attached.
-    pub fn stop(self) -> Result<(), LoopError> {
+    pub fn stop(mut self) -> Result<(), LoopError> {
+        self.device.free_spare();
         let aborted = self.has_ended() && self.device.is_orphan();
         let device = self.path().into();
         drop(self);
@@ -182,7 +190,7 @@ impl Drop for LoopExport {
 /// has it open or mounted. `sequence` is its [`LoopExport::sequence`], if known: the device's number
 /// may be somebody else's by now.
 pub fn detach_stale(path: &Path, label: &str, sequence: Option<u64>) {
-    Device::of_the_dead(path, label, sequence).detach();
+    Device::at(path, label, sequence).detach();
 }
 
 #[cfg(test)]
@@ -191,6 +199,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use ucrypt_engine::{Volume, VolumeOptions};
 
     use super::*;
@@ -210,17 +219,80 @@ mod tests {
         }
     }
 
-    /// Attaches a device, says where, and waits for the end of its input.
-    fn attach(keep: bool) {
+    /// Whether the disk of this number is attached at `path`.
+    fn is_there(path: &Path, sequence: u64) -> bool {
+        let attributes = Path::new("/sys/block").join(path.file_name().expect("a name"));
+        let number = std::fs::read_to_string(attributes.join("diskseq")).unwrap_or_default();
+        attributes.join("loop").exists() && number.trim().parse() == Ok(sequence)
+    }
+
+    fn export() -> LoopExport {
         let memory = Arc::new(ucrypt_backend::memory(1 << 20).expect("memory"));
         let volume = Arc::new(Volume::raw(memory, VolumeOptions::default()).expect("a volume"));
-        let mut export = LoopExport::start(&volume, LABEL, false).expect("a device, as root");
+        LoopExport::start(&volume, LABEL, false).expect("a device, as root")
+    }
+
+    /// Attaches a device, says where, and waits for the end of its input.
+    fn attach(keep: bool) {
+        let mut export = export();
         if keep {
             export.keep().expect("kept");
         }
         let sequence = export.sequence().expect("Linux 5.15");
         println!("\ndevice {} {sequence}", export.path().display());
-        let _ = std::io::stdin().read(&mut [0]);
+        let _ = io::stdin().read(&mut [0]);
+    }
+
+    /// Leaves this process so many descriptors that are free.
+    fn limit_descriptors(free: u64) {
+        let open = std::fs::read_dir("/proc/self/fd").expect("readable");
+        let open =
+            open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
+        // All below the limit are taken first.
+        let highest = open.max().unwrap_or(0);
+        let all = getrlimit(Resource::Nofile);
+        let limit = Rlimit { current: Some(highest + 1), ..all };
+        setrlimit(Resource::Nofile, limit).expect("a lower limit");
+        let mut taken = Vec::new();
+        while let Ok(one) = std::fs::File::open("/dev/null") {
+            taken.push(one);
+        }
+        taken.truncate(taken.len().saturating_sub(free as usize));
+        std::mem::forget(taken);
+    }
+
+    /// It may be mounted.
+    #[test]
+    fn a_device_that_cannot_be_looked_at_is_in_use_and_is_detached_all_the_same_at_the_end() {
+        if std::env::var_os(CHILD).is_some() {
+            let mut export = export();
+            export.keep().expect("kept");
+            let (path, sequence) = (export.path().to_owned(), export.sequence());
+            let user = std::fs::File::open(&path).expect("opened");
+            let all = getrlimit(Resource::Nofile);
+            for free in 0..4 {
+                limit_descriptors(free);
+                assert!(!export.try_stop(|| false), "with {free} descriptors left");
+                setrlimit(Resource::Nofile, all).expect("a higher limit");
+            }
+            drop(user);
+            limit_descriptors(0);
+            drop(export);
+            setrlimit(Resource::Nofile, all).expect("a higher limit");
+            println!("\ndetached {} {}", path.display(), sequence.expect("Linux 5.15"));
+            return;
+        }
+        let mut child = Command::new(std::env::current_exe().expect("a path"));
+        let thread = std::thread::current();
+        child.args(["--exact", "--nocapture", thread.name().expect("the test's")]);
+        let ended = child.env(CHILD, "scarce").output().expect("it starts");
+        let said = String::from_utf8_lossy(&ended.stdout);
+        let said = said.lines().find_map(|line| line.strip_prefix("detached "));
+        let said = said.unwrap_or_else(|| panic!("{ended:?}"));
+        let (path, sequence) = said.split_once(' ').expect("two words");
+        let is_left = is_there(Path::new(path), sequence.parse().expect("a number"));
+        detach_stale(Path::new(path), LABEL, sequence.parse().ok());
+        assert!(!is_left, "{path} is left");
     }
 
     #[test]
@@ -239,27 +311,21 @@ mod tests {
             let said = said.find_map(|line| Some(line.strip_prefix("device ")?.to_owned()));
             let said = said.expect("a device");
             let (path, sequence) = said.split_once(' ').expect("two words");
-            let (path, sequence) = (Path::new(path), sequence.parse().ok());
+            let (path, sequence) = (Path::new(path), sequence.parse().expect("a number"));
             drop(child);
-            let attributes = Path::new("/sys/block").join(path.file_name().expect("a name"));
-            let number = || std::fs::read_to_string(attributes.join("diskseq")).ok();
-            let is_there = || {
-                let number = number().and_then(|number| number.trim().parse::<u64>().ok());
-                attributes.join("loop").exists() && number == sequence
-            };
             if keep == "no" {
                 let deadline = Instant::now() + PATIENCE;
-                while is_there() {
+                while is_there(path, sequence) {
                     let late = Instant::now() > deadline;
                     if late {
-                        detach_stale(path, LABEL, sequence);
+                        detach_stale(path, LABEL, Some(sequence));
                     }
                     assert!(!late, "{} is left", path.display());
                     std::thread::sleep(Duration::from_millis(5));
                 }
             } else {
-                let stays = is_there();
-                detach_stale(path, LABEL, sequence);
+                let stays = is_there(path, sequence);
+                detach_stale(path, LABEL, Some(sequence));
                 assert!(stays, "{} has gone with its dirty pages", path.display());
             }
         }

@@ -357,7 +357,8 @@ impl Life {
             return control::reply(stream, &control::refusal(&failure));
         }
         let bytes = bytes.or(self.opened.fixed_len);
-        match resize::begin(volume, bytes, wake.clone()) {
+        let (before, tell) = (self.opened.facts.size, self.exports.size_taker());
+        match resize::begin(volume, before, bytes, tell, wake.clone()) {
             Ok(resized) => self.resizing = Some(Resizing { stream, resized }),
             Err(error) => {
                 let failure =
@@ -384,26 +385,15 @@ impl Life {
         self.exports.check_resizable()
     }
 
-    /// Once the volume has its new length, tells the users and the client.
+    /// Once the users know the new length, tells the client.
     fn finish_resize(&mut self) {
         let Some(resized) = self.resizing.as_ref().and_then(Resizing::result) else { return };
         let Some(Resizing { stream, .. }) = self.resizing.take() else { return };
-        let resized = resized.and_then(|len| self.take_size(len));
-        if resized.is_ok() {
-            let bytes = self.opened.facts.size;
-            event(Level::Info, "resized", format_args!("has {bytes} bytes now"));
+        if let Ok(len) = resized {
+            self.opened.facts.size = len;
+            event(Level::Info, "resized", format_args!("has {len} bytes now"));
         }
-        control::reply(stream, &control::answer(&resized, "resized"));
-    }
-
-    /// Tells the users the new length. If that fails, the volume has the old one again.
-    fn take_size(&mut self, len: u64) -> Result<(), Failure> {
-        let before = std::mem::replace(&mut self.opened.facts.size, len);
-        self.exports.take_size().inspect_err(|_| {
-            if self.opened.volume.resize(before).is_ok() {
-                self.opened.facts.size = before;
-            }
-        })
+        control::reply(stream, &control::answer(&resized.map(drop), "resized"));
     }
 
     /// The status of the open volume.

@@ -140,7 +140,8 @@ impl Lock {
     /// Whether nobody holds the lock. Keeps the content of the file.
     fn is_free(path: &Path) -> bool {
         match opened(OpenOptions::new().read(true), path) {
-            Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
+            // Shared: two that look at the same time do not see each other.
+            Ok(file) => flock(&file, FlockOperation::NonBlockingLockShared).is_ok(),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }

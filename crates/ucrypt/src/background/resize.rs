@@ -1,7 +1,7 @@
 //! A `resize` that is being served.
 //!
-//! A thread of its own asks the image for its length, which may take as long as the image does not answer:
-//! meanwhile the server answers others, and ends when a signal asks it to.
+//! A thread of its own asks the image for its length, and tells the kernel the new one. Both may take as long
+//! as the image does not answer: meanwhile the server answers others, and ends when a signal asks it to.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -23,17 +23,22 @@ pub(super) struct Resizing {
     pub(super) resized: Receiver<Resized>,
 }
 
-/// Begins to change the length to so many bytes, or to what the image has room for. `events` is told when
-/// there is a result.
+/// Begins to change the length to so many bytes, or to what the image has room for. `tell` tells the users;
+/// where that fails, the volume has the length `before` again. `events` is told when there is a result.
 pub(super) fn begin(
     volume: &Arc<Volume>,
+    before: u64,
     bytes: Option<u64>,
+    tell: impl FnOnce() -> Result<(), Failure> + Send + 'static,
     events: Sender<Event<Asked>>,
 ) -> io::Result<Receiver<Resized>> {
     let (result, resized) = mpsc::channel();
     let volume = volume.clone();
     let resize = move || {
-        let done = resize(&volume, bytes);
+        let done = resize(&volume, bytes).and_then(|len| {
+            // What was there before has room.
+            tell().inspect_err(|_| _ = volume.resize(before)).map(|()| len)
+        });
         // First, because a `close` may follow at once.
         drop(volume);
         // A server that has ended hears nothing.

@@ -16,7 +16,7 @@ use crate::nbd_client::NbdClient;
 use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
-use crate::suspend::unseen_writer;
+use crate::suspend::{unseen_dd, unseen_writer};
 
 const LEN: u64 = 64 << 20;
 
@@ -578,6 +578,57 @@ fn no_action_after_a_refused_close_waits_for_an_image_that_does_not_answer() {
     // It was detached for good, and ends with its last user.
     scratch.await_end(above);
     run(&mut scratch.ucrypt(&["close", "below"]), b"").passes();
+}
+
+/// A loop device whose requests have used up all that its server has, and wait for the image: whoever asks
+/// the driver, or the kernel for the size of the file behind the device, waits for them.
+#[test]
+fn a_server_with_all_its_requests_at_an_image_that_does_not_answer_answers_itself() {
+    for action in ["resize", "close"] {
+        let scratch = Scratch::new();
+        let (holder, above) = loop_over_a_file(&scratch);
+        let name = scratch.unique();
+        stop(holder);
+        let mut dd = unseen_dd(&scratch);
+        dd.args(["if=/dev/zero", "bs=1M", "count=48", "conv=notrunc,fsync"]);
+        let dd = dd.arg(format!("of={}", scratch.device().display())).stderr(Stdio::null()).spawn();
+        let mut stopped = Stopped { holder, writer: dd.expect("it starts") };
+        let status = || -> Value {
+            let said = run(scratch.ucrypt(&["status", "--json"]).arg(&name), b"").passes();
+            serde_json::from_slice(&said).expect("JSON")
+        };
+        let in_flight = || status()["activity"]["in_flight"].as_u64().expect("a number");
+        // As many as there can be.
+        let (mut before, mut looks) = (0, 0);
+        await_that("requests to wait for the image", || {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = in_flight();
+            looks = if now == before && now > 0 { looks + 1 } else { 0 };
+            before = now;
+            looks == 10
+        });
+        let asked = scratch.ucrypt_child(&[action, &name]).stderr(Stdio::piped()).spawn();
+        let asked = asked.expect("it starts");
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(status()["active"], true, "behind {action}");
+        let asked = if action == "close" {
+            // Nobody can be seen who has it open.
+            let ended = asked.wait_with_output().expect("it ends");
+            assert_eq!(ended.status.code(), Some(5), "{ended:?}");
+            None
+        } else {
+            Some(asked)
+        };
+        kill_process(holder, Signal::CONT).expect("it goes on");
+        assert!(stopped.writer.wait().expect("it ends").success(), "a write is lost");
+        if let Some(asked) = asked {
+            let ended = asked.wait_with_output().expect("it ends");
+            assert!(ended.status.success(), "{ended:?}");
+        }
+        await_that("the device to be closed", || close(&scratch).succeeded());
+        scratch.await_end(above);
+        run(&mut scratch.ucrypt(&["close", "below"]), b"").passes();
+    }
 }
 
 #[test]

@@ -355,6 +355,49 @@ fn a_volume_in_use_is_not_closed_until_it_is_free() {
 }
 
 #[test]
+fn the_users_of_a_volume_are_seen_whatever_link_leads_to_the_runtime_directory() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let link = scratch.path("link");
+    std::os::unix::fs::symlink(scratch.path("run"), &link).expect("a link");
+    fs::create_dir_all(scratch.path("run")).expect("a directory");
+    let by_link = |mut command: Command| {
+        command.env("XDG_RUNTIME_DIR", &link);
+        command
+    };
+    let mut open = image.ucrypt(&scratch, "open");
+    open.args(["volume", "--as", "fuse"]);
+    let path = run(&mut by_link(open), b"").text();
+    let file = File::open(path.trim()).expect("opened");
+    let status = run(&mut by_link(scratch.ucrypt(&["status", "volume"])), b"").text();
+    assert!(status.contains("(process "), "{status}");
+    drop(file);
+    run(&mut by_link(scratch.ucrypt(&["close", "volume"])), b"").passes();
+}
+
+#[test]
+fn with_few_descriptors_a_volume_is_open_or_it_is_not() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", 1 << 20);
+    let mut opened = 0;
+    for limit in 12..60 {
+        let mut open = tool("prlimit", "util-linux");
+        open.arg(format!("--nofile={limit}")).arg(crate::scratch::UCRYPT);
+        open.args(["open", "--cipher", "none", "--as", "fuse"]).arg(&image).arg("volume");
+        let said = run(open.env("XDG_RUNTIME_DIR", scratch.path("run")), b"");
+        let list = run(&mut scratch.ucrypt(&["list"]), b"").text();
+        if said.succeeded() {
+            opened += 1;
+            assert!(list.contains("open"), "limit {limit}: {said:?}: {list}");
+            run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+        } else {
+            assert_eq!(list, "", "limit {limit}: {said:?}");
+        }
+    }
+    assert!(opened > 0, "no limit was high enough");
+}
+
+#[test]
 fn a_deferred_close_ends_with_the_last_user() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);

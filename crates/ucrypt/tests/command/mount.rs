@@ -375,6 +375,22 @@ fn a_suspended_volume_is_neither_mounted_nor_unmounted_and_nobody_waits_for_its_
 }
 
 #[test]
+fn what_others_have_mounted_over_a_volume_stays() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        ucrypt mount --as loop --key-file passphrase --name $name image m
+        mount -t tmpfs something m
+        echo precious >m/file
+        refused 5 'something is mounted over it' ucrypt umount $name
+        [ \"$(cat m/file)\" = precious ]
+        umount m
+        ucrypt umount $name";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
 fn a_volume_that_closes_with_its_last_user_is_unmounted_as_others_are() {
     let scratch = Scratch::new();
     with_file_system(&scratch);

@@ -4,7 +4,7 @@ use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt, chown};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -116,11 +116,15 @@ fn close_while_suspended_is_refused_to_users_and_ends_without_them() {
     scratch.await_end(server);
 }
 
-/// A program that cannot be seen: under this name it counts as a device manager. It writes one block
+/// dd as a program that cannot be seen: under this name it counts as a device manager.
+pub(crate) fn unseen_dd(scratch: &Scratch) -> Command {
+    limited(scratch.program("blkid", "/bin/dd"))
+}
+
+/// A program that cannot be seen. It writes one block
 /// to the served file or device.
 pub(crate) fn unseen_writer(scratch: &Scratch, path: &str) -> Child {
-    let program = scratch.program("blkid", "/bin/dd");
-    let mut dd = limited(program);
+    let mut dd = unseen_dd(scratch);
     dd.args(["bs=4096", "count=1", "conv=notrunc,fsync", "oflag=direct", &format!("of={path}")]);
     let dd = dd.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut dd = dd.expect("it starts");

@@ -5,6 +5,7 @@ use std::fs;
 use crate::crash::{disks, image};
 use crate::image::{DATA, Image, Kind, LUKS2, LUKS2_512};
 use crate::load::Load;
+use crate::namespace::script;
 use crate::nbd_client::NbdClient;
 use crate::process::run;
 use crate::scratch::Scratch;
@@ -71,4 +72,19 @@ fn a_server_whose_file_is_unmounted_by_others_ends() {
     let mut read = image.ucrypt(&scratch, "read");
     let read = run(read.args(["--offset", "5", "--length", "4"]), b"").passes();
     assert_eq!(read, b"kept");
+}
+
+#[test]
+fn a_server_that_was_started_by_nohup_outlives_its_terminal() {
+    let scratch = Scratch::new();
+    let text = "
+        env --ignore-signal=HUP $1 serve --backend mem:1M --nbd unix:$PWD/socket >said &
+        until grep -q nbd+unix said; do kill -0 $!; sleep 0.02; done
+        kill -HUP $!
+        sleep 0.3
+        nbdinfo --size \"nbd+unix:///?socket=$PWD/socket\" >size
+        kill -TERM $!
+        wait $!";
+    run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").passes();
+    assert_eq!(fs::read_to_string(scratch.path("size")).expect("written"), "1048576\n");
 }
