@@ -106,6 +106,20 @@ pub enum Error {
         /// The system's error.
         error: io::Error,
     },
+    /// The length of the data is no multiple of the sector size that was asked for.
+    #[error(
+        "Device size is not aligned to requested sector size: {} has {len} bytes, which is no \
+         multiple of {sector_size}; use sectors of 512 bytes",
+        .path.display()
+    )]
+    SectorSize {
+        /// The image that holds the data.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: u64,
+        /// The sector size in bytes.
+        sector_size: u32,
+    },
     /// The image is shorter than its header.
     #[error("{} has {len} bytes, the header needs {needed}; {remedy}", .path.display())]
     TooShort {

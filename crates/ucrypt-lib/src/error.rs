@@ -116,6 +116,7 @@ impl ToOpenError for Image {
             Self::Key(_)
             | Self::OtherFormat { .. }
             | Self::NoData { .. }
+            | Self::SectorSize { .. }
             | Self::TooShort { .. } => OpenError::Options(text),
             Self::WeakKey(_) => OpenError::Header(text),
             _ => OpenError::System(text),

@@ -8,7 +8,7 @@ use ucrypt_image::header::{HeaderImage, NewFile, is_same, open_to_format, reserv
 use ucrypt_image::header_lock::lock_header;
 use ucrypt_image::key_file::{Part, Secret};
 use ucrypt_image::machine::{clock, machine};
-use ucrypt_image::new_header::{best_sector_size, check_room};
+use ucrypt_image::new_header::{check_room, sector_size};
 use ucrypt_image::secrecy;
 use ucrypt_luks::{
     Cost, Hash, Header, NewVolume, Pbkdf, PbkdfKind, Tools, Write, luks1, luks2, overwrite,
@@ -194,7 +194,8 @@ impl FormatOptions {
         self
     }
 
-    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096. LUKS1 has only 512.
+    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096. LUKS1 has only 512. The length of the image
+    /// has to be a multiple of more than 512.
     #[must_use]
     pub fn sector_size(mut self, bytes: u32) -> Self {
         self.sector_size = Some(bytes);
@@ -353,11 +354,13 @@ impl FormatOptions {
                 Ok((Header::Luks1(Box::new(header)), writes))
             }
             Format::Luks2 => {
-                let best = || best_sector_size(image, data.limits().len);
+                let len = data.limits().len;
+                let sector_size = sector_size(self.sector_size, &volume.cipher, image, len)
+                    .map_err(ToOpenError::to_open_error)?;
                 let options = luks2::Options {
                     label: self.label.clone(),
                     subsystem: String::new(),
-                    sector_size: self.sector_size.unwrap_or_else(best),
+                    sector_size,
                     metadata_size: None,
                     keyslots_size: None,
                 };

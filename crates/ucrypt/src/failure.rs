@@ -124,6 +124,7 @@ impl From<ucrypt_image::Error> for Failure {
             | Image::OtherFormat { .. }
             | Image::NoData { .. }
             | Image::WeakKey(_)
+            | Image::SectorSize { .. }
             | Image::TooShort { .. } => Self::wrong(error),
         }
     }
