@@ -90,6 +90,12 @@ pub enum Error {
         /// The system's error.
         error: io::Error,
     },
+    /// Another file has got the name of one that was opened, or made, just before.
+    #[error("{} was replaced by another file meanwhile; nothing was written there", .path.display())]
+    Replaced {
+        /// The name.
+        path: PathBuf,
+    },
     /// The name of a new file cannot be made durable.
     #[error("cannot make {} durable: {error}", .path.display())]
     NotDurable {

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ucrypt_backend::{Backend, FileBackend};
-use ucrypt_image::header::{HeaderImage, NewFile, is_same, open_to_format, reserve};
-use ucrypt_image::header_lock::lock_header;
+use ucrypt_image::header::{HeaderImage, NewFile, is_same, lock_and_reserve, open_to_format};
 use ucrypt_image::key_file::{Part, Secret};
 use ucrypt_image::machine::{clock, machine};
 use ucrypt_image::new_header::{check_room, sector_size};
@@ -278,6 +277,9 @@ impl FormatOptions {
             .flatten();
         let header =
             elsewhere.map(open_to_format).transpose().map_err(ToOpenError::to_open_error)?;
+        if let (Some(made), Some(opened)) = (&new_file, &header) {
+            made.check(opened).map_err(ToOpenError::to_open_error)?;
+        }
         let (medium, path) = (header.as_ref().unwrap_or(&data), elsewhere.unwrap_or(image));
         let found = signature::find(&HeaderImage(medium)).map_err(ToOpenError::to_open_error)?;
         if let Some(first) = found.first().filter(|_| !self.overwrite) {
@@ -288,8 +290,7 @@ impl FormatOptions {
         let (made, writes) = self.make(&volume, passphrase, image, &data)?;
         check_room(&made, &writes, medium, path, elsewhere.is_some())
             .map_err(ToOpenError::to_open_error)?;
-        reserve(path, &writes).map_err(ToOpenError::to_open_error)?;
-        let _lock = lock_header(path).map_err(ToOpenError::to_open_error)?;
+        let _lock = lock_and_reserve(medium, path, &writes).map_err(ToOpenError::to_open_error)?;
         let unfinished = |error: &dyn std::fmt::Display| FormatError::Unfinished(error.to_string());
         overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(&error))?;
         new_file.map_or(Ok(()), NewFile::keep).map_err(|error| unfinished(&error))?;

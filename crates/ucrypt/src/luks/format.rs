@@ -11,11 +11,10 @@ use ucrypt_luks::{
     Format, Header, NewVolume, Tools, Write, luks1, luks2, overwrite, random_volume_key,
 };
 
-use super::change::lock_header;
 use super::config::tell_of_cut;
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
-use super::image::{HeaderImage, NewFile, open_to_format, reserve};
+use super::image::{HeaderImage, NewFile, lock_and_reserve, open_to_format};
 use super::keys::created;
 use crate::failure::Failure;
 use crate::machine::{clock, machine};
@@ -41,8 +40,11 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     let data = open_to_format(&args.image)?;
     let data_len = data.limits().len;
     let sector_size = sector_size(args.luks2.sector_size, &volume.cipher, &args.image, data_len)?;
-    let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?;
+    let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?.flatten();
     let header = args.detached().map(open_to_format).transpose()?;
+    if let (Some(made), Some(opened)) = (&new_file, &header) {
+        made.check(opened)?;
+    }
     let medium = header.as_ref().unwrap_or(&data);
     let path = args.detached().unwrap_or(&args.image);
     let found = signature::find(&HeaderImage(medium))?;
@@ -61,10 +63,9 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
             path.display()
         ));
     }
-    reserve(path, &writes)?;
-    let _lock = lock_header(path)?;
+    let _lock = lock_and_reserve(medium, path, &writes)?;
     overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(error, path))?;
-    new_file.flatten().map_or(Ok(()), NewFile::keep)?;
+    new_file.map_or(Ok(()), NewFile::keep)?;
     created(args.key_slot);
     Ok(())
 }
