@@ -90,6 +90,12 @@ pub enum Error {
         /// The system's error.
         error: io::Error,
     },
+    /// Another file has got the name of one that was opened, or made, just before.
+    #[error("{} was replaced by another file meanwhile; nothing was written there", .path.display())]
+    Replaced {
+        /// The name.
+        path: PathBuf,
+    },
     /// The name of a new file cannot be made durable.
     #[error("cannot make {} durable: {error}", .path.display())]
     NotDurable {
@@ -105,6 +111,20 @@ pub enum Error {
         path: PathBuf,
         /// The system's error.
         error: io::Error,
+    },
+    /// The length of the data is no multiple of the sector size that was asked for.
+    #[error(
+        "Device size is not aligned to requested sector size: {} has {len} bytes, which is no \
+         multiple of {sector_size}; use sectors of 512 bytes",
+        .path.display()
+    )]
+    SectorSize {
+        /// The image that holds the data.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: u64,
+        /// The sector size in bytes.
+        sector_size: u32,
     },
     /// The image is shorter than its header.
     #[error("{} has {len} bytes, the header needs {needed}; {remedy}", .path.display())]

@@ -1,13 +1,14 @@
 //! Images as the header code sees them; reading, pinning and repairing headers.
 
 use std::fs::{self, File, OpenOptions as CreateOptions};
-use std::io;
+use std::io::{self, Write as _};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
-use ucrypt_backend::{Backend, FileBackend, OpenOptions};
+use ucrypt_backend::{Backend, FileBackend, OpenError, OpenOptions};
 use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{
     Format, Header, HeaderCopy, HeaderDigest, Medium, ReadAt, Unlocked, Write, settle_cache,
@@ -15,7 +16,7 @@ use ucrypt_luks::{
 };
 
 use crate::error::Error;
-use crate::header_lock::{Access, lock, lock_header};
+use crate::header_lock::{Access, HeaderLock, lock, lock_header};
 use crate::secrecy;
 
 /// An image that a header is read from and written to.
@@ -111,7 +112,11 @@ pub struct Found {
 
 impl Found {
     /// Reads the header of `image` at `path`, and refuses one that is not `wanted`. The file of a
-    /// detached header is opened as `options` say.
+    /// detached header is opened as `options` say; if it cannot be written, for reading only, which
+    /// leaves a damaged copy as it is.
+    ///
+    /// # Errors
+    /// The file of the header cannot be read, or the header is none, damaged or not `wanted`.
     pub fn read(
         image: &FileBackend,
         path: &Path,
@@ -120,7 +125,7 @@ impl Found {
     ) -> Result<Self, Error> {
         let elsewhere = wanted.header.filter(|header| !is_same(header, path));
         let options = OpenOptions { direct: false, ..options };
-        let detached = elsewhere.map(|header| FileBackend::open(header, options)).transpose()?;
+        let detached = elsewhere.map(|header| open_detached(header, options)).transpose()?;
         let place = elsewhere.unwrap_or(path);
         let about = |error| Error::About { path: place.into(), error };
         let medium = HeaderImage(detached.as_ref().unwrap_or(image));
@@ -144,6 +149,17 @@ impl Found {
     /// Where the keyslots are read. `medium`: the image that holds the header.
     pub fn source<'a>(&'a self, medium: &'a HeaderImage<'a>) -> &'a dyn ReadAt {
         self.pinned.as_ref().map_or(medium, |copy| copy)
+    }
+}
+
+/// Opens the file of a detached header as `options` say, or for reading only: it is written only to
+/// repair a damaged copy.
+fn open_detached(path: &Path, options: OpenOptions) -> Result<FileBackend, OpenError> {
+    match FileBackend::open(path, options) {
+        Err(error) if error.is_of_writing() && !options.read_only => {
+            FileBackend::open(path, OpenOptions { read_only: true, ..options })
+        }
+        opened => opened,
     }
 }
 
@@ -191,7 +207,11 @@ impl UnlockedImage {
     }
 
     /// Says what is wrong with a header copy, if anything is. Repairs it if there is an image to write
-    /// to and the repair can lose nothing. `image` comes with the path of the header.
+    /// to, the header can be written, and the repair can lose nothing. `image` comes with the path of the
+    /// header.
+    ///
+    /// # Errors
+    /// The lock on the header was not taken, or the copy was not written.
     pub fn settle_damage(
         &self,
         image: Option<(&FileBackend, &Path)>,
@@ -199,6 +219,8 @@ impl UnlockedImage {
         let (Some(Header::Luks2(_)), Some(damage)) = (&self.header, &self.damage) else {
             return Ok(None);
         };
+        let is_read_only = |file: &FileBackend| file.limits().read_only;
+        let image = image.filter(|_| !self.detached.as_ref().is_some_and(is_read_only));
         let done = match (image, damage.kept()) {
             (None, _) => "using the other one; nothing was repaired".to_owned(),
             (Some(_), Some(kept)) => format!(
@@ -228,9 +250,13 @@ impl UnlockedImage {
     }
 }
 
-/// A new file for a detached header. Dropping it removes the file unless it was kept.
+/// A new file for a header or its backup. Dropping it removes the file unless it was kept.
+///
+/// Whoever owns the directory can put another file, or a link to one, in its place at any time: what
+/// is opened by the same path later has to be [the same](NewFile::check).
 pub struct NewFile<'a> {
     path: &'a Path,
+    file: File,
     kept: bool,
 }
 
@@ -239,46 +265,158 @@ impl<'a> NewFile<'a> {
     pub fn create(path: &'a Path) -> Result<Option<Self>, Error> {
         let made = CreateOptions::new().write(true).create_new(true).mode(0o600).open(path);
         match made {
-            Ok(_) => Ok(Some(Self { path, kept: false })),
+            Ok(file) => Ok(Some(Self { path, file, kept: false })),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
             Err(error) => Err(Error::Create { path: path.into(), error }),
         }
     }
 
+    /// Writes the content of the file, and makes it durable.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.file.sync_all()
+    }
+
+    /// Refuses what was opened by the path of this file, and is another one.
+    ///
+    /// # Errors
+    /// [`Error::Replaced`].
+    pub fn check(&self, opened: &FileBackend) -> Result<(), Error> {
+        check_same(opened, &self.file, self.path)
+    }
+
     /// Keeps the file, and makes its name durable.
+    ///
+    /// # Errors
+    /// [`Error::Replaced`] if its name is another file's by now, [`Error::NotDurable`].
     pub fn keep(mut self) -> Result<(), Error> {
+        if !self.is_in_its_place() {
+            return Err(Error::Replaced { path: self.path.into() });
+        }
         self.kept = true;
         let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));
         let synced = File::open(directory).and_then(|directory| directory.sync_all());
         synced.map_err(|error| Error::NotDurable { path: self.path.into(), error })
     }
+
+    /// Whether the path still names this file, and no link to it.
+    fn is_in_its_place(&self) -> bool {
+        let identity = |found: fs::Metadata| (found.dev(), found.ino());
+        let there = fs::symlink_metadata(self.path).ok().map(identity);
+        there.is_some() && there == self.file.metadata().ok().map(identity)
+    }
 }
 
 impl Drop for NewFile<'_> {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.kept && self.is_in_its_place() {
             // The file is empty or half written: it does no harm if it stays.
             let _ = fs::remove_file(self.path);
         }
     }
 }
 
-/// Reserves the space of `writes` in a file before anything is written, so that a full disk is
-/// reported while everything is still as it was.
-pub fn reserve(path: &Path, writes: &[Write]) -> Result<(), Error> {
+/// Refuses a file that was opened by the same path as `opened`, and is another one.
+fn check_same(opened: &FileBackend, file: &File, path: &Path) -> Result<(), Error> {
+    // What cannot be compared is not known to be the same.
+    let is_same = opened.is_file(file.as_fd()).unwrap_or(false);
+    if is_same { Ok(()) } else { Err(Error::Replaced { path: path.into() }) }
+}
+
+/// Locks the header of `medium`, which was opened by `path`, and reserves the space of `writes` in its
+/// file before anything is written, so that a full disk is reported while everything is still as it
+/// was.
+///
+/// # Errors
+/// Those of [`lock_header`]; [`Error::Replaced`] if the path is another file's by now;
+/// [`Error::NoRoom`].
+pub fn lock_and_reserve(
+    medium: &FileBackend,
+    path: &Path,
+    writes: &[Write],
+) -> Result<HeaderLock, Error> {
+    let lock = lock_header(path)?;
+    check_same(medium, lock.file(), path)?;
+    reserve(lock.file(), path, writes)?;
+    Ok(lock)
+}
+
+fn reserve(file: &File, path: &Path, writes: &[Write]) -> Result<(), Error> {
     let failed = |error: io::Error| Error::NoRoom { path: path.into(), error };
-    let file = File::options().write(true).open(path).map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {
         return Ok(());
     }
     for write in writes {
         let length = write.bytes.len() as u64;
-        match fallocate(&file, FallocateFlags::KEEP_SIZE, write.offset, length) {
+        match fallocate(file, FallocateFlags::KEEP_SIZE, write.offset, length) {
             // Where space cannot be reserved, the write itself has to find it.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             Err(error) => return Err(failed(error.into())),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// A new file that somebody has put a link to `victim` in the place of.
+    fn replaced(dir: &Path) -> (PathBuf, PathBuf) {
+        let (path, victim) = (dir.join("new"), dir.join("victim"));
+        fs::write(&victim, b"precious").expect("written");
+        (path, victim)
+    }
+
+    fn put_link(path: &Path, victim: &Path) {
+        fs::remove_file(path).expect("removed");
+        symlink(victim, path).expect("a link");
+    }
+
+    #[test]
+    fn a_backup_is_not_written_through_a_link_in_the_place_of_its_new_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, victim) = replaced(dir.path());
+        let mut made = NewFile::create(&path).expect("made").expect("new");
+        put_link(&path, &victim);
+        made.write(b"a backup").expect("written");
+        assert_eq!(fs::read(&victim).expect("read"), b"precious");
+        // The backup has no name: that is no success. What is not ours stays.
+        assert!(matches!(made.keep(), Err(Error::Replaced { .. })));
+        assert_eq!(fs::read_link(&path).expect("a link"), victim);
+        // Undisturbed, it is there under its name.
+        fs::remove_file(&path).expect("removed");
+        let mut made = NewFile::create(&path).expect("made").expect("new");
+        made.write(b"a backup").expect("written");
+        made.keep().expect("kept");
+        assert_eq!(fs::read(&path).expect("read"), b"a backup");
+        assert!(NewFile::create(&path).expect("looked at").is_none());
+    }
+
+    #[test]
+    fn a_header_is_not_written_through_a_link_in_the_place_of_its_new_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, victim) = replaced(dir.path());
+        let made = NewFile::create(&path).expect("made").expect("new");
+        let opened = open_to_format(&path).expect("opened");
+        made.check(&opened).expect("the same");
+        let writes = [Write { offset: 0, bytes: vec![1; 4096] }];
+        drop(lock_and_reserve(&opened, &path, &writes).expect("locked"));
+        put_link(&path, &victim);
+        let wrong = open_to_format(&path).expect("opened");
+        assert!(matches!(made.check(&wrong), Err(Error::Replaced { .. })));
+        // What was opened before is written; the lock would be the other file's.
+        let locked = lock_and_reserve(&opened, &path, &writes);
+        assert!(matches!(locked, Err(Error::Replaced { .. })));
+        let blocks = fs::metadata(&victim).expect("there").blocks();
+        assert!(blocks <= 8, "nothing was reserved in the other file");
+        assert_eq!(fs::read(&victim).expect("read"), b"precious");
+    }
 }

@@ -5,12 +5,37 @@ use std::path::Path;
 
 use ucrypt_backend::{Backend, FileBackend};
 use ucrypt_luks::{Header, Write};
+use ucrypt_sector::CipherSpec;
 
 use crate::error::Error;
 
-/// The default sector size for `image` with `data_len` bytes of data: larger sectors cost less. A file
-/// takes 4096, a device its physical block size, if the data length is a multiple of it; else 512.
-pub fn best_sector_size(image: &Path, data_len: u64) -> u32 {
+/// The sector size in bytes of a new LUKS2 volume whose data is in `image`, which has `data_len` bytes:
+/// the one `asked` for, else the default.
+///
+/// # Errors
+/// [`Error::SectorSize`] if more than 512 bytes were asked for and the length is no multiple of them:
+/// dm-crypt does not activate such a volume. A size that no header takes is left to the format.
+pub fn sector_size(
+    asked: Option<u32>,
+    cipher: &CipherSpec,
+    image: &Path,
+    data_len: u64,
+) -> Result<u32, Error> {
+    let Some(sector_size) = asked else { return Ok(best_sector_size(cipher, image, data_len)) };
+    // As in cryptsetup, what is less than a sector of 512 bytes at the end is not used.
+    let is_larger = matches!(sector_size, 1024 | 2048 | 4096);
+    if is_larger && !data_len.is_multiple_of(u64::from(sector_size)) {
+        return Err(Error::SectorSize { path: image.into(), len: data_len, sector_size });
+    }
+    Ok(sector_size)
+}
+
+/// The default sector size: larger sectors cost less. A file takes 4096, a device its physical block
+/// size, if the data length is a multiple of it and the cipher takes such sectors; else 512.
+fn best_sector_size(cipher: &CipherSpec, image: &Path, data_len: u64) -> u32 {
+    if !cipher.takes_large_sectors() {
+        return 512;
+    }
     let physical = File::open(image).ok().and_then(|file| {
         if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             return Some(4096);

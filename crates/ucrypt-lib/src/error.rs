@@ -112,10 +112,11 @@ impl ToOpenError for Image {
             Self::Volume(error) => error.to_open_error(),
             Self::About { error, .. } => OpenError::of_header(&error, text),
             Self::Memory(_) => OpenError::Memory(text),
-            Self::HeaderBusy { .. } => OpenError::InUse(text),
+            Self::HeaderBusy { .. } | Self::Replaced { .. } => OpenError::InUse(text),
             Self::Key(_)
             | Self::OtherFormat { .. }
             | Self::NoData { .. }
+            | Self::SectorSize { .. }
             | Self::TooShort { .. } => OpenError::Options(text),
             Self::WeakKey(_) => OpenError::Header(text),
             _ => OpenError::System(text),

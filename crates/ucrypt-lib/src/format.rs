@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ucrypt_backend::{Backend, FileBackend};
-use ucrypt_image::header::{HeaderImage, NewFile, is_same, open_to_format, reserve};
-use ucrypt_image::header_lock::lock_header;
+use ucrypt_image::header::{HeaderImage, NewFile, is_same, lock_and_reserve, open_to_format};
 use ucrypt_image::key_file::{Part, Secret};
 use ucrypt_image::machine::{clock, machine};
-use ucrypt_image::new_header::{best_sector_size, check_room};
+use ucrypt_image::new_header::{check_room, sector_size};
 use ucrypt_image::secrecy;
 use ucrypt_luks::{
     Cost, Hash, Header, NewVolume, Pbkdf, PbkdfKind, Tools, Write, luks1, luks2, overwrite,
@@ -194,7 +193,8 @@ impl FormatOptions {
         self
     }
 
-    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096. LUKS1 has only 512.
+    /// Bytes that are encrypted as one: 512, 1024, 2048 or 4096. LUKS1 has only 512. The length of the image
+    /// has to be a multiple of more than 512.
     #[must_use]
     pub fn sector_size(mut self, bytes: u32) -> Self {
         self.sector_size = Some(bytes);
@@ -277,6 +277,9 @@ impl FormatOptions {
             .flatten();
         let header =
             elsewhere.map(open_to_format).transpose().map_err(ToOpenError::to_open_error)?;
+        if let (Some(made), Some(opened)) = (&new_file, &header) {
+            made.check(opened).map_err(ToOpenError::to_open_error)?;
+        }
         let (medium, path) = (header.as_ref().unwrap_or(&data), elsewhere.unwrap_or(image));
         let found = signature::find(&HeaderImage(medium)).map_err(ToOpenError::to_open_error)?;
         if let Some(first) = found.first().filter(|_| !self.overwrite) {
@@ -287,8 +290,7 @@ impl FormatOptions {
         let (made, writes) = self.make(&volume, passphrase, image, &data)?;
         check_room(&made, &writes, medium, path, elsewhere.is_some())
             .map_err(ToOpenError::to_open_error)?;
-        reserve(path, &writes).map_err(ToOpenError::to_open_error)?;
-        let _lock = lock_header(path).map_err(ToOpenError::to_open_error)?;
+        let _lock = lock_and_reserve(medium, path, &writes).map_err(ToOpenError::to_open_error)?;
         let unfinished = |error: &dyn std::fmt::Display| FormatError::Unfinished(error.to_string());
         overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(&error))?;
         new_file.map_or(Ok(()), NewFile::keep).map_err(|error| unfinished(&error))?;
@@ -353,11 +355,13 @@ impl FormatOptions {
                 Ok((Header::Luks1(Box::new(header)), writes))
             }
             Format::Luks2 => {
-                let best = || best_sector_size(image, data.limits().len);
+                let len = data.limits().len;
+                let sector_size = sector_size(self.sector_size, &volume.cipher, image, len)
+                    .map_err(ToOpenError::to_open_error)?;
                 let options = luks2::Options {
                     label: self.label.clone(),
                     subsystem: String::new(),
-                    sector_size: self.sector_size.unwrap_or_else(best),
+                    sector_size,
                     metadata_size: None,
                     keyslots_size: None,
                 };

@@ -1,6 +1,6 @@
 //! Shared parts of making a LUKS1 or LUKS2 volume.
 
-use ucrypt_sector::CipherSpec;
+use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
@@ -86,7 +86,9 @@ impl NewVolume {
         self.volume_key.len() as u32
     }
 
-    pub(crate) fn check(&self, keyslots: u32) -> Result<()> {
+    /// Refuses what no header can hold, and what would make a volume that does not open.
+    /// `sector_size` is in bytes.
+    pub(crate) fn check(&self, keyslots: u32, sector_size: u32) -> Result<()> {
         let len = self.volume_key.len();
         let fits = if self.cipher.is_null() {
             (1..=KEY_LEN_MAX).contains(&len)
@@ -124,7 +126,10 @@ impl NewVolume {
             let problem = format!("the data offset of {offset} bytes is no multiple of 4096");
             return Err(Error::request(problem));
         }
-        Ok(())
+        // Who opens the volume makes this cipher: what it refuses must not be put into a header.
+        let options = SectorOptions { sector_size, ..SectorOptions::default() };
+        let made = SectorCipher::new(&self.cipher, &self.volume_key, options);
+        made.map(drop).map_err(|problem| Error::request(problem.to_string()))
     }
 
     /// The first possible data offset from byte `end` on.

@@ -248,3 +248,39 @@ fn parameters_that_break_a_rule_are_refused() {
         assert!(matches!(&error, Error::Request(text) if text.contains(what)), "{error}");
     }
 }
+
+/// A header that is whole and opens nothing would be found out only when the data is wanted.
+#[test]
+fn no_header_is_made_whose_cipher_cannot_be_keyed() {
+    let options = |sector_size| luks2::Options { sector_size, ..luks2_options() };
+    let opens = |image: &[u8], key_len: usize| {
+        let image = image.to_vec();
+        let (header, _) = Header::read(&image).unwrap();
+        let unlocked = header.unlock(&image, PASSPHRASE, None).unwrap();
+        assert_eq!(unlocked.volume_key.len(), key_len);
+        unlocked.segments[0].cipher(&unlocked.volume_key).unwrap();
+    };
+    for (cipher, key_len) in [("aes-cbc-tcw", 56), ("aes:64-cbc-lmk", 1024)] {
+        let volume = new_volume(cipher, key_len, cheap_pbkdf2());
+        for sector_size in [1024, 2048, 4096] {
+            let error = luks2_writes(&volume, &options(sector_size)).unwrap_err();
+            assert!(
+                matches!(&error, Error::Request(text) if text.contains("512-byte sectors")),
+                "{error}"
+            );
+        }
+        opens(&luks2_image(&volume, &options(512)), key_len);
+        opens(&luks1_image(&volume), key_len);
+    }
+    for key_len in [1, 512, 513, 1024] {
+        let volume = new_volume("cipher_null-ecb", key_len, cheap_pbkdf2());
+        let image = luks2_image(&volume, &options(4096));
+        tool(&image, &volume);
+        opens(&image, key_len);
+    }
+    for (cipher, key_len) in [("cipher_null-ecb", 1025), ("cipher_null:2-ecb", 33)] {
+        let volume = new_volume(cipher, key_len, cheap_pbkdf2());
+        let error = luks2_writes(&volume, &options(512)).unwrap_err();
+        assert!(matches!(error, Error::Request(_)), "{cipher}: {error}");
+    }
+}

@@ -233,8 +233,8 @@ impl Cipher {
             Self::Des3Ede => vec![24],
             Self::Sm4 => vec![16],
             Self::XChaCha12Aes | Self::XChaCha20Aes => vec![32],
-            // The kernel's null cipher takes no key, but LUKS headers carry one of any length.
-            Self::Null => (0..=512).collect(),
+            // The kernel's null cipher takes no key, but LUKS headers carry one, of up to 8192 bits.
+            Self::Null => (0..=1024).collect(),
         })
     }
 

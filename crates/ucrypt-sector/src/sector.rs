@@ -5,7 +5,7 @@ use std::fmt;
 use cipher::InOutBuf;
 
 use crate::{
-    CipherSpec, IvMode, Kernel, KeyError, RunError, SectorOptions,
+    CipherSpec, Kernel, KeyError, RunError, SectorOptions,
     keyed::{Keyed, keys},
     mode::{BLOCK_MAX, SECTORS_MAX, WIDE_TWEAK},
 };
@@ -47,7 +47,7 @@ impl SectorCipher {
         if !kernel.is_available() {
             return Err(KeyError::Kernel { kernel });
         }
-        if matches!(spec.iv(), IvMode::Lmk | IvMode::Tcw) && options.sector_size != 512 {
+        if options.sector_size != 512 && !spec.takes_large_sectors() {
             return Err(KeyError::SectorSizeOfIv {
                 iv: spec.iv(),
                 sector_size: options.sector_size,

@@ -70,6 +70,11 @@ impl CipherSpec {
         self.cipher == Cipher::Null
     }
 
+    /// Whether sectors may be larger than 512 bytes: not with the IVs `lmk` and `tcw`.
+    pub fn takes_large_sectors(&self) -> bool {
+        !matches!(self.iv, IvMode::Lmk | IvMode::Tcw)
+    }
+
     /// How many keys the sectors use in turn: 1, or a higher power of two (`aes:64-…`).
     pub fn key_count(&self) -> usize {
         self.key_count

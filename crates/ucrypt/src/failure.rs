@@ -113,7 +113,7 @@ impl From<ucrypt_image::Error> for Failure {
             Image::Luks(error) => error.into(),
             Image::About { path, error } => Self::from(error).about(path.display()),
             Image::Memory(_) => Self::memory(error),
-            Image::HeaderBusy { .. } => Self::busy(error),
+            Image::HeaderBusy { .. } | Image::Replaced { .. } => Self::busy(error),
             Image::NotRepaired { .. }
             | Image::Lock { .. }
             | Image::Create { .. }
@@ -124,6 +124,7 @@ impl From<ucrypt_image::Error> for Failure {
             | Image::OtherFormat { .. }
             | Image::NoData { .. }
             | Image::WeakKey(_)
+            | Image::SectorSize { .. }
             | Image::TooShort { .. } => Self::wrong(error),
         }
     }

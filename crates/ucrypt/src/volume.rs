@@ -575,7 +575,9 @@ impl VolumeArgs {
         }
         let found = match Header::read(&HeaderImage(image)) {
             Ok((header, _)) => format!("a {} header", header.format().name()),
-            Err(_) => match signature::find_foreign(&HeaderImage(image))? {
+            // A header that cannot be read, or of which a copy is left, counts too: `repair` or
+            // another program may know it.
+            Err(_) => match signature::find(&HeaderImage(image))?.first() {
                 Some(found) => format!("a '{}' {} signature", found.name, found.kind()),
                 None => return Ok(()),
             },

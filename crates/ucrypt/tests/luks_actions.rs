@@ -474,3 +474,71 @@ fn a_person_is_asked_for_consent_and_twice_for_the_passphrase() {
     assert_eq!(terminal.end().0, 0);
     good(&run("cryptsetup", &["open", "--test-passphrase", text(&path)], b"other"));
 }
+
+#[test]
+fn a_volume_whose_iv_or_key_is_unusual_opens_with_the_default_sector_size() {
+    for (cipher, bits, sector) in [
+        ("aes-cbc-tcw", "448", "512"),
+        ("aes:64-cbc-lmk", "8192", "512"),
+        ("cipher_null-ecb", "4104", "4096"),
+        ("cipher_null-ecb", "8192", "4096"),
+    ] {
+        let scratch = Scratch::new();
+        let options = ["-q", "--cipher", cipher, "--key-size", bits];
+        good(&scratch.format(&[&options, CHEAP].concat()));
+        let image = scratch.image();
+        let dump = good(&ucrypt(&["luksDump", text(&image)], b""));
+        assert!(dump.contains(&format!("sector: {sector} [bytes]")), "{cipher}: {dump}");
+        let key = scratch.path("key");
+        fs::write(&key, PASSPHRASE).unwrap();
+        let at = ["--key-file", text(&key), text(&image)];
+        good(&ucrypt(&[&["write"], &at[..]].concat(), b"data"));
+        let read = ucrypt(&[&["read", "--length", "4"], &at[..]].concat(), b"");
+        assert_eq!(good(&read), "data", "{cipher} {bits}");
+        // An option that does not go with the cipher leaves what is there.
+        let before = fs::read(&image).unwrap();
+        if sector == "512" {
+            let large = [&options[..], &["--sector-size", "4096"], CHEAP].concat();
+            let output = scratch.format(&large);
+            assert_eq!(code(&output), 1, "{}", stderr(&output));
+            assert!(stderr(&output).contains("512-byte sectors"), "{}", stderr(&output));
+            assert!(fs::read(&image).unwrap() == before, "{cipher}");
+        }
+    }
+}
+
+/// dm-crypt does not activate a volume of a part of a sector.
+#[test]
+fn a_sector_size_that_does_not_divide_the_data_is_refused_as_by_cryptsetup() {
+    const WORDS: &str = "Device size is not aligned to requested sector size";
+    let scratch = Scratch::new();
+    for (more, size, expected) in [
+        (512, "512", 0),
+        (512, "1024", 1),
+        (512, "4096", 1),
+        (1024, "1024", 0),
+        (1024, "2048", 1),
+        (2048, "4096", 1),
+        (77, "512", 0),
+        (77, "1024", 1),
+        (0, "4096", 0),
+    ] {
+        for detached in [false, true] {
+            for program in [UCRYPT, "cryptsetup"] {
+                let image = scratch.make("image", (18 << 20) + more);
+                let header = scratch.path("header");
+                let _ = fs::remove_file(&header);
+                let at: &[&str] = if detached { &["--header", text(&header)] } else { &[] };
+                let format = ["luksFormat", "-q", "--sector-size", size, text(&image)];
+                let ran = run(program, &[&format[..], at, CHEAP].concat(), PASSPHRASE);
+                let told = stderr(&ran);
+                assert_eq!(code(&ran), expected, "{program} {more} {size} {detached}: {told}");
+                assert_eq!(told.contains(WORDS), expected == 1, "{told}");
+                if program == UCRYPT && expected == 1 {
+                    assert!(!header.exists());
+                    assert!(fs::read(&image).unwrap().iter().all(|byte| *byte == 0));
+                }
+            }
+        }
+    }
+}

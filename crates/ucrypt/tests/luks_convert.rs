@@ -301,6 +301,52 @@ fn the_file_of_a_detached_header_grows_for_its_conversion_as_with_cryptsetup() {
     }
 }
 
+/// The header of an image with data, whose backup is converted: behind it lies nothing, whatever it says
+/// about the data.
+#[test]
+fn the_backup_of_a_header_grows_for_its_conversion_as_with_cryptsetup() {
+    for (bits, align) in [("256", "4096"), ("512", "4096"), ("512", "8192")] {
+        for with_image in [true, false] {
+            let scratch = Scratch::new();
+            let image = scratch.make("data", 5 << 20);
+            let format = ["luksFormat", "-q", "--type", "luks1", "--key-size", bits, text(&image)];
+            let aligned = ["--align-payload", align];
+            good(&run("cryptsetup", &[&format[..], CHEAP, &aligned].concat(), b"one"));
+            let before = fs::read(&image).unwrap();
+            let len = |path: &Path| fs::metadata(path).unwrap().len();
+            let places = [(UCRYPT, "ours"), ("cryptsetup", "theirs")].map(|(program, name)| {
+                let place = scratch.path(name);
+                let file = ["--header-backup-file", text(&place), text(&image)];
+                good(&ucrypt(&[&["luksHeaderBackup"], &file[..]].concat(), b""));
+                let short = len(&place);
+                // Where it cannot grow, the message does not say that data begins there.
+                let bytes = fs::read(&place).unwrap();
+                let (Header::Luks1(header), _) = Header::read(&bytes).unwrap() else { panic!() };
+                let error = to_luks2(&header, &bytes, &mut |_| Ok(())).unwrap_err().to_string();
+                assert!(error.contains(&format!("its file ends at byte {short}")), "{error}");
+                let at = ["--header", text(&place), text(&image)];
+                let at = if with_image { &at[..] } else { &at[1..2] };
+                let convert = [&["convert", "-q", "--type", "luks2"], at].concat();
+                let ran = run(program, &convert, b"");
+                assert_eq!(code(&ran), 0, "{program} {bits} {with_image}: {}", stderr(&ran));
+                assert!(len(&place) > short, "{program}");
+                place
+            });
+            let [ours, theirs] = &places;
+            let [(shown, areas), (their_shown, their_areas)] =
+                [everything(ours), everything(theirs)];
+            assert_eq!(shown, their_shown, "{bits} {with_image}");
+            assert!(areas == their_areas, "{bits} {with_image}");
+            assert_eq!(len(ours), len(theirs), "{bits} {with_image}");
+            assert!(fs::read(&image).unwrap() == before);
+            let open = ["open", "--test-passphrase", "--header", text(ours), text(&image)];
+            for program in [UCRYPT, "cryptsetup"] {
+                good(&run(program, &open, b"one"));
+            }
+        }
+    }
+}
+
 #[test]
 fn without_room_for_a_second_copy_a_backup_is_required_and_brings_everything_back() {
     let both = Both::new(&["--type", "luks1", "--key-size", "512"]);

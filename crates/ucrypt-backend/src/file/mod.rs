@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{Advice, Mode, OFlags, SeekFrom, fadvise};
+use rustix::fs::{Advice, Mode, OFlags, SeekFrom, fadvise, fstat};
 
 pub use open::{OpenError, OpenOptions};
 
@@ -186,6 +186,14 @@ impl FileBackend {
     /// it.
     pub fn is_in_use(&self) -> bool {
         self.in_use
+    }
+
+    /// Whether this descriptor is of the same file or device as the image.
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub fn is_file(&self, other: BorrowedFd<'_>) -> Result<bool, Errno> {
+        Ok(open::is_same(&fstat(self.files.buffered.as_fd())?, &fstat(other)?))
     }
 
     /// Fills `buf` from `offset` bytes, outside of any queue: for headers.

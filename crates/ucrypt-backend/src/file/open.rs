@@ -81,6 +81,14 @@ impl OpenError {
         matches!(self, Self::Locked { .. } | Self::Attached { .. } | Self::Busy { .. })
     }
 
+    /// Whether the file cannot be opened for writing, and perhaps can be for reading: a missing
+    /// permission, a read-only file system or device, a file that nobody may change.
+    pub fn is_of_writing(&self) -> bool {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        let Self::Io { error, .. } = self else { return false };
+        matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
+    }
+
     /// Whether the permission is missing.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
@@ -158,9 +166,12 @@ pub(super) fn from_fd(fd: OwnedFd, name: String, read_only: bool) -> io::Result<
 
 /// Refuses a second descriptor of another file, which has got the path meanwhile.
 fn check_same(stat: &Stat, second: &OwnedFd) -> Result<(), Errno> {
-    let now = fstat(second)?;
-    let same = (stat.st_dev, stat.st_ino, stat.st_rdev) == (now.st_dev, now.st_ino, now.st_rdev);
-    if same { Ok(()) } else { Err(Errno::STALE) }
+    if is_same(stat, &fstat(second)?) { Ok(()) } else { Err(Errno::STALE) }
+}
+
+/// Whether both are of one file or device.
+pub(super) fn is_same(one: &Stat, other: &Stat) -> bool {
+    (one.st_dev, one.st_ino, one.st_rdev) == (other.st_dev, other.st_ino, other.st_rdev)
 }
 
 fn open_at(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {

@@ -127,6 +127,26 @@ fn a_plain_volume_is_cryptsetups_with_the_same_options() {
     }
 }
 
+/// dm-crypt does not activate a volume of a part of a sector, and `tcw` has sectors of 512 bytes only.
+#[test]
+fn a_sector_size_that_the_length_or_the_cipher_does_not_take_is_refused() {
+    let image = Image::blank(512);
+    let header = image.dir.path().join("header");
+    for options in [quick(), quick().header(&header)] {
+        let error = options.sector_size(4096).format(&image.path, KEY).unwrap_err();
+        let told = error.to_string();
+        assert!(matches!(error, FormatError::Refused(OpenError::Options(_))), "{error:?}");
+        assert!(told.contains("not aligned to requested sector size"), "{told}");
+        assert!(!header.exists());
+    }
+    let image = Image::blank(1 << 20);
+    let tcw = || quick().cipher("aes-cbc-tcw").key_bits(448);
+    let error = tcw().sector_size(4096).format(&image.path, KEY).unwrap_err();
+    assert!(matches!(error, FormatError::Refused(OpenError::Options(_))), "{error:?}");
+    tcw().format(&image.path, KEY).expect("made");
+    assert_eq!(image.open().sector_size(), 512);
+}
+
 #[test]
 fn nothing_that_is_there_is_overwritten_unasked() {
     let image = Image::new(1 << 20);

@@ -44,11 +44,17 @@ pub fn to_luks2(
     Ok(conversion(header, writes, survives))
 }
 
-/// Bytes that the file of a detached header has to have for [`to_luks2`].
-pub fn room_for_luks2(header: &luks1::Header) -> u64 {
+/// Bytes that a file has to have for [`to_luks2`] in which no data follows the header. `None` if they
+/// would not be in front of the data, which lies elsewhere, where the header says that it begins.
+pub fn room_for_luks2(header: &luks1::Header) -> Option<u64> {
     let ends = (0..KEYSLOTS as u32).map(|number| luks1_place(header, number).end());
     let all = COPIES_BYTES + KEYSLOTS as u64 * area_size(header.key_bytes);
-    ends.fold(all, u64::max)
+    let needed = ends.fold(all, u64::max);
+    match header.data_offset() {
+        0 => Some(needed),
+        // As in cryptsetup, the keyslots area reaches up to the data, as if that were here.
+        data => (needed <= data).then(|| data.min(COPIES_BYTES + KEYSLOTS_SIZE_MAX).max(needed)),
+    }
 }
 
 fn conversion(header: luks2::Header, writes: Vec<Write>, survives: bool) -> Conversion {
@@ -88,7 +94,8 @@ impl<'a> Plan<'a> {
         check_luksmeta(&places, image)?;
         let needed = COPIES_BYTES + KEYSLOTS as u64 * len;
         if end < needed {
-            let place = if header.data_offset() == 0 { "its file ends" } else { "the data begins" };
+            let at_data = end == header.data_offset();
+            let place = if at_data { "the data begins" } else { "its file ends" };
             return Err(refused(&format!(
                 "not enough space to move the keyslot areas: {place} at byte {end}, and they need \
                  {needed}"

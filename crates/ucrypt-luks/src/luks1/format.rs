@@ -22,7 +22,7 @@ pub fn format(
     passphrase: &[u8],
     tools: &mut Tools<'_>,
 ) -> Result<(Header, Vec<Write>)> {
-    volume.check(KEYSLOTS as u32)?;
+    volume.check(KEYSLOTS as u32, SECTOR_BYTES as u32)?;
     if volume.pbkdf.kind != PbkdfKind::Pbkdf2 {
         return Err(Error::request("LUKS1 has no other PBKDF than pbkdf2; use --type luks2"));
     }

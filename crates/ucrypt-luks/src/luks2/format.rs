@@ -42,8 +42,8 @@ pub fn format(
     passphrase: &[u8],
     tools: &mut Tools<'_>,
 ) -> Result<(Header, Vec<Write>)> {
-    volume.check(KEYSLOTS_MAX)?;
     check_options(options)?;
+    volume.check(KEYSLOTS_MAX, options.sector_size)?;
     let layout = Layout::new(volume, options)?;
     let binary = Binary {
         header_size: layout.header_size,

@@ -1,8 +1,7 @@
 //! `luksHeaderBackup`, `luksHeaderRestore`, `repair`, `erase`: the header as a whole.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use ucrypt_backend::FileBackend;
@@ -54,13 +53,11 @@ pub(crate) fn backup(args: &BackupArgs) -> Result<(), Failure> {
 pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
     let bytes = header.backup(image)?;
     let shown = path.display();
-    let Some(made) = NewFile::create(path)? else {
+    let Some(mut made) = NewFile::create(path)? else {
         return Err(Failure::wrong(format!("requested header backup file {shown} already exists")));
     };
-    let failed =
-        |error: io::Error| Failure::device(format!("cannot write the backup to {shown}: {error}"));
-    let mut file = OpenOptions::new().write(true).mode(0o600).open(path).map_err(failed)?;
-    file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+    made.write(&bytes)
+        .map_err(|error| Failure::device(format!("cannot write the backup to {shown}: {error}")))?;
     Ok(made.keep()?)
 }
 

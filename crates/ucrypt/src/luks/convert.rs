@@ -59,9 +59,7 @@ impl ConvertArgs {
     fn open(&self) -> Result<Opened, Failure> {
         let options = OpenOptions::default();
         let header = FileBackend::open(self.place(), options)?;
-        // Naming the image itself as the header is the same as naming none.
-        let elsewhere = self.header.as_ref().filter(|header| !is_same(header, &self.image));
-        let data = elsewhere.map(|_| FileBackend::open(&self.image, options));
+        let data = self.is_detached().then(|| FileBackend::open(&self.image, options));
         Ok(Opened { header, _data: data.transpose()? })
     }
 
@@ -95,16 +93,21 @@ impl ConvertArgs {
         Ok(Some((header, plan)))
     }
 
-    /// The length that the file of a detached header has to have for its conversion.
+    /// Whether the header has a file of its own. Naming the image itself is the same as naming none.
+    fn is_detached(&self) -> bool {
+        self.header.as_ref().is_some_and(|header| !is_same(header, &self.image))
+    }
+
+    /// The length that the file of a header has to have for its conversion. It grows only where no
+    /// data follows the header.
     fn needed(&self, image: &dyn ReadAt) -> Option<u64> {
-        match (Header::read(image), self.kind) {
-            (Ok((Header::Luks1(header), _)), Kind::Luks2)
-                if header.data_offset() == 0 && self.place().is_file() =>
-            {
-                Some(room_for_luks2(&header)).filter(|len| *len > image.len())
-            }
-            _ => None,
-        }
+        let (Ok((Header::Luks1(header), _)), Kind::Luks2) = (Header::read(image), self.kind) else {
+            return None;
+        };
+        let data = header.data_offset();
+        let is_alone = self.is_detached() || data == 0 || image.len() < data;
+        let may_grow = is_alone && self.place().is_file();
+        room_for_luks2(&header).filter(|room| may_grow && *room > image.len())
     }
 
     /// Says that there is nothing to do. This is no error: an interrupted conversion that is run

@@ -5,17 +5,16 @@ use std::path::Path;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use ucrypt_backend::Backend;
-use ucrypt_image::new_header::{best_sector_size, check_room};
+use ucrypt_image::new_header::{check_room, sector_size};
 use ucrypt_luks::signature::{self, Signature};
 use ucrypt_luks::{
     Format, Header, NewVolume, Tools, Write, luks1, luks2, overwrite, random_volume_key,
 };
 
-use super::change::lock_header;
 use super::config::tell_of_cut;
 use super::confirm::confirm;
 use super::format_args::FormatArgs;
-use super::image::{HeaderImage, NewFile, open_to_format, reserve};
+use super::image::{HeaderImage, NewFile, lock_and_reserve, open_to_format};
 use super::keys::created;
 use crate::failure::Failure;
 use crate::machine::{clock, machine};
@@ -39,8 +38,13 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     tell_of_cut("--label", args.luks2.label.as_deref());
     tell_of_cut("--subsystem", args.luks2.subsystem.as_deref());
     let data = open_to_format(&args.image)?;
-    let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?;
+    let data_len = data.limits().len;
+    let sector_size = sector_size(args.luks2.sector_size, &volume.cipher, &args.image, data_len)?;
+    let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?.flatten();
     let header = args.detached().map(open_to_format).transpose()?;
+    if let (Some(made), Some(opened)) = (&new_file, &header) {
+        made.check(opened)?;
+    }
     let medium = header.as_ref().unwrap_or(&data);
     let path = args.detached().unwrap_or(&args.image);
     let found = signature::find(&HeaderImage(medium))?;
@@ -52,18 +56,16 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     let passphrase = read_passphrase(args)?;
     volume.volume_key = volume_key(args)?;
 
-    let data_len = data.limits().len;
-    let (made, writes) = make(args, &volume, &passphrase, data_len)?;
+    let (made, writes) = make(args, &volume, &passphrase, sector_size)?;
     if !check_room(&made, &writes, medium, path, args.detached().is_some())? {
         say(&format!(
             "WARNING: {} is too small for activation, there is no room left for data.\n",
             path.display()
         ));
     }
-    reserve(path, &writes)?;
-    let _lock = lock_header(path)?;
+    let _lock = lock_and_reserve(medium, path, &writes)?;
     overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(error, path))?;
-    new_file.flatten().map_or(Ok(()), NewFile::keep)?;
+    new_file.map_or(Ok(()), NewFile::keep)?;
     created(args.key_slot);
     Ok(())
 }
@@ -170,7 +172,7 @@ fn make(
     args: &FormatArgs,
     volume: &NewVolume,
     passphrase: &[u8],
-    data_len: u64,
+    sector_size: u32,
 ) -> Result<(Header, Vec<Write>), Failure> {
     let (mut random, mut clock) = (secrecy::random, clock());
     let mut tools = Tools { random: &mut random, clock: &mut clock, machine: machine() };
@@ -182,7 +184,7 @@ fn make(
     let options = luks2::Options {
         label: luks2.label.clone().unwrap_or_default(),
         subsystem: luks2.subsystem.clone().unwrap_or_default(),
-        sector_size: luks2.sector_size.unwrap_or_else(|| best_sector_size(&args.image, data_len)),
+        sector_size,
         // 0 is the default, as in cryptsetup.
         metadata_size: luks2.luks2_metadata_size.filter(|size| *size > 0),
         keyslots_size: luks2.luks2_keyslots_size.filter(|size| *size > 0),

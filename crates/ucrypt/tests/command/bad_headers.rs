@@ -1,10 +1,11 @@
 //! LUKS headers that are damaged, in one copy and in both.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 
-use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
+use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{Ran, cryptsetup, run, tool};
 use crate::scratch::Scratch;
 use crate::server::{On, Server, await_that};
@@ -155,6 +156,63 @@ fn an_action_that_only_reads_repairs_nothing() {
         let wrong = scratch.file("wrong", b"another passphrase");
         run(write.args(image.arguments()).arg("--key-file").arg(wrong), b"").exits(2);
         assert!(image.bytes() == before, "copy {copy}");
+    }
+}
+
+/// A header on read-only media serves a volume that is written all the same.
+#[test]
+fn a_detached_header_that_cannot_be_written_opens_the_volume_and_is_left_as_it_is() {
+    for damaged in [false, true] {
+        let scratch = Scratch::new();
+        let kind = Kind { detached: true, ..LUKS2 };
+        let mut image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let place = scratch.path("read-only");
+        fs::create_dir(&place).expect("a directory");
+        if damaged {
+            let file = File::options().write(true).open(image.header_path()).expect("the header");
+            file.write_all_at(b"damaged", IN_JSON).expect("damaged");
+        }
+        let header = place.join("header");
+        fs::rename(image.header_path(), &header).expect("moved");
+        image.header = Some(header.clone());
+        let before = fs::read(&header).expect("read");
+        let mount = |options: &[&str]| {
+            run(tool("mount", "mount").args(options).arg(&place), b"").passes();
+        };
+        mount(&["--bind", place.to_str().expect("text")]);
+        mount(&["-o", "remount,bind,ro"]);
+        assert!(File::options().write(true).open(&header).is_err());
+
+        let told = |stderr: &str| {
+            let expected = if damaged { "nothing was repaired" } else { "" };
+            assert!(stderr.contains(expected) && stderr.is_empty() != damaged, "{stderr:?}");
+        };
+        told(&run(&mut image.ucrypt(&scratch, "write"), b"by write").exits(0).stderr);
+        let mut read = image.ucrypt(&scratch, "read");
+        assert!(run(read.args(["--length", "8"]), b"").passes() == b"by write");
+        let server = Server::start(&scratch, On::Fuse, &image.with_key());
+        told(&server.stderr());
+        let file = File::options().write(true).open(server.file()).expect("served");
+        file.write_all_at(b"by serve", 0).expect("written");
+        drop(file);
+        server.terminate();
+        let mut open = image.ucrypt(&scratch, "open");
+        let ran = run(open.args(["volume", "--as", "fuse"]), b"").exits(0);
+        told(&ran.stderr);
+        let path = String::from_utf8(ran.stdout).expect("a path");
+        let mut file = File::options().read(true).write(true).open(path.trim_end()).expect("open");
+        let mut bytes = [0; 8];
+        file.read_exact(&mut bytes).expect("read");
+        assert_eq!(&bytes, b"by serve");
+        file.write_all_at(b"by open!", 0).expect("written");
+        drop(file);
+        run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+        let mut read = image.ucrypt(&scratch, "read");
+        assert!(run(read.args(["--length", "8"]), b"").passes() == b"by open!");
+        assert!(fs::read(&header).expect("read") == before);
+        // An image that cannot be written is refused: only its header may be like that.
+        let mut write = scratch.ucrypt(&["write", "--key-file"]);
+        run(write.arg(&image.key).arg(&header), b"data").exits(4);
     }
 }
 

@@ -1,9 +1,12 @@
 //! How to call the command: by name or path, with cryptsetup's options. Also its messages about
 //! what it does not have.
 
-use crate::image::{DATA, Image, LUKS2};
-use crate::process::run;
-use crate::scratch::Scratch;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::image::{DATA, Image, LUKS1, LUKS2};
+use crate::process::{python, run};
+use crate::scratch::{Scratch, UCRYPT};
 
 #[test]
 fn help_comes_however_it_is_asked_for_and_each_option_stands_under_its_heading() {
@@ -136,4 +139,36 @@ fn a_plain_volume_over_something_else_is_warned_of() {
     // No warning in batch mode, nor if the data starts further back, as in cryptsetup.
     assert_eq!(read(&["-q"]), "");
     assert_eq!(read(&["--data-offset", "8"]), "");
+}
+
+#[test]
+fn a_plain_volume_over_a_header_that_cannot_be_read_is_warned_of_and_asked_about() {
+    const SECONDARY: u64 = 0x4000;
+    let both_json: &[(u64, &[u8])] = &[(5000, b"torn"), (SECONDARY + 5000, b"torn")];
+    let version: &[(u64, &[u8])] = &[(6, &[0, 3])];
+    // What is left is the secondary copy, torn as well.
+    let copy: &[(u64, &[u8])] = &[(0, &[0; 4096]), (SECONDARY + 5000, b"torn")];
+    let hash: &[(u64, &[u8])] = &[(72, &[0xff; 32])];
+    for (kind, damage) in [(LUKS2, both_json), (LUKS2, version), (LUKS2, copy), (LUKS1, hash)] {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let file = File::options().write(true).open(&image.path).expect("the image");
+        for (offset, bytes) in damage {
+            file.write_all_at(bytes, *offset).expect("damaged");
+        }
+        run(scratch.ucrypt(&["luksDump"]).arg(&image.path), b"").refuses(1);
+        let before = image.bytes();
+        let plain = ["--type", "plain", "--cipher", "aes-xts-plain64", "-s", "512", "-h", "sha512"];
+        let mut read = scratch.ucrypt(&["read", "--length", "512"]);
+        let ran = run(read.args(plain).arg(&image.path), b"passphrase").exits(0);
+        assert!(ran.stderr.contains("contains a 'crypto_LUKS' superblock signature"), "{ran:?}");
+        // A person who does not agree keeps what is there.
+        let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
+        terminal.arg("6e6f0a").args([UCRYPT, "open", "--as", "nbd"]).args(plain);
+        terminal.env("XDG_RUNTIME_DIR", scratch.path("run"));
+        let shown = run(terminal.arg(&image.path).arg("volume"), b"").text();
+        assert!(shown.contains("crypto_LUKS") && shown.contains("Are you sure?"), "{shown}");
+        assert!(shown.contains("ended with 1 "), "{shown}");
+        assert!(image.bytes() == before, "{damage:?}");
+    }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use ucrypt_testkit::Random;
 
-use crate::image::{DATA, Image, LUKS2};
+use crate::image::{DATA, Image, Kind, LUKS2};
 use crate::process::{limited, run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 
@@ -59,4 +59,27 @@ fn a_user_is_refused_a_loop_device_and_told_the_next_best() {
     let open = fs::metadata("/dev/fuse").is_ok_and(|it| it.permissions().mode() & 0o006 == 0o006);
     let next = if open { "--as fuse" } else { "--as nbd" };
     assert!(message.contains(next), "{message}");
+}
+
+#[test]
+fn a_user_who_may_only_read_the_detached_header_writes_to_the_volume() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, Kind { detached: true, ..LUKS2 }, DATA);
+    let program = scratch.program("ucrypt", UCRYPT);
+    for path in [&scratch.path("run"), &scratch.path(""), &image.path, &image.key] {
+        chown(path, Some(NOBODY), Some(NOBODY)).expect("given away");
+    }
+    fs::set_permissions(scratch.path(""), Permissions::from_mode(0o755)).expect("set");
+    let header = image.header_path();
+    let action = |action: &str, input: &[u8]| {
+        let mut command = with_runtime(&scratch, limited("setpriv"));
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+        run(command.arg(action).args(image.with_key()), input)
+    };
+    fs::set_permissions(header, Permissions::from_mode(0o444)).expect("set");
+    assert_eq!(action("write", b"data").exits(0).stderr, "");
+    assert!(action("read", b"").passes().starts_with(b"data"));
+    fs::set_permissions(header, Permissions::from_mode(0o000)).expect("set");
+    let message = action("write", b"data").refuses(2);
+    assert!(message.contains("ermission denied"), "{message}");
 }
