@@ -1,7 +1,9 @@
-# The entry points. `make demo` and `make test` need Debian 12 and Rust, and install the rest.
+# The entry points. `make demo` and `make test` need Debian 12 and Rust, and install the rest; the tests need root.
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
+# Where users do not look for mkfs.ext4 and cryptsetup.
+export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help build install deb try-deb walks static reproducible sbom container cross portable demo lab-quick python \
     test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
@@ -121,6 +123,7 @@ bench-ciphers:
 	$(CARGO) bench --locked --package ucrypt-sector-bench --features peers --bench sectors -- --quiet
 
 bench-engine:
+	scripts/setup build
 	$(CARGO) bench --locked --package ucrypt-engine --bench engine -- alone cached help sweep
 
 bench-dispatch:

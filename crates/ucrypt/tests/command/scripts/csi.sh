@@ -64,9 +64,11 @@ mount -t tmpfs none other
 fails 5 stage "$id" image key other
 umount other
 
-# After a killed server, the next call cleans up and goes on.
+# A file system whose server was killed is not staged.
 sh "$node" stage "$id" image key stage xfs
 pkill -KILL -f "serve-in-background.*csi-$id\$"
+fails 4 stage "$id" image key stage xfs
+# Once it is unmounted, the next call cleans up and goes on.
 umount -l stage
 sh "$node" stage "$id" image key stage xfs
 [ "$(cat stage/file)" = "of a pod" ]
