@@ -52,7 +52,7 @@ pub use file::{FileBackend, OpenError, OpenOptions};
 pub use inherited::Inherited;
 pub use map::{Map, Mapping};
 pub use memory::memory;
-pub use peer::Peer;
+pub use peer::{Peer, is_this_user};
 pub use resident::{keep_resident, lock_on_fault, may_lock_all};
 pub use ring::{Ring, SharedRing};
 pub use rustix::io::Errno;

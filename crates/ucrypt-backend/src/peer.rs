@@ -44,6 +44,19 @@ impl Peer {
     }
 }
 
+/// Whether a user number, as seen from here, is for certain that of this process. In a user namespace the
+/// kernel shows all users without a number there as one (`overflowuid`, `user_namespaces(7)`), which may be
+/// this process's own.
+pub fn is_this_user(user: u32) -> bool {
+    let read = |file| std::fs::read_to_string(file).unwrap_or_default();
+    let in_namespace = || {
+        let map = read("/proc/self/uid_map");
+        !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
+    };
+    let overflow = || read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
+    user == rustix::process::geteuid().as_raw() && !(user == overflow() && in_namespace())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;

@@ -242,7 +242,8 @@ impl Drop for Store {
 }
 
 /// Writes a file as a whole: who reads it finds what it held before, or all of `content`, also if
-/// writing fails or the program is killed. What is no file (a pipe, `/dev/stdout`) is written to.
+/// writing fails or the program is killed. A symbolic link is replaced, not followed; what leads to no
+/// file (a pipe, `/dev/stdout`) is written to.
 ///
 /// # Errors
 /// Those of writing.
@@ -250,12 +251,13 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|known| !known.is_file()) {
         return fs::write(path, content);
     }
-    // A link stays one.
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    let known = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
+    // As any new file, less the umask.
+    let mode = known.map_or(0o666, |known| known.permissions().mode() & 0o777);
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut new = tempfile::Builder::new()
         .prefix(".ucrypt-lab-")
-        .permissions(Permissions::from_mode(0o666)) // less the umask, as any new file
+        .permissions(Permissions::from_mode(mode))
         .tempfile_in(dir)?;
     new.write_all(content)?;
     new.as_file().sync_all()?;
@@ -604,5 +606,20 @@ mod tests {
             Store::create(&place, &about).unwrap();
             assert!(Store::resume(&place).is_err(), "change {at}");
         }
+    }
+
+    #[test]
+    fn a_link_of_the_run_leads_nobodys_page_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let (page, elsewhere) = (dir.path().join("report.html"), dir.path().join("elsewhere"));
+        fs::write(&elsewhere, "kept").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &page).unwrap();
+        replace(&page, b"a page").unwrap();
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"kept");
+        assert!(!page.is_symlink() && fs::read(&page).unwrap() == b"a page");
+        fs::set_permissions(&page, Permissions::from_mode(0o640)).unwrap();
+        replace(&page, b"another").unwrap();
+        assert_eq!(page.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "something is left");
     }
 }

@@ -251,6 +251,7 @@ impl Target {
                     )));
                 }
                 let dir = path.parent().unwrap_or(Path::new("/"));
+                keeps_files(dir)?;
                 room(dir, len, "use a smaller --size")?;
                 len
             }
@@ -342,6 +343,22 @@ fn options() -> OpenOptions {
     OpenOptions { direct: true, ..OpenOptions::default() }
 }
 
+/// Refuses a directory in which another user could put something else in the place of a file.
+fn keeps_files(dir: &Path) -> Result<(), TargetError> {
+    let failed = TargetError::io(format!("cannot look at {}", dir.display()));
+    let found = fs::metadata(dir).map_err(failed)?;
+    let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    let all_may_rename = found.mode() & 0o1002 == 0o0002;
+    if is_ours && !all_may_rename {
+        return Ok(());
+    }
+    Err(TargetError::Unknown(format!(
+        "other users could put another file in the place of the scratch file in {}; use a directory of \
+         your own",
+        dir.display()
+    )))
+}
+
 /// Refuses a directory without room for `len` bytes. `remedy`: what the user can do then.
 ///
 /// # Errors
@@ -364,7 +381,19 @@ pub(crate) fn room(dir: &Path, len: u64, remedy: &str) -> Result<(), TargetError
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+
+    #[test]
+    fn a_directory_in_which_others_may_rename_gets_no_scratch_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = Target::Scratch(dir.path().join("a.scratch"));
+        for (mode, is_taken) in [(0o700, true), (0o777, false), (0o1777, true), (0o755, true)] {
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(target.check(LEN_MIN).is_ok(), is_taken, "{mode:o}");
+        }
+    }
 
     #[test]
     fn a_target_is_what_its_name_or_the_file_system_says() {

@@ -48,11 +48,14 @@ mod volume;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
 use options::Judged;
+use signal_hook::consts::SIGXFSZ;
+use signal_hook::flag;
 use ucrypt_image::{machine, user};
 
 /// The version, the commit where it is known, and the target of the compiler.
@@ -204,6 +207,12 @@ fn main() -> ExitCode {
         return ExitCode::from(1);
     }
     secrecy::guard_process();
+    // A limit on the size of files (`ulimit -f`) is an error of the write, not the end of a server. A handler,
+    // which programs that are started do not inherit.
+    let size_limit = flag::register(SIGXFSZ, Arc::default());
+    if let Err(error) = size_limit {
+        stdio::say_line(format_args!("cannot handle SIGXFSZ: {error}"));
+    }
     let judged = arguments::arguments().and_then(|judged| {
         arguments::check(&judged.words)?;
         Ok(judged)

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
+use ucrypt_backend::is_this_user;
 use ucrypt_engine::{QueueConfig, Volume, WRITE_UNIT_MAX};
 
 use super::address::{Address, AddressError, Listener};
@@ -459,7 +460,9 @@ fn refusal(socket: &OwnedFd, shared: &Shared) -> io::Result<Option<Refused>> {
         let own = rustix::process::geteuid().as_raw();
         let user = peer::user(socket.as_fd())?;
         let why = match user {
-            Some(user) if user == own || user == 0 => None,
+            Some(user) if is_this_user(user) || user == 0 => None,
+            // As all users without a number in this user namespace.
+            Some(user) if user == own => Some("it cannot be told which user it is of".into()),
             Some(user) => Some(format!(
                 "it is of user {user}, and this server serves user {own} and root only \
                  (--nbd-any-user lets every user of this machine in)"

@@ -91,11 +91,14 @@ fn shortened(name: &str, chars: usize) -> String {
     name.chars().take(chars.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// Values that a chart has room for: a damaged run may have any. Others are in the table.
+const DRAWN: std::ops::Range<f64> = 1e-9..1e18;
+
 impl Chart<'_> {
     /// A figure with the chart in two widths and its legend; nothing if there is nothing to draw.
     pub(super) fn html(&self) -> String {
         let values = self.series.iter().flat_map(|series| &series.values).flatten();
-        let drawn = values.clone().any(|value| *value > 0.0);
+        let drawn = values.clone().any(|value| DRAWN.contains(value));
         if !drawn || self.places.is_empty() {
             return String::new();
         }
@@ -128,7 +131,7 @@ impl Chart<'_> {
                 .flat_map(|series| &series.values)
                 .flatten()
                 .copied()
-                .filter(|v| *v > 0.0)
+                .filter(|value| DRAWN.contains(value))
         };
         let max = positive().fold(0.0, f64::max);
         let min = positive().fold(f64::INFINITY, f64::min);
@@ -263,6 +266,21 @@ impl Chart<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of a damaged run: the library that draws would not end.
+    #[test]
+    fn figures_that_no_chart_has_room_for_are_left_out() {
+        for odd in [1e308, 1e-308, f64::INFINITY, f64::NAN, 0.0, -1.0] {
+            for (kind, log) in [(Kind::Lines, true), (Kind::Bars, false)] {
+                let values = vec![Some(odd), Some(2.0), None];
+                let series = Series { label: "a".into(), published: false, colour: 0, values };
+                let places = ["x", "y", "z"].map(str::to_owned).into();
+                let (title, unit, series) = ("t", "u", vec![series]);
+                let chart = Chart { title, unit, places, series, kind, log };
+                assert!(chart.html().contains("<svg"), "{odd}");
+            }
+        }
+    }
 
     #[test]
     fn names_have_room_beside_each_other_and_some_are_left_out() {

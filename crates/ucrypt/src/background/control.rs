@@ -16,7 +16,7 @@ use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use ucrypt_backend::Peer;
+use ucrypt_backend::{Peer, is_this_user};
 use ucrypt_luks::KEY_LEN_MAX;
 
 use crate::ending::END_LIMIT;
@@ -153,7 +153,7 @@ fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
     let failed =
         |error| Failure::device(format!("cannot ask who serves {}: {error}", paths.name()));
     let server = Peer::of(&stream).map_err(failed)?.user;
-    if server == rustix::process::geteuid().as_raw() {
+    if is_this_user(server) {
         return Ok(stream);
     }
     Err(Failure::denied(format!(

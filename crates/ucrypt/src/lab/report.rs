@@ -1,5 +1,6 @@
 //! `lab report`.
 
+use std::fs;
 use std::io;
 use std::path::PathBuf;
 
@@ -72,7 +73,11 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
     if args.markdown {
         return stdio::print(&markdown::markdown(&analysis, simulation.as_ref()));
     }
-    let output = args.output.clone().unwrap_or_else(|| args.dir.join("report.html"));
+    // Only the user's own links are followed, not those of the run, which may be somebody else's.
+    let output = match &args.output {
+        Some(output) => fs::canonicalize(output).unwrap_or_else(|_| output.clone()),
+        None => args.dir.join("report.html"),
+    };
     store::replace(&output, page::html(&analysis, simulation.as_ref()).as_bytes())
         .map_err(|error| Failure::device(format!("cannot write {}: {error}", output.display())))?;
     stdio::print_line(output.display())

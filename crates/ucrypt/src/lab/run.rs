@@ -235,9 +235,16 @@ fn ask(target: &Target, batch_mode: bool) -> Result<(), Failure> {
     }
 }
 
+/// A run that can be carried out.
+type Begun = (About, Store, Option<Scratch>);
+
+/// Has signals end the run. Called after the question, which Ctrl-C ends, and before there is anything to
+/// be removed.
+type Catch<'a> = &'a dyn Fn() -> Result<(), Failure>;
+
 /// The run in a directory, to go on with, if this is the machine, the build and the target that it
 /// began with.
-fn resumed(dir: &Path, args: &RunArgs) -> Result<(About, Store, Option<Scratch>), Failure> {
+fn resumed(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failure> {
     let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
     let (store, mut about) = Store::resume(dir).map_err(failed)?;
     let programs = about.settings.programs();
@@ -257,6 +264,7 @@ fn resumed(dir: &Path, args: &RunArgs) -> Result<(About, Store, Option<Scratch>)
         same_storage(&about)?;
     }
     ask(on, args.batch_mode)?;
+    catch()?;
     let scratch = on.prepare(len).map_err(failure)?;
     same_storage(&about)?;
     about.left_out = about.settings.left_out().map_err(Failure::wrong)?;
@@ -289,10 +297,11 @@ fn same_storage(about: &About) -> Result<(), Failure> {
 }
 
 /// A new run.
-fn begun(dir: &Path, args: &RunArgs) -> Result<(About, Store, Option<Scratch>), Failure> {
+fn begun(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failure> {
     let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
     let settings = settings(args)?;
     ask(&settings.on, args.batch_mode)?;
+    catch()?;
     let scratch = settings.on.prepare(settings.len).map_err(failure)?;
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let left_out = settings.left_out().map_err(Failure::wrong)?;
@@ -310,8 +319,16 @@ fn begun(dir: &Path, args: &RunArgs) -> Result<(About, Store, Option<Scratch>), 
 pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
     let dir = args.resume.as_ref().unwrap_or(&args.out);
     let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
-    let (about, mut store, scratch) =
-        if args.resume.is_some() { resumed(dir, args)? } else { begun(dir, args)? };
+    let stop = Arc::new(AtomicBool::new(false));
+    let catch = || {
+        let asked = stop.clone();
+        signals(move |_| {
+            asked.store(true, Ordering::Relaxed);
+            true
+        })
+    };
+    let begin = if args.resume.is_some() { resumed } else { begun };
+    let (about, mut store, scratch) = begin(dir, args, &catch)?;
     let mut named: Vec<(&str, &str)> = Vec::new();
     for left in &about.left_out {
         if !named.contains(&(&left.what, &left.why)) {
@@ -325,13 +342,6 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
             about.settings.on
         ));
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = stop.clone();
-    // Not before the question, which Ctrl-C ends.
-    signals(move |_| {
-        asked.store(true, Ordering::Relaxed);
-        true
-    })?;
     let left = Left::default();
     let ended = carry_out(&about, &mut store, (&stop, &left));
     drop(scratch);

@@ -41,10 +41,10 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "NS", value_parser = nanoseconds)]
     cipher_ns: Option<f64>,
     /// Nanoseconds until a woken thread runs [default: 5000]
-    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     wake_ns: Option<u64>,
     /// Nanoseconds to hand a chunk to a worker, or to take it back [default: 200]
-    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     enqueue_ns: Option<u64>,
     /// Hyper-threads: this many of the cores share the cipher unit of one [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]

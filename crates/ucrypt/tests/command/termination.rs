@@ -88,3 +88,22 @@ fn a_server_that_was_started_by_nohup_outlives_its_terminal() {
     run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").passes();
     assert_eq!(fs::read_to_string(scratch.path("size")).expect("written"), "1048576\n");
 }
+
+/// The limit is of the shell that has opened the volume; its clients know nothing of it.
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_of_a_write_and_not_the_end_of_the_server() {
+    let scratch = Scratch::new();
+    let text = "
+        truncate -s 64M image
+        bash -c 'ulimit -f 20000; exec \"$0\" \"$@\"' $1 serve --cipher none --direct image \
+            --nbd unix:$PWD/socket >said &
+        until grep -q nbd+unix said; do kill -0 $!; sleep 0.02; done
+        uri=\"nbd+unix:///?socket=$PWD/socket\"
+        ! qemu-io -f raw -c 'write 40M 64k' \"$uri\"
+        qemu-io -f raw -c 'write -P 7 1M 64k' -c 'read -P 7 1M 64k' \"$uri\"
+        kill -TERM $!
+        wait $! || :";
+    let ran = run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").exits(0);
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(said.contains("read 65536/65536"), "{said} {}", ran.stderr);
+}
