@@ -685,12 +685,13 @@ pub(crate) fn is_about_to_close(status: &Value) -> bool {
 
 /// The name of the open volume of this user that has its data on `image`.
 pub(crate) fn volume_of_image(image: &Path) -> Option<String> {
-    let image = fs::canonicalize(image).ok()?;
+    let images = [std::path::absolute(image).ok(), fs::canonicalize(image).ok()];
     let volumes = statuses(LOOK_PATIENCE).ok()?.into_iter();
     let mut open = volumes.filter_map(|(name, answer)| Some((name, answer.ok()?)));
+    // By their names: a file system with an image of another volume need not answer.
     let is_of_it = |status: &Value| {
-        let open = status["volume"]["image"].as_str().and_then(|open| fs::canonicalize(open).ok());
-        open.as_ref() == Some(&image)
+        let open = status["volume"]["image"].as_str().map(Path::new);
+        images.iter().flatten().any(|image| open == Some(image))
     };
     open.find(|(_, status)| is_of_it(status)).map(|(name, _)| name)
 }
