@@ -1,5 +1,6 @@
 """Who is measured: how each is started on an image, and how it is ended."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -259,6 +260,16 @@ def running(contender, ucrypt, images, scratch):
     return special.get(contender, kind)(contender, ucrypt, images, scratch)
 
 
+@contextlib.contextmanager
+def ended_on_failure(contender):
+    """Takes back what `__enter__` has done, if the rest of it fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        contender.__exit__()
+        raise
+
+
 class Itself:
     """The image, without anything on top."""
 
@@ -297,9 +308,10 @@ class Attached:
         if done.returncode != 0:
             raise Failed(f"{self.contender.label} does not start: {done.stderr.strip()}")
         self.device = done.stdout.strip()
-        if self.contender.is_ucrypt:
-            status = self._run([self.ucrypt, "status", self.name, "--json"])
-            self.pid = json.loads(status.stdout)["server"]["pid"]
+        with ended_on_failure(self):
+            if self.contender.is_ucrypt:
+                status = self._run([self.ucrypt, "status", self.name, "--json"])
+                self.pid = json.loads(status.stdout)["server"]["pid"]
         return self.device
 
     def __exit__(self, *_):
@@ -322,10 +334,10 @@ class DmCrypt:
         device = self.below.__enter__()
         name = self.below.name
         line = ["cryptsetup", "open", "--type", "luks1", "--key-file", self.key, device, name]
-        done = subprocess.run(line, capture_output=True, text=True)
-        if done.returncode != 0:
-            self.below.__exit__()
-            raise Failed(f"dm-crypt does not start: {done.stderr.strip()}")
+        with ended_on_failure(self):
+            done = subprocess.run(line, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise Failed(f"dm-crypt does not start: {done.stderr.strip()}")
         return f"/dev/mapper/{name}"
 
     def __exit__(self, *_):
@@ -347,7 +359,7 @@ class Running:
     def __enter__(self):
         if self.contender.transport == "FUSE":
             self.place.touch()
-        try:
+        with ended_on_failure(self):
             with open(self.log, "wb") as log:
                 # A session of its own: Ctrl-C reaches this program, which ends the server.
                 self.process = subprocess.Popen(
@@ -358,9 +370,6 @@ class Running:
                     start_new_session=True,
                 )
             self._await()
-        except BaseException:
-            self.__exit__()
-            raise
         if self.contender.transport == "FUSE":
             return str(self.place)
         return f"nbd+unix:///?socket={self.place}"
@@ -421,11 +430,11 @@ class Stacked:
 
     def __enter__(self):
         path = self.server.__enter__()
-        done = subprocess.run(_attach(path, self.direct), capture_output=True, text=True)
-        if done.returncode != 0:
-            self.server.__exit__()
-            raise Failed(f"no loop device over {path}: {done.stderr.strip()}")
-        self.device = done.stdout.strip()
+        with ended_on_failure(self):
+            done = subprocess.run(_attach(path, self.direct), capture_output=True, text=True)
+            if done.returncode != 0:
+                raise Failed(f"no loop device over {path}: {done.stderr.strip()}")
+            self.device = done.stdout.strip()
         return self.device
 
     @property
@@ -433,5 +442,6 @@ class Stacked:
         return self.server.pid
 
     def __exit__(self, *_):
-        subprocess.run(["losetup", "--detach", self.device], capture_output=True)
+        if self.device:
+            subprocess.run(["losetup", "--detach", self.device], capture_output=True)
         self.server.__exit__()

@@ -72,6 +72,11 @@ class Volumes:
         self.opened.remove(name)
         self._run("close", name)
 
+    def end(self):
+        """Closes what is still open, also if one of them cannot be closed."""
+        for name in self.opened:
+            subprocess.run([self.options.ucrypt, "close", name], env=self.environment)
+
     def servers(self):
         """Processes that have one of our names in their command line."""
         for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
@@ -129,8 +134,9 @@ def main():
                 counted = switches(servers)
                 time.sleep(options.idle)
                 woken = (switches(servers) - counted) / options.idle
-            finally:
                 closing = volumes.timed(volumes.close, volumes.opened)
+            finally:
+                volumes.end()
             print(
                 f"| {kind} | {opening:.0f} ms | {closing:.0f} ms | {each:.1f} MiB | {sizes:.1f} MiB "
                 f"| {threads:.0f} | {woken:.1f} a second |"

@@ -84,10 +84,15 @@ class Server:
         try:
             ENABLE.write_text("Y" if transport == "io_uring" else "N")
             self.process = subprocess.Popen([str(word) for word in line], stdout=subprocess.PIPE, text=True)
-            used = json.loads(self.process.stdout.readline())["transport"]
+            try:
+                used = json.loads(self.process.stdout.readline())["transport"]
+            except BaseException:
+                self.end()
+                raise
         finally:
             ENABLE.write_text(was)
         if used != transport:
+            self.end()
             sys.exit(f"transports: the kernel gave {used} where {transport} was asked for")
 
     def threads(self):

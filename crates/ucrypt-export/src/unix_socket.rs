@@ -1,16 +1,21 @@
 //! Listening Unix sockets: private from the first moment, and removed with their server.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen};
 
 /// Most clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
+
+/// How long another server may take until it listens. Others lock directories for longer, for other reasons.
+const TURN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
@@ -46,9 +51,11 @@ impl UnixSocket {
     /// Somebody else listens there, another file is in the way, or the system refuses.
     pub fn listen(path: &Path) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Io { path: path.to_owned(), source };
+        let turn = turn(path);
         remove_stale(path)?;
         let socket = bound(path).map_err(|errno| failed(errno.into()))?;
         let inode = path.symlink_metadata().map_err(failed)?.ino();
+        drop(turn);
         Ok(Self { socket, path: path.to_owned(), inode })
     }
 }
@@ -67,6 +74,22 @@ impl Drop for UnixSocket {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Has the servers that begin to listen in the directory of `path` do so one after the other: a socket that does
+/// not listen yet looks stale, and one that replaces a stale one would be removed in its stead. `None` if the
+/// directory cannot be locked in time: what can go wrong then takes microseconds.
+fn turn(path: &Path) -> Option<File> {
+    let absolute = std::path::absolute(path).ok()?;
+    let dir = File::open(absolute.parent()?).ok()?;
+    let deadline = Instant::now() + TURN_PATIENCE;
+    while flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() > deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Some(dir)
 }
 
 /// Removes the socket of a server that is gone.
@@ -120,6 +143,34 @@ mod tests {
     }
 
     #[test]
+    fn of_servers_that_find_a_stale_socket_at_once_one_has_the_place_and_keeps_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("sock");
+        for round in 0..500 {
+            // As a killed server leaves it.
+            drop(bound(&path).expect("a socket"));
+            let start = std::sync::Barrier::new(4);
+            let listen = || {
+                start.wait();
+                UnixSocket::listen(&path)
+            };
+            let listeners: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(listen)).collect();
+                threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+            });
+            let has_place = |it: &&Result<UnixSocket, SocketError>| match it {
+                Ok(_) => true,
+                Err(SocketError::InUse(_)) => false,
+                Err(error) => panic!("round {round}: {error}"),
+            };
+            assert_eq!(listeners.iter().filter(has_place).count(), 1, "round {round}");
+            assert_eq!(try_connect(&path), Ok(true), "round {round}");
+            drop(listeners);
+            assert_eq!(std::fs::read_dir(dir.path()).expect("read").count(), 0, "round {round}");
+        }
+    }
+
+    #[test]
     fn a_server_that_stands_still_keeps_nobody_waiting_who_wants_its_place() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("sock");
@@ -140,7 +191,7 @@ mod tests {
         let place = path.clone();
         let listen = move || said.send(UnixSocket::listen(&place).map(drop)).expect("a listener");
         let waits = std::thread::spawn(listen);
-        let answer = heard.recv_timeout(std::time::Duration::from_secs(20));
+        let answer = heard.recv_timeout(Duration::from_secs(20));
         // Whoever still waits gets a place.
         drop(clients);
         drop(still);

@@ -15,7 +15,7 @@ use crate::sample::Sample;
 use crate::served::{self, Generator, Images, Left, Service};
 use crate::sim::{self, history::Changes};
 use crate::store::{About, LeftOut, Record, Settings, Store};
-use crate::target::Target;
+use crate::target::{Target, no_memory};
 use crate::tree::Trees;
 
 /// What a run needs from its caller.
@@ -117,7 +117,9 @@ impl Settings {
         }
         let mut contenders = Vec::new();
         for contender in self.wanted(description) {
-            let obstacle = || self.obstacle(description, contender);
+            let obstacle = || {
+                self.obstacle(description, contender).or_else(|| self.no_memory(contender))
+            };
             match missing_program(contender).or_else(obstacle) {
                 Some(why) => leave(&contender, &why),
                 None => contenders.push(contender),
@@ -129,8 +131,12 @@ impl Settings {
             let file = served.then_some(Contender::File);
             for ceiling in base.into_iter().chain(file).rev() {
                 let same = ceiling == Contender::Memory && self.on == Target::Memory;
-                if !same && !contenders.contains(&ceiling) {
-                    contenders.insert(0, ceiling);
+                if same || contenders.contains(&ceiling) {
+                    continue;
+                }
+                match self.no_memory(ceiling) {
+                    Some(why) => leave(&ceiling, &why),
+                    None => contenders.insert(0, ceiling),
                 }
             }
         }
@@ -224,6 +230,11 @@ impl Settings {
             ));
         }
         None
+    }
+
+    /// Why a contender does not get the memory that it takes.
+    fn no_memory(&self, contender: Contender) -> Option<String> {
+        if contender == Contender::Memory { no_memory(self.len) } else { None }
     }
 
     /// Everything that a run with these settings leaves out.
@@ -603,6 +614,7 @@ pub fn is_interrupted(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::{LEN_MAX, LEN_MIN};
 
     fn settings(generator: Generator) -> Settings {
         Settings {
@@ -634,6 +646,21 @@ mod tests {
             let named =
                 left_out.iter().any(|left| left.what.contains("ucrypt-nbd at blocks above 32m"));
             assert_eq!(named, generator == Generator::Fio, "{left_out:?}");
+        }
+    }
+
+    #[test]
+    fn memory_alone_is_left_out_where_there_is_not_enough_of_it() {
+        for (len, against, has_it) in [
+            (LEN_MIN, None, true),
+            (LEN_MAX, None, false),
+            (LEN_MAX, Some(vec![Contender::Memory]), false),
+        ] {
+            let settings = Settings { len, against, on: Target::Zero, ..settings(Generator::BuiltIn) };
+            let plan = &settings.plans().expect("a plan")[0];
+            assert_eq!(plan.contenders.contains(&Contender::Memory), has_it, "{len}");
+            let named = plan.left_out.iter().filter(|left| left.what == "memory").count();
+            assert_eq!(named == 0, has_it, "{:?}", plan.left_out);
         }
     }
 

@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use ucrypt_backend::model::{ModelBackend, Profile};
 use ucrypt_backend::{Backend, FileBackend, OpenError, OpenOptions, ZeroBackend, memory};
+use ucrypt_image::machine::machine;
+use ucrypt_image::memory::Bytes;
 
 /// Where an experiment's data lies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +135,17 @@ pub const LEN_MIN: u64 = 16 << 20;
 /// Longest part of a target that is used, in bytes: it is written once before anything is measured.
 pub const LEN_MAX: u64 = 1 << 40;
 
+/// Why no experiment gets `len` bytes of memory, if it does not: whoever takes the last of it is killed. Says the same
+/// as long as this process lives.
+pub(crate) fn no_memory(len: u64) -> Option<String> {
+    static MOST: LazyLock<u64> = LazyLock::new(|| u64::from(machine().memory_kib) << 10);
+    let why = || {
+        let (len, most) = (Bytes(len), Bytes(*MOST));
+        format!("it takes {len} of memory, and at most {most} can be had here; use a smaller --size")
+    };
+    (len > *MOST).then(why)
+}
+
 /// Bytes that have to stay free beside scratch files.
 const SPARE: u64 = 64 << 20;
 
@@ -255,7 +268,13 @@ impl Target {
                 room(dir, len, "use a smaller --size")?;
                 len
             }
-            Self::Memory | Self::Zero | Self::Model(_) => len,
+            Self::Memory | Self::Model(_) => {
+                if let Some(why) = no_memory(len) {
+                    return Err(TargetError::Room(why));
+                }
+                len
+            }
+            Self::Zero => len,
         };
         Ok(len / (1 << 20) * (1 << 20))
     }
@@ -485,6 +504,16 @@ mod tests {
         // A card says nothing of itself: its reader does.
         write("removable", "1\n");
         assert!(disk("a").unwrap().starts_with("diskseq 9"));
+    }
+
+    #[test]
+    fn memory_that_this_machine_does_not_have_is_refused_before_it_is_taken() {
+        for target in [Target::Memory, Target::Model("sata2017".into())] {
+            assert_eq!(target.check(LEN_MIN).unwrap(), LEN_MIN);
+            let refused = target.check(LEN_MAX).unwrap_err().to_string();
+            assert!(refused.contains("--size"), "{refused}");
+        }
+        assert_eq!(Target::Zero.check(LEN_MAX).unwrap(), LEN_MAX);
     }
 
     #[test]

@@ -195,7 +195,7 @@ fn open_and_serve(args: &OpenArgs) -> Result<(), Failure> {
         say_line(format_args!("{why}; the volume is served --as {}", served.name()));
     }
     if args.persistent {
-        check_flags(args.header())?;
+        check_flags(args.header(), &args.volume.flags().1)?;
     }
     let key = args.volume.volume_key(args.image())?;
     let chosen = args.served.is_none().then_some(served);

@@ -107,7 +107,8 @@ impl RuntimePaths {
 
     /// Whether there is something that a server serves, or served until it was killed.
     pub(crate) fn are_served(&self) -> bool {
-        [self.socket(), self.file(), self.nbd()].iter().any(|path| is_there(path))
+        [self.socket(), self.nbd()].iter().any(|path| is_there(path))
+            || ucrypt_export::fuse::is_served(&self.file())
     }
 
     /// The directory of all these paths.

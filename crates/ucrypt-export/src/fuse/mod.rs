@@ -38,7 +38,7 @@ use file::{User, VolumeFile};
 pub use hidden::HiddenFile;
 use mount::Mounted;
 use mount_point::MountPoint;
-pub use mount_point::remove_stale;
+pub use mount_point::{is_served, remove_stale};
 use peers::Peer;
 use ring::{Ring, WORK_REQUESTS};
 pub use transport::{InUse, Preference, Reason, Transport, kernel_has_rings};

@@ -100,6 +100,18 @@ fn pin(path: &Path) -> io::Result<OwnedFd> {
     Ok(open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
+/// Whether a server serves its file at `path`, or did until it was killed. A file that somebody else has put there is
+/// theirs.
+pub fn is_served(path: &Path) -> bool {
+    let in_dir = path.parent().and_then(|dir| fs::metadata(dir).ok());
+    match fs::symlink_metadata(path) {
+        // A mount has a number of its own.
+        Ok(found) => is_place_holder(&found) || in_dir.is_some_and(|dir| dir.dev() != found.dev()),
+        // The file of a killed server exists, but its metadata cannot be read.
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
 /// Removes what a killed server left at `path`: its mount, which only answers with errors, and its
 /// place-holder. Anything else stays.
 pub fn remove_stale(path: &Path) {

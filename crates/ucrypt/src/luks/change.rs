@@ -14,7 +14,7 @@ use ucrypt_backend::{FileBackend, OpenOptions};
 pub(crate) use ucrypt_image::header_lock::disable_locks;
 pub(super) use ucrypt_image::header_lock::lock_header;
 use ucrypt_image::header_lock::{Access, HeaderLock, lock};
-use ucrypt_luks::luks2::Damage;
+use ucrypt_luks::luks2::{self, Damage};
 use ucrypt_luks::{Flag, Header, ReadAt, Tools, Write, settle_cache, write_verified};
 
 use super::image::{HeaderImage, open_to_look, read_header};
@@ -157,11 +157,7 @@ pub(crate) fn store_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
     let medium = HeaderImage(&image);
     let (header, damage) = Header::read(&medium)?;
     let header = header.luks2("persistent flags")?;
-    let mut names: Vec<&str> = flags.iter().map(|flag| flag.header_name()).collect();
-    let mut stored = header.metadata.config.flags.clone();
-    names.sort_unstable();
-    stored.sort_unstable();
-    if stored == names {
+    if has_flags(header, flags) {
         return Ok(());
     }
     let mut change = header.change(damage.as_ref())?;
@@ -170,12 +166,24 @@ pub(crate) fn store_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
     Ok(write_verified(&medium, &writes)?)
 }
 
-/// Refuses a header that stores no flags.
-pub(crate) fn check_flags(place: &Path) -> Result<(), Failure> {
+/// Refuses a header that stores no flags, or that has others and cannot be written.
+pub(crate) fn check_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
     let image = open_to_look(place)?;
     let header = read_header(&image, place)?;
-    header.luks2("persistent flags")?;
+    if !has_flags(header.luks2("persistent flags")?, flags) {
+        let options = OpenOptions { unlocked: true, ..OpenOptions::default() };
+        FileBackend::open(place, options)?;
+    }
     Ok(())
+}
+
+/// Whether these flags are stored, and no others.
+fn has_flags(header: &luks2::Header, flags: &[Flag]) -> bool {
+    let mut names: Vec<&str> = flags.iter().map(|flag| flag.header_name()).collect();
+    let mut stored = header.metadata.config.flags.clone();
+    names.sort_unstable();
+    stored.sort_unstable();
+    stored == names
 }
 
 /// Calls `make` with the kernel's random numbers, a clock and what this machine has.

@@ -196,8 +196,14 @@ fn a_detached_header_that_cannot_be_written_opens_the_volume_and_is_left_as_it_i
         file.write_all_at(b"by serve", 0).expect("written");
         drop(file);
         server.terminate();
+        // Flags that cannot be stored are refused first; those that are stored already need no writing.
         let mut open = image.ucrypt(&scratch, "open");
-        let ran = run(open.args(["volume", "--as", "fuse"]), b"").exits(0);
+        open.args(["volume", "--as", "fuse", "--persistent", "--allow-discards"]);
+        let refused = run(&mut open, b"").exits(4).stderr;
+        assert!(refused.contains("read-only"), "{refused}");
+        assert_eq!(run(&mut scratch.ucrypt(&["list", "--json"]), b"").text().trim(), "[]");
+        let mut open = image.ucrypt(&scratch, "open");
+        let ran = run(open.args(["volume", "--as", "fuse", "--persistent"]), b"").exits(0);
         told(&ran.stderr);
         let path = String::from_utf8(ran.stdout).expect("a path");
         let mut file = File::options().read(true).write(true).open(path.trim_end()).expect("open");

@@ -46,6 +46,24 @@ fn nothing_is_left(scratch: &Scratch) {
 }
 
 #[test]
+fn a_users_own_file_in_the_runtime_directory_is_no_volume() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // It also makes the directory.
+    open(&scratch, &image, "volume", &[]).passes();
+    let file = scratch.runtime("mine");
+    fs::write(&file, "kept").expect("written");
+    let refused = close(&scratch, "mine").exits(4).stderr;
+    assert!(refused.contains("is not open"), "{refused}");
+    let refused = open(&scratch, &image, "mine", &[]).exits(5).stderr;
+    assert!(!refused.contains("killed"), "{refused}");
+    assert_eq!(fs::read(&file).expect("still there"), b"kept");
+    fs::remove_file(&file).expect("removed");
+    close(&scratch, "volume").passes();
+    nothing_is_left(&scratch);
+}
+
+#[test]
 fn a_volume_is_opened_used_and_closed() {
     for kind in [LUKS1, LUKS2] {
         let scratch = Scratch::new();

@@ -177,8 +177,8 @@ fn a_user_without_a_session() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     // Nobody else has this user ID, so nobody else has its runtime directory.
     let number = 1_000_000_000 + std::process::id();
-    let places = PathBuf::from(format!("/tmp/ucrypt-{number}"));
-    assert!(!places.exists(), "another test has this user");
+    let places = Places(format!("/tmp/ucrypt-{number}").into());
+    assert!(!places.0.exists(), "another test has this user");
     scratch.program("ucrypt", UCRYPT);
     for name in ["", "ucrypt", "image", "passphrase"] {
         chown(scratch.path(name), Some(number), Some(number)).expect("given away");
@@ -190,9 +190,19 @@ fn a_user_without_a_session() {
         ..Somebody::new(&scratch, &["setpriv", &user, &group, "--clear-groups"])
     };
     locks_nothing_and_says_so(&user.opens_writes_and_closes(&image));
-    let mode = fs::metadata(&places).expect("a directory").permissions().mode();
+    let mode = fs::metadata(&places.0).expect("a directory").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    fs::remove_dir(&places).expect("nothing is left in it");
+    fs::remove_dir(&places.0).expect("nothing is left in it");
+}
+
+/// The runtime directory of a user without a session, which is removed also if the test fails.
+struct Places(PathBuf);
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        // The test removes it itself.
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 #[test]
