@@ -526,7 +526,8 @@ pub fn modes(values: &[f64]) -> Vec<f64> {
     peaks.into_iter().map(|bin| (bin as f64 + 0.5) * max / BINS as f64).collect()
 }
 
-fn find(cell: &CellFigures, contender: Contender) -> Option<&Figure> {
+/// The figure of a contender in a cell.
+pub(crate) fn find(cell: &CellFigures, contender: Contender) -> Option<&Figure> {
     cell.figures.iter().find(|figure| figure.contender == contender)
 }
 
@@ -592,7 +593,7 @@ fn verdict(description: &Description, cells: &[CellFigures]) -> String {
                 .flat_map(|cell| &cell.figures)
                 .filter_map(|figure| {
                     let order = figure.order?;
-                    let share = order.continued as f64 / order.writes.max(1) as f64 * 100.0;
+                    let share = order.continued_share() * 100.0;
                     Some(format!("{} {share:.0} %", figure.contender))
                 })
                 .collect();

@@ -29,6 +29,7 @@ pub mod beside;
 mod bounded;
 pub mod catalogue;
 mod client;
+mod columns;
 pub mod contender;
 mod counting;
 pub mod experiment;

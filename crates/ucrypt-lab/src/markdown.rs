@@ -2,11 +2,15 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Analysis, Experiment, Shortfall, Spread};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Shortfall, Spread};
 use crate::catalogue::Method;
+use crate::columns::{
+    Bins, HEAT_MAP, HEAT_MAPS, SHARES, columns, distributions, heats, policies, policy_name,
+    quantile,
+};
 use crate::page::date;
 use crate::sim::history::Simulation;
-use crate::text::{doubts, figure, optional};
+use crate::text::{doubts, figure};
 
 /// Text as Markdown, on one line of a table: nothing in it is a mark.
 fn escape(text: &str) -> String {
@@ -192,29 +196,84 @@ fn published(text: &mut String, analysis: &Analysis) {
 fn figures(text: &mut String, experiment: &Experiment) {
     let is_tree = experiment.description.method == Method::Tree;
     let speed = if is_tree { "s (quartiles)" } else { "MB/s (quartiles)" };
-    let of = if is_tree { "of loop" } else { "of raw" };
     let _ = writeln!(text, "\n## {}\n{}", experiment.name, escape(experiment.description.question));
-    head(text, &["cell", "contender", speed, "mean µs", "p99 µs", of, "runs", "doubts"], 2);
+    let columns = columns(experiment);
+    let mut names = vec!["cell", "contender", speed];
+    names.extend(columns.iter().map(|(name, _)| *name));
+    names.extend(["runs", "doubts"]);
+    head(text, &names, 2);
     for cell in &experiment.cells {
         for (at, of) in cell.figures.iter().enumerate() {
             let Spread { low, median, high, .. } = if is_tree { of.seconds } else { of.mb_s };
-            row(
-                text,
-                &[
-                    if at == 0 { escape(&cell.cell.name) } else { String::new() },
-                    of.contender.to_string(),
-                    format!("{} ({} to {})", figure(median), figure(low), figure(high)),
-                    optional(of.mean_us),
-                    optional(of.p99_us),
-                    ratio(of.ratio.map(|ratio| ratio.median)),
-                    of.seconds.count.to_string(),
-                    doubts(of),
-                ],
-            );
+            let mut cells = vec![
+                if at == 0 { escape(&cell.cell.name) } else { String::new() },
+                of.contender.to_string(),
+                format!("{} ({} to {})", figure(median), figure(low), figure(high)),
+            ];
+            cells.extend(columns.iter().map(|(_, text)| text(cell, of)));
+            cells.extend([of.seconds.count.to_string(), doubts(of)]);
+            row(text, &cells);
         }
     }
     for (at, note) in experiment.notes.iter().enumerate() {
         let _ = writeln!(text, "{}- {}", if at == 0 { "\n" } else { "" }, escape(note));
+    }
+    if experiment.name == HEAT_MAP {
+        heat_maps(text, experiment);
+    }
+    for cell in experiment.cells.iter().filter(|cell| Bins::of(cell).is_some()) {
+        slices(text, cell);
+    }
+    for cell in distributions(experiment) {
+        latencies(text, cell);
+    }
+}
+
+fn heat_maps(text: &mut String, experiment: &Experiment) {
+    let policies = policies(experiment);
+    for (title, merit) in HEAT_MAPS {
+        let _ = writeln!(text, "\n{title}:");
+        let names: Vec<_> = policies.iter().map(|it| policy_name(*it)).collect();
+        let mut head_names = vec!["cell"];
+        head_names.extend(names.iter().map(String::as_str));
+        head(text, &head_names, 1);
+        for cell in &experiment.cells {
+            let mut cells = vec![escape(&cell.cell.name)];
+            cells.extend(heats(cell, &policies, merit).into_iter().map(ratio));
+            row(text, &cells);
+        }
+    }
+}
+
+/// The distribution of the speeds of slices.
+fn slices(text: &mut String, cell: &CellFigures) {
+    let Some(bins) = Bins::of(cell) else { return };
+    text.push_str("\nSlices of 10 ms by their speed, in % of the slices:\n");
+    let names: Vec<_> = cell.figures.iter().map(|it| it.contender.to_string()).collect();
+    let mut head_names = vec!["MB/s"];
+    head_names.extend(names.iter().map(String::as_str));
+    head(text, &head_names, 1);
+    for (at, name) in bins.names.iter().enumerate() {
+        let mut cells = vec![name.clone()];
+        cells.extend(bins.shares.iter().map(|shares| format!("{:.1}", shares[at])));
+        row(text, &cells);
+    }
+}
+
+fn latencies(text: &mut String, cell: &CellFigures) {
+    let timed = |of: &&Figure| !of.quantiles.is_empty();
+    if !cell.figures.iter().any(|of| timed(&of)) {
+        return;
+    }
+    let _ = writeln!(text, "\nLatency by percentile in µs, {}:", escape(&cell.cell.name));
+    let names = SHARES.map(|share| format!("p{}", share * 100.0));
+    let mut head_names = vec!["contender"];
+    head_names.extend(names.iter().map(String::as_str));
+    head(text, &head_names, 1);
+    for of in cell.figures.iter().filter(timed) {
+        let mut cells = vec![of.contender.to_string()];
+        cells.extend(SHARES.map(|share| value(quantile(of, share))));
+        row(text, &cells);
     }
 }
 
@@ -290,6 +349,19 @@ mod tests {
                 (true, columns) => assert_eq!(bars, columns, "{line}"),
                 (false, _) => columns = 0,
             }
+        }
+        // What the page shows of single experiments.
+        for needed in [
+            "continued",
+            "MB written",
+            "merged",
+            "of best",
+            "modes at MB/s",
+            "added µs",
+            "| ≥ ",
+            "p99.9",
+        ] {
+            at(needed);
         }
         // Texts of a file are text.
         assert!(text.contains("\\<b\\>row") && !text.contains("<b>"), "hostile");

@@ -3,15 +3,17 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use ucrypt_engine::PolicyKind;
-
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, Spread, slices_max};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, Spread, find};
 use crate::catalogue::{Method, Scale, size_name};
+use crate::columns::{
+    Bins, HEAT_MAP, HEAT_MAPS, SHARES, columns, distributions, heats, policies, policy_name,
+    quantile,
+};
 use crate::contender::Contender;
 use crate::published;
 use crate::sim::history::{ERROR_MAX, Simulation};
 use crate::target::Target;
-use crate::text::{doubts, figure, optional, published as published_of};
+use crate::text::{doubts, figure, published as published_of};
 
 mod chart;
 
@@ -195,7 +197,7 @@ fn section(html: &mut String, experiment: &Experiment) {
         let source = format!("Published: {who}; {hardware}. ({})", table.file);
         let _ = writeln!(html, "<p class=\"soft\">{}</p>", escape(&source.replace('`', "")));
     }
-    if experiment.name == "heat-map" {
+    if experiment.name == HEAT_MAP {
         heat_maps(html, experiment);
     } else {
         charts(html, experiment);
@@ -230,10 +232,6 @@ fn contenders(experiment: &Experiment) -> Vec<Contender> {
 /// The colour of a contender: the same in every chart of an experiment.
 fn colour(experiment: &Experiment, contender: Contender) -> usize {
     contenders(experiment).iter().position(|it| *it == contender).unwrap_or(GREY)
-}
-
-fn find(cell: &CellFigures, contender: Contender) -> Option<&Figure> {
-    cell.figures.iter().find(|figure| figure.contender == contender)
 }
 
 /// A place on the x axis: what distinguishes the cells.
@@ -365,34 +363,19 @@ fn ratios(html: &mut String, experiment: &Experiment, places: Vec<String>) {
 
 /// The distribution of the speeds of slices.
 fn slices(html: &mut String, experiment: &Experiment) {
-    const BINS: usize = 24;
     for cell in &experiment.cells {
-        let all = cell.figures.iter().flat_map(|figure| figure.slices_mb_s.iter().copied());
-        let max = slices_max(&all.collect::<Vec<_>>());
-        if max <= 0.0 {
-            continue;
-        }
-        let series = cell.figures.iter().map(|figure| {
-            let colour = colour(experiment, figure.contender);
-            let mut counts = [0.0; BINS];
-            for value in &figure.slices_mb_s {
-                #[expect(clippy::cast_sign_loss, reason = "speeds are not negative")]
-                let bin = (value / max * BINS as f64) as usize;
-                counts[bin.min(BINS - 1)] += 100.0 / figure.slices_mb_s.len() as f64;
-            }
-            let (label, values) = (figure.contender.to_string(), counts.map(Some).into());
-            Series { label, published: false, colour, values }
-        });
-        let series = series.collect();
-        let places = (0..BINS).map(|bin| match bin + 1 {
-            BINS => format!("≥ {}", figure(bin as f64 * max / BINS as f64)),
-            _ => figure((bin as f64 + 0.5) * max / BINS as f64),
+        let Some(bins) = Bins::of(cell) else { continue };
+        let series = cell.figures.iter().zip(bins.shares).map(|(figure, shares)| Series {
+            label: figure.contender.to_string(),
+            published: false,
+            colour: colour(experiment, figure.contender),
+            values: shares.into_iter().map(Some).collect(),
         });
         let chart = Chart {
             title: "Slices of 10 ms by their speed in MB/s",
             unit: "% of the slices",
-            places: places.collect(),
-            series,
+            series: series.collect(),
+            places: bins.names,
             kind: Kind::Lines,
             log: false,
         };
@@ -400,30 +383,13 @@ fn slices(html: &mut String, experiment: &Experiment) {
     }
 }
 
-/// Percentiles on the axis of a latency distribution.
-const SHARES: [f64; 8] = [0.01, 0.1, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999];
-
-/// Cells of which the latency distribution is drawn.
-const DISTRIBUTIONS: usize = 3;
-
 fn latencies(html: &mut String, experiment: &Experiment) {
-    if experiment.name == "heat-map" {
-        return;
-    }
-    let count = experiment.cells.len();
-    // The first, the middle and the last cell.
-    let chosen: Vec<usize> =
-        if count <= DISTRIBUTIONS { (0..count).collect() } else { vec![0, count / 2, count - 1] };
-    for at in chosen {
-        let cell = &experiment.cells[at];
-        let series = cell.figures.iter().map(|figure| {
-            let colour = colour(experiment, figure.contender);
-            let value = |share: f64| {
-                let found = figure.quantiles.iter().find(|(at, _)| (at - share).abs() < 1e-9);
-                found.map(|(_, us)| *us)
-            };
-            let label = figure.contender.to_string();
-            Series { label, published: false, colour, values: SHARES.map(value).into() }
+    for cell in distributions(experiment) {
+        let series = cell.figures.iter().map(|figure| Series {
+            label: figure.contender.to_string(),
+            published: false,
+            colour: colour(experiment, figure.contender),
+            values: SHARES.map(|share| quantile(figure, share)).into(),
         });
         let title = format!("Latency by percentile, {}", cell.cell.name);
         let chart = Chart {
@@ -450,39 +416,20 @@ fn heat(ratio: f64) -> &'static str {
     }
 }
 
-/// What a heat map compares: more is better.
-type Value<'a> = &'a dyn Fn(&Figure) -> f64;
-
 fn heat_maps(html: &mut String, experiment: &Experiment) {
-    let policies: Vec<Contender> = contenders(experiment)
-        .into_iter()
-        .filter(|contender| matches!(contender, Contender::Ucrypt(_)))
-        .collect();
-    let speed = |figure: &Figure| figure.mb_s.median;
-    let tail = |figure: &Figure| figure.p99_us.map_or(0.0, |p99| 1.0 / p99.median.max(1e-9));
-    let maps: [(&str, Value<'_>); 2] = [
-        ("Throughput over that of the cell's best policy", &speed),
-        ("p99 latency of the cell's best policy over this one's", &tail),
-    ];
-    for (title, value) in maps {
+    let policies = policies(experiment);
+    for (title, merit) in HEAT_MAPS {
         let _ = writeln!(
             html,
             "<h3>{title}</h3>\n<div class=\"table\"><table class=\"heat\"><thead><tr><th>cell</th>"
         );
         for policy in &policies {
-            let name = match policy {
-                Contender::Ucrypt(PolicyKind::Adaptive) => "adaptive".to_owned(),
-                other => other.to_string().replace("ucrypt:", ""),
-            };
-            let _ = write!(html, "<th>{name}</th>");
+            let _ = write!(html, "<th>{}</th>", policy_name(*policy));
         }
         html.push_str("</tr></thead><tbody>\n");
         for cell in &experiment.cells {
             let _ = write!(html, "<tr><td>{}</td>", escape(&cell.cell.name));
-            let best =
-                policies.iter().filter_map(|it| Some(value(find(cell, *it)?))).fold(0.0, f64::max);
-            for policy in &policies {
-                let ratio = find(cell, *policy).map(|it| value(it) / best.max(1e-12));
+            for ratio in heats(cell, &policies, merit) {
                 let _ = match ratio {
                     Some(ratio) => write!(html, "<td class=\"{}\">{ratio:.2}</td>", heat(ratio)),
                     None => write!(html, "<td></td>"),
@@ -543,77 +490,31 @@ fn spread(spread: Spread) -> String {
 fn figures(html: &mut String, experiment: &Experiment) {
     let method = experiment.description.method;
     let speed = if method == Method::Tree { "s (quartiles)" } else { "MB/s (quartiles)" };
-    let (has_order, has_device) = (method == Method::Order, method == Method::Tree);
-    // A file system's requests are the kernel's, and nobody times them.
-    let compared = if has_device {
-        "<th>of loop</th><th>of ucrypt-none</th>"
-    } else {
-        "<th>mean µs</th><th>p99 µs</th><th>of raw</th>"
-    };
+    let columns = columns(experiment);
+    let names = columns.iter().map(|(name, _)| format!("<th>{name}</th>"));
     let _ = writeln!(
         html,
         "<div class=\"table\"><table><thead><tr><th>cell</th><th class=\"word\">contender</th>\
-         <th>{speed}</th>{compared}{}{}<th>runs</th>\
+         <th>{speed}</th>{}<th>runs</th>\
          <th class=\"word\">published</th><th class=\"word\">doubts</th></tr></thead><tbody>",
-        if has_order { "<th>continued</th><th>KiB a write</th>" } else { "" },
-        if has_device {
-            "<th>MB written</th><th>writes</th><th>KiB a write</th><th>merged</th><th>busy s</th>"
-        } else {
-            ""
-        },
+        names.collect::<String>()
     );
     for cell in &experiment.cells {
         for (at, of) in cell.figures.iter().enumerate() {
             let class = if at == 0 { " class=\"first\"" } else { "" };
             let name = if at == 0 { escape(&cell.cell.name) } else { String::new() };
             let value = if method == Method::Tree { of.seconds } else { of.mb_s };
-            let ratio = |ratio: Option<Spread>| {
-                ratio.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median))
-            };
-            let compared = if has_device {
-                format!("<td>{}</td><td>{}</td>", ratio(of.ratio), ratio(of.of_none))
-            } else {
-                let (mean, p99) = (optional(of.mean_us), optional(of.p99_us));
-                format!("<td>{mean}</td><td>{p99}</td><td>{}</td>", ratio(of.ratio))
-            };
-            let mut more = String::new();
-            if has_order {
-                more = of.order.map_or_else(
-                    || "<td></td><td></td>".into(),
-                    |order| {
-                        let writes = order.writes.max(1) as f64;
-                        let share = order.continued as f64 / writes * 100.0;
-                        let kib = order.bytes as f64 / writes / 1024.0;
-                        format!("<td>{share:.0} %</td><td>{}</td>", figure(kib))
-                    },
-                );
-            }
-            if has_device {
-                more = of.device.map_or_else(
-                    || "<td></td>".repeat(5),
-                    |device| {
-                        let kib = device.bytes as f64 / device.writes.max(1) as f64 / 1024.0;
-                        let busy = device.busy_ms as f64 / 1000.0;
-                        format!(
-                            "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>",
-                            figure(device.bytes as f64 / 1e6),
-                            device.writes,
-                            figure(kib),
-                            device.merges,
-                            figure(busy)
-                        )
-                    },
-                );
-            }
+            let more = columns.iter().map(|(_, text)| format!("<td>{}</td>", text(cell, of)));
             let published = published_of(cell, of, method);
             let published: Vec<_> =
                 published.iter().map(|(label, value)| format!("{value} ({label})")).collect();
             let _ = writeln!(
                 html,
-                "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td>{compared}{more}\
+                "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td>{}\
                  <td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td></tr>",
                 escape(&of.contender.to_string()),
                 spread(value),
+                more.collect::<String>(),
                 of.seconds.count,
                 escape(&published.join("; ")),
                 escape(&doubts(of))
@@ -814,10 +715,11 @@ pub(crate) mod tests {
                             mean_us: 1000.0 / mb_s,
                             p99_us: 3000.0 / mb_s,
                             seconds: 1.0 + at as f64,
-                            quantiles: vec![(0.5, 10.0), (0.99, 100.0)],
+                            quantiles: SHARES.map(|share| (share, share * 100.0)).into(),
                             slices_mb_s: (0..50).map(|it| f64::from(it % 5) + mb_s).collect(),
                             order: Some(Order { writes: 10, bytes: 40960, continued: 9 }),
                             device: (description.method == Method::Tree).then(Device::default),
+                            load: "built-in".into(),
                             ..Sample::default()
                         };
                         records.push(Record {

@@ -117,9 +117,8 @@ impl Settings {
         }
         let mut contenders = Vec::new();
         for contender in self.wanted(description) {
-            let obstacle = || {
-                self.obstacle(description, contender).or_else(|| self.no_memory(contender))
-            };
+            let obstacle =
+                || self.obstacle(description, contender).or_else(|| self.no_memory(contender));
             match missing_program(contender).or_else(obstacle) {
                 Some(why) => leave(&contender, &why),
                 None => contenders.push(contender),
@@ -656,7 +655,8 @@ mod tests {
             (LEN_MAX, None, false),
             (LEN_MAX, Some(vec![Contender::Memory]), false),
         ] {
-            let settings = Settings { len, against, on: Target::Zero, ..settings(Generator::BuiltIn) };
+            let settings =
+                Settings { len, against, on: Target::Zero, ..settings(Generator::BuiltIn) };
             let plan = &settings.plans().expect("a plan")[0];
             assert_eq!(plan.contenders.contains(&Contender::Memory), has_it, "{len}");
             let named = plan.left_out.iter().filter(|left| left.what == "memory").count();

@@ -54,6 +54,22 @@ pub struct Order {
     pub continued: u64,
 }
 
+impl Order {
+    /// The share of the writes that continued the one before, 0 to 1.
+    pub fn continued_share(&self) -> f64 {
+        self.continued as f64 / self.writes.max(1) as f64
+    }
+
+    /// Average length of a write in KiB.
+    pub fn kib_a_write(&self) -> f64 {
+        kib_a_write(self.bytes, self.writes)
+    }
+}
+
+fn kib_a_write(bytes: u64, writes: u64) -> f64 {
+    bytes as f64 / writes.max(1) as f64 / 1024.0
+}
+
 /// What a block device did (`/sys/block/NAME/stat`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Device {
@@ -65,6 +81,13 @@ pub struct Device {
     pub bytes: u64,
     /// Milliseconds in which any operation was under way.
     pub busy_ms: u64,
+}
+
+impl Device {
+    /// Average length of a write in KiB.
+    pub fn kib_a_write(&self) -> f64 {
+        kib_a_write(self.bytes, self.writes)
+    }
 }
 
 /// Shares of the time of all processors, 0 to 1, during a measurement.

@@ -141,7 +141,9 @@ pub(crate) fn no_memory(len: u64) -> Option<String> {
     static MOST: LazyLock<u64> = LazyLock::new(|| u64::from(machine().memory_kib) << 10);
     let why = || {
         let (len, most) = (Bytes(len), Bytes(*MOST));
-        format!("it takes {len} of memory, and at most {most} can be had here; use a smaller --size")
+        format!(
+            "it takes {len} of memory, and at most {most} can be had here; use a smaller --size"
+        )
     };
     (len > *MOST).then(why)
 }

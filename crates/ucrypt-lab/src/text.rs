@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread, modes};
 use crate::catalogue::Method;
+use crate::columns::{SPEED, TAIL, of_best, quantile};
 
 /// A figure with as many digits as it is worth.
 pub fn figure(value: f64) -> String {
@@ -120,78 +121,109 @@ fn table(text: &mut String, experiment: &Experiment) {
     }
 }
 
+/// A row of the CSV file.
+struct Line<'a> {
+    experiment: &'a Experiment,
+    cell: &'a CellFigures,
+    of: &'a Figure,
+}
+
+/// A column of the CSV file; empty where nothing was measured.
+type Field = (&'static str, fn(&Line<'_>) -> String);
+
+fn exact<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
+fn median(spread: Option<Spread>) -> String {
+    exact(spread.map(|spread| spread.median))
+}
+
+fn list<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
+    values.into_iter().map(|value| value.to_string()).collect::<Vec<_>>().join("; ")
+}
+
+fn published_at(line: &Line<'_>) -> Vec<(String, String)> {
+    published(line.cell, line.of, line.experiment.description.method)
+}
+
+const FIELDS: [Field; 43] = [
+    ("experiment", |it| it.experiment.name.into()),
+    ("cell", |it| it.cell.cell.name.clone()),
+    ("block_bytes", |it| it.cell.cell.block_bytes.to_string()),
+    ("depth", |it| it.cell.cell.depth.to_string()),
+    ("jobs", |it| it.cell.cell.jobs.to_string()),
+    ("contender", |it| it.of.contender.to_string()),
+    ("runs", |it| it.of.seconds.count.to_string()),
+    ("disturbed", |it| it.of.disturbed.to_string()),
+    ("steal_max", |it| it.of.steal_max.to_string()),
+    ("others_max", |it| it.of.others_max.to_string()),
+    ("mb_s", |it| it.of.mb_s.median.to_string()),
+    ("mb_s_low", |it| it.of.mb_s.low.to_string()),
+    ("mb_s_high", |it| it.of.mb_s.high.to_string()),
+    ("mean_us", |it| median(it.of.mean_us)),
+    ("p1_us", |it| exact(quantile(it.of, 0.01))),
+    ("p10_us", |it| exact(quantile(it.of, 0.1))),
+    ("p50_us", |it| exact(quantile(it.of, 0.5))),
+    ("p80_us", |it| exact(quantile(it.of, 0.8))),
+    ("p90_us", |it| exact(quantile(it.of, 0.9))),
+    ("p95_us", |it| exact(quantile(it.of, 0.95))),
+    ("p99_us", |it| median(it.of.p99_us)),
+    ("p999_us", |it| exact(quantile(it.of, 0.999))),
+    ("ratio", |it| median(it.of.ratio)),
+    ("ratio_low", |it| exact(it.of.ratio.map(|ratio| ratio.low))),
+    ("ratio_high", |it| exact(it.of.ratio.map(|ratio| ratio.high))),
+    ("ratio_of_none", |it| median(it.of.of_none)),
+    ("ratio_of_best", |it| exact(of_best(it.cell, it.of, SPEED))),
+    ("p99_best_over_its", |it| exact(of_best(it.cell, it.of, TAIL))),
+    ("added_us", |it| median(it.of.added_us)),
+    ("seconds", |it| it.of.seconds.median.to_string()),
+    ("written_bytes", |it| exact(it.of.device.map(|it| it.bytes))),
+    ("device_writes", |it| exact(it.of.device.map(|it| it.writes))),
+    ("device_kib_a_write", |it| exact(it.of.device.map(|it| it.kib_a_write()))),
+    ("device_merges", |it| exact(it.of.device.map(|it| it.merges))),
+    ("device_busy_ms", |it| exact(it.of.device.map(|it| it.busy_ms))),
+    ("backend_writes", |it| exact(it.of.order.map(|it| it.writes))),
+    ("backend_continued", |it| exact(it.of.order.map(|it| it.continued))),
+    ("backend_kib_a_write", |it| exact(it.of.order.map(|it| it.kib_a_write()))),
+    ("modes_mb_s", |it| list(modes(&it.of.slices_mb_s))),
+    ("slices_mb_s", |it| list(&it.of.slices_mb_s)),
+    ("load", |it| it.of.load.clone()),
+    ("published", |it| list(published_at(it).into_iter().map(|(label, _)| label))),
+    ("published_figure", |it| list(published_at(it).into_iter().map(|(_, figure)| figure))),
+];
+
 /// Every figure, as CSV.
 ///
 /// # Errors
 /// None but those of memory.
 pub fn csv(analysis: &Analysis) -> Result<String, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record([
-        "experiment",
-        "cell",
-        "block_bytes",
-        "depth",
-        "jobs",
-        "contender",
-        "runs",
-        "disturbed",
-        "steal_max",
-        "others_max",
-        "mb_s",
-        "mb_s_low",
-        "mb_s_high",
-        "mean_us",
-        "p99_us",
-        "ratio",
-        "ratio_low",
-        "ratio_high",
-        "ratio_of_none",
-        "added_us",
-        "seconds",
-        "written_bytes",
-        "load",
-        "published",
-        "published_figure",
-    ])?;
+    writer.write_record(FIELDS.map(|(name, _)| name))?;
     for experiment in &analysis.experiments {
         for cell in &experiment.cells {
             for of in &cell.figures {
-                let optional =
-                    |value: Option<f64>| value.map_or_else(String::new, |v| v.to_string());
-                let published = published(cell, of, experiment.description.method);
-                let join = |side: fn(&(String, String)) -> &String| {
-                    published.iter().map(side).cloned().collect::<Vec<_>>().join("; ")
-                };
-                writer.write_record([
-                    experiment.name.to_owned(),
-                    cell.cell.name.clone(),
-                    cell.cell.block_bytes.to_string(),
-                    cell.cell.depth.to_string(),
-                    cell.cell.jobs.to_string(),
-                    of.contender.to_string(),
-                    of.seconds.count.to_string(),
-                    of.disturbed.to_string(),
-                    of.steal_max.to_string(),
-                    of.others_max.to_string(),
-                    of.mb_s.median.to_string(),
-                    of.mb_s.low.to_string(),
-                    of.mb_s.high.to_string(),
-                    optional(of.mean_us.map(|mean| mean.median)),
-                    optional(of.p99_us.map(|p99| p99.median)),
-                    optional(of.ratio.map(|ratio| ratio.median)),
-                    optional(of.ratio.map(|ratio| ratio.low)),
-                    optional(of.ratio.map(|ratio| ratio.high)),
-                    optional(of.of_none.map(|ratio| ratio.median)),
-                    optional(of.added_us.map(|added| added.median)),
-                    of.seconds.median.to_string(),
-                    of.device.map_or_else(String::new, |device| device.bytes.to_string()),
-                    of.load.clone(),
-                    join(|it| &it.0),
-                    join(|it| &it.1),
-                ])?;
+                let line = Line { experiment, cell, of };
+                writer.write_record(FIELDS.map(|(_, field)| field(&line)))?;
             }
         }
     }
     let bytes = writer.into_inner().map_err(csv::IntoInnerError::into_error)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::tests::analysis;
+
+    #[test]
+    fn every_column_of_the_csv_file_has_a_value_somewhere() {
+        let text = csv(&analysis()).expect("CSV");
+        let mut reader = csv::Reader::from_reader(text.as_bytes());
+        let rows: Vec<_> = reader.records().map(|row| row.expect("a row")).collect();
+        for (at, (name, _)) in FIELDS.iter().enumerate() {
+            assert!(rows.iter().any(|row| !row[at].is_empty()), "{name} is always empty");
+        }
+    }
 }
