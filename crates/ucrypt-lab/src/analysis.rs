@@ -124,7 +124,7 @@ pub struct Experiment {
     pub verdict: String,
 }
 
-/// A cell in which ucrypt is slower than something else.
+/// A cell in which ucrypt is worse than something else.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Shortfall {
     /// The experiment.
@@ -133,9 +133,11 @@ pub struct Shortfall {
     pub cell: String,
     /// Which of ucrypt's.
     pub ours: Contender,
-    /// Slower than this.
+    /// Worse than this.
     pub other: Contender,
-    /// Throughput over the other's.
+    /// What was compared.
+    pub what: &'static str,
+    /// Throughput over the other's; of latencies, the other's over ours. Less than 1 is worse.
     pub ratio: Spread,
     /// Whether the quartiles say so too: if not, it may be chance.
     pub is_certain: bool,
@@ -165,11 +167,20 @@ fn speed(sample: &Sample) -> f64 {
 
 type Rounds<'a> = BTreeMap<u32, &'a Sample>;
 
-/// The ratio of two contenders, round by round.
+/// The ratio of two contenders' speeds, round by round.
 fn ratio(ours: &Rounds<'_>, other: &Rounds<'_>) -> Option<Spread> {
+    ratio_of(ours, other, |sample| Some(speed(sample)))
+}
+
+/// The ratio of two contenders, round by round.
+fn ratio_of(
+    ours: &Rounds<'_>,
+    other: &Rounds<'_>,
+    merit: fn(&Sample) -> Option<f64>,
+) -> Option<Spread> {
     Spread::of(ours.iter().filter_map(|(round, sample)| {
-        let base = speed(other.get(round)?);
-        (base > 0.0).then(|| speed(sample) / base)
+        let base = merit(other.get(round)?)?;
+        (base > 0.0).then(|| Some(merit(sample)? / base))?
     }))
 }
 
@@ -246,7 +257,7 @@ impl Analysis {
         }
         Some(if self.compared == 0 {
             "Unknown: nothing was compared in this run. Adaptive dispatch is compared with raw and \
-             with fixed policies, a served volume with its image and with programs of others."
+             with fixed policies, a served volume also with its image and with programs of others."
                 .into()
         } else {
             let chance = self.chance().map_or_else(String::new, |chance| format!(" {chance}"));
@@ -423,48 +434,81 @@ struct Short {
     telling: usize,
 }
 
-/// What ucrypt's own are to be measured by: adaptive dispatch by the base and by every fixed
-/// policy, a served volume by its image and by the programs of others.
+/// What is compared: its name, and its value of a sample, of which more is better; not every sample
+/// has one.
+type Merit = (&'static str, fn(&Sample) -> Option<f64>);
+
+/// The inverse of a latency, where requests were timed.
+fn timed(sample: &Sample, us: f64) -> Option<f64> {
+    (sample.has_latencies() && us > 0.0).then(|| 1.0 / us)
+}
+
+/// A mean latency follows from the throughput where clients keep their depth: it is listed where the
+/// throughput is not.
+const MERITS: [Merit; 3] = [
+    (SPEED, |sample| Some(speed(sample))),
+    ("mean latency", |sample| timed(sample, sample.mean_us)),
+    ("p99 latency", |sample| timed(sample, sample.p99_us)),
+];
+
+/// The name of the first of [`MERITS`].
+const SPEED: &str = "speed";
+
+/// The least ratio that adaptive dispatch or a served volume of ours should have; `None` if the two are
+/// not compared. Adaptive dispatch is measured by the base and by every fixed policy in its place, a
+/// served volume by its image and by the programs of others, too.
+fn least(ours: Contender, other: Contender, method: Method) -> Option<f64> {
+    use Contender::{Ucrypt, UcryptFuse, UcryptLoop, UcryptNbd};
+    use PolicyKind::{Adaptive, Fixed};
+
+    let is_same_place = match (ours, other) {
+        (Ucrypt(Adaptive), _) if other.is_peer() => return None,
+        (Ucrypt(Adaptive), Ucrypt(Fixed(_)))
+        | (UcryptFuse(Adaptive), UcryptFuse(Fixed(_)))
+        | (UcryptNbd(Adaptive), UcryptNbd(Fixed(_)))
+        | (UcryptLoop(Adaptive), UcryptLoop(Fixed(_))) => true,
+        (
+            Ucrypt(Adaptive) | UcryptFuse(Adaptive) | UcryptNbd(Adaptive) | UcryptLoop(Adaptive),
+            _,
+        ) => false,
+        _ => return None,
+    };
+    if other == base_of(ours, method) {
+        return Some(OF_RAW_MIN);
+    }
+    (is_same_place || other.is_peer()).then_some(1.0)
+}
+
+/// The pairs of a cell in which ours are worse.
 fn short(
     description: &'static Description,
     cell: &Cell,
     all: &[(Contender, Rounds<'_>)],
     found: &mut Short,
 ) {
-    for (ours, rounds) in all {
-        let adaptive = PolicyKind::Adaptive;
-        let is_ours = *ours == Contender::Ucrypt(adaptive)
-            || *ours == Contender::UcryptFuse(adaptive)
-            || *ours == Contender::UcryptNbd(adaptive)
-            || *ours == Contender::UcryptLoop(adaptive);
-        if !is_ours {
-            continue;
-        }
-        for (other, others) in all {
-            let least = match (ours, other) {
-                _ if *other == base_of(*ours, description.method) => OF_RAW_MIN,
-                (Contender::Ucrypt(_), Contender::Ucrypt(PolicyKind::Fixed(_))) => 1.0,
-                (Contender::Ucrypt(_), _) => continue,
-                (_, other) if other.is_peer() => 1.0,
-                _ => continue,
-            };
-            let Some(ratio) = ratio(rounds, others) else { continue };
-            // Virtual time gives the same figure each time.
-            let is_enough = ratio.count > 2 || description.method == Method::Drives;
-            found.compared += 1;
-            found.telling += usize::from(is_enough);
-            if ratio.median >= least {
-                continue;
-            }
-            found.shortfalls.push(Shortfall {
-                experiment: description.name,
-                cell: cell.name.clone(),
-                ours: *ours,
-                other: *other,
-                ratio,
-                is_certain: is_enough && ratio.high < least,
-            });
-        }
+    let pairs = all.iter().flat_map(|ours| all.iter().map(move |other| (ours, other)));
+    for ((ours, rounds), (other, others)) in pairs {
+        let Some(least) = least(*ours, *other, description.method) else { continue };
+        let Some(speed) = ratio(rounds, others) else { continue };
+        // Virtual time gives the same figure each time.
+        let is_enough = speed.count > 2 || description.method == Method::Drives;
+        found.compared += 1;
+        found.telling += usize::from(is_enough);
+        let ratios = MERITS.iter().filter_map(|(what, merit)| {
+            let ratio = ratio_of(rounds, others, *merit)?;
+            (ratio.median < least).then_some((*what, ratio))
+        });
+        let is_slower = speed.median < least;
+        let listed = ratios.filter(|(what, _)| *what != MERITS[1].0 || !is_slower);
+        found.shortfalls.extend(listed.map(|(what, ratio)| Shortfall {
+            experiment: description.name,
+            cell: cell.name.clone(),
+            ours: *ours,
+            other: *other,
+            what,
+            ratio,
+            is_certain: is_enough && ratio.high < least,
+        }));
     }
 }
 
@@ -765,6 +809,45 @@ mod tests {
         assert!(of("many-drives", 1, &speeds).shortfalls[0].is_certain);
         assert!(!of("workqueues", 1, &speeds).shortfalls[0].is_certain);
         assert!(of("workqueues", 3, &speeds).shortfalls[0].is_certain);
+    }
+
+    #[test]
+    fn served_volumes_are_compared_with_fixed_policies_and_latencies_count() {
+        let named = |name: &str| name.parse::<Contender>().expect("a contender");
+        let of = |ours, other| least(named(ours), named(other), Method::Load);
+        for (ours, other, expected) in [
+            ("ucrypt", "raw", Some(OF_RAW_MIN)),
+            ("ucrypt", "ucrypt:inline", Some(1.0)),
+            ("ucrypt", "ucrypt", None),
+            ("ucrypt", "nbdkit", None),
+            ("ucrypt-fuse", "file", Some(OF_RAW_MIN)),
+            ("ucrypt-fuse", "ucrypt-fuse:inline", Some(1.0)),
+            ("ucrypt-nbd", "ucrypt-nbd:unbound", Some(1.0)),
+            ("ucrypt-loop", "ucrypt-loop:merge", Some(1.0)),
+            ("ucrypt-fuse", "ucrypt-nbd:inline", None),
+            ("ucrypt-nbd", "dm-crypt", Some(1.0)),
+            ("ucrypt-nbd:inline", "ucrypt-nbd:unbound", None),
+            ("raw", "ucrypt", None),
+        ] {
+            assert_eq!(of(ours, other), expected, "{ours}, {other}");
+        }
+        let cell = by_name("workqueues").expect("an experiment").cells(Scale::Quick).remove(0);
+        let sample = |mb_s, mean_us, p99_us| Sample { mb_s, mean_us, p99_us, ..Sample::default() };
+        let listed = |ours: Sample, other: Sample| {
+            let rounds = |sample| (0..3).map(|round| (round, sample)).collect();
+            let all = [(named("ucrypt"), rounds(&ours)), (named("ucrypt:inline"), rounds(&other))];
+            let mut found = Short::default();
+            short(by_name("workqueues").expect("an experiment"), &cell, &all, &mut found);
+            assert_eq!(found.compared, 1);
+            found.shortfalls.into_iter().map(|it| (it.what, it.ratio.median)).collect::<Vec<_>>()
+        };
+        let base = sample(100.0, 10.0, 20.0);
+        assert_eq!(listed(base.clone(), base.clone()), []);
+        assert_eq!(listed(sample(100.0, 10.0, 40.0), base.clone()), [("p99 latency", 0.5)]);
+        assert_eq!(listed(sample(100.0, 20.0, 20.0), base.clone()), [("mean latency", 0.5)]);
+        // The mean says the same as the speed.
+        assert_eq!(listed(sample(50.0, 20.0, 20.0), base.clone()), [("speed", 0.5)]);
+        assert_eq!(listed(sample(100.0, 0.0, 0.0), base), []);
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn value(value: Option<f64>) -> String {
 pub fn markdown(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     let mut text = String::from("# Results\n");
     about(&mut text, analysis);
-    shortfalls(&mut text, analysis);
+    shortfalls(&mut text, analysis, simulated);
     published(&mut text, analysis);
     text.push_str("\n## Verdicts\n");
     for experiment in &analysis.experiments {
@@ -104,16 +104,12 @@ fn about(text: &mut String, analysis: &Analysis) {
     }
 }
 
-fn shortfalls(text: &mut String, analysis: &Analysis) {
+fn shortfalls(text: &mut String, analysis: &Analysis, simulated: Option<&Simulation>) {
     text.push_str("\n## Where we fall short\n");
-    if let Some(why) = analysis.none_short() {
-        let _ = writeln!(text, "{}", escape(&why));
-        return;
-    }
     let (certain, chance): (Vec<_>, Vec<_>) =
         analysis.shortfalls.iter().partition(|short| short.is_certain);
     let table = |text: &mut String, rows: &[&Shortfall]| {
-        head(text, &["experiment", "cell", "ours", "slower than", "ratio", "quartiles"], 4);
+        head(text, &["experiment", "cell", "ours", "worse than", "in", "ratio", "quartiles"], 5);
         for short in rows {
             row(
                 text,
@@ -122,25 +118,55 @@ fn shortfalls(text: &mut String, analysis: &Analysis) {
                     escape(&short.cell),
                     short.ours.to_string(),
                     short.other.to_string(),
+                    short.what.into(),
                     format!("{:.2}", short.ratio.median),
                     format!("{:.2} to {:.2}", short.ratio.low, short.ratio.high),
                 ],
             );
         }
     };
-    let _ = writeln!(
-        text,
-        "Of {} pairs compared, {} with the quartiles, too, below, and {} that may be chance.",
-        analysis.compared,
-        certain.len(),
-        chance.len()
-    );
+    let said = analysis.none_short().unwrap_or_else(|| {
+        format!(
+            "Of {} pairs compared, {} rows in which the quartiles, too, are below, and {} that may be \
+             chance.",
+            analysis.compared,
+            certain.len(),
+            chance.len()
+        )
+    });
+    let _ = writeln!(text, "{}", escape(&said));
     if !certain.is_empty() {
         table(text, &certain);
+    }
+    if let Some(simulated) = simulated {
+        short_in_virtual_time(text, simulated);
     }
     if !chance.is_empty() {
         text.push_str("\nMay be chance:\n");
         table(text, &chance);
+    }
+}
+
+fn short_in_virtual_time(text: &mut String, simulated: &Simulation) {
+    let _ = writeln!(text, "\n{}", simulated.short());
+    let all = simulated.shortfalls();
+    if all.is_empty() {
+        return;
+    }
+    head(text, &["experiment", "row", "worse than", "unit", "fixed", "adaptive", "ratio"], 4);
+    for (it, of) in all {
+        row(
+            text,
+            &[
+                escape(&it.experiment),
+                escape(&it.row),
+                escape(&it.policy),
+                escape(&it.unit),
+                figure(it.simulated),
+                value(it.adaptive),
+                format!("{of:.2}"),
+            ],
+        );
     }
 }
 

@@ -88,7 +88,7 @@ pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
             ))
         );
     }
-    shortfalls(&mut html, analysis);
+    shortfalls(&mut html, analysis, simulated);
     summary(&mut html, analysis);
     for experiment in &analysis.experiments {
         section(&mut html, experiment);
@@ -116,7 +116,7 @@ pub(crate) fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-fn shortfalls(html: &mut String, analysis: &Analysis) {
+fn shortfalls(html: &mut String, analysis: &Analysis, simulated: Option<&Simulation>) {
     html.push_str("<section id=\"short\"><h2>Where we fall short</h2>\n");
     let (certain, chance): (Vec<_>, Vec<_>) =
         analysis.shortfalls.iter().partition(|short| short.is_certain);
@@ -132,17 +132,20 @@ fn shortfalls(html: &mut String, analysis: &Analysis) {
     let table = |html: &mut String, rows: &[&crate::analysis::Shortfall]| {
         html.push_str("<div class=\"table\"><table><thead><tr><th>experiment</th>");
         html.push_str("<th class=\"word\">cell</th><th class=\"word\">ours</th>");
-        html.push_str("<th class=\"word\">slower than</th><th>ratio</th><th>quartiles</th>");
+        html.push_str("<th class=\"word\">worse than</th><th class=\"word\">in</th>");
+        html.push_str("<th>ratio</th><th>quartiles</th>");
         html.push_str("</tr></thead><tbody>\n");
         for short in rows {
             let _ = writeln!(
                 html,
                 "<tr><td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td>\
-                 <td class=\"word\">{}</td><td class=\"bad\">{:.2}</td><td>{:.2} to {:.2}</td></tr>",
+                 <td class=\"word\">{}</td><td class=\"word\">{}</td><td class=\"bad\">{:.2}</td>\
+                 <td>{:.2} to {:.2}</td></tr>",
                 short.experiment,
                 escape(&short.cell),
                 short.ours,
                 short.other,
+                short.what,
                 short.ratio.median,
                 short.ratio.low,
                 short.ratio.high
@@ -153,16 +156,51 @@ fn shortfalls(html: &mut String, analysis: &Analysis) {
     if !certain.is_empty() {
         table(html, &certain);
     }
+    if let Some(simulated) = simulated {
+        short_in_virtual_time(html, simulated);
+    }
     if !chance.is_empty() {
         let _ = writeln!(
             html,
-            "<h3>May be chance</h3><p class=\"soft\">In {} more cells the median is below, and the \
+            "<h3>May be chance</h3><p class=\"soft\">In {} more rows the median is below, and the \
              quartiles reach above or there are fewer than three rounds.</p>",
             chance.len()
         );
         table(html, &chance);
     }
     html.push_str("</section>\n");
+}
+
+fn short_in_virtual_time(html: &mut String, simulated: &Simulation) {
+    let all = simulated.shortfalls();
+    let class = if all.is_empty() { "good" } else { "soft" };
+    let _ = writeln!(
+        html,
+        "<h3>In virtual time</h3><p class=\"{class}\">{}</p>",
+        escape(&simulated.short())
+    );
+    if all.is_empty() {
+        return;
+    }
+    html.push_str("<div class=\"table\"><table><thead><tr><th>experiment</th>");
+    html.push_str("<th class=\"word\">row</th><th class=\"word\">worse than</th><th>fixed</th>");
+    html.push_str(
+        "<th>adaptive</th><th class=\"word\">unit</th><th>ratio</th></tr></thead><tbody>\n",
+    );
+    for (row, ratio) in all {
+        let _ = writeln!(
+            html,
+            "<tr><td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td><td>{}</td>\
+             <td>{}</td><td class=\"word\">{}</td><td class=\"bad\">{ratio:.2}</td></tr>",
+            escape(&row.experiment),
+            escape(&row.row),
+            escape(&row.policy),
+            figure(row.simulated),
+            row.adaptive.map_or_else(String::new, figure),
+            escape(&row.unit)
+        );
+    }
+    html.push_str("</tbody></table></div>\n");
 }
 
 fn summary(html: &mut String, analysis: &Analysis) {
@@ -783,7 +821,7 @@ pub(crate) mod tests {
             published: 1.0,
             policy: hostile("policy"),
             simulated: 2.0,
-            adaptive: Some(3.0),
+            adaptive: Some(if fitted { 3.0 } else { 1.0 }),
             fitted,
         };
         let changes = Changes { cores: Some(3), ..Changes::default() };
@@ -796,6 +834,9 @@ pub(crate) mod tests {
     #[test]
     fn a_simulation_says_how_it_was_made_and_none_of_its_texts_is_taken_for_html() {
         let page = html(&analysis(), Some(&simulated()));
+        let short = &page[page.find("id=\"short\"").expect("there")..];
+        let short = &short[..short.find("</section>").expect("its end")];
+        assert!(short.contains("in 1 of 2 rows") && short.contains(">0.50<"), "{short}");
         for needed in
             ["3 cores", "--quick", "rows that no preset was fitted to, 0 of 1.", ">fitted<"]
         {

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread, modes};
 use crate::catalogue::Method;
 use crate::columns::{SPEED, TAIL, of_best, quantile};
+use crate::sim::history::Simulation;
 
 /// A figure with as many digits as it is worth.
 pub fn figure(value: f64) -> String {
@@ -80,16 +81,35 @@ pub fn tables(analysis: &Analysis) -> String {
             let doubt = if short.is_certain { "" } else { "  may be chance" };
             let _ = writeln!(
                 text,
-                "  {:<14} {:<30} {} is {:.2} of {} ({:.2} to {:.2}){doubt}",
+                "  {:<14} {:<30} {} is worse than {} in {}: {:.2} ({:.2} to {:.2}){doubt}",
                 short.experiment,
                 short.cell,
                 short.ours,
-                short.ratio.median,
                 short.other,
+                short.what,
+                short.ratio.median,
                 short.ratio.low,
                 short.ratio.high
             );
         }
+    }
+    text
+}
+
+/// Rows of a simulation in which adaptive is worse, for a terminal.
+pub fn short_in_virtual_time(simulation: &Simulation) -> String {
+    let mut text = format!("where we fall short\n  {}\n", simulation.short());
+    for (row, ratio) in simulation.shortfalls() {
+        let _ = writeln!(
+            text,
+            "  {:<14} {:<46} {ratio:.2}: {} {}, adaptive {} {}",
+            row.experiment,
+            row.row,
+            row.policy,
+            figure(row.simulated),
+            row.adaptive.map_or_else(String::new, figure),
+            row.unit
+        );
     }
     text
 }

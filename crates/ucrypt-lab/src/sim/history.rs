@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{CipherModel, Fixed, PolicyKind};
 
+use crate::analysis::OF_RAW_MIN;
 use crate::catalogue::{Scale, size_name};
 use crate::contender::Contender;
 use crate::experiment::{AES_2017, Experiment};
@@ -81,6 +82,28 @@ impl Simulation {
         (of(&mut self.rows.iter()), of(&mut self.rows.iter().filter(|row| !row.fitted)))
     }
 
+    /// The rows in which adaptive is more than 3 % worse than the fixed policy, and its figure over that one's
+    /// (of latencies, the other way round). The worst first.
+    pub fn shortfalls(&self) -> Vec<(&Row, f64)> {
+        let of = |row| Row::adaptive_of_fixed(row).map(|ratio| (row, ratio));
+        let mut all: Vec<_> = self.rows.iter().filter_map(of).collect();
+        all.retain(|(_, ratio)| *ratio < OF_RAW_MIN);
+        all.sort_by(|a, b| a.1.total_cmp(&b.1));
+        all
+    }
+
+    /// How many rows that are, as a sentence.
+    pub fn short(&self) -> String {
+        let compared = self.rows.iter().filter(|row| row.adaptive_of_fixed().is_some()).count();
+        match self.shortfalls().len() {
+            0 => format!("Nowhere in virtual time (rows compared: {compared})."),
+            short => format!(
+                "In virtual time, on the published machines, adaptive is more than 3 % worse than the \
+                 fixed policy in {short} of {compared} rows."
+            ),
+        }
+    }
+
     /// The counts as a sentence.
     pub fn verdict(&self) -> String {
         let (rows, tests) = self.counts();
@@ -99,6 +122,16 @@ impl Row {
     /// The simulated figure over the published one, less 1.
     pub fn error(&self) -> Option<f64> {
         (self.published > 0.0).then(|| self.simulated / self.published - 1.0)
+    }
+
+    /// How good adaptive is beside the fixed policy: 1 is as good, less is worse. Latencies are better when
+    /// they are less.
+    pub fn adaptive_of_fixed(&self) -> Option<f64> {
+        let adaptive = self.adaptive?;
+        let is_latency = self.unit.starts_with("µs");
+        let (of, base) =
+            if is_latency { (self.simulated, adaptive) } else { (adaptive, self.simulated) };
+        (base > 0.0).then(|| of / base)
     }
 
     /// Whether the error is small enough.
@@ -335,14 +368,10 @@ impl Simulator<'_> {
     }
 }
 
+/// Enough requests for the explorer to learn what a device wants: on a slow one it takes 160 of them. The
+/// first quarter is not measured.
 fn job(pattern: Pattern, block_bytes: u64, depth: u32) -> Job {
-    let requests = if block_bytes >= 4 << 20 {
-        24
-    } else if block_bytes >= 1 << 20 {
-        100
-    } else {
-        400
-    };
+    let requests = if block_bytes >= 4 << 20 { 100 } else { 400 };
     let requests = (16 * u64::from(depth)).max(requests);
     Job { pattern, block_bytes, depth, requests, region_bytes: 64 << 30 }
 }
@@ -631,6 +660,35 @@ mod tests {
         assert!(simulation.verdict().ends_with(" of 2."), "{}", simulation.verdict());
         let json = serde_json::to_string(&simulation).expect("JSON");
         assert_eq!(serde_json::from_str::<Simulation>(&json).expect("read"), simulation);
+    }
+
+    #[test]
+    fn rows_in_which_adaptive_is_worse_are_listed_the_worst_first() {
+        let row = |row: &str, unit: &str, simulated, adaptive| Row {
+            experiment: "workqueues".into(),
+            row: row.into(),
+            unit: unit.into(),
+            published: 1.0,
+            policy: "unbound".into(),
+            simulated,
+            adaptive,
+            fitted: false,
+        };
+        let rows = vec![
+            row("raw", "MB/s", 100.0, None),
+            row("as fast", "MB/s", 100.0, Some(97.5)),
+            row("slower", "MB/s", 100.0, Some(90.0)),
+            row("later", "µs", 100.0, Some(200.0)),
+            row("sooner", "µs added", 100.0, Some(50.0)),
+            row("nothing", "MB/s", 0.0, Some(1.0)),
+        ];
+        let (version, scale, changes) = ("1".into(), Scale::Quick, Changes::default());
+        let mut simulation = Simulation { version, scale, changes, rows, checks: Vec::new() };
+        let short = simulation.shortfalls().into_iter().map(|(row, ratio)| (&*row.row, ratio));
+        assert_eq!(short.collect::<Vec<_>>(), [("later", 0.5), ("slower", 0.9)]);
+        assert!(simulation.short().contains("in 2 of 4 rows"), "{}", simulation.short());
+        simulation.rows.truncate(2);
+        assert!(simulation.short().starts_with("Nowhere"), "{}", simulation.short());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use ucrypt_lab::sim::calibrate::{Calibrated, calibrate};
 use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Simulation};
 use ucrypt_lab::store;
 use ucrypt_lab::target::Target;
-use ucrypt_lab::text::figure;
+use ucrypt_lab::text::{figure, short_in_virtual_time};
 
 use super::run::failure as target_failure;
 use crate::VERSION;
@@ -211,6 +211,6 @@ fn table(simulation: &Simulation) -> String {
             if row.is_trusted() { "" } else { "; not to be trusted" }
         );
     }
-    let _ = writeln!(text, "\n{}", simulation.verdict());
-    text
+    let _ = writeln!(text, "\n{}\n", simulation.verdict());
+    text + &short_in_virtual_time(simulation)
 }

@@ -138,6 +138,10 @@ fn what_a_simulation_was_changed_to_stands_in_its_file_and_on_its_table() {
     let text = run(scratch.ucrypt(&words).arg(&out), b"").text();
     assert!(text.contains("changed: 3 cores, 70000 ns"), "{text}");
     assert!(text.contains("rows that no preset was fitted to"), "{text}");
+    assert!(
+        text.contains("where we fall short\n") && text.to_lowercase().contains("in virtual time"),
+        "{text}"
+    );
     let file = fs::read(out.join("sim.json")).expect("written");
     let file: Value = serde_json::from_slice(&file).expect("JSON");
     assert_eq!(
