@@ -3,7 +3,7 @@
 use serde::Serialize;
 use ucrypt_engine::PolicyKind;
 
-use crate::analysis::{CellFigures, Figure, Spread};
+use crate::analysis::{CellFigures, Figure, Spread, modes};
 use crate::catalogue::{Method, Published};
 use crate::contender::Contender;
 
@@ -43,11 +43,29 @@ fn median(spread: Option<Spread>) -> Option<f64> {
 fn kinds(method: Method) -> &'static [Kind] {
     match method {
         Method::Added => &[("µs added", |it| it.mean_us, |it| median(it.added_us))],
-        Method::Tree => &[(
-            "times the run time",
-            |it| it.slowdown,
-            |it| it.ratio.map(|ratio| 1.0 / ratio.median.max(1e-9)),
-        )],
+        Method::Tree => &[
+            (
+                "times the run time",
+                |it| it.slowdown,
+                |it| it.ratio.map(|ratio| 1.0 / ratio.median.max(1e-9)),
+            ),
+            ("s", |it| it.seconds, |it| Some(it.seconds.median)),
+            ("writes", |it| it.writes, |it| it.device.map(|device| device.writes as f64)),
+            ("KiB a write", |it| it.kib_a_write, |it| it.device.map(|it| it.kib_a_write())),
+        ],
+        Method::Slices => &[
+            ("MB/s", |it| it.mb_s, |it| Some(it.mb_s.median)),
+            (
+                "MB/s, lower mode",
+                |it| it.modes_mb_s.map(|(low, _)| low),
+                |it| modes(&it.slices_mb_s).first().copied(),
+            ),
+            (
+                "MB/s, upper mode",
+                |it| it.modes_mb_s.map(|(_, high)| high),
+                |it| modes(&it.slices_mb_s).last().copied(),
+            ),
+        ],
         _ => &[
             ("MB/s", |it| it.mb_s, |it| Some(it.mb_s.median)),
             ("µs, mean", |it| it.mean_us, |it| median(it.mean_us)),
@@ -65,7 +83,8 @@ fn of_cell(cell: &CellFigures, method: Method) -> Vec<Beside> {
     let measured = |contender: Contender| cell.figures.iter().find(|it| it.contender == contender);
     let mut all = Vec::new();
     for (unit, published, here) in kinds(method) {
-        let base = measured(Contender::Raw).and_then(here);
+        let raw_name = if method == Method::Tree { "loop" } else { "raw" };
+        let base = raw_name.parse().ok().and_then(measured).and_then(here);
         let of_raw = |value: Option<f64>| {
             let (value, base) = value.zip(base)?;
             (base > 0.0).then(|| value / base)
@@ -73,7 +92,7 @@ fn of_cell(cell: &CellFigures, method: Method) -> Vec<Beside> {
         // Published rows come in pairs of the same place: the raw one stands before the others.
         let mut raw = None;
         for it in &cell.cell.published {
-            let is_raw = it.contender == "raw";
+            let is_raw = it.contender == raw_name;
             let Some(figure) = published(it) else { continue };
             if is_raw {
                 raw = Some(figure);

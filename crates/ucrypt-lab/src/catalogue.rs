@@ -70,6 +70,14 @@ pub struct Published {
     pub p99_us: Option<f64>,
     /// Run time over that without encryption.
     pub slowdown: Option<f64>,
+    /// Run time in seconds.
+    pub seconds: Option<f64>,
+    /// Writes that reached the device.
+    pub writes: Option<f64>,
+    /// Their average length in KiB.
+    pub kib_a_write: Option<f64>,
+    /// Of a speed that jumps between two modes, both in MB/s.
+    pub modes_mb_s: Option<(f64, f64)>,
 }
 
 /// One experiment.
@@ -311,7 +319,7 @@ fn workqueues(_: Scale) -> Vec<Cell> {
             mb_s: row.number("mb_s"),
             mean_us: row.number("clat_mean_us"),
             p99_us: row.number("clat_p99_us"),
-            slowdown: None,
+            ..Published::default()
         }];
         // The table does not say whether it read or wrote.
         let load =
@@ -376,24 +384,44 @@ fn other_ssd(_: Scale) -> Vec<Cell> {
 }
 
 fn instant(_: Scale) -> Vec<Cell> {
+    const BYTES_A_MIB: f64 = 1.048_576;
     let rows = published::INSTANT_2020.rows();
     let average = rows.iter().find_map(|row| row.number::<f64>("average_mib_s"));
-    let bytes = average.map(|mib_s| mib_s * 1.048_576);
-    let published = vec![mb_s("ucrypt:unbound", "dm-crypt, work queues, null cipher, 2020", bytes)];
+    let modes = rows.iter().find_map(|row| {
+        let (low, high) = row.text("modes_mib_s").split_once(';')?;
+        let mb_s = |text: &str| text.parse::<f64>().ok().map(|mib_s| mib_s * BYTES_A_MIB);
+        mb_s(low).zip(mb_s(high))
+    });
+    let published = vec![Published {
+        contender: "ucrypt:unbound",
+        label: "dm-crypt, work queues, null cipher, 2020",
+        mb_s: average.map(|mib_s| mib_s * BYTES_A_MIB),
+        modes_mb_s: modes,
+        ..Published::default()
+    }];
     vec![Cell { published, ..cell(Pattern::RandRw, 4 << 10, 1, 1) }]
 }
 
 fn sorted_writes(scale: Scale) -> Vec<Cell> {
     let rows = published::PARALLEL_2013.rows();
-    let raid = |dispatch: &str| {
-        let row = rows.iter().find(|row| {
-            row.text("device").starts_with("2-disk") && row.text("dispatch") == dispatch
-        });
+    let of = |device: &str, dispatch: &str| {
+        let row = rows
+            .iter()
+            .find(|row| row.text("device").starts_with(device) && row.text("dispatch") == dispatch);
         row.and_then(|row| row.number("mb_s"))
     };
+    let raid = |dispatch| of("2-disk", dispatch);
+    let ramdisk = |dispatch| of("ramdisk", dispatch);
+    let (sorted, unsorted) = ("ucrypt:unbound", "ucrypt:unbound,unsorted");
+    let patched = ramdisk("unbound workqueue (with the workqueue patch)");
+    // Nobody published the speed of the ramdisk: its rows stand before the raw one of the disks.
     let published = vec![
+        mb_s(sorted, "hand-built dispatch, on a ramdisk, 2013", ramdisk("hand-built dispatch")),
+        mb_s(unsorted, "Linux 3.8, on a ramdisk, 2013", ramdisk("unbound workqueue (3.8)")),
+        mb_s(unsorted, "Linux 3.8 with a patch, on a ramdisk, 2013", patched),
         mb_s("raw", "raw RAID-0 of two disks, 2013", raid("none (raw)")),
-        mb_s("ucrypt:unbound", "sorted, on the RAID-0, 2013", raid("hand-built dispatch")),
+        mb_s(sorted, "sorted, on the RAID-0, 2013", raid("hand-built dispatch")),
+        mb_s(unsorted, "unbound work queue, on the RAID-0, 2013", raid("unbound workqueue")),
     ];
     let mut cells = vec![Cell { published, ..cell(Pattern::Write, 256 << 10, 16, 1) }];
     if scale == Scale::Full {
@@ -404,6 +432,8 @@ fn sorted_writes(scale: Scale) -> Vec<Cell> {
 }
 
 fn request_merge(scale: Scale) -> Vec<Cell> {
+    /// fio 2 writes KB for 1024 bytes.
+    const MB_A_FIO_KB: f64 = 1.024e-3;
     let sizes = published::BLOCK_SIZES_2015.rows();
     let based = published::REQUEST_BASED_2015.rows();
     let blocks: &[u64] = match scale {
@@ -416,19 +446,34 @@ fn request_merge(scale: Scale) -> Vec<Cell> {
     {
         for block in blocks {
             let mut cell = cell(pattern, block << 10, 1, 1);
-            let is_it = |row: &&published::Row| {
-                row.text("pattern") == name && row.number("block_size") == Some(cell.block_bytes)
+            let of_it = |rows: &[published::Row], tool: &str| {
+                let is_it = |row: &&published::Row| {
+                    row.text("pattern") == name
+                        && row.text("tool") == tool
+                        && row.number("block_size") == Some(cell.block_bytes)
+                };
+                rows.iter().find(is_it).cloned()
             };
-            if let Some(row) = based.iter().find(|row| row.text("tool") == "dd" && is_it(row)) {
-                cell.published = vec![
+            // Those without a raw figure of their own stand before it.
+            let mut published = Vec::new();
+            if let Some(row) = of_it(&sizes, "") {
+                let speed = row.number("request_based_mb_s");
+                published.push(mb_s("ucrypt:merge", "request-based, by block size, 2015", speed));
+            }
+            if let Some(row) = of_it(&based, "fio") {
+                let speed = |column| row.number(column).map(|kb_s: f64| kb_s * MB_A_FIO_KB);
+                let (bio, request) = (speed("bio_based"), speed("request_based"));
+                published.push(mb_s("ucrypt:inline", "bio-based dm-crypt, by fio, 2015", bio));
+                published.push(mb_s("ucrypt:merge", "request-based, by fio, 2015", request));
+            }
+            if let Some(row) = of_it(&based, "dd") {
+                published.extend([
                     mb_s("raw", "raw SD card, 2015", row.number("no_encryption")),
                     mb_s("ucrypt:inline", "bio-based dm-crypt, 2015", row.number("bio_based")),
                     mb_s("ucrypt:merge", "request-based, 2015", row.number("request_based")),
-                ];
-            } else if let Some(row) = sizes.iter().find(is_it) {
-                let speed = row.number("request_based_mb_s");
-                cell.published = vec![mb_s("ucrypt:merge", "request-based, 2015", speed)];
+                ]);
             }
+            cell.published = published;
             cells.push(cell);
         }
     }
@@ -444,15 +489,26 @@ fn kernel_tree(scale: Scale) -> Vec<Cell> {
     let rows = published::KERNEL_TREE_2011.rows();
     let named = |name: &&str| {
         let row = rows.iter().find(|row| row.text("filesystem") == *name);
-        let slowdown = row.and_then(|row| row.number("slowdown"));
-        let published = slowdown.map(|slowdown| Published {
-            contender: "ucrypt-loop",
-            label: "dm-crypt over plain, 2011",
-            slowdown: Some(slowdown),
-            ..Published::default()
+        let published = row.map_or_else(Vec::new, |row| {
+            let plain = Published {
+                contender: "loop",
+                label: "not encrypted, 2011",
+                seconds: row.number("plain_s"),
+                writes: row.number("plain_writes"),
+                kib_a_write: row.number("plain_avg_write_kib"),
+                ..Published::default()
+            };
+            let encrypted = Published {
+                contender: "ucrypt-loop",
+                label: "dm-crypt, 2011",
+                slowdown: row.number("slowdown"),
+                seconds: row.number("dm_crypt_s"),
+                kib_a_write: row.number("dm_crypt_avg_write_kib"),
+                ..Published::default()
+            };
+            vec![plain, encrypted]
         });
-        let load = cell(Pattern::Write, 4096, 1, 1);
-        Cell { name: (*name).into(), published: published.into_iter().collect(), ..load }
+        Cell { name: (*name).into(), published, ..cell(Pattern::Write, 4096, 1, 1) }
     };
     names.iter().map(named).collect()
 }
@@ -497,6 +553,66 @@ mod tests {
         }
     }
 
+    /// Every figure of a cell, in the units of [`Published`].
+    fn figures(it: &Published) -> Vec<f64> {
+        let modes = it.modes_mb_s.into_iter().flat_map(|(low, high)| [low, high]);
+        let others =
+            [it.mb_s, it.mean_us, it.p99_us, it.slowdown, it.seconds, it.writes, it.kib_a_write];
+        others.into_iter().flatten().chain(modes).collect()
+    }
+
+    /// What a figure of a column is multiplied by for the units of [`Published`].
+    fn factor(column: &str, unit: &str) -> f64 {
+        match (column, unit) {
+            (_, "KB/s") => 1.024e-3,
+            _ if column.ends_with("_mib_s") => 1.048_576,
+            _ if column.ends_with("_gb_s") || column.ends_with("_ms") => 1000.0,
+            _ => 1.0,
+        }
+    }
+
+    #[test]
+    fn every_published_number_stands_at_a_cell_or_in_the_list_of_those_left_out() {
+        // What a row was measured with.
+        const KEYS: [&str; 3] = ["block_size", "iodepth", "jobs"];
+        let mut left_out = 0;
+        for table in published::ALL {
+            let repeat = ALL.iter().filter(|it| it.tables.contains(table));
+            let cells = repeat.flat_map(|it| it.cells(Scale::Full));
+            // Each figure stands for one field of the tables.
+            let mut shown: Vec<f64> =
+                cells.flat_map(|cell| cell.published).flat_map(|it| figures(&it)).collect();
+            for row in table.rows() {
+                for (column, text) in row.columns() {
+                    let numbers: Option<Vec<f64>> =
+                        text.split(';').map(|part| part.parse().ok()).collect();
+                    let numbers = numbers.filter(|_| !KEYS.contains(&column)).unwrap_or_default();
+                    for number in numbers {
+                        let wanted = number * factor(column, row.text("unit"));
+                        let same = |it: &f64| (it / wanted - 1.0).abs() < 1e-9;
+                        let Some(at) = shown.iter().position(same) else {
+                            let listed = published::LEFT_OUT.iter().any(|left| {
+                                left.file == table.file
+                                    && left.column == column
+                                    && left.text == text
+                            });
+                            assert!(listed, "nothing shows {text} ({column} of {})", table.file);
+                            left_out += 1;
+                            continue;
+                        };
+                        shown.swap_remove(at);
+                    }
+                }
+            }
+        }
+        assert_eq!(left_out, published::LEFT_OUT.iter().filter(|it| it.column != "note").count());
+        for left in published::LEFT_OUT {
+            let table = published::ALL.iter().find(|table| table.file == left.file);
+            let rows = table.expect("a table").rows();
+            assert!(rows.iter().any(|row| row.text(left.column).contains(left.text)), "{left:?}");
+        }
+    }
+
     #[test]
     fn published_figures_stand_at_their_cells() {
         let of = |name: &str, cell: &str, contender: &str| {
@@ -509,7 +625,7 @@ mod tests {
         assert_eq!(of("block-sweep", "1g read qd1", "raw").mb_s, Some(512.0));
         let workqueues = of("workqueues", "4k randread qd128 × 4 jobs", "ucrypt:inline");
         assert_eq!((workqueues.mb_s, workqueues.p99_us), (Some(1703.0), Some(1319.0)));
-        assert_eq!(of("request-merge", "64k read qd1", "ucrypt:inline").mb_s, Some(5.6));
+        assert_eq!(of("request-merge", "64k read qd1", "raw").mb_s, Some(18.4));
         assert_eq!(of("request-merge", "256k write qd1", "ucrypt:merge").mb_s, Some(7.5));
         assert_eq!(
             of("added-latency", "1m randread qd1", "ucrypt:unbound").mean_us,

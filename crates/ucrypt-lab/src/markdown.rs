@@ -9,6 +9,7 @@ use crate::columns::{
     quantile,
 };
 use crate::page::date;
+use crate::published;
 use crate::sim::history::Simulation;
 use crate::text::{doubts, figure};
 
@@ -58,7 +59,8 @@ pub fn markdown(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     let mut text = String::from("# Results\n");
     about(&mut text, analysis);
     shortfalls(&mut text, analysis, simulated);
-    published(&mut text, analysis);
+    published_here(&mut text, analysis);
+    left_out(&mut text);
     text.push_str("\n## Verdicts\n");
     for experiment in &analysis.experiments {
         let _ = writeln!(text, "- `{}`: {}", experiment.name, escape(&experiment.verdict));
@@ -170,7 +172,7 @@ fn short_in_virtual_time(text: &mut String, simulated: &Simulation) {
     }
 }
 
-fn published(text: &mut String, analysis: &Analysis) {
+fn published_here(text: &mut String, analysis: &Analysis) {
     text.push_str(
         "\n## Published, and here\n\"Of raw\" is the figure over that of the unencrypted target: of the \
          same publication, and of this run. \"Here\" is the fixed policy that stands for the published \
@@ -216,6 +218,15 @@ fn published(text: &mut String, analysis: &Analysis) {
                 ],
             );
         }
+    }
+}
+
+/// Published figures that no run shows.
+fn left_out(text: &mut String) {
+    text.push_str("\nPublished figures that no run shows:\n");
+    for left in published::LEFT_OUT {
+        let line = format!("{}, {}: {}: {}", left.file, left.column, left.text, left.why);
+        let _ = writeln!(text, "- {}", escape(&line));
     }
 }
 

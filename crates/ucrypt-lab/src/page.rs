@@ -333,7 +333,11 @@ fn charts(html: &mut String, experiment: &Experiment) {
                 .published
                 .iter()
                 .find(|it| it.label == label && it.contender == contender)?;
-            if method == Method::Added { it.mean_us } else { it.mb_s }
+            match method {
+                Method::Added => it.mean_us,
+                Method::Tree => it.seconds,
+                _ => it.mb_s,
+            }
         });
         series.push(Series {
             label: format!("published: {label}"),
@@ -706,6 +710,11 @@ fn context(html: &mut String, analysis: &Analysis) {
     for table in published::ALL {
         let (who, _) = table.source();
         let _ = write!(html, "<li>{}: {}</li>", table.file, escape(&who.replace('`', "")));
+    }
+    html.push_str("</ul>\n<h3>Published figures that no run shows</h3><ul class=\"notes\">");
+    for left in published::LEFT_OUT {
+        let text = format!("{} ({}, {}): {}", left.text, left.file, left.column, left.why);
+        let _ = write!(html, "<li>{}</li>", escape(&text));
     }
     html.push_str("</ul></section>\n");
 }

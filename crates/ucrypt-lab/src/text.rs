@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread, modes};
-use crate::catalogue::Method;
+use crate::catalogue::{Method, Published};
 use crate::columns::{SPEED, TAIL, of_best, quantile};
 use crate::sim::history::Simulation;
 
@@ -49,10 +49,25 @@ pub fn published(cell: &CellFigures, figure_of: &Figure, method: Method) -> Vec<
         _ => name,
     };
     let of_it = cell.cell.published.iter().filter(|published| published.contender == stands);
-    let text = |it: &crate::catalogue::Published| match method {
-        Method::Added => it.mean_us.map(|us| format!("{} µs", figure(us))),
-        Method::Tree => it.slowdown.map(|slowdown| format!("{slowdown:.2} times")),
-        _ => it.mb_s.map(|mb_s| format!("{} MB/s", figure(mb_s))),
+    let with = |value: Option<f64>, unit: &str| value.map(|it| format!("{} {unit}", figure(it)));
+    let text = |it: &Published| {
+        let (low, high) = it.modes_mb_s.unzip();
+        let all = match method {
+            Method::Added => vec![with(it.mean_us, "µs")],
+            Method::Tree => vec![
+                it.slowdown.map(|slowdown| format!("{slowdown:.2} times")),
+                with(it.seconds, "s"),
+                it.writes.map(|writes| format!("{writes:.0} writes")),
+                with(it.kib_a_write, "KiB a write"),
+            ],
+            _ => vec![
+                with(it.mb_s, "MB/s"),
+                with(low, "MB/s in the lower mode"),
+                with(high, "MB/s in the upper mode"),
+            ],
+        };
+        let all: Vec<_> = all.into_iter().flatten().collect();
+        (!all.is_empty()).then(|| all.join(", "))
     };
     of_it.filter_map(|it| Some((it.label.to_owned(), text(it)?))).collect()
 }

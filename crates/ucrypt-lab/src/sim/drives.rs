@@ -43,9 +43,18 @@ const MIX: &str = "66 % reads (64k and 1m at 60/40), 34 % writes (1m)";
 const MANY: &str = "128k randread qd8 × 40 cores";
 const ONE: &str = "one writer, 128k qd4";
 
+/// The label of figures without a scheduler, which the simulator has not either.
+const ON: &str = "dm-crypt, work queues, 2020";
+const OFF: &str = "dm-crypt, no work queues, 2020";
+
+/// Whether a figure was published for drives without a scheduler.
+pub(crate) fn is_simulated(of: &Published) -> bool {
+    [ON, OFF].contains(&of.label)
+}
+
 pub(crate) fn cells() -> Vec<Cell> {
     let rows = published::MANY_DRIVES_2020.rows();
-    let figures = |workload: &str, scheduler: &str, on: &'static str, off: &'static str| {
+    let figures = |workload: &str, scheduler: &str, [on, off]: [&'static str; 2]| {
         let row = rows.iter().find(|row| {
             row.text("workload").contains(workload) && row.text("scheduler").contains(scheduler)
         });
@@ -62,7 +71,17 @@ pub(crate) fn cells() -> Vec<Cell> {
         ];
         both.into_iter().filter(|it| it.mb_s.is_some()).collect::<Vec<_>>()
     };
-    let labels = ["dm-crypt, work queues, 2020", "dm-crypt, no work queues, 2020"];
+    let mut many = figures("many drives", "none", [ON, OFF]);
+    let deadline =
+        ["dm-crypt, work queues, mq-deadline, 2020", "dm-crypt, no work queues, mq-deadline, 2020"];
+    many.extend(figures("many drives", "mq-deadline", deadline));
+    let all = [
+        "dm-crypt, work queues, all settings, 2020",
+        "dm-crypt, no work queues, all settings, 2020",
+    ];
+    many.extend(figures("many drives", "all settings", all));
+    let mix = figures("66 % read", "", [ON, OFF]);
+    let one = figures("one writer", "", [ON, OFF]);
     let cell = |name: &str, pattern, block_bytes, depth, jobs, published| Cell {
         name: name.into(),
         pattern,
@@ -72,23 +91,9 @@ pub(crate) fn cells() -> Vec<Cell> {
         published,
     };
     vec![
-        cell(
-            MANY,
-            Pattern::RandRead,
-            128 << 10,
-            8,
-            CORES,
-            figures("many drives", "none", labels[0], labels[1]),
-        ),
-        cell(
-            MIX,
-            Pattern::RandRw,
-            1 << 20,
-            8,
-            CORES,
-            figures("66 % read", "", labels[0], labels[1]),
-        ),
-        cell(ONE, Pattern::Write, 128 << 10, 4, 1, figures("one writer", "", labels[0], labels[1])),
+        cell(MANY, Pattern::RandRead, 128 << 10, 8, CORES, many),
+        cell(MIX, Pattern::RandRw, 1 << 20, 8, CORES, mix),
+        cell(ONE, Pattern::Write, 128 << 10, 4, 1, one),
     ]
 }
 

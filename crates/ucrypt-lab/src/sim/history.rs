@@ -603,7 +603,7 @@ fn many(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
         let run = |contender| drives::run(&cell, contender, how, simulator.stop);
         let adaptive = run(Contender::Ucrypt(PolicyKind::Adaptive))?.mb_s / 1000.0;
         let mut rows = Vec::new();
-        for of in &cell.published {
+        for of in cell.published.iter().filter(|of| drives::is_simulated(of)) {
             let Some((mb_s, contender)) = of.mb_s.zip(of.contender.parse().ok()) else { continue };
             let simulated = run(contender)?.mb_s / 1000.0;
             let policy = of.contender.trim_start_matches("ucrypt:");
