@@ -93,6 +93,8 @@ pub struct Figure {
     pub order: Option<Order>,
     /// What the device did, in the round with the median throughput.
     pub device: Option<Device>,
+    /// What the device below dm-crypt did, in the same round.
+    pub below: Option<Device>,
 }
 
 /// A cell with all its contenders.
@@ -423,6 +425,7 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
         slices_mb_s: rounds.values().flat_map(|sample| sample.slices_mb_s.clone()).collect(),
         order,
         device: middle.device,
+        below: middle.below,
     })
 }
 
@@ -674,7 +677,11 @@ fn tree_verdict(cells: &[CellFigures]) -> Option<String> {
         let cipher = figure.of_none.map_or_else(String::new, |ratio| {
             format!(" ({:.2} by the cipher alone)", times(ratio))
         });
-        Some(format!("{} {:.2}{cipher}", cell.cell.name, times(figure.ratio?)))
+        let kernel = find(cell, Contender::DmCrypt).and_then(|it| it.ratio);
+        let kernel = kernel.map_or_else(String::new, |ratio| {
+            format!(" (the kernel's dm-crypt {:.2})", times(ratio))
+        });
+        Some(format!("{} {:.2}{cipher}{kernel}", cell.cell.name, times(figure.ratio?)))
     };
     let seen: Vec<String> = cells.iter().filter_map(of_cell).collect();
     let seen = (!seen.is_empty()).then(|| seen.join(", "))?;

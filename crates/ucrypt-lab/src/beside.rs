@@ -52,6 +52,7 @@ fn kinds(method: Method) -> &'static [Kind] {
             ("s", |it| it.seconds, |it| Some(it.seconds.median)),
             ("writes", |it| it.writes, |it| it.device.map(|device| device.writes as f64)),
             ("KiB a write", |it| it.kib_a_write, |it| it.device.map(|it| it.kib_a_write())),
+            ("writes below", |it| it.writes_below, |it| it.below.map(|below| below.writes as f64)),
         ],
         Method::Slices => &[
             ("MB/s", |it| it.mb_s, |it| Some(it.mb_s.median)),

@@ -76,6 +76,8 @@ pub struct Published {
     pub writes: Option<f64>,
     /// Their average length in KiB.
     pub kib_a_write: Option<f64>,
+    /// Writes that reached the device below dm-crypt.
+    pub writes_below: Option<f64>,
     /// Of a speed that jumps between two modes, both in MB/s.
     pub modes_mb_s: Option<(f64, f64)>,
 }
@@ -209,7 +211,7 @@ pub const ALL: &[Description] = &[
         tables: &[published::KERNEL_TREE_2011],
         needs: "root, loop devices, mkfs of the file systems; always in memory (/dev/shm)",
         method: Method::Tree,
-        against: &["loop", "ucrypt-none", "ucrypt-loop"],
+        against: &["loop", "ucrypt-none", "ucrypt-loop", "dm-crypt"],
         peers: false,
         cells: kernel_tree,
     },
@@ -235,6 +237,11 @@ impl Description {
     /// The cells, in their order.
     pub fn cells(&self, scale: Scale) -> Vec<Cell> {
         (self.cells)(scale)
+    }
+
+    /// Whether a load is sent to servers: not where the experiment looks into the engine.
+    pub fn takes_servers(&self) -> bool {
+        matches!(self.method, Method::Load | Method::Added)
     }
 
     /// Whether the targets and ceilings of `lab run` apply to it.
@@ -506,7 +513,13 @@ fn kernel_tree(scale: Scale) -> Vec<Cell> {
                 kib_a_write: row.number("dm_crypt_avg_write_kib"),
                 ..Published::default()
             };
-            vec![plain, encrypted]
+            let below = Published {
+                contender: "dm-crypt",
+                label: "below dm-crypt, 2011",
+                writes_below: row.number("crypt_backend_writes"),
+                ..Published::default()
+            };
+            vec![plain, encrypted, below]
         });
         Cell { name: (*name).into(), published, ..cell(Pattern::Write, 4096, 1, 1) }
     };
@@ -556,8 +569,16 @@ mod tests {
     /// Every figure of a cell, in the units of [`Published`].
     fn figures(it: &Published) -> Vec<f64> {
         let modes = it.modes_mb_s.into_iter().flat_map(|(low, high)| [low, high]);
-        let others =
-            [it.mb_s, it.mean_us, it.p99_us, it.slowdown, it.seconds, it.writes, it.kib_a_write];
+        let others = [
+            it.mb_s,
+            it.mean_us,
+            it.p99_us,
+            it.slowdown,
+            it.seconds,
+            it.writes,
+            it.kib_a_write,
+            it.writes_below,
+        ];
         others.into_iter().flatten().chain(modes).collect()
     }
 

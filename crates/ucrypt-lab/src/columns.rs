@@ -28,6 +28,7 @@ pub(crate) fn columns(experiment: &Experiment) -> Vec<Column> {
             ("writes", |_, of| text(of.device.map(|it| it.writes))),
             ("KiB a write", |_, of| value(of.device.map(|it| it.kib_a_write()))),
             ("merged", |_, of| text(of.device.map(|it| it.merges))),
+            ("writes below", |_, of| text(of.below.map(|it| it.writes))),
             ("busy s", |_, of| value(of.device.map(|it| it.busy_ms as f64 / 1000.0))),
         ],
         _ => vec![MEAN, P99, OF_RAW],

@@ -130,7 +130,7 @@ impl Contender {
         !self.is_ceiling() && !matches!(self, Self::Loop | Self::UcryptNone)
     }
 
-    /// Whether it attaches a loop device.
+    /// Whether it is a block device, which a file system can be on: it attaches a loop device.
     pub fn needs_root(self) -> bool {
         matches!(self, Self::Loop | Self::UcryptLoop(_) | Self::UcryptNone) || self.is_dm_crypt()
     }

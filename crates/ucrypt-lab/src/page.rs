@@ -766,6 +766,7 @@ pub(crate) mod tests {
                             slices_mb_s: (0..50).map(|it| f64::from(it % 5) + mb_s).collect(),
                             order: Some(Order { writes: 10, bytes: 40960, continued: 9 }),
                             device: (description.method == Method::Tree).then(Device::default),
+                            below: (*name == "dm-crypt").then(Device::default),
                             load: "built-in".into(),
                             ..Sample::default()
                         };

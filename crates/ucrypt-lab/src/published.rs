@@ -55,12 +55,6 @@ pub struct LeftOut {
 /// The published figures that no run shows.
 pub const LEFT_OUT: &[LeftOut] = &[
     LeftOut {
-        file: "kernel_tree_2011.csv",
-        column: "crypt_backend_writes",
-        text: "55169",
-        why: "the writes of dm-crypt to its disk: a run counts those that reach the device of the contender",
-    },
-    LeftOut {
         file: "parallel_2013.csv",
         column: "note",
         text: "50 % slower than one worker",

@@ -139,6 +139,11 @@ impl Settings {
                 }
             }
         }
+        let of_loop = description.method == Method::Tree && !contenders.is_empty();
+        if of_loop && !contenders.contains(&Contender::Loop) {
+            // What run times are compared with.
+            contenders.insert(0, Contender::Loop);
+        }
         let mut plan = Plan {
             description,
             cells,
@@ -166,22 +171,15 @@ impl Settings {
 
     /// The contenders of an experiment, if nothing keeps them from it.
     fn wanted(&self, description: &Description) -> Vec<Contender> {
-        match (&self.against, description.method) {
-            (Some(named), method) if method != Method::Tree => named.clone(),
-            (_, Method::Tree) => vec![
-                Contender::Loop,
-                Contender::UcryptNone,
-                Contender::UcryptLoop(ucrypt_engine::PolicyKind::Adaptive),
-            ],
-            _ => {
-                let mut wanted: Vec<Contender> =
-                    description.against.iter().filter_map(|name| name.parse().ok()).collect();
-                if description.peers {
-                    wanted.extend(PEERS);
-                }
-                wanted
-            }
+        if let Some(named) = &self.against {
+            return named.clone();
         }
+        let mut wanted: Vec<Contender> =
+            description.against.iter().filter_map(|name| name.parse().ok()).collect();
+        if description.peers {
+            wanted.extend(PEERS);
+        }
+        wanted
     }
 
     /// The programs of others on which the figures of a run depend, if they are installed.
@@ -215,7 +213,11 @@ impl Settings {
         if description.method == Method::Drives && !matches!(contender, Contender::Ucrypt(_)) {
             return Some("only ucrypt's policies run in virtual time".into());
         }
-        if !contender.is_served() || description.method == Method::Tree {
+        if description.method == Method::Tree {
+            let why = "it mounts block devices; compare loop, ucrypt-none, ucrypt-loop, dm-crypt";
+            return (!contender.needs_root()).then(|| why.into());
+        }
+        if !contender.is_served() {
             return None;
         }
         if matches!(description.method, Method::Order | Method::Slices) {
@@ -646,6 +648,29 @@ mod tests {
                 left_out.iter().any(|left| left.what.contains("ucrypt-nbd at blocks above 32m"));
             assert_eq!(named, generator == Generator::Fio, "{left_out:?}");
         }
+    }
+
+    #[test]
+    fn file_systems_run_on_the_devices_that_were_asked_for_and_the_rest_is_named() {
+        let named =
+            crate::contender::list("raw,ucrypt-loop:inline,ucrypt-nbd").expect("contenders");
+        let experiments = vec!["kernel-tree".to_owned()];
+        let settings =
+            Settings { experiments, against: Some(named), ..settings(Generator::BuiltIn) };
+        let plan = &settings.plans().expect("a plan")[0];
+        let left_out: Vec<_> = plan.left_out.iter().map(|left| left.what.as_str()).collect();
+        assert!(left_out.contains(&"raw") && left_out.contains(&"ucrypt-nbd"), "{left_out:?}");
+        let ours = "ucrypt-loop:inline".parse().expect("a contender");
+        if !left_out.contains(&"ucrypt-loop:inline") {
+            assert_eq!(plan.contenders, [Contender::Loop, ours]);
+        }
+        // What cannot run at all leaves no ceiling behind that runs alone.
+        let none = Settings { against: Some(vec![Contender::Raw]), ..settings };
+        assert_eq!(none.plans().expect("a plan")[0].contenders, []);
+        // The kernel's dm-crypt is asked for unless others are named.
+        let all = Settings { against: None, ..none };
+        let tree = by_name("kernel-tree").expect("an experiment");
+        assert!(all.wanted(tree).contains(&Contender::DmCrypt));
     }
 
     #[test]

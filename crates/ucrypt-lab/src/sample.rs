@@ -36,6 +36,9 @@ pub struct Sample {
     /// What a block device did, where it was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
+    /// What the device below dm-crypt did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<Device>,
     /// What made the load.
     pub load: String,
     /// What else the machine did meanwhile.
@@ -87,6 +90,17 @@ impl Device {
     /// Average length of a write in KiB.
     pub fn kib_a_write(&self) -> f64 {
         kib_a_write(self.bytes, self.writes)
+    }
+
+    /// What it did since then.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            writes: self.writes.saturating_sub(before.writes),
+            merges: self.merges.saturating_sub(before.merges),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            busy_ms: self.busy_ms.saturating_sub(before.busy_ms),
+        }
     }
 }
 

@@ -59,6 +59,7 @@ pub fn published(cell: &CellFigures, figure_of: &Figure, method: Method) -> Vec<
                 with(it.seconds, "s"),
                 it.writes.map(|writes| format!("{writes:.0} writes")),
                 with(it.kib_a_write, "KiB a write"),
+                it.writes_below.map(|writes| format!("{writes:.0} writes below")),
             ],
             _ => vec![
                 with(it.mb_s, "MB/s"),
@@ -182,7 +183,7 @@ fn published_at(line: &Line<'_>) -> Vec<(String, String)> {
     published(line.cell, line.of, line.experiment.description.method)
 }
 
-const FIELDS: [Field; 43] = [
+const FIELDS: [Field; 45] = [
     ("experiment", |it| it.experiment.name.into()),
     ("cell", |it| it.cell.cell.name.clone()),
     ("block_bytes", |it| it.cell.cell.block_bytes.to_string()),
@@ -218,6 +219,8 @@ const FIELDS: [Field; 43] = [
     ("device_kib_a_write", |it| exact(it.of.device.map(|it| it.kib_a_write()))),
     ("device_merges", |it| exact(it.of.device.map(|it| it.merges))),
     ("device_busy_ms", |it| exact(it.of.device.map(|it| it.busy_ms))),
+    ("below_writes", |it| exact(it.of.below.map(|it| it.writes))),
+    ("below_kib_a_write", |it| exact(it.of.below.map(|it| it.kib_a_write()))),
     ("backend_writes", |it| exact(it.of.order.map(|it| it.writes))),
     ("backend_continued", |it| exact(it.of.order.map(|it| it.continued))),
     ("backend_kib_a_write", |it| exact(it.of.order.map(|it| it.kib_a_write()))),

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,7 +110,13 @@ impl Trees {
         process::guarded(own.server, limit, stop, || {
             process::run(&mut command, dir, TURN_LIMIT, stop)
         })?;
-        let before = device_stat(&device)?;
+        // dm-crypt has a device below it, whose writes the file system does not see.
+        let below = own.loop_device.as_ref().filter(|_| own.mapped.is_some());
+        let below = below.map(|name| Path::new("/dev").join(name));
+        let look = || -> io::Result<(Device, Option<Device>)> {
+            Ok((device_stat(&device)?, below.as_deref().map(device_stat).transpose()?))
+        };
+        let before = look()?;
         let watch = Watch::start(own.clone());
         // A mount namespace of its own: nothing stays mounted, however it ends.
         let mut turn = Command::new("unshare");
@@ -122,22 +129,19 @@ impl Trees {
             process::output(&mut turn, dir, TURN_LIMIT, stop)
         })?;
         let disturbance = watch.end();
-        let after = device_stat(&device)?;
+        let after = look()?;
         let spent = said.lines().last().and_then(|line| line.trim().parse::<f64>().ok());
         let seconds = spent
             .ok_or_else(|| io::Error::other(format!("the turn printed no time: {said}")))?
             / 1e9;
-        let device = Device {
-            writes: after.writes.saturating_sub(before.writes),
-            merges: after.merges.saturating_sub(before.merges),
-            bytes: after.bytes.saturating_sub(before.bytes),
-            busy_ms: after.busy_ms.saturating_sub(before.busy_ms),
-        };
+        let device = after.0.since(&before.0);
+        let below = after.1.zip(before.1).map(|(after, before)| after.since(&before));
         Ok(Sample {
             seconds,
             mb_s: device.bytes as f64 / 1e6 / seconds.max(1e-9),
             requests: device.writes,
             device: Some(device),
+            below,
             load: "tar, cp, rm, sync".into(),
             disturbance,
             ..Sample::default()
@@ -147,9 +151,10 @@ impl Trees {
 
 /// The counters of a device (kernel: `Documentation/block/stat.rst`).
 fn device_stat(device: &Path) -> io::Result<Device> {
-    let real = fs::canonicalize(device)?;
-    let name = real.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let text = fs::read_to_string(format!("/sys/block/{name}/stat"))?;
+    // By its number: the name in /dev may be a link, or that of a mapping.
+    let number = fs::metadata(device)?.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat"))?;
     let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
     Ok(Device { writes: at(4), merges: at(5), bytes: at(6) * 512, busy_ms: at(9) })

@@ -145,14 +145,12 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     }
     let any = |has: fn(&catalogue::Description) -> bool| descriptions.iter().any(|it| has(it));
     let has_target = any(catalogue::Description::has_target);
-    let has_contenders = any(|description| description.method != Method::Tree);
     // Virtual time is the same each time.
     let has_rounds = any(|description| description.method != Method::Drives);
     let useless = [
         (args.on.is_some() && !has_target, "--on"),
         (args.size.is_some() && !has_target, "--size"),
         (args.time.is_some() && !has_target, "--time"),
-        (args.against.is_some() && !has_contenders, "--against"),
         (args.rounds.is_some() && !has_rounds, "--rounds"),
     ];
     if let Some((_, option)) = useless.iter().find(|(useless, _)| *useless) {
@@ -176,8 +174,8 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     settings.len = settings.on.check(len).map_err(failure)?;
     let served = |contender: &Contender| contender.is_served();
     let any_served = match &settings.against {
-        Some(named) => named.iter().any(served),
-        None => descriptions.iter().any(|description| description.peers),
+        Some(named) => any(catalogue::Description::takes_servers) && named.iter().any(served),
+        None => any(|description| description.peers),
     };
     if args.load.is_some() && !any_served {
         return Err(Failure::wrong(

@@ -69,6 +69,8 @@ fn wrong_uses_are_refused_before_anything_is_written() {
     assert!(refused(&["many-drives", "--rounds", "2"], 1).contains("--rounds has no effect"));
     assert!(refused(&["many-drives", "--on", "memory"], 1).contains("--on has no effect"));
     assert!(refused(&["instant", "--load", "built-in"], 1).contains("--load"));
+    let tree = ["kernel-tree", "--against", "loop", "--load", "built-in"];
+    assert!(refused(&tree, 1).contains("--load"));
     let small = scratch.file("small", &[1; 4096]);
     let small = small.to_str().expect("text");
     assert!(refused(&["instant", "-q", "--on", small], 4).contains("4096 bytes"));
@@ -408,6 +410,38 @@ fn an_interrupted_kernel_tree_leaves_no_server_no_device_and_no_mount() {
             assert!(!words.iter().any(|word| word.contains(name)), "{words:?} is left");
         }
     }
+}
+
+#[test]
+fn file_systems_are_measured_on_every_device_and_what_is_no_device_is_named() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let mut lab = scratch.ucrypt(&["lab", "run", "kernel-tree", "--quick", "--rounds", "1"]);
+    lab.args(["--against", "raw,ucrypt-none,ucrypt-loop,ucrypt-loop:inline", "--out"]).arg(&out);
+    run(&mut lab, b"").passes();
+    assert!(about(&out)["left_out"].to_string().contains("block devices"));
+    let results = lines(&out.join("results.jsonl"));
+    let names: Vec<_> = results.iter().filter_map(|it| it["contender"].as_str()).collect();
+    // What they are compared with is measured, too.
+    assert_eq!(names, ["loop", "ucrypt-none", "ucrypt-loop", "ucrypt-loop:inline"]);
+    for result in &results {
+        assert!(result["sample"]["seconds"].as_f64() > Some(0.0), "{result}");
+        // The archive alone is some MB.
+        let device = &result["sample"]["device"];
+        assert!(device["writes"].as_u64() > Some(10), "{result}");
+        assert!(device["bytes"].as_u64() > Some(1 << 20), "{result}");
+        assert!(result["sample"]["below"].is_null(), "only dm-crypt has a device below: {result}");
+    }
+    let json = run(scratch.ucrypt(&["lab", "report", "--json"]).arg(&out), b"").passes();
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    let experiment = &json["experiments"][0];
+    for figure in experiment["cells"][0]["figures"].as_array().expect("figures") {
+        assert!(figure["ratio"]["median"].as_f64() > Some(0.0), "{figure}");
+        assert!(figure["of_none"]["median"].as_f64() > Some(0.0), "{figure}");
+    }
+    let verdict = experiment["verdict"].as_str().expect("text");
+    assert!(verdict.contains("by the cipher alone"), "{verdict}");
+    assert!(scratch.processes().is_empty() && scratch.mounts().is_empty());
 }
 
 #[test]
