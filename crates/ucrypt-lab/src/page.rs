@@ -17,7 +17,7 @@ use crate::text::{doubts, figure, published as published_of};
 
 mod chart;
 
-use chart::{COLOURS, Chart, GREY, Kind, Series};
+use chart::{COLOURS, Chart, DASHES, GREY, Kind, Series};
 
 /// Text as HTML.
 fn escape(text: &str) -> String {
@@ -44,10 +44,18 @@ fn style() -> String {
         let _ = writeln!(
             style,
             ".c{at}{{border-color:{colour}}}\
-             svg [stroke=\"#E000{at:02X}\"]{{stroke:{colour}}}svg [fill=\"#E000{at:02X}\"]{{fill:{colour}}}\
-             svg [stroke=\"#E010{at:02X}\"]{{stroke:{colour};stroke-dasharray:6 4}}\
-             svg [fill=\"#E010{at:02X}\"]{{fill:{colour};fill-opacity:.55}}"
+             svg [stroke=\"#E000{at:02X}\"]{{stroke:{colour}}}svg [fill=\"#E000{at:02X}\"]{{fill:{colour}}}"
         );
+        for (group, (dash, opacity, _)) in DASHES.iter().enumerate() {
+            let _ = writeln!(
+                style,
+                "svg [stroke=\"#E01{group}{at:02X}\"]{{stroke:{colour};stroke-dasharray:{dash}}}\
+                 svg [fill=\"#E01{group}{at:02X}\"]{{fill:{colour};fill-opacity:{opacity}}}"
+            );
+        }
+    }
+    for (group, (.., border)) in DASHES.iter().enumerate() {
+        let _ = writeln!(style, ".d{group}{{border-top-style:{border}}}");
     }
     style
 }
@@ -296,6 +304,11 @@ fn short_name(name: &str) -> String {
     }
 }
 
+/// The dash of the next published series of a colour.
+fn dash(series: &[Series], colour: usize) -> usize {
+    series.iter().filter(|of| of.published.is_some() && of.colour == colour).count()
+}
+
 fn charts(html: &mut String, experiment: &Experiment) {
     let method = experiment.description.method;
     let (title, unit): (&str, &str) = match method {
@@ -314,7 +327,7 @@ fn charts(html: &mut String, experiment: &Experiment) {
     let mut series: Vec<Series> = measured
         .map(|contender| Series {
             label: contender.to_string(),
-            published: false,
+            published: None,
             colour: colour(experiment, contender),
             values: experiment.cells.iter().map(|cell| value(find(cell, contender)?)).collect(),
         })
@@ -341,7 +354,7 @@ fn charts(html: &mut String, experiment: &Experiment) {
         });
         series.push(Series {
             label: format!("published: {label}"),
-            published: true,
+            published: Some(dash(&series, colour)),
             colour,
             values: values.collect(),
         });
@@ -366,7 +379,7 @@ fn ratios(html: &mut String, experiment: &Experiment, places: Vec<String>) {
     let mut series: Vec<Series> = measured
         .map(|contender| Series {
             label: contender.to_string(),
-            published: false,
+            published: None,
             colour: colour(experiment, contender),
             values: experiment
                 .cells
@@ -391,7 +404,8 @@ fn ratios(html: &mut String, experiment: &Experiment, places: Vec<String>) {
                 let like = series.iter().find(|of| of.label == it.contender);
                 let colour = like.map_or(GREY, |of| of.colour);
                 let values = vec![None; places.len()];
-                published.push(Series { label, published: true, colour, values });
+                let dash = Some(dash(&published, colour));
+                published.push(Series { label, published: dash, colour, values });
                 published.len() - 1
             });
             published[at].values[place] = Some(ratio);
@@ -409,7 +423,7 @@ fn slices(html: &mut String, experiment: &Experiment) {
         let Some(bins) = Bins::of(cell) else { continue };
         let series = cell.figures.iter().zip(bins.shares).map(|(figure, shares)| Series {
             label: figure.contender.to_string(),
-            published: false,
+            published: None,
             colour: colour(experiment, figure.contender),
             values: shares.into_iter().map(Some).collect(),
         });
@@ -429,7 +443,7 @@ fn latencies(html: &mut String, experiment: &Experiment) {
     for cell in distributions(experiment) {
         let series = cell.figures.iter().map(|figure| Series {
             label: figure.contender.to_string(),
-            published: false,
+            published: None,
             colour: colour(experiment, figure.contender),
             values: SHARES.map(|share| quantile(figure, share)).into(),
         });
@@ -807,7 +821,13 @@ pub(crate) mod tests {
         }
         // Hostile names are text.
         assert!(page.contains("&lt;processor&gt;") && !page.contains("A <processor>"));
-        assert!(page.contains("published: LUKS on a device, 2017"));
+        // Two published lines of one colour are told apart, in the chart and in its legend.
+        for label in ["raw device, 2017", "raw, through a file system, 2017"] {
+            assert!(page.contains(&format!("published: {label}")), "{label}");
+        }
+        for looks in ["#E010", "#E011", " d0\"", " d1\"", "stroke-dasharray:1 4"] {
+            assert!(page.contains(looks), "{looks}");
+        }
         let count = |what: &str| page.matches(what).count();
         assert_eq!(count("<svg class=\"wide\""), count("<svg class=\"narrow\""));
         assert!(count("<svg class=\"wide\"") > 15, "{}", count("<svg class=\"wide\""));

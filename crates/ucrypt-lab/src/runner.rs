@@ -12,7 +12,7 @@ use crate::contender::{Contender, PEERS};
 use crate::load::{INTERRUPTED, Load, Times};
 use crate::process;
 use crate::sample::Sample;
-use crate::served::{self, Generator, Images, Left, Service};
+use crate::served::{self, Filling, Generator, Images, Left, Service};
 use crate::sim::{self, history::Changes};
 use crate::store::{About, LeftOut, Record, Settings, Store};
 use crate::target::{Target, no_memory};
@@ -24,7 +24,7 @@ pub struct Surroundings<'a> {
     pub ucrypt: &'a Path,
     /// Set when the run is to end.
     pub stop: &'a AtomicBool,
-    /// Is told before each measurement.
+    /// Is told before each measurement, and while its target is written.
     pub progress: &'a dyn Fn(Progress),
     /// Gets what could not be ended.
     pub left: &'a Left,
@@ -460,7 +460,12 @@ pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::R
             (around.progress)(clock.progress(what));
             let started = Instant::now();
             let turn = Turn { at, plan, cell, contender, round };
-            let ran = stage.step(&turn, about, around);
+            let filling = |done: u64, all: u64| {
+                let percent = 100 * done / all.max(1);
+                let what = format!("{}: writes what is measured, {percent} %", record.experiment);
+                (around.progress)(clock.progress(what));
+            };
+            let ran = stage.step(&turn, about, around, &filling);
             clock.done(expected_s, started.elapsed());
             match ran {
                 Ok(sample) => record.sample = Some(sample),
@@ -502,6 +507,7 @@ impl Stage {
         turn: &Turn<'_>,
         about: &About,
         around: &Surroundings<'_>,
+        filling: Filling<'_>,
     ) -> io::Result<Sample> {
         let settings = &about.settings;
         let Turn { at, plan, cell, contender, round } = *turn;
@@ -524,7 +530,7 @@ impl Stage {
                     Some(trees) => trees,
                     none => {
                         let with = (around.ucrypt, around.left);
-                        none.insert(Trees::new(settings.scale, with, around.stop)?)
+                        none.insert(Trees::new(settings.scale, with, (around.stop, filling))?)
                     }
                 };
                 trees.run(contender, &cell.name, around.stop)
@@ -547,7 +553,8 @@ impl Stage {
                         left: around.left,
                         remedy: "use a smaller --size",
                     };
-                    self.images.insert(Images::make(dir, settings.len, service, around.stop)?)
+                    let how = (around.stop, filling);
+                    self.images.insert(Images::make(dir, settings.len, service, how)?)
                 };
                 images.run(contender, load, around.stop)
             }
@@ -557,7 +564,7 @@ impl Stage {
                     none => {
                         let target = settings.on.open(settings.len).map_err(io::Error::other)?;
                         let bench = Bench::new(target, settings.len, method);
-                        bench.fill(around.stop, &|_, _| {})?;
+                        bench.fill(around.stop, filling)?;
                         none.insert(bench)
                     }
                 };

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -109,12 +108,9 @@ impl Device {
 pub struct Disturbance {
     /// Time that the host of this virtual machine took (`/proc/stat`, steal).
     pub steal: f64,
-    /// Time of processes that do not belong to the measurement.
+    /// Time of processes that do not belong to the measurement. `/proc/pressure/cpu` and the load average
+    /// tell no more: they count the measurement's own threads that wait for each other.
     pub others: f64,
-    /// Share of the time in which some task waited for a processor (`/proc/pressure/cpu`), those of
-    /// the measurement included; absent where the kernel does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure: Option<f64>,
 }
 
 impl Disturbance {
@@ -172,7 +168,6 @@ struct Counters {
     idle: u64,
     steal: u64,
     own: u64,
-    pressure_us: Option<u64>,
 }
 
 /// What belongs to a measurement, besides this process and its children that have ended.
@@ -203,7 +198,6 @@ impl Own {
 #[derive(Debug)]
 pub struct Watch {
     before: Counters,
-    started: Instant,
     own: Own,
     /// The kernel's threads that may serve a loop device, and the time that each had spent.
     threads: HashMap<u32, u64>,
@@ -215,7 +209,7 @@ impl Watch {
         let threads = own.loop_device.as_ref().map_or_else(HashMap::new, |_| {
             kernel_threads().into_iter().map(|thread| (thread.pid, thread.ticks)).collect()
         });
-        Self { before: counters(own.server), started: Instant::now(), own, threads }
+        Self { before: counters(own.server), own, threads }
     }
 
     /// What happened since the start.
@@ -224,7 +218,7 @@ impl Watch {
         if self.own.loop_device.is_some() {
             after.own += served_by(&self.own, &self.threads, &kernel_threads());
         }
-        disturbance(&self.before, &after, self.started.elapsed())
+        disturbance(&self.before, &after)
     }
 }
 
@@ -257,7 +251,7 @@ fn served_by(own: &Own, before: &HashMap<u32, u64>, now: &[KernelThread]) -> u64
     now.iter().filter(|thread| own.is_served_by(&thread.name)).map(gone).sum()
 }
 
-fn disturbance(before: &Counters, after: &Counters, elapsed: Duration) -> Disturbance {
+fn disturbance(before: &Counters, after: &Counters) -> Disturbance {
     let gone = |of: fn(&Counters) -> u64| of(after).saturating_sub(of(before)) as f64;
     let total = gone(|it| it.total);
     if total < 1.0 {
@@ -265,14 +259,7 @@ fn disturbance(before: &Counters, after: &Counters, elapsed: Duration) -> Distur
     }
     let steal = gone(|it| it.steal);
     let others = total - gone(|it| it.idle) - steal - gone(|it| it.own);
-    let pressure = after.pressure_us.zip(before.pressure_us).map(|(after, before)| {
-        after.saturating_sub(before) as f64 / elapsed.as_micros().max(1) as f64
-    });
-    Disturbance {
-        steal: (steal / total).clamp(0.0, 1.0),
-        others: (others / total).clamp(0.0, 1.0),
-        pressure: pressure.map(|share| share.clamp(0.0, 1.0)),
-    }
+    Disturbance { steal: (steal / total).clamp(0.0, 1.0), others: (others / total).clamp(0.0, 1.0) }
 }
 
 /// In ticks of the kernel's clock. What cannot be read counts as nothing.
@@ -289,7 +276,6 @@ fn counters(server: Option<u32>) -> Counters {
         idle: at(3) + at(4),
         steal: at(7),
         own: spent("/proc/self/stat", true) + served,
-        pressure_us: pressure(),
     }
 }
 
@@ -305,28 +291,20 @@ fn spent_in(stat: &str, children: bool) -> u64 {
     fields.split(' ').skip(11).take(wanted).filter_map(|word| word.parse::<u64>().ok()).sum()
 }
 
-fn pressure() -> Option<u64> {
-    let text = fs::read_to_string("/proc/pressure/cpu").ok()?;
-    let some = text.lines().find(|line| line.starts_with("some"))?;
-    some.rsplit_once("total=")?.1.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn steal_and_other_processes_are_told_apart_from_our_own_time() {
-        let before = Counters { pressure_us: Some(10), ..Counters::default() };
-        let after =
-            Counters { total: 1000, idle: 300, steal: 100, own: 400, pressure_us: Some(500_010) };
-        let seen = disturbance(&before, &after, Duration::from_secs(1));
+        let before = Counters::default();
+        let after = Counters { total: 1000, idle: 300, steal: 100, own: 400 };
+        let seen = disturbance(&before, &after);
         assert!((seen.steal - 0.1).abs() < 1e-9 && (seen.others - 0.2).abs() < 1e-9, "{seen:?}");
-        assert_eq!(seen.pressure, Some(0.5));
         assert!(seen.is_marked());
-        let quiet = Counters { total: 1000, idle: 500, steal: 0, own: 480, pressure_us: None };
-        assert!(!disturbance(&before, &quiet, Duration::from_secs(1)).is_marked());
-        assert_eq!(disturbance(&after, &after, Duration::ZERO), Disturbance::default());
+        let quiet = Counters { total: 1000, idle: 500, steal: 0, own: 480 };
+        assert!(!disturbance(&before, &quiet).is_marked());
+        assert_eq!(disturbance(&after, &after), Disturbance::default());
         let now = counters(Some(std::process::id()));
         assert!(now.total > 0 && now.total >= now.idle + now.steal, "{now:?}");
     }

@@ -94,6 +94,9 @@ impl Left {
     }
 }
 
+/// Is told how many bytes have been written, of how many.
+pub type Filling<'a> = &'a dyn Fn(u64, u64);
+
 /// How images are made and served.
 #[derive(Debug, Clone, Copy)]
 pub struct Service<'a> {
@@ -129,7 +132,7 @@ impl Drop for Images {
 }
 
 impl Images {
-    /// Makes images of `len` bytes in a directory of their own in `parent`.
+    /// Makes images of `len` bytes in a directory of their own in `parent`. `progress` is told of the bytes.
     ///
     /// # Errors
     /// If there is no room, a program fails, or `stop` is set.
@@ -137,7 +140,7 @@ impl Images {
         parent: &Path,
         len: u64,
         service: Service<'_>,
-        stop: &AtomicBool,
+        (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
         crate::target::room(parent, 2 * len, service.remedy).map_err(io::Error::other)?;
         let dir = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(parent)?;
@@ -164,8 +167,9 @@ impl Images {
             ));
         }
         luks.set_len(data + len)?;
-        images.fill(&luks, data, stop)?;
-        images.fill(&File::create(images.path("raw.img"))?, 0, stop)?;
+        images.fill(&luks, data, (stop, &|done, all| progress(done, 2 * all)))?;
+        let raw = File::create(images.path("raw.img"))?;
+        images.fill(&raw, 0, (stop, &|done, all| progress(all + done, 2 * all)))?;
         Ok(images)
     }
 
@@ -178,11 +182,17 @@ impl Images {
         self.dir.path().join(name)
     }
 
-    fn fill(&self, mut file: &File, offset: u64, stop: &AtomicBool) -> io::Result<()> {
+    fn fill(
+        &self,
+        mut file: &File,
+        offset: u64,
+        (stop, progress): (&AtomicBool, Filling<'_>),
+    ) -> io::Result<()> {
         let mut data = vec![0; 1 << 20];
         fastrand::Rng::with_seed(1).fill(&mut data);
         file.seek(SeekFrom::Start(offset))?;
-        for _ in 0..self.len >> 20 {
+        for done in 0..self.len >> 20 {
+            progress(done << 20, self.len);
             if stop.load(Ordering::Relaxed) {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
             }
@@ -283,7 +293,7 @@ impl Images {
             return Ok(());
         }
         let file = File::create(path)?;
-        self.fill(&file, 0, stop)
+        self.fill(&file, 0, (stop, &|_, _| {}))
     }
 
     fn command(&self, contender: Contender, place: &Path) -> io::Result<Command> {

@@ -20,7 +20,7 @@ use crate::contender::Contender;
 use crate::load::INTERRUPTED;
 use crate::process;
 use crate::sample::{Device, Sample, Watch};
-use crate::served::{Generator, Images, Left, Service};
+use crate::served::{Filling, Generator, Images, Left, Service};
 
 /// Where the images are.
 pub(crate) const MEMORY: &str = "/dev/shm";
@@ -67,7 +67,7 @@ impl Trees {
     pub(crate) fn new(
         scale: Scale,
         (ucrypt, left): (&Path, &Left),
-        stop: &AtomicBool,
+        (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Err(io::Error::other("loop devices and mounts need root"));
@@ -79,7 +79,7 @@ impl Trees {
         let memory = Path::new(MEMORY);
         let generator = Generator::BuiltIn;
         let service = Service { ucrypt, direct: false, generator, left, remedy };
-        let images = Images::make(memory, len, service, stop)?;
+        let images = Images::make(memory, len, service, (stop, progress))?;
         let archive = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(memory)?;
         make_archive(archive.path(), files, stop)?;
         Ok(Self { images, archive })

@@ -17,11 +17,20 @@ pub(super) const COLOURS: usize = 14;
 /// The colour of published figures that no contender repeats.
 pub(super) const GREY: usize = 8;
 
+/// How published lines are dashed, how opaque their bars are, and the border of the same look in a
+/// legend. Further series of one colour begin anew.
+pub(super) const DASHES: [(&str, f64, &str); 4] = [
+    ("6 4", 0.55, "dashed"),
+    ("1 4", 0.4, "dotted"),
+    ("14 3 2 3", 0.7, "double"),
+    ("2 8", 0.25, "groove"),
+];
+
 /// One line or one group of bars.
 pub(super) struct Series {
     pub(super) label: String,
-    /// What was published is dashed.
-    pub(super) published: bool,
+    /// What was published is dashed: which of [`DASHES`]. Those of one colour differ in it.
+    pub(super) published: Option<usize>,
     /// Index of its colour.
     pub(super) colour: usize,
     /// By place on the x axis.
@@ -30,14 +39,15 @@ pub(super) struct Series {
 
 impl Series {
     fn rgb(&self) -> RGBColor {
-        let group = if self.published { 0x10 } else { 0x00 };
-        RGBColor(0xE0, group, (self.colour % COLOURS) as u8)
+        let group = self.published.map_or(0, |dash| 0x10 + dash % DASHES.len());
+        RGBColor(0xE0, group as u8, (self.colour % COLOURS) as u8)
     }
 
     /// Its class in the style sheet.
     fn class(&self) -> String {
-        let published = if self.published { " published" } else { "" };
-        format!("swatch c{}{published}", self.colour % COLOURS)
+        let dash =
+            self.published.map_or_else(String::new, |dash| format!(" d{}", dash % DASHES.len()));
+        format!("swatch c{}{dash}", self.colour % COLOURS)
     }
 }
 
@@ -273,7 +283,7 @@ mod tests {
         for odd in [1e308, 1e-308, f64::INFINITY, f64::NAN, 0.0, -1.0] {
             for (kind, log) in [(Kind::Lines, true), (Kind::Bars, false)] {
                 let values = vec![Some(odd), Some(2.0), None];
-                let series = Series { label: "a".into(), published: false, colour: 0, values };
+                let series = Series { label: "a".into(), published: None, colour: 0, values };
                 let places = ["x", "y", "z"].map(str::to_owned).into();
                 let (title, unit, series) = ("t", "u", vec![series]);
                 let chart = Chart { title, unit, places, series, kind, log };

@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::str::FromStr as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 
 use fastrand::Rng;
 use hdrhistogram::Histogram;
@@ -133,6 +135,36 @@ pub fn run(
         virtual_ns,
     };
     machine.run(cell, policy, stop)
+}
+
+/// Runs contenders in cells, given by their place, as many at a time as this machine has cores.
+/// Returns MB/s of each.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_all(
+    cells: &[Cell],
+    runs: &[(usize, Contender)],
+    how: (Scale, Changes),
+    stop: &AtomicBool,
+) -> io::Result<Vec<f64>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((cell, contender)) = runs.get(at) else { return done };
+            done.push((at, run(&cells[*cell], *contender, how, stop).map(|sample| sample.mb_s)));
+        }
+    };
+    let count = thread::available_parallelism().map_or(1, usize::from).min(runs.len());
+    let mut all = thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
+        let ended = threads.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
+        ended.flatten().collect::<Vec<_>>()
+    });
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, speed)| speed).collect()
 }
 
 /// A machine with many drives.

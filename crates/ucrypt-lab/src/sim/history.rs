@@ -3,7 +3,8 @@
 //! A preset is a device model, a number of cores, a cipher and a fixed policy that stands for the
 //! dm-crypt of that time. The cipher of each is taken from the published rows named beside it; the
 //! rows that it is taken from are no test of the model, all others are. The dispatcher of
-//! `adaptive` learns its costs as it does on a disk.
+//! `adaptive` is told the costs of the machine as the engine's calibration measures them when it
+//! starts (cipher, waking, hand-over, copying); what a device wants it learns as it does on a disk.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -599,20 +600,28 @@ fn merged(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
 
 fn many(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
     let how = (scale, simulator.changes);
-    for cell in drives::cells() {
-        let run = |contender| drives::run(&cell, contender, how, simulator.stop);
-        let adaptive = run(Contender::Ucrypt(PolicyKind::Adaptive))?.mb_s / 1000.0;
-        let mut rows = Vec::new();
+    let cells = drives::cells();
+    let mut runs = Vec::new();
+    for (at, cell) in cells.iter().enumerate() {
+        runs.push((at, Contender::Ucrypt(PolicyKind::Adaptive)));
+        let of = cell.published.iter().filter(|of| drives::is_simulated(of) && of.mb_s.is_some());
+        runs.extend(of.filter_map(|of| Some((at, of.contender.parse().ok()?))));
+    }
+    let speeds = drives::run_all(&cells, &runs, how, simulator.stop)?;
+    let gb_s = |at, contender| {
+        let found = runs.iter().position(|run| *run == (at, contender));
+        found.map(|found| speeds[found] / 1000.0)
+    };
+    for (at, cell) in cells.iter().enumerate() {
+        let adaptive = gb_s(at, Contender::Ucrypt(PolicyKind::Adaptive));
         for of in cell.published.iter().filter(|of| drives::is_simulated(of)) {
             let Some((mb_s, contender)) = of.mb_s.zip(of.contender.parse().ok()) else { continue };
-            let simulated = run(contender)?.mb_s / 1000.0;
+            let Some(simulated) = gb_s(at, contender) else { continue };
             let policy = of.contender.trim_start_matches("ucrypt:");
-            rows.push((policy, (mb_s / 1000.0, simulated, Some(adaptive))));
-        }
-        for (policy, figures) in rows {
             let row = format!("{}, {policy}", cell.name);
+            let figures = (mb_s / 1000.0, simulated, adaptive);
             simulator.add("many-drives", row, "GB/s", policy, figures);
-            simulator.fitted(drives::is_fitted(&cell, policy));
+            simulator.fitted(drives::is_fitted(cell, policy));
         }
     }
     Ok(())
