@@ -81,6 +81,28 @@ fn report(scratch: &Scratch) -> std::path::PathBuf {
 }
 
 #[test]
+fn the_page_can_be_printed() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let mut lab = scratch.ucrypt(&["lab", "run", "instant", "added-latency", "--quick"]);
+    lab.args(["--size", "16M", "--time", "2", "--rounds", "1", "--out"]);
+    run(lab.arg(&out), b"").exits(0);
+    run(scratch.ucrypt(&["lab", "report"]).arg(&out), b"").passes();
+    let (page, paper) = (out.join("report.html"), scratch.path("page.pdf"));
+    let what = format!("--print-to-pdf={}", paper.display());
+    // Paper is light in both themes.
+    chromium(&scratch, (true, 1280), &page, &what);
+    let bytes = fs::read(&paper).expect("a document");
+    assert!(bytes.starts_with(b"%PDF-"), "{} bytes", bytes.len());
+    // Charts and tables of two experiments do not fit on a sheet.
+    let sheets = bytes.windows(12).filter(|at| *at == b"/Type /Page\n").count();
+    assert!(sheets > 1, "{sheets} sheets in {} bytes", bytes.len());
+    if let Some(keep) = std::env::var_os("UCRYPT_KEEP_SCREENSHOTS") {
+        fs::copy(&paper, Path::new(&keep).join("report.pdf")).expect("kept");
+    }
+}
+
+#[test]
 fn the_page_can_be_read_in_both_themes_on_a_phone_and_on_a_desk() {
     let scratch = Scratch::new();
     let page = report(&scratch);
