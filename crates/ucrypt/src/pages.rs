@@ -3,6 +3,7 @@
 
 mod examples;
 mod table;
+mod topics;
 
 use std::fs;
 use std::io;
@@ -38,7 +39,8 @@ pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Resul
     stdio::Stdout::get()?.put(&script)
 }
 
-/// Carries out `man-pages`: writes `ucrypt.8`, `ucrypt-ACTION.8` for each action, and `ucrypttab.5`.
+/// Carries out `man-pages`: writes `ucrypt.8`, `ucrypt-ACTION.8` for each action, `ucrypttab.5`, and
+/// `ucrypt-TOPIC.7` for each topic.
 pub(crate) fn man_pages(args: &ManPagesArgs, mut command: Command) -> Result<(), Failure> {
     let write_in = |section: u32, name: &str, page: io::Result<Vec<u8>>| {
         let path = args.dir.join(format!("{name}.{section}"));
@@ -47,6 +49,9 @@ pub(crate) fn man_pages(args: &ManPagesArgs, mut command: Command) -> Result<(),
     let write = |name: &str, page| write_in(8, name, page);
     command.build();
     write_in(5, "ucrypttab", table::page())?;
+    for topic in topics::TOPICS {
+        write_in(7, &format!("ucrypt-{}", topic.name), topics::page(topic))?;
+    }
     write("ucrypt", whole(&command))?;
     for action in command.get_subcommands().filter(|action| is_documented(action)) {
         let name = format!("ucrypt-{}", action.get_name());
@@ -96,9 +101,7 @@ fn whole(command: &Command) -> io::Result<Vec<u8>> {
     for (path, what) in FILES {
         roff.control("TP", []).text([italic(*path)]).text([roman(*what)]);
     }
-    roff.control("SH", ["SEE ALSO"]);
-    roff.text([bold("ucrypttab"), roman("(5), "), bold("cryptsetup"), roman("(8), ")]);
-    roff.text([bold("nbd-client"), roman("(8)")]);
+    see_also(&mut roff, SEE_ALSO);
     roff.to_writer(&mut out)?;
     Ok(out)
 }
@@ -132,19 +135,31 @@ fn of_action(action: &Command, name: &str) -> io::Result<Vec<u8>> {
     roff.to_writer(&mut out)?;
     man.render_options_section(&mut out)?;
     let mut roff = Roff::new();
-    let examples = EXAMPLES.iter().find(|(of, _)| *of == action.get_name());
-    if let Some((_, examples)) = examples {
-        roff.control("SH", ["EXAMPLES"]);
-        for (what, line) in *examples {
-            roff.control("PP", []).text([roman(*what)]);
-            roff.control("PP", []).control("EX", []).text([roman(format!("  {line}"))]);
-            roff.control("EE", []);
-        }
-    }
+    examples_of(&mut roff, name.trim_start_matches("ucrypt-"));
     exit_status(&mut roff);
-    roff.control("SH", ["SEE ALSO"]).text([bold("ucrypt"), roman("(8)")]);
+    see_also(&mut roff, &[("ucrypt", "8")]);
     roff.to_writer(&mut out)?;
     Ok(out)
+}
+
+/// The examples of a page, by the name that `EXAMPLES` has for it.
+fn examples_of(roff: &mut Roff, name: &str) {
+    let Some((_, examples)) = EXAMPLES.iter().find(|(of, _)| *of == name) else { return };
+    roff.control("SH", ["EXAMPLES"]);
+    for (what, line) in *examples {
+        roff.control("PP", []).text([roman(*what)]);
+        roff.control("PP", []).control("EX", []).text([roman(format!("  {line}"))]);
+        roff.control("EE", []);
+    }
+}
+
+/// Refers to pages, each with its section.
+fn see_also(roff: &mut Roff, pages: &[(&str, &str)]) {
+    roff.control("SH", ["SEE ALSO"]);
+    for (at, (name, section)) in pages.iter().enumerate() {
+        let comma = if at + 1 < pages.len() { "," } else { "" };
+        roff.text([bold(*name), roman(format!("({section}){comma}"))]);
+    }
 }
 
 fn page(command: Command, name: &str) -> Man {
@@ -176,6 +191,14 @@ const DESCRIPTION: &[&str] = &[
      cryptsetup's where the action is the same.",
     "An option that has no effect is an error. Passphrases come from the terminal, from a line of \
      standard input, or from a file (--key-file); never from the command line.",
+];
+
+const SEE_ALSO: &[(&str, &str)] = &[
+    ("ucrypt-containers", "7"),
+    ("ucrypt-formats", "7"),
+    ("ucrypttab", "5"),
+    ("cryptsetup", "8"),
+    ("nbd-client", "8"),
 ];
 
 /// See `failure`.

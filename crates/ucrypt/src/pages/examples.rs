@@ -1,11 +1,11 @@
-//! The examples of the man pages. The tests run those of each action in a directory with
+//! The examples of the man pages. The tests run those of each page in a directory with
 //! `disk.img` (LUKS2, its passphrase in `key` and on standard input; for `mount`, with a file system),
 //! `old.img` (without content), `new.key`, `header.backup` and the directory `mnt`.
 
 /// What an example shows, and its command line.
 type Example = (&'static str, &'static str);
 
-/// The examples of each action, in an order in which they can be run.
+/// The examples of each page, `ucrypt-NAME`, in an order in which they can be run.
 pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "open",
@@ -202,5 +202,45 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
             "For bash, for one user:",
             "ucrypt completions bash > ~/.local/share/bash-completion/completions/ucrypt",
         )],
+    ),
+    (
+        "containers",
+        &[
+            ("See which exports the rights of this container permit:", "ucrypt doctor"),
+            (
+                "Make a volume that opens in a container with little memory:",
+                "ucrypt luksFormat -q --pbkdf pbkdf2 --key-file key old.img",
+            ),
+            (
+                "Serve it in the foreground, as the program of a container:",
+                "ucrypt serve --key-file key --nbd unix:disk.sock disk.img & sleep 1; kill $!; wait $!",
+            ),
+            (
+                "Copy data out without an export:",
+                "ucrypt read --key-file key --length 1M disk.img > data",
+            ),
+        ],
+    ),
+    (
+        "formats",
+        &[
+            (
+                "Make a volume that programs which know only LUKS1 can open:",
+                "ucrypt luksFormat -q --type luks1 --key-file key old.img",
+            ),
+            (
+                "Make one for a processor without instructions for AES:",
+                "ucrypt luksFormat -q --cipher xchacha20,aes-adiantum-plain64 --key-size 256 --key-file key \
+                 old.img",
+            ),
+            ("See what a volume has:", "ucrypt luksDump old.img"),
+            (
+                "Open a plain volume, whose key is a file of random bytes:",
+                "head -c 64 /dev/urandom > plain.key; truncate -s 8M plain.dat; \
+                 ucrypt open --type plain --cipher aes-xts-plain64 --key-size 512 --key-file plain.key \
+                 --as nbd plain.dat work",
+            ),
+            ("End it:", "ucrypt close work"),
+        ],
     ),
 ];

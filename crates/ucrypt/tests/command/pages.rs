@@ -44,13 +44,22 @@ fn every_action_has_a_page_without_mistakes_and_with_all_its_options() {
         let page = fs::read_to_string(dir.join(format!("ucrypt-lab-{part}.8"))).expect("a page");
         assert!(page.contains(&format!("ucrypt lab {part}")), "{page}");
     }
-    let mut groff = tool("groff", "groff-base");
-    let table = groff.args(["-man", "-Tascii", "-ww", "-P-cbou"]).arg(dir.join("ucrypttab.5"));
-    let shown = run(table, b"");
-    assert_eq!(shown.stderr, "");
-    let shown = shown.text();
-    for word in ["\\040", "keyfile-offset=", "nofail", "tpm2-device", "--allow-discards"] {
-        assert!(shown.contains(word), "{word} is not in the page of the table:\n{shown}");
+    let table = ["\\040", "keyfile-offset=", "nofail", "tpm2-device", "--allow-discards"];
+    let containers = ["vhost-user-blk", "SYS_ADMIN", "io_uring_register", "--stop-timeout 40"];
+    let formats = ["LUKS1", "plain64be", "4096", "OPAL", "VeraCrypt", "aes-xts-plain64"];
+    for (page, words) in [
+        ("ucrypttab.5", &table[..]),
+        ("ucrypt-containers.7", &containers),
+        ("ucrypt-formats.7", &formats),
+    ] {
+        let mut groff = tool("groff", "groff-base");
+        let shown = run(groff.args(["-man", "-Tascii", "-ww", "-P-cbou"]).arg(dir.join(page)), b"");
+        assert_eq!(shown.stderr, "", "{page}");
+        // Words of one option may stand on two lines.
+        let shown = shown.text().split_whitespace().collect::<Vec<_>>().join(" ");
+        for word in words {
+            assert!(shown.contains(word), "{word} is not in {page}:\n{shown}");
+        }
     }
     run(&mut scratch.ucrypt(&["man-pages", "/nonexistent"]), b"").refuses(4);
 }
@@ -90,9 +99,10 @@ pub(crate) fn run_shell(scratch: &Scratch, title: &str, commands: &str) {
 #[test]
 fn the_examples_of_the_man_pages_run() {
     let scratch = Scratch::new();
-    let known = actions(&scratch);
+    let mut known = actions(&scratch);
+    known.extend(["containers", "formats"].map(str::to_owned));
     for (action, examples) in EXAMPLES {
-        assert!(known.iter().any(|known| known == action), "there is no action {action}");
+        assert!(known.iter().any(|known| known == action), "there is no page {action}");
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
         fs::rename(&image.path, scratch.path("disk.img")).expect("renamed");
