@@ -9,7 +9,7 @@ use crate::pages::run_shell;
 use crate::process::{run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
@@ -28,7 +28,7 @@ fn commands(text: &str) -> String {
     lines.collect()
 }
 
-fn prepare() -> Scratch {
+pub(crate) fn prepare() -> Scratch {
     let scratch = Scratch::new();
     scratch.file("key", PASSPHRASE);
     scratch.file("new.key", b"another passphrase");
@@ -71,7 +71,7 @@ fn each_recipe_works_by_itself() {
 }
 
 /// The Markdown files of a folder and those below, relative to the root.
-fn markdown(folder: &str) -> Vec<String> {
+pub(crate) fn markdown(folder: &str) -> Vec<String> {
     let entries = fs::read_dir(root().join(folder)).expect("a folder").map(|entry| {
         let entry = entry.expect("an entry");
         let name = entry.file_name().into_string().expect("a name");

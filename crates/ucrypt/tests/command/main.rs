@@ -10,6 +10,7 @@ mod aligned;
 mod bad_headers;
 mod bad_images;
 mod book;
+mod book_commands;
 mod busy;
 mod container;
 mod crash;

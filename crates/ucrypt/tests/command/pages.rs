@@ -69,7 +69,8 @@ fn every_action_has_a_page_without_mistakes_and_with_all_its_options() {
 pub(crate) fn run_shell(scratch: &Scratch, title: &str, commands: &str) {
     let mut commands = commands
         .replace("disk.img", &scratch.path("disk.img").display().to_string())
-        .replace(" work", &format!(" {}", scratch.unique()));
+        .replace(" work", &format!(" {}", scratch.unique()))
+        .replace("/ucrypt/work", &format!("/ucrypt/{}", scratch.unique()));
     let derives = ["Format", "AddKey", "ChangeKey", "ConvertKey", "RotateKey"];
     for action in derives.map(|name| format!("ucrypt luks{name}")) {
         commands = commands.replace(&action, &format!("{action} --iter-time 10"));

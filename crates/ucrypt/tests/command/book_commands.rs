@@ -1,0 +1,376 @@
+//! The command lines of all pages in `docs/` and of the README run, or are listed with what else runs
+//! them. A line that is in neither list fails the test.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::book::{markdown, prepare, root};
+use crate::pages::run_shell;
+use crate::process::{run, tool};
+use crate::scratch::{Scratch, UCRYPT};
+
+/// A block of commands that runs in a directory with `disk.img`, whose passphrase is in `key` and on
+/// standard input, `content`, which the volume holds, and the directory `mnt`.
+struct Sample {
+    page: &'static str,
+    /// What its first line begins with.
+    begins: &'static str,
+    /// Commands that make what the page speaks of.
+    before: &'static [&'static str],
+    /// What is different in a test: places outside of its directory, servers in the foreground.
+    replaced: &'static [(&'static str, &'static str)],
+    /// Commands that look at the result.
+    after: &'static str,
+}
+
+const BACKUP: &str = "ucrypt luksHeaderBackup --header-backup-file disk.header disk.img";
+const LOSE_HEADER: &str = "dd if=/dev/zero of=disk.img bs=1M count=15 conv=notrunc status=none";
+const SAVE_KEY: &str = "ucrypt luksDump --dump-volume-key --volume-key-file volume.key --key-file key \
+                        disk.img";
+const HOLDS_CONTENT: &str =
+    "ucrypt read --key-file key --length 1M disk.img | cmp -n 1048576 - content";
+/// Serves for a moment, as a program in the background, which cannot ask for a passphrase.
+const SERVED: &str = "disk.sock --key-file key > ready & \
+                      until grep -q disk.sock ready; do sleep 0.1; done; \
+                      nbdinfo 'nbd+unix:///?socket=disk.sock'; kill $!; wait $!";
+
+const SAMPLES: &[Sample] = &[
+    Sample {
+        page: "docs/recovery.md",
+        begins: "head -c 16M disk.img",
+        before: &[],
+        replaced: &[],
+        after: "cmp -n 1048576 /dev/ucrypt/work content; ucrypt close work; \
+                head -c 16M disk.img | cmp - header.before",
+    },
+    Sample {
+        page: "docs/recovery.md",
+        begins: "ucrypt open --readonly --header disk.header",
+        before: &[BACKUP, LOSE_HEADER],
+        replaced: &[(
+            "ucrypt close work",
+            "cmp -n 1048576 /dev/ucrypt/work content; ucrypt close work",
+        )],
+        after: HOLDS_CONTENT,
+    },
+    Sample {
+        page: "docs/recovery.md",
+        begins: "ucrypt luksAddKey --volume-key-file",
+        before: &[SAVE_KEY, "ucrypt erase -q disk.img"],
+        replaced: &[],
+        after: HOLDS_CONTENT,
+    },
+    Sample {
+        page: "docs/recovery.md",
+        begins: "ucrypt open --type plain",
+        before: &[SAVE_KEY, LOSE_HEADER],
+        replaced: &[],
+        after: "cmp -n 1048576 /dev/ucrypt/work content; ucrypt close work",
+    },
+    Sample {
+        page: "docs/recovery.md",
+        begins: "ucrypt luksHeaderBackup --header-backup-file disk.header.new",
+        before: &[],
+        replaced: &[],
+        after: "",
+    },
+    Sample {
+        page: "docs/recovery.md",
+        begins: "sync",
+        before: &["ucrypt open --key-file key disk.img work"],
+        replaced: &[
+            // Without a name it waits for the suspended volumes of other tests.
+            ("sync\n", "sync disk.img\n"),
+            ("/backup/disk.img", "copy.img"),
+        ],
+        after: "ucrypt close work; ucrypt read --key-file key --length 1M copy.img | cmp -n 1048576 - content",
+    },
+    Sample {
+        page: "docs/mount.md",
+        begins: "ucrypt mount disk.img",
+        before: &[],
+        replaced: &[("/mnt/disk", "mnt")],
+        after: "",
+    },
+    Sample {
+        page: "docs/mount.md",
+        begins: "ucrypt open disk.img work",
+        before: &["mkdir ~/work"],
+        replaced: &[("\"$XDG_RUNTIME_DIR/ucrypt/work\"", "-q /dev/ucrypt/work")],
+        after: "ucrypt umount ~/work; ucrypt close work",
+    },
+    Sample {
+        page: "docs/nbd.md",
+        begins: "ucrypt serve --key-file key",
+        before: &[],
+        replaced: &[
+            ("/srv/disk/sock", "disk.sock"),
+            (" &\n", " > ready &\n"),
+            // The line that the server prints.
+            ("# nbd: ", "until grep -q disk.sock ready; do sleep 0.1; done # "),
+            ("chgrp kvm", "chgrp daemon"),
+        ],
+        after: "test \"$(stat -c %a-%G disk.sock)\" = 660-daemon; kill $!; wait $!",
+    },
+    Sample {
+        page: "docs/operations.md",
+        begins: "ucrypt open --metrics",
+        before: &[],
+        // No fixed port: others may have it.
+        replaced: &[
+            ("127.0.0.1:9100 ", "\"unix:$PWD/metrics.sock\" "),
+            ("curl http://127.0.0.1:9100", "curl -sf --unix-socket metrics.sock http://localhost"),
+        ],
+        after: "ucrypt close work",
+    },
+    Sample {
+        page: "docs/containers.md",
+        begins: "ucrypt serve disk.img",
+        before: &[],
+        replaced: &[
+            (
+                "/shared/disk.sock\n",
+                "disk.sock > ready & until grep -q disk.sock ready; do sleep 0.1; done\n",
+            ),
+            ("/shared/disk.sock", "disk.sock"),
+        ],
+        after: "kill $!; wait $!",
+    },
+    Sample {
+        page: "docs/boot.md",
+        begins: "ucrypt attach --check",
+        before: &["echo 'disk /dev/sdz none luks' > table"],
+        replaced: &[("/etc/crypttab", "table")],
+        after: "",
+    },
+    Sample {
+        page: "docs/install.md",
+        begins: "ucrypt detach --all",
+        before: &[
+            "echo \"work disk.img $PWD/key luks,as=nbd\" > table",
+            "ucrypt attach --all --ucrypttab table",
+        ],
+        replaced: &[("--all  ", "--all --ucrypttab table  ")],
+        after: "test -z \"$(ucrypt list)\"",
+    },
+    Sample {
+        page: "README.md",
+        begins: "truncate -s 10G",
+        before: &[],
+        replaced: &[("10G", "1G"), ("mkfs.ext4", "mkfs.ext4 -q"), ("/mnt", "mnt")],
+        after: "umount mnt; ucrypt close work",
+    },
+    Sample {
+        page: "README.md",
+        begins: "ucrypt open disk.img work",
+        before: &[],
+        replaced: &[],
+        after: "",
+    },
+    Sample {
+        page: "README.md",
+        begins: "ucrypt mount disk.img",
+        before: &[],
+        replaced: &[("/mnt", "mnt")],
+        after: "",
+    },
+    Sample {
+        page: "README.md",
+        begins: "ucrypt read disk.img",
+        before: &[],
+        // With data on standard input, the passphrase is asked for at the terminal.
+        replaced: &[("write disk.img < filesystem.img", "write --key-file key disk.img < content")],
+        after: HOLDS_CONTENT,
+    },
+    Sample {
+        page: "README.md",
+        begins: "ucrypt serve disk.img --nbd",
+        before: &[],
+        replaced: &[("/tmp/disk.sock", SERVED)],
+        after: "",
+    },
+];
+
+/// Command lines that do not run here: the page, what the line begins with, and what runs them instead.
+const ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("docs/boot.md", "install -d -m 700 /etc/ucrypt/nbd", UNITS),
+    ("docs/boot.md", "ln -s /srv/disk.img", UNITS),
+    ("docs/boot.md", "install -m 600 key", UNITS),
+    ("docs/boot.md", "systemctl enable --now ucrypt-nbd@", UNITS),
+    ("docs/boot.md", "qemu-img info 'nbd+unix:///?socket=/run/ucrypt-nbd", UNITS),
+    ("docs/ciphers.md", "ucrypt benchmark", "tests/benchmark.rs, in less time"),
+    ("docs/ciphers.md", "make bench-ciphers", "a measurement, by hand"),
+    ("docs/containers.md", "podman run", PODMAN),
+    ("docs/containers.md", "serve --key-file /data/key", PODMAN),
+    ("docs/containers.md", "nbdcopy data", PODMAN),
+    ("docs/containers.md", "podman stop", PODMAN),
+    ("docs/install.md", "xargs -d '\\n' -a /usr/local", INSTALLED),
+    (
+        "docs/install.md",
+        "systemctl daemon-reload",
+        "needs systemd as process 1; tests/systemd boots it",
+    ),
+    ("docs/lab.md", "ucrypt lab", "tests/command/lab.rs and lab_advise.rs, in less time"),
+    ("docs/mount.md", "systemd-run --scope", "needs systemd as process 1; by hand"),
+    ("docs/ublk.md", "ucrypt serve disk.img --ublk", GUEST),
+    ("docs/ublk.md", "ucrypt open disk.img disk --ublk-wait", GUEST),
+    ("docs/vhost-user.md", "ucrypt serve", MACHINE),
+    ("docs/vhost-user.md", "qemu-system-x86_64", MACHINE),
+    ("docs/vhost-user.md", "-object memory-backend-memfd", MACHINE),
+    ("docs/vhost-user.md", "-chardev socket", MACHINE),
+    ("docs/vhost-user.md", "-device vhost-user-blk-pci", MACHINE),
+    ("README.md", "make install", INSTALLED),
+    ("README.md", "make deb", "scripts/try-deb"),
+    ("README.md", "make static", "scripts/try-static"),
+    ("README.md", "make demo", "tests/command/demo.rs"),
+    ("README.md", "ucrypt lab advise", "tests/command/lab_advise.rs"),
+    ("README.md", "ucrypt serve disk.img --vhost-user", MACHINE),
+    ("README.md", "qemu-system-x86_64", MACHINE),
+    ("README.md", "-chardev socket", MACHINE),
+];
+
+const UNITS: &str = "needs systemd as process 1; the_socket_of_a_unit_is_served has its protocol";
+const PODMAN: &str =
+    "needs Podman and the image of make container; tests/walks/container goes this way";
+const INSTALLED: &str = "what_is_installed_is_listed_and_goes_with_its_list";
+const GUEST: &str = "needs the kernel's ublk; tests/guest";
+const MACHINE: &str = "needs a virtual machine; tests/virtual_machine";
+
+/// The pages whose blocks all run in order; see `book`.
+const WHOLE: &[&str] = &["docs/tutorial.md", "docs/howto.md"];
+
+/// The blocks between fences of a page, each with what stands behind its fence.
+fn blocks(text: &str) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    let mut inside = false;
+    for line in text.split_inclusive('\n') {
+        if let Some(kind) = line.strip_prefix("```") {
+            inside = !inside;
+            if inside {
+                found.push((kind.trim().to_owned(), String::new()));
+            }
+        } else if inside {
+            found.last_mut().expect("a block").1.push_str(line);
+        }
+    }
+    found
+}
+
+/// All blocks of commands of the pages, each with its page.
+fn commands() -> Vec<(String, String)> {
+    let pages = ["", "docs"].into_iter().flat_map(markdown);
+    // Reports are of their day, with the commands of that day.
+    let pages = pages.filter(|page| !WHOLE.contains(&page.as_str()) && !page.contains("/reports/"));
+    let mut found = Vec::new();
+    for page in pages {
+        let text = fs::read_to_string(root().join(&page)).expect("a page");
+        for (kind, block) in blocks(&text) {
+            let starts_program =
+                |line: &str| ["ucrypt ", "$ ", "# ucrypt "].iter().any(|it| line.starts_with(it));
+            let is_unmarked = kind.is_empty() && block.lines().any(starts_program);
+            assert!(!is_unmarked, "{page}: commands stand behind ```sh:\n{block}");
+            if kind == "sh" {
+                found.push((page.clone(), block));
+            }
+        }
+    }
+    found
+}
+
+fn sample_of(page: &str, block: &str) -> Option<usize> {
+    SAMPLES.iter().position(|sample| sample.page == page && block.starts_with(sample.begins))
+}
+
+#[test]
+fn every_command_line_of_a_page_runs_in_a_test_or_is_listed_with_what_runs_it() {
+    let (mut samples, mut elsewhere) = (BTreeSet::new(), BTreeSet::new());
+    for (page, block) in commands() {
+        if let Some(sample) = sample_of(&page, &block) {
+            assert!(samples.insert(sample), "{page}: two blocks begin alike:\n{block}");
+            continue;
+        }
+        for line in block.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let listed = ELSEWHERE
+                .iter()
+                .position(|(of, begins, _)| *of == page && line.starts_with(begins));
+            let listed = listed.unwrap_or_else(|| panic!("{page}: nothing runs \"{line}\""));
+            elsewhere.insert(listed);
+        }
+    }
+    assert_eq!(samples.len(), SAMPLES.len(), "a sample is of no page");
+    for (at, (page, begins, _)) in ELSEWHERE.iter().enumerate() {
+        assert!(elsewhere.contains(&at), "{page} has no line \"{begins}\"");
+    }
+}
+
+/// A directory as [`Sample`] describes it.
+fn directory() -> Scratch {
+    let scratch = prepare();
+    let image = scratch.sparse("disk.img", 48 << 20);
+    let mut format = scratch.ucrypt(&["luksFormat", "-q", "--pbkdf", "pbkdf2"]);
+    format.args(["--pbkdf-force-iterations", "1000", "--key-file"]).arg(scratch.path("key"));
+    run(format.arg(&image), b"").passes();
+    let content = scratch.sparse("content", 16 << 20);
+    let mut make = tool("mkfs.ext4", "e2fsprogs");
+    // In blocks of the volume's sectors.
+    run(make.args(["-q", "-b", "4096"]).arg(&content), b"").passes();
+    let mut write = scratch.ucrypt(&["write", "--key-file"]);
+    write.arg(scratch.path("key")).arg(&image);
+    run(&mut write, &fs::read(&content).expect("read")).passes();
+    fs::create_dir(scratch.path("mnt")).expect("made");
+    scratch
+}
+
+#[test]
+fn the_commands_of_the_pages_do_what_the_pages_say() {
+    for (page, block) in commands() {
+        let Some(sample) = sample_of(&page, &block).map(|at| &SAMPLES[at]) else { continue };
+        let mut block = block;
+        for (from, to) in sample.replaced {
+            assert!(block.contains(from), "{page}: there is no {from:?} in:\n{block}");
+            block = block.replace(from, to);
+        }
+        let commands = format!("{}\n{block}{}", sample.before.join("\n"), sample.after);
+        run_shell(&directory(), &page, &commands);
+    }
+}
+
+/// All files below a directory.
+fn files(dir: &Path, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files(&path, found);
+        } else {
+            found.insert(path);
+        }
+    }
+}
+
+#[test]
+fn what_is_installed_is_listed_and_goes_with_its_list() {
+    let scratch = prepare();
+    let prefix = scratch.path("usr/local");
+    let mut install = tool("sh", "dash");
+    install.arg(root().join("scripts/install")).arg(UCRYPT).arg(&prefix);
+    run(&mut install, b"").passes();
+    for page in
+        ["man5/ucrypttab.5", "man7/ucrypt-containers.7", "man7/ucrypt-formats.7", "man8/ucrypt.8"]
+    {
+        let page = prefix.join(format!("share/man/{page}.gz"));
+        assert!(page.exists(), "{} was not installed", page.display());
+    }
+    let list = fs::read_to_string(prefix.join("share/doc/ucrypt/files")).expect("a list");
+    let mut installed = BTreeSet::new();
+    files(&prefix, &mut installed);
+    assert_eq!(installed, list.lines().map(PathBuf::from).collect());
+    let mut blocks = commands().into_iter().map(|(_, block)| block);
+    let remove = blocks.find(|block| block.starts_with("xargs")).expect("a way to remove it");
+    let remove = remove.lines().next().expect("a line");
+    let remove = remove.replace("/usr/local", prefix.to_str().expect("text"));
+    run_shell(&scratch, "install", &remove);
+    let mut left = BTreeSet::new();
+    files(&prefix, &mut left);
+    assert_eq!(left, BTreeSet::new());
+}
