@@ -12,7 +12,7 @@
 use std::fs;
 
 use rustix::io::Errno;
-use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
+use rustix::process::configure_io_flusher_behavior;
 use serde_json::{Value, json};
 use ucrypt_backend::{keep_resident, may_lock_all};
 
@@ -21,6 +21,9 @@ use crate::runtime::RuntimePaths;
 
 /// Size of the stacks of the server's threads, in bytes. They are locked too.
 pub(super) const THREAD_STACK: &str = "262144";
+
+/// A note of `status` has 65 columns: the lines of one screen.
+const NOT_LOCKED: &str = "memory is not locked, may be swapped";
 
 /// The protections that failed.
 #[derive(Debug, Default)]
@@ -32,13 +35,19 @@ impl Resilience {
     /// Protects this thread and all that it will start. Call before any is started.
     pub(super) fn guard() -> Self {
         let mut guarded = Self::default();
-        if let Err(error) = configure_io_flusher_behavior(true) {
-            let what = "when memory is short, the kernel and this server may wait for each other";
-            guarded.note(what, "CAP_SYS_RESOURCE", error);
+        let flusher = configure_io_flusher_behavior(true).err();
+        let killed_last = fs::write("/proc/self/oom_score_adj", "-1000").err();
+        let killed_last = killed_last.map(|error| errno(&error));
+        let remedy = "give it CAP_SYS_RESOURCE";
+        if is_denied(flusher) && is_denied(killed_last) {
+            guarded.notes.push(format!("it may hang or be killed at low memory: {remedy}"));
+            return guarded;
         }
-        if let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000") {
-            let what = "it may be killed when memory runs out";
-            guarded.note(what, "CAP_SYS_RESOURCE", errno(&error));
+        if let Some(error) = flusher {
+            guarded.note("it may hang at low memory", remedy, error);
+        }
+        if let Some(error) = killed_last {
+            guarded.note("it may be killed at low memory", remedy, error);
         }
         guarded
     }
@@ -46,7 +55,8 @@ impl Resilience {
     /// Leaves the mounts of the user, except the server's directory.
     pub(super) fn leave_mounts(&mut self, paths: &RuntimePaths) {
         if let Err(error) = mounts::enter(paths.dir()) {
-            self.note("it has no mount namespace of its own", "CAP_SYS_ADMIN", errno(&error));
+            let what = "no mount namespace of its own";
+            self.note(what, "give it CAP_SYS_ADMIN", errno(&error));
         }
     }
 
@@ -55,22 +65,18 @@ impl Resilience {
     pub(super) fn lock_memory(&mut self) {
         // Under a limit, locking future memory would make later allocations fail.
         if !may_lock_all() {
-            let limit = getrlimit(Resource::Memlock).current.unwrap_or(0) >> 10;
-            self.notes.push(format!(
-                "memory is not locked, the limit is {limit} KiB (give it CAP_IPC_LOCK or ulimit -l \
-                 unlimited): it may wait for swap"
-            ));
+            self.notes.push(format!("{NOT_LOCKED}: ulimit -l unlimited"));
             return;
         }
         if let Err(error) = keep_resident() {
-            self.note("memory is not locked: it may wait for swap", "CAP_IPC_LOCK", errno(&error));
+            self.note(NOT_LOCKED, "give it CAP_IPC_LOCK", errno(&error));
         }
     }
 
-    /// Notes a protection that failed, and the missing right if it was refused.
-    fn note(&mut self, what: &str, right: &str, error: Errno) {
-        self.notes.push(if matches!(error, Errno::PERM | Errno::ACCESS) {
-            format!("{what}: it lacks {right}")
+    /// Notes a protection that failed: with its remedy if it was refused.
+    fn note(&mut self, what: &str, remedy: &str, error: Errno) {
+        self.notes.push(if is_denied(Some(error)) {
+            format!("{what}: {remedy}")
         } else {
             format!("{what}: {error}")
         });
@@ -95,6 +101,10 @@ impl Resilience {
 pub(crate) fn resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     field(&status, "VmRSS:").unwrap_or(0)
+}
+
+fn is_denied(error: Option<Errno>) -> bool {
+    matches!(error, Some(Errno::PERM | Errno::ACCESS))
 }
 
 fn errno(error: &std::io::Error) -> Errno {

@@ -152,7 +152,8 @@ pub(super) struct Around<'a> {
     pub(super) bytes: bool,
 }
 
-/// The lines of `status`: as many as fit on a screen, labelled as in cryptsetup where it has them.
+/// The lines of `status`: as many as fit on a screen of 80x24, labelled as in cryptsetup where it has
+/// them.
 pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
     let status = around.later.map_or(first, |(later, _)| later);
     let volume = &status["volume"];
@@ -172,16 +173,15 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
     let why = export["transport_reason"].as_str();
     let why = why.map_or_else(String::new, |why| format!(": {why}"));
     let transport = transport.map_or_else(String::new, |by| format!(" (FUSE, {by}{why})"));
-    let transferred = |count: &str, bytes: &str| {
-        format!("{} ({})", text(&counters[count]), size(&counters[bytes]))
-    };
+    let mounted = status["mounted"].as_str();
+    let mounted = mounted.map_or_else(String::new, |dir| format!(" (mounted: {dir})"));
+    let memory = (size(&server["memory_bytes"]), size(&server["locked_bytes"]));
     let mut lines = vec![
-        ("name", text(&status["name"])),
+        ("name", text(&status["name"]) + &mounted),
         ("type", text(&volume["type"]).to_uppercase()),
         ("cipher", text(&volume["cipher"])),
         ("keysize", format!("{} bits", volume["key_bits"])),
-        ("device", text(&volume["image"])),
-        ("backend", text(&volume["backend"])),
+        ("device", text(&volume["image"]) + &way(volume)),
         ("sector size", text(&volume["sector_size"])),
         ("offset", format!("{} ({} sectors)", size(&volume["offset"]), sectors(&volume["offset"]))),
         ("size", format!("{} ({} sectors)", size(&volume["size"]), sectors(&volume["size"]))),
@@ -192,35 +192,24 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
         let keyslot = keyslot.map_or_else(String::new, |number| format!(" (keyslot {number})"));
         lines.push(("uuid", format!("{uuid}{keyslot}")));
     }
-    if let Some(dir) = status["mounted"].as_str() {
-        lines.push(("mounted", dir.into()));
-    }
     lines.push(("export", text(&export["kind"]) + &transport));
     lines.push(("users", users(around.users, status["clients"].as_u64().unwrap_or(0))));
     let up = server["uptime_seconds"].as_u64().map(|seconds| format!(", up {}", duration(seconds)));
     let seen = server["pid"].as_u64().map(|pid| format!("PID {pid}"));
     let seen = seen.unwrap_or_else(|| "in another PID namespace".into());
-    lines.push(("server", seen + &up.unwrap_or_default()));
+    let memory = format!(", memory {}, {} locked", memory.0, memory.1);
+    lines.push(("server", seen + &up.unwrap_or_default() + &memory));
     for (name, value) in [("log", &status["log"]), ("metrics", &status["metrics"])] {
         lines.extend(value.as_str().map(|value| (name, value.to_owned())));
     }
     lines.extend(around.later.map(|(later, after)| ("now", throughput(first, later, after))));
-    lines.push(("reads", transferred("reads", "read_bytes")));
-    lines.push(("writes", transferred("writes", "written_bytes")));
-    let flushes = format!("{}, discards: {}", counters["flushes"], counters["discards"]);
-    lines.push(("flushes", flushes));
-    lines.push((
-        "errors",
-        match counters["last_error"].as_str() {
-            Some(error) => format!("{}, the last: {error}", counters["errors"]),
-            None => text(&counters["errors"]),
-        },
-    ));
+    lines.push(("requests", done(counters, &size)));
+    if let Some(error) = counters["last_error"].as_str() {
+        lines.push(("last error", error.into()));
+    }
     if let Some(error) = counters["flush_error"].as_str() {
         lines.push(("flush failed", format!("{error}; {FLUSH_FAILED}")));
     }
-    let (memory, locked) = (size(&server["memory_bytes"]), size(&server["locked_bytes"]));
-    lines.push(("memory", format!("{memory}, {locked} locked")));
     lines.push(("dispatch", format!("{}. {}", text(&volume["dispatch"]), Why::of(status))));
     for note in server["notes"].as_array().into_iter().flatten() {
         lines.push(("note", text(note)));
@@ -241,6 +230,27 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
         let _ = writeln!(shown, "  {:<13}{}", format!("{name}:"), clean(value.trim_end()));
     }
     shown
+}
+
+/// How the server reads the image. Its backend also tells the file, which stands before this.
+fn way(volume: &Value) -> String {
+    let backend = volume["backend"].as_str().unwrap_or_default();
+    backend.rfind(" (").map_or_else(String::new, |at| backend[at..].to_owned())
+}
+
+/// What a volume has done, in one line.
+fn done(counters: &Value, size: &dyn Fn(&Value) -> String) -> String {
+    let count = |key: &str| counters[key].as_u64().unwrap_or(0);
+    format!(
+        "reads {} ({}), writes {} ({}), flushes {}, discards {}, errors {}",
+        count("reads"),
+        size(&counters["read_bytes"]),
+        count("writes"),
+        size(&counters["written_bytes"]),
+        count("flushes"),
+        count("discards"),
+        count("errors"),
+    )
 }
 
 /// Who uses a volume.
@@ -356,7 +366,7 @@ impl<'a> Why<'a> {
             _ if self.chunks == 0 => return "Nothing has been encrypted yet.\n".into(),
             share if share < 0.005 => format!("Everything {inline}"),
             share if share > 0.995 => format!("Everything is {verb} by workers"),
-            share => format!("{:.0} % is {verb} by workers, the rest {inline}", share * 100.0),
+            share => format!("{:.0} % is {verb} by workers, the rest inline", share * 100.0),
         };
         if !self.is_told {
             return format!("{what}.\n");
@@ -560,6 +570,37 @@ mod tests {
         );
         assert_eq!(list(&[], Some(60), false), "");
         assert_eq!([cut_start("abcdef", 6), cut_start("abcdef", 4)], ["abcdef", "…def"]);
+    }
+
+    #[test]
+    fn a_status_with_everything_in_it_fits_a_screen_of_80x24() {
+        let queue = json!({
+            "chunks_inline": 910, "chunks_offloaded": 90, "workers": 1, "enqueue_cost_ns": 400.0,
+        });
+        let volume = json!({
+            "type": "luks2", "cipher": "aes-xts-plain64", "key_bits": 512, "image": "/srv/work.img",
+            "backend": "work.img (io_uring)", "sector_size": 4096, "offset": 16 << 20,
+            "size": 3_u64 << 40, "read_only": false, "discards": true, "dispatch": "adaptive",
+            "uuid": "4d9f2c4e-9a3f-4d0a-8f0e-1f2d3c4b5a69", "keyslot": 0,
+        });
+        let notes = ["memory is not locked", "CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"];
+        let shown = json!({
+            "device": "/run/user/1000/ucrypt/work", "name": "work", "mounted": "/home/user/work",
+            "export": { "kind": "fuse", "transport": "classic", "transport_reason":
+                "io_uring is off in the kernel" },
+            "server": { "pid": 123_456, "uptime_seconds": 90_000, "memory_bytes": 15 << 20,
+                "locked_bytes": 0, "notes": notes },
+            "log": "/run/user/1000/ucrypt/.work.log", "metrics": "127.0.0.1:9100",
+            "counters": { "reads": 12_345_678, "read_bytes": 99_u64 << 30, "writes": 1_234_567,
+                "written_bytes": 9_u64 << 30, "flushes": 1234, "discards": 12, "errors": 0 },
+            "volume": volume, "queues": [queue],
+        });
+        let later = Some((&shown, Duration::from_secs(1)));
+        let users = ["fuse2fs (process 12345)".to_owned()];
+        let text = status(&shown, &Around { later, users: &users, bytes: false });
+        let rows: usize = text.lines().map(|line| columns(line).div_ceil(80).max(1)).sum();
+        assert!(rows <= 24, "{rows} rows:\n{text}");
+        assert!(text.contains("device:      /srv/work.img (io_uring)\n"), "{text}");
     }
 
     #[test]

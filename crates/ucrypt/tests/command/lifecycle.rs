@@ -202,8 +202,7 @@ fn status_says_what_cryptsetup_knows_and_counts() {
         for expected in expected {
             assert!(text.contains(expected), "{expected:?} in {text}");
         }
-        let notes = lines.iter().filter(|line| line.first() == Some(&"note:")).count();
-        assert!(text.lines().count() <= 24 + notes, "more than a screen: {text}");
+        fits_a_screen(&text);
         let exact = run(&mut scratch.ucrypt(&["status", "--bytes", "volume"]), b"").text();
         assert!(exact.contains("size:        1048576 bytes (2048 sectors)"), "{exact}");
         // Who has it open is named.
@@ -212,6 +211,16 @@ fn status_says_what_cryptsetup_knows_and_counts() {
         assert!(used.contains(&format!("(process {})", std::process::id())), "{used}");
         drop(user);
         close(&scratch, "volume").passes();
+    }
+}
+
+/// With the lines that a terminal of 80 columns wraps, and the prompt below.
+#[track_caller]
+pub(crate) fn fits_a_screen(status: &str) {
+    let rows: usize = status.lines().map(|line| line.chars().count().div_ceil(80).max(1)).sum();
+    assert!(rows < 24, "{rows} rows: {status}");
+    for note in status.lines().filter(|line| line.contains(" note: ")) {
+        assert!(note.chars().count() <= 80, "{note}");
     }
 }
 

@@ -11,6 +11,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::image::{DATA, Image, LUKS2};
+use crate::lifecycle::fits_a_screen;
 use crate::namespace::{OWN_DEV, script};
 use crate::nbd_client::NbdClient;
 use crate::process::{limited, run, tool};
@@ -83,6 +84,7 @@ impl<'a> Somebody<'a> {
             }
         });
         let status = run(self.command("status").args(["--json", "volume"]), b"").passes();
+        fits_a_screen(&run(self.command("status").arg("volume"), b"").text());
         let closed = run(self.command("close").arg("volume"), b"");
         assert_eq!(closed.stderr, "", "nothing was lost");
         closed.passes();
