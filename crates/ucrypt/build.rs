@@ -1,4 +1,4 @@
-//! Tells the command which commit it is built from, and for which system.
+//! Tells the command which commit it is built from, for which system, and with which features.
 
 use std::process::Command;
 
@@ -14,7 +14,11 @@ fn main() {
     }
     let commit = commit.map(|commit| format!("{commit}, ")).unwrap_or_default();
     let target = std::env::var("TARGET").unwrap_or_default();
-    println!("cargo:rustc-env=UCRYPT_BUILD= ({commit}{target})");
+    let features = std::env::vars()
+        .filter_map(|(name, _)| name.strip_prefix("CARGO_FEATURE_").map(str::to_lowercase));
+    let features = features.collect::<Vec<_>>().join(" ");
+    let features = if features.is_empty() { "none" } else { &features };
+    println!("cargo:rustc-env=UCRYPT_BUILD= ({commit}{target}, features: {features})");
 }
 
 /// The output of git, unless it fails or is not installed.

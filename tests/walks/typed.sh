@@ -18,6 +18,20 @@ answered() {
     echo "$text" | eval "$*"
 }
 
+# The package is there: from here on it takes at most two minutes to an open volume.
+installed() {
+    installed_at=$(date +%s)
+}
+
+opened() {
+    took=$(($(date +%s) - installed_at))
+    echo "walk: open after $took s"
+    [ "$took" -le 120 ] || {
+        echo "walk: FAILED: two minutes are what it may take"
+        exit 1
+    }
+}
+
 ended() {
     echo "walk: $commands commands, $(($(date +%s) - began)) s"
 }

@@ -89,7 +89,21 @@ impl KeyDerivation {
 /// How a LUKS volume is made. The defaults are cryptsetup's: LUKS2, AES-256 in XTS mode, Argon2id, sectors
 /// of 4096 bytes where they fit, the header at the start of the image.
 ///
-/// See the [crate] for an example.
+/// ```
+/// use ucrypt_lib::{FormatOptions, Key, KeyDerivation};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let image = dir.path().join("disk.img");
+/// std::fs::File::create(&image)?.set_len(32 << 20)?;
+/// // PBKDF2 with few iterations is for volumes whose passphrase is a key of random bytes.
+/// let derivation = KeyDerivation::pbkdf2().iterations(1000);
+/// let options = FormatOptions::new().key_derivation(derivation);
+/// let made = options.format(&image, Key::Passphrase(&[7; 32]))?;
+/// println!("made the volume {}", made.uuid);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct FormatOptions {
     version: Format,

@@ -103,6 +103,28 @@ pub(crate) fn facts(volume: &ucrypt_engine::Volume, unlocked: &Unlocked) -> Fact
 ///
 /// A clone is the same volume. The image is closed with the last of them, with their
 /// [files](Volume::file) and servers. That flushes nothing: call [`Volume::close`] or [`Volume::flush`].
+///
+/// ```
+/// # use ucrypt_lib::{Key, OpenOptions, Plain};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let image = dir.path().join("disk.img");
+/// # std::fs::File::create(&image)?.set_len(1 << 20)?;
+/// # let volume = OpenOptions::new().plain(Plain::new()).open(&image, Key::Passphrase(b"secret"))?;
+/// // Two threads write at once, at offsets of any alignment.
+/// std::thread::scope(|scope| {
+///     for at in [1000, 5000] {
+///         let volume = volume.clone();
+///         scope.spawn(move || volume.write_at(at, b"something").expect("written"));
+///     }
+/// });
+/// let mut read = [0; 9];
+/// volume.read_at(5000, &mut read)?;
+/// assert_eq!(&read, b"something");
+/// volume.close()?; // everything is durable
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Volume(Arc<Inner>);
 

@@ -124,7 +124,7 @@ fn has_fuse() -> Result<(), Lacking> {
     }
     Err(Lacking::denied(
         "no right to mount a file: this needs CAP_SYS_ADMIN, or the setuid program fusermount3 \
-         (package fuse3) where such programs may act",
+         where such programs may act: apt-get install fuse3",
     ))
 }
 

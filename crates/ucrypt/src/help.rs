@@ -50,11 +50,27 @@ const LESS_USED: &[&str] = &[
     "metrics_any_host",
 ];
 
+/// Options that every action has.
+const OF_ALL: &[&str] = &["help", "verbose", "debug", "disable_locks", "test_args"];
+
 /// Sorts the options of all actions.
 pub(crate) fn arranged(command: Command) -> Command {
+    let command = command.mut_args(|arg| {
+        let place = OF_ALL.iter().position(|id| arg.get_id() == id);
+        match place {
+            Some(place) => arg.display_order(1000 + place),
+            None => arg,
+        }
+    });
     command.mut_subcommands(|action| {
         let mut action = action;
         if OPENING.contains(&action.get_name()) {
+            // Logs and metrics behind what the volume is.
+            let of_operation = |arg: &&Arg| arg.get_help_heading() == Some("Operation");
+            let ids = action.get_arguments().filter(of_operation).map(Arg::get_id).cloned();
+            for id in ids.collect::<Vec<_>>() {
+                action = action.mut_arg(id, |arg| arg);
+            }
             for id in EXPERTS.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
                 // This also moves it behind all others.
                 let expert = |arg: Arg| hidden(arg).help_heading("Experts");
@@ -103,12 +119,23 @@ mod tests {
     use crate::Cli;
 
     #[test]
-    fn every_action_with_less_used_options_has_examples() {
+    fn every_action_names_its_page_with_examples() {
         let command = arranged(Cli::command());
         for action in command.get_subcommands().filter(|action| !action.is_hide_set()) {
-            let names_page = action.get_after_long_help().is_some();
-            // Otherwise `--help` would end with the words that `-h` ends with.
-            assert!(names_page || action.get_after_help().is_none(), "{}", action.get_name());
+            assert!(action.get_after_long_help().is_some(), "{}", action.get_name());
+        }
+    }
+
+    #[test]
+    fn options_of_all_actions_stand_behind_an_actions_own_ones() {
+        let mut command = arranged(Cli::command());
+        command.build();
+        for action in command.get_subcommands().filter(|action| action.get_name() != "help") {
+            let is_of_all = |arg: &&Arg| OF_ALL.contains(&arg.get_id().as_str());
+            let of_all = action.get_arguments().filter(is_of_all).map(Arg::get_display_order);
+            let own = action.get_arguments().filter(|arg| !is_of_all(arg));
+            let last = own.map(Arg::get_display_order).max().unwrap_or(0);
+            assert!(of_all.min() > Some(last), "{}", action.get_name());
         }
     }
 

@@ -58,7 +58,7 @@ use signal_hook::consts::SIGXFSZ;
 use signal_hook::flag;
 use ucrypt_image::{machine, user};
 
-/// The version, the commit where it is known, and the target of the compiler.
+/// The version, the commit where it is known, the target of the compiler, and the features.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("UCRYPT_BUILD"));
 
 // Man pages have only the long help of what `-h` leaves out.

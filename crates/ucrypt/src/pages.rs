@@ -96,6 +96,7 @@ fn whole(command: &Command) -> io::Result<Vec<u8>> {
     roff.to_writer(&mut out)?;
     man.render_options_section(&mut out)?;
     let mut roff = Roff::new();
+    examples_of(&mut roff, "ucrypt");
     exit_status(&mut roff);
     roff.control("SH", ["FILES"]);
     for (path, what) in FILES {

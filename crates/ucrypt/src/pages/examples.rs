@@ -8,6 +8,104 @@ type Example = (&'static str, &'static str);
 /// The examples of each page, `ucrypt-NAME`, in an order in which they can be run.
 pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
     (
+        "ucrypt",
+        &[
+            ("Make a volume. The passphrase is asked for:", "ucrypt luksFormat old.img"),
+            ("Open it; the path of the disk is printed:", "ucrypt open old.img work"),
+            ("See what it does:", "ucrypt status work"),
+            ("Close it:", "ucrypt close work"),
+        ],
+    ),
+    (
+        "close",
+        &[
+            ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            (
+                "Close it once its users have gone; new ones are turned away:",
+                "ucrypt close --deferred work",
+            ),
+            ("Close whatever is open:", "ucrypt close --all"),
+        ],
+    ),
+    (
+        "list",
+        &[
+            ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            ("See what is open, with exact sizes:", "ucrypt list --bytes"),
+            ("The same for a script:", "ucrypt list --json"),
+            ("End it:", "ucrypt close work"),
+        ],
+    ),
+    ("top", &[("Watch what all open volumes do, every five seconds:", "ucrypt top --delay 5")]),
+    (
+        "resize",
+        &[
+            ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            (
+                "Make its image larger, and then the volume:",
+                "truncate -s +1M disk.img; ucrypt resize work",
+            ),
+            ("End it:", "ucrypt close work"),
+        ],
+    ),
+    (
+        "luksSuspend",
+        &[
+            ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            ("Before the machine sleeps, wipe its key from memory:", "ucrypt luksSuspend work"),
+            ("Afterwards, give it its key again:", "ucrypt luksResume --key-file key work"),
+            ("End it:", "ucrypt close work"),
+        ],
+    ),
+    (
+        "convert",
+        &[
+            ("Make a LUKS1 volume:", "ucrypt luksFormat -q --type luks1 --key-file key old.img"),
+            (
+                "Turn its header into LUKS2; data and passphrases stay:",
+                "ucrypt convert -q --type luks2 old.img",
+            ),
+        ],
+    ),
+    (
+        "benchmark",
+        &[
+            (
+                "Measure two ciphers, with keys of 256 bits:",
+                "ucrypt benchmark -c aes-xts-plain64 -c serpent-xts-plain64 -s 256",
+            ),
+            ("Measure a key derivation:", "ucrypt benchmark --pbkdf pbkdf2"),
+        ],
+    ),
+    (
+        "demo",
+        &[("See what encryption costs here, with a volume of 64 MiB:", "ucrypt demo --size 64M")],
+    ),
+    (
+        "lab",
+        &[
+            ("See which measurements there are:", "ucrypt lab list"),
+            ("Repeat them all, small:", "ucrypt lab run --quick"),
+        ],
+    ),
+    ("lab-list", &[("See which measurements there are, and what they ask:", "ucrypt lab list")]),
+    ("lab-run", &[("Repeat one measurement, small:", "ucrypt lab run --quick instant")]),
+    (
+        "lab-sim",
+        &[(
+            "Simulate one measurement on a machine with four cores:",
+            "ucrypt lab sim --quick --cores 4 instant",
+        )],
+    ),
+    (
+        "lab-advise",
+        &[("See what a volume loses, and what to change:", "ucrypt lab advise disk.img")],
+    ),
+    (
+        "lab-report",
+        &[("Make a page of what lab run has kept:", "ucrypt lab report ucrypt-lab-results")],
+    ),
+    (
         "open",
         &[
             ("Open a volume. The passphrase is asked for:", "ucrypt open disk.img work"),

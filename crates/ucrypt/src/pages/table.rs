@@ -61,7 +61,7 @@ pub(super) fn page() -> io::Result<Vec<u8>> {
     for paragraph in BOOT {
         roff.control("PP", []).text([roman(*paragraph)]);
     }
-    roff.control("SH", ["EXAMPLE"]);
+    roff.control("SH", ["EXAMPLES"]);
     roff.control("PP", []).control("EX", []);
     roff.text([roman(
         "  work     /srv/work.img                              none            luks",

@@ -61,6 +61,12 @@ fn every_action_has_a_page_without_mistakes_and_with_all_its_options() {
             assert!(shown.contains(word), "{word} is not in {page}:\n{shown}");
         }
     }
+    for page in fs::read_dir(&dir).expect("pages") {
+        let page = page.expect("a page").path();
+        let text = fs::read_to_string(&page).expect("text");
+        let is_alias = text.starts_with(".so ");
+        assert!(is_alias || text.contains("\n.SH EXAMPLES\n"), "{}: no examples", page.display());
+    }
     run(&mut scratch.ucrypt(&["man-pages", "/nonexistent"]), b"").refuses(4);
 }
 
@@ -97,14 +103,36 @@ pub(crate) fn run_shell(scratch: &Scratch, title: &str, commands: &str) {
     assert!(ran.succeeded(), "{title}: {commands}: {ran:?}");
 }
 
+/// Pages whose examples take minutes, or a terminal, and the tests that run such commands smaller. Here
+/// their command lines are read only.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("top", "tests/command/top.rs"),
+    ("benchmark", "tests/benchmark.rs"),
+    ("demo", "tests/command/demo.rs"),
+    ("lab", "tests/command/lab.rs"),
+    ("lab-run", "tests/command/lab.rs"),
+    ("lab-sim", "tests/command/lab.rs"),
+    ("lab-report", "tests/command/lab.rs"),
+    ("lab-advise", "tests/command/lab_advise.rs"),
+];
+
 #[test]
 fn the_examples_of_the_man_pages_run() {
     let scratch = Scratch::new();
     let mut known = actions(&scratch);
-    known.extend(["containers", "formats"].map(str::to_owned));
+    known.extend(["ucrypt", "containers", "formats"].map(str::to_owned));
+    let parts = ["list", "run", "sim", "advise", "report"];
+    known.extend(parts.map(|part| format!("lab-{part}")));
     for (action, examples) in EXAMPLES {
         assert!(known.iter().any(|known| known == action), "there is no page {action}");
         let scratch = Scratch::new();
+        if ELSEWHERE.iter().any(|(of, _)| of == action) {
+            for (_, line) in *examples {
+                let words: Vec<_> = line.split(' ').skip(1).chain(["--test-args"]).collect();
+                run(&mut scratch.ucrypt(&words), b"").passes();
+            }
+            continue;
+        }
         let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
         fs::rename(&image.path, scratch.path("disk.img")).expect("renamed");
         scratch.file("key", PASSPHRASE);
