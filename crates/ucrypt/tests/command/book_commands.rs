@@ -336,6 +336,37 @@ fn the_commands_of_the_pages_do_what_the_pages_say() {
     }
 }
 
+#[test]
+fn the_profile_for_containers_permits_io_uring_and_the_pod_names_it() {
+    let text = fs::read_to_string(root().join("dist/container/seccomp.json")).expect("a profile");
+    let profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
+    let rules = profile["syscalls"].as_array().expect("rules");
+    let is_in = |rule: &serde_json::Value, name: &str| {
+        rule["names"].as_array().expect("names").iter().any(|it| it == name)
+    };
+    for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "read", "futex", "execve"]
+    {
+        let of_name: Vec<_> = rules.iter().filter(|rule| is_in(rule, name)).collect();
+        assert_eq!(of_name.len(), 1, "{name}");
+        assert_eq!(of_name[0]["action"], "SCMP_ACT_ALLOW", "{name}");
+        assert_eq!(of_name[0]["args"], serde_json::json!([]), "{name}");
+    }
+    // What takes a container apart stays forbidden without further capabilities.
+    for name in ["bpf", "init_module", "delete_module"] {
+        let unconditional = rules.iter().any(|rule| {
+            is_in(rule, name)
+                && rule["action"] == "SCMP_ACT_ALLOW"
+                && rule["includes"] == serde_json::json!({})
+        });
+        assert!(!unconditional, "{name}");
+    }
+    let pod = fs::read_to_string(root().join("contrib/csi/pod.yaml")).expect("a pod");
+    for words in ["type: Localhost", "localhostProfile: ucrypt.json", "memory: ", "cpu: "] {
+        assert!(pod.contains(words), "{words}");
+    }
+}
+
 /// All files below a directory.
 fn files(dir: &Path, found: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(dir).expect("a directory") {
@@ -361,6 +392,15 @@ fn what_is_installed_is_listed_and_goes_with_its_list() {
         let page = prefix.join(format!("share/man/{page}.gz"));
         assert!(page.exists(), "{} was not installed", page.display());
     }
+    // systemd reads the units of the socket, with the program where it was installed.
+    let units = prefix.join("lib/systemd/system");
+    let socket = scratch.path("ucrypt-nbd@disk.socket");
+    fs::copy(units.join("ucrypt-nbd@.socket"), &socket).expect("copied");
+    let mut verify = tool("systemd-analyze", "systemd");
+    verify.args(["verify", "--man=no"]).arg(&socket);
+    // With those of the system.
+    verify.env("SYSTEMD_UNIT_PATH", format!("{}:", units.display()));
+    assert_eq!(run(&mut verify, b"").exits(0).stderr, "");
     let list = fs::read_to_string(prefix.join("share/doc/ucrypt/files")).expect("a list");
     let mut installed = BTreeSet::new();
     files(&prefix, &mut installed);
