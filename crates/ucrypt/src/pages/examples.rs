@@ -20,11 +20,12 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
         "close",
         &[
             ("Open a volume:", "ucrypt open --key-file key --as nbd disk.img work"),
+            ("Close whatever is open:", "ucrypt close --all"),
+            ("Open it again:", "ucrypt open --key-file key --as nbd disk.img work"),
             (
                 "Close it once its users have gone; new ones are turned away:",
                 "ucrypt close --deferred work",
             ),
-            ("Close whatever is open:", "ucrypt close --all"),
         ],
     ),
     (

@@ -55,7 +55,7 @@ fn a_copy_that_cannot_be_read_is_written_again_by_repair() {
         "pwrite=if [ $4 -lt 4096 ]; then touch {written}; fi; \
          dd of={at} oflag=seek_bytes seek=$4 conv=notrunc status=none"
     );
-    let mut fuse = tool("nbdfuse", "nbdfuse");
+    let mut fuse = tool("nbdfuse", "libnbd-bin");
     fuse.arg(&file).args(["--command", "nbdkit", "-s", "--exit-with-parent", "eval"]);
     fuse.args([&format!("get_size=echo {len}"), "can_write=exit 0", "can_flush=exit 0"]);
     fuse.args(["flush=exit 0", &pread, &pwrite]).stdin(Stdio::null()).stderr(Stdio::null());

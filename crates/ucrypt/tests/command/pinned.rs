@@ -124,7 +124,7 @@ impl Changing {
             first = first.display(),
             later = later.display()
         );
-        let mut fuse = tool("nbdfuse", "nbdfuse");
+        let mut fuse = tool("nbdfuse", "libnbd-bin");
         fuse.arg(&file).args(["--command", "nbdkit", "-s", "--exit-with-parent", "eval"]);
         fuse.arg(format!("get_size=echo {len}")).arg(pread);
         let child = fuse.stdin(Stdio::null()).spawn().expect("nbdfuse starts");
