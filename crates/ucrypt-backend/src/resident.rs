@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "memory is locked by address")]
 
-use std::fs;
 use std::io;
 use std::ptr;
 
@@ -11,6 +10,8 @@ use rustix::mm::{
     munlockall, munmap,
 };
 use rustix::process::{Resource, getrlimit};
+
+use crate::kernel_table;
 
 /// Upper bound of the page size, in bytes.
 const PAGE_MAX: usize = 64 << 10;
@@ -71,7 +72,7 @@ pub fn keep_resident() -> io::Result<()> {
 }
 
 fn lock_private() -> io::Result<()> {
-    for line in fs::read_to_string("/proc/self/maps")?.lines() {
+    for line in kernel_table("/proc/self/maps")?.lines() {
         let Some((start, len)) = private(line) else { continue };
         // SAFETY: locking changes nothing that a program can see.
         unsafe { mlock(ptr::with_exposed_provenance_mut(start), len) }?;

@@ -23,7 +23,7 @@ use crate::ending::{LastFlush, SignalLimit, Troubles};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::log::{self, Level, Log, LogArgs, event};
-use crate::luks::{check_flags, store_flags};
+use crate::luks::{has_to_store, store_flags};
 use crate::metrics::{Bound, MetricsArgs};
 use crate::notify::Notifier;
 use crate::passphrase::Secret;
@@ -194,9 +194,8 @@ fn open_and_serve(args: &OpenArgs) -> Result<(), Failure> {
     if let Some(why) = why {
         say_line(format_args!("{why}; the volume is served --as {}", served.name()));
     }
-    if args.persistent {
-        check_flags(args.header(), &args.volume.flags().1)?;
-    }
+    let flags = args.volume.flags().1;
+    let stores_flags = args.persistent && has_to_store(args.header(), &flags)?;
     let key = args.volume.volume_key(args.image())?;
     let chosen = args.served.is_none().then_some(served);
     let added: Vec<_> = chosen.iter().map(|chosen| as_option(*chosen)).collect();
@@ -205,8 +204,8 @@ fn open_and_serve(args: &OpenArgs) -> Result<(), Failure> {
         return Err(become_server(server, &key));
     }
     let device = start_server(&mut server, &key)?;
-    if args.persistent {
-        store_flags(args.header(), &args.volume.flags().1).map_err(|failure| {
+    if stores_flags {
+        store_flags(args.header(), &flags).map_err(|failure| {
             failure.about(format_args!(
                 "{} is open as {device}, but not its flags stored",
                 paths.name()

@@ -240,7 +240,7 @@ pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<
 }
 
 /// Whether this process was started with a signal that is ignored.
-fn is_ignored(signal: i32) -> bool {
+pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);

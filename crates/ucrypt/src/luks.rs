@@ -17,7 +17,7 @@ mod show;
 mod token;
 
 pub(crate) use backup::{BackupArgs, WholeArgs, backup, erase, repair, restore};
-pub(crate) use change::{check_flags, disable_locks, store_flags};
+pub(crate) use change::{disable_locks, has_to_store, store_flags};
 pub(crate) use config::{ConfigArgs, UuidArgs, config, uuid};
 pub(crate) use confirm::{confirm, confirm_at};
 pub(crate) use convert::{ConvertArgs, run as convert};

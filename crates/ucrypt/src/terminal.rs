@@ -24,6 +24,7 @@ use signal_hook::flag::{register_conditional_default, register_usize};
 use signal_hook::low_level::{emulate_default_handler, pipe};
 use zeroize::Zeroizing;
 
+use crate::ending::is_ignored;
 use crate::failure::Failure;
 use crate::passphrase::Secret;
 use crate::stdio;
@@ -230,7 +231,8 @@ impl Signals {
         } else {
             let (came, wake) = UnixStream::pair()?;
             came.set_nonblocking(true)?;
-            for signal in [SIGHUP, SIGINT, SIGTERM] {
+            // One that whoever started this process has it ignore stays ignored, also by the server it becomes.
+            for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|it| !is_ignored(*it)) {
                 register_conditional_default(signal, &AT_ONCE)?;
                 register_usize(signal, &LAST, signal.unsigned_abs() as usize)?;
                 pipe::register(signal, wake.try_clone()?)?;

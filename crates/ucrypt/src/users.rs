@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use ucrypt_backend::kernel_table;
 
 /// How many users a message names.
 const NAMED_MAX: usize = 4;
@@ -36,10 +37,10 @@ pub(crate) fn beside(paths: &[&Path], server: u32) -> Vec<String> {
         let dir = process.path();
         // All processes in a mount namespace see the same mounts.
         if fs::read_link(dir.join("ns/mnt")).is_ok_and(|it| namespaces.insert(it)) {
-            let mounts = fs::read_to_string(dir.join("mountinfo")).unwrap_or_default();
+            let mounts = kernel_table(dir.join("mountinfo")).unwrap_or_default();
             users.extend(watched.iter().flat_map(|it| it.mounted(&mounts)));
         }
-        let command = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+        let command = kernel_table(dir.join("comm")).unwrap_or_default();
         let command = command.trim_end();
         if PASSING.contains(&command) {
             continue;
@@ -142,7 +143,7 @@ impl Watched {
         if self.numbers.is_empty() {
             return Vec::new();
         }
-        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+        let swaps = kernel_table("/proc/swaps").unwrap_or_default();
         let mut swaps = swaps.lines().skip(1).filter_map(|line| line.split(' ').next());
         let swap = swaps.any(|path| self.is_at(path));
         let holders = self.numbers.iter().map(|number| attributes(*number).join("holders"));
@@ -152,7 +153,7 @@ impl Watched {
         // Loop devices on top are not listed as holders.
         let loops = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
         let loops = loops.filter_map(|device| {
-            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+            let file = kernel_table(device.path().join("loop/backing_file")).ok()?;
             let is_it = self.is_at(file.trim_end());
             is_it.then(|| format!("/dev/{}", device.file_name().display()))
         });

@@ -5,6 +5,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ucrypt_backend::kernel_table;
+
 use super::Bytes;
 use crate::machine;
 
@@ -65,7 +67,7 @@ const V2: Names = Names {
 
 /// The limits that apply to this process.
 pub(super) fn limits() -> Vec<Limit> {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let read = |path: &str| kernel_table(path).unwrap_or_default();
     let directories = directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
     let swap = machine::free_swap();
     directories.iter().flat_map(|(names, top, leaf)| chain(names, top, leaf, swap)).collect()

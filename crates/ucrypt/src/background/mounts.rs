@@ -24,6 +24,7 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use ucrypt_backend::kernel_table;
 
 /// The system directories that a server needs.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
@@ -75,7 +76,7 @@ fn enter_root(own: &Path) -> io::Result<()> {
 
 /// The paths where something is mounted.
 fn mounted() -> Vec<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let table = kernel_table("/proc/self/mountinfo").unwrap_or_default();
     table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect()
 }
 

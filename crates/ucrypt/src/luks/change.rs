@@ -166,15 +166,16 @@ pub(crate) fn store_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
     Ok(write_verified(&medium, &writes)?)
 }
 
-/// Refuses a header that stores no flags, or that has others and cannot be written.
-pub(crate) fn check_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
+/// Whether a header has other flags than these. Refuses one that stores no flags, or has others and cannot be written.
+pub(crate) fn has_to_store(place: &Path, flags: &[Flag]) -> Result<bool, Failure> {
     let image = open_to_look(place)?;
     let header = read_header(&image, place)?;
-    if !has_flags(header.luks2("persistent flags")?, flags) {
+    let differs = !has_flags(header.luks2("persistent flags")?, flags);
+    if differs {
         let options = OpenOptions { unlocked: true, ..OpenOptions::default() };
         FileBackend::open(place, options)?;
     }
-    Ok(())
+    Ok(differs)
 }
 
 /// Whether these flags are stored, and no others.

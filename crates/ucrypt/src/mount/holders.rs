@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use ucrypt_backend::kernel_table;
 
 use super::table::{self, Mount};
 
@@ -35,7 +36,7 @@ fn is_used_by(mount: &Mount, process: &Path) -> bool {
     if single.into_iter().chain(open.map(|entry| entry.path())).any(|link| is_in(mount, &link)) {
         return true;
     }
-    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+    let maps = kernel_table(process.join("maps")).unwrap_or_default();
     maps.lines().any(|line| is_mapped(mount, line))
 }
 
@@ -65,10 +66,10 @@ fn is_mapped(mount: &Mount, line: &str) -> bool {
 fn files_of_the_kernel() -> impl Iterator<Item = (PathBuf, &'static str)> {
     let loops = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
     let loops = loops.filter_map(|device| {
-        let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        let file = kernel_table(device.path().join("loop/backing_file")).ok()?;
         Some((PathBuf::from(file.trim_end()), "a loop device over"))
     });
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let swaps = kernel_table("/proc/swaps").unwrap_or_default();
     let swaps: Vec<_> = swaps
         .lines()
         .skip(1)

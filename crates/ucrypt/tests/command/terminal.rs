@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::process::Command;
 
 use ucrypt_testkit::Random;
 
@@ -50,11 +51,38 @@ fn typed(image: &Image, keys: &[&[u8]]) -> String {
 }
 
 fn typed_at(line: &[&str], image: &Image, keys: &[&[u8]]) -> String {
+    run(at_terminal(keys).arg(UCRYPT).args(line).arg(&image.path), b"").text()
+}
+
+/// What runs a program, which is to be added, at a terminal, and types these keys at its prompts.
+fn at_terminal(keys: &[&[u8]]) -> Command {
     let hex =
         |keys: &&[u8]| keys.iter().fold(String::new(), |hex, key| hex + &format!("{key:02x}"));
     let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
     terminal.arg(keys.iter().map(hex).collect::<Vec<_>>().join(","));
-    run(terminal.arg(UCRYPT).args(line).arg(&image.path), b"").text()
+    terminal
+}
+
+#[test]
+fn a_prompt_leaves_those_signals_ignored_that_were() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let text = "
+        cd \"$(dirname \"$2\")\"
+        trap '' HUP
+        : >said # A message that it is not there would stand behind the prompt.
+        $1 serve \"$2\" --nbd unix:$PWD/socket >said </dev/tty &
+        until grep -q nbd+unix said; do kill -0 $!; sleep 0.02; done
+        kill -HUP $!
+        sleep 0.3
+        nbdinfo --size \"nbd+unix:///?socket=$PWD/socket\"
+        kill -TERM $!
+        wait $!";
+    let mut terminal = at_terminal(&[&[PASSPHRASE, b"\n"].concat()]);
+    terminal.args(["/bin/sh", "-euc", text, "sh", UCRYPT]).arg(&image.path);
+    let shown = run(&mut terminal, b"").text();
+    assert!(shown.contains(&DATA.to_string()), "{shown}");
+    assert!(shown.contains("ended with 0 echo True"), "{shown}");
 }
 
 #[test]
