@@ -60,7 +60,7 @@ const OPTIONS: &[Known] = &[
     value("active-name", REENCRYPTION),
     value("align-payload", NoEffect),
     flag("allow-discards", NoEffect),
-    short('q', flag("batch-mode", NoEffect)),
+    short('q', flag("batch-mode", Accepted("nothing is asked here"))),
     flag(
         "cancel-deferred",
         Refused("a volume that closes with its last user does so; open it again afterwards"),

@@ -143,6 +143,22 @@ fn accepted_options_say_with_v_what_they_mean_here() {
     assert!(code(&ran) == 1 && stderr(&ran).contains("--shared"), "{}", stderr(&ran));
 }
 
+/// A script that takes a refusal of `-q` for "no LUKS" formats a volume that is there.
+#[test]
+fn batch_mode_is_taken_by_actions_that_ask_nothing() {
+    let both = Both::new(LUKS2);
+    let image = text(&both.ours);
+    for args in [["-q", "isLuks", image], ["isLuks", "-q", image]] {
+        assert_eq!(code(&run("cryptsetup", &args, b"")), 0, "{args:?}");
+        good(&ucrypt(&args, b""));
+    }
+    for action in ["close", "status", "resize", "luksSuspend", "luksResume"] {
+        let ran = ucrypt(&[action, "-q", "no such volume"], b"");
+        assert!(code(&ran) == 4 && stderr(&ran).contains("no such volume"), "{}", stderr(&ran));
+    }
+    good(&ucrypt(&["benchmark", "-q", "--test-args"], b""));
+}
+
 #[test]
 fn old_names_of_actions_work() {
     let both = Both::new(LUKS2);
