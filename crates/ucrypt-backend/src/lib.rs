@@ -28,6 +28,7 @@
 mod at_once;
 pub mod buf;
 mod core_list;
+mod directory_lock;
 pub mod file;
 mod inherited;
 mod kernel_table;
@@ -49,6 +50,7 @@ use std::sync::Arc;
 
 pub use buf::{Buf, Pool};
 pub use core_list::count_cores;
+pub use directory_lock::lock_directory;
 pub use file::{FileBackend, OpenError, OpenOptions};
 pub use inherited::Inherited;
 pub use kernel_table::kernel_table;

@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen};
+use ucrypt_backend::lock_directory;
 
 /// Most clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -81,15 +82,7 @@ impl Drop for UnixSocket {
 /// directory cannot be locked in time: what can go wrong then takes microseconds.
 fn turn(path: &Path) -> Option<File> {
     let absolute = std::path::absolute(path).ok()?;
-    let dir = File::open(absolute.parent()?).ok()?;
-    let deadline = Instant::now() + TURN_PATIENCE;
-    while flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
-        if Instant::now() > deadline {
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Some(dir)
+    lock_directory(absolute.parent()?, TURN_PATIENCE)
 }
 
 /// Removes the socket of a server that is gone.

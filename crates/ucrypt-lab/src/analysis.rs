@@ -450,12 +450,12 @@ fn timed(sample: &Sample, us: f64) -> Option<f64> {
 /// throughput is not.
 const MERITS: [Merit; 3] = [
     (SPEED, |sample| Some(speed(sample))),
-    ("mean latency", |sample| timed(sample, sample.mean_us)),
+    (MEAN, |sample| timed(sample, sample.mean_us)),
     ("p99 latency", |sample| timed(sample, sample.p99_us)),
 ];
 
-/// The name of the first of [`MERITS`].
 const SPEED: &str = "speed";
+const MEAN: &str = "mean latency";
 
 /// The least ratio that adaptive dispatch or a served volume of ours should have; `None` if the two are
 /// not compared. Adaptive dispatch is measured by the base and by every fixed policy in its place, a
@@ -502,7 +502,7 @@ fn short(
             (ratio.median < least).then_some((*what, ratio))
         });
         let is_slower = speed.median < least;
-        let listed = ratios.filter(|(what, _)| *what != MERITS[1].0 || !is_slower);
+        let listed = ratios.filter(|(what, _)| *what != MEAN || !is_slower);
         found.shortfalls.extend(listed.map(|(what, ratio)| Shortfall {
             experiment: description.name,
             cell: cell.name.clone(),

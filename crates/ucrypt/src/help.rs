@@ -65,14 +65,14 @@ pub(crate) fn arranged(command: Command) -> Command {
     command.mut_subcommands(|action| {
         let mut action = action;
         if OPENING.contains(&action.get_name()) {
-            // Logs and metrics behind what the volume is.
+            // Logs and metrics behind what the volume is: an argument that is changed moves to the end.
             let of_operation = |arg: &&Arg| arg.get_help_heading() == Some("Operation");
             let ids = action.get_arguments().filter(of_operation).map(Arg::get_id).cloned();
             for id in ids.collect::<Vec<_>>() {
                 action = action.mut_arg(id, |arg| arg);
             }
             for id in EXPERTS.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
-                // This also moves it behind all others.
+                // It moves to the end, too.
                 let expert = |arg: Arg| hidden(arg).help_heading("Experts");
                 action = action.mut_arg(id, expert);
             }

@@ -30,7 +30,7 @@ use crate::volume::VolumeArgs;
 mod fuse;
 mod holders;
 mod kernel;
-mod table;
+pub(crate) mod table;
 
 use table::Mount;
 

@@ -7,10 +7,9 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-
+use ucrypt_backend::lock_directory;
 use ucrypt_image::runtime_directory;
 
 use crate::background;
@@ -143,15 +142,7 @@ impl RuntimePaths {
     /// Waits for the other processes that are about to choose a name by themselves, but no longer than
     /// `patience`. The turn ends when this is dropped.
     pub(crate) fn turn(&self, patience: Duration) -> Option<File> {
-        let dir = File::open(&self.dir).ok()?;
-        let deadline = Instant::now() + patience;
-        while flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if Instant::now() > deadline {
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Some(dir)
+        lock_directory(&self.dir, patience)
     }
 
     /// Removes the server's files except its lock.

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
 
+use crate::mount::table::{self, Mount};
+
 /// How many users a message names.
 const NAMED_MAX: usize = 4;
 
@@ -37,7 +39,7 @@ pub(crate) fn beside(paths: &[&Path], server: u32) -> Vec<String> {
         let dir = process.path();
         // All processes in a mount namespace see the same mounts.
         if fs::read_link(dir.join("ns/mnt")).is_ok_and(|it| namespaces.insert(it)) {
-            let mounts = kernel_table(dir.join("mountinfo")).unwrap_or_default();
+            let mounts = table::of(&dir).unwrap_or_default();
             users.extend(watched.iter().flat_map(|it| it.mounted(&mounts)));
         }
         let command = kernel_table(dir.join("comm")).unwrap_or_default();
@@ -121,21 +123,18 @@ impl Watched {
         self.has_name(path) || path.starts_with("/dev/") && self.has_node(Path::new(path))
     }
 
-    /// The paths where `mounts`, a `mountinfo` table, shows it mounted.
-    fn mounted(&self, mounts: &str) -> Vec<String> {
-        let numbers: Vec<String> =
-            self.numbers.iter().map(|(major, minor)| format!("{major}:{minor}")).collect();
-        if numbers.is_empty() {
+    /// The paths where one of these mounts shows it.
+    fn mounted(&self, mounts: &[Mount]) -> Vec<String> {
+        if self.numbers.is_empty() {
             return Vec::new();
         }
-        let is_it = |line: &&str| {
-            let number = line.split(' ').nth(2).unwrap_or_default();
-            // A file system on several devices has a number of its own, so compare the source too.
-            let source = line.split_once(" - ").and_then(|(_, end)| end.split(' ').nth(1));
-            numbers.iter().any(|it| it == number) || source.is_some_and(|it| self.has_name(it))
+        // A file system on several devices has a number of its own, so compare the source too.
+        let is_it = |mount: &&Mount| {
+            self.numbers.contains(&mount.device)
+                || mount.source.to_str().is_some_and(|it| self.has_name(it))
         };
-        let place = |line: &str| Some(format!("mounted at {}", line.split(' ').nth(4)?));
-        mounts.lines().filter(is_it).filter_map(place).collect()
+        let place = |mount: &Mount| format!("mounted at {}", mount.place.display());
+        mounts.iter().filter(is_it).map(place).collect()
     }
 
     /// Swap on it, and devices on top of it.
@@ -206,6 +205,7 @@ mod tests {
             33 1 259:3 / /mnt/d rw,relatime - ext4 /dev/other rw\n\
             34 1 0:56 / /mnt/e rw,relatime - btrfs /dev/loop7p1 rw\n\
             nonsense\n";
+        let mounts = &table::parse(mounts.as_bytes());
         let places = ["/mnt/a", "/mnt/b", "/mnt/d", "/mnt/e"];
         assert_eq!(device.mounted(mounts), places.map(|place| format!("mounted at {place}")));
         let file = Watched { names: vec!["/run/x".into()], numbers: Vec::new() };

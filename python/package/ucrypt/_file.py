@@ -19,7 +19,8 @@ class VolumeFile(io.RawIOBase):
 
     It has no buffer: each call is a request to the volume. `io.BufferedReader` or `io.BufferedRandom` around
     it makes small reads fast; close that one before the volume, which knows nothing of what it still holds:
-    `with volume.file() as file, io.BufferedRandom(file) as buffered`. One thread at a time may use it; each thread can have its own.
+    `with volume.file() as file, io.BufferedRandom(file) as buffered`. One thread at a time may use it; each thread
+    can have its own.
     """
 
     def __init__(self, volume: Volume) -> None:

@@ -24,7 +24,8 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
-use ucrypt_backend::kernel_table;
+
+use crate::mount::table;
 
 /// The system directories that a server needs.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
@@ -76,8 +77,8 @@ fn enter_root(own: &Path) -> io::Result<()> {
 
 /// The paths where something is mounted.
 fn mounted() -> Vec<PathBuf> {
-    let table = kernel_table("/proc/self/mountinfo").unwrap_or_default();
-    table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect()
+    let mounts = table::of(Path::new("/proc/self")).unwrap_or_default();
+    mounts.into_iter().map(|mount| mount.place).collect()
 }
 
 /// Whether the path is a single device node below /dev. Does not query a file system that does not

@@ -22,7 +22,7 @@ use crate::runtime::RuntimePaths;
 /// Size of the stacks of the server's threads, in bytes. They are locked too.
 pub(super) const THREAD_STACK: &str = "262144";
 
-/// A note of `status` has 65 columns: the lines of one screen.
+/// A note has at most 65 columns, so that it is one line of `status`.
 const NOT_LOCKED: &str = "memory is not locked, may be swapped";
 
 /// The protections that failed.

@@ -583,7 +583,12 @@ mod tests {
             "size": 3_u64 << 40, "read_only": false, "discards": true, "dispatch": "adaptive",
             "uuid": "4d9f2c4e-9a3f-4d0a-8f0e-1f2d3c4b5a69", "keyslot": 0,
         });
-        let notes = ["memory is not locked", "CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"];
+        // Those of a user without any right; see `resilience`.
+        let notes = [
+            "it may hang or be killed at low memory: give it CAP_SYS_RESOURCE",
+            "no mount namespace of its own: give it CAP_SYS_ADMIN",
+            "memory is not locked, may be swapped: ulimit -l unlimited",
+        ];
         let shown = json!({
             "device": "/run/user/1000/ucrypt/work", "name": "work", "mounted": "/home/user/work",
             "export": { "kind": "fuse", "transport": "classic", "transport_reason":

@@ -1,7 +1,8 @@
-//! The mounts of this process, from `/proc/self/mountinfo` (proc(5)). No file system is
+//! The mounts of a process, from its `mountinfo` (proc(5)). No file system is
 //! asked: one whose server is dead would not answer.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -10,29 +11,34 @@ use crate::failure::Failure;
 use crate::octal::unescaped;
 use crate::runtime::RuntimePaths;
 
-const TABLE: &str = "/proc/self/mountinfo";
-
 /// A mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     pub(super) id: u64,
     pub(super) parent: u64,
     /// Major and minor number of the device, or those of a file system without one.
-    pub(super) device: (u32, u32),
-    pub(super) place: PathBuf,
+    pub(crate) device: (u32, u32),
+    pub(crate) place: PathBuf,
     /// Such as `ext4` or `fuse.ext4`.
     pub(super) kind: String,
-    pub(super) source: PathBuf,
+    pub(crate) source: PathBuf,
 }
 
 /// The mounts that this process sees, in the order in which they were made.
 pub(super) fn read() -> Result<Vec<Mount>, Failure> {
-    let table = fs::read(TABLE)
-        .map_err(|error| Failure::device(format!("cannot read {TABLE}: {error}")))?;
-    Ok(parse(&table))
+    let own = Path::new("/proc/self");
+    of(own).map_err(|error| {
+        Failure::device(format!("cannot read {}/mountinfo: {error}", own.display()))
+    })
 }
 
-fn parse(table: &[u8]) -> Vec<Mount> {
+/// The mounts that a process sees, in the order in which they were made. `process` is its directory below `/proc`.
+pub(crate) fn of(process: &Path) -> io::Result<Vec<Mount>> {
+    Ok(parse(&fs::read(process.join("mountinfo"))?))
+}
+
+/// The mounts in the text of a `mountinfo`.
+pub(crate) fn parse(table: &[u8]) -> Vec<Mount> {
     table.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
 

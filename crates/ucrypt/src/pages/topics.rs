@@ -83,7 +83,7 @@ const CONTAINERS: &[Part] = &[
         paragraphs: &[
             "The default profiles of Docker and Podman forbid io_uring. Requests then go through threads, which \
              is slower, and ublk is not there. A profile that also permits io_uring_setup, io_uring_enter and \
-             io_uring_register is enough.",
+             io_uring_register is enough; docs/containers.md in /usr/share/doc/ucrypt has a command that makes one.",
         ],
         terms: &[],
     },

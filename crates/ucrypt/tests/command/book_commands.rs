@@ -3,12 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use crate::book::{markdown, prepare, root};
 use crate::pages::run_shell;
 use crate::process::{run, tool};
-use crate::scratch::{Scratch, UCRYPT};
+use crate::scratch::Scratch;
 
 /// A block of commands that runs in a directory with `disk.img`, whose passphrase is in `key` and on
 /// standard input, `content`, which the volume holds, and the directory `mnt`.
@@ -138,6 +137,14 @@ const SAMPLES: &[Sample] = &[
         after: "kill $!; wait $!",
     },
     Sample {
+        page: "docs/containers.md",
+        begins: "jq",
+        before: &["echo '{\"syscalls\": [{\"names\": [\"read\"]}]}' > profile.json"],
+        replaced: &[("/usr/share/containers/seccomp.json", "profile.json")],
+        after: "jq -e '.syscalls | map(.names) == [[\"read\"], \
+                [\"io_uring_setup\", \"io_uring_enter\", \"io_uring_register\"]]' ucrypt.json",
+    },
+    Sample {
         page: "docs/boot.md",
         begins: "ucrypt attach --check",
         before: &["echo 'disk /dev/sdz none luks' > table"],
@@ -233,7 +240,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 const UNITS: &str = "needs systemd as process 1; the_socket_of_a_unit_is_served has its protocol";
 const PODMAN: &str =
     "needs Podman and the image of make container; tests/walks/container goes this way";
-const INSTALLED: &str = "what_is_installed_is_listed_and_goes_with_its_list";
+const INSTALLED: &str = "installed::what_is_installed_is_listed_and_goes_with_its_list";
 const GUEST: &str = "needs the kernel's ublk; tests/guest";
 const MACHINE: &str = "needs a virtual machine; tests/virtual_machine";
 
@@ -258,7 +265,7 @@ fn blocks(text: &str) -> Vec<(String, String)> {
 }
 
 /// All blocks of commands of the pages, each with its page.
-fn commands() -> Vec<(String, String)> {
+pub(crate) fn commands() -> Vec<(String, String)> {
     let pages = ["", "docs"].into_iter().flat_map(markdown);
     // Reports are of their day, with the commands of that day.
     let pages = pages.filter(|page| !WHOLE.contains(&page.as_str()) && !page.contains("/reports/"));
@@ -334,83 +341,4 @@ fn the_commands_of_the_pages_do_what_the_pages_say() {
         let commands = format!("{}\n{block}{}", sample.before.join("\n"), sample.after);
         run_shell(&directory(), &page, &commands);
     }
-}
-
-#[test]
-fn the_profile_for_containers_permits_io_uring_and_the_pod_names_it() {
-    let text = fs::read_to_string(root().join("dist/container/seccomp.json")).expect("a profile");
-    let profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
-    let rules = profile["syscalls"].as_array().expect("rules");
-    let is_in = |rule: &serde_json::Value, name: &str| {
-        rule["names"].as_array().expect("names").iter().any(|it| it == name)
-    };
-    for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "read", "futex", "execve"]
-    {
-        let of_name: Vec<_> = rules.iter().filter(|rule| is_in(rule, name)).collect();
-        assert_eq!(of_name.len(), 1, "{name}");
-        assert_eq!(of_name[0]["action"], "SCMP_ACT_ALLOW", "{name}");
-        assert_eq!(of_name[0]["args"], serde_json::json!([]), "{name}");
-    }
-    // What takes a container apart stays forbidden without further capabilities.
-    for name in ["bpf", "init_module", "delete_module"] {
-        let unconditional = rules.iter().any(|rule| {
-            is_in(rule, name)
-                && rule["action"] == "SCMP_ACT_ALLOW"
-                && rule["includes"] == serde_json::json!({})
-        });
-        assert!(!unconditional, "{name}");
-    }
-    let pod = fs::read_to_string(root().join("contrib/csi/pod.yaml")).expect("a pod");
-    for words in ["type: Localhost", "localhostProfile: ucrypt.json", "memory: ", "cpu: "] {
-        assert!(pod.contains(words), "{words}");
-    }
-}
-
-/// All files below a directory.
-fn files(dir: &Path, found: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(dir).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            files(&path, found);
-        } else {
-            found.insert(path);
-        }
-    }
-}
-
-#[test]
-fn what_is_installed_is_listed_and_goes_with_its_list() {
-    let scratch = prepare();
-    let prefix = scratch.path("usr/local");
-    let mut install = tool("sh", "dash");
-    install.arg(root().join("scripts/install")).arg(UCRYPT).arg(&prefix);
-    run(&mut install, b"").passes();
-    for page in
-        ["man5/ucrypttab.5", "man7/ucrypt-containers.7", "man7/ucrypt-formats.7", "man8/ucrypt.8"]
-    {
-        let page = prefix.join(format!("share/man/{page}.gz"));
-        assert!(page.exists(), "{} was not installed", page.display());
-    }
-    // systemd reads the units of the socket, with the program where it was installed.
-    let units = prefix.join("lib/systemd/system");
-    let socket = scratch.path("ucrypt-nbd@disk.socket");
-    fs::copy(units.join("ucrypt-nbd@.socket"), &socket).expect("copied");
-    let mut verify = tool("systemd-analyze", "systemd");
-    verify.args(["verify", "--man=no"]).arg(&socket);
-    // With those of the system.
-    verify.env("SYSTEMD_UNIT_PATH", format!("{}:", units.display()));
-    assert_eq!(run(&mut verify, b"").exits(0).stderr, "");
-    let list = fs::read_to_string(prefix.join("share/doc/ucrypt/files")).expect("a list");
-    let mut installed = BTreeSet::new();
-    files(&prefix, &mut installed);
-    assert_eq!(installed, list.lines().map(PathBuf::from).collect());
-    let mut blocks = commands().into_iter().map(|(_, block)| block);
-    let remove = blocks.find(|block| block.starts_with("xargs")).expect("a way to remove it");
-    let remove = remove.lines().next().expect("a line");
-    let remove = remove.replace("/usr/local", prefix.to_str().expect("text"));
-    run_shell(&scratch, "install", &remove);
-    let mut left = BTreeSet::new();
-    files(&prefix, &mut left);
-    assert_eq!(left, BTreeSet::new());
 }

@@ -22,6 +22,7 @@ mod endings;
 mod full_backend;
 mod fuse;
 mod image;
+mod installed;
 mod lab;
 mod lab_advise;
 mod lab_page;
