@@ -48,6 +48,8 @@ pub struct Plan {
     /// The injected faults, whose errors are the only ones allowed, and the disk's offset in the
     /// backend.
     pub faults: Option<(Faults, u64)>,
+    /// The disk may have no write cache, so that any write has to be durable.
+    pub writes_through: bool,
     /// See [`Watchdog`].
     pub watchdog: Watchdog,
 }
@@ -66,6 +68,7 @@ impl Plan {
             whole: Whole::sectors(512),
             crashes: false,
             faults: None,
+            writes_through: false,
             watchdog: Watchdog::Time(Duration::from_secs(10)),
         }
     }
@@ -419,7 +422,10 @@ impl Client {
         let Some((faults, offset)) = &self.plan.faults else {
             return self.fail(format!("{operation} fails without reason: {error}"));
         };
-        let durable = operation.kind == Kind::Flush || operation.kind.is_fua();
+        let reads = operation.kind == Kind::Read;
+        let durable = operation.kind == Kind::Flush
+            || operation.kind.is_fua()
+            || self.plan.writes_through && !reads;
         if durable && self.flush_failed {
             return Ok(());
         }

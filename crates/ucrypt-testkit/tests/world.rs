@@ -132,7 +132,8 @@ fn errors_of_memory_used_in_place_reach_the_requests_that_they_concern() {
 
 fn fail_now_and_then(storage: Storage) {
     let mut failed = 0;
-    for seed in seeds(200) {
+    // The rarest bug that was ever found here showed itself at seed 386.
+    for seed in seeds(500) {
         let faults = Faults::new(seed);
         let mut random = Random::new(seed ^ 7);
         let at = random.below(MIB / 4) / 512 * 512;
@@ -145,7 +146,7 @@ fn fail_now_and_then(storage: Storage) {
         };
         failed += run(seed, storage, Some(faults)).failed;
     }
-    assert!(failed > 200, "{failed} requests failed");
+    assert!(failed > 500, "{failed} requests failed");
 }
 
 /// The power fails after `step` steps of a client on a random machine: the data flushed before is
@@ -201,8 +202,12 @@ fn crash_at(seed: u64, step: u64) {
 
 #[test]
 fn what_was_flushed_survives_a_crash_at_any_step_with_workers_too() {
-    for seed in seeds(300) {
+    for seed in seeds(1000) {
         crash_at(seed, Random::new(!seed).below(400));
+    }
+    // A run is the same each time, up to the crash.
+    for seed in seeds(5) {
+        (0..200).for_each(|step| crash_at(seed, step));
     }
 }
 

@@ -208,7 +208,7 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
         lines.push(("last error", error.into()));
     }
     if let Some(error) = counters["flush_error"].as_str() {
-        lines.push(("flush failed", format!("{error}; {FLUSH_FAILED}")));
+        lines.push(("flush error", format!("{error}; {FLUSH_FAILED}")));
     }
     lines.push(("dispatch", format!("{}. {}", text(&volume["dispatch"]), Why::of(status))));
     for note in server["notes"].as_array().into_iter().flatten() {

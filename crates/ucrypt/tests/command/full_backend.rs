@@ -4,6 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
+use serde_json::Value;
 use ucrypt_testkit::Random;
 
 use crate::image::{Image, LUKS1, PASSPHRASE};
@@ -155,4 +156,26 @@ fn a_loss_that_another_program_was_told_of_fails_the_flush_of_a_new_client() {
     server.await_said("no flush succeeds any more");
     server.signal(rustix::process::Signal::TERM);
     server.exits(4);
+}
+
+#[test]
+fn after_a_flush_that_failed_status_and_list_say_so_until_close_does() {
+    let scratch = Scratch::new();
+    let (image, _device) = image_on_lossy_device(&scratch);
+    let mut open = scratch.ucrypt(&["open", "--as", "nbd"]);
+    let uri = run(open.args(image.with_key()).arg("volume"), b"").text();
+    let script = include_str!("scripts/flush_once.py");
+    run(python(script, "nbd", "python3-libnbd").arg(uri.trim()), b"").passes();
+    let status = run(&mut scratch.ucrypt(&["status", "volume"]), b"").text();
+    assert!(status.contains("flush error: ") && status.contains("no flush succeeds"), "{status}");
+    let json = run(&mut scratch.ucrypt(&["status", "--json", "volume"]), b"").text();
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert!(json["counters"]["flush_error"].is_string(), "{json}");
+    let list = run(&mut scratch.ucrypt(&["list"]), b"").text();
+    assert!(
+        list.lines().any(|line| line.contains("volume") && line.contains(" failed ")),
+        "{list}"
+    );
+    let message = run(&mut scratch.ucrypt(&["close", "volume"]), b"").refuses(4);
+    assert!(message.contains("flush failed"), "{message}");
 }

@@ -11,11 +11,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ucrypt_backend::{Backend, FileBackend, OpenOptions};
+use ucrypt_backend::{Backend, Errno, FileBackend, OpenOptions};
 use ucrypt_engine::PolicyKind;
 use ucrypt_testkit::engine::VolumeKind;
+use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::given::number;
-use ucrypt_testkit::{Client, Plan, Port, Random, Shape, Whole};
+use ucrypt_testkit::{Client, FaultBackend, Faults, Plan, Port, Random, Report, Shape, Whole};
 
 use crate::driver::Driver;
 use crate::front_end::{FrontEnd, Memory, message};
@@ -138,6 +139,12 @@ impl Machine<'_> {
 }
 
 fn run(case: &Case, backend: Arc<dyn Backend>) {
+    let report = run_with(case, backend, None);
+    assert_eq!((report.failed, report.refused), (0, 0));
+}
+
+/// Runs the case; `faults` are those of the backend.
+fn run_with(case: &Case, backend: Arc<dyn Backend>, faults: Option<Faults>) -> Report {
     let seed = number("UCRYPT_SEED", 1);
     println!("{}: UCRYPT_SEED={seed}", case.name);
     let policies = case.policy.parse::<PolicyKind>().expect("a policy").into();
@@ -183,6 +190,9 @@ fn run(case: &Case, backend: Arc<dyn Backend>) {
         depth: usize::from(SLOTS),
         sector: u64::from(case.sector_size),
         whole: (case.whole)(u64::from(case.sector_size)),
+        faults: faults.map(|faults| (faults, 0)),
+        // Some machines never ask for a write cache.
+        writes_through: true,
         ..Plan::new(seed, shape)
     };
     let mut client = Client::new(plan, ports.len());
@@ -201,10 +211,10 @@ fn run(case: &Case, backend: Arc<dyn Backend>) {
         }
     }
     let report = client.end(&mut ports).unwrap_or_else(|failure| panic!("{failure}"));
-    assert_eq!((report.failed, report.refused), (0, 0));
     drop((machine, ports));
     assert_eq!(harness.reports.lines(), [""; 0]);
     harness.stop_or_fail();
+    report
 }
 
 /// An image on a disk: the system's directory for temporary files may be in memory.
@@ -260,4 +270,27 @@ fn bursts_beyond_the_memory_of_a_ring_find_what_was_written() {
         Case { name: "bursts", rings: 1, requests: 600, area: true, policy: "merge", ..IMAGE };
     let (_dir, backend) = image(false);
     run(&case, backend);
+}
+
+#[test]
+fn errors_of_the_disk_reach_the_requests_that_they_concern() {
+    const MIB: u64 = 1 << 20;
+    // A guest is told no kind of error.
+    let failing = || Rule::new(Fate::Fail(Errno::IO));
+    for (number, rule) in [
+        failing().range(MIB..4 * MIB),
+        Rule::new(Fate::Tear(Errno::IO)).on(Access::Write).chance(2),
+        failing().on(Access::Flush).nth(1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let faults = Faults::new(number as u64);
+        faults.delay(number as u64).tears_between(512).add(rule);
+        let inner = Arc::new(ucrypt_backend::memory(DISK).expect("memory"));
+        let backend = Arc::new(FaultBackend::new(inner, faults.clone()));
+        let case = Case { name: "faults", requests: 800, area: number == 1, ..IMAGE };
+        let report = run_with(&case, backend, Some(faults));
+        assert!(report.failed > 2 && report.refused == 0, "fault {number}: {report:?}");
+    }
 }
