@@ -32,12 +32,6 @@ fn close(scratch: &Scratch) -> Ran {
     run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"")
 }
 
-fn server(scratch: &Scratch) -> Pid {
-    let servers = scratch.processes();
-    assert_eq!(servers.len(), 1);
-    servers[0]
-}
-
 #[track_caller]
 fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -80,7 +74,7 @@ fn sigterm_waits_for_who_unmounts_the_volume_and_loses_nothing() {
     let scratch = Scratch::new();
     let (image, log) = with_file_system(&scratch);
     let mut shell = mounted(&scratch);
-    let server = server(&scratch);
+    let server = scratch.server();
     kill_process(server, Signal::TERM).expect("a signal");
     await_said(&log, "waits for at most");
     let said = fs::read_to_string(&log).expect("a log");
@@ -103,7 +97,7 @@ fn sigterm_says_what_is_lost_by_who_does_not_go_and_status_is_clear() {
     let scratch = Scratch::new();
     let (_image, log) = with_file_system(&scratch);
     let mut shell = mounted(&scratch);
-    let server = server(&scratch);
+    let server = scratch.server();
     kill_process(server, Signal::TERM).expect("a signal");
     // Ask at every stage: while it waits for users, while it ends, and after its end.
     let mut asked = 0;
@@ -160,7 +154,7 @@ fn sighup_beside_sigterm_is_no_second_signal_and_loses_nothing() {
         let scratch = Scratch::new();
         let (_image, log) = with_file_system(&scratch);
         let mut shell = mounted(&scratch);
-        let server = server(&scratch);
+        let server = scratch.server();
         for signal in signals {
             kill_process(server, signal).expect("a signal");
         }
@@ -195,7 +189,7 @@ fn a_server_whose_image_does_not_answer_ends_and_says_so() {
     let image = scratch.sparse("image", LEN);
     let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
     let path = run(below.arg(&image).arg("below"), b"").text();
-    let holder = server(&scratch);
+    let holder = scratch.server();
     let above = Server::start(&scratch, On::Both, &["--cipher", "none", path.trim()]);
     let mut client = NbdClient::connect(above.socket()).expect("connected");
     client.write(0, &[1; 4096]).expect("written");
@@ -379,7 +373,7 @@ fn close_after_a_deferred_close_is_refused_while_the_file_is_in_use() {
     file.write_all_at(b"still here", 0).expect("the volume goes on");
     let text = run(scratch.ucrypt(&["status"]).arg(scratch.unique()), b"").text();
     assert!(text.contains("closes with its last user"), "{text}");
-    let server = server(&scratch);
+    let server = scratch.server();
     drop(file);
     scratch.await_end(server);
     let mut read = image.ucrypt(&scratch, "read");
@@ -435,7 +429,7 @@ fn a_close_that_meets_the_end_of_an_orderly_server_does_not_say_that_it_was_kill
         let image = scratch.sparse("image", DATA);
         let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
         let path = run(below.arg(&image).arg("below"), b"").text();
-        let holder = server(&scratch);
+        let holder = scratch.server();
         let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "nbd"]);
         run(above.args([path.trim(), "above"]), b"").passes();
         let above = scratch.processes().into_iter().find(|process| *process != holder);
@@ -503,7 +497,7 @@ fn loop_over_a_file(scratch: &Scratch) -> (Pid, Pid) {
     let image = scratch.sparse("image", 64 << 20);
     let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
     let path = run(below.arg(&image).arg("below"), b"").text();
-    let holder = server(scratch);
+    let holder = scratch.server();
     let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "loop"]);
     run(above.args([path.trim(), &scratch.unique()]), b"").passes();
     let above = scratch.processes().into_iter().find(|process| *process != holder);

@@ -434,10 +434,9 @@ fn a_deferred_close_ends_with_the_last_user() {
     run(&mut scratch.ucrypt(&["close", "--deferred", "volume"]), b"").passes();
     assert!(scratch.mounts().is_empty(), "the name is gone");
     file.write_all_at(b"to the end", 0).expect("the volume goes on");
-    let server = scratch.processes();
-    assert_eq!(server.len(), 1);
+    let server = scratch.server();
     drop(file);
-    scratch.await_end(server[0]);
+    scratch.await_end(server);
     nothing_is_left(&scratch);
     let mut read = image.ucrypt(&scratch, "read");
     assert_eq!(run(read.args(["--length", "10"]), b"").passes(), b"to the end");
@@ -512,10 +511,9 @@ fn sigterm_closes_an_open_volume_cleanly() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     open(&scratch, &image, "volume", &[]).passes();
-    let server = scratch.processes();
-    assert_eq!(server.len(), 1);
-    rustix::process::kill_process(server[0], rustix::process::Signal::TERM).expect("a signal");
-    scratch.await_end(server[0]);
+    let server = scratch.server();
+    rustix::process::kill_process(server, rustix::process::Signal::TERM).expect("a signal");
+    scratch.await_end(server);
     nothing_is_left(&scratch);
 }
 

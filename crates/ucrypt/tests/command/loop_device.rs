@@ -319,7 +319,7 @@ fn the_server_sees_no_mounts_but_its_own() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     open(&scratch, &image, &[]).passes();
-    let server = scratch.processes()[0].as_raw_nonzero();
+    let server = scratch.server().as_raw_nonzero();
     let mounts = fs::read_to_string(format!("/proc/{server}/mountinfo")).expect("mounts");
     let places: Vec<_> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
     let runtime = scratch.runtime("");
@@ -588,13 +588,12 @@ fn an_aborted_connection_below_a_device_is_told() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let log = scratch.path("log");
     open(&scratch, &image, &["--log", log.to_str().expect("text")]).passes();
-    let server = scratch.processes();
-    assert_eq!(server.len(), 1);
+    let server = scratch.server();
     // A FUSE connection has the number of its file system, which is that of the attached file.
     let text = "mount -t fusectl none /sys/fs/fuse/connections || :
         echo 1 > /sys/fs/fuse/connections/$(losetup -nlO BACK-MAJ:MIN $(realpath $1) | sed 's/.*://; s/ //g')/abort";
     run(&mut script(&scratch, text, &[scratch.device()]), b"").passes();
-    scratch.await_end(server[0]);
+    scratch.await_end(server);
     let said = fs::read_to_string(&log).expect("a log");
     assert!(said.contains("aborted its connection") && said.contains("/dev/loop"), "{said}");
     nothing_is_left(&scratch);

@@ -24,12 +24,6 @@ fn open(scratch: &Scratch, image: &Image, options: &[&str]) -> Ran {
     run(command.arg(scratch.unique()).args(options), b"")
 }
 
-fn server(scratch: &Scratch) -> Pid {
-    let servers = scratch.processes();
-    assert_eq!(servers.len(), 1);
-    servers[0]
-}
-
 /// Bytes that a process has for itself: not those of its program, which all servers share.
 fn own_memory(process: Pid) -> u64 {
     let path = format!("/proc/{}/smaps_rollup", process.as_raw_nonzero());
@@ -63,7 +57,7 @@ fn buffers_take_no_more_memory_than_the_user_says() {
         let memory_arg = format!("{memory}M");
         let opened = open(&scratch, &image, &["--as", served, "--memory", &memory_arg]);
         let device = opened.text().trim().to_owned();
-        let server = server(&scratch);
+        let server = scratch.server();
         verify(&scratch, &device);
         let own = own_memory(server);
         println!("{served} with {memory_arg}: {} KiB", own >> 10);
@@ -104,7 +98,7 @@ fn a_server_that_nobody_uses_never_wakes_up() {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
         open(&scratch, &image, &["--as", served]).passes();
-        let server = server(&scratch);
+        let server = scratch.server();
         // Udev and others look at a new device for a while, and other tests' programs at all that there are.
         let deadline = Instant::now() + Duration::from_secs(100);
         loop {

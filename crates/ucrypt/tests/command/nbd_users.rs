@@ -67,10 +67,9 @@ fn a_deferred_close_over_nbd_ends_with_the_last_client_and_not_before() {
     assert!(message.contains("being closed"), "{message}");
     close(&scratch, &["volume"]).refuses(5);
     client.write(4096, &[9; 4096]).expect("the volume goes on");
-    let server = scratch.processes();
-    assert_eq!(server.len(), 1);
+    let server = scratch.server();
     drop(client);
-    scratch.await_end(server[0]);
+    scratch.await_end(server);
     let mut read = image.ucrypt(&scratch, "read");
     let read = run(read.args(["--length", "8192"]), b"").passes();
     assert_eq!(read, [[8; 4096], [9; 4096]].concat());

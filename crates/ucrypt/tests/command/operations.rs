@@ -25,7 +25,7 @@ fn below_and_above(scratch: &Scratch, served: &str) -> (Pid, Pid) {
     let image = scratch.sparse("image", LEN);
     let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
     let path = run(below.arg(&image).arg("below"), b"").text();
-    let [holder] = scratch.processes()[..] else { panic!("one server") };
+    let holder = scratch.server();
     let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", served]);
     run(above.args([path.trim(), "above"]), b"").passes();
     let above = scratch.processes().into_iter().find(|process| *process != holder);
@@ -245,7 +245,7 @@ fn a_server_keeps_neither_descriptors_nor_the_directory_of_its_caller() {
         shell.current_dir(scratch.path("")).env("XDG_RUNTIME_DIR", scratch.path("run"));
         run(&mut shell, b"").passes();
         // The server detaches once `open` has its answer.
-        let [server] = scratch.processes()[..] else { panic!("one server") };
+        let server = scratch.server();
         let opened = || fs::read_to_string(scratch.path("log")).unwrap_or_default();
         await_that("the server to be alone", || opened().contains("opened"));
         let open = has_open(server);
@@ -307,7 +307,7 @@ fn servers_that_stand_still_keep_the_others_neither_from_the_list_nor_from_their
     list.stdout.take().expect("a pipe").read_to_string(&mut said).expect("read");
     assert!(said.contains("has ended meanwhile"), "{said}");
     assert!(!said.contains("does not answer"), "one after the other: {said}");
-    let [server] = scratch.processes()[..] else { panic!("one server") };
+    let server = scratch.server();
     let mut close = scratch.ucrypt_child(&["close", "--all"]);
     let close = close.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
     // It ends when nobody listens any more, however this test ends.

@@ -105,10 +105,22 @@ impl Scratch {
 
     /// Kills the background server of the only open volume, as a crash would.
     pub(crate) fn kill_background_server(&self) {
-        let processes = self.processes();
-        assert_eq!(processes.len(), 1, "one background server");
-        kill_process(processes[0], Signal::KILL).expect("killed");
-        self.await_end(processes[0]);
+        let server = self.server();
+        kill_process(server, Signal::KILL).expect("killed");
+        self.await_end(server);
+    }
+
+    /// The background server of the only open volume. One whose volume was just closed may need a moment to
+    /// end.
+    pub(crate) fn server(&self) -> Pid {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.processes()[..] {
+                [server] => return server,
+                ref others => assert!(Instant::now() < deadline, "{others:?}: not one server"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Waits until a process that is no child of ours has ended.

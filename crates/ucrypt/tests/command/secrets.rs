@@ -72,9 +72,8 @@ fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_in_the_background() 
         let key = volume_key(&scratch, &image);
         let mut open = scratch.ucrypt(&["open", "--as", "nbd"]);
         run(open.arg(&image.path).arg("volume"), PASSPHRASE).passes();
-        let processes = scratch.processes();
-        assert_eq!(processes.len(), 1, "one server");
-        assert_clean(processes[0], &[PASSPHRASE, &key]);
+        let server = scratch.server();
+        assert_clean(server, &[PASSPHRASE, &key]);
         run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
     }
 }
@@ -133,11 +132,10 @@ fn nothing_of_the_key_of_a_volume_without_a_header_is_left_in_a_server() {
         let secrets = [&key, PASSPHRASE, &hashed, hex.as_bytes()];
         let mut open = scratch.ucrypt(&["open", "--as", "nbd"]);
         run(open.args(options).arg(&image).arg("volume"), input).passes();
-        let processes = scratch.processes();
-        assert_eq!(processes.len(), 1, "one server");
-        assert_clean(processes[0], &secrets);
+        let server = scratch.server();
+        assert_clean(server, &secrets);
         run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
-        scratch.await_end(processes[0]);
+        scratch.await_end(server);
 
         let socket = scratch.path("socket");
         let mut serve = scratch.ucrypt_child(&["serve", "--nbd"]);

@@ -43,14 +43,13 @@ fn the_key_of_a_table_line_is_on_no_servers_command_line() {
     for (way, input) in ways {
         let mut open = scratch.ucrypt(&["open", "--as", "fuse"]);
         let path = run(open.args(way).arg(&image).arg("volume"), input).text();
-        let server = scratch.processes();
-        assert_eq!(server.len(), 1);
-        has_no_key_on_its_command_line(server[0]);
+        let server = scratch.server();
+        has_no_key_on_its_command_line(server);
         let mut found = vec![0; data.len()];
         File::open(path.trim()).expect("opened").read_exact_at(&mut found, 0).expect("read");
         assert_eq!(found, data, "{way:?}");
         run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
-        scratch.await_end(server[0]);
+        scratch.await_end(server);
     }
     let server =
         Server::start(&scratch, On::Nbd, &["--table", &line, image.to_str().expect("text")]);

@@ -47,7 +47,7 @@ fn a_suspended_volume_has_no_key_in_memory_and_gets_it_back() {
         let image = Image::by_cryptsetup(&scratch, kind, DATA);
         let key = volume_key(&scratch, &image);
         let path = open(&scratch, &image, "fuse");
-        let server = scratch.processes()[0];
+        let server = scratch.server();
         let file = File::options().read(true).write(true).open(&path).expect("the served file");
         for round in 0..8_u8 {
             file.write_all_at(&vec![round; 70_000], u64::from(round) * 70_001).expect("written");
@@ -106,7 +106,7 @@ fn close_while_suspended_is_refused_to_users_and_ends_without_them() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let path = open(&scratch, &image, "fuse");
-    let server = scratch.processes()[0];
+    let server = scratch.server();
     action(&scratch, &["luksSuspend", "volume"], b"").passes();
     let user = File::open(&path).expect("opened");
     action(&scratch, &["close", "volume"], b"").refuses(5);
@@ -297,7 +297,7 @@ impl Stuck {
         let image = Image::by_cryptsetup(scratch, LUKS2, DATA);
         let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
         let below = run(below.arg(&image.path).arg("below"), b"").text();
-        let holder = scratch.processes()[0];
+        let holder = scratch.server();
         let above = Image { path: below.trim_end().into(), ..image };
         let path = open(scratch, &above, "fuse");
         let server = scratch.processes().into_iter().find(|process| *process != holder);
@@ -607,7 +607,7 @@ fn more_reads_of_a_suspended_volume_than_its_threads_have_room_for_keep_nobody_f
         let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = image_in(&scratch, in_memory.then_some(memory.path()));
         let path = open(&scratch, &image, "fuse");
-        let threads = threads_named(scratch.processes()[0], "fuse-");
+        let threads = threads_named(scratch.server(), "fuse-");
         assert!(threads > 0);
         let file = Arc::new(File::open(&path).expect("opened"));
         action(&scratch, &["luksSuspend", "volume"], b"").passes();
