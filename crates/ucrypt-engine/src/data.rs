@@ -12,7 +12,7 @@ pub(crate) struct Data {
     cut: usize,
     back: usize,
     /// Chunks that came back, neighbours joined, in no order. The tables `rest` and `parts` are kept
-    /// between requests, so that they allocate nothing once they have grown.
+    /// between requests, so that most allocate nothing.
     parts: Vec<(usize, Buf)>,
     /// The pieces are the client's own memory: they are dropped, not joined.
     scattered: bool,
@@ -80,7 +80,9 @@ impl Data {
     /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.rest.clear();
+        self.rest.shrink_to(PARTS);
         self.parts.clear();
+        self.parts.shrink_to(PARTS);
         (self.cut, self.back, self.scattered) = (0, 0, false);
     }
 
@@ -155,6 +157,7 @@ impl Data {
             return None;
         }
         if self.scattered {
+            self.rest.shrink_to(PARTS);
             return Some(Whole::Scattered);
         }
         match self.parts.pop() {

@@ -48,7 +48,7 @@ use memory::Memory;
 pub(crate) use polling::Polling;
 pub use polling::{Poll, Polled};
 use sleep::{RingOf, Wakers};
-use tables::{Chunk, ClientRequest, MachineRequest};
+use tables::{Chunk, ClientRequest, MachineRequest, PIECES, PIECES_MIN};
 use time::Time;
 
 /// Resource bounds of a queue.
@@ -82,6 +82,8 @@ pub struct Queue {
     time: Time,
     memory: Memory,
     requests: Slab<ClientRequest>,
+    /// Pieces of client memory of all requests.
+    pieces: usize,
     /// Requests that wait for their range, in order of arrival.
     parked: VecDeque<u32>,
     done: VecDeque<Done>,
@@ -194,6 +196,7 @@ impl Queue {
             time: Time::new(volume.clock.clone()),
             memory,
             requests: Slab::new(depth, ClientRequest::default),
+            pieces: 0,
             parked: VecDeque::with_capacity(depth as usize),
             done: VecDeque::with_capacity(depth as usize),
             machine,
@@ -256,7 +259,7 @@ impl Queue {
 
     /// Accepts a request, or refuses it and does not touch its memory. The answer carries `tag`.
     pub fn submit<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<(), Rejected<'a>> {
-        if self.requests.is_full() {
+        if self.requests.is_full() || !self.has_room_for(io.pieces()) {
             return Err(Rejected::Busy(io));
         }
         let is_first = self.in_flight() == 0;
@@ -267,6 +270,13 @@ impl Queue {
         self.note_arrival(was_alone);
         self.start(index, borrowed);
         Ok(())
+    }
+
+    /// Whether one more request of so many pieces leaves the lists of pieces within their bound. A request
+    /// that comes alone may have any number.
+    fn has_room_for(&self, pieces: usize) -> bool {
+        let most = PIECES_MIN.max(PIECES * self.requests.capacity() as usize);
+        self.pieces == 0 || self.pieces + pieces <= most
     }
 
     /// Cancels the requests whose tag `which` picks. Each of them still ends once: with

@@ -1,30 +1,35 @@
-//! Requests allocate nothing once a queue has warmed up, whatever the policy.
+//! Requests allocate nothing once a queue has warmed up, whatever the policy; lists of many pieces are given back.
 
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use common::{drain, volume_under};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, Pool, memory};
-use ucrypt_engine::{Buf, Io, PolicyKind, Queue, QueueConfig};
+use ucrypt_engine::{Buf, Io, PolicyKind, Queue, QueueConfig, Rejected};
 
-/// Counts the allocations of the whole process, so this file has only one test.
+/// Counts the allocations of the whole process, so the tests of this file take turns.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that are allocated now.
+static HELD: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: all calls are passed to the system's allocator unchanged.
 #[expect(unsafe_code, reason = "an allocator can be counted in no other way")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        HELD.fetch_add(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: the caller's contract is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: the caller's contract is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -70,8 +75,11 @@ fn requests(queue: &mut Queue, plain: &[u8], pieces: &mut Pieces, in_pieces: boo
     }
 }
 
+static TURN: Mutex<()> = Mutex::new(());
+
 #[test]
 fn requests_allocate_nothing_after_the_first_ones() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     std::fs::File::create(&path).unwrap().set_len(LEN).unwrap();
@@ -96,5 +104,42 @@ fn requests_allocate_nothing_after_the_first_ones() {
             let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
             assert_eq!(made, 0, "{policy} over {name}: allocations during 896 requests");
         }
+    }
+}
+
+#[test]
+fn lists_of_pieces_are_bounded_by_the_depth_and_given_back() {
+    const DEPTH: usize = 256;
+    const COUNT: usize = 126;
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    for policy in PolicyKind::ALL {
+        let volume = volume_under(policy, Arc::new(memory(LEN).unwrap()), 0, LEN, 512);
+        let mut queue = volume.queue(QueueConfig::new(16 << 20, DEPTH as u32)).unwrap();
+        let pool = Pool::new(64 << 20).unwrap();
+        let mut list = Vec::new();
+        drain(&mut queue);
+        let before = HELD.load(Ordering::Relaxed);
+        for round in 0..4 {
+            let mut most = 0;
+            for tag in 0..DEPTH as u64 {
+                list.clear();
+                list.extend((0..COUNT).map(|_| pool.alloc(512).unwrap()));
+                let submitted = if round % 2 == 0 {
+                    queue.submit(tag, Io::read_into(tag * 65536 % LEN / 2, &mut list))
+                } else {
+                    queue.submit(tag, Io::write_scattered(tag * 65536 % LEN / 2, &mut list, false))
+                };
+                match submitted {
+                    Ok(()) => most += COUNT,
+                    Err(Rejected::Busy(_)) => break,
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+            assert!(most <= 16 * DEPTH && most > 8 * DEPTH, "{policy}: {most} pieces at once");
+            drain(&mut queue);
+        }
+        drop(list);
+        let kept = HELD.load(Ordering::Relaxed).saturating_sub(before);
+        assert!(kept < 64 << 10, "{policy}: {kept} bytes are kept");
     }
 }

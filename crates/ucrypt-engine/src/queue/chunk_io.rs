@@ -7,7 +7,7 @@ use ucrypt_dispatch::{
 
 use super::Queue;
 use super::pieces::Plain;
-use super::tables::Chunk;
+use super::tables::{CHUNK_BUFS, Chunk};
 use super::time::timed_for;
 use crate::segments::CipherOp;
 use crate::workers;
@@ -248,6 +248,7 @@ impl Queue {
             // Partly transformed data goes nowhere.
             bufs.clear();
         }
+        bufs.shrink_to(CHUNK_BUFS);
         self.chunks[chunk.index()].bufs = bufs;
         result
     }
@@ -308,6 +309,7 @@ impl Queue {
         }
         if op != MachineOp::Read || answer.result.is_err() {
             bufs.clear();
+            bufs.shrink_to(CHUNK_BUFS);
         }
         if bufs.capacity() > 0 {
             self.chunks[chunk.index()].bufs = bufs;

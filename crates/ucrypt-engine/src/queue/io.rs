@@ -99,6 +99,17 @@ impl<'a> Io<'a> {
     }
 }
 
+impl Io<'_> {
+    /// Pieces of the client's own memory.
+    pub(super) fn pieces(&self) -> usize {
+        match self {
+            Self::Read { to: ReadTo::Scattered(pieces), .. }
+            | Self::Write { from: WriteFrom::Scattered(pieces), .. } => pieces.len(),
+            _ => 0,
+        }
+    }
+}
+
 /// Why a request was not accepted.
 #[derive(Debug)]
 pub enum Rejected<'a> {

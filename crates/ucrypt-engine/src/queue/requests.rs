@@ -4,7 +4,7 @@
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{Op as MachineOp, Request, RequestId};
 
-use super::tables::{Body, Role};
+use super::tables::{Body, PIECES, Role};
 use super::{Done, Queue};
 use crate::data::Whole;
 use crate::meters::Kind;
@@ -233,6 +233,9 @@ impl Queue {
         if !request.pieces.is_empty() {
             self.deliver(index, data.take());
         }
+        let request = &mut self.requests[index];
+        request.pieces.shrink_to(PIECES);
+        self.pieces -= std::mem::take(&mut request.piece_count);
         self.counting.ended(&self.requests[index], &self.time, &self.volume);
         self.requests.give_back(index);
         self.counting.counters.cells.left(self.requests.in_use());

@@ -31,6 +31,8 @@ pub(super) struct ClientRequest {
     pub(super) zones: Option<ZoneChange>,
     /// The client's own memory, unless a machine request has it. The list itself is reused.
     pub(super) pieces: Vec<Buf>,
+    /// Pieces that the client gave.
+    pub(super) piece_count: usize,
     pub(super) fua: bool,
     /// Zeroes that the backend does not make itself are refused.
     pub(super) fast: bool,
@@ -46,8 +48,12 @@ pub(super) struct ClientRequest {
     pub(super) arrived_ns: Option<u64>,
 }
 
-/// Pieces of client memory that each request has room for. Its list grows once if there are more.
-const PIECES: usize = 16;
+/// Pieces of client memory that each request has room for. The list of one with more is allocated, and given
+/// back; together the requests in flight have no more than all have room for.
+pub(super) const PIECES: usize = 16;
+
+/// Pieces of all requests that even a queue of few requests has in flight.
+pub(super) const PIECES_MIN: usize = 2048;
 
 impl Default for ClientRequest {
     fn default() -> Self {
@@ -63,6 +69,7 @@ impl Default for ClientRequest {
             edges: [None, None],
             zones: None,
             pieces: Vec::with_capacity(PIECES),
+            piece_count: 0,
             fua: false,
             fast: false,
             urgency: Urgency::Normal,
@@ -149,9 +156,9 @@ pub(super) struct Chunk {
     pub(super) again: Vec<Buf>,
 }
 
-/// Buffers that each chunk has room for, for joined requests in pieces. The list grows if there are
+/// Buffers that each chunk has room for, for joined requests in pieces. The list grows while there are
 /// more.
-const CHUNK_BUFS: usize = 2 * PARTS_MAX;
+pub(super) const CHUNK_BUFS: usize = 2 * PARTS_MAX;
 
 impl Default for Chunk {
     fn default() -> Self {
