@@ -142,7 +142,7 @@ impl Mapping {
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: the mapping just made, of a file in memory, used only through `Map::read` and
         // `Map::write`. `Drop` ends the watch before the mapping.
-        let watch = unsafe { Watch::new(base, len, access) };
+        let watch = unsafe { Watch::new(base, len, rustix::param::page_size(), access) };
         let Some(watch) = watch else {
             // SAFETY: the mapping just made, which is not used yet.
             let _ = unsafe { munmap(base.as_ptr().cast(), len) };

@@ -30,6 +30,8 @@ struct Watched {
     /// First address; 0: free, 1: reserved for a new mapping.
     base: AtomicUsize,
     len: AtomicUsize,
+    /// Bytes of its pages.
+    page: AtomicUsize,
     /// `PROT_` bits.
     protection: AtomicI32,
     broken: AtomicBool,
@@ -53,15 +55,15 @@ static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 pub struct Watch(&'static Watched);
 
 impl Watch {
-    /// Watches the `len` bytes from `base`. `None` if too many are watched already, or no handler
-    /// can be installed.
+    /// Watches the `len` bytes from `base`, in pages of `page` bytes. `None` if too many are watched
+    /// already, or no handler can be installed.
     ///
     /// # Safety
-    /// - The bytes are a mapping of a file, whose pages have the system's ordinary size, that
-    ///   exists until the watch is dropped.
+    /// - The bytes are a mapping of a file that exists until the watch is dropped; on a file system of
+    ///   huge pages, `page` is their size and divides `len`.
     /// - Memory safety depends neither on their content nor on their pages staying the same: each
     ///   page may be replaced by zeroes at any time.
-    pub unsafe fn new(base: NonNull<u8>, len: usize, access: Access) -> Option<Self> {
+    pub unsafe fn new(base: NonNull<u8>, len: usize, page: usize, access: Access) -> Option<Self> {
         BEFORE.get_or_init(install).as_ref()?;
         let taken = |watched: &Watched| {
             watched.base.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
@@ -77,6 +79,7 @@ impl Watch {
         watched.faults.store(0, Ordering::SeqCst);
         watched.protection.store(protection, Ordering::SeqCst);
         watched.len.store(len, Ordering::SeqCst);
+        watched.page.store(page, Ordering::SeqCst);
         watched.base.store(base.as_ptr() as usize, Ordering::SeqCst);
         Some(Self(watched))
     }
@@ -133,8 +136,8 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 
 /// Replaces the page at an address of a watched mapping, and pages behind it, by zeroes.
 fn put_zeroes(address: usize, watched: &Watched) -> bool {
-    // SAFETY: reads the system's configuration.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.cast_unsigned() as usize;
+    // A huge page is replaced as a whole: the kernel does not split it.
+    let page = watched.page.load(Ordering::SeqCst);
     let start = address / page * page;
     let mapped = watched.base.load(Ordering::SeqCst) + watched.len.load(Ordering::SeqCst);
     let left = mapped.saturating_sub(start).next_multiple_of(page).max(page);
@@ -184,7 +187,7 @@ mod tests {
         };
         let base = NonNull::new(base.cast::<u8>()).unwrap();
         // SAFETY: the mapping just made, whose bytes mean nothing, until the end of this function.
-        let watch = unsafe { Watch::new(base, LEN, Access::ReadWrite) }.unwrap();
+        let watch = unsafe { Watch::new(base, LEN, PAGE, Access::ReadWrite) }.unwrap();
         // SAFETY: within the mapping.
         let byte = |at: usize| unsafe { base.add(at) };
         // SAFETY: as above; plain bytes.
@@ -220,7 +223,7 @@ mod tests {
             };
             let base = NonNull::new(base.cast::<u8>()).unwrap();
             // SAFETY: the mapping just made, until the end of the round.
-            let watch = unsafe { Watch::new(base, PAGES * PAGE, Access::ReadWrite) }.unwrap();
+            let watch = unsafe { Watch::new(base, PAGES * PAGE, PAGE, Access::ReadWrite) }.unwrap();
             file.set_len(0).unwrap();
             for number in (0..PAGES).step_by(2) {
                 let number = if backwards { PAGES - 1 - number } else { number };
@@ -247,7 +250,7 @@ mod tests {
         for _ in 0..4 {
             let held = (0..MANY)
                 // SAFETY: nothing is accessed there.
-                .map_while(|_| unsafe { Watch::new(NonNull::dangling(), 0, Access::Read) });
+                .map_while(|_| unsafe { Watch::new(NonNull::dangling(), 0, PAGE, Access::Read) });
             assert_eq!(held.collect::<Vec<_>>().len(), MANY);
         }
         // Places are reused: no block was allocated without need.

@@ -7,6 +7,7 @@
 //! - [`ublk`]: as a block device of the kernel, where the kernel has ublk.
 
 mod backlog;
+mod creatable;
 mod ending;
 pub mod fuse;
 pub mod loop_device;

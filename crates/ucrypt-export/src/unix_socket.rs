@@ -12,6 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen};
 use ucrypt_backend::lock_directory;
 
+use crate::creatable::check_creatable;
+
 /// Most clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -59,6 +61,17 @@ impl UnixSocket {
         drop(turn);
         Ok(Self { socket, path: path.to_owned(), inode })
     }
+
+    /// Whether a socket could listen at `path` now. Nothing appears there meanwhile.
+    ///
+    /// # Errors
+    /// As [`UnixSocket::listen`].
+    pub fn check(path: &Path) -> Result<(), SocketError> {
+        let failed = |source| SocketError::Io { path: path.to_owned(), source };
+        SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
+        is_stale(path)?;
+        check_creatable(path).map_err(failed)
+    }
 }
 
 impl AsFd for UnixSocket {
@@ -87,15 +100,22 @@ fn turn(path: &Path) -> Option<File> {
 
 /// Removes the socket of a server that is gone.
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
-    let Ok(meta) = path.symlink_metadata() else { return Ok(()) };
+    if !is_stale(path)? {
+        return Ok(());
+    }
+    std::fs::remove_file(path).map_err(|source| SocketError::Io { path: path.to_owned(), source })
+}
+
+/// Whether the socket of a server that is gone is at `path`. Anything else there is an error.
+fn is_stale(path: &Path) -> Result<bool, SocketError> {
+    let Ok(meta) = path.symlink_metadata() else { return Ok(false) };
     if !meta.file_type().is_socket() {
         return Err(SocketError::NotASocket(path.to_owned()));
     }
-    let failed = |source| SocketError::Io { path: path.to_owned(), source };
     match try_connect(path) {
         Ok(true) => Err(SocketError::InUse(path.to_owned())),
-        Ok(false) => std::fs::remove_file(path).map_err(failed),
-        Err(errno) => Err(failed(errno.into())),
+        Ok(false) => Ok(true),
+        Err(errno) => Err(SocketError::Io { path: path.to_owned(), source: errno.into() }),
     }
 }
 

@@ -147,6 +147,14 @@ enum Problem {
 }
 
 impl FuseExport {
+    /// Whether a file could be served at `path` now. Nothing appears there meanwhile.
+    ///
+    /// # Errors
+    /// [`FuseError::MountPoint`] says what is in the way.
+    pub fn check(path: &Path) -> Result<(), FuseError> {
+        MountPoint::check(path).map_err(|error| FuseError::MountPoint { path: path.into(), error })
+    }
+
     /// Mounts the volume over `path`, creating the file if there is none, and serves it from
     /// background threads.
     pub fn start(

@@ -20,6 +20,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, mknodat, open, sta
 use rustix::io::Errno;
 
 use super::mount::unmount_stale;
+use crate::creatable::check_creatable;
 
 /// A path, with a file that the mount may cover.
 #[derive(Debug)]
@@ -34,27 +35,26 @@ impl MountPoint {
     /// server left.
     pub(super) fn prepare(path: &Path) -> io::Result<Self> {
         remove_stale(path);
-        match fs::metadata(path) {
-            Ok(found) if found.is_file() && found.len() == 0 => {
-                Ok(Self { path: path.canonicalize()?, made: None })
-            }
-            Ok(found) if found.is_file() => Err(io::Error::other(
-                "the file has content, which the mount would hide; name an empty or a new file",
-            )),
-            Ok(_) => Err(io::Error::other("it exists and is no regular file; name a new file")),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                match mknodat(CWD, path, FileType::Socket, Mode::empty(), 0) {
-                    Ok(()) => {}
-                    Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
-                    // Not every file system has sockets.
-                    Err(_) => make_regular(path)?,
-                }
-                let pinned = pin(path).and_then(|made| Ok((made, path.canonicalize()?)));
-                let (made, path) = pinned.inspect_err(|_| _ = fs::remove_file(path))?;
-                Ok(Self { made: Some(made), path })
-            }
-            Err(error) => Err(error),
+        if is_there(path)? {
+            return Ok(Self { path: path.canonicalize()?, made: None });
         }
+        match mknodat(CWD, path, FileType::Socket, Mode::empty(), 0) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
+            // Not every file system has sockets.
+            Err(_) => make_regular(path)?,
+        }
+        let pinned = pin(path).and_then(|made| Ok((made, path.canonicalize()?)));
+        let (made, path) = pinned.inspect_err(|_| _ = fs::remove_file(path))?;
+        Ok(Self { made: Some(made), path })
+    }
+
+    /// Whether [`MountPoint::prepare`] could succeed now. Creates and removes nothing at `path`.
+    pub(super) fn check(path: &Path) -> io::Result<()> {
+        if is_dead_mount(path) || is_own_place_holder(path) || is_there(path)? {
+            return Ok(());
+        }
+        check_creatable(path)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -92,6 +92,19 @@ impl MountPoint {
     }
 }
 
+/// Whether an empty file is at `path`, which the mount can cover. Anything else there is an error.
+fn is_there(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() && found.len() == 0 => Ok(true),
+        Ok(found) if found.is_file() => Err(io::Error::other(
+            "the file has content, which the mount would hide; name an empty or a new file",
+        )),
+        Ok(_) => Err(io::Error::other("it exists and is no regular file; name a new file")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn make_regular(path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map(drop)
 }
@@ -115,15 +128,23 @@ pub fn is_served(path: &Path) -> bool {
 /// Removes what a killed server left at `path`: its mount, which only answers with errors, and its
 /// place-holder. Anything else stays.
 pub fn remove_stale(path: &Path) {
-    let dead = fs::metadata(path).is_err_and(|error| {
-        [Some(Errno::NOTCONN), Some(Errno::CONNABORTED)].contains(&Errno::from_io_error(&error))
-    });
-    if dead {
+    if is_dead_mount(path) {
         unmount_stale(path);
     }
-    if fs::symlink_metadata(path).is_ok_and(|found| is_place_holder(&found)) {
+    if is_own_place_holder(path) {
         let _ = fs::remove_file(path);
     }
+}
+
+/// Whether the mount of a killed server is at `path`.
+fn is_dead_mount(path: &Path) -> bool {
+    fs::metadata(path).is_err_and(|error| {
+        [Some(Errno::NOTCONN), Some(Errno::CONNABORTED)].contains(&Errno::from_io_error(&error))
+    })
+}
+
+fn is_own_place_holder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| is_place_holder(&found))
 }
 
 /// Whether the file can only be a place-holder of this user's servers.
@@ -152,6 +173,26 @@ mod tests {
         place.remove();
         assert!(!path.exists());
         place.remove();
+    }
+
+    #[test]
+    fn a_check_finds_what_would_be_in_the_way_and_leaves_all_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        MountPoint::check(&path).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(MountPoint::check(&dir.path().join("no/file")).is_err());
+        assert!(MountPoint::check(dir.path()).is_err());
+        // What a killed server left is replaced.
+        drop(MountPoint::prepare(&path).unwrap());
+        MountPoint::check(&path).unwrap();
+        assert!(is_own_place_holder(&path));
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        MountPoint::check(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert!(MountPoint::check(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use listenfd::ListenFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use crate::unix_socket::{SocketError, UnixSocket};
 
@@ -94,6 +97,47 @@ impl fmt::Display for Address {
     }
 }
 
+impl Address {
+    /// Whether a server could listen here now. Nobody can connect meanwhile.
+    ///
+    /// # Errors
+    /// As [`Server::start`](super::Server::start).
+    pub fn check(&self) -> Result<(), AddressError> {
+        match self {
+            Self::Unix(path) => Ok(UnixSocket::check(path)?),
+            Self::Tcp(host_port) => {
+                let address = self.loopback(host_port)?;
+                bind_only(&address).map_err(|errno| self.refused(errno.into()))
+            }
+            Self::Service if ListenFd::from_env().len() == 0 => Err(AddressError::NoService),
+            Self::Service => Ok(()),
+        }
+    }
+
+    /// The first address of the host, all of which must be loopback.
+    fn loopback(&self, host_port: &str) -> Result<SocketAddr, AddressError> {
+        let all: Vec<_> =
+            host_port.to_socket_addrs().map_err(|error| self.refused(error))?.collect();
+        if let Some(beyond) = all.iter().find(|one| !one.ip().to_canonical().is_loopback()) {
+            return Err(AddressError::NotLoopback(*beyond));
+        }
+        all.first().copied().ok_or_else(|| AddressError::NoAddress(host_port.to_owned()))
+    }
+
+    fn refused(&self, source: io::Error) -> AddressError {
+        AddressError::Io { address: self.clone(), source }
+    }
+}
+
+/// Binds a socket that does not listen, so that nobody can connect, and closes it.
+fn bind_only(address: &SocketAddr) -> Result<(), Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // As listeners of the standard library: a port that was closed a moment ago is free.
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, address)
+}
+
 /// A listening socket.
 pub(super) struct Listener {
     socket: Socket,
@@ -110,21 +154,14 @@ enum Socket {
 
 impl Listener {
     pub(super) fn open(address: &Address) -> Result<Self, AddressError> {
-        let io = |source| AddressError::Io { address: address.clone(), source };
+        let io = |source| address.refused(source);
         match address {
             Address::Unix(path) => {
                 let socket = Socket::Unix(UnixSocket::listen(path)?);
                 Ok(Self { socket, uri: format!("nbd+unix:///?socket={}", percent_encode(path)) })
             }
             Address::Tcp(host_port) => {
-                let all: Vec<_> = host_port.to_socket_addrs().map_err(io)?.collect();
-                let beyond = all.iter().find(|one| !one.ip().to_canonical().is_loopback());
-                if let Some(beyond) = beyond {
-                    return Err(AddressError::NotLoopback(*beyond));
-                }
-                let first =
-                    all.first().ok_or_else(|| AddressError::NoAddress(host_port.clone()))?;
-                let listener = TcpListener::bind(first).map_err(io)?;
+                let listener = TcpListener::bind(address.loopback(host_port)?).map_err(io)?;
                 listener.set_nonblocking(true).map_err(io)?;
                 let uri = format!("nbd://{}", listener.local_addr().map_err(io)?);
                 Ok(Self { socket: Socket::Tcp(listener.into()), uri })
@@ -211,6 +248,28 @@ mod tests {
         }
         let listener = tcp("tcp:127.0.0.1:0").expect("loopback");
         assert!(listener.uri.starts_with("nbd://127.0.0.1:") && !listener.uri.ends_with(":0"));
+    }
+
+    #[test]
+    fn a_check_finds_what_listening_would_and_leaves_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let free = Address::Unix(dir.path().join("sock"));
+        free.check().expect("free");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("read").count(), 0);
+        let taken = Listener::open(&free).expect("a listener");
+        assert!(matches!(free.check(), Err(AddressError::Socket(SocketError::InUse(_)))));
+        drop(taken);
+        free.check().expect("free again");
+        let missing = Address::Unix(dir.path().join("no/sock"));
+        assert!(matches!(missing.check(), Err(AddressError::Socket(SocketError::Io { .. }))));
+
+        let taken = tcp("tcp:127.0.0.1:0").expect("loopback");
+        let place = taken.uri.replace("nbd://", "tcp:").parse::<Address>().expect("an address");
+        assert!(matches!(place.check(), Err(AddressError::Io { .. })));
+        drop(taken);
+        place.check().expect("free again");
+        let beyond: Address = "tcp:192.0.2.1:0".parse().expect("an address");
+        assert!(matches!(beyond.check(), Err(AddressError::NotLoopback(_))));
     }
 
     #[test]

@@ -139,11 +139,13 @@ impl Clients {
         self.lists().served.iter().filter(|client| client.stays()).count()
     }
 
-    /// Takes nothing more from served clients, and ends all handshakes.
-    pub(super) fn hang_up(&self) {
+    /// Ends all handshakes, and takes nothing more from served clients. `may_sleep`: a client's thread may
+    /// sleep in a receive, and is woken.
+    pub(super) fn hang_up(&self, may_sleep: bool) {
         let lists = self.lists();
-        // Wakes a thread that sleeps in a receive.
-        lists.served.iter().for_each(|client| cut(client, Shutdown::Read));
+        if may_sleep {
+            lists.served.iter().for_each(|client| cut(client, Shutdown::Read));
+        }
         lists.greeted.iter().for_each(|client| cut(client, Shutdown::Both));
     }
 

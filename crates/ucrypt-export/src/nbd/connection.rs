@@ -17,6 +17,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected, Volume};
 
 use super::inbox::Inbox;
@@ -68,6 +70,7 @@ pub(super) struct Service {
     pub(super) structured: bool,
     /// Most requests that are taken before the first reply has left.
     pub(super) depth: u32,
+    pub(super) is_tcp: bool,
 }
 
 /// What a connection needs of the system.
@@ -99,6 +102,8 @@ enum Kind {
     Read { offset: u64 },
     /// Send the result.
     Plain,
+    /// As `Plain`. Many bytes may be zeroed by one request.
+    Zeroes,
     /// Flush, then send the result: the engine's discard has no FUA.
     TrimThenFlush,
 }
@@ -133,6 +138,7 @@ pub(super) struct Connection<'a> {
     output_open: bool,
     failure: Option<ConnectionError>,
     linger: Option<Linger>,
+    is_tcp: bool,
 }
 
 /// How long the client has to take its last replies.
@@ -162,7 +168,8 @@ impl Linger {
 
 impl<'a> Connection<'a> {
     pub(super) fn new(socket: &'a OwnedFd, stop: &'a Stop, service: Service) -> Self {
-        let Service { volume, means: Means { queue, waiter }, terms, structured, depth } = service;
+        let Service { volume, means, terms, structured, depth, is_tcp } = service;
+        let Means { queue, waiter } = means;
         let places = depth as usize;
         Self {
             socket: socket.as_fd(),
@@ -187,6 +194,7 @@ impl<'a> Connection<'a> {
             output_open: true,
             failure: None,
             linger: None,
+            is_tcp,
         }
     }
 
@@ -203,6 +211,7 @@ impl<'a> Connection<'a> {
             progress |= self.collect();
             progress |= self.send(Instant::now);
             if !self.input_open && self.idle() {
+                self.hang_up();
                 break;
             }
             if !progress {
@@ -252,7 +261,7 @@ impl<'a> Connection<'a> {
             (Ok(()), Kind::Read { .. }, None) => {
                 Reply::error(self.structured, cookie, Refusal::from(Errno::IO))
             }
-            (Ok(()), Kind::Plain, _) => Reply::success(cookie),
+            (Ok(()), Kind::Plain | Kind::Zeroes, _) => Reply::success(cookie),
             (Ok(()), Kind::TrimThenFlush, _) => {
                 return self.start(Pending { cookie, kind: Kind::Plain }, Io::Flush);
             }
@@ -278,20 +287,21 @@ impl<'a> Connection<'a> {
         self.incoming = Incoming::Header;
     }
 
-    /// Sends no more replies, because nobody takes them. Cancels reads; all other requests are
-    /// still completed.
+    /// Sends no more replies, because nobody takes them. Cancels reads, and zeroing, which may take hours;
+    /// all other requests are still completed.
     fn close_output(&mut self) {
         self.output_open = false;
         let Self { queue, pending, backlog, .. } = self;
-        let is_read = |pending: &Pending| matches!(pending.kind, Kind::Read { .. });
+        let is_in_vain =
+            |pending: &Pending| matches!(pending.kind, Kind::Read { .. } | Kind::Zeroes);
         backlog.retain(|(tag, _)| {
-            let keep = pending.get(*tag).is_some_and(|pending| !is_read(pending));
+            let keep = pending.get(*tag).is_some_and(|pending| !is_in_vain(pending));
             if !keep {
                 pending.remove(*tag);
             }
             keep
         });
-        queue.cancel(|tag| pending.get(tag).is_some_and(is_read));
+        queue.cancel(|tag| pending.get(tag).is_some_and(is_in_vain));
         self.outbox.clear();
         self.socket_full = false;
         self.close_input();
@@ -337,6 +347,29 @@ impl<'a> Connection<'a> {
             *try_input |= number == SOCKET && flags != EventFlags::OUT;
         })?;
         Ok(())
+    }
+
+    /// Lets a client on TCP take its last replies. The system drops those if the socket is closed while
+    /// requests are unread or still come; so they are read, until the client has closed its end or as long
+    /// as it may take for replies.
+    fn hang_up(&mut self) {
+        if !self.is_tcp || !self.output_open || shutdown(self.socket, Shutdown::Write).is_err() {
+            return;
+        }
+        let now = Instant::now();
+        let until = self.linger.as_ref().map_or(now + LINGER, |linger| linger.give_up);
+        let mut requests = [0; 4096];
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            match recv(self.socket, &mut requests, RecvFlags::DONTWAIT) {
+                Ok((_, 1..)) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let limit = Timespec::try_from(left).ok();
+                    // Whatever this returns, the loop looks again.
+                    let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], limit.as_ref());
+                }
+                Ok(_) | Err(_) => return,
+            }
+        }
     }
 
     /// How long to wait for the client to take its last replies; `None`: without a limit.
@@ -406,6 +439,7 @@ mod tests {
             terms: Terms { size: 1 << 20, flags: 0, block_status: false, fast_zero: false },
             structured: false,
             depth: 4,
+            is_tcp: false,
         };
         let mut connection = Connection::new(socket, stop, service);
         let data = connection.queue.alloc(LEN).expect("memory");

@@ -326,7 +326,7 @@ impl Acceptor {
         while !self.shared.stop.is_set() {
             let _ = poll(&mut [stop.clone()], None);
         }
-        self.shared.clients.hang_up();
+        self.shared.clients.hang_up(!self.shared.is_tcp);
         for client in self.clients.drain(..) {
             let _ = client.thread.join();
         }
@@ -432,6 +432,7 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
         },
         structured: negotiated.structured,
         depth: DEPTH,
+        is_tcp: shared.is_tcp,
     };
     shared.admitted.fetch_add(1, Ordering::Relaxed);
     let visit = |what: &str| {

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use ucrypt_engine::{Io, QueueConfig, Volume, VolumeInfo};
 use vhost::vhost_user::GpuBackend;
 use vhost::vhost_user::message::{
@@ -47,6 +48,13 @@ pub(super) struct Device {
 
 fn failed(error: io::Error) -> Error {
     Error::ReqHandlerError(error)
+}
+
+/// A file that came with a message. The crate receives files so that programs which this process starts
+/// inherit them, and guests' memory with them.
+fn ours(file: File) -> Result<File> {
+    fcntl_setfd(&file, FdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+    Ok(file)
 }
 
 fn unsupported<T>() -> Result<T> {
@@ -203,7 +211,7 @@ impl VhostUserBackendReqHandlerMut for Device {
                 user: region.user_addr,
                 file_offset: region.mmap_offset,
             };
-            map = map.with(region, file).map_err(failed)?;
+            map = map.with(region, ours(file)?).map_err(failed)?;
         }
         self.set_map(map)?;
         Ok(None)
@@ -246,14 +254,16 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let (ring, surroundings) = self.ring(u32::from(index))?;
-        ring.set_kick(&surroundings, fd).map_err(failed)
+        ring.set_kick(&surroundings, fd.map(ours).transpose()?).map_err(failed)
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = fd.map(ours).transpose()?;
         self.ring(u32::from(index))?.0.set_call(fd).map_err(failed)
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = fd.map(ours).transpose()?;
         self.ring(u32::from(index))?.0.set_error(fd).map_err(failed)
     }
 
@@ -322,7 +332,7 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
-        let area = Inflight::open(file, mmap_offset, mmap_size, num_queues, queue_size);
+        let area = Inflight::open(ours(file)?, mmap_offset, mmap_size, num_queues, queue_size);
         self.inflight = Some(area.map_err(failed)?);
         Ok(())
     }
@@ -343,7 +353,7 @@ impl VhostUserBackendReqHandlerMut for Device {
             user: region.user_addr,
             file_offset: region.mmap_offset,
         };
-        let map = self.map.with(region, file).map_err(failed)?;
+        let map = self.map.with(region, ours(file)?).map_err(failed)?;
         self.set_map(map)?;
         Ok(None)
     }

@@ -16,14 +16,21 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rustix::fs::FsWord;
 use ucrypt_engine::{Access, Buf, Watch};
 use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap,
     MmapRegion, VolatileMemory, VolatileSlice,
 };
 
+use super::config::SEGMENTS_MAX;
+
 /// Most regions of one map; each is one mapping of this process.
 pub(super) const REGIONS_MAX: usize = 509;
+
+/// Most bytes of all regions. A process has 128 TiB of addresses, which other clients and the stacks of
+/// threads need, too; a table that replaces another is there beside it for a moment.
+const LEN_MAX: u64 = 16 << 40;
 
 /// A region as the front end describes it. Addresses and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +43,9 @@ pub(super) struct Region {
     /// Where it starts in its file.
     pub(super) file_offset: u64,
 }
+
+/// Most pieces of a request. Each descriptor is one, and those that lie across regions are more.
+const PIECES_MAX: usize = 2 * SEGMENTS_MAX as usize;
 
 /// A mapping of a file of the front end. Fields are dropped in their order.
 #[derive(Debug)]
@@ -54,12 +64,16 @@ impl Mapped {
             return Err(invalid("memory is no file, or not as long as is said"));
         }
         let len = usize::try_from(len).map_err(|_| invalid("too large"))?;
+        let page = page_size(&file)?;
+        if !len.is_multiple_of(page) && page != rustix::param::page_size() {
+            return Err(invalid("memory of huge pages ends inside of one"));
+        }
         let memory = MmapRegion::from_file(FileOffset::new(file, offset), len)
             .map_err(|error| io::Error::other(format!("cannot map memory: {error}")))?;
         let base = NonNull::new(memory.as_ptr()).ok_or_else(|| invalid("empty"))?;
         // SAFETY: this is the mapping just made, which stays as long as `memory`. The front end may
         // write anything there: whatever is read from it is checked, or treated as data.
-        let watch = unsafe { Watch::new(base, len, Access::ReadWrite) };
+        let watch = unsafe { Watch::new(base, len, page, Access::ReadWrite) };
         let watch = watch.ok_or_else(|| io::Error::other("too many regions of memory"))?;
         Ok(Self { watch, memory: Arc::new(memory) })
     }
@@ -68,6 +82,19 @@ impl Mapped {
     pub(super) fn bytes(&self) -> VolatileSlice<'_> {
         self.memory.as_volatile_slice()
     }
+}
+
+/// `f_type` of hugetlbfs in `statfs`(2), which files of `memfd_create` with huge pages lie on, too
+/// (linux/magic.h).
+const HUGETLBFS_MAGIC: FsWord = 0x9584_58f6;
+
+/// Bytes of the pages of a file's mapping.
+fn page_size(file: &File) -> io::Result<usize> {
+    let found = rustix::fs::fstatfs(file)?;
+    if found.f_type != HUGETLBFS_MAGIC {
+        return Ok(rustix::param::page_size());
+    }
+    usize::try_from(found.f_bsize).map_err(io::Error::other)
 }
 
 /// All regions.
@@ -83,7 +110,7 @@ pub(super) struct GuestMap {
 /// A piece of a request, or its descriptors, lie outside of the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outside {
-    /// There is no such memory, or the descriptors make no sense.
+    /// There is no such memory, or the descriptors make no sense: no guest needs as many pieces.
     Nowhere,
     /// There was such memory: see [`Gone`].
     Gone,
@@ -100,6 +127,10 @@ impl GuestMap {
         let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidInput, reason);
         if self.regions.len() >= REGIONS_MAX {
             return Err(invalid(format!("more than {REGIONS_MAX} regions of memory")));
+        }
+        let others: u64 = self.regions.iter().map(|(other, _)| other.len).sum();
+        if others.checked_add(region.len).is_none_or(|sum| sum > LEN_MAX) {
+            return Err(invalid(format!("more than {} TiB of memory", LEN_MAX >> 40)));
         }
         let mapped = Mapped::new(file, region.file_offset, region.len)?;
         let guest = GuestAddress(region.guest);
@@ -196,6 +227,9 @@ impl GuestMap {
                 None => Some(piece),
             };
             pieces.extend(alone);
+            if pieces.len() > PIECES_MAX {
+                return Err(Outside::Nowhere);
+            }
             left -= here;
             if left > 0 {
                 at = at.checked_add(here as u64).ok_or(Outside::Nowhere)?;
@@ -220,6 +254,7 @@ fn piece(mapped: &Arc<Mapped>, offset: usize, len: usize) -> Option<Buf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     fn file(len: u64) -> File {
         let file = tempfile::tempfile().expect("a file");
@@ -254,6 +289,60 @@ mod tests {
         assert_eq!(map.translate(0x7000_0010), Some(GuestAddress(0x1_0010)));
         assert_eq!(map.translate(0x8000_0fff), Some(GuestAddress(0x1_2fff)));
         assert_eq!((map.translate(0x7000_2000), map.translate(0)), (None, None));
+    }
+
+    #[test]
+    fn a_request_in_more_pieces_than_any_guest_needs_is_refused() {
+        const COUNT: u64 = 400;
+        let mut map = GuestMap::default();
+        for number in 0..COUNT {
+            map = map.with(region(number * 0x1000, 0x1000, 0), file(0x1000)).expect("a region");
+        }
+        let mut pieces = Vec::new();
+        map.append(0, PIECES_MAX * 0x1000, &mut pieces).expect("as many as there may be");
+        let before = pieces.capacity();
+        assert_eq!(map.append(0, 0x1000, &mut pieces), Err(Outside::Nowhere));
+        assert_eq!(map.append(0, COUNT as usize * 0x1000, &mut Vec::new()), Err(Outside::Nowhere));
+        assert!(pieces.capacity() <= 2 * before);
+    }
+
+    #[test]
+    fn memory_that_leaves_others_no_addresses_is_refused() {
+        const LEN: u64 = 6 << 40;
+        let sparse = || file(LEN);
+        let two = GuestMap::default()
+            .with(region(0, LEN, 0), sparse())
+            .and_then(|map| map.with(region(LEN, LEN, 0), sparse()))
+            .expect("12 TiB");
+        let refused = two.with(region(2 * LEN, LEN, 0), sparse()).expect_err("18 TiB");
+        assert!(refused.to_string().contains("more than 16 TiB"), "{refused}");
+        assert!(two.with(region(2 * LEN, u64::MAX, 0), sparse()).is_err());
+    }
+
+    #[test]
+    fn huge_pages_that_are_not_there_read_as_zeroes() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
+        let file = File::from(memfd_create("huge", flags).expect("huge pages"));
+        let page = page_size(&file).expect("a size");
+        assert!(page > rustix::param::page_size());
+        file.set_len(4 * page as u64).expect("as long as that");
+        let all = region(0, 4 * page as u64, 0);
+        let half = Region { len: page as u64 / 2, ..all };
+        let ends_inside = GuestMap::default().with(half, file.try_clone().expect("a copy"));
+        assert!(ends_inside.is_err());
+        let map = GuestMap::default().with(all, file.try_clone().expect("a copy")).expect("mapped");
+        // Whether or not there are free pages: from now on there is no file.
+        file.set_len(0).expect("cut off");
+        for at in [3 * page + 5, 0, page + 9] {
+            let mut byte = [1];
+            assert_eq!(map.read(at as u64, &mut byte), Ok(()));
+            assert_eq!(byte, [0], "{at}");
+        }
+        assert!(map.is_cut_off());
+        let mut pieces = Vec::new();
+        map.append(page as u64 - 8, 16, &mut pieces).expect("inside");
+        pieces[0].fill(7);
+        assert_eq!(pieces[0][..], [7; 16]);
     }
 
     #[test]

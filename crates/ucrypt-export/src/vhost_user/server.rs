@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::{RecvFlags, Shutdown, SocketFlags, accept_with, recv, shutdown};
 use ucrypt_engine::Volume;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
@@ -25,6 +25,17 @@ use crate::visits::{Admitted, Report, Visits};
 
 /// How long to wait when the system has no descriptor or memory for a front end.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// How often to look whether the rest of a message has come.
+const PART_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+/// How long a front end may take to finish a message.
+const MESSAGE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Bytes of a message's header, whose last four are the length of its body (vhost-user.rst, "Message
+/// Specification"), and most bytes of a body.
+const HEADER: usize = 12;
+const BODY_MAX: u32 = 0x1000;
 
 /// How a volume is served.
 #[derive(Clone)]
@@ -251,7 +262,7 @@ impl Listener {
         let device = Arc::new(Mutex::new(device));
         let hang_up = stream.try_clone().map_err(|error| error.to_string())?;
         let mut messages = BackendReqHandler::from_stream(stream, device);
-        while self.await_message(hang_up.as_fd()) {
+        while self.await_message(hang_up.as_fd())? {
             match messages.handle_request() {
                 Ok(()) => {}
                 Err(Error::Disconnected) => break,
@@ -264,24 +275,37 @@ impl Listener {
         Ok(())
     }
 
-    /// Sleeps until the front end has sent a message or is gone; turns others away meanwhile.
+    /// Sleeps until the front end has sent a whole message or is gone; turns others away meanwhile.
     /// Returns false if the server is to stop.
-    fn await_message(&self, client: BorrowedFd<'_>) -> bool {
-        let mut pause = None;
+    ///
+    /// # Errors
+    /// The front end does not finish its message.
+    fn await_message(&self, client: BorrowedFd<'_>) -> Result<bool, String> {
+        let (mut pause, mut begun) = (None, None);
         while !self.state.stop.is_set() {
-            let mut fds = vec![
-                PollFd::new(&self.state.stop, PollFlags::IN),
-                PollFd::new(&client, PollFlags::IN),
-            ];
-            if pause.is_none() {
+            // The socket stays readable while a message is there in part.
+            let (wanted, limit) = match begun {
+                None => (PollFlags::IN, pause),
+                Some(_) => (PollFlags::empty(), Some(&PART_PAUSE)),
+            };
+            let mut fds =
+                vec![PollFd::new(&self.state.stop, PollFlags::IN), PollFd::new(&client, wanted)];
+            if pause.take().is_none() {
                 fds.push(PollFd::new(&self.socket, PollFlags::IN));
             }
-            let polled = poll(&mut fds, pause.take());
-            if polled.is_err() {
+            if poll(&mut fds, limit).is_err() {
                 continue;
             }
-            if !fds[1].revents().is_empty() {
-                return true;
+            let is_gone = fds[1].revents().intersects(PollFlags::HUP | PollFlags::ERR);
+            let has_sent = begun.is_some() || !fds[1].revents().is_empty();
+            if is_gone || has_sent && has_message(client) {
+                return Ok(true);
+            }
+            if has_sent {
+                let begun = *begun.get_or_insert_with(Instant::now);
+                if begun.elapsed() > MESSAGE_PATIENCE {
+                    return Err("it does not finish a message".into());
+                }
             }
             if fds.get(2).is_none_or(|others| others.revents().is_empty()) {
                 continue;
@@ -296,7 +320,24 @@ impl Listener {
                 Err(_) => pause = Some(&ACCEPT_PAUSE),
             }
         }
-        false
+        Ok(false)
+    }
+}
+
+/// Whether a whole message has come, or something that will never be one.
+fn has_message(client: BorrowedFd<'_>) -> bool {
+    let mut header = [0; HEADER];
+    match recv(client, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((_, len)) if (1..HEADER).contains(&len) => false,
+        Ok((_, HEADER)) => {
+            let [.., a, b, c, d] = header;
+            let body = u32::from_ne_bytes([a, b, c, d]);
+            let there = ioctl_fionread(client).unwrap_or(u64::MAX);
+            body > BODY_MAX || there >= HEADER as u64 + u64::from(body)
+        }
+        Err(Errno::AGAIN | Errno::INTR) => false,
+        // The end of the connection.
+        Ok(_) | Err(_) => true,
     }
 }
 

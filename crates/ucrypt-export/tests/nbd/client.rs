@@ -50,7 +50,7 @@ fn be64(bytes: &[u8]) -> u64 {
 impl Client {
     /// Connects, takes the greeting and answers with `flags`.
     pub(crate) fn with_flags(harness: &Harness, flags: u32) -> Self {
-        let stream = UnixStream::connect(harness.socket()).expect("connected");
+        let stream = harness.connect();
         // A server that hangs must fail the test.
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         stream.set_write_timeout(Some(Duration::from_secs(60))).expect("a timeout");

@@ -1,5 +1,6 @@
 //! The end of a connection, in every state: accepted requests are completed, the server lives on.
 
+use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use ucrypt_backend::model::ModelBackend;
 use ucrypt_engine::VolumeOptions;
 use ucrypt_testkit::Random;
 
-use crate::client::{Client, DISC, READ, WRITE};
+use crate::client::{Client, DISC, READ, WRITE, WRITE_ZEROES};
 use crate::harness::{Harness, SMALL, aes, over, plain};
 
 /// Checks that the server still serves a new client.
@@ -22,7 +23,7 @@ fn a_client_may_leave_in_any_state_of_the_handshake() {
     let hello = b"\0\0\0\x03IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0";
     for cut in 0..hello.len() {
         let stream = std::os::unix::net::UnixStream::connect(harness.socket()).expect("connected");
-        std::io::Write::write_all(&mut &stream, &hello[..cut]).expect("sent");
+        (&stream).write_all(&hello[..cut]).expect("sent");
         drop(stream);
     }
     assert_alive(&harness);
@@ -106,6 +107,59 @@ fn nothing_more_is_read_for_a_client_that_has_gone() {
 }
 
 #[test]
+fn nothing_more_is_zeroed_for_a_client_that_has_gone() {
+    let card = ModelBackend::new("sd2015", SMALL).expect("a model");
+    let volume = over(Arc::new(card), VolumeOptions::default());
+    let mut harness = Harness::start(volume.clone());
+    let mut client = Client::simple(&harness);
+    // All that it is asked for would take the card minutes; bit 1: no holes.
+    for _ in 0..128 {
+        client.request(WRITE_ZEROES, 2, 0, SMALL as u32);
+    }
+    client.reply();
+    client.hang_up();
+    harness.stop();
+    let totals = volume.totals();
+    assert!((1..128).contains(&totals.writes), "{totals:?}");
+    assert_eq!(totals.errors, 0, "a client that goes is no error");
+}
+
+/// The replies that a client had yet to take were lost, one of them in its middle: the system drops what is not
+/// sent when a connection on TCP is closed while requests are unread.
+#[test]
+fn the_last_replies_are_whole_also_if_requests_are_unread() {
+    const LEN: u32 = 256 << 10;
+    for mut harness in [Harness::start(plain(SMALL)), Harness::on_tcp(plain(SMALL))] {
+        let mut client = Client::simple(&harness);
+        let requests = client.stream.try_clone().expect("a clone");
+        // More than the server takes: those that follow are unread.
+        let many = Client::header(READ, 0, 1, 0, LEN).repeat(1000);
+        let asks = std::thread::spawn(move || while (&requests).write_all(&many).is_ok() {});
+        let (mut replies, mut stops) = (0, None);
+        loop {
+            let mut magic = [0; 4];
+            // At a reply's border a connection may end; inside, `take` fails the test.
+            if client.stream.read_exact(&mut magic).is_err() {
+                break;
+            }
+            assert_eq!(magic, 0x6744_6698_u32.to_be_bytes());
+            assert_eq!(client.take(12)[..4], [0; 4]);
+            (0..LEN / 4096).for_each(|_| drop(client.take(4096)));
+            // At its own pace.
+            std::thread::sleep(Duration::from_millis(2));
+            replies += 1;
+            if replies == 4 {
+                let server = harness.take();
+                stops = Some(std::thread::spawn(move || server.shutdown()));
+            }
+        }
+        client.hang_up();
+        asks.join().expect("it ends");
+        stops.expect("four replies").join().expect("it ends");
+    }
+}
+
+#[test]
 fn a_bad_magic_ends_the_connection_after_the_replies() {
     let harness = Harness::start(plain(SMALL));
     let mut client = Client::simple(&harness);
@@ -174,11 +228,11 @@ fn shutdown_finishes_what_was_taken_and_keeps_every_acknowledged_write() {
                     let data = random.bytes(4096);
                     let mut bytes = Client::header(WRITE, 0, block, at, 4096);
                     bytes.extend(&data);
-                    if std::io::Write::write_all(&mut client.stream, &bytes).is_err() {
+                    if client.stream.write_all(&bytes).is_err() {
                         break;
                     }
                     let mut reply = [0; 16];
-                    if std::io::Read::read_exact(&mut client.stream, &mut reply).is_err() {
+                    if client.stream.read_exact(&mut reply).is_err() {
                         break;
                     }
                     acknowledged.push((at, data));

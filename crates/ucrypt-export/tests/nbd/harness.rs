@@ -1,5 +1,8 @@
 //! A server in this process, on a socket in a directory of its own.
 
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use tempfile::TempDir;
@@ -45,13 +48,37 @@ impl Harness {
         Self::with_config(volume, ServerConfig::default())
     }
 
-    pub(crate) fn with_config(volume: Arc<Volume>, mut config: ServerConfig) -> Self {
+    pub(crate) fn with_config(volume: Arc<Volume>, config: ServerConfig) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
+        let address = Address::Unix(dir.path().join("nbd.sock"));
+        Self::listening(volume, config, &address, dir)
+    }
+
+    /// On a free port of this machine.
+    pub(crate) fn on_tcp(volume: Arc<Volume>) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let address = Address::Tcp("127.0.0.1:0".into());
+        Self::listening(volume, ServerConfig::default(), &address, dir)
+    }
+
+    fn listening(
+        volume: Arc<Volume>,
+        mut config: ServerConfig,
+        address: &Address,
+        dir: TempDir,
+    ) -> Self {
         let reports = Reports::default();
         config.report = reports.sink();
-        let address = Address::Unix(dir.path().join("nbd.sock"));
-        let server = Some(Server::start(volume, &address, config).expect("a server"));
+        let server = Some(Server::start(volume, address, config).expect("a server"));
         Self { dir, server, reports }
+    }
+
+    /// A connection, to a port too: what is done to it is the same.
+    pub(crate) fn connect(&self) -> UnixStream {
+        match self.uri().strip_prefix("nbd://") {
+            Some(port) => OwnedFd::from(TcpStream::connect(port).expect("connected")).into(),
+            None => UnixStream::connect(self.socket()).expect("connected"),
+        }
     }
 
     pub(crate) fn socket(&self) -> std::path::PathBuf {
@@ -67,6 +94,10 @@ impl Harness {
     }
 
     pub(crate) fn stop(&mut self) {
-        self.server.take().expect("running").shutdown();
+        self.take().shutdown();
+    }
+
+    pub(crate) fn take(&mut self) -> Server {
+        self.server.take().expect("running")
     }
 }

@@ -1,7 +1,10 @@
 //! Front ends that come and go, and the messages that they may not send.
 
+use std::fs::File;
 use std::os::fd::AsFd;
+use std::path::Path;
 
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use ucrypt_testkit::Random;
 
 use crate::driver::{Driver, OK, READ, started};
@@ -31,6 +34,55 @@ fn front_ends_are_served_one_after_the_other_and_never_two() {
     assert_eq!(driver.run(READ, 0, &[(DATA, 4096)]), (OK, 4097), "the first one goes on");
     drop(front_end);
     assert_serves(&harness);
+}
+
+#[test]
+fn a_front_end_in_the_middle_of_a_message_keeps_nobody_waiting() {
+    let harness = Harness::start(aes(512));
+    let mut message = Vec::new();
+    for word in [message::SET_PROTOCOL_FEATURES, 1, 8] {
+        message.extend(word.to_le_bytes());
+    }
+    message.extend([0; 8]);
+    for cut in 1..message.len() {
+        let mut first = FrontEnd::connect(&harness.socket());
+        first.ask_u64(message::GET_FEATURES);
+        first.send_raw(&message[..cut], &[]).expect("sent");
+        let mut second = FrontEnd::connect(&harness.socket());
+        assert!(second.receive().is_err(), "it is turned away at byte {cut}");
+        first.send_raw(&message[cut..], &[]).expect("sent");
+        assert!(first.ask_u64(message::GET_FEATURES) != 0, "it goes on");
+    }
+    // It may also leave there.
+    let mut first = FrontEnd::connect(&harness.socket());
+    first.send_raw(&message[..5], &[]).expect("sent");
+    drop(first);
+    assert_serves(&harness);
+}
+
+/// A setuid program that the server started had the plaintext in a guest's memory.
+#[test]
+fn what_came_with_messages_is_closed_in_programs_that_the_process_starts() {
+    let harness = Harness::start(aes(512));
+    let name = format!("guest-{}", Random::new(u64::from(std::process::id())).below(1 << 40));
+    let file = File::from(memfd_create(&name, MemfdFlags::CLOEXEC).expect("a memfd"));
+    file.set_len(1 << 20).expect("as long as that");
+    let mut front_end = FrontEnd::negotiated(&harness.socket(), 0);
+    front_end.set_table(1, &[0, 1 << 20, USER_BASE, 0], &[&file]).expect("accepted");
+    let mut found = 0;
+    for entry in std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten() {
+        let link = std::fs::read_link(entry.path()).unwrap_or_default();
+        if !link.to_string_lossy().contains(&name) {
+            continue;
+        }
+        let info = Path::new("/proc/self/fdinfo").join(entry.file_name());
+        let info = std::fs::read_to_string(info).expect("of an open file");
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags");
+        let flags = u32::from_str_radix(flags.trim(), 8).expect("octal");
+        assert!(flags & OFlags::CLOEXEC.bits() != 0, "{link:?}: {info}");
+        found += 1;
+    }
+    assert!(found >= 2, "ours and the server's");
 }
 
 #[test]

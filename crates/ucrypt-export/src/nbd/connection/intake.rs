@@ -65,9 +65,10 @@ impl Connection<'_> {
     }
 
     /// Receives what is there; false if there is nothing. Sleeps only if there is nothing else to
-    /// do; a server that stops ends this sleep by shutting the socket down for reading.
+    /// do; a server that stops ends this sleep by shutting the socket down for reading. On TCP that would
+    /// reset the connection as soon as more requests come, and the client would lose its last replies.
     fn receive(&mut self) -> bool {
-        let flags = if self.idle() {
+        let flags = if self.idle() && !self.is_tcp {
             self.queue.rest();
             RecvFlags::empty()
         } else {
@@ -181,7 +182,7 @@ impl Connection<'_> {
                 (kind, Io::Discard { offset, len })
             }
             Command::WriteZeroes { fua, no_hole, fast } => {
-                (Kind::Plain, Io::WriteZeroes { offset, len, fua, no_unmap: no_hole, fast })
+                (Kind::Zeroes, Io::WriteZeroes { offset, len, fua, no_unmap: no_hole, fast })
             }
         };
         self.start(Pending { cookie: request.cookie, kind }, io);
