@@ -1,5 +1,6 @@
 //! `serve`: serves a volume in the foreground on one or more exports.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::num::ParseIntError;
@@ -8,11 +9,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use ucrypt_engine::Volume;
+use ucrypt_export::UnixSocket;
 use ucrypt_export::fuse::{self, FuseError, FuseExport, FuseOptions, InUse, Preference, Transport};
 use ucrypt_export::loop_device::LoopExport;
-use ucrypt_export::nbd::{Address, Server, ServerConfig};
+use ucrypt_export::nbd::{Address, Server, ServerConfig, ServerError};
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
@@ -457,6 +460,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     let memory = args.exports.memory(args.volume.is_direct());
     let volume = args.volume.clone().for_serving(memory, args.exports.count());
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
+    raise_descriptor_limit();
     // Not earlier: until there is something to end, a signal ends the process.
     let events = Events::<Infallible>::new();
     let limit_of_all = SignalLimit::of_signals(events.sender())?;
@@ -488,6 +492,14 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
         notifier.failed(&failure);
         Failure { message: if was_said { String::new() } else { failure.message }, ..failure }
     })
+}
+
+/// Lets this process have as many descriptors as it may: the 64 rings of one guest take 832, and the usual soft
+/// limit, which is for programs that use select(2), is 1024.
+fn raise_descriptor_limit() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // Should it be refused, fewer guests and clients are served at a time.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// Serves until a signal comes or all exports were ended from outside, then ends.
@@ -557,13 +569,36 @@ fn tell_of_visit(line: &str) {
 }
 
 impl ExportArgs {
-    /// Refuses exports that this system lacks or does not permit to this user.
+    /// Refuses exports that this system lacks or does not permit to this user, and places that cannot
+    /// be had.
     fn check(&self) -> Result<(), Failure> {
         if !self.fuse.is_empty() {
             available::fuse()?;
         }
         if self.ublk.is_wanted() {
             available::ublk()?;
+        }
+        self.check_named_once()?;
+        self.fuse.iter().try_for_each(|path| FuseExport::check(path))?;
+        self.vhost_user.iter().try_for_each(|path| UnixSocket::check(path))?;
+        self.nbd.iter().try_for_each(Address::check).map_err(ServerError::from)?;
+        Ok(())
+    }
+
+    /// Refuses one place for two exports: each of them could have it.
+    fn check_named_once(&self) -> Result<(), Failure> {
+        let mut named = HashSet::new();
+        let sockets = self.nbd.iter().filter_map(|address| match address {
+            Address::Unix(path) => Some(path),
+            Address::Tcp(_) | Address::Service => None,
+        });
+        for path in self.fuse.iter().chain(&self.vhost_user).chain(sockets) {
+            if !named.insert(std::path::absolute(path).unwrap_or_else(|_| path.clone())) {
+                let path = path.display();
+                return Err(Failure::wrong(format!(
+                    "{path} is named for two exports; leave one out"
+                )));
+            }
         }
         Ok(())
     }

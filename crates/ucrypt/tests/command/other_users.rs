@@ -4,6 +4,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::Command;
@@ -254,6 +255,21 @@ fn a_server_that_has_no_descriptors_left_still_flushes_and_closes() {
 }
 
 #[test]
+fn a_server_of_guests_has_as_many_descriptors_as_its_hard_limit_allows() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let socket = scratch.path("guest");
+    let text = "ulimit -Sn 300; ulimit -Hn 4000; ucrypt=$1 guest=$2; shift 2
+        $ucrypt serve --vhost-user $guest \"$@\" >/dev/null & server=$!
+        while [ ! -S $guest ] && kill -0 $server; do sleep 0.02; done
+        grep '^Max open files' /proc/$server/limits; kill $server; wait $server";
+    let mut shell = script::<&OsStr>(&scratch, text, &[UCRYPT.as_ref(), socket.as_ref()]);
+    let limits = run(shell.args(image.with_key()), b"").text();
+    let numbers: Vec<_> = limits.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers, ["4000", "4000"], "the rings of two guests take more than 1024");
+}
+
+#[test]
 fn with_a_umask_of_0() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
@@ -299,6 +315,42 @@ fn what_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
         let message = run(shell.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").refuses(4);
         assert!(message.contains(missing) && message.contains(remedy), "{action}: {message}");
     }
+}
+
+#[test]
+fn a_place_that_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
+    let scratch = Scratch::new();
+    scratch.sparse("image", DATA);
+    fs::write(scratch.path("content"), "content").expect("written");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = format!("tcp:{}", taken.local_addr().expect("an address"));
+    let long = format!("unix:{}", "x".repeat(200));
+    for (arguments, code, cause) in [
+        (&["--nbd", "unix:no/socket"][..], 4, "No such file"),
+        (&["--nbd", "unix:/proc/self/socket"], 4, "No such file"),
+        (&["--nbd", "unix:content"], 4, "not a socket"),
+        (&["--nbd", &long], 4, "too long"),
+        (&["--nbd", &taken], 4, "in use"),
+        (&["--nbd", "tcp:192.0.2.1:10809"], 1, "not a loopback address"),
+        (&["--nbd", "systemd"], 1, "no service manager"),
+        (&["--vhost-user", "no/socket"], 4, "No such file"),
+        (&["--vhost-user", "content"], 4, "not a socket"),
+        (&["--fuse", "no/file"], 4, "No such file"),
+        (&["--fuse", "content"], 4, "has content"),
+        (&["--fuse", "."], 4, "no regular file"),
+        (&["--fuse", "one", "--vhost-user", "one"], 1, "for two exports"),
+        (&["--nbd", "unix:one", "--nbd", "unix:./one"], 1, "for two exports"),
+    ] {
+        let mut serve = scratch.ucrypt(&["serve", "image", "--key-file", "/no/such/key"]);
+        let message = run(serve.args(arguments).current_dir(scratch.path("")), b"").refuses(code);
+        assert!(message.contains(cause), "{arguments:?}: {message}");
+    }
+    let mut left: Vec<_> = fs::read_dir(scratch.path("")).expect("read").flatten().collect();
+    left.retain(|entry| {
+        !["content", "image", "run"].map(OsString::from).contains(&entry.file_name())
+    });
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(fs::read_to_string(scratch.path("content")).expect("read"), "content");
 }
 
 #[test]
