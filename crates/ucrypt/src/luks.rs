@@ -29,5 +29,5 @@ pub(crate) use keys::{
     convert_key, kill_slot, remove,
 };
 pub(crate) use rotate::{RotateKeyArgs, run as rotate};
-pub(crate) use show::{DumpArgs, IsLuksArgs, dump, is_luks};
+pub(crate) use show::{DumpArgs, IsLuksArgs, Kind, dump, is_luks};
 pub(crate) use token::{TokenArgs, token};

@@ -189,6 +189,40 @@ const OPTIONS: &[Known] = &[
     value("master-key-file", NoEffect),
 ];
 
+/// Options that an action of cryptsetup has and the same action does not need here, with what becomes of
+/// them: the action, its options, and that.
+const NOT_NEEDED: &[(&str, &[&str], Elsewhere)] = &[
+    (
+        "resize",
+        &[
+            "key-file",
+            "keyfile-offset",
+            "keyfile-size",
+            "key-slot",
+            "timeout",
+            "token-id",
+            "token-only",
+            "token-type",
+            "verify-passphrase",
+        ],
+        Accepted("the server has the key"),
+    ),
+    (
+        "repair",
+        &["key-file", "keyfile-offset", "keyfile-size", "key-slot", "timeout", "verify-passphrase"],
+        Accepted("only the repair of a reencryption takes a key"),
+    ),
+    ("erase", &["key-file"], OPAL),
+];
+
+/// What becomes of an option that an action does not have.
+fn elsewhere(known: &Known, action: &str) -> Elsewhere {
+    let special = NOT_NEEDED
+        .iter()
+        .find(|(name, options, _)| *name == action && options.contains(&known.long));
+    special.map_or(known.elsewhere, |(.., elsewhere)| *elsewhere)
+}
+
 /// A command line without the options that are accepted and mean nothing here.
 pub(crate) struct Judged {
     /// The words that remain, the action first.
@@ -254,7 +288,7 @@ pub(crate) fn judge(words: Vec<OsString>) -> Result<Judged, Failure> {
             judged.words.push(word);
             continue;
         };
-        match known.elsewhere {
+        match elsewhere(known, action.get_name()) {
             Accepted(note) => {
                 if known.has_value && !given.has_value {
                     words.next();
@@ -389,12 +423,19 @@ mod tests {
                 _ => names.join(", "),
             };
             let short = known.short.map(|letter| format!(", `-{letter}`")).unwrap_or_default();
-            let elsewhere = match known.elsewhere {
-                NoEffect if names == "all" => String::new(),
+            let told = |elsewhere| match elsewhere {
                 NoEffect => "refused: no effect".to_owned(),
                 Accepted(why) => format!("accepted: {why}"),
                 Refused(why) => format!("refused: {why}"),
             };
+            let mut elsewhere = match known.elsewhere {
+                NoEffect if names == "all" => String::new(),
+                elsewhere => told(elsewhere),
+            };
+            let special = NOT_NEEDED.iter().filter(|(_, options, _)| options.contains(&known.long));
+            for (action, _, what) in special {
+                let _ = write!(elsewhere, "; {action}: {}", told(*what));
+            }
             let _ = writeln!(page, "| `--{}`{short} | {names} | {elsewhere} |", known.long);
         }
         page
@@ -422,6 +463,57 @@ mod tests {
             let had = had.any(|action| action.get_arguments().any(|a| has_long(a, known.long)));
             if matches!(known.elsewhere, NoEffect) {
                 assert!(had, "no action has --{}, and it is not said why", known.long);
+            }
+        }
+    }
+
+    /// Which options cryptsetup's actions have.
+    const OF_CRYPTSETUP: &str = include_str!("options_of_cryptsetup.txt");
+
+    #[test]
+    fn no_option_that_an_action_of_cryptsetup_has_is_refused_as_without_effect() {
+        let (mut count, mut refused) = (0, Vec::new());
+        for line in OF_CRYPTSETUP.lines().filter(|line| !line.starts_with('#')) {
+            let (action, options) = line.split_once(": ").unwrap();
+            let own = actions().into_iter().any(|own| own.get_name() == action);
+            assert!(own, "there is no action {action}");
+            for option in options.split(' ') {
+                count += 1;
+                let known = OPTIONS.iter().find(|known| known.long == option);
+                let known = known.unwrap_or_else(|| panic!("--{option} is not in the table"));
+                let option = format!("--{option}");
+                let words = [action, &option, "1"];
+                let judged = judge(
+                    words[..2 + usize::from(known.has_value)].iter().map(OsString::from).collect(),
+                );
+                let error = judged.err().map(|failure| failure.message).unwrap_or_default();
+                if error.contains("has no effect") {
+                    refused.push(format!("{action} {option}"));
+                }
+            }
+        }
+        assert!(count > 250, "{count}");
+        assert!(refused.is_empty(), "cryptsetup takes: {refused:?}");
+    }
+
+    #[test]
+    fn what_is_not_needed_is_an_option_of_cryptsetup_that_the_action_does_not_have() {
+        for (name, options, _) in NOT_NEEDED {
+            let action = actions().into_iter().find(|action| action.get_name() == *name).unwrap();
+            for option in *options {
+                assert!(OPTIONS.iter().any(|known| known.long == *option), "--{option}");
+                assert!(
+                    !action.get_arguments().any(|argument| has_long(argument, option)),
+                    "{name} --{option}"
+                );
+                let line = OF_CRYPTSETUP
+                    .lines()
+                    .find(|line| line.starts_with(&format!("{name}: ")))
+                    .unwrap();
+                assert!(
+                    line.split(' ').any(|word| word == *option),
+                    "cryptsetup {name} has no --{option}"
+                );
             }
         }
     }

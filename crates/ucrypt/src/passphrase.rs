@@ -19,7 +19,7 @@ use ucrypt_image::key_file::{KEY_FILE_MAX, Part, read_line};
 
 use crate::agent::Agent;
 use crate::failure::Failure;
-use crate::stdio::Stdin;
+use crate::stdio::{Stdin, say};
 use crate::terminal::Terminal;
 
 /// Where a passphrase comes from.
@@ -46,6 +46,29 @@ pub(crate) struct KeyArgs {
     /// An agent of systemd asks for the passphrase
     #[arg(skip)]
     pub(crate) by_agent: bool,
+}
+
+/// As [`KeyArgs`], for an action whose `-y` has a person type the passphrase twice.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct VerifiedKeyArgs {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Ask for the passphrase twice
+    #[arg(short = 'y', long)]
+    verify_passphrase: bool,
+}
+
+impl VerifiedKeyArgs {
+    /// With this key file, if the user names no other.
+    pub(crate) fn or_file(mut self, file: Option<&Path>) -> Self {
+        self.key.key_file = self.key.key_file.or_else(|| file.map(Path::to_owned));
+        self
+    }
+
+    /// Where the passphrase comes from; see [`KeyArgs::verified`].
+    pub(crate) fn key(&self, quiet: bool) -> KeyArgs {
+        self.key.verified(self.verify_passphrase, quiet)
+    }
 }
 
 /// Where a passphrase is read from.
@@ -154,6 +177,15 @@ impl KeyArgs {
             Err(_) if Stdin::get().is_none() => Ok(None),
             _ => self.read(prompt).map(Some),
         }
+    }
+
+    /// With a person asked twice, if that is `wanted`. Warns, unless `quiet`, if it has no effect: nobody
+    /// types.
+    pub(crate) fn verified(&self, wanted: bool, quiet: bool) -> Self {
+        if wanted && !quiet && !self.is_interactive() {
+            say("WARNING: The --verify-passphrase option is being ignored.\n");
+        }
+        Self { verify: wanted, ..self.clone() }
     }
 
     /// As [`KeyArgs::read`], but asks a person twice.

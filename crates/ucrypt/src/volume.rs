@@ -11,11 +11,10 @@ use ucrypt_backend::model::ModelBackend;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, ZeroBackend};
 use ucrypt_engine::{Volume, VolumeOptions};
 pub(crate) use ucrypt_image::header::is_same;
-use ucrypt_image::header::{Found, UnlockedImage, Wanted, pinned_copy};
-use ucrypt_image::segments::{cipher, segments};
+use ucrypt_image::header::{Found, UnlockedImage, Wanted};
+use ucrypt_image::segments::segments;
 use ucrypt_luks::luks2::Damage;
-use ucrypt_luks::{Flag, Format, Header, HeaderDigest, KeyCheck, ReadAt, Unlocked, signature};
-use ucrypt_sector::SectorCipher;
+use ucrypt_luks::{Flag, Format, Header, HeaderDigest, ReadAt, Unlocked, signature};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -26,9 +25,11 @@ use crate::stdio::{say, say_line, say_verbose};
 use crate::token_unlock::TokenUnlockArgs;
 use crate::{secrecy, size};
 
+mod again;
 mod dispatch;
 mod plain;
 
+pub(crate) use again::{Again, Resume};
 use dispatch::DispatchArgs;
 pub(crate) use dispatch::from_flags as policies_of;
 use plain::{Asked, PlainArgs};
@@ -235,56 +236,6 @@ pub(crate) struct Opened {
     pub(crate) resume: Option<Resume>,
 }
 
-/// What is known of a volume without its key.
-#[derive(Debug)]
-pub(crate) struct Resume {
-    segments: Vec<ucrypt_luks::Segment>,
-    check: KeyCheck,
-}
-
-impl Resume {
-    fn of(unlocked: &Unlocked) -> Result<Option<Self>, Failure> {
-        if unlocked.format == Format::Plain {
-            return Ok(None);
-        }
-        let check = KeyCheck::new(&unlocked.volume_key, &mut secrecy::random)?;
-        Ok(Some(Self { segments: unlocked.segments.clone(), check }))
-    }
-
-    /// The ciphers of the segments, if this is the key that the volume had.
-    pub(crate) fn ciphers(&self, key: &[u8]) -> Result<Vec<Option<SectorCipher>>, Failure> {
-        if !self.check.matches(key) {
-            return Err(ucrypt_luks::Error::WrongVolumeKey.into());
-        }
-        let ciphers = self.segments.iter().map(|segment| Ok(cipher(segment, key)?));
-        ciphers.collect()
-    }
-}
-
-/// Unlocks the header at `place` again, for a volume that is open, and returns its key. `pinned`: the
-/// digest of the only header that may be there.
-pub(crate) fn unlock_again(
-    place: &Path,
-    pinned: Option<HeaderDigest>,
-    key: &KeyArgs,
-    tries: u32,
-    keyslot: Option<u32>,
-) -> Result<Secret, Failure> {
-    let options = OpenOptions { read_only: true, unlocked: true, ..OpenOptions::default() };
-    let image = FileBackend::open(place, options)?;
-    let name = place.display().to_string();
-    let about = |error| Failure::from(error).about(&name);
-    let medium = HeaderImage(&image);
-    let copy = pinned.map(|wanted| pinned_copy(&medium, wanted)).transpose().map_err(about)?;
-    let source: &dyn ReadAt = copy.as_ref().map_or(&medium, |copy| copy);
-    let (header, _) = Header::read(source).map_err(about)?;
-    memory::check_unlock(&header, keyslot)?;
-    let unlocked = try_passphrases(&name, key, tries, |passphrase| {
-        header.unlock(source, passphrase, keyslot)
-    })?;
-    Ok(unlocked.volume_key)
-}
-
 impl VolumeArgs {
     /// For an action that reads data from standard input, which then supplies no passphrase.
     pub(crate) fn with_data_on_stdin(mut self) -> Self {
@@ -367,9 +318,10 @@ impl VolumeArgs {
                 let file = Arc::new(file);
                 let mut opened = self.join(file.clone(), Some(&unlocked.volume), name)?;
                 let detached = self.header.as_deref().filter(|_| unlocked.detached.is_some());
-                opened.facts.header = detached.map(|header| {
-                    header.canonicalize().unwrap_or_else(|_| header.into()).display().to_string()
-                });
+                if let Some(header) = detached {
+                    let header = header.canonicalize().unwrap_or_else(|_| header.into());
+                    opened.facts.header = Some(header.display().to_string());
+                }
                 opened.facts.header_digest = self.header_digest.map(|digest| digest.to_string());
                 let place = self.header.as_deref().unwrap_or(&image);
                 tell_of_damage(&unlocked, (!self.readonly).then_some((&file, place)))?;
@@ -554,10 +506,7 @@ impl VolumeArgs {
     /// Where the passphrase comes from. Warns if `--verify-passphrase` has no effect on it.
     fn verified_key(&self, key: &KeySource) -> KeyArgs {
         let is_asked = matches!(key, KeySource::Arguments) && self.verify_passphrase;
-        if is_asked && !self.batch_mode && !self.key.is_interactive() {
-            say("WARNING: The --verify-passphrase option is being ignored.\n");
-        }
-        KeyArgs { verify: is_asked, ..self.key.clone() }
+        self.key.verified(is_asked, self.batch_mode)
     }
 
     /// Where the header is, and the flags that `--persistent` stores in it.

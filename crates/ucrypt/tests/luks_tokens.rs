@@ -5,32 +5,9 @@ mod luks;
 use std::fs;
 use std::process::Output;
 
-use linux_keyutils::{Key, KeyRing, KeyRingIdentifier};
 use luks::both::{Both, LUKS1, LUKS2, header};
+use luks::user_key::UserKey;
 use luks::{CHEAP, UCRYPT, code, good, run, stderr, text, ucrypt};
-
-/// A key of the type "user" in the session keyring, which the programs of this test inherit. It
-/// ends with the test.
-struct UserKey {
-    description: String,
-    key: Key,
-}
-
-impl UserKey {
-    fn new(payload: &[u8]) -> Self {
-        let unique = format!("{}-{:x}", std::process::id(), fastrand::u64(..));
-        let description = format!("ucrypt test {unique}");
-        let ring = KeyRing::from_special_id(KeyRingIdentifier::Session, false).unwrap();
-        let key = ring.add_key(&description, payload).unwrap();
-        Self { description, key }
-    }
-}
-
-impl Drop for UserKey {
-    fn drop(&mut self) {
-        let _ = self.key.invalidate();
-    }
-}
 
 /// cryptsetup stores the bytes that it is given.
 #[test]

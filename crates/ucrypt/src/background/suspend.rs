@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use ucrypt_engine::Volume;
 use ucrypt_luks::HeaderDigest;
 
@@ -17,10 +17,12 @@ use super::control::{self, Request};
 use super::said;
 use crate::failure::Failure;
 use crate::log::{Level, event};
-use crate::passphrase::KeyArgs;
+use crate::luks::Kind;
+use crate::passphrase::VerifiedKeyArgs;
 use crate::runtime::RuntimePaths;
 use crate::secrecy;
-use crate::volume::{Opened, unlock_again};
+use crate::token_unlock::TokenUnlockArgs;
+use crate::volume::{Again, Opened};
 
 /// How long requests under way may take to end.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -38,7 +40,7 @@ pub(crate) struct ResumeArgs {
     /// Name of the suspended volume, or the path of its device
     name: String,
     #[command(flatten)]
-    key: KeyArgs,
+    key: VerifiedKeyArgs,
     /// How often a passphrase may be tried at a terminal
     #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     tries: u32,
@@ -47,12 +49,21 @@ pub(crate) struct ResumeArgs {
     key_slot: Option<u32>,
     /// Use the volume key in this file instead of a passphrase
     #[arg(long, alias = "master-key-file", value_name = "FILE", conflicts_with_all = [
-        "key_file", "keyfile_size", "keyfile_offset", "timeout", "key_slot", "tries",
+        "key_file", "keyfile_size", "keyfile_offset", "timeout", "verify_passphrase", "key_slot", "tries",
+        "token_id", "token_type", "token_only",
     ])]
     volume_key_file: Option<PathBuf>,
     /// Where the LUKS header is now, if not where it was when the volume was opened
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
+    /// Refuse a volume of another kind
+    #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks)]
+    kind: Kind,
+    #[command(flatten)]
+    token: TokenUnlockArgs,
+    /// Do not warn
+    #[arg(short = 'q', long)]
+    batch_mode: bool,
 }
 
 /// Carries out `luksSuspend`.
@@ -71,15 +82,30 @@ pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
     if status["suspended"] != true {
         return Err(not_suspended(name));
     }
-    let text = |value: &Value| value.as_str().map(PathBuf::from);
-    let image = text(&status["volume"]["image"]).unwrap_or_default();
-    let header = args.header.clone().or_else(|| text(&status["volume"]["header"]));
-    let place = header.unwrap_or(image);
-    let pinned = status["volume"]["header_digest"].as_str().map(HeaderDigest::from_str);
+    let found = status["volume"]["type"].as_str().unwrap_or_default();
+    if !args.kind.is_named(found) {
+        return Err(Failure::wrong(format!("{name} is {found}, which --type excludes")));
+    }
+    let volume = &status["volume"];
+    let path = |member: &str| volume[member].as_str().map(PathBuf::from);
+    let place = args.header.clone().or_else(|| path("header"));
+    let place = place.or_else(|| path("image")).unwrap_or_default();
+    let pinned = volume["header_digest"].as_str().map(HeaderDigest::from_str);
     let pinned = pinned.transpose().map_err(Failure::wrong)?;
     let key = match &args.volume_key_file {
         Some(path) => crate::passphrase::read_volume_key(path, None)?,
-        None => unlock_again(&place, pinned, &args.key, args.tries, args.key_slot)?,
+        None => {
+            let again = Again {
+                place: &place,
+                pinned,
+                key: &args.key,
+                tries: args.tries,
+                keyslot: args.key_slot,
+                token: &args.token,
+                quiet: args.batch_mode,
+            };
+            again.unlock()?
+        }
     };
     said(&control::resume(&paths, &key)?)
 }

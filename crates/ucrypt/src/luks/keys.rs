@@ -15,7 +15,7 @@ use super::image::HeaderImage;
 use super::new_key_args::{KeyslotArgs, NewPassphraseArgs, bytes_of};
 use crate::failure::Failure;
 use crate::memory;
-use crate::passphrase::{KeyArgs, Secret, read_volume_key};
+use crate::passphrase::{KeyArgs, Secret, VerifiedKeyArgs, read_volume_key};
 use crate::secrecy;
 use crate::stdio::{say, say_verbose};
 use crate::token_unlock::TokenUnlockArgs;
@@ -77,7 +77,7 @@ pub(crate) struct ConvertKeyArgs {
     #[command(flatten)]
     header: HeaderArgs,
     #[command(flatten)]
-    key: KeyArgs,
+    key: VerifiedKeyArgs,
     /// Convert only this keyslot
     #[arg(short = 'S', long, value_name = "NUMBER")]
     key_slot: Option<u32>,
@@ -94,7 +94,7 @@ pub(crate) struct RemoveKeyArgs {
     #[arg(value_name = "KEY_FILE", conflicts_with = "key_file")]
     old_key_file: Option<PathBuf>,
     #[command(flatten)]
-    key: KeyArgs,
+    key: VerifiedKeyArgs,
 }
 
 /// Arguments of `luksKillSlot`.
@@ -105,7 +105,7 @@ pub(crate) struct KillSlotArgs {
     /// The keyslot to be wiped
     number: u32,
     #[command(flatten)]
-    key: KeyArgs,
+    key: VerifiedKeyArgs,
 }
 
 /// Carries out `luksAddKey`.
@@ -258,7 +258,8 @@ pub(crate) fn convert_key(args: &ConvertKeyArgs) -> Result<(), Failure> {
     args.keyslot.check(header.format())?;
     args.key_slot.map_or(Ok(()), |number| header.check_keyslot(number))?;
     check_memory(&header, args.key_slot)?;
-    let passphrase = args.key.read("Enter passphrase for keyslot to be converted")?;
+    let key = args.key.key(args.header.batch_mode);
+    let passphrase = key.read("Enter passphrase for keyslot to be converted")?;
     let opened = header.open_key(&HeaderImage(&image), &passphrase, args.key_slot)?;
     replace(&args.header, &header, &opened, &args.keyslot, &passphrase, true)
 }
@@ -315,8 +316,7 @@ pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
     if header.keyslots().is_empty() {
         return Err(Error::NoKeyslot.into());
     }
-    let mut key = args.key.clone();
-    key.key_file = key.key_file.or_else(|| args.old_key_file.clone());
+    let key = args.key.clone().or_file(args.old_key_file.as_deref()).key(args.header.batch_mode);
     check_memory(&header, None)?;
     let passphrase = key.read("Enter passphrase to be deleted")?;
     let opened = header.open_key(&HeaderImage(&image), &passphrase, None)?;
@@ -358,14 +358,15 @@ impl KillSlotArgs {
     /// The passphrase of a keyslot that remains. In batch mode there need not be one.
     fn passphrase(&self) -> Result<Option<Secret>, Failure> {
         let prompt = "Enter any remaining passphrase";
+        let key = self.key.key(self.header.batch_mode);
         if !self.header.batch_mode {
-            return self.key.read(prompt).map(Some);
+            return key.read(prompt).map(Some);
         }
-        let named = self.key.key_file.as_deref().is_some_and(|file| file != Path::new("-"));
-        if !named && self.key.is_interactive() {
+        let named = key.key_file.as_deref().is_some_and(|file| file != Path::new("-"));
+        if !named && key.is_interactive() {
             return Ok(None);
         }
-        self.key.read_if_any(prompt)
+        key.read_if_any(prompt)
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgGroup, ValueEnum};
 use serde_json::json;
 use ucrypt_backend::FileBackend;
-use ucrypt_luks::{Error, Header, HeaderCopy};
+use ucrypt_luks::{Error, Format, Header, HeaderCopy};
 use zeroize::Zeroizing;
 
 use super::confirm::confirm_on_keys;
@@ -87,7 +87,7 @@ pub(crate) struct IsLuksArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A header of either version
     Luks,
     Luks1,
@@ -95,12 +95,17 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn includes(self, header: &Header) -> bool {
+    /// Whether this is the name of such a header.
+    pub(crate) fn is_named(self, name: &str) -> bool {
         match self {
             Self::Luks => true,
-            Self::Luks1 => matches!(header, Header::Luks1(_)),
-            Self::Luks2 => matches!(header, Header::Luks2(_)),
+            Self::Luks1 => name == Format::Luks1.name(),
+            Self::Luks2 => name == Format::Luks2.name(),
         }
+    }
+
+    pub(super) fn includes(self, header: &Header) -> bool {
+        self.is_named(header.format().name())
     }
 
     /// Refuses a header of another version. `place`: the image that holds it.

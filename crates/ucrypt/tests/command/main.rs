@@ -52,6 +52,7 @@ mod process;
 mod programs;
 mod qemu;
 mod random_client;
+mod resume;
 mod scratch;
 mod secrets;
 mod server;
@@ -64,4 +65,6 @@ mod top;
 mod ucrypt_to_cryptsetup;
 mod ucrypttab;
 mod usage;
+#[path = "../luks/user_key.rs"]
+mod user_key;
 mod without_root;

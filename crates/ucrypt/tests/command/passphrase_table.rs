@@ -7,7 +7,7 @@ use std::process::Command;
 
 use ucrypt_testkit::Random;
 
-use crate::image::{DATA, Image, LUKS1};
+use crate::image::{DATA, Image, Kind, LUKS1, LUKS2};
 use crate::process::{cryptsetup, python, run};
 use crate::scratch::Scratch;
 
@@ -203,6 +203,49 @@ fn every_way_to_give_a_passphrase_gives_the_bytes_that_cryptsetup_takes() {
                 assert_eq!(code, refusal, "{name}: {opener} opens: {said}");
             }
         }
+    }
+}
+
+/// An image that `one` and `two` open, in keyslots 0 and 1.
+fn two_keys(scratch: &Scratch, kind: Kind) -> Image {
+    let image = Image::blank(scratch, kind, DATA);
+    run(cryptsetup().args(kind.format_arguments()).arg(&image.path), b"one").exits(0);
+    let mut add = cryptsetup();
+    add.args(["luksAddKey", "-q", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]);
+    run(add.arg(&image.path), b"one\ntwo").exits(0);
+    image
+}
+
+#[test]
+fn actions_that_need_one_passphrase_have_it_typed_twice_if_that_is_asked_for() {
+    let scratch = Scratch::new();
+    let cheap = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1001"];
+    for (kind, line, number) in [
+        (LUKS1, &["luksRemoveKey", "-y"][..], None),
+        (LUKS1, &["luksKillSlot", "--verify-passphrase"], Some("1")),
+        (LUKS2, &[&["luksConvertKey", "-y"], &cheap[..]].concat(), None),
+    ] {
+        let image = two_keys(&scratch, kind);
+        let before = image.bytes();
+        let path = image.path.display().to_string();
+        let words = line.iter().copied().chain([path.as_str()]).chain(number);
+        let words: Vec<String> = words.map(str::to_owned).collect();
+        for name in PROGRAMS {
+            for (second, code) in [(&b"two\n"[..], 2), (b"one\n", 0)] {
+                let (ended, shown) = typed(&scratch, name, &words, &[b"one\n", second], b"");
+                assert_eq!(ended, code, "{name} {words:?}: {shown}");
+                let asked = shown.matches("Verify passphrase:").count();
+                assert_eq!(asked, 1, "{name} {words:?}: {shown}");
+                assert_eq!(image.bytes() == before, code > 0, "{name} {words:?}: {shown}");
+            }
+            std::fs::write(&image.path, &before).expect("written");
+            // What nobody types is no reason to fail.
+            let (code, said) = runs(&scratch, name, &words, &pipe(b"one\n"));
+            assert_eq!(code, 0, "{name} {words:?}: {said}");
+            std::fs::write(&image.path, &before).expect("written");
+        }
+        let (_, said) = runs(&scratch, "ucrypt", &words, &pipe(b"one\n"));
+        assert!(said.contains("--verify-passphrase option is being ignored"), "{said}");
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
 pub(crate) mod both;
+pub(crate) mod user_key;
 
 use std::fs;
 use std::io::{Read, Write};

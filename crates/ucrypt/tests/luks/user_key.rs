@@ -1,0 +1,26 @@
+//! A passphrase in the kernel's keyring.
+
+use linux_keyutils::{Key, KeyRing, KeyRingIdentifier};
+
+/// A key of the type "user" in the session keyring, which the programs of this test inherit. It
+/// ends with the test.
+pub(crate) struct UserKey {
+    pub(crate) description: String,
+    key: Key,
+}
+
+impl UserKey {
+    pub(crate) fn new(payload: &[u8]) -> Self {
+        let unique = format!("{}-{:x}", std::process::id(), fastrand::u64(..));
+        let description = format!("ucrypt test {unique}");
+        let ring = KeyRing::from_special_id(KeyRingIdentifier::Session, false).unwrap();
+        let key = ring.add_key(&description, payload).unwrap();
+        Self { description, key }
+    }
+}
+
+impl Drop for UserKey {
+    fn drop(&mut self) {
+        let _ = self.key.invalidate();
+    }
+}
