@@ -22,6 +22,7 @@ use crate::arguments::arguments;
 use crate::ending::{LastFlush, SignalLimit, Troubles};
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::json_path::path_in;
 use crate::log::{self, Level, Log, LogArgs, event};
 use crate::luks::{has_to_store, store_flags};
 use crate::metrics::{Bound, MetricsArgs};
@@ -689,8 +690,8 @@ pub(crate) fn volume_of_image(image: &Path) -> Option<String> {
     let mut open = volumes.filter_map(|(name, answer)| Some((name, answer.ok()?)));
     // By their names: a file system with an image of another volume need not answer.
     let is_of_it = |status: &Value| {
-        let open = status["volume"]["image"].as_str().map(Path::new);
-        images.iter().flatten().any(|image| open == Some(image))
+        let open = path_in(&status["volume"], "image");
+        images.iter().flatten().any(|image| open.as_ref() == Some(image))
     };
     open.find(|(_, status)| is_of_it(status)).map(|(name, _)| name)
 }

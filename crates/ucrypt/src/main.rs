@@ -19,6 +19,7 @@ mod ending;
 mod events;
 mod failure;
 mod help;
+mod json_path;
 mod keyring;
 mod lab;
 mod log;

@@ -18,6 +18,7 @@ use ucrypt_luks::{Flag, Format, Header, HeaderDigest, ReadAt, Unlocked, signatur
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
+use crate::json_path::bytes_of;
 use crate::luks::{HeaderImage, confirm, confirm_at};
 use crate::memory;
 use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
@@ -187,6 +188,12 @@ pub(crate) struct Facts {
     /// The file of a detached header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) header: Option<String>,
+    /// The path of the image, byte for byte, if it is no UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) image_bytes: Option<Vec<u8>>,
+    /// The same of the file of a detached header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) header_bytes: Option<Vec<u8>>,
     /// The digest of a pinned header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) header_digest: Option<String>,
@@ -317,10 +324,12 @@ impl VolumeArgs {
                 unlocked.check_data(&name)?;
                 let file = Arc::new(file);
                 let mut opened = self.join(file.clone(), Some(&unlocked.volume), name)?;
+                opened.facts.image_bytes = bytes_of(&image);
                 let detached = self.header.as_deref().filter(|_| unlocked.detached.is_some());
                 if let Some(header) = detached {
                     let header = header.canonicalize().unwrap_or_else(|_| header.into());
                     opened.facts.header = Some(header.display().to_string());
+                    opened.facts.header_bytes = bytes_of(&header);
                 }
                 opened.facts.header_digest = self.header_digest.map(|digest| digest.to_string());
                 let place = self.header.as_deref().unwrap_or(&image);
@@ -660,6 +669,8 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
         discards: info.discard,
         dispatch: volume.policies().to_string(),
         header: None,
+        image_bytes: None,
+        header_bytes: None,
         header_digest: None,
         uuid: unlocked.and_then(|unlocked| unlocked.uuid.clone()),
         keyslot: unlocked.and_then(|unlocked| unlocked.keyslot),

@@ -16,6 +16,7 @@ use ucrypt_luks::HeaderDigest;
 use super::control::{self, Request};
 use super::said;
 use crate::failure::Failure;
+use crate::json_path::path_in;
 use crate::log::{Level, event};
 use crate::luks::Kind;
 use crate::passphrase::VerifiedKeyArgs;
@@ -87,9 +88,8 @@ pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
         return Err(Failure::wrong(format!("{name} is {found}, which --type excludes")));
     }
     let volume = &status["volume"];
-    let path = |member: &str| volume[member].as_str().map(PathBuf::from);
-    let place = args.header.clone().or_else(|| path("header"));
-    let place = place.or_else(|| path("image")).unwrap_or_default();
+    let header = args.header.clone().or_else(|| path_in(volume, "header"));
+    let place = header.or_else(|| path_in(volume, "image")).unwrap_or_default();
     let pinned = volume["header_digest"].as_str().map(HeaderDigest::from_str);
     let pinned = pinned.transpose().map_err(Failure::wrong)?;
     let key = match &args.volume_key_file {

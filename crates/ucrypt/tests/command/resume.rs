@@ -1,10 +1,17 @@
 //! Where `luksResume` takes the key from. Without device mapper, cryptsetup resumes nothing: `open` of
 //! both programs is compared in `luks_tokens` and `passphrase_table`.
 
-use crate::image::{DATA, Image, LUKS2, PASSPHRASE};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::image::{DATA, Image, Kind, LUKS2, PASSPHRASE};
 use crate::process::{Ran, cryptsetup, python, run};
 use crate::scratch::{Scratch, UCRYPT};
 use crate::user_key::UserKey;
+
+/// Detached headers need no room for data in their file.
+const DETACHED: Kind = Kind { detached: true, ..LUKS2 };
 
 /// An open volume.
 struct Volume<'a>(&'a Scratch);
@@ -127,4 +134,33 @@ fn the_passphrase_of_a_suspended_volume_is_typed_twice_if_that_is_asked_for() {
     let said = volume.resume(&["-y"], PASSPHRASE, 0);
     assert!(said.contains("--verify-passphrase option is being ignored"), "{said}");
     volume.close();
+}
+
+/// The status of a volume is JSON, whose strings hold no such name.
+#[test]
+fn a_volume_whose_image_or_header_has_a_name_that_is_no_utf8_gets_its_key_back() {
+    for kind in [LUKS2, DETACHED] {
+        let scratch = Scratch::new();
+        let mut image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let renamed = |path: &std::path::Path, name: &[u8]| {
+            let new = path.with_file_name(OsStr::from_bytes(name));
+            fs::rename(path, &new).expect("renamed");
+            new
+        };
+        image.path = renamed(&image.path, b"caf\xe9.img");
+        image.header = image.header.map(|header| renamed(&header, b"\xff\xfe"));
+        let volume = Volume::open(&scratch, &image);
+        volume.suspend();
+        volume.resume(&[], b"wrong", 2);
+        volume.resume(&[], PASSPHRASE, 0);
+        // Who opens it again is told who has it.
+        let mut again = scratch.ucrypt(&["open", "--as", "nbd", "--key-file"]);
+        again.arg(&image.key);
+        if let Some(header) = &image.header {
+            again.arg("--header").arg(header);
+        }
+        let said = run(again.arg(&image.path).arg("other"), b"").refuses(5);
+        assert!(said.contains("volume"), "{said}");
+        volume.close();
+    }
 }
