@@ -28,6 +28,7 @@ const EXPERTS: &[&str] = &[
 const LESS_USED: &[&str] = &[
     "keyfile_size",
     "keyfile_offset",
+    "key_description",
     "timeout",
     "tries",
     "key_slot",

@@ -104,10 +104,7 @@ const OPTIONS: &[Known] = &[
     flag("iv-large-sectors", NoEffect),
     value("json-file", NoEffect),
     flag("keep-key", REENCRYPTION),
-    value(
-        "key-description",
-        Refused("a passphrase in the kernel's keyring is used through a token; see token add"),
-    ),
+    value("key-description", NoEffect),
     short('d', value("key-file", NoEffect)),
     short('s', value("key-size", NoEffect)),
     short('S', value("key-slot", NoEffect)),
@@ -123,7 +120,7 @@ const OPTIONS: &[Known] = &[
     value("new-keyfile", NoEffect),
     value("new-keyfile-offset", NoEffect),
     value("new-keyfile-size", NoEffect),
-    value("new-key-description", Refused("the new passphrase is typed or in a file")),
+    value("new-key-description", NoEffect),
     value("new-key-size", REENCRYPTION),
     value("new-key-slot", NoEffect),
     value("new-token-id", Refused("add the key first, then its token with token add")),
@@ -195,6 +192,7 @@ const NOT_NEEDED: &[(&str, &[&str], Elsewhere)] = &[
     (
         "resize",
         &[
+            "key-description",
             "key-file",
             "keyfile-offset",
             "keyfile-size",

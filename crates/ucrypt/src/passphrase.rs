@@ -5,6 +5,7 @@
 //! - `--key-file -`: the same bytes of standard input;
 //! - no key file: standard input up to the first newline or its end, cut in the same way;
 //! - standard input is a terminal, with or without `--key-file -`: a prompt;
+//! - `--key-description NAME`: the key of this name in the kernel's keyring;
 //! - standard input is data for the volume: a prompt on the controlling terminal;
 //! - `--ask-password`: an agent of systemd asks, wherever a person is.
 //!
@@ -19,6 +20,7 @@ use ucrypt_image::key_file::{KEY_FILE_MAX, Part, read_line};
 
 use crate::agent::Agent;
 use crate::failure::Failure;
+use crate::keyring::user_key;
 use crate::stdio::{Stdin, say};
 use crate::terminal::Terminal;
 
@@ -34,6 +36,9 @@ pub(crate) struct KeyArgs {
     /// Skip this many bytes of the key file or of standard input
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) keyfile_offset: u64,
+    /// Use the passphrase that the kernel's keyring holds under this name
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["key_file", "keyfile_size", "keyfile_offset"])]
+    pub(crate) key_description: Option<String>,
     /// Wait this long for a passphrase at a terminal; 0 for ever
     #[arg(short = 't', long, value_name = "SECONDS", default_value_t = 0)]
     pub(crate) timeout: u64,
@@ -83,11 +88,16 @@ pub(crate) enum Source<'a> {
     /// Standard input, newlines included.
     Stdin(Stdin),
     File(&'a Path),
+    /// The key of this name in the kernel's keyring.
+    Keyring(&'a str),
 }
 
 impl KeyArgs {
     /// Finds out where the passphrase comes from. Reads nothing yet.
     pub(crate) fn source(&self) -> Result<Source<'_>, Failure> {
+        if let Some(description) = &self.key_description {
+            return Ok(Source::Keyring(description));
+        }
         let file = self.key_file.as_deref();
         let named = file.filter(|file| file.as_os_str() != "-");
         if let Some(file) = named {
@@ -165,6 +175,7 @@ impl KeyArgs {
             Source::Line(stdin) => of_stdin(Part { line: true, ..part }, stdin),
             Source::Stdin(stdin) => of_stdin(part, stdin),
             Source::File(path) => Ok(part.of_file(path)?),
+            Source::Keyring(description) => user_key(description).map_err(Failure::wrong),
         }
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct VolumeArgs {
     #[command(flatten)]
     key: KeyArgs,
     /// Ask by systemd-ask-password, whose agents ask on the console, on the boot screen or at a terminal
-    #[arg(long, conflicts_with = "key_file")]
+    #[arg(long, conflicts_with_all = ["key_file", "key_description"])]
     ask_password: bool,
     /// How often a passphrase may be tried at a terminal
     #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]

@@ -202,3 +202,69 @@ fn volumes_are_read_and_written_by_tokens() {
     let read = ["read", "--length", "7", "--token-only", image];
     assert_eq!(good(&ucrypt(&read, b"")), "content");
 }
+
+/// As in cryptsetup 2.8, which is not here to compare with: the bytes are.
+#[test]
+fn a_passphrase_of_the_keyring_is_used_by_its_name() {
+    let both = two_keyslots();
+    let image = text(&both.ours);
+    let (one, new) = (UserKey::new(b"one"), UserKey::new(b"new\n\0\xff"));
+    let old = ["--key-description", &one.description];
+    let by_new = ["--new-key-description", &new.description];
+    // Nothing is read from standard input.
+    let act = |words: &[&str]| ucrypt(&[words, &[image]].concat(), b"neither");
+    let test = ["open", "--test-passphrase", "-v"];
+    let ran = act(&[&test[..], &old].concat());
+    good(&ran);
+    assert_eq!(unlocked(&ran).unwrap(), "Key slot 0 unlocked.");
+    let opens = |passphrase: &[u8]| {
+        let test = ["open", "--test-passphrase", "--key-file", "-", image];
+        code(&run("cryptsetup", &test, passphrase))
+    };
+    good(&act(&[&["luksAddKey"][..], &old, &by_new, CHEAP].concat()));
+    assert_eq!(opens(b"new\n\0\xff"), 0, "the key is not stored byte for byte");
+    let key = both.scratch.path("key");
+    let dump = ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", text(&key)];
+    good(&act(&[&dump[..], &old].concat()));
+    assert_eq!(fs::read(&key).unwrap().len(), 64);
+    // Data comes from standard input.
+    good(&ucrypt(&["write", old[0], old[1], image], b"content"));
+    assert_eq!(good(&act(&["read", "--length", "7", old[0], old[1]])), "content");
+    good(&act(&[&["luksConvertKey"][..], &old, CHEAP].concat()));
+    good(&act(&["luksRemoveKey", "--key-description", &new.description]));
+    assert_eq!(opens(b"new\n\0\xff"), 2);
+    good(&act(&[&["luksChangeKey"][..], &old, &by_new, CHEAP].concat()));
+    assert_eq!((opens(b"one"), opens(b"new\n\0\xff")), (2, 0));
+    good(&ucrypt(&["luksKillSlot", "--key-description", &new.description, image, "1"], b"neither"));
+    assert_eq!(opens(b"two"), 2);
+    assert_eq!(code(&act(&[&test[..], &old].concat())), 2, "the old key opens");
+    good(&act(&[&["luksFormat", "-q"][..], LUKS2, &old, CHEAP].concat()));
+    assert_eq!(opens(b"one"), 0);
+}
+
+#[test]
+fn a_keyring_without_the_passphrase_or_another_source_beside_it_is_refused() {
+    let both = two_keyslots();
+    let (image, one) = (text(&both.ours), UserKey::new(b"one"));
+    let before = fs::read(&both.ours).unwrap();
+    let missing = "ucrypt test, not there";
+    let by = ["--key-description", &one.description];
+    for (words, told) in [
+        (&["open", "--test-passphrase", "--key-description", missing][..], "keyring has no key"),
+        (&["luksAddKey", by[0], by[1], "--new-key-description", missing], "keyring has no key"),
+        (&["open", "--test-passphrase", by[0], by[1], "--key-file", "x"], "cannot be used with"),
+        (&["luksAddKey", by[0], by[1], "--token-only"], "--key-description has no effect beside"),
+        (
+            &["luksAddKey", by[0], by[1], "--volume-key-file", "x"],
+            "--key-description has no effect",
+        ),
+        (&["luksAddKey", "--new-keyfile", "x", "--new-key-description", missing], "cannot be used"),
+        (&["read", "--type", "plain", by[0], by[1]], "no effect on a plain volume"),
+        (&["luksDump", by[0], by[1]], "--dump-volume-key"),
+        (&["config", "--label", "x", by[0], by[1]], "--key-description has no effect on config"),
+    ] {
+        let ran = ucrypt(&[words, &[image]].concat(), b"one\nnew");
+        assert!(code(&ran) == 1 && stderr(&ran).contains(told), "{words:?}: {}", stderr(&ran));
+    }
+    assert!(fs::read(&both.ours).unwrap() == before);
+}

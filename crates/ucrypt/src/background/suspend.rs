@@ -50,7 +50,7 @@ pub(crate) struct ResumeArgs {
     key_slot: Option<u32>,
     /// Use the volume key in this file instead of a passphrase
     #[arg(long, alias = "master-key-file", value_name = "FILE", conflicts_with_all = [
-        "key_file", "keyfile_size", "keyfile_offset", "timeout", "verify_passphrase", "key_slot", "tries",
+        "key_file", "keyfile_size", "keyfile_offset", "key_description", "timeout", "verify_passphrase", "key_slot", "tries",
         "token_id", "token_type", "token_only",
     ])]
     volume_key_file: Option<PathBuf>,
@@ -92,20 +92,18 @@ pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
     let place = header.or_else(|| path_in(volume, "image")).unwrap_or_default();
     let pinned = volume["header_digest"].as_str().map(HeaderDigest::from_str);
     let pinned = pinned.transpose().map_err(Failure::wrong)?;
+    let again = Again {
+        place: &place,
+        pinned,
+        key: &args.key,
+        tries: args.tries,
+        keyslot: args.key_slot,
+        token: &args.token,
+        quiet: args.batch_mode,
+    };
     let key = match &args.volume_key_file {
         Some(path) => crate::passphrase::read_volume_key(path, None)?,
-        None => {
-            let again = Again {
-                place: &place,
-                pinned,
-                key: &args.key,
-                tries: args.tries,
-                keyslot: args.key_slot,
-                token: &args.token,
-                quiet: args.batch_mode,
-            };
-            again.unlock()?
-        }
+        None => again.unlock()?,
     };
     said(&control::resume(&paths, &key)?)
 }

@@ -22,7 +22,7 @@ pub(crate) struct FormatArgs {
     /// The image: a file or a block device; everything on it is lost
     pub(super) image: PathBuf,
     /// Key file of the first keyslot
-    #[arg(conflicts_with = "key_file")]
+    #[arg(conflicts_with_all = ["key_file", "key_description"])]
     new_key_file: Option<PathBuf>,
     /// Kind of header
     #[arg(short = 'M', long = "type", value_enum, ignore_case = true, value_name = "TYPE", default_value_t = Kind::Luks2)]

@@ -91,7 +91,7 @@ pub(crate) struct RemoveKeyArgs {
     #[command(flatten)]
     header: HeaderArgs,
     /// Key file with the passphrase to be removed
-    #[arg(value_name = "KEY_FILE", conflicts_with = "key_file")]
+    #[arg(value_name = "KEY_FILE", conflicts_with_all = ["key_file", "key_description"])]
     old_key_file: Option<PathBuf>,
     #[command(flatten)]
     key: VerifiedKeyArgs,
@@ -161,11 +161,16 @@ impl AddKeyArgs {
             ));
         }
         let no_passphrase = self.unbound || self.volume_key_file.is_some();
-        if no_passphrase && self.key.key_file.is_some() {
-            return Err(Failure::wrong(
-                "--key-file has no effect beside --volume-key-file or --unbound; the new key file \
-                 is the last argument",
-            ));
+        let by_name = [
+            (self.key.key_file.is_some(), "--key-file"),
+            (self.key.key_description.is_some(), "--key-description"),
+        ];
+        let by_name = by_name.iter().find(|(given, _)| *given).map(|(_, option)| option);
+        if no_passphrase && let Some(option) = by_name {
+            return Err(Failure::wrong(format!(
+                "{option} has no effect beside --volume-key-file or --unbound; the new key file is \
+                 the last argument"
+            )));
         }
         if no_passphrase && self.token.is_given() {
             return Err(Failure::wrong(
@@ -173,10 +178,12 @@ impl AddKeyArgs {
                  --volume-key-file or --unbound",
             ));
         }
-        if self.token.is_given() && self.key.key_file.is_some() {
-            return Err(Failure::wrong(
-                "--key-file has no effect beside --token-id, --token-type and --token-only",
-            ));
+        if self.token.is_given()
+            && let Some(option) = by_name
+        {
+            return Err(Failure::wrong(format!(
+                "{option} has no effect beside --token-id, --token-type and --token-only"
+            )));
         }
         if self.key_slot.is_some() && self.new_key_slot.is_none() {
             say("WARNING: The --key-slot parameter is used for new keyslot number.\n");

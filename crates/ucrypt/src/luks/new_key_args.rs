@@ -29,6 +29,11 @@ pub(crate) struct NewPassphraseArgs {
     /// Skip this many bytes of the new key file
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     new_keyfile_offset: u64,
+    /// Use the new passphrase that the kernel's keyring holds under this name
+    #[arg(long, value_name = "NAME", conflicts_with_all = [
+        "new_key_file", "new_keyfile", "new_keyfile_size", "new_keyfile_offset",
+    ])]
+    new_key_description: Option<String>,
     /// Ask for the new passphrase twice, in batch mode too
     #[arg(short = 'y', long)]
     verify_passphrase: bool,
@@ -93,6 +98,7 @@ impl NewPassphraseArgs {
             key_file: self.file().cloned(),
             keyfile_size: self.new_keyfile_size,
             keyfile_offset: self.new_keyfile_offset,
+            key_description: self.new_key_description.clone(),
             timeout,
             stdin_is_data: false,
             verify: false,

@@ -34,6 +34,7 @@ const UNBOUND_WARNING: &str = "The key of an unbound keyslot is a secret of whoe
     mut_arg("key_file", |arg| arg.requires("a_key")),
     mut_arg("keyfile_size", |arg| arg.requires("a_key")),
     mut_arg("keyfile_offset", |arg| arg.requires("a_key")),
+    mut_arg("key_description", |arg| arg.requires("a_key")),
     mut_arg("timeout", |arg| arg.requires("a_key"))
 )]
 pub(crate) struct DumpArgs {

@@ -88,6 +88,10 @@ fn a_token_gives_the_key_back_before_a_passphrase_is_asked_for() {
         let said = volume.resume(options, PASSPHRASE, 1);
         assert!(said.contains(words), "{options:?}: {said}");
     }
+    // The passphrase itself, without a token.
+    let other = UserKey::new(b"wrong");
+    volume.resume(&["--token-id", "9", "--key-description", &other.description], PASSPHRASE, 2);
+    volume.resume(&["--token-id", "9", "--key-description", &key.description], b"wrong", 0);
     drop(key);
     let said = volume.resume(&["--token-only"], PASSPHRASE, 2);
     assert!(said.contains("the kernel's keyring has no key"), "{said}");
