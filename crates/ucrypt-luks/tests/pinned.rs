@@ -5,7 +5,8 @@ mod common;
 use std::cell::RefCell;
 use std::io;
 
-use common::{PASSPHRASE, roomy_luks2, small_luks1};
+use common::{PASSPHRASE, json_text, put_json, roomy_luks2, small_luks1};
+use serde_json::{Value, json};
 use ucrypt_luks::{Error, Hash, Header, HeaderCopy, HeaderDigest, ReadAt};
 
 /// An image that counts how often each byte was read, and from the second time on answers with
@@ -107,4 +108,141 @@ fn a_header_with_a_damaged_copy_has_no_digest() {
     image[secondary + 5000] ^= 1;
     let refused = HeaderCopy::read(&image).unwrap_err();
     assert!(matches!(refused, Error::Strict(_)), "{refused}");
+}
+
+/// Why a strict look refuses an image whose header can be read.
+fn strictly(what: &str, image: &[u8]) -> String {
+    let (header, damage) = Header::read(&image)
+        .unwrap_or_else(|error| panic!("{what}: it is refused anyway: {error}"));
+    let refused = header.check_strictly(damage.as_ref());
+    refused.expect_err(what).to_string()
+}
+
+/// A change of the metadata, and why a strict look refuses it.
+type Edit = (fn(&mut Value), &'static str);
+
+/// Each rule of its own: the header is sound but for one thing.
+#[test]
+fn every_rule_of_a_strict_look_refuses_what_breaks_it_alone() {
+    let sound = roomy_luks2();
+    let metadata: Value = serde_json::from_slice(&json_text(&sound)).unwrap();
+    let edits: [Edit; 16] = [
+        (
+            |all| {
+                let segment = all["segments"]["0"].clone();
+                all["segments"]["0"]["size"] = json!("4096");
+                let begin: u64 = segment["offset"].as_str().unwrap().parse().unwrap();
+                all["segments"]["1"] = segment;
+                all["segments"]["1"]["offset"] = json!((begin + 4096).to_string());
+                all["digests"]["0"]["segments"] = json!(["0", "1"]);
+            },
+            "the volume has 2 segments",
+        ),
+        (
+            |all| {
+                let offset = all["segments"]["0"]["offset"].clone();
+                all["segments"]["0"] =
+                    json!({ "type": "linear", "offset": offset, "size": "dynamic" });
+                all["digests"]["0"]["segments"] = json!([]);
+            },
+            "segment 0 is of the type linear",
+        ),
+        (|all| all["segments"]["0"]["size"] = json!("4096"), "segment 0 has a fixed size, 4096"),
+        (|all| all["segments"]["0"]["flags"] = json!(["x"]), "segment 0 has the flag \"x\""),
+        (|all| all["segments"]["0"]["iv_tweak"] = json!("8"), "segment 0 has an IV offset, 8"),
+        (
+            |all| {
+                let integrity = json!({
+                    "type": "hmac(sha256)", "journal_encryption": "none", "journal_integrity": "none",
+                });
+                all["segments"]["0"]["integrity"] = integrity;
+            },
+            "segment 0 has integrity protection",
+        ),
+        (
+            |all| all["segments"]["0"]["encryption"] = json!("cipher_null-ecb"),
+            "segment 0 has the null cipher",
+        ),
+        (|all| all["keyslots"]["0"]["type"] = json!("later"), "keyslot 0 is of the type later"),
+        (
+            |all| all["keyslots"]["0"]["area"]["encryption"] = json!("cipher_null-ecb"),
+            "keyslot 0 has the null cipher",
+        ),
+        (
+            |all| all["keyslots"]["0"]["kdf"]["iterations"] = json!(999),
+            "keyslot 0 costs only 999 iterations",
+        ),
+        (|all| set_argon2(all, 3, 65536), "keyslot 0 costs only 3 passes over 65536 KiB"),
+        (|all| set_argon2(all, 4, 31), "keyslot 0 costs only 4 passes over 31 KiB"),
+        (
+            |all| all["digests"]["0"]["iterations"] = json!(999),
+            "digest 0 costs only 999 iterations",
+        ),
+        (|all| all["digests"]["0"]["type"] = json!("later"), "digest 0 is of the type later"),
+        (
+            |all| all["config"]["requirements"] = json!({ "mandatory": ["later"] }),
+            "the header has the requirement \"later\"",
+        ),
+        (
+            |all| all["config"]["flags"] = json!(["allow-discards", "later"]),
+            "the header has the unknown flag \"later\"",
+        ),
+    ];
+    for (edit, why) in edits {
+        let (mut image, mut metadata) = (sound.clone(), metadata.clone());
+        edit(&mut metadata);
+        put_json(&mut image, metadata.to_string().as_bytes());
+        let refused = strictly(why, &image);
+        assert!(refused.contains(why), "{why}: {refused}");
+    }
+    // What luksFormat and config make passes.
+    for edit in [
+        |_: &mut Value| {},
+        |all: &mut Value| set_argon2(all, 4, 32),
+        |all: &mut Value| {
+            all["config"]["flags"] = json!(["allow-discards"]);
+        },
+    ] {
+        let (mut image, mut metadata) = (sound.clone(), metadata.clone());
+        edit(&mut metadata);
+        put_json(&mut image, metadata.to_string().as_bytes());
+        let (header, damage) = Header::read(&image).unwrap();
+        header.check_strictly(damage.as_ref()).unwrap();
+    }
+    let mut image = sound.clone();
+    image[0x4000 + 5000] ^= 1;
+    let refused = strictly("a damaged copy", &image);
+    assert!(refused.contains("the secondary LUKS2 header copy is unusable"), "{refused}");
+}
+
+fn set_argon2(metadata: &mut Value, time: u32, memory: u32) {
+    let salt = metadata["keyslots"]["0"]["kdf"]["salt"].clone();
+    metadata["keyslots"]["0"]["kdf"] =
+        json!({ "type": "argon2id", "time": time, "memory": memory, "cpus": 1, "salt": salt });
+}
+
+#[test]
+fn every_rule_of_a_strict_look_at_luks1_refuses_what_breaks_it_alone() {
+    // LUKS on-disk format 1.2.3, table 3: where each field begins.
+    const CIPHER: usize = 8;
+    const MODE: usize = 40;
+    const DIGEST_ITERATIONS: usize = 164;
+    const KEYSLOT: usize = 208;
+    const ITERATIONS: usize = KEYSLOT + 4;
+    let sound = small_luks1();
+    Header::read(&sound).unwrap().0.check_strictly(None).unwrap();
+    let few = 999_u32.to_be_bytes();
+    for (fields, why) in [
+        (&[(CIPHER, &b"cipher_null\0"[..]), (MODE, b"ecb\0")][..], "the null cipher"),
+        (&[(KEYSLOT + 3 * 48, &[1, 2, 3, 4])], "keyslot 3"),
+        (&[(ITERATIONS, &few)], "keyslot 0 costs only 999 iterations"),
+        (&[(DIGEST_ITERATIONS, &few)], "the digest costs only 999 iterations"),
+    ] {
+        let mut image = sound.clone();
+        for (at, bytes) in fields {
+            image[*at..].iter_mut().zip(*bytes).for_each(|(to, from)| *to = *from);
+        }
+        let refused = strictly(why, &image);
+        assert!(refused.contains(why), "{why}: {refused}");
+    }
 }
