@@ -18,6 +18,10 @@ pub fn action(name: &str, input: &[u8]) {
     if name == targets::ROTATION {
         return targets::rotates(0, &image, &subject);
     }
+    if name == targets::RESTORE {
+        targets::restores(0, &image, &subject);
+        return;
+    }
     let action = ACTIONS.iter().find(|action| action.name == name);
     targets::acts(action.expect("a known action"), 0, &image, &subject);
 }

@@ -22,6 +22,7 @@ struct Tally {
     refused: u32,
     taken: u32,
     changed: u32,
+    restored: u32,
 }
 
 impl Tally {
@@ -36,6 +37,7 @@ impl Tally {
             self.changed += u32::from(targets::acts(action, seed, image, &subject));
         }
         targets::rotates(seed, image, &subject);
+        self.restored += u32::from(targets::restores(seed, image, &subject));
     }
 }
 
@@ -57,7 +59,7 @@ fn fuzz(sound: &[u8], damage: impl Fn(&mut Vec<u8>, &mut Rng)) {
         damage(&mut image, &mut random);
         tally.try_image(seed, &image);
     }
-    assert!(tally.taken > 0 && tally.changed > 0, "{tally:?}");
+    assert!(tally.taken > 0 && tally.changed > 0 && tally.restored > 0, "{tally:?}");
 }
 
 #[test]
@@ -118,6 +120,7 @@ fn the_fuzzer_has_every_action() {
     let script = fs::read_to_string(script).unwrap();
     let listed = script.split("actions=\"").nth(1).and_then(|rest| rest.split('"').next());
     let listed: BTreeSet<&str> = listed.expect("a list").split_whitespace().collect();
-    let actions = ACTIONS.iter().map(|action| action.name).chain([targets::ROTATION]);
+    let actions =
+        ACTIONS.iter().map(|action| action.name).chain([targets::ROTATION, targets::RESTORE]);
     assert_eq!(listed, actions.collect());
 }

@@ -8,6 +8,8 @@ mod confirm;
 mod convert;
 mod format;
 mod format_args;
+#[cfg(test)]
+mod fuzzed;
 mod image;
 mod keys;
 mod new_key_args;

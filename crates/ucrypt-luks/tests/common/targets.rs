@@ -5,15 +5,16 @@ use std::cell::Cell;
 use std::io;
 use std::sync::OnceLock;
 
-use ucrypt_luks::luks2::{Damage, Priority};
+use ucrypt_luks::luks2::{Damage, Priority, keyring_token};
 use ucrypt_luks::{
-    Error, Flag, Header, HeaderCopy, Json, NewKey, ReadAt, Result, Tools, Write, luks1, restore,
-    rotate, to_luks1, to_luks2,
+    Error, Flag, Header, HeaderCopy, Json, NewKey, PbkdfKind, ReadAt, Result, Tools, Write, luks1,
+    restore, rotate, to_luks1, to_luks2,
 };
 
 use super::recorder::Recorder;
 use super::{
-    PASSPHRASE, apply, cheap_pbkdf2, is_quick, put_json, roomy_luks2, seal, small_luks1, with_tools,
+    PASSPHRASE, apply, cheap_argon2, cheap_pbkdf2, is_quick, put_json, roomy_luks2, seal,
+    small_luks1, with_tools,
 };
 
 /// The largest header copy of LUKS2, in bytes. No single read is larger.
@@ -187,7 +188,7 @@ fn config(
     Ok(begun.finish(tools.random)?.1)
 }
 
-/// Every action; [`rotates`] is one more.
+/// Every action on a mutated header; [`rotates`] and [`restores`] are two more.
 pub(crate) const ACTIONS: &[Action] = &[
     action("add-key", Leaves::Key, |image, header, damage, tools| {
         let volume = header.unlock(&image, PASSPHRASE, None)?;
@@ -199,6 +200,15 @@ pub(crate) const ACTIONS: &[Action] = &[
     action("change-key", Leaves::NewKey, |image, header, damage, tools| {
         let opened = header.open_key(&image, PASSPHRASE, None)?;
         Ok(header.change_key(damage, &opened, false, &new_key(), tools)?.writes)
+    }),
+    action("convert-key", Leaves::Key, |image, header, damage, tools| {
+        let opened = header.open_key(&image, PASSPHRASE, None)?;
+        let pbkdf = match header {
+            Header::Luks1(_) => return Err(Error::Request("LUKS1".into())),
+            Header::Luks2(_) => cheap_argon2(PbkdfKind::Argon2id),
+        };
+        let new = NewKey { passphrase: PASSPHRASE, pbkdf, area: None };
+        Ok(header.change_key(damage, &opened, true, &new, tools)?.writes)
     }),
     action("remove-keyslot-0", Leaves::Anything, |_, header, damage, tools| {
         Ok(header.remove_key(damage, 0, tools.random)?.writes)
@@ -223,8 +233,17 @@ pub(crate) const ACTIONS: &[Action] = &[
         config(header, damage, tools, |change| change.set_priority(0, Priority::Prefer))
     }),
     action("add-token", Leaves::Key, |_, header, damage, tools| {
+        config(header, damage, tools, |change| {
+            let number = change.put_token(None, keyring_token("a key"), false)?;
+            change.assign_token(number, None)
+        })
+    }),
+    action("import-token", Leaves::Key, |_, header, damage, tools| {
         let token = Json::parse(br#"{"type":"some","keyslots":["0"]}"#).expect("JSON");
-        config(header, damage, tools, |change| change.put_token(None, token, false).map(drop))
+        config(header, damage, tools, |change| change.put_token(Some(0), token, true).map(drop))
+    }),
+    action("unassign-token", Leaves::Key, |_, header, damage, tools| {
+        config(header, damage, tools, |change| change.unassign_token(0, 0))
     }),
     action("remove-token", Leaves::Key, |_, header, damage, tools| {
         config(header, damage, tools, |change| change.remove_token(0))
@@ -249,6 +268,9 @@ pub(crate) const ACTIONS: &[Action] = &[
 
 /// The name of [`rotates`] beside [`ACTIONS`].
 pub(crate) const ROTATION: &str = "rotate-key";
+
+/// The name of [`restores`] beside [`ACTIONS`].
+pub(crate) const RESTORE: &str = "restore-mutated-backup";
 
 /// A header that was read, and the volume key that the passphrase opens.
 pub(crate) struct Subject {
@@ -294,6 +316,32 @@ pub(crate) fn acts(action: &Action, seed: u64, image: &[u8], subject: &Subject) 
         let opened = header.unlock(&after, right, None);
         let opened = opened.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(opened.volume_key == *key, "{what}: another key");
+    }
+    true
+}
+
+/// Restores a mutated backup over a sound header. It may be refused; if it is not, the header is that
+/// of the backup, and the data is untouched. Returns whether it was taken.
+pub(crate) fn restores(seed: u64, image: &[u8], subject: &Subject) -> bool {
+    let sound = match &subject.header {
+        Header::Luks1(_) => small_luks1(),
+        Header::Luks2(_) => roomy_luks2(),
+    };
+    let len = usize::try_from(subject.header.backup_len()).unwrap_or(usize::MAX);
+    let backup = &image[..len.min(image.len())];
+    let Ok(restore) = restore(&sound, backup) else { return false };
+    let mut after = sound.clone();
+    apply(&mut after, &restore.writes);
+    assert_eq!(after.len(), sound.len(), "seed {seed}: the image grew");
+    let data = usize::try_from(subject.header.data_offset()).unwrap_or(usize::MAX);
+    assert!(after[data..] == sound[data..], "seed {seed}: the data was touched");
+    let (header, _) = Header::read(&after)
+        .unwrap_or_else(|error| panic!("seed {seed}: a restore lost the header: {error}"));
+    assert_eq!(header.uuid().to_string(), subject.header.uuid().to_string(), "seed {seed}");
+    if let Some(key) = &subject.key {
+        let opened = header.unlock(&after, PASSPHRASE, None);
+        let opened = opened.unwrap_or_else(|error| panic!("seed {seed}: restored: {error}"));
+        assert!(opened.volume_key == *key, "seed {seed}: another key");
     }
     true
 }
