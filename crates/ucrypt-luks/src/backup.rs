@@ -1,17 +1,20 @@
 //! Header backups: the bytes of header and keyslot areas, as cryptsetup's `luksHeaderBackup` writes
 //! them.
 //!
-//! Restoring cannot keep the keys of both headers, because their areas lie in the same place. The
-//! areas are written first and the header last: an interruption leaves the old header, and the
-//! restore has to be run again.
+//! Restoring cannot keep the keys of both headers where their keyslots lie in the same place. `order` has
+//! the order of the writes; after an interruption, the restore has to be run again.
+
+use std::ops::Range;
 
 use crate::area::material_len;
 use crate::error::{Error, Result};
 use crate::header::Header;
-use crate::luks1::{self, HEADER_BYTES, KEYSLOTS};
+use crate::luks1::HEADER_BYTES;
 use crate::luks2::{self, Damage, HEADER_SIZES, Kept};
 use crate::medium::{ReadAt, Write, read_bytes};
 use crate::signature::{self, Signature};
+
+mod order;
 
 /// The length of a backup is a multiple of this, in bytes.
 const BACKUP_ALIGNMENT: u64 = 4096;
@@ -87,42 +90,40 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
         return Err(Error::LargerThanImage { needed: length, image_len: image.len() });
     }
     let (old, foreign) = header_before(image)?;
-    if let Some(old) = &old {
+    if let Some((old, _)) = &old {
         check_fits(old, &header)?;
     }
-    let bytes = |from: u64, to: u64| backup[from as usize..to as usize].to_vec();
-    let put = |from: u64, to: u64| Write { offset: from, bytes: bytes(from, to) };
-    let writes = match &header {
-        Header::Luks1(header) => {
-            let begins = header.keyslots.iter().map(luks1::Keyslot::material_start);
-            let areas = begins.min().unwrap_or(length).min(length);
-            // No keyslot is active while the header is half old and half new.
-            let mut inactive = header.clone();
-            for number in 0..KEYSLOTS {
-                inactive.keyslots[number].state = luks1::State::Inactive;
-            }
-            vec![
-                put(areas, length),
-                Write { offset: 0, bytes: inactive.to_bytes() },
-                put(0, areas.min(HEADER_BYTES as u64)),
-            ]
-        }
-        Header::Luks2(luks2) => {
-            let size = luks2.binary.header_size;
-            vec![put(2 * size, length), put(size, 2 * size), put(0, size)]
-        }
-    };
-    Ok(Restore { header, old, foreign, writes })
+    let before = old.as_ref().map(|(old, damage)| (old, damage.as_ref()));
+    let writes = order::writes(&Backup { header: &header, bytes: backup }, before);
+    Ok(Restore { header, old: old.map(|(old, _)| old), foreign, writes })
 }
+
+/// A backup and its header.
+struct Backup<'a> {
+    header: &'a Header,
+    bytes: &'a [u8],
+}
+
+impl Backup<'_> {
+    /// The write that restores this range.
+    fn put(&self, range: Range<u64>) -> Option<Write> {
+        let bytes = self.bytes[range.start as usize..range.end as usize].to_vec();
+        (!bytes.is_empty()).then_some(Write { offset: range.start, bytes })
+    }
+}
+
+/// A header, and what is wrong with one of its copies.
+type Before = (Header, Option<Damage>);
 
 /// The header that the image has, and the signature of somebody else. There is no header where an
 /// interrupted restore has left none: its copies are torn. What is there and cannot be read for
 /// another reason may be what only another program understands.
-fn header_before(image: &dyn ReadAt) -> Result<(Option<Header>, Option<Signature>)> {
+fn header_before(image: &dyn ReadAt) -> Result<(Option<Before>, Option<Signature>)> {
     match Header::read_beside_foreign(image) {
         Ok((old, damage)) => {
             check_known(&old, damage.as_ref(), "the header that is there")?;
-            Ok((Some(old), damage.and_then(|damage| damage.foreign())))
+            let foreign = damage.as_ref().and_then(Damage::foreign);
+            Ok((Some((old, damage)), foreign))
         }
         Err(Error::NotLuks { found }) => Ok((None, found)),
         Err(Error::Damaged { .. } | Error::Truncated { .. }) => {

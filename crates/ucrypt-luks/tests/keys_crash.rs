@@ -12,8 +12,8 @@ use common::recorder::{Fault, Recorder};
 use common::{PASSPHRASE, cheap_pbkdf2, roomy_luks2, small_luks1, with_tools};
 use ucrypt_luks::luks2::{Damage, Priority};
 use ucrypt_luks::{
-    Error, Header, HeaderChange, Medium, NewKey, ReadAt, Rotation, Tools, Unlocked, Write, restore,
-    rotate, settle_cache, write_verified,
+    Error, Header, HeaderChange, Medium, NewKey, ReadAt, Rotation, Tools, Unlocked, Write, rotate,
+    settle_cache, write_verified,
 };
 
 const NEW: &[u8] = b"the new one";
@@ -594,27 +594,6 @@ fn assert_at_the_end(what: &str, image: &[u8]) {
             assert!(header.keyslots.iter().all(|slot| slot.is_active() || slot.iterations == 0));
         }
         Header::Luks2(header) => assert!(header.metadata.tokens.is_empty()),
-    }
-}
-
-#[test]
-fn an_interrupted_restore_is_completed_by_the_next_one() {
-    for (what, image) in images() {
-        let backup = read(&image).backup(&image).unwrap();
-        let damaged = changed(&image, 61, |header, _, tools| {
-            header.erase(&image, None, tools.random).unwrap()
-        });
-        assert!(opens(&damaged, PASSPHRASE).is_none(), "{what}");
-        let writes = restore(&damaged, &backup).unwrap().writes;
-        let medium = Recorder::new(&damaged);
-        write_verified(&medium, &writes).unwrap();
-        medium.crashes(6, |crashed| {
-            let mut image = crashed.clone();
-            let writes = restore(&image, &backup).unwrap().writes;
-            common::apply(&mut image, &writes);
-            assert!(opens(&image, PASSPHRASE).is_some(), "{what}");
-        });
-        assert!(*medium.now.borrow() == image, "{what}: header or data differ");
     }
 }
 

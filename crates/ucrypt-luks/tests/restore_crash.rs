@@ -1,0 +1,195 @@
+//! A restore of a backup is cut at every write and at every flush: the key of the header that was there
+//! or one of the backup opens the volume, unless both had their keyslots in the same place. The next
+//! restore comes to the end in any case.
+
+mod common;
+
+use common::recorder::Recorder;
+use common::{PASSPHRASE, apply, cheap_pbkdf2, roomy_luks2, small_luks1, with_tools};
+use ucrypt_luks::{
+    Error, Header, HeaderChange, NewKey, Tools, Unlocked, restore, to_luks2, write_verified,
+};
+
+const NEW: &[u8] = b"the new one";
+const OTHER: &[u8] = b"another one";
+
+fn read(image: &[u8]) -> Header {
+    Header::read(&image).unwrap().0
+}
+
+fn opens(image: &[u8], passphrase: &[u8]) -> Option<Unlocked> {
+    Header::read(&image).ok()?.0.unlock(&image, passphrase, None).ok()
+}
+
+fn new_key(passphrase: &[u8]) -> NewKey<'_> {
+    NewKey { passphrase, pbkdf: cheap_pbkdf2(), area: None }
+}
+
+/// The image after `make`'s change.
+fn changed(
+    image: &[u8],
+    make: impl FnOnce(&Header, &mut Tools<'_>) -> Result<HeaderChange, Error>,
+) -> Vec<u8> {
+    let mut image = image.to_vec();
+    let writes = with_tools(61, |tools| make(&read(&image), tools)).unwrap().writes;
+    apply(&mut image, &writes);
+    image
+}
+
+/// The image with a further key in a keyslot of this number.
+fn with_key(image: &[u8], passphrase: &[u8], number: u32) -> Vec<u8> {
+    let volume = read(image).unlock_with_volume_key(&volume_key(image)).unwrap();
+    changed(image, |header, tools| {
+        header.add_key(None, &volume, Some(number), &new_key(passphrase), tools)
+    })
+}
+
+fn without(image: &[u8], number: u32) -> Vec<u8> {
+    changed(image, |header, tools| header.remove_key(None, number, tools.random))
+}
+
+/// The image with another passphrase in keyslot 0, whose key material may lie elsewhere then.
+fn with_another(image: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
+    let opened = read(image).open_key(&image, old, Some(0)).unwrap();
+    changed(image, |header, tools| header.change_key(None, &opened, true, &new_key(new), tools))
+}
+
+fn volume_key(image: &[u8]) -> Vec<u8> {
+    let keys = [PASSPHRASE, NEW, OTHER];
+    let opened = keys.iter().find_map(|passphrase| opens(image, passphrase)).unwrap();
+    opened.volume_key.to_vec()
+}
+
+fn backup_of(image: &[u8]) -> Vec<u8> {
+    read(image).backup(&image).unwrap()
+}
+
+fn images() -> [(&'static str, Vec<u8>); 2] {
+    [("LUKS1", small_luks1()), ("LUKS2", roomy_luks2())]
+}
+
+/// Cuts the restore of `backup` over `image` everywhere. Some key always opens the volume, if `one_opens`;
+/// the next restore makes all keys open that `saved`, the image of the backup, has.
+fn cut(what: &str, image: &[u8], saved: &[u8], one_opens: bool) {
+    let backup = backup_of(saved);
+    let (key, data) = (volume_key(image), read(image).data_offset() as usize);
+    let medium = Recorder::new(image);
+    write_verified(&medium, &restore(&medium, &backup).unwrap().writes).unwrap();
+    let mut without_key = 0;
+    let count = medium.crashes(6, |crashed| {
+        assert!(crashed[data..] == image[data..], "{what}: the data was touched");
+        let opened = [PASSPHRASE, NEW, OTHER].iter().find_map(|key| opens(crashed, key));
+        without_key += usize::from(opened.is_none());
+        assert!(opened.is_some() || !one_opens, "{what}: no key opens the volume");
+        assert!(opened.is_none_or(|opened| *opened.volume_key == key), "{what}: another key");
+        let mut again = crashed.clone();
+        let writes = restore(crashed, &backup).unwrap().writes;
+        apply(&mut again, &writes);
+        assert!(backup_of(&again) == backup, "{what}: the next restore is not the end");
+    });
+    assert!(count > 20, "{what}: {count} crashes");
+    assert!(one_opens || without_key > 0, "{what}: the exception is none");
+    assert!(backup_of(&medium.now.borrow()) == backup, "{what}: not restored");
+}
+
+#[test]
+fn a_crash_while_a_backup_with_other_keyslots_is_restored_leaves_a_key_that_opens() {
+    for (what, image) in images() {
+        // The old key is in keyslot 0. Since the backup, another one has taken its place.
+        for number in [1, 6, 7] {
+            let now = without(&with_key(&image, NEW, number), 0);
+            cut(&format!("{what}, 0 over {number}"), &now, &image, true);
+            cut(&format!("{what}, {number} over 0"), &image, &now, true);
+        }
+    }
+    // Keyslot 6 of LUKS1 lies across a sector border, and 7 behind it.
+    let image = small_luks1();
+    for (one, other) in [(6, 7), (7, 6), (5, 6), (6, 5)] {
+        let now = without(&with_key(&image, NEW, one), 0);
+        let saved = without(&with_key(&image, OTHER, other), 0);
+        cut(&format!("LUKS1, {other} over {one}"), &now, &saved, true);
+    }
+}
+
+#[test]
+fn a_crash_while_a_backup_with_some_of_the_same_keyslots_is_restored_leaves_a_key_that_opens() {
+    for (what, image) in images() {
+        // In the same place: keyslot 0. Beside it: one of the old header, of the backup, or of both.
+        let same = with_another(&with_another(&image, PASSPHRASE, NEW), NEW, OTHER);
+        for (old, saved) in [(Some(6), None), (None, Some(6)), (Some(6), Some(7)), (Some(3), None)]
+        {
+            let with = |image: &[u8], number: Option<u32>, key| {
+                number.map_or(image.to_vec(), |number| with_key(image, key, number))
+            };
+            let (now, then) = (with(&same, old, NEW), with(&image, saved, NEW));
+            cut(&format!("{what}, {saved:?} over {old:?}"), &now, &then, true);
+        }
+    }
+}
+
+/// A change writes the new key material of LUKS2 beside the old, under the same number.
+#[test]
+fn a_crash_while_the_key_before_a_change_is_restored_leaves_a_key_that_opens() {
+    let image = roomy_luks2();
+    let now = with_another(&image, PASSPHRASE, NEW);
+    let area = |image: &[u8]| {
+        let Header::Luks2(header) = read(image) else { panic!("not LUKS2") };
+        header.metadata.keyslots[&0].area.offset
+    };
+    assert_ne!(area(&now), area(&image));
+    cut("the one before", &now, &image, true);
+    // The header of the backup is newer than that on the image.
+    cut("the one after", &image, &now, true);
+}
+
+#[test]
+fn an_interrupted_restore_over_keyslots_in_the_same_place_is_completed_by_the_next_one() {
+    for (what, image) in images() {
+        let now = with_another(&with_another(&image, PASSPHRASE, NEW), NEW, OTHER);
+        cut(what, &now, &image, false);
+    }
+}
+
+#[test]
+fn an_interrupted_restore_of_the_other_version_is_completed_by_the_next_one() {
+    let luks1 = small_luks1();
+    let mut luks2 = luks1.clone();
+    let Header::Luks1(header) = read(&luks1) else { panic!("not LUKS1") };
+    let writes = with_tools(62, |tools| to_luks2(&header, &luks1, tools.random)).unwrap().writes;
+    apply(&mut luks2, &writes);
+    assert!(matches!(read(&luks2), Header::Luks2(_)));
+    cut("LUKS1 over LUKS2", &luks2, &luks1, false);
+    cut("LUKS2 over LUKS1", &luks1, &luks2, false);
+}
+
+/// One copy is damaged: the other one must not be written first.
+#[test]
+fn a_crash_while_a_damaged_header_is_restored_leaves_a_key_that_opens() {
+    let image = roomy_luks2();
+    let now = without(&with_key(&image, NEW, 1), 0);
+    for copy in [0, 0x4000] {
+        let mut damaged = now.clone();
+        damaged[copy + 5000] ^= 1;
+        assert!(Header::read(&damaged).unwrap().1.is_some());
+        cut(&format!("the copy at {copy} damaged"), &damaged, &image, true);
+    }
+}
+
+#[test]
+fn an_interrupted_restore_is_completed_by_the_next_one() {
+    for (what, image) in images() {
+        let backup = read(&image).backup(&image).unwrap();
+        let damaged = changed(&image, |header, tools| header.erase(&image, None, tools.random));
+        assert!(opens(&damaged, PASSPHRASE).is_none(), "{what}");
+        let writes = restore(&damaged, &backup).unwrap().writes;
+        let medium = Recorder::new(&damaged);
+        write_verified(&medium, &writes).unwrap();
+        medium.crashes(6, |crashed| {
+            let mut image = crashed.clone();
+            let writes = restore(&image, &backup).unwrap().writes;
+            apply(&mut image, &writes);
+            assert!(opens(&image, PASSPHRASE).is_some(), "{what}");
+        });
+        assert!(*medium.now.borrow() == image, "{what}: header or data differ");
+    }
+}
