@@ -10,10 +10,10 @@ use std::ops::Range;
 
 use common::recorder::{Fault, Recorder};
 use common::{PASSPHRASE, cheap_pbkdf2, roomy_luks2, small_luks1, with_tools};
-use ucrypt_luks::luks2::{Damage, Priority};
+use ucrypt_luks::luks2::{Change, Damage, Priority, keyring_token};
 use ucrypt_luks::{
-    Error, Header, HeaderChange, Medium, NewKey, ReadAt, Rotation, Tools, Unlocked, Write, rotate,
-    settle_cache, write_verified,
+    Error, Flag, Header, HeaderChange, Json, Medium, NewKey, ReadAt, Rotation, Tools, Unlocked,
+    Write, rotate, settle_cache, write_verified,
 };
 
 const NEW: &[u8] = b"the new one";
@@ -162,6 +162,95 @@ fn a_crash_while_a_label_a_priority_or_the_uuid_changes_leaves_the_volume() {
     change.set_priority(0, Priority::Prefer).unwrap();
     let (_, writes) = with_tools(56, |tools| change.finish(tools.random)).unwrap();
     survives("config", &image, &writes, &[PASSPHRASE]);
+}
+
+/// The change of a LUKS2 header that `edit` makes.
+fn edited(image: &[u8], edit: Edit) -> Vec<Write> {
+    let Header::Luks2(header) = read(image) else { panic!("not LUKS2") };
+    let mut change = header.change(None).unwrap();
+    edit(&mut change).unwrap();
+    with_tools(57, |tools| change.finish(tools.random)).unwrap().1
+}
+
+type Edit = fn(&mut Change) -> Result<(), Error>;
+
+#[test]
+fn a_crash_while_tokens_or_flags_change_leaves_all_of_the_old_or_of_the_new_header() {
+    let mut image = roomy_luks2();
+    let assigned = edited(&image, |change| {
+        change.put_token(Some(3), keyring_token("a key"), false)?;
+        change.assign_token(3, Some(0))
+    });
+    common::apply(&mut image, &assigned);
+    let edits: [(&str, Edit); 5] = [
+        ("token add", |change| {
+            change.put_token(None, keyring_token("another key"), false)?;
+            change.assign_token(0, None)
+        }),
+        ("token import", |change| {
+            let token = Json::parse(br#"{"type":"x","keyslots":["0"],"y":"z"}"#).unwrap();
+            change.put_token(Some(3), token, true).map(drop)
+        }),
+        ("token remove", |change| change.remove_token(3)),
+        ("token unassign", |change| change.unassign_token(3, 0)),
+        ("open --persistent", |change| {
+            change.set_flags(&[Flag::AllowDiscards, Flag::NoReadWorkqueue])
+        }),
+    ];
+    let json = |image: &[u8]| {
+        let Header::Luks2(header) = read(image) else { panic!("not LUKS2") };
+        header.json.to_stored().clone()
+    };
+    for (what, edit) in edits {
+        let writes = edited(&image, edit);
+        let after = survives(what, &image, &writes, &[PASSPHRASE]);
+        let whole = [json(&image), json(&after)];
+        assert!(whole[0] != whole[1], "{what}: nothing has changed");
+        let medium = Recorder::new(&image);
+        write_verified(&medium, &writes).unwrap();
+        medium.crashes(3, |crashed| assert!(whole.contains(&json(crashed)), "{what}"));
+    }
+}
+
+#[test]
+fn a_crash_while_an_unbound_key_is_added_leaves_the_volume() {
+    let image = roomy_luks2();
+    let change = with_tools(59, |tools| {
+        read(&image).add_unbound_key(None, &[7; 32], Some(5), &new_key(NEW), tools).unwrap()
+    });
+    let after = survives("unbound", &image, &change.writes, &[PASSPHRASE]);
+    let opened = read(&after).open_key(&after, NEW, Some(5)).unwrap();
+    assert_eq!(*opened.key, [7; 32]);
+    assert!(opens(&after, NEW).is_none(), "an unbound key opens the volume");
+}
+
+/// The header of LUKS1 crosses a sector border: a repair may be half done. Then it is repaired again.
+#[test]
+fn a_crash_while_luks1_is_repaired_leaves_what_the_next_repair_mends() {
+    let mut image = small_luks1();
+    let begin = ucrypt_luks::luks1::HEADER_BYTES;
+    // In both sectors: the spelling of the hash, and the places of keyslots without a key.
+    image[72..78].copy_from_slice(b"SHA256");
+    for number in [2, 7] {
+        let place = 208 + 48 * number + 40;
+        image[place..place + 4].copy_from_slice(&9_u32.to_be_bytes());
+    }
+    assert!(Header::read(&image).is_err(), "nothing has to be mended");
+    let repair = ucrypt_luks::luks1::Header::repair(&image).unwrap().unwrap();
+    assert_eq!(repair.mended.len(), 5, "{:?}", repair.mended);
+    let medium = Recorder::new(&image);
+    write_verified(&medium, &[repair.write]).unwrap();
+    let mut half = 0;
+    medium.crashes(3, |crashed| {
+        let mut again = crashed.clone();
+        if let Some(repair) = ucrypt_luks::luks1::Header::repair(crashed).unwrap() {
+            half += usize::from(repair.mended.len() < 5);
+            common::apply(&mut again, &[repair.write]);
+        }
+        assert!(opens(&again, PASSPHRASE).is_some());
+        assert!(again[begin..] == image[begin..], "more than the header was touched");
+    });
+    assert!(half > 0, "no crash left a half-done repair");
 }
 
 /// The image after an interrupted change: one copy is newer than the other. The next change is cut
