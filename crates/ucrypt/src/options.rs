@@ -465,6 +465,44 @@ mod tests {
         }
     }
 
+    /// What the command says of these words; empty if it would carry them out.
+    fn said(words: Vec<OsString>) -> String {
+        match judge(words) {
+            Err(failure) => failure.message,
+            Ok(judged) if !judged.notes.is_empty() => String::new(),
+            Ok(judged) => {
+                let words = std::iter::once("ucrypt".into()).chain(judged.words);
+                let parsed = Cli::command().try_get_matches_from(words);
+                parsed.err().map(|error| error.to_string()).unwrap_or_default()
+            }
+        }
+    }
+
+    #[test]
+    fn every_action_takes_each_option_of_cryptsetup_or_refuses_it_by_its_name() {
+        let lines = OF_CRYPTSETUP.lines().filter(|line| !line.starts_with('#'));
+        for action in lines.filter_map(|line| line.split(':').next()) {
+            let rest = match action {
+                "token" => &["add", "image"][..],
+                "benchmark" => &[],
+                _ => &["image"],
+            };
+            for known in OPTIONS {
+                let option = format!("--{}", known.long);
+                let words = [action, option.as_str(), "1"];
+                let words = words[..2 + usize::from(known.has_value)].iter().chain(rest);
+                let said = said(words.map(OsString::from).collect());
+                let unknown = said.contains("unexpected argument");
+                assert!(!unknown, "{action} {option}: {said}");
+                // Where other words are missing, this one is none of them.
+                let is_incomplete = said.contains("required arguments were not provided");
+                let told = option.replace("master-key", "volume-key");
+                let is_named = said.contains(&option) || said.contains(&told);
+                assert!(said.is_empty() || is_incomplete || is_named, "{action} {option}: {said}");
+            }
+        }
+    }
+
     /// Which options cryptsetup's actions have.
     const OF_CRYPTSETUP: &str = include_str!("options_of_cryptsetup.txt");
 
