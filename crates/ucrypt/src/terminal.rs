@@ -19,7 +19,7 @@ use rustix::process::{Signal, kill_current_process_group};
 use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcsetattr,
 };
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag::{register_conditional_default, register_usize};
 use signal_hook::low_level::{emulate_default_handler, pipe};
 use zeroize::Zeroizing;
@@ -207,6 +207,9 @@ enum End {
 /// Whether a signal ends the program at once: nobody types, and nobody else takes the signals.
 static AT_ONCE: AtomicBool = AtomicBool::new(true);
 
+/// The same of SIGQUIT, which nobody else takes.
+static QUITS_AT_ONCE: AtomicBool = AtomicBool::new(true);
+
 /// The signal that has come and waits; 0 if there is none.
 static LAST: AtomicUsize = AtomicUsize::new(0);
 
@@ -232,14 +235,17 @@ impl Signals {
             let (came, wake) = UnixStream::pair()?;
             came.set_nonblocking(true)?;
             // One that whoever started this process has it ignore stays ignored, also by the server it becomes.
-            for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|it| !is_ignored(*it)) {
-                register_conditional_default(signal, &AT_ONCE)?;
+            let signals = [SIGHUP, SIGINT, SIGTERM, SIGQUIT];
+            for signal in signals.into_iter().filter(|it| !is_ignored(*it)) {
+                let at_once = if signal == SIGQUIT { &QUITS_AT_ONCE } else { &AT_ONCE };
+                register_conditional_default(signal, at_once)?;
                 register_usize(signal, &LAST, signal.unsigned_abs() as usize)?;
                 pipe::register(signal, wake.try_clone()?)?;
             }
             CAME.get_or_init(|| came)
         };
         let at_once = AT_ONCE.swap(false, Ordering::SeqCst);
+        QUITS_AT_ONCE.store(false, Ordering::SeqCst);
         // What came before was for somebody else.
         LAST.store(0, Ordering::SeqCst);
         while (&mut &*came).read(&mut [0; 64]).is_ok_and(|len| len > 0) {}
@@ -250,8 +256,10 @@ impl Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         AT_ONCE.store(self.at_once, Ordering::SeqCst);
-        let last = LAST.swap(0, Ordering::SeqCst);
-        if let Some(signal) = i32::try_from(last).ok().filter(|&last| self.at_once && last > 0) {
+        QUITS_AT_ONCE.store(true, Ordering::SeqCst);
+        let last = i32::try_from(LAST.swap(0, Ordering::SeqCst)).unwrap_or(0);
+        let ends = last > 0 && (self.at_once || last == SIGQUIT);
+        if let Some(signal) = ends.then_some(last) {
             // Returns only where the signal is blocked.
             let _ = emulate_default_handler(signal);
         }

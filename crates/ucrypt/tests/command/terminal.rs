@@ -120,7 +120,8 @@ fn keys_that_stop_or_end_a_program_do_so_at_a_prompt_and_leave_the_echo_on() {
 fn a_signal_from_outside_ends_a_prompt_and_leaves_the_echo_on() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    for (signal, ended) in [("kill15", "-15"), ("kill2", "-2"), ("kill1", "-1")] {
+    let signals = [("kill15", "-15"), ("kill2", "-2"), ("kill1", "-1"), ("kill3", "-3")];
+    for (signal, ended) in signals {
         let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
         terminal.arg(signal).args([UCRYPT, "open", "--test-passphrase"]).arg(&image.path);
         let shown = run(&mut terminal, b"").text();
