@@ -96,6 +96,17 @@ pub enum Error {
         /// The name.
         path: PathBuf,
     },
+    /// A key would be read from a file that is overwritten then.
+    #[error(
+        "the key in {} would be overwritten: {} is the same file; use another one for the key",
+        .key.display(), .path.display()
+    )]
+    Overwrites {
+        /// The file with the key.
+        key: PathBuf,
+        /// The image, or the file of the header.
+        path: PathBuf,
+    },
     /// The name of a new file cannot be made durable.
     #[error("cannot make {} durable: {error}", .path.display())]
     NotDurable {

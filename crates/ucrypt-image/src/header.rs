@@ -271,6 +271,27 @@ impl<'a> NewFile<'a> {
         }
     }
 
+    /// Whether there is no file yet, and one can be made. None is left: whoever waits for a person or a
+    /// derivation may be killed meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`NewFile::create`].
+    pub fn is_possible(path: &'a Path) -> Result<bool, Error> {
+        Ok(Self::create(path)?.is_some())
+    }
+
+    /// As [`NewFile::create`] where [`NewFile::is_possible`] has said so, and opens it to write a header.
+    ///
+    /// # Errors
+    /// [`Error::Replaced`] if somebody else has made the file meanwhile, or has put another one in its
+    /// place.
+    pub fn create_opened(path: &'a Path) -> Result<(Self, FileBackend), Error> {
+        let made = Self::create(path)?.ok_or_else(|| Error::Replaced { path: path.into() })?;
+        let opened = open_to_format(path)?;
+        made.check(&opened)?;
+        Ok((made, opened))
+    }
+
     /// Writes the content of the file, and makes it durable.
     ///
     /// # Errors

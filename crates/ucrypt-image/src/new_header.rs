@@ -8,6 +8,24 @@ use ucrypt_luks::{Header, Write};
 use ucrypt_sector::CipherSpec;
 
 use crate::error::Error;
+use crate::header::is_same;
+
+/// Refuses to overwrite what a key is read from: `keys` are files that are read, `overwritten` the image
+/// and the file of the header. Of what does not exist yet, only the names are compared.
+///
+/// # Errors
+/// [`Error::Overwrites`].
+pub fn check_apart<'a>(
+    overwritten: impl IntoIterator<Item = &'a Path>,
+    keys: &[&Path],
+) -> Result<(), Error> {
+    for path in overwritten {
+        if let Some(key) = keys.iter().find(|key| **key == path || is_same(key, path)) {
+            return Err(Error::Overwrites { key: key.into(), path: path.into() });
+        }
+    }
+    Ok(())
+}
 
 /// The sector size in bytes of a new LUKS2 volume whose data is in `image`, which has `data_len` bytes:
 /// the one `asked` for, else the default.

@@ -117,7 +117,8 @@ impl ToOpenError for Image {
             | Self::OtherFormat { .. }
             | Self::NoData { .. }
             | Self::SectorSize { .. }
-            | Self::TooShort { .. } => OpenError::Options(text),
+            | Self::TooShort { .. }
+            | Self::Overwrites { .. } => OpenError::Options(text),
             Self::WeakKey(_) => OpenError::Header(text),
             _ => OpenError::System(text),
         }

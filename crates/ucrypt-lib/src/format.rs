@@ -7,7 +7,7 @@ use ucrypt_backend::{Backend, FileBackend};
 use ucrypt_image::header::{HeaderImage, NewFile, is_same, lock_and_reserve, open_to_format};
 use ucrypt_image::key_file::{Part, Secret};
 use ucrypt_image::machine::{clock, machine};
-use ucrypt_image::new_header::{check_room, sector_size};
+use ucrypt_image::new_header::{check_apart, check_room, sector_size};
 use ucrypt_image::secrecy;
 use ucrypt_luks::{
     Cost, Hash, Header, NewVolume, Pbkdf, PbkdfKind, Tools, Write, luks1, luks2, overwrite,
@@ -215,7 +215,7 @@ impl FormatOptions {
         self
     }
 
-    /// The label of a LUKS2 header, at most 47 bytes.
+    /// The label of a LUKS2 header, at most 47 bytes; a longer one is refused.
     #[must_use]
     pub fn label(mut self, label: &str) -> Self {
         self.label = label.into();
@@ -266,6 +266,11 @@ impl FormatOptions {
     }
 
     fn format_here(&self, image: &Path, key: Key<'_>) -> Result<Formatted, FormatError> {
+        let elsewhere = self.header.as_deref().filter(|header| !is_same(header, image));
+        if let Key::File(path) = key {
+            check_apart([Some(image), elsewhere].into_iter().flatten(), &[path])
+                .map_err(ToOpenError::to_open_error)?;
+        }
         let secret: Secret;
         let passphrase = match key {
             Key::Passphrase(passphrase) => passphrase,
@@ -282,26 +287,33 @@ impl FormatOptions {
                 ));
             }
         };
-        let elsewhere = self.header.as_deref().filter(|header| !is_same(header, image));
         let data = open_to_format(image).map_err(ToOpenError::to_open_error)?;
-        let new_file = elsewhere
-            .map(NewFile::create)
+        // The file itself is made when all is ready to be written.
+        let new_header = elsewhere.map_or(Ok(false), NewFile::is_possible);
+        let new_header = new_header.map_err(ToOpenError::to_open_error)?;
+        let mut header = elsewhere
+            .filter(|_| !new_header)
+            .map(open_to_format)
             .transpose()
-            .map_err(ToOpenError::to_open_error)?
-            .flatten();
-        let header =
-            elsewhere.map(open_to_format).transpose().map_err(ToOpenError::to_open_error)?;
-        if let (Some(made), Some(opened)) = (&new_file, &header) {
-            made.check(opened).map_err(ToOpenError::to_open_error)?;
-        }
-        let (medium, path) = (header.as_ref().unwrap_or(&data), elsewhere.unwrap_or(image));
-        let found = signature::find(&HeaderImage(medium)).map_err(ToOpenError::to_open_error)?;
+            .map_err(ToOpenError::to_open_error)?;
+        let path = elsewhere.unwrap_or(image);
+        let found = match (&header, new_header) {
+            (_, true) => Vec::new(),
+            (medium, false) => signature::find(&HeaderImage(medium.as_ref().unwrap_or(&data)))
+                .map_err(ToOpenError::to_open_error)?,
+        };
         if let Some(first) = found.first().filter(|_| !self.overwrite) {
             let image = path.display().to_string();
             return Err(FormatError::NotEmpty { image, found: first.name.to_string() });
         }
         let volume = self.describe(elsewhere.is_some())?;
         let (made, writes) = self.make(&volume, passphrase, image, &data)?;
+        let mut new_file = None;
+        if new_header {
+            let made = NewFile::create_opened(path).map_err(ToOpenError::to_open_error)?;
+            (new_file, header) = (Some(made.0), Some(made.1));
+        }
+        let medium = header.as_ref().unwrap_or(&data);
         check_room(&made, &writes, medium, path, elsewhere.is_some())
             .map_err(ToOpenError::to_open_error)?;
         let _lock = lock_and_reserve(medium, path, &writes).map_err(ToOpenError::to_open_error)?;
@@ -313,6 +325,10 @@ impl FormatOptions {
 
     /// The new volume, with its key.
     fn describe(&self, detached: bool) -> Result<NewVolume, FormatError> {
+        if self.label.len() > luks2::LABEL_MAX {
+            let (len, max) = (self.label.len(), luks2::LABEL_MAX);
+            return Err(refused(&format!("a label has at most {max} bytes, not {len}")));
+        }
         let cipher: CipherSpec =
             self.cipher.parse().map_err(|error| refused(&format!("{error}")))?;
         let doubled = if cipher.mode() == Mode::Xts { 2 } else { 1 };

@@ -281,7 +281,7 @@ impl OpenArgs {
         served.check()?;
         // Only a test: the server takes the name for good.
         drop(NameLock::take(&paths, served.is_device())?);
-        self.log.check()?;
+        self.log.check(self.volume.files(self.image()))?;
         self.metrics.check()?;
         Ok(paths)
     }

@@ -125,7 +125,8 @@ impl From<ucrypt_image::Error> for Failure {
             | Image::NoData { .. }
             | Image::WeakKey(_)
             | Image::SectorSize { .. }
-            | Image::TooShort { .. } => Self::wrong(error),
+            | Image::TooShort { .. }
+            | Image::Overwrites { .. } => Self::wrong(error),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::stdio;
+use crate::volume::is_same;
 
 /// The system's log takes datagrams here (RFC 3164, as syslog(3) sends them).
 const SYSLOG: &str = "/dev/log";
@@ -127,9 +128,23 @@ impl LogArgs {
         })
     }
 
-    /// Fails if the log that the user chose cannot be written.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
-        self.log.as_ref().map_or(Ok(()), |to| to.open(self.format()).map(drop))
+    /// Fails if the log that the user chose cannot be written, or is one of the `files` that a volume
+    /// is made of or opened with.
+    pub(crate) fn check<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a Path>,
+    ) -> Result<(), Failure> {
+        let Some(to) = &self.log else { return Ok(()) };
+        if let To::File(log) = to
+            && let Some(file) = files.into_iter().find(|file| is_same(log, file))
+        {
+            let (log, file) = (log.display(), file.display());
+            return Err(Failure::wrong(format!(
+                "the log {log} would be written into {file}, which the volume needs; use --log with \
+                 another file"
+            )));
+        }
+        to.open(self.format()).map(drop)
     }
 
     /// Whether the user wants it on standard error, or `serve` logs there anyway.
@@ -311,8 +326,12 @@ fn one_line(message: &str) -> String {
 fn open_file(path: &Path) -> io::Result<OwnedFd> {
     // A pipe without a reader is an error, and nothing to wait for.
     let no_wait = OFlags::NONBLOCK.bits().cast_signed();
-    let options = OpenOptions::new().create(true).append(true).custom_flags(no_wait).open(path);
-    Ok(options?.into())
+    let file = OpenOptions::new().create(true).append(true).custom_flags(no_wait).open(path)?;
+    if file.metadata()?.file_type().is_block_device() {
+        // A log would overwrite it from its start.
+        return Err(io::Error::other("it is a disk"));
+    }
+    Ok(file.into())
 }
 
 /// Opens a pipe whose lines a thread of its own sends to a socket, as `datagram` makes them.

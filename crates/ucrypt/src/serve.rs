@@ -455,6 +455,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     // Check before asking for a passphrase.
     args.exports.check()?;
     args.metrics.check()?;
+    args.log.check(args.volume.files(args.image.as_deref()))?;
     let name = args.name();
     let log = args.log.open(log::To::Stderr, &name)?;
     let memory = args.exports.memory(args.volume.is_direct());

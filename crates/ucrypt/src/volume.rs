@@ -518,6 +518,13 @@ impl VolumeArgs {
         self.key.verified(is_asked, self.batch_mode)
     }
 
+    /// The files that the volume is made of and opened with.
+    pub(crate) fn files<'a>(&'a self, image: Option<&'a Path>) -> impl Iterator<Item = &'a Path> {
+        let key = self.key.key_file.as_deref();
+        let named = [image, self.header.as_deref(), key, self.volume_key_file.as_deref()];
+        named.into_iter().flatten()
+    }
+
     /// Where the header is, and the flags that `--persistent` stores in it.
     pub(crate) fn flags(&self) -> (Option<&Path>, Vec<Flag>) {
         let discards = self.allow_discards.then_some(Flag::AllowDiscards);

@@ -62,6 +62,40 @@ fn a_volume_that_was_made_here_is_cryptsetups() {
 }
 
 #[test]
+fn a_label_that_a_header_does_not_hold_is_refused_and_not_cut() {
+    let image = Image::blank(1 << 20);
+    let before = std::fs::read(&image.path).expect("read");
+    let header = image.dir.path().join("header");
+    let long = "x".repeat(48);
+    let refused = quick().label(&long).header(&header).format(&image.path, KEY).unwrap_err();
+    let why = refused.to_string();
+    assert!(matches!(refused, FormatError::Refused(OpenError::Options(_))), "{why}");
+    assert!(why.contains("at most 47 bytes, not 48"), "{why}");
+    assert!(!header.exists() && std::fs::read(&image.path).expect("read") == before);
+    quick().label(&long[1..]).format(&image.path, KEY).expect("made");
+    assert_eq!(inspect(&image.path).expect("a header").label.as_deref(), Some(&long[1..]));
+}
+
+#[test]
+fn a_volume_does_not_overwrite_the_key_file_that_is_to_open_it() {
+    let image = Image::blank(1 << 20);
+    let before = std::fs::read(&image.path).expect("read");
+    let key = image.file("a key", PASSPHRASE);
+    let link = image.dir.path().join("link");
+    std::fs::hard_link(&key, &link).expect("a link");
+    let header = image.dir.path().join("header");
+    for (header, key) in [(&key, &key), (&link, &key), (&header, &image.path)] {
+        let refused = quick().header(header).format(&image.path, Key::File(key)).unwrap_err();
+        let why = refused.to_string();
+        assert!(matches!(refused, FormatError::Refused(OpenError::Options(_))), "{why}");
+        assert!(why.contains("would be overwritten"), "{why}");
+    }
+    assert!(std::fs::read(&key).expect("read") == PASSPHRASE);
+    assert!(!header.exists() && std::fs::read(&image.path).expect("read") == before);
+    quick().header(&header).format(&image.path, Key::File(&key)).expect("made");
+}
+
+#[test]
 fn a_volume_opens_by_each_kind_of_key_and_no_other() {
     let image = Image::by_cryptsetup(1 << 20, &["--type", "luks2"]);
     let (key, volume_key) = (image.file("a key", PASSPHRASE), image.volume_key());

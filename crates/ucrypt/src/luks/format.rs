@@ -37,17 +37,18 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     }
     tell_of_cut("--label", args.luks2.label.as_deref());
     tell_of_cut("--subsystem", args.luks2.subsystem.as_deref());
+    args.check_keys_are_kept()?;
     let data = open_to_format(&args.image)?;
     let data_len = data.limits().len;
     let sector_size = sector_size(args.luks2.sector_size, &volume.cipher, &args.image, data_len)?;
-    let new_file = args.detached().map(|path| new_header_file(path, args)).transpose()?.flatten();
-    let header = args.detached().map(open_to_format).transpose()?;
-    if let (Some(made), Some(opened)) = (&new_file, &header) {
-        made.check(opened)?;
-    }
-    let medium = header.as_ref().unwrap_or(&data);
-    let path = args.detached().unwrap_or(&args.image);
-    let found = signature::find(&HeaderImage(medium))?;
+    let detached = args.detached();
+    let is_new = detached.map_or(Ok(false), |path| is_new_header_file(path, args))?;
+    let mut header = detached.filter(|_| !is_new).map(open_to_format).transpose()?;
+    let path = detached.unwrap_or(&args.image);
+    let found = match &header {
+        None if is_new => Vec::new(),
+        medium => signature::find(&HeaderImage(medium.as_ref().unwrap_or(&data)))?,
+    };
     if !args.batch_mode {
         warn_of(&found, path);
     }
@@ -57,7 +58,13 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     volume.volume_key = volume_key(args)?;
 
     let (made, writes) = make(args, &volume, &passphrase, sector_size)?;
-    if !check_room(&made, &writes, medium, path, args.detached().is_some())? {
+    let mut new_file = None;
+    if is_new {
+        let (made, opened) = NewFile::create_opened(path)?;
+        (new_file, header) = (Some(made), Some(opened));
+    }
+    let medium = header.as_ref().unwrap_or(&data);
+    if !check_room(&made, &writes, medium, path, detached.is_some())? {
         say(&format!(
             "WARNING: {} is too small for activation, there is no room left for data.\n",
             path.display()
@@ -86,14 +93,15 @@ fn describe(args: &FormatArgs) -> Result<NewVolume, Failure> {
     })
 }
 
-/// Makes the file for a detached header, if there is none.
-fn new_header_file<'a>(path: &'a Path, args: &FormatArgs) -> Result<Option<NewFile<'a>>, Failure> {
+/// Whether the file for a detached header is to be made. It is when there is something to be written:
+/// who gives up at a prompt, or is killed there, leaves none.
+fn is_new_header_file(path: &Path, args: &FormatArgs) -> Result<bool, Failure> {
     if path.exists() {
-        return Ok(None);
+        return Ok(false);
     }
     let warning = format!("{} does not exist and will be created.", path.display());
     confirm(&warning, args.batch_mode)?;
-    Ok(NewFile::create(path)?)
+    Ok(NewFile::is_possible(path)?)
 }
 
 /// Warns of what will be lost, in cryptsetup's words. Names a signature with several magic numbers

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use ucrypt_image::new_header::check_apart;
 use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES};
 use ucrypt_sector::{CipherSpec, Mode};
 
@@ -125,6 +126,15 @@ impl FormatArgs {
         let mut key = self.key.clone();
         key.key_file = key.key_file.or_else(|| self.new_key_file.clone());
         key
+    }
+
+    /// Refuses to overwrite what a key is read from.
+    pub(super) fn check_keys_are_kept(&self) -> Result<(), Failure> {
+        let key = self.key();
+        let named = key.key_file.as_deref().filter(|file| *file != Path::new("-"));
+        let keys: Vec<&Path> = named.into_iter().chain(self.volume_key_file.as_deref()).collect();
+        let overwritten = [Some(&*self.image), self.header.as_deref()];
+        Ok(check_apart(overwritten.into_iter().flatten(), &keys)?)
     }
 
     /// Whether a typed passphrase is asked for twice.

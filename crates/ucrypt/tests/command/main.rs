@@ -41,6 +41,7 @@ mod nbd_programs;
 mod nbd_users;
 mod operations;
 mod other_users;
+mod overwrites;
 mod pages;
 mod passphrase_table;
 mod passphrases;
