@@ -385,6 +385,11 @@ impl Exports {
         let devices = devices.chain(self.ublk.iter().map(UblkExport::path));
         let paths: Vec<_> = files.chain(devices).collect();
         let mut users = users::of(&paths);
+        let out_of_reach = self.fuse.iter().filter(|export| export.is_out_of_reach());
+        users.extend(out_of_reach.map(|export| {
+            let path = export.path().display();
+            format!("what is mounted over {path}, or where it was moved to")
+        }));
         match self.nbd_clients() {
             0 => {}
             1 => users.push("an NBD client".into()),
@@ -429,7 +434,10 @@ impl Exports {
         self.vhost_user.into_iter().for_each(vhost_user::Server::shutdown);
         // What goes on ends with this process; who used it was named before.
         let fuse = self.fuse.into_iter().map(FuseExport::stop).map(|stopped| match stopped {
-            Err(FuseError::GoesOn { .. }) => Ok(()),
+            Err(error @ FuseError::GoesOn { .. }) => {
+                event(Level::Warning, "goes-on", error);
+                Ok(())
+            }
             stopped => stopped,
         });
         let fuse: Vec<_> = fuse.collect();

@@ -101,6 +101,15 @@ pub enum FuseError {
         /// The file.
         path: PathBuf,
     },
+    /// The service has ended, but the file is still mounted.
+    #[error(
+        "{path} is served no more, but stays mounted: something is mounted over it, or it was moved; unmount \
+         that, and then {path} (umount)"
+    )]
+    Stays {
+        /// The file.
+        path: PathBuf,
+    },
     /// The kernel refused a mount that is attached to no path.
     #[error("cannot mount a file for the loop driver: {error}; it needs root and Linux 5.2")]
     Hidden {
@@ -144,6 +153,7 @@ pub struct FuseExport {
 enum Problem {
     Aborted,
     GoesOn,
+    Stays,
 }
 
 impl FuseExport {
@@ -230,6 +240,16 @@ impl FuseExport {
         exports.iter_mut().filter_map(|export| (!export.try_stop(until)).then_some(())).count() == 0
     }
 
+    /// Major and minor device number of the file's file system, by which it is known wherever it is mounted.
+    pub fn number(&self) -> (u32, u32) {
+        self.mounted.number()
+    }
+
+    /// Whether the file cannot be unmounted, because something is mounted over it or it was moved.
+    pub fn is_out_of_reach(&self) -> bool {
+        !self.has_ended() && self.mounted.is_out_of_reach()
+    }
+
     /// Unmounts if no program has the file open. Returns whether it did.
     fn try_stop(&mut self, until: Instant) -> bool {
         // First, so that a file keeps its name while programs have it open that opened it under
@@ -245,14 +265,14 @@ impl FuseExport {
             return false;
         }
         self.unmount();
-        true
+        self.has_ended()
     }
 
     /// Removes the name. Programs that have the file open go on; when the last of them closes it,
     /// the export ends.
     pub fn detach(&self) {
         self.mounted.detach();
-        self.place.remove();
+        self.place.remove_at(&self.mounted.path());
     }
 
     /// Begins to [`FuseExport::stop`], and returns at once. So the programs that use several files have
@@ -264,6 +284,8 @@ impl FuseExport {
         // When somebody else unmounts the file, its name goes before the threads end.
         if self.has_ended() && self.mounted.is_there() {
             self.problem = Some(Problem::Aborted);
+        } else if self.is_out_of_reach() {
+            self.problem = Some(Problem::Stays);
         }
         self.abort = self.mounted.abort();
         self.detach();
@@ -275,7 +297,8 @@ impl FuseExport {
     ///
     /// # Errors
     /// [`FuseError::Aborted`] if the connection ended while the file was still mounted;
-    /// [`FuseError::GoesOn`] if the service could not be ended.
+    /// [`FuseError::GoesOn`] if the service could not be ended; [`FuseError::Stays`] if it has ended, but
+    /// the file could not be unmounted.
     pub fn stop(mut self) -> Result<(), FuseError> {
         self.unmount();
         let path = self.path().into();
@@ -283,6 +306,7 @@ impl FuseExport {
             None => Ok(()),
             Some(Problem::Aborted) => Err(FuseError::Aborted { path }),
             Some(Problem::GoesOn) => Err(FuseError::GoesOn { path }),
+            Some(Problem::Stays) => Err(FuseError::Stays { path }),
         }
     }
 
@@ -301,6 +325,7 @@ impl FuseExport {
         }
         if !holds_by(until + STOP_PATIENCE, ended) {
             self.problem = Some(Problem::GoesOn);
+            self.threads = threads;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Mounts one file over another, and unmounts it.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,6 +15,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
 };
+use ucrypt_backend::kernel_table;
 use ucrypt_engine::count_cores;
 
 use super::abort::Abort;
@@ -28,7 +29,9 @@ const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 /// A file system that is mounted at a path.
 #[derive(Debug)]
 pub(super) struct Mounted {
-    path: PathBuf,
+    /// Its directory, which others may rename: an `O_PATH` descriptor.
+    dir: OwnedFd,
+    name: OsString,
     identity: Identity,
 }
 
@@ -44,6 +47,10 @@ struct Identity {
 /// Mounts over `place`. Also returns the server's side of the connection. The file belongs to the
 /// user of this process; nobody else can access it.
 pub(super) fn mount(place: &mut MountPoint, read_only: bool) -> io::Result<(Mounted, OwnedFd)> {
+    let path = place.path().to_owned();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(path.parent().unwrap_or(&path), flags, Mode::empty())?;
+    let name = path.file_name().unwrap_or_default().to_owned();
     let device = match mount_as_root(place.path(), read_only) {
         Err(Errno::PERM | Errno::ACCESS) => {
             place.unlock()?;
@@ -53,9 +60,8 @@ pub(super) fn mount(place: &mut MountPoint, read_only: bool) -> io::Result<(Moun
         }
         mounted => mounted?,
     };
-    let path = place.path().to_owned();
     match identity(&path) {
-        Ok(identity) => Ok((Mounted { path, identity }, device)),
+        Ok(identity) => Ok((Mounted { dir, name, identity }, device)),
         Err(error) => {
             unmount_stale(&path);
             Err(error.into())
@@ -72,17 +78,37 @@ fn identity(path: &Path) -> Result<Identity, Errno> {
 }
 
 impl Mounted {
-    /// Whether the path still leads to this mount.
-    pub(super) fn is_there(&self) -> bool {
-        identity(&self.path).is_ok_and(|now| now == self.identity)
+    /// Where it was mounted, under the name that its directory has now.
+    pub(super) fn path(&self) -> PathBuf {
+        let dir = PathBuf::from(format!("/proc/self/fd/{}", self.dir.as_raw_fd()));
+        fs::read_link(&dir).unwrap_or(dir).join(&self.name)
     }
 
-    /// What aborts this mount's connection, wherever it will be mounted by then. `None` if the path no
-    /// longer leads to it, or there is no permission. Does not wait for a server.
+    /// Major and minor device number of the file system.
+    pub(super) fn number(&self) -> (u32, u32) {
+        self.identity.device
+    }
+
+    /// Whether the path still leads to this mount.
+    pub(super) fn is_there(&self) -> bool {
+        identity(&self.path()).is_ok_and(|now| now == self.identity)
+    }
+
+    /// Whether it is mounted, but its path does not lead to it: something is mounted over it, or it was
+    /// moved. Call only while its connection lives: its number is another's soon after.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        let (major, minor) = self.identity.device;
+        let number = format!("{major}:{minor}");
+        let mounts = kernel_table("/proc/self/mountinfo").unwrap_or_default();
+        !self.is_there() && mounts.lines().any(|line| line.split(' ').nth(2) == Some(&number))
+    }
+
+    /// What aborts this mount's connection, wherever it will be mounted by then. `None` if the path does
+    /// not lead to it, or there is no permission. Does not wait for a server.
     pub(super) fn abort(&self) -> Option<Abort> {
         // While this is open, the connection keeps its number.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let pin = rustix::fs::open(&self.path, flags, Mode::empty()).ok()?;
+        let pin = rustix::fs::open(self.path(), flags, Mode::empty()).ok()?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found = statx(&pin, "", flags, StatxFlags::INO).ok()?;
         let device = (found.stx_dev_major, found.stx_dev_minor);
@@ -93,23 +119,24 @@ impl Mounted {
     /// Detaches the mount from its path, whether or not it is in use.
     pub(super) fn detach(&self) {
         if self.is_there() {
-            unmount_stale(&self.path);
+            unmount_stale(&self.path());
         }
     }
 
     /// Unmounts without force, if the path still leads to this mount. Returns `false` if the mount
-    /// is in use.
+    /// is in use, or out of reach.
     pub(super) fn unmount_unused(&self) -> bool {
         if !self.is_there() {
-            return true;
+            return !self.is_out_of_reach();
         }
-        match unmount(&self.path, UnmountFlags::NOFOLLOW) {
+        let path = self.path();
+        match unmount(&path, UnmountFlags::NOFOLLOW) {
             Err(Errno::PERM) => {
                 let mut helper = Command::new("fusermount3");
-                helper.args(["-u", "--"]).arg(&self.path).stderr(Stdio::null());
+                helper.args(["-u", "--"]).arg(&path).stderr(Stdio::null());
                 helper.status().is_ok_and(|status| status.success())
             }
-            unmounted => unmounted.is_ok() || !self.is_there(),
+            unmounted => unmounted.is_ok() || !self.is_there() && !self.is_out_of_reach(),
         }
     }
 }

@@ -82,12 +82,17 @@ impl MountPoint {
 
     /// Removes the place-holder if it is still there and still empty.
     pub(super) fn remove(&self) {
+        self.remove_at(&self.path);
+    }
+
+    /// As [`MountPoint::remove`], where the path of the file is `path` by now.
+    pub(super) fn remove_at(&self, path: &Path) {
         let Some(made) = &self.made else { return };
-        let there = statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
+        let there = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW);
         let (Ok(made), Ok(there)) = (fstat(made), there) else { return };
         if (there.st_dev, there.st_ino, there.st_size) == (made.st_dev, made.st_ino, 0) {
             // If somebody else has just removed it, that will do.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(path);
         }
     }
 }

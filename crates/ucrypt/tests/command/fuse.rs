@@ -628,3 +628,49 @@ fn status_says_which_transport_an_open_file_has_and_why() {
         close(&scratch, &[]).passes();
     }
 }
+
+/// What was mounted at a path by then was ended only if nobody had renamed the directory.
+#[test]
+fn a_served_file_whose_directory_was_renamed_is_ended_where_it_is() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    for in_use in [false, true] {
+        let (before, after) = (scratch.path("before"), scratch.path("after"));
+        fs::create_dir(&before).expect("a directory");
+        let file = before.join("file").display().to_string();
+        let mut line = image.with_key();
+        line.extend(["--fuse".into(), file.into()]);
+        let server = Server::start(&scratch, On::Nbd, &line);
+        fs::rename(&before, &after).expect("renamed");
+        let user = in_use.then(|| File::open(after.join("file")).expect("it is served"));
+        if in_use {
+            server.terminate_in_use();
+        } else {
+            server.terminate();
+        }
+        assert!(scratch.mounts().is_empty(), "a dead file is left");
+        drop(user);
+        // With the place-holder it would not be empty.
+        fs::remove_dir(&after).expect("nothing is left");
+    }
+}
+
+/// A path that leads elsewhere was taken for unmounted, the volume for closed.
+#[test]
+fn a_file_over_which_something_is_mounted_is_not_closed() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, LEN);
+    let mut open = image.ucrypt(&scratch, "open");
+    run(open.args(["volume", "--as", "fuse"]), b"").passes();
+    let file = scratch.runtime("volume");
+    let over = scratch.file("over", b"something else");
+    let mount = |option: &str| tool(option, "mount");
+    run(mount("mount").arg("--bind").arg(&over).arg(&file), b"").passes();
+    let refused = run(&mut scratch.ucrypt(&["close", "volume"]), b"");
+    run(mount("umount").arg(&file), b"").passes();
+    let message = refused.refuses(5);
+    assert!(message.contains("mounted over"), "{message}");
+    assert_eq!(fs::metadata(&file).expect("it is served").len(), LEN);
+    run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
+    assert!(scratch.mounts().is_empty() && !file.exists(), "something is left");
+}
