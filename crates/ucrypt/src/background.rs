@@ -19,7 +19,7 @@ use ucrypt_backend::Inherited;
 use zeroize::Zeroizing;
 
 use crate::arguments::arguments;
-use crate::ending::{LastFlush, SignalLimit, Troubles};
+use crate::ending::{LastFlush, Troubles, Watchdog};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::json_path::path_in;
@@ -453,7 +453,7 @@ fn start(
     secrecy::keep_files_private();
     let key = secret().map_err(failed)?;
     let events = Events::<control::Asked>::new();
-    let limit_of_all = SignalLimit::of_signals(events.sender())?;
+    let watchdog = Watchdog::of_signals(events.sender())?;
     let (paths, served_as) = (args.paths()?, args.served()?);
     let claim = NameLock::take(&paths, served_as.is_device())?;
     // From here on, a failure removes the server's files.
@@ -478,6 +478,7 @@ fn start(
     let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
     let started = served_as.start(&opened, &paths, args);
     let (exports, link, device) = started.inspect_err(failed_later)?;
+    watchdog.aborts(exports.aborts());
     let serve =
         |bound: Bound| bound.serve(paths.name(), &exports.kinds(), &opened, exports.clients());
     let metrics = metrics.map(serve).transpose().inspect_err(failed_later)?;
@@ -510,7 +511,7 @@ fn start(
         resilience,
         suspension: Suspension::None,
         troubles: Troubles::default(),
-        limit_of_all,
+        watchdog,
         resizing: None,
         heartbeat: notifier.heartbeat(),
         mounted,

@@ -1,13 +1,15 @@
 //! Ends a server: termination signals, the wait for users, the last flush, and the time limits.
 //! Also reports failed requests before the end.
 
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Io, Queue, QueueConfig, Volume};
+use ucrypt_export::fuse::Abort;
 use ucrypt_image::transfer::{self, TransferError};
 
 use crate::background::FLUSH_FAILED;
@@ -108,70 +110,125 @@ fn name_of(signal: i32) -> &'static str {
     }
 }
 
-/// Exits the process if its end takes too long, whatever it waits for. Drop it once the end is
-/// complete.
-pub(crate) struct Watchdog {
-    _ended: Sender<()>,
+/// Exits the process if its end takes too long, whatever it waits for. Its thread begins with the server: at the end
+/// there may be none to have.
+#[derive(Clone, Default)]
+pub(crate) struct Watchdog(Arc<(Mutex<Watched>, Condvar)>);
+
+#[derive(Default)]
+struct Watched {
+    /// Of the whole time from a signal on. It begins with the signal, not when the main thread hears of it, which may
+    /// be waiting for an image.
+    since_signal: Option<Limit>,
+    /// Of the end, once nobody is waited for.
+    of_end: Option<Limit>,
+    aborts: Vec<Abort>,
+}
+
+struct Limit {
+    until: Instant,
+    length: Duration,
+    last_words: Box<dyn FnOnce(&Failure) + Send>,
+}
+
+impl Watched {
+    fn next(&self) -> Option<Instant> {
+        [&self.since_signal, &self.of_end].into_iter().flatten().map(|limit| limit.until).min()
+    }
+
+    fn take_over(&mut self, now: Instant) -> Option<Limit> {
+        let Self { since_signal, of_end, .. } = self;
+        [since_signal, of_end].into_iter().find_map(|limit| limit.take_if(|it| it.until <= now))
+    }
 }
 
 impl Watchdog {
-    /// For the time from a signal on: the volume's users may keep it, and the end its limit, but
-    /// nothing may take longer than both, not even the look for users.
-    fn of_ending(last_words: impl FnOnce(&Failure) + Send + 'static) -> Self {
-        Self::start(USERS_PATIENCE + SIGNAL_LIMIT, last_words)
-    }
-
-    /// `last_words` gets the failure, which is logged.
-    pub(crate) fn start(
-        limit: Duration,
-        last_words: impl FnOnce(&Failure) + Send + 'static,
-    ) -> Self {
-        let (ended, end) = mpsc::channel::<()>();
-        let watch = move || {
-            if end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                let failure = Failure::device(format!(
-                    "the image did not answer for {} s at the end: writes that were not flushed may \
-                     be lost",
-                    limit.as_secs()
-                ));
-                event(Level::Error, "end-timed-out", &failure);
-                last_words(&failure);
-                std::process::exit(failure.code.into());
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("watchdog".into()).spawn(watch) {
-            let what = format!("the end has no limit in time: no thread: {error}");
-            event(Level::Warning, "no-watchdog", what);
-        }
-        Self { _ended: ended }
-    }
-}
-
-/// The limit of the time from a signal on. It begins with the signal, not when the main thread hears of
-/// it, which may be waiting for an image.
-#[derive(Clone, Default)]
-pub(crate) struct SignalLimit(Arc<Mutex<Option<Watchdog>>>);
-
-impl SignalLimit {
     /// Has termination signals begin the limit, and then be delivered to the main thread.
     pub(crate) fn of_signals<A: Send + 'static>(events: Sender<Event<A>>) -> Result<Self, Failure> {
-        let limit = Self::default();
-        let begun = limit.clone();
+        let watchdog = Self::default();
+        let begun = watchdog.clone();
         signals(move |signal| {
-            begun.begin();
+            begun.begin_signal();
             events.send(Event::Signal(signal)).is_ok()
         })?;
-        Ok(limit)
+        let watching = watchdog.clone();
+        let thread = thread::Builder::new().name("no-limit".into()).spawn(move || watching.watch());
+        thread.map_err(|error| {
+            Failure::device(format!("cannot limit the time of the end: {error}"))
+        })?;
+        Ok(watchdog)
     }
 
-    fn begin(&self) {
-        let mut watchdog = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watchdog.get_or_insert_with(|| Watchdog::of_ending(|_| {}));
+    /// Those who use the kernel's exports get errors by these before the process exits: the kernel keeps it until its
+    /// image answers, and its exports with it.
+    pub(crate) fn aborts(&self, aborts: Vec<Abort>) {
+        self.watched().aborts = aborts;
     }
 
-    /// The end is complete, or has another limit.
+    /// The volume's users may keep it, and the end its limit, but nothing may take longer than both, not even the look
+    /// for users.
+    fn begin_signal(&self) {
+        let length = USERS_PATIENCE + SIGNAL_LIMIT;
+        let limit = Limit { until: Instant::now() + length, length, last_words: Box::new(|_| {}) };
+        self.watched().since_signal.get_or_insert(limit);
+        self.0.1.notify_all();
+    }
+
+    /// The end begins. `last_words` gets the failure if it takes longer, which is logged.
+    pub(crate) fn begin_end(
+        &self,
+        length: Duration,
+        last_words: impl FnOnce(&Failure) + Send + 'static,
+    ) {
+        let (until, last_words) = (Instant::now() + length, Box::new(last_words));
+        self.watched().of_end = Some(Limit { until, length, last_words });
+        self.0.1.notify_all();
+    }
+
+    /// Fails the requests of those who use the volume still. It is flushed by now, and the exit may wait for its image.
+    pub(crate) fn end_users(&self) {
+        // What has ended is not aborted. If it is not permitted, users get errors once the process has exited.
+        self.watched().aborts.iter().for_each(|abort| _ = abort.now());
+    }
+
+    /// The end is complete.
     pub(crate) fn lift(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut watched = self.watched();
+        (watched.since_signal, watched.of_end) = (None, None);
+    }
+
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the end of a limit, and exits.
+    fn watch(&self) {
+        let mut watched = self.watched();
+        let limit = loop {
+            let now = Instant::now();
+            let wait = watched.next().map(|until| until.saturating_duration_since(now));
+            if wait.is_some() {
+                // Whoever looks at the process sees that its end has begun.
+                let _ = rustix::thread::set_name(c"watchdog");
+            }
+            watched = match (watched.take_over(now), wait) {
+                (Some(limit), _) => break limit,
+                (None, Some(wait)) => {
+                    let woken = self.0.1.wait_timeout(watched, wait);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                (None, None) => self.0.1.wait(watched).unwrap_or_else(PoisonError::into_inner),
+            };
+        };
+        drop(watched);
+        self.end_users();
+        let failure = Failure::device(format!(
+            "the image did not answer for {} s at the end: writes that were not flushed may be lost",
+            limit.length.as_secs()
+        ));
+        event(Level::Error, "end-timed-out", &failure);
+        (limit.last_words)(&failure);
+        std::process::exit(failure.code.into());
     }
 }
 
@@ -235,7 +292,7 @@ pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<
             }
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
+    thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
     Ok(())
 }
 

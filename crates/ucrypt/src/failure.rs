@@ -153,10 +153,9 @@ impl From<ucrypt_export::fuse::FuseError> for Failure {
             }
             Fuse::Mount { .. } | Fuse::Hidden { .. } => Self::denied(error),
             Fuse::GoesOn { .. } => Self::busy(error),
-            Fuse::Missing
-            | Fuse::MountPoint { .. }
-            | Fuse::Aborted { .. }
-            | Fuse::Stays { .. } => Self::device(error),
+            Fuse::Missing | Fuse::MountPoint { .. } | Fuse::Aborted { .. } | Fuse::Stays { .. } => {
+                Self::device(error)
+            }
         }
     }
 }

@@ -13,16 +13,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use ucrypt_engine::Volume;
 use ucrypt_export::UnixSocket;
-use ucrypt_export::fuse::{self, FuseError, FuseExport, FuseOptions, InUse, Preference, Transport};
+use ucrypt_export::fuse::{
+    self, Abort, FuseError, FuseExport, FuseOptions, InUse, Preference, Transport,
+};
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig, ServerError};
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
 use ucrypt_export::vhost_user;
 
 use crate::available;
-use crate::ending::{
-    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, SignalLimit, Step, Troubles, Watchdog,
-};
+use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::log::{self, Level, LogArgs, event};
@@ -378,6 +378,12 @@ impl Exports {
         self.nbd.iter().for_each(Server::detach);
     }
 
+    /// What fails the requests of those who use the kernel's exports.
+    pub(crate) fn aborts(&self) -> Vec<Abort> {
+        let files = self.fuse.iter().filter_map(FuseExport::abort);
+        files.chain(self.loop_device.iter().filter_map(LoopExport::abort)).collect()
+    }
+
     /// The users of the exports, as far as they can be seen.
     pub(crate) fn users(&self) -> Vec<String> {
         let files = self.fuse.iter().map(FuseExport::path);
@@ -472,12 +478,13 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     raise_descriptor_limit();
     // Not earlier: until there is something to end, a signal ends the process.
     let events = Events::<Infallible>::new();
-    let limit_of_all = SignalLimit::of_signals(events.sender())?;
+    let watchdog = Watchdog::of_signals(events.sender())?;
     events.listen(&opened.volume);
     let last_flush = LastFlush::prepare(&opened.volume)?;
     let metrics = args.metrics.listen()?;
     let mut exports = Exports::start(&opened, &args.exports)?;
     exports.ublk = args.exports.ublk.start(&opened)?;
+    watchdog.aborts(exports.aborts());
     let serve =
         |bound: metrics::Bound| bound.serve(&name, &exports.kinds(), &opened, exports.clients());
     let metrics = metrics.map(serve).transpose()?;
@@ -488,7 +495,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
         announce_one(args.json, "metrics", "place", metrics.place());
     }
     event(Level::Info, "serves", format_args!("serves {name}"));
-    let served = serve_on((events, &limit_of_all), &opened, exports, last_flush, notifier);
+    let served = serve_on((events, &watchdog), &opened, exports, last_flush, notifier);
     drop(metrics);
     match &served {
         Ok(()) => event(Level::Info, "ended", format_args!("{name} has ended")),
@@ -513,7 +520,7 @@ fn raise_descriptor_limit() {
 
 /// Serves until a signal comes or all exports were ended from outside, then ends.
 fn serve_on(
-    (mut events, limit_of_all): (Events<Infallible>, &SignalLimit),
+    (mut events, watchdog): (Events<Infallible>, &Watchdog),
     opened: &Opened,
     mut exports: Exports,
     mut last_flush: LastFlush,
@@ -553,11 +560,12 @@ fn serve_on(
     };
     notifier.stopping();
     let limit = if ending.is_some() { SIGNAL_LIMIT } else { END_LIMIT };
-    let _watchdog = Watchdog::start(limit, |_| {});
-    limit_of_all.lift();
+    watchdog.begin_end(limit, |_| {});
     let stopped = exports.stop(&mut last_flush);
     troubles.tell(opened);
-    last_flush.run().and(stopped).and(parted)?;
+    let flushed = last_flush.run();
+    watchdog.end_users();
+    flushed.and(stopped).and(parted)?;
     left.map_or(Ok(()), Err)
 }
 

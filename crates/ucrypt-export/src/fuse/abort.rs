@@ -2,8 +2,9 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
@@ -11,9 +12,10 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 /// Where systemd mounts the file system of FUSE connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// Ends one connection and no other, also when its number has become another's.
-#[derive(Debug)]
-pub(super) struct Abort(File);
+/// Ends one connection of an export to the kernel and no other, also when its number has become another's: whoever
+/// waits for an answer gets an error.
+#[derive(Debug, Clone)]
+pub struct Abort(Arc<File>);
 
 impl Abort {
     /// For the connection with this number, which must exist now.
@@ -23,20 +25,29 @@ impl Abort {
     pub(super) fn of(connection: u32) -> io::Result<Self> {
         let open = |connections: &Path| {
             let file = connections.join(connection.to_string()).join("abort");
-            File::options().write(true).open(file).map(Self)
+            Ok(Self(Arc::new(File::options().write(true).open(file)?)))
         };
-        open(Path::new(CONNECTIONS)).or_else(|_| {
-            let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            fsconfig_create(&context)?;
-            let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-            open(Path::new(&format!("/proc/self/fd/{}", mount.as_raw_fd())))
-        })
+        // A mount of our own first: the other one must not be in use because of us.
+        own_connections()
+            .map_err(io::Error::from)
+            .and_then(|mount| open(Path::new(&format!("/proc/self/fd/{}", mount.as_raw_fd()))))
+            .or_else(|_| open(Path::new(CONNECTIONS)))
     }
 
-    /// Fails every present and future request of the connection. Does nothing if it has ended.
-    pub(super) fn now(&self) -> io::Result<()> {
-        (&self.0).write_all(b"1")
+    /// Fails every present and future request of the connection. Does nothing if it has ended. Waits for nothing.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn now(&self) -> io::Result<()> {
+        (&*self.0).write_all(b"1")
     }
+}
+
+/// The file system of connections, mounted nowhere.
+fn own_connections() -> Result<OwnedFd, Errno> {
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
 /// Fails every present and future request of the connection that `device` belongs to.

@@ -38,6 +38,7 @@ use rustix::mount::{
 };
 use ucrypt_engine::Volume;
 
+use super::abort::Abort;
 use super::device::Device;
 use super::file::{User, VolumeFile};
 use super::{FuseError, How, Preference, STOP_PATIENCE, Transport, cores, mount, serve};
@@ -151,6 +152,7 @@ pub struct HiddenFile {
     /// Bytes.
     len: u64,
     holes: Arc<Holes>,
+    abort: Option<Abort>,
 }
 
 impl HiddenFile {
@@ -173,6 +175,11 @@ impl HiddenFile {
             let (offset, len) = (range.start, range.end - range.start);
             self.holes.settle(range, || probe(offset, len));
         }
+    }
+
+    /// What fails all requests of the driver, without waiting for anything; `None` if there is no permission.
+    pub(crate) fn abort(&self) -> Option<Abort> {
+        self.abort.clone()
     }
 
     /// Whether nobody has the file open any more.
@@ -206,8 +213,11 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let opened = open(Path::new(&root), access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?;
     // The size of a root inode is 0 until somebody asks for it; the driver does only since
     // Linux 6.16.
-    statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
-    Ok((HiddenFile { threads, len: info.len, holes }, opened))
+    let found =
+        statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
+    // The kernel names a connection after the device number of its file system.
+    let abort = Abort::of(found.stx_dev_minor).ok();
+    Ok((HiddenFile { threads, len: info.len, holes, abort }, opened))
 }
 
 /// A random range of [`PROBE_LEN`] bytes in a volume of `len` bytes, or all of a shorter one.

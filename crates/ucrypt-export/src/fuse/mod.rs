@@ -31,7 +31,7 @@ use ucrypt_engine::Volume;
 
 use crate::ending::{holds_by, spawn};
 use crate::memory::{self, Share};
-use abort::Abort;
+pub use abort::Abort;
 use classic::Classic;
 use device::{Device, Wanted};
 use file::{User, VolumeFile};
@@ -142,7 +142,7 @@ pub struct FuseExport {
     threads: Vec<JoinHandle<()>>,
     /// When an export that is to stop waits no longer for programs that have the file open.
     until: Option<Instant>,
-    /// Aborts the connection of an export that is to stop.
+    /// Aborts the connection. Made at the start: later the path may be gone, or lead elsewhere.
     abort: Option<Abort>,
     /// How it ended, if not as it should.
     problem: Option<Problem>,
@@ -196,7 +196,7 @@ impl FuseExport {
         });
         match started {
             Ok((mounted, transport, threads)) => {
-                let (until, abort, problem) = (None, None, None);
+                let (until, abort, problem) = (None, mounted.abort(), None);
                 Ok(Self { place, mounted, file, transport, threads, until, abort, problem })
             }
             Err(error) => {
@@ -245,6 +245,12 @@ impl FuseExport {
         self.mounted.number()
     }
 
+    /// What fails all requests of the programs that use the file, without waiting for anything; `None` if there
+    /// is no permission.
+    pub fn abort(&self) -> Option<Abort> {
+        self.abort.clone()
+    }
+
     /// Whether the file cannot be unmounted, because something is mounted over it or it was moved.
     pub fn is_out_of_reach(&self) -> bool {
         !self.has_ended() && self.mounted.is_out_of_reach()
@@ -287,7 +293,6 @@ impl FuseExport {
         } else if self.is_out_of_reach() {
             self.problem = Some(Problem::Stays);
         }
-        self.abort = self.mounted.abort();
         self.detach();
         self.until = Some(Instant::now() + STOP_PATIENCE);
     }
@@ -318,7 +323,7 @@ impl FuseExport {
         // The threads end with the last mount. Others may have copies of it: each mount namespace that
         // began while the file was mounted.
         if !holds_by(until, ended)
-            && let Some(abort) = self.abort.take()
+            && let Some(abort) = &self.abort
         {
             // If this fails, the threads do not end.
             let _ = abort.now();

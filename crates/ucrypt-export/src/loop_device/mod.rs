@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use ucrypt_engine::Volume;
 
-use crate::fuse::{FuseError, HiddenFile};
+use crate::fuse::{Abort, FuseError, HiddenFile};
 use device::{Attach, Device};
 
 mod device;
@@ -131,6 +131,11 @@ impl LoopExport {
         self.device.sequence()
     }
 
+    /// What fails all requests of the device, without waiting for anything; `None` if there is no permission.
+    pub fn abort(&self) -> Option<Abort> {
+        self.file.abort()
+    }
+
     /// Whether somebody else has detached the device.
     pub fn has_ended(&self) -> bool {
         self.file.has_ended()
@@ -165,7 +170,7 @@ impl LoopExport {
     }
 
     /// Detaches, at once if nobody uses the device, and ends the export. Remaining users get errors
-    /// once the process ends.
+    /// once the process ends, or from [`LoopExport::abort`] on.
     ///
     /// # Errors
     /// [`LoopError::Aborted`] if the file's connection ended while the device was attached.

@@ -19,9 +19,7 @@ use super::resilience::Resilience;
 use super::resize::{self, Resizing};
 use super::show::{CLOSING, DEFERRED, ENDING, SUSPENDED, SUSPENDING};
 use super::suspend::{self, Suspension};
-use crate::ending::{
-    END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, SignalLimit, Step, Troubles, Watchdog,
-};
+use crate::ending::{END_LIMIT, Ending, LastFlush, SIGNAL_LIMIT, Step, Troubles, Watchdog};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::log::{Level, event};
@@ -53,8 +51,8 @@ pub(super) struct Life {
     pub(super) resilience: Resilience,
     pub(super) suspension: Suspension,
     pub(super) troubles: Troubles,
-    /// Limits the time from a signal on.
-    pub(super) limit_of_all: SignalLimit,
+    /// Limits the time of the end.
+    pub(super) watchdog: Watchdog,
     /// A `resize` that waits for the image.
     pub(super) resizing: Option<Resizing>,
     /// For the watchdog of the service that this is, if it is one.
@@ -280,7 +278,16 @@ impl Life {
             control::reply(resizing.stream, &control::refusal(&failure));
         }
         let Self {
-            paths, claim, opened, exports, link, mut last_flush, mut troubles, metrics, ..
+            paths,
+            claim,
+            opened,
+            exports,
+            link,
+            mut last_flush,
+            mut troubles,
+            metrics,
+            watchdog,
+            ..
         } = self;
         if !matches!(self.suspension, Suspension::None) {
             opened.volume.abandon();
@@ -291,7 +298,7 @@ impl Life {
             End::Signal | End::InUse(_) => (SIGNAL_LIMIT, None),
         };
         // After an exit by the watchdog, the remains are removed like those of a killed server.
-        let watchdog = Watchdog::start(limit, move |failure| {
+        watchdog.begin_end(limit, move |failure| {
             if let Some(stream) = waiting {
                 control::reply(stream, &control::refusal(failure));
             }
@@ -299,6 +306,7 @@ impl Life {
         let stopped = exports.stop(&mut last_flush);
         troubles.tell(&opened);
         let flushed = last_flush.run().and(stopped);
+        watchdog.end_users();
         let written = written(&opened);
         if let (Err(lost), Err(_)) = (&written, &flushed) {
             event(Level::Error, "ended", lost);
@@ -325,8 +333,7 @@ impl Life {
         }
         paths.clean_up();
         drop(claim);
-        drop(watchdog);
-        self.limit_of_all.lift();
+        watchdog.lift();
         match &end {
             _ if flushed.is_err() => {}
             End::Closed(_) => event(Level::Info, "closed", format_args!("{name} is closed")),
