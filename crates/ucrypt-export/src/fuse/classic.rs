@@ -260,10 +260,6 @@ impl Classic {
             }
             Outcome::Do { io, refuse: false } => (Success::Nothing, Work::Io(io)),
             Outcome::Do { io, refuse: true } => (Success::Refused, Work::Io(io)),
-            Outcome::Zero(mut zeroes) => match zeroes.take_piece() {
-                Some(io) => (Success::Zeroes(zeroes), Work::Io(io)),
-                None => return self.answer(device, unique, Ok(Payload::NOTHING)),
-            },
             Outcome::Write { offset, len, fua } => {
                 self.round_bytes += len;
                 let buffer = if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
@@ -285,20 +281,14 @@ impl Classic {
         let mut any = false;
         while let Some(Done { tag, result, data }) = self.queue.next_done() {
             any = true;
-            let Some(Pending { unique, device, mut success }) = self.pending.remove(tag) else {
+            let Some(Pending { unique, device, success }) = self.pending.remove(tag) else {
                 continue;
             };
-            if let (Ok(()), Success::Zeroes(zeroes), false) = (&result, &mut success, self.gone)
-                && let Some(io) = zeroes.take_piece()
-            {
-                self.submit((Pending { unique, device, success }, Work::Io(io)));
-                continue;
-            }
             let result = result.and_then(|()| match success {
                 Success::Refused => Err(Errno::OPNOTSUPP),
                 Success::Written(len) => Ok(Payload::Body(Body::written(len))),
                 Success::Data(_) => Ok(data.map_or(Payload::NOTHING, Payload::Data)),
-                Success::Nothing | Success::Zeroes(_) => Ok(Payload::NOTHING),
+                Success::Nothing => Ok(Payload::NOTHING),
             });
             self.answer(device, unique, result);
         }
@@ -417,10 +407,8 @@ impl Submitter for Classic {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::time::{Duration, Instant};
 
-    use ucrypt_engine::{Segment, Volume, VolumeOptions};
-    use ucrypt_testkit::engine::aes;
+    use ucrypt_engine::{Volume, VolumeOptions};
     use ucrypt_testkit::fault::{Access, Fate, Rule};
     use ucrypt_testkit::{FaultBackend, Faults};
 
@@ -465,42 +453,5 @@ mod tests {
         assert!(!thread.has_room(), "the next request would overwrite its data");
         volume.unhalt();
         faults.resume();
-    }
-
-    #[test]
-    fn a_range_that_takes_long_to_zero_keeps_nobody_out_of_all_of_it() {
-        const LEN: u64 = 160 << 20;
-        const ZERO_RANGE: u32 = 16;
-        let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(aes(512)) };
-        let memory = Arc::new(ucrypt_backend::memory(LEN).expect("memory"));
-        let volume = Volume::new(memory, vec![segment], VolumeOptions::default());
-        let volume = Arc::new(volume.expect("a volume"));
-        let (mut thread, _kernel) = thread(&volume);
-        let request = Request::Fallocate { offset: 1, len: LEN - 2, mode: ZERO_RANGE };
-        let outcome = thread.file.take(request, 0, || false);
-        thread.start(0, 1, outcome);
-        assert_eq!(thread.pending.len(), 1);
-        // While that is under way, another client writes a part of a sector, which it needs for itself.
-        let mut other = volume.queue(QueueConfig::new(1 << 16, 1)).expect("a queue");
-        assert!(other.submit(0, Io::write_borrowed(LEN - 9, &[1; 9], false)).is_ok());
-        let until = Instant::now() + Duration::from_secs(20);
-        while !other.has_done() {
-            assert!(Instant::now() < until, "it waits for zeroes that are not its own");
-            other.poll().expect("a queue that works");
-        }
-        assert_eq!(other.next_done().expect("an answer").result, Ok(()));
-        let until = Instant::now() + Duration::from_secs(60);
-        while thread.pending.len() > 0 {
-            assert!(Instant::now() < until, "the range is never zeroed");
-            thread.queue.poll().expect("a queue that works");
-            thread.answer_done();
-        }
-        for at in [1, (64 << 20) - 4096, 64 << 20, (128 << 20) - 1, LEN - 8192] {
-            assert!(other.submit(0, Io::read(at, 8192)).is_ok());
-            other.wait().expect("a queue that works");
-            let read = other.next_done().expect("an answer").data.expect("data");
-            assert!(read[..8191].iter().all(|byte| *byte == 0), "at {at}");
-            assert_eq!(read[8191], u8::from(at == LEN - 8192), "behind it");
-        }
     }
 }

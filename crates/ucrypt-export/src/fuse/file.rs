@@ -10,12 +10,9 @@ use ucrypt_engine::{Errno, Io, Volume, VolumeInfo};
 use super::abi::{Attr, Body, Request, Time};
 use super::hidden::{Hole, Holes};
 
-/// Longest hole that may be punched into the file, in bytes. To the backend, plaintext zeroes are
-/// data: `mkfs` punching a whole volume would write all of it. It goes on if the hole is refused.
-const PUNCH_MAX: u64 = 64 << 20;
-
-/// Bytes that are zeroes at a time where they are data: writes of parts of sectors wait for each piece,
-/// and others wait for them.
+/// Longest range that is zeroed in one request, in bytes. To the backend, plaintext zeroes are data: `mkfs` punching a
+/// whole volume would write all of it. Meanwhile the kernel keeps other writers and every fsync out of the file, and who
+/// asked cannot be killed. Programs that are refused write zeroes, or do without. Twice as much takes twice as long.
 const ZEROES_MAX: u64 = 64 << 20;
 
 const S_IFREG: u32 = 0o100_000;
@@ -37,8 +34,6 @@ pub(super) enum Outcome {
     /// Have the volume do this. The answer has no body; with `refuse`, it is `EOPNOTSUPP` even
     /// after success.
     Do { io: Io<'static>, refuse: bool },
-    /// Have the volume do these, one after the other. The answer has no body.
-    Zero(Zeroes),
 }
 
 /// What to answer after the volume has done what a request needs.
@@ -52,34 +47,6 @@ pub(super) enum Success {
     Written(u32),
     /// The request is refused all the same (see [`Outcome::Do`]).
     Refused,
-    /// Nothing, if nothing is left to be zeroed.
-    Zeroes(Zeroes),
-}
-
-/// A range to be zeroed piece by piece.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Zeroes {
-    offset: u64,
-    len: u64,
-    no_unmap: bool,
-    piece_max: u64,
-}
-
-impl Zeroes {
-    /// Whether there is another piece.
-    pub(super) fn is_left(&self) -> bool {
-        self.len > 0
-    }
-
-    /// Takes the next piece.
-    pub(super) fn take_piece(&mut self) -> Option<Io<'static>> {
-        let Self { offset, no_unmap, .. } = *self;
-        // Whole units of any volume, apart from the range's own ends.
-        let end = (offset + self.piece_max) / self.piece_max * self.piece_max;
-        let len = self.len.min(end - offset);
-        (self.offset, self.len) = (offset + len, self.len - len);
-        (len > 0).then_some(Io::WriteZeroes { offset, len, fua: false, no_unmap, fast: false })
-    }
 }
 
 /// Who uses the file.
@@ -276,9 +243,11 @@ impl VolumeFile {
             (FALLOC_PUNCH_HOLE, Some(holes)) if !fast => {
                 return self.hole(holes, offset, len_there);
             }
-            (FALLOC_PUNCH_HOLE, _) if len > PUNCH_MAX && !fast => return unsupported,
+            (FALLOC_PUNCH_HOLE, _) if len_there > ZEROES_MAX && !fast => return unsupported,
             (FALLOC_PUNCH_HOLE, _) => false,
             (FALLOC_ZERO_RANGE, Some(holes)) if holes.asking() => return unsupported,
+            // Also where the image zeroes fast: the space has to stay allocated, so it may have to be written.
+            (FALLOC_ZERO_RANGE, _) if len_there > ZEROES_MAX => return unsupported,
             (FALLOC_ZERO_RANGE, _) => true,
             // Reserving space, too: a sparse image cannot promise that later writes find any.
             _ => return unsupported,
@@ -286,9 +255,8 @@ impl VolumeFile {
         if len_there == 0 {
             return Outcome::Now(Ok(Body::EMPTY));
         }
-        // The image zeroes a range at once, unless the space has to stay allocated.
-        let piece_max = if fast && !no_unmap { 1 << 62 } else { ZEROES_MAX };
-        Outcome::Zero(Zeroes { offset, len: len_there, no_unmap, piece_max })
+        let io = Io::WriteZeroes { offset, len: len_there, fua: false, no_unmap, fast: false };
+        Outcome::Do { io, refuse: false }
     }
 
     /// Handles a hole that the loop driver punches.

@@ -236,14 +236,8 @@ impl Ring {
         while let Some(Done { tag, result, .. }) = self.queue.next_done() {
             let index = tag as usize;
             let entry = &self.entries[index];
-            if let (Ok(()), Success::Zeroes(zeroes)) = (&result, entry.success)
-                && zeroes.is_left()
-            {
-                self.submit((index, Outcome::Zero(zeroes)));
-                continue;
-            }
             let result = result.and_then(|()| match entry.success {
-                Success::Nothing | Success::Zeroes(_) => Ok(0),
+                Success::Nothing => Ok(0),
                 Success::Data(len) => Ok(len),
                 Success::Written(len) => Ok(entry.put(&Body::written(len))),
                 Success::Refused => Err(Errno::OPNOTSUPP),
@@ -306,16 +300,6 @@ impl Submitter for Ring {
                     Err(Rejected::Busy(io)) => (Err(None), Outcome::Do { io, refuse }),
                     result => (result.map_err(|rejected| rejected.errno()), Outcome::Silent),
                 }
-            }
-            Outcome::Zero(zeroes) => {
-                let mut left = zeroes;
-                let Some(io) = left.take_piece() else {
-                    self.answer(index, Ok(0));
-                    return Ok(());
-                };
-                entry.success = Success::Zeroes(left);
-                let zeroed = self.queue.submit(tag, io).map_err(|rejected| rejected.errno());
-                (zeroed, Outcome::Zero(zeroes))
             }
         };
         self.pieces.clear();

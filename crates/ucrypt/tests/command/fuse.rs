@@ -674,3 +674,48 @@ fn a_file_over_which_something_is_mounted_is_not_closed() {
     run(&mut scratch.ucrypt(&["close", "volume"]), b"").passes();
     assert!(scratch.mounts().is_empty() && !file.exists(), "something is left");
 }
+
+/// To the kernel a range that is zeroed is one request, in which nobody else writes to the file or flushes it, and
+/// whose program cannot be killed: encrypted zeroes of a disk take hours.
+#[test]
+fn a_range_that_takes_long_to_zero_is_refused_and_programs_write_zeroes_instead() {
+    const MAX: u64 = 64 << 20;
+    for transport in TRANSPORTS {
+        let scratch = Scratch::new();
+        let image = scratch.sparse("image", 2 * MAX);
+        let key = scratch.file("key", &[7; 64]);
+        let (image, key) = (image.to_str().expect("text"), key.to_str().expect("text"));
+        let line = ["--type", "plain", "-c", "aes-xts-plain64", "-s", "512", "--key-file", key];
+        let line = [&line[..], &["--sector-size", "512", transport, image]].concat();
+        let server = Server::start(&scratch, On::Fuse, &line);
+        let file = server.open();
+        let marks = [0, MAX - 1, MAX, MAX + 1, 2 * MAX - 1];
+        let mark = |byte: u8| {
+            marks.iter().for_each(|at| file.write_all_at(&[byte], *at).expect("written"));
+        };
+        let marked = || marks.map(|at| server.read(at, 1)[0]);
+        mark(1);
+        let (zero, keep) = (FallocateFlags::ZERO_RANGE, FallocateFlags::KEEP_SIZE);
+        for (flags, offset, len) in [
+            (zero, 0, MAX + 1),
+            (zero | keep, 0, 2 * MAX),
+            (zero | keep, 1, 1 << 62),
+            (FallocateFlags::PUNCH_HOLE | keep, 0, MAX + 1),
+        ] {
+            let refused = fallocate(&file, flags, offset, len);
+            assert_eq!(refused, Err(Errno::OPNOTSUPP), "{flags:?}, {offset}, {len}");
+        }
+        assert_eq!(marked(), [1; 5], "a refused range was changed");
+        fallocate(&file, zero, 1, MAX).expect("not too long");
+        assert_eq!(marked(), [1, 0, 0, 1, 1]);
+        fallocate(&file, zero | keep, MAX + 1, 1 << 62).expect("as much as is there");
+        assert_eq!(marked(), [1, 0, 0, 0, 0]);
+        mark(2);
+        let mut qemu = tool("qemu-io", "qemu-utils");
+        qemu.args(["-f", "raw", "-c", &format!("write -z 0 {}", 2 * MAX)]);
+        run(qemu.arg(server.file()), b"").passes();
+        assert_eq!(marked(), [0; 5], "zeroes of QEMU");
+        drop(file);
+        server.terminate();
+    }
+}
