@@ -115,7 +115,7 @@ impl Answers {
             // `parts` is not read any more, and the answers, which `parts` names, are leaked.
             unsafe { ring.shared_ring()?.push(entry.user_data(index as u64)) };
         }
-        let mut done = 0;
+        let (mut done, mut left) = (0, 0_u32);
         while done < self.staged.len() {
             if ring.enter(self.staged.len() - done).is_err() {
                 std::mem::forget(ring);
@@ -127,14 +127,25 @@ impl Answers {
                 return None;
             }
             ring.reap(|_, _| {});
-            while ring.shared_ring().and_then(|mut ring| ring.next()).is_some() {
+            while let Some(sent) = ring.shared_ring().and_then(|mut ring| ring.next()) {
                 done += 1;
+                left |= u32::from(!is_over(sent.result)) << sent.user_data;
             }
         }
-        // A refused answer is one that nobody waits for any more.
+        for (index, Answer { device, head, payload }) in self.staged.iter().enumerate() {
+            if left & 1 << index != 0 {
+                devices[*device].answer(head, payload.bytes());
+            }
+        }
         self.staged.clear();
         Some(ring)
     }
+}
+
+/// Whether an answer has left, or nobody waits for it any more. Other errors are those of io_uring itself, such as a
+/// lack of memory. A second answer would be refused, but a request without one never ends.
+fn is_over(result: i32) -> bool {
+    result >= 0 || result == -Errno::NOENT.raw_os_error()
 }
 
 /// Whether io_uring writes to `/dev/fuse` on the calling thread, judged by a feature that came with
@@ -145,7 +156,10 @@ fn in_place() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use rustix::io::read;
+    use rustix::net::sockopt::set_socket_send_buffer_size;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
@@ -185,5 +199,42 @@ mod tests {
                 assert_eq!(read(side, &mut [0; 64]), Err(Errno::AGAIN));
             }
         }
+    }
+
+    /// Its request would never end.
+    #[test]
+    fn an_answer_that_the_ring_could_not_send_is_sent_again_and_once() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None)
+                .unwrap();
+        // Room for some of them: the ring fails with the others, at once.
+        set_socket_send_buffer_size(&ours, 1).unwrap();
+        let devices = [Device::new(ours)];
+        let mut answers = Answers::new();
+        let mut came = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                for unique in 0..TOGETHER_MAX as u64 {
+                    let body = Payload::Body(Body::written(unique as u32));
+                    answers.put(&devices, 0, unique, Ok(body));
+                }
+            });
+            while came.len() < TOGETHER_MAX && Instant::now() < deadline {
+                let mut message = [0; 64];
+                match read(&theirs, &mut message) {
+                    Ok(len) => came.push((message[8], message[ANSWER_LEN], len)),
+                    Err(error) => {
+                        assert_eq!(error, Errno::AGAIN);
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            }
+            sender.join().unwrap();
+        });
+        came.sort_unstable();
+        let all = (0..TOGETHER_MAX as u8).map(|unique| (unique, unique, ANSWER_LEN + 8));
+        assert_eq!(came, all.collect::<Vec<_>>());
+        assert_eq!(read(&theirs, &mut [0; 64]), Err(Errno::AGAIN), "one came twice");
     }
 }

@@ -5,6 +5,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, readv, writev};
@@ -23,6 +24,9 @@ const BACKGROUND_MAX: u16 = 256;
 
 /// Bytes that the kernel wants offered for a request before it knows the server's own limit.
 const FIRST_BUFFER: usize = 64 << 10;
+
+/// How long to wait until the kernel may have room for an answer.
+const NO_ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 /// One descriptor of a connection.
 #[derive(Debug)]
@@ -107,9 +111,16 @@ impl Device {
         }
     }
 
-    /// Answers a request. Ignores errors: the kernel may have given the request up meanwhile.
+    /// Answers a request. Ignores errors: the kernel may have given the request up meanwhile. What it has no room for
+    /// now is sent later: without an answer the request never ends.
     pub(super) fn answer(&self, head: &[u8; ANSWER_LEN], body: &[u8]) {
-        while writev(&self.0, &[IoSlice::new(head), IoSlice::new(body)]) == Err(Errno::INTR) {}
+        loop {
+            match writev(&self.0, &[IoSlice::new(head), IoSlice::new(body)]) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOMEM) => std::thread::sleep(NO_ROOM_PAUSE),
+                _ => return,
+            }
+        }
     }
 
     /// Receives the kernel's first request, which says what the kernel can do.
