@@ -31,7 +31,7 @@ use crate::passphrase::Secret;
 use crate::runtime::RuntimePaths;
 use crate::secrecy;
 use crate::stdio::{announce, print, print_line, say_line};
-use crate::users;
+use crate::users::{self, Place};
 use crate::volume::{KeySource, VolumeArgs};
 
 mod control;
@@ -661,7 +661,7 @@ pub(crate) fn has_its_device(paths: &RuntimePaths) -> bool {
 
 /// The users of a served file, as far as they can be seen.
 pub(crate) fn users_of_file(paths: &RuntimePaths) -> Vec<String> {
-    users::of(&[&paths.file()])
+    users::of(&[Place::File(&paths.file(), None)])
 }
 
 /// Whether a volume has this name, or another user's device.
@@ -813,14 +813,20 @@ fn show_status(paths: &RuntimePaths, first: &Value, bytes: bool) -> Result<(), F
 
 /// Who uses the device or file of an open volume, as far as this process sees.
 fn users_of(status: &Value) -> Vec<String> {
-    let device = Path::new(status["device"].as_str().unwrap_or_default());
-    // A file is not looked at: the server may not answer.
-    let device = if device.starts_with("/dev") { device.canonicalize() } else { Ok(device.into()) };
-    let server = status["server"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
-    match device {
-        Ok(path) if path.is_absolute() => users::beside(&[path.as_path()], server.unwrap_or(0)),
-        _ => Vec::new(),
+    let path = Path::new(status["device"].as_str().unwrap_or_default());
+    let number = |value: &Value| u32::try_from(value.as_u64()?).ok();
+    let server = number(&status["server"]["pid"]).unwrap_or(0);
+    if path.starts_with("/dev") {
+        let device = path.canonicalize();
+        return device
+            .map_or_else(|_| Vec::new(), |it| users::beside(&[Place::Device(&it)], server));
     }
+    if !path.is_absolute() {
+        return Vec::new();
+    }
+    let of_file = &status["export"]["file_system"];
+    let file_system = number(&of_file[0]).zip(number(&of_file[1]));
+    users::beside(&[Place::File(path, file_system)], server)
 }
 
 /// The status of volumes, by name; the failure of those whose server does not answer.

@@ -24,6 +24,7 @@ mod keyring;
 mod lab;
 mod log;
 mod luks;
+mod maps;
 mod memory;
 mod metrics;
 mod mount;

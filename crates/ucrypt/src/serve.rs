@@ -29,7 +29,7 @@ use crate::log::{self, Level, LogArgs, event};
 use crate::metrics::{self, MetricsArgs};
 use crate::notify::Notifier;
 use crate::stdio::{announce, say_line};
-use crate::users;
+use crate::users::{self, Place};
 use crate::volume::{KeySource, MEMORY, Opened, VolumeArgs};
 
 /// Bytes of buffer memory with FUSE over `io_uring`, which keeps a buffer for each request that it may
@@ -222,7 +222,14 @@ impl Exports {
         if let Some(export) = self.fuse.first() {
             let InUse { transport, reason } = export.transport();
             let (transport, reason) = (transport.to_string(), reason.to_string());
-            return json!({ "kind": "fuse", "transport": transport, "transport_reason": reason });
+            let (major, minor) = export.number();
+            return json!({
+                "kind": "fuse",
+                "transport": transport,
+                "transport_reason": reason,
+                // Under any name, also once it has none.
+                "file_system": [major, minor],
+            });
         }
         if let Some(export) = &self.loop_device {
             // The driver's requests do not come by rings.
@@ -283,7 +290,7 @@ impl Exports {
         // Who can be seen is looked for first: asking the loop driver stops the requests of its users
         // for a moment, and a ublk device does not tell who has it open.
         let loops = self.loop_device.iter_mut().map(|export| {
-            (export.has_ended() || users::of(&[export.path()]).is_empty())
+            (export.has_ended() || users::of(&[Place::Device(export.path())]).is_empty())
                 && export.try_stop(|| self.volume.has_waiting())
         });
         let ublk = self.ublk.iter_mut().map(|export| {
@@ -293,7 +300,8 @@ impl Exports {
                     self.volume.abandon();
                 }
             };
-            (export.is_dead() || users::of(&[export.path()]).is_empty()) && export.try_stop(stops)
+            (export.is_dead() || users::of(&[Place::Device(export.path())]).is_empty())
+                && export.try_stop(stops)
         });
         loops.chain(ublk).filter(|stopped| !stopped).count() == 0 && files
     }
@@ -308,8 +316,10 @@ impl Exports {
         self.fuse.iter().all(FuseExport::has_ended)
             && self.loop_device.as_ref().is_none_or(LoopExport::has_ended)
             && self.ublk.iter().all(|export| {
-                let has_users =
-                    || self.volume.has_waiting() || !users::of(&[export.path()]).is_empty();
+                let has_users = || {
+                    self.volume.has_waiting()
+                        || !users::of(&[Place::Device(export.path())]).is_empty()
+                };
                 export.has_ended() && (export.is_dead() || !has_users())
             })
     }
@@ -386,11 +396,12 @@ impl Exports {
 
     /// The users of the exports, as far as they can be seen.
     pub(crate) fn users(&self) -> Vec<String> {
-        let files = self.fuse.iter().map(FuseExport::path);
+        let files = self.fuse.iter();
+        let files = files.map(|export| Place::File(export.path(), Some(export.number())));
         let devices = self.loop_device.iter().map(LoopExport::path);
-        let devices = devices.chain(self.ublk.iter().map(UblkExport::path));
-        let paths: Vec<_> = files.chain(devices).collect();
-        let mut users = users::of(&paths);
+        let devices = devices.chain(self.ublk.iter().map(UblkExport::path)).map(Place::Device);
+        let places: Vec<_> = files.chain(devices).collect();
+        let mut users = users::of(&places);
         let out_of_reach = self.fuse.iter().filter(|export| export.is_out_of_reach());
         users.extend(out_of_reach.map(|export| {
             let path = export.path().display();

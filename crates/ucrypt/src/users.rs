@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
 
+use crate::maps;
 use crate::mount::table::{self, Mount};
 
 /// How many users a message names.
@@ -16,20 +17,29 @@ const NAMED_MAX: usize = 4;
 /// Device managers, which open every device that changes and close it again by themselves.
 const PASSING: [&str; 4] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid"];
 
-/// The programs that have one of these files or devices open, the paths where one is mounted, and the
+/// What may be in use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// The node of a disk.
+    Device(&'a Path),
+    /// A served file, and the number of its file system if that is known: its path may be gone.
+    File(&'a Path, Option<Number>),
+}
+
+/// The programs that have one of these files or devices open or mapped, the paths where a device is mounted, and the
 /// devices on top of one.
-pub(crate) fn of(paths: &[&Path]) -> Vec<String> {
-    beside(paths, std::process::id())
+pub(crate) fn of(places: &[Place<'_>]) -> Vec<String> {
+    beside(places, std::process::id())
 }
 
 /// As [`of`], without the process `server`.
-pub(crate) fn beside(paths: &[&Path], server: u32) -> Vec<String> {
-    let watched: Vec<Watched> = paths.iter().filter_map(|place| Watched::new(place)).collect();
+pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Vec<String> {
+    let watched: Vec<Watched> = places.iter().filter_map(|place| Watched::new(*place)).collect();
     let mut users = Vec::new();
     if watched.is_empty() {
         return users;
     }
-    let mut namespaces = HashSet::new();
+    let (mut namespaces, mut others) = (HashSet::new(), HashSet::new());
     for process in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
         let name = process.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -49,7 +59,9 @@ pub(crate) fn beside(paths: &[&Path], server: u32) -> Vec<String> {
         }
         let descriptors = fs::read_dir(dir.join("fd")).into_iter().flatten().filter_map(Result::ok);
         let mut descriptors = descriptors.map(|entry| entry.path());
-        if descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor))) {
+        if descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor)))
+            || is_mapped_by(&watched, &dir, &mut others)
+        {
             users.push(format!("{command} (process {pid})"));
         }
     }
@@ -57,6 +69,19 @@ pub(crate) fn beside(paths: &[&Path], server: u32) -> Vec<String> {
     users.sort();
     users.dedup();
     users
+}
+
+/// Whether a process has one of these mapped, which it need not have open any more. `others` are files that are known
+/// to be none of them.
+fn is_mapped_by(watched: &[Watched], process: &Path, others: &mut HashSet<(Number, u64)>) -> bool {
+    let table = maps::of(process);
+    table.lines().filter_map(maps::parse).any(|mapped| {
+        watched.iter().any(|it| it.has_name(mapped.path) || it.file_system == Some(mapped.device))
+            || others.insert((mapped.device, mapped.inode))
+                && watched
+                    .iter()
+                    .any(|it| it.has_node(&process.join("map_files").join(mapped.range)))
+    })
 }
 
 /// ` (by A, B and others)`, or nothing.
@@ -70,7 +95,7 @@ pub(crate) fn by(users: &[String]) -> String {
 }
 
 /// Major and minor number of a device.
-type Number = (u32, u32);
+pub(crate) type Number = (u32, u32);
 
 /// A file or device that may be in use. Who uses a partition of a disk uses the disk.
 struct Watched {
@@ -78,16 +103,23 @@ struct Watched {
     names: Vec<String>,
     /// The numbers of the disk and of its partitions: a node may have any name.
     numbers: Vec<Number>,
+    /// The number of a served file's file system, by which it is known under any name.
+    file_system: Option<Number>,
 }
 
 impl Watched {
-    fn new(place: &Path) -> Option<Self> {
-        let mut watched = Self { names: vec![place.to_str()?.to_owned()], numbers: Vec::new() };
+    fn new(place: Place<'_>) -> Option<Self> {
+        let (path, file_system) = match place {
+            Place::Device(path) => (path, None),
+            Place::File(path, number) => (path, number.or_else(|| file_system_at(path))),
+        };
+        let names = vec![path.to_str()?.to_owned()];
+        let mut watched = Self { names, numbers: Vec::new(), file_system };
         // Look only at devices: a served file may no longer answer.
-        if !place.starts_with("/dev") {
+        if !path.starts_with("/dev") {
             return Some(watched);
         }
-        let found = fs::symlink_metadata(place).ok()?;
+        let found = fs::symlink_metadata(path).ok()?;
         if found.file_type().is_block_device() {
             let number = found.rdev();
             let number = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -109,7 +141,9 @@ impl Watched {
         let Ok(target) = fs::read_link(descriptor) else { return false };
         // Other names are those of pipes, sockets and the like.
         self.has_name(&target.to_string_lossy())
-            || target.is_absolute() && self.has_node(descriptor)
+            || target.is_absolute()
+                && (self.has_node(descriptor)
+                    || self.file_system.is_some() && self.file_system == file_system_of(descriptor))
     }
 
     /// Whether there is a node of it at `path`.
@@ -139,9 +173,6 @@ impl Watched {
 
     /// Swap on it, and devices on top of it.
     fn on_top(&self) -> Vec<String> {
-        if self.numbers.is_empty() {
-            return Vec::new();
-        }
         let swaps = kernel_table("/proc/swaps").unwrap_or_default();
         let mut swaps = swaps.lines().skip(1).filter_map(|line| line.split(' ').next());
         let swap = swaps.any(|path| self.is_at(path));
@@ -188,6 +219,20 @@ fn number_of(path: &Path) -> Option<Number> {
     (kind == FileType::BlockDevice).then_some((found.stx_rdev_major, found.stx_rdev_minor))
 }
 
+/// The number of the file system that `path` leads into; nobody is asked, as by [`number_of`].
+fn file_system_of(path: &Path) -> Option<Number> {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    // Of the file of another user the kernel tells nothing else.
+    let found = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
+    Some((found.stx_dev_major, found.stx_dev_minor))
+}
+
+/// The number of the file system that is mounted at a path, if one is.
+fn file_system_at(path: &Path) -> Option<Number> {
+    let (there, around) = (file_system_of(path), file_system_of(path.parent()?));
+    there.filter(|_| there != around)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -197,7 +242,7 @@ mod tests {
     #[test]
     fn mounts_of_a_device_are_found_by_its_number_and_by_its_name() {
         let names = ["/dev/loop7", "/dev/loop7p1"].map(str::to_owned).to_vec();
-        let device = Watched { names, numbers: vec![(7, 7), (259, 3)] };
+        let device = Watched { names, numbers: vec![(7, 7), (259, 3)], file_system: None };
         let mounts = "\
             30 1 7:7 / /mnt/a rw,relatime shared:1 - ext4 /dev/root rw\n\
             31 1 0:55 / /mnt/b rw,relatime - btrfs /dev/loop7 rw\n\
@@ -208,7 +253,11 @@ mod tests {
         let mounts = &table::parse(mounts.as_bytes());
         let places = ["/mnt/a", "/mnt/b", "/mnt/d", "/mnt/e"];
         assert_eq!(device.mounted(mounts), places.map(|place| format!("mounted at {place}")));
-        let file = Watched { names: vec!["/run/x".into()], numbers: Vec::new() };
+        let file = Watched {
+            names: vec!["/run/x".into()],
+            numbers: Vec::new(),
+            file_system: Some((0, 55)),
+        };
         assert!(file.mounted(mounts).is_empty());
     }
 
@@ -231,11 +280,12 @@ mod tests {
     #[test]
     fn who_has_a_file_open_is_named_and_this_process_is_not() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(of(&[file.path()]).is_empty(), "only this process has it open");
+        let place = [Place::File(file.path(), None)];
+        assert!(of(&place).is_empty(), "only this process has it open");
         let mut child = std::process::Command::new("sleep");
         child.arg("60").stdin(File::open(file.path()).unwrap());
         let mut child = child.spawn().unwrap();
-        let users = of(&[file.path()]);
+        let users = of(&place);
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(users.len(), 1, "{users:?}");

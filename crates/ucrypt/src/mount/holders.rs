@@ -7,6 +7,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
 
 use super::table::{self, Mount};
+use crate::maps;
 
 /// The programs that use a file system, what is mounted on it, and what lies in it.
 pub(super) fn of(mount: &Mount) -> Vec<String> {
@@ -36,8 +37,8 @@ fn is_used_by(mount: &Mount, process: &Path) -> bool {
     if single.into_iter().chain(open.map(|entry| entry.path())).any(|link| is_in(mount, &link)) {
         return true;
     }
-    let maps = kernel_table(process.join("maps")).unwrap_or_default();
-    maps.lines().any(|line| is_mapped(mount, line))
+    let table = maps::of(process);
+    table.lines().filter_map(maps::parse).any(|mapped| mapped.device == mount.device)
 }
 
 /// Whether a link in /proc leads into the file system. Takes what the kernel knows already: a file
@@ -51,15 +52,6 @@ fn is_in(mount: &Mount, link: &Path) -> bool {
     target.starts_with(&mount.place)
         || statx(CWD, link, flags, StatxFlags::TYPE)
             .is_ok_and(|found| (found.stx_dev_major, found.stx_dev_minor) == mount.device)
-}
-
-/// Whether a line of `/proc/PID/maps` shows a file of the file system.
-fn is_mapped(mount: &Mount, line: &str) -> bool {
-    let mut fields = line.split_ascii_whitespace();
-    let device = fields.nth(3).and_then(|device| device.split_once(':'));
-    let number = |text: &str| u32::from_str_radix(text, 16).ok();
-    let device = device.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
-    device == Some(mount.device) && mount.device != (0, 0)
 }
 
 /// Files that the kernel itself uses, and as what.
@@ -76,26 +68,4 @@ fn files_of_the_kernel() -> impl Iterator<Item = (PathBuf, &'static str)> {
         .filter_map(|line| Some((PathBuf::from(line.split(' ').next()?), "swap on")))
         .collect();
     loops.chain(swaps)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mapped_file_is_known_by_its_device() {
-        let mount = Mount {
-            id: 1,
-            parent: 0,
-            device: (7, 10),
-            place: "/mnt".into(),
-            kind: "ext4".into(),
-            source: "/dev/loop10".into(),
-        };
-        let line = |device| format!("7f00-7f01 r-xp 00000000 {device} 12      /lib/x.so");
-        assert!(is_mapped(&mount, &line("07:0a")));
-        assert!(!is_mapped(&mount, &line("07:10")));
-        assert!(!is_mapped(&mount, "7f00-7f01 rw-p 00000000 00:00 0"));
-        assert!(!is_mapped(&mount, "nonsense"));
-    }
 }

@@ -172,7 +172,14 @@ fn status_says_what_cryptsetup_knows_and_counts() {
         assert_eq!(said["counters"]["flushes"], 1);
         assert_eq!(said["counters"]["errors"], 0);
         let reason = said["export"]["transport_reason"].as_str().expect("a reason");
-        let export = json!({ "kind": "fuse", "transport": "classic", "transport_reason": reason });
+        let number = &said["export"]["file_system"];
+        let export = json!({
+            "kind": "fuse",
+            "transport": "classic",
+            "transport_reason": reason,
+            "file_system": number,
+        });
+        assert_eq!(number.as_array().map(Vec::len), Some(2), "{number}");
         assert_eq!(said["export"], export);
 
         let text = run(&mut scratch.ucrypt(&["status", "volume"]), b"").text();

@@ -69,4 +69,5 @@ mod ucrypttab;
 mod usage;
 #[path = "../luks/user_key.rs"]
 mod user_key;
+mod users;
 mod without_root;
