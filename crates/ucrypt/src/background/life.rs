@@ -195,7 +195,7 @@ impl Life {
                 event(Level::Info, "deferred", "closes with its last user");
                 control::reply(stream, &json!({ "deferred": true }));
             }
-            Request::Resize { .. } if course.ending.is_some() || course.closing.is_some() => {
+            Request::Resize { .. } if course.looks() => {
                 refuse(stream, Failure::busy(format!("{name} is about to end; it is not resized")));
             }
             Request::Resize { bytes } => self.begin_resize(bytes, wake, stream),

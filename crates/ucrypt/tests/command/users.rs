@@ -80,6 +80,9 @@ fn who_has_a_volume_open_or_only_mapped_is_named_also_when_its_name_is_gone() {
         if served == "fuse" {
             let users = [opener(Path::new(&device)), mapper(Path::new(&device))];
             act(&scratch, &["close", "--deferred"]).passes();
+            // The kernel would have no path to ask for the new size.
+            let message = act(&scratch, &["resize", "--size", "1024"]).refuses(5);
+            assert!(message.contains("about to end"), "{message}");
             for user in users {
                 is_named(&scratch, &format!("(process {})", user.0.id()), "deferred");
             }
