@@ -398,7 +398,13 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<(), Failure> {
 
 fn umount_one(place: &Path) -> Result<(), Failure> {
     let mounts = table::read()?;
-    if let Some(mount) = mount_at(&mounts, place) {
+    let open = place.to_str().and_then(|name| RuntimePaths::of_open(name).ok());
+    let open = open.filter(background::is_open);
+    // What is mounted at the path of a served file is the volume itself.
+    let is_volume = open
+        .as_ref()
+        .is_some_and(|paths| std::path::absolute(place).is_ok_and(|place| place == paths.file()));
+    if let Some(mount) = mount_at(&mounts, place).filter(|_| !is_volume) {
         let Some(paths) = volume_of(&mount) else {
             if let Some(status) = background::closing_volume_with(&mount.source) {
                 has_key(status["name"].as_str().unwrap_or_default(), &status)?;
@@ -413,8 +419,6 @@ fn umount_one(place: &Path) -> Result<(), Failure> {
         };
         return unmount_and_close(&paths, &[mount]);
     }
-    let open = place.to_str().and_then(|name| RuntimePaths::of_open(name).ok());
-    let open = open.filter(background::is_open);
     let Some(paths) = open else {
         return Err(Failure::device(format!(
             "nothing is mounted at {0}, and no open volume has the name {0}; ucrypt list shows those \

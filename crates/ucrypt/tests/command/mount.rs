@@ -581,3 +581,18 @@ fn a_volume_that_is_open_to_read_is_not_mounted_with_rw() {
     run(&mut root_script(&scratch, text), b"").passes();
     nothing_is_left(&scratch);
 }
+
+/// It is a mount, too, and the advice to unmount it would have ended the export.
+#[test]
+fn umount_of_the_path_of_a_served_file_closes_the_volume_that_nobody_has_mounted() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", 1 << 20).display().to_string();
+    for in_its_directory in [false, true] {
+        let open = ["open", "--cipher", "none", "--as", "fuse", &image, "volume"];
+        let path = run(&mut scratch.ucrypt(&open), b"").text();
+        let place = if in_its_directory { "volume" } else { path.trim() };
+        let mut umount = scratch.ucrypt(&["umount", place]);
+        run(umount.current_dir(scratch.runtime("")), b"").passes();
+        assert_eq!(run(&mut scratch.ucrypt(&["list"]), b"").text(), "");
+    }
+}
