@@ -10,13 +10,15 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use ucrypt_backend::{Peer, is_this_user};
+use ucrypt_backend::{Peer, is_this_user, kernel_table};
 use ucrypt_luks::KEY_LEN_MAX;
 
 use crate::ending::END_LIMIT;
@@ -32,6 +34,12 @@ pub(super) use clients::reply;
 
 /// How long a server may take to answer a status request.
 pub(super) const STATUS_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often to look at a server that has not answered. One that has just been killed needs a moment to go.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// SIGKILL in a set of signals of /proc/PID/status.
+const KILL: u64 = 1 << 8;
 
 /// Length of the queue of clients that wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -69,18 +77,18 @@ pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failu
         Request::Suspend => Some(Waiting::begin(&format!("suspending {name}"))),
         _ => None,
     };
-    answered(name, exchange(stream, request, patience))
+    answered(paths, exchange(stream, request, patience))
 }
 
 /// As [`ask`] for the status, from a server that answers in this time.
 pub(super) fn status_within(paths: &RuntimePaths, patience: Duration) -> Result<Value, Failure> {
-    answered(paths.name(), exchange(connect(paths, patience)?, Request::Status, patience))
+    answered(paths, exchange(connect(paths, patience)?, Request::Status, patience))
 }
 
 /// As [`ask`] for the status, but only of a server of this user, as [`resume`] needs one.
 pub(super) fn own_status(paths: &RuntimePaths) -> Result<Value, Failure> {
     let stream = connect_to_own(paths)?;
-    answered(paths.name(), exchange(stream, Request::Status, STATUS_PATIENCE))
+    answered(paths, exchange(stream, Request::Status, STATUS_PATIENCE))
 }
 
 /// Sends a volume key to the server of a suspended volume, and returns the answer.
@@ -102,14 +110,21 @@ pub(super) fn resume(paths: &RuntimePaths, key: &[u8]) -> Result<Value, Failure>
         stream.write_all(key)?;
         receive_answer(stream)
     };
-    answered(paths.name(), hand_over())
+    answered(paths, hand_over())
 }
 
-fn answered(name: &str, answer: io::Result<Option<Value>>) -> Result<Value, Failure> {
+fn answered(paths: &RuntimePaths, answer: io::Result<Option<Value>>) -> Result<Value, Failure> {
+    let name = paths.name();
     let answer = answer.map_err(|error| {
         Failure::device(format!("the server of {name} does not answer: {error}; its log says more"))
     })?;
     answer.ok_or_else(|| {
+        // Somebody else has closed it, and it had nothing to say.
+        if !paths.are_in_use() && !paths.log().exists() {
+            return Failure::device(format!(
+                "{name} is not open any more: it was closed meanwhile"
+            ));
+        }
         Failure::device(format!("the server of {name} has ended meanwhile; its log says why"))
     })
 }
@@ -192,12 +207,46 @@ fn exchange(
         Err(error) if !has_hung_up(&error) => return Err(error),
         _ => {}
     }
+    await_answer(&stream, patience, server)?;
     let mut answer = receive_answer(stream)?;
     // The server tells its number in its own PID namespace, where another process may have it here.
     if let Some(number) = answer.as_mut().and_then(|answer| answer.pointer_mut("/server/pid")) {
         *number = json!(server);
     }
     Ok(answer)
+}
+
+/// Waits until the server has answered or hung up. A killed server whose image does not answer stays, with its socket:
+/// it is not waited for.
+fn await_answer(stream: &UnixStream, patience: Duration, server: Option<u32>) -> io::Result<()> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let wait = Timespec::try_from(left.min(LOOK_EVERY)).ok();
+        let mut awaited = [PollFd::new(stream, PollFlags::IN)];
+        match poll(&mut awaited, wait.as_ref()) {
+            Ok(0) if left.is_zero() => return Err(io::ErrorKind::WouldBlock.into()),
+            Ok(0) if server.is_some_and(is_dying) => {
+                return Err(io::Error::other("it was killed, and its image keeps it from its end"));
+            }
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Whether a process exits, or will as soon as what it waits for lets it.
+fn is_dying(process: u32) -> bool {
+    let status = kernel_table(format!("/proc/{process}/status")).unwrap_or_default();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let is_killed = |name: &str| {
+        let pending = field(name).and_then(|mask| u64::from_str_radix(mask, 16).ok());
+        pending.is_some_and(|mask| mask & KILL != 0)
+    };
+    field("State:").is_some_and(|state| state.starts_with('Z'))
+        || is_killed("SigPnd:")
+        || is_killed("ShdPnd:")
 }
 
 fn receive_answer(stream: UnixStream) -> io::Result<Option<Value>> {

@@ -107,3 +107,27 @@ fn users_of_a_volume_whose_image_does_not_answer_get_errors_when_its_server_has_
         }
     });
 }
+
+/// The kernel keeps a killed process until its image answers, and with it the socket that takes connections.
+#[test]
+fn no_action_waits_for_a_killed_server_that_its_image_keeps() {
+    let scratch = Scratch::new();
+    let act = |words: &[&str]| -> Ran { run(&mut scratch.ucrypt(words), b"") };
+    let image = scratch.sparse("image", 64 << 20).display().to_string();
+    let below = act(&["open", "--cipher", "none", "--as", "fuse", &image, "below"]).text();
+    let holder = scratch.processes()[0];
+    act(&["open", "--cipher", "none", "--as", "nbd", below.trim(), "above"]).passes();
+    let above = scratch.processes().into_iter().find(|process| *process != holder);
+    let above = above.expect("a server");
+    stop(holder);
+    let stopped = Stopped { holder, users: Vec::new() };
+    kill_process(above, Signal::KILL).expect("killed");
+    for action in [&["close", "above"][..], &["umount", "above"], &["status", "above"]] {
+        let message = act(action).exits(4).stderr;
+        assert!(message.contains("was killed"), "{action:?}: {message}");
+    }
+    drop(stopped);
+    scratch.await_end(above);
+    act(&["close", "above"]).exits(4);
+    act(&["close", "below"]).passes();
+}

@@ -582,3 +582,24 @@ fn a_program_that_is_gone_by_now_starts_its_server_nevertheless() {
     close(&scratch, "replaced").passes();
     nothing_is_left(&scratch);
 }
+
+/// The one that came last was referred to a log that was not there.
+#[test]
+fn of_many_that_close_a_volume_one_does_and_the_others_find_it_closed() {
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", DATA).display().to_string();
+    for _ in 0..10 {
+        let open = ["open", "--cipher", "none", "--as", "nbd", &image, "volume"];
+        run(&mut scratch.ucrypt(&open), b"").passes();
+        let close = |_| run(&mut scratch.ucrypt(&["close", "volume"]), b"");
+        let ended: Vec<_> = std::thread::scope(|scope| {
+            let begun: Vec<_> = (0..4).map(|number| scope.spawn(move || close(number))).collect();
+            begun.into_iter().map(|thread| thread.join().expect("it ran")).collect()
+        });
+        assert_eq!(ended.iter().filter(|ran| ran.succeeded()).count(), 1, "{ended:?}");
+        for ran in ended.iter().filter(|ran| !ran.succeeded()) {
+            let is_said = ["is not open", "is being closed already"];
+            assert!(is_said.iter().any(|said| ran.stderr.contains(said)), "{}", ran.stderr);
+        }
+    }
+}
