@@ -278,7 +278,7 @@ impl Body {
 
     /// `fuse_init_out`.
     pub(super) fn init(answer: &InitAnswer) -> Self {
-        let InitAnswer { minor, readahead, flags, background_max, request_max } = *answer;
+        let InitAnswer { minor, readahead, flags, background_max, request_max, page } = *answer;
         Self::EMPTY
             .u32(MAJOR)
             .u32(minor)
@@ -290,7 +290,8 @@ impl Body {
             .u32(request_max)
             // Granularity of times, in nanoseconds.
             .u32(1)
-            .u16((request_max / 4096) as u16)
+            // In pages of the kernel, which may be larger than the usual ones.
+            .u16((request_max / page).max(1) as u16)
             .u16(0)
             .u32((flags >> 32) as u32)
             .zeroes(28)
@@ -333,8 +334,10 @@ pub(super) struct InitAnswer {
     pub(super) flags: u64,
     /// Requests that the kernel keeps waiting for the server.
     pub(super) background_max: u16,
-    /// Bytes of the largest request, a multiple of 4096.
+    /// Bytes of the largest request, a multiple of `page`.
     pub(super) request_max: u32,
+    /// Bytes of a page of the kernel.
+    pub(super) page: u32,
 }
 
 /// Attributes of the file.
@@ -490,8 +493,15 @@ mod tests {
             flags: u64::MAX,
             background_max: 8,
             request_max: 1 << 20,
+            page: 4096,
         };
         assert_eq!(Body::init(&answer).bytes().len(), 64);
+        // A read is no longer than was said: the kernel counts in its own pages (arm64: 4, 16 or 64 KiB).
+        for page in [4, 16, 64].map(|kib: u32| kib << 10) {
+            let body = Body::init(&InitAnswer { page, ..answer });
+            let pages = u16::from_ne_bytes([body.bytes()[28], body.bytes()[29]]);
+            assert_eq!(u32::from(pages) * page, 1 << 20, "pages of {page} bytes");
+        }
         let head = answer_head(7, Some(Errno::IO), 0);
         assert_eq!(head[4..8], (-5i32).to_ne_bytes());
         assert_eq!(head[..4], 16u32.to_ne_bytes());

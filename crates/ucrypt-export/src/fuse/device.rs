@@ -15,6 +15,7 @@ use super::abi::{
     self, ANSWER_LEN, ARGUMENTS_MAX, Body, HEAD_LEN, Head, InitAnswer, Request, WRITE_LEN, init,
 };
 use super::mount::DEVICE;
+use crate::memory::page_size;
 
 /// Bytes before the data of a write.
 pub(super) const FRONT_LEN: usize = HEAD_LEN + WRITE_LEN;
@@ -182,6 +183,7 @@ impl Device {
             flags: known & flags,
             background_max: BACKGROUND_MAX,
             request_max,
+            page: page_size() as u32,
         });
         self.answer(&abi::answer_head(unique, None, body.bytes().len()), body.bytes());
     }

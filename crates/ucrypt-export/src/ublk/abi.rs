@@ -278,8 +278,14 @@ impl Descriptor {
     }
 }
 
-/// Bytes between the descriptors of two queues in the mapping of `/dev/ublkcN`.
-pub(super) const DESCRIPTORS_STRIDE: u64 = 4096 * Descriptor::LEN as u64;
+/// Most requests of a queue.
+const DEPTH_MAX: u64 = 4096;
+
+/// Bytes between the descriptors of two queues in the mapping of `/dev/ublkcN`, where the kernel's pages have so many
+/// bytes.
+pub(super) fn descriptors_stride(page: u64) -> u64 {
+    (DEPTH_MAX * Descriptor::LEN as u64).next_multiple_of(page)
+}
 
 const IO_COMMAND_LEN: usize = 16;
 
@@ -346,6 +352,12 @@ fn get<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_descriptors_of_a_queue_begin_at_a_page_of_any_kernel() {
+        let strides = [4, 16, 64].map(|kib| descriptors_stride(kib << 10));
+        assert_eq!(strides, [96 << 10, 96 << 10, 128 << 10]);
+    }
 
     #[test]
     fn commands_have_the_numbers_of_the_kernel_header() {

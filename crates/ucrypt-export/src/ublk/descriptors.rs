@@ -12,9 +12,9 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::abi::{DESCRIPTORS_STRIDE, Descriptor};
+use super::abi::{Descriptor, descriptors_stride};
+use crate::memory::page_size;
 
-const PAGE: usize = 4096;
 const DESCRIPTOR_WORDS: usize = Descriptor::LEN / size_of::<u64>();
 
 /// The mapped descriptors of one queue.
@@ -30,8 +30,9 @@ unsafe impl Send for Descriptors {}
 impl Descriptors {
     /// Maps the `depth` descriptors of `queue` from the character device.
     pub(super) fn map(device: impl AsFd, queue: u16, depth: u16) -> Result<Self, Errno> {
-        let len = (usize::from(depth) * Descriptor::LEN).next_multiple_of(PAGE);
-        let offset = u64::from(queue) * DESCRIPTORS_STRIDE;
+        let page = page_size();
+        let len = (usize::from(depth) * Descriptor::LEN).next_multiple_of(page);
+        let offset = u64::from(queue) * descriptors_stride(page as u64);
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base =
