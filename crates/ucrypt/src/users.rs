@@ -4,6 +4,10 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
@@ -16,6 +20,15 @@ const NAMED_MAX: usize = 4;
 
 /// Device managers, which open every device that changes and close it again by themselves.
 const PASSING: [&str; 4] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid"];
+
+/// How long to look for users.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Looks that have not ended, at most.
+const STUCK_MAX: usize = 4;
+
+/// The user if nobody can be looked for in time.
+const UNKNOWN: &str = "perhaps a program that cannot be looked at";
 
 /// What may be in use.
 #[derive(Debug, Clone, Copy)]
@@ -35,10 +48,51 @@ pub(crate) fn of(places: &[Place<'_>]) -> Vec<String> {
 /// As [`of`], without the process `server`.
 pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Vec<String> {
     let watched: Vec<Watched> = places.iter().filter_map(|place| Watched::new(*place)).collect();
-    let mut users = Vec::new();
     if watched.is_empty() {
-        return users;
+        return Vec::new();
     }
+    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+    let found = within(PATIENCE, &UNDER_WAY, move || look(&watched, server));
+    found.unwrap_or_else(|| vec![UNKNOWN.into()])
+}
+
+/// What `find` returns, or `None` if that takes longer than `limit`. It then goes on; with [`STUCK_MAX`] of them under
+/// way, no other is begun.
+fn within<T: Send + 'static>(
+    limit: Duration,
+    under_way: &'static AtomicUsize,
+    find: impl Fn() -> T + Send + Sync + 'static,
+) -> Option<T> {
+    if under_way.fetch_add(1, Ordering::SeqCst) >= STUCK_MAX {
+        under_way.fetch_sub(1, Ordering::SeqCst);
+        return None;
+    }
+    let find = Arc::new(find);
+    let (tell, told) = mpsc::channel();
+    let begun = {
+        let find = find.clone();
+        thread::Builder::new().name("users".into()).spawn(move || {
+            let found = find();
+            under_way.fetch_sub(1, Ordering::SeqCst);
+            // Nobody may wait for it any more.
+            let _ = tell.send(found);
+        })
+    };
+    match begun {
+        Ok(_) => told.recv_timeout(limit).ok(),
+        Err(_) => {
+            // There is no thread to have.
+            let found = find();
+            under_way.fetch_sub(1, Ordering::SeqCst);
+            Some(found)
+        }
+    }
+}
+
+/// Looks at all processes. May wait for as long as one of them does: one that is about to run another program, or
+/// waits for a file system that does not answer, makes whoever looks at it wait.
+fn look(watched: &[Watched], server: u32) -> Vec<String> {
+    let mut users = Vec::new();
     let (mut namespaces, mut others) = (HashSet::new(), HashSet::new());
     for process in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
         let name = process.file_name();
@@ -60,7 +114,7 @@ pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Vec<String> {
         let descriptors = fs::read_dir(dir.join("fd")).into_iter().flatten().filter_map(Result::ok);
         let mut descriptors = descriptors.map(|entry| entry.path());
         if descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor)))
-            || is_mapped_by(&watched, &dir, &mut others)
+            || is_mapped_by(watched, &dir, &mut others)
         {
             users.push(format!("{command} (process {pid})"));
         }
@@ -259,6 +313,31 @@ mod tests {
             file_system: Some((0, 55)),
         };
         assert!(file.mounted(mounts).is_empty());
+    }
+
+    #[test]
+    fn who_looks_does_not_wait_for_ever_and_not_in_ever_more_threads() {
+        static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+        let begun = Arc::new(AtomicUsize::new(0));
+        let (gate, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(std::sync::Mutex::new(wait));
+        for _ in 0..3 * STUCK_MAX {
+            let (begun, wait) = (begun.clone(), wait.clone());
+            let find = move || {
+                begun.fetch_add(1, Ordering::SeqCst);
+                // Until the gate is dropped.
+                let _ = wait.lock().unwrap().recv();
+            };
+            assert_eq!(within(Duration::from_millis(50), &UNDER_WAY, find), None);
+        }
+        assert!(begun.load(Ordering::SeqCst) <= STUCK_MAX);
+        drop(gate);
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        while UNDER_WAY.load(Ordering::SeqCst) > 0 {
+            assert!(std::time::Instant::now() < until, "they end");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(within(Duration::from_secs(30), &UNDER_WAY, || 7), Some(7));
     }
 
     #[test]
