@@ -177,8 +177,11 @@ impl Request {
             opcode::STATFS => Some(Self::Statfs),
             opcode::FSYNC => Some(Self::Fsync),
             opcode::FALLOCATE => Self::fallocate(&mut fields),
-            // A close(2) promises nothing about durability.
-            opcode::FLUSH | opcode::DESTROY => Some(Self::Nothing),
+            opcode::DESTROY => Some(Self::Nothing),
+            // A close(2) promises nothing about durability. The kernel asks once, and from then on closes
+            // without: a program whose server stands still can close its file, and run another program,
+            // which closes files, too.
+            opcode::FLUSH => return Err(Errno::NOSYS),
             opcode::RELEASE => Some(Self::Release),
             // An interrupt is ignored: requests end by themselves, or wait for the key of a suspended
             // volume as those of a suspended disk do. The program ends after that.

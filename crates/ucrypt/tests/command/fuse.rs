@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek, sendfile};
 use rustix::io::Errno;
@@ -279,7 +279,7 @@ fn its_time_tells_of_every_change_also_over_other_exports() {
     let mut client = NbdClient::connect(server.socket()).expect("connected");
     client.write(4096, &[1; 4096]).expect("written");
     changed("a write over NBD");
-    let past = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let past = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     file.set_modified(past).expect("set");
     assert_eq!(modified(), (1_000_000_000, 0));
     file.read_exact_at(&mut [0; 512], 0).expect("read");
@@ -718,4 +718,26 @@ fn a_range_that_takes_long_to_zero_is_refused_and_programs_write_zeroes_instead(
         drop(file);
         server.terminate();
     }
+}
+
+/// A program that was about to run another one stood still, and so did everybody who looked at it, such as ps.
+#[test]
+fn a_file_is_closed_while_its_server_stands_still() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, 1 << 20);
+    let server = serve(&scratch, &image, &[]);
+    // The kernel asks once whether somebody wants to know.
+    drop(server.open());
+    let file = server.open();
+    server.signal(Signal::STOP);
+    let (closed, is_closed) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(file);
+        // Nobody may wait for it any more.
+        let _ = closed.send(());
+    });
+    let closed = is_closed.recv_timeout(Duration::from_secs(30));
+    server.signal(Signal::CONT);
+    closed.expect("it is closed");
+    server.terminate();
 }
