@@ -691,7 +691,9 @@ fn a_range_that_takes_long_to_zero_is_refused_and_programs_write_zeroes_instead(
         let file = server.open();
         let marks = [0, MAX - 1, MAX, MAX + 1, 2 * MAX - 1];
         let mark = |byte: u8| {
-            marks.iter().for_each(|at| file.write_all_at(&[byte], *at).expect("written"));
+            for at in marks {
+                file.write_all_at(&[byte], at).expect("written");
+            }
         };
         let marked = || marks.map(|at| server.read(at, 1)[0]);
         mark(1);
