@@ -112,9 +112,9 @@ fn nothing_more_is_zeroed_for_a_client_that_has_gone() {
     let volume = over(Arc::new(card), VolumeOptions::default());
     let mut harness = Harness::start(volume.clone());
     let mut client = Client::simple(&harness);
-    // All that it is asked for would take the card minutes; bit 1: no holes.
+    // All that it is asked for would take the card two minutes; bit 1: no holes.
     for _ in 0..128 {
-        client.request(WRITE_ZEROES, 2, 0, SMALL as u32);
+        client.request(WRITE_ZEROES, 2, 0, 256 << 10);
     }
     client.reply();
     client.hang_up();

@@ -292,7 +292,7 @@ fn a_place_where_no_metrics_can_be_served_is_told_before_a_passphrase_is_asked_f
             command.arg(&image.path);
             match action {
                 "open" => command.args(["work", "--as", "nbd"]),
-                _ => command.args(["--nbd", "unix:/no/such/directory/nbd"]),
+                _ => command.arg("--vhost-user").arg(scratch.path("guest")),
             };
             let refused = run(&mut command, b"").refuses(code);
             assert!(!refused.contains("key file"), "{refused}");

@@ -180,6 +180,7 @@ fn value(scratch: &Scratch, option: &str) -> Vec<String> {
         "keyfile-size" => text("5"),
         "keyfile-offset" | "key-slot" | "token-id" => text("1"),
         "token-type" => text("luks2-keyring"),
+        "key-description" => text("no key of this name"),
         "volume-key-file" => file("volume-key", &Random::new(63).bytes(64)),
         "header" => file("header", b"no header"),
         "backend" => text("mem:64K"),
