@@ -47,11 +47,11 @@ pub(crate) fn of(places: &[Place<'_>]) -> Vec<String> {
 
 /// As [`of`], without the process `server`.
 pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Vec<String> {
+    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
     let watched: Vec<Watched> = places.iter().filter_map(|place| Watched::new(*place)).collect();
     if watched.is_empty() {
         return Vec::new();
     }
-    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
     let found = within(PATIENCE, &UNDER_WAY, move || look(&watched, server));
     found.unwrap_or_else(|| vec![UNKNOWN.into()])
 }
@@ -67,26 +67,20 @@ fn within<T: Send + 'static>(
         under_way.fetch_sub(1, Ordering::SeqCst);
         return None;
     }
-    let find = Arc::new(find);
+    let find = Arc::new(move || {
+        let found = find();
+        under_way.fetch_sub(1, Ordering::SeqCst);
+        found
+    });
     let (tell, told) = mpsc::channel();
-    let begun = {
-        let find = find.clone();
-        thread::Builder::new().name("users".into()).spawn(move || {
-            let found = find();
-            under_way.fetch_sub(1, Ordering::SeqCst);
-            // Nobody may wait for it any more.
-            let _ = tell.send(found);
-        })
-    };
-    match begun {
-        Ok(_) => told.recv_timeout(limit).ok(),
-        Err(_) => {
-            // There is no thread to have.
-            let found = find();
-            under_way.fetch_sub(1, Ordering::SeqCst);
-            Some(found)
-        }
+    let looks = find.clone();
+    // Nobody may wait for the answer any more.
+    let begun = thread::Builder::new().name("users".into()).spawn(move || drop(tell.send(looks())));
+    if begun.is_err() {
+        // There is no thread to have.
+        return Some(find());
     }
+    told.recv_timeout(limit).ok()
 }
 
 /// Looks at all processes. May wait for as long as one of them does: one that is about to run another program, or

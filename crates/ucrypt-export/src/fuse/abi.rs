@@ -52,7 +52,6 @@ mod opcode {
     pub(super) const STATFS: u32 = 17;
     pub(super) const RELEASE: u32 = 18;
     pub(super) const FSYNC: u32 = 20;
-    pub(super) const FLUSH: u32 = 25;
     pub(super) const INIT: u32 = 26;
     pub(super) const INTERRUPT: u32 = 36;
     pub(super) const DESTROY: u32 = 38;
@@ -178,15 +177,14 @@ impl Request {
             opcode::FSYNC => Some(Self::Fsync),
             opcode::FALLOCATE => Self::fallocate(&mut fields),
             opcode::DESTROY => Some(Self::Nothing),
-            // A close(2) promises nothing about durability. The kernel asks once, and from then on closes
-            // without: a program whose server stands still can close its file, and run another program,
-            // which closes files, too.
-            opcode::FLUSH => return Err(Errno::NOSYS),
             opcode::RELEASE => Some(Self::Release),
             // An interrupt is ignored: requests end by themselves, or wait for the key of a suspended
             // volume as those of a suspended disk do. The program ends after that.
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Some(Self::Silent),
             opcode::LOOKUP => return Err(Errno::NOTDIR),
+            // FLUSH, too: a close(2) promises nothing about durability. The kernel asks once, and from then on
+            // closes without: a program whose server stands still can close its file, and run another
+            // program, which closes files as well.
             _ => return Err(Errno::NOSYS),
         };
         parsed.ok_or(Errno::INVAL)
