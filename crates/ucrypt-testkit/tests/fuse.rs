@@ -76,7 +76,7 @@ fn errors_of_the_backend_reach_the_system_calls_that_they_concern() {
         let faults = Faults::new(seed);
         let which = (seed % 3) as usize;
         match which {
-            0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(MIB..MIB + 65536)),
+            0 => faults.add(Rule::new(Fate::Fail(Errno::IO)).range(MIB..4 * MIB)),
             1 => faults.add(Rule::new(Fate::Tear(Errno::NOSPC)).on(Access::Write).chance(5)),
             _ => faults.add(Rule::new(Fate::Fail(Errno::IO)).on(Access::Flush).nth(1)),
         };
