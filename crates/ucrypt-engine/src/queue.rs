@@ -259,11 +259,14 @@ impl Queue {
 
     /// Accepts a request, or refuses it and does not touch its memory. The answer carries `tag`.
     pub fn submit<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<(), Rejected<'a>> {
-        if self.requests.is_full() || !self.has_room_for(io.pieces()) {
+        let pieces = io.pieces();
+        if self.requests.is_full() || !self.has_room_for(pieces) {
             return Err(Rejected::Busy(io));
         }
         let is_first = self.in_flight() == 0;
         let (index, borrowed) = self.plan(tag, io)?;
+        self.requests[index].piece_count = pieces;
+        self.pieces += pieces;
         let (is_alone, was_alone) = (is_first && self.set_busy(true), self.alone().is_some());
         let alone = &mut self.presence.alone;
         *alone = if is_alone { alone.saturating_add(1) } else { 0 };

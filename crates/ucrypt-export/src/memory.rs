@@ -1,4 +1,4 @@
-//! How an export divides buffer memory among its queues, and the length of a page.
+//! How an export divides buffer memory among its queues.
 
 use ucrypt_engine::Volume;
 
@@ -11,20 +11,6 @@ const REQUEST_MIN: usize = 64 << 10;
 /// Requests of the largest length that a queue has memory for, whatever the others do: one that is
 /// received or answered, and one in the engine.
 const REQUESTS: usize = 2;
-
-/// Bytes of a page of the kernel: 4096, or with some kernels of arm64 more.
-pub(crate) fn page_size() -> usize {
-    /// `AT_PAGESZ` of getauxval(3).
-    const KEY: usize = 6;
-    let words = std::fs::read("/proc/self/auxv").unwrap_or_default();
-    let mut words = words.as_chunks().0.iter().map(|word| usize::from_ne_bytes(*word));
-    while let (Some(key), Some(value)) = (words.next(), words.next()) {
-        if key == KEY {
-            return value;
-        }
-    }
-    4096
-}
 
 /// The share of each of an export's queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +83,7 @@ mod tests {
 
     #[test]
     fn the_kernel_tells_the_length_of_a_page() {
-        let page = page_size();
+        let page = rustix::param::page_size();
         assert!(page.is_power_of_two() && page >= 4096, "{page}");
         #[cfg(target_arch = "x86_64")]
         assert_eq!(page, 4096);

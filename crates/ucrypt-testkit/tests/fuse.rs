@@ -34,9 +34,12 @@ fn run(seed: u64, transport: Transport, faults: &Faults) -> Report {
     let volume = kind.over(Arc::new(FaultBackend::new(inner, faults.clone())), LEN);
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("volume");
-    // Where the kernel has no rings, requests come by the classic way.
     let options = FuseOptions { transport: Preference::Only(transport), ..FuseOptions::default() };
     let export = FuseExport::start(&volume, &path, options).expect("served");
+    let in_use = export.transport().transport;
+    if in_use != transport {
+        println!("{transport} is not to be had here, {in_use} is tried once more");
+    }
     let plan = Plan {
         sector,
         whole: Whole::cached(sector),
@@ -64,7 +67,7 @@ fn run(seed: u64, transport: Transport, faults: &Faults) -> Report {
     let report = Client::new(plan, ports.len()).run(&mut ports);
     drop(ports);
     let stopped = export.stop();
-    let report = report.unwrap_or_else(|failure| panic!("{transport}, {kind:?}: {failure}"));
+    let report = report.unwrap_or_else(|failure| panic!("{in_use}, {kind:?}: {failure}"));
     stopped.expect("stopped");
     report
 }

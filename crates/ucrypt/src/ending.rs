@@ -220,6 +220,8 @@ impl Watchdog {
                 (None, None) => self.0.1.wait(watched).unwrap_or_else(PoisonError::into_inner),
             };
         };
+        // Who waits for the end is told, whichever limit is over.
+        let of_end = watched.of_end.take();
         drop(watched);
         self.end_users();
         let failure = Failure::device(format!(
@@ -227,7 +229,7 @@ impl Watchdog {
             limit.length.as_secs()
         ));
         event(Level::Error, "end-timed-out", &failure);
-        (limit.last_words)(&failure);
+        [Some(limit), of_end].into_iter().flatten().for_each(|it| (it.last_words)(&failure));
         std::process::exit(failure.code.into());
     }
 }

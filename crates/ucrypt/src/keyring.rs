@@ -17,7 +17,10 @@ pub(crate) fn user_key(description: &str) -> Result<Secret, String> {
         .map_err(|error| format!("the kernel's keyring cannot be used: {}", why(error)))?;
     let key = session.search(description).map_err(|error| match error {
         KeyError::KeyDoesNotExist | KeyError::MissingFileOrDirectory => {
-            format!("the kernel's keyring has no key \"{}\"", description.escape_debug())
+            format!(
+                "the kernel's keyring has no key \"{}\"; put it there, for example with keyctl padd user NAME @s",
+                description.escape_debug()
+            )
         }
         error => cannot_read(description, error),
     })?;

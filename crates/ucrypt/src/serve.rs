@@ -613,15 +613,17 @@ impl ExportArgs {
         Ok(())
     }
 
-    /// Refuses one place for two exports: each of them could have it.
+    /// Refuses one place for two exports: each of them could have it. Port 0 is another one each time.
     fn check_named_once(&self) -> Result<(), Failure> {
         let mut named = HashSet::new();
         let sockets = self.nbd.iter().filter_map(|address| match address {
-            Address::Unix(path) => Some(path),
-            Address::Tcp(_) | Address::Service => None,
+            Address::Unix(path) => Some(path.clone()),
+            Address::Tcp(place) if place.ends_with(":0") => None,
+            Address::Tcp(_) | Address::Service => Some(address.to_string().into()),
         });
-        for path in self.fuse.iter().chain(&self.vhost_user).chain(sockets) {
-            if !named.insert(std::path::absolute(path).unwrap_or_else(|_| path.clone())) {
+        let files = self.fuse.iter().chain(&self.vhost_user).cloned();
+        for path in files.chain(sockets) {
+            if !named.insert(std::path::absolute(&path).unwrap_or_else(|_| path.clone())) {
                 let path = path.display();
                 return Err(Failure::wrong(format!(
                     "{path} is named for two exports; leave one out"

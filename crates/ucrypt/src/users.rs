@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -21,14 +21,12 @@ const NAMED_MAX: usize = 4;
 /// Device managers, which open every device that changes and close it again by themselves.
 const PASSING: [&str; 4] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid"];
 
-/// How long to look for users.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Looks that have not ended, at most.
-const STUCK_MAX: usize = 4;
+/// How long to look for users: shorter than [`USERS_PATIENCE`](crate::ending::USERS_PATIENCE), for which they keep a
+/// server from its end.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The user if nobody can be looked for in time.
-const UNKNOWN: &str = "perhaps a program that cannot be looked at";
+pub(crate) const UNKNOWN: &str = "perhaps a program that cannot be looked at";
 
 /// What may be in use.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +45,7 @@ pub(crate) fn of(places: &[Place<'_>]) -> Vec<String> {
 
 /// As [`of`], without the process `server`.
 pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Vec<String> {
-    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+    static UNDER_WAY: AtomicBool = AtomicBool::new(false);
     let watched: Vec<Watched> = places.iter().filter_map(|place| Watched::new(*place)).collect();
     if watched.is_empty() {
         return Vec::new();
@@ -56,20 +54,19 @@ pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Vec<String> {
     found.unwrap_or_else(|| vec![UNKNOWN.into()])
 }
 
-/// What `find` returns, or `None` if that takes longer than `limit`. It then goes on; with [`STUCK_MAX`] of them under
-/// way, no other is begun.
+/// What `find` returns, or `None` if that takes longer than `limit`. It then goes on; until it has ended, no other is
+/// begun.
 fn within<T: Send + 'static>(
     limit: Duration,
-    under_way: &'static AtomicUsize,
+    under_way: &'static AtomicBool,
     find: impl Fn() -> T + Send + Sync + 'static,
 ) -> Option<T> {
-    if under_way.fetch_add(1, Ordering::SeqCst) >= STUCK_MAX {
-        under_way.fetch_sub(1, Ordering::SeqCst);
+    if under_way.swap(true, Ordering::SeqCst) {
         return None;
     }
     let find = Arc::new(move || {
         let found = find();
-        under_way.fetch_sub(1, Ordering::SeqCst);
+        under_way.store(false, Ordering::SeqCst);
         found
     });
     let (tell, told) = mpsc::channel();
@@ -120,15 +117,28 @@ fn look(watched: &[Watched], server: u32) -> Vec<String> {
 }
 
 /// Whether a process has one of these mapped, which it need not have open any more. `others` are files that are known
-/// to be none of them.
+/// to be no devices of theirs.
 fn is_mapped_by(watched: &[Watched], process: &Path, others: &mut HashSet<(Number, u64)>) -> bool {
+    let has_devices = watched.iter().any(|it| !it.numbers.is_empty());
     let table = maps::of(process);
     table.lines().filter_map(maps::parse).any(|mapped| {
-        watched.iter().any(|it| it.has_name(mapped.path) || it.file_system == Some(mapped.device))
-            || others.insert((mapped.device, mapped.inode))
-                && watched
-                    .iter()
-                    .any(|it| it.has_node(&process.join("map_files").join(mapped.range)))
+        if watched
+            .iter()
+            .any(|it| it.has_name(mapped.path) || it.file_system == Some(mapped.device))
+        {
+            return true;
+        }
+        let file = (mapped.device, mapped.inode);
+        if !has_devices || others.contains(&file) {
+            return false;
+        }
+        let path = process.join("map_files").join(mapped.range);
+        let is_one = watched.iter().any(|it| it.has_node(&path));
+        // What cannot be looked at here may be seen through another process.
+        if !is_one && can_be_looked_at(&path) {
+            others.insert(file);
+        }
+        is_one
     })
 }
 
@@ -258,6 +268,12 @@ fn partitions(disk: &Path) -> Vec<(String, Number)> {
     entries.filter_map(partition).collect()
 }
 
+/// Whether there is a file behind `path` that this process may look at. A file system is not asked.
+fn can_be_looked_at(path: &Path) -> bool {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    statx(CWD, path, flags, StatxFlags::TYPE).is_ok()
+}
+
 /// The number of the block device that `path` leads to. Takes what the kernel knows already: a file
 /// system is not asked, because it may not answer.
 fn number_of(path: &Path) -> Option<Number> {
@@ -284,6 +300,7 @@ fn file_system_at(path: &Path) -> Option<Number> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
@@ -311,11 +328,11 @@ mod tests {
 
     #[test]
     fn who_looks_does_not_wait_for_ever_and_not_in_ever_more_threads() {
-        static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+        static UNDER_WAY: AtomicBool = AtomicBool::new(false);
         let begun = Arc::new(AtomicUsize::new(0));
         let (gate, wait) = mpsc::channel::<()>();
         let wait = Arc::new(std::sync::Mutex::new(wait));
-        for _ in 0..3 * STUCK_MAX {
+        for _ in 0..5 {
             let (begun, wait) = (begun.clone(), wait.clone());
             let find = move || {
                 begun.fetch_add(1, Ordering::SeqCst);
@@ -324,11 +341,11 @@ mod tests {
             };
             assert_eq!(within(Duration::from_millis(50), &UNDER_WAY, find), None);
         }
-        assert!(begun.load(Ordering::SeqCst) <= STUCK_MAX);
+        assert!(begun.load(Ordering::SeqCst) <= 1);
         drop(gate);
         let until = std::time::Instant::now() + Duration::from_secs(30);
-        while UNDER_WAY.load(Ordering::SeqCst) > 0 {
-            assert!(std::time::Instant::now() < until, "they end");
+        while UNDER_WAY.load(Ordering::SeqCst) {
+            assert!(std::time::Instant::now() < until, "it ends");
             thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(within(Duration::from_secs(30), &UNDER_WAY, || 7), Some(7));

@@ -152,10 +152,8 @@ impl Queue {
         let (index, request) = self.fill_in(tag, Kind::Read, range, body);
         (request.head, request.buf) = (head, buf);
         if let ReadTo::Scattered(pieces) = &mut to {
-            request.piece_count = pieces.len();
             request.pieces.append(pieces);
         }
-        self.pieces += self.requests[index].piece_count;
         Ok(index)
     }
 
@@ -244,13 +242,9 @@ impl Queue {
                 buf = Some(data);
             }
             Some(WriteFrom::Borrowed(data)) => borrowed = data.get(skip..skip + bytes),
-            Some(WriteFrom::Scattered(pieces)) => {
-                request.piece_count = pieces.len();
-                request.pieces.append(pieces);
-            }
+            Some(WriteFrom::Scattered(pieces)) => request.pieces.append(pieces),
         }
         request.buf = buf;
-        self.pieces += self.requests[index].piece_count;
         Ok((index, borrowed))
     }
 

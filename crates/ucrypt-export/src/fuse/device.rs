@@ -15,7 +15,7 @@ use super::abi::{
     self, ANSWER_LEN, ARGUMENTS_MAX, Body, HEAD_LEN, Head, InitAnswer, Request, WRITE_LEN, init,
 };
 use super::mount::DEVICE;
-use crate::memory::page_size;
+use rustix::param::page_size;
 
 /// Bytes before the data of a write.
 pub(super) const FRONT_LEN: usize = HEAD_LEN + WRITE_LEN;

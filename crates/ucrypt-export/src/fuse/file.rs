@@ -246,8 +246,9 @@ impl VolumeFile {
             (FALLOC_PUNCH_HOLE, _) if len_there > ZEROES_MAX && !fast => return unsupported,
             (FALLOC_PUNCH_HOLE, _) => false,
             (FALLOC_ZERO_RANGE, Some(holes)) if holes.asking() => return unsupported,
-            // Also where the image zeroes fast: the space has to stay allocated, so it may have to be written.
-            (FALLOC_ZERO_RANGE, _) if len_there > ZEROES_MAX => return unsupported,
+            // Also where the image zeroes fast: the space has to stay allocated, so it may have to be written. The
+            // loop driver would never ask again, and no inode of its file keeps others out.
+            (FALLOC_ZERO_RANGE, None) if len_there > ZEROES_MAX => return unsupported,
             (FALLOC_ZERO_RANGE, _) => true,
             // Reserving space, too: a sparse image cannot promise that later writes find any.
             _ => return unsupported,

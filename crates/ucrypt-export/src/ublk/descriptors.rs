@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::abi::{Descriptor, descriptors_stride};
-use crate::memory::page_size;
+use rustix::param::page_size;
 
 const DESCRIPTOR_WORDS: usize = Descriptor::LEN / size_of::<u64>();
 

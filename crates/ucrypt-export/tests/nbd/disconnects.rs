@@ -89,39 +89,42 @@ fn a_client_that_leaves_its_replies_unread_harms_nobody() {
 }
 
 #[test]
-fn nothing_more_is_read_for_a_client_that_has_gone() {
-    // This card takes 57 ms for 1 MiB.
-    let card = ModelBackend::new("sd2015", SMALL).expect("a model");
-    let volume = over(Arc::new(card), VolumeOptions::default());
-    let mut harness = Harness::start(volume.clone());
-    let mut client = Client::simple(&harness);
-    for _ in 0..64 {
-        client.request(READ, 0, 0, 1 << 20);
+fn nothing_more_is_read_or_zeroed_for_a_client_that_has_gone() {
+    // All that it asks for would take this card seconds to read, and minutes to zero; flag 2: without holes.
+    for (command, flags, length) in [(READ, 0, 1 << 20), (WRITE_ZEROES, 2, 256 << 10)] {
+        let card = ModelBackend::new("sd2015", SMALL).expect("a model");
+        let volume = over(Arc::new(card), VolumeOptions::default());
+        let mut harness = Harness::start(volume.clone());
+        let mut client = Client::simple(&harness);
+        for _ in 0..64 {
+            client.request(command, flags, 0, length);
+        }
+        client.reply();
+        client.hang_up();
+        harness.stop();
+        let totals = volume.totals();
+        assert!((1..64).contains(&(totals.reads + totals.writes)), "{totals:?}");
+        assert_eq!(totals.errors, 0, "a client that goes is no error");
     }
-    client.reply();
-    client.hang_up();
-    harness.stop();
-    let totals = volume.totals();
-    assert!((1..64).contains(&totals.reads), "{totals:?}");
-    assert_eq!(totals.errors, 0, "a client that goes is no error");
 }
 
+/// Over TCP the thread of an idle client spun, and never heard that the server was to end.
 #[test]
-fn nothing_more_is_zeroed_for_a_client_that_has_gone() {
-    let card = ModelBackend::new("sd2015", SMALL).expect("a model");
-    let volume = over(Arc::new(card), VolumeOptions::default());
-    let mut harness = Harness::start(volume.clone());
-    let mut client = Client::simple(&harness);
-    // All that it is asked for would take the card two minutes; bit 1: no holes.
-    for _ in 0..128 {
-        client.request(WRITE_ZEROES, 2, 0, 256 << 10);
+fn a_server_ends_beside_a_client_that_asks_for_nothing() {
+    for mut harness in [Harness::start(plain(SMALL)), Harness::on_tcp(plain(SMALL))] {
+        let mut client = Client::simple(&harness);
+        client.read(0, 4096);
+        let server = harness.take();
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            server.shutdown();
+            // Nobody may wait for it any more.
+            let _ = ended.send(());
+        });
+        assert!(client.is_closed());
+        client.hang_up();
+        has_ended.recv_timeout(Duration::from_secs(30)).expect("it ends");
     }
-    client.reply();
-    client.hang_up();
-    harness.stop();
-    let totals = volume.totals();
-    assert!((1..128).contains(&totals.writes), "{totals:?}");
-    assert_eq!(totals.errors, 0, "a client that goes is no error");
 }
 
 /// The replies that a client had yet to take were lost, one of them in its middle: the system drops what is not

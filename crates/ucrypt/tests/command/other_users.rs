@@ -340,6 +340,7 @@ fn a_place_that_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
         (&["--fuse", "."], 4, "no regular file"),
         (&["--fuse", "one", "--vhost-user", "one"], 1, "for two exports"),
         (&["--nbd", "unix:one", "--nbd", "unix:./one"], 1, "for two exports"),
+        (&["--nbd", "tcp:127.0.0.1:9", "--nbd", "tcp:127.0.0.1:9"], 1, "for two exports"),
     ] {
         let mut serve = scratch.ucrypt(&["serve", "image", "--key-file", "/no/such/key"]);
         let message = run(serve.args(arguments).current_dir(scratch.path("")), b"").refuses(code);

@@ -8,8 +8,9 @@ use std::process::Command;
 use ucrypt_testkit::Random;
 
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2};
-use crate::process::{cryptsetup, python, run};
+use crate::process::{cryptsetup, run};
 use crate::scratch::Scratch;
+use crate::terminal::at_terminal;
 
 /// The longest passphrase in bytes.
 const MAX: usize = 8 << 20;
@@ -142,14 +143,11 @@ fn typed(
     keys: &[&[u8]],
     input: &[u8],
 ) -> (i32, String) {
-    let hex =
-        |keys: &&[u8]| keys.iter().fold(String::new(), |hex, key| hex + &format!("{key:02x}"));
     let command = program(scratch, name);
     // `timeout` and its options stand in front of the program.
     let line: Vec<_> = command.get_args().skip(2).collect();
-    let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
+    let mut terminal = at_terminal(keys);
     terminal.env("XDG_RUNTIME_DIR", scratch.path("run"));
-    terminal.arg(keys.iter().map(hex).collect::<Vec<_>>().join(","));
     let shown = run(terminal.args(line).args(words), input).text();
     let code = shown.split("ended with ").nth(1).and_then(|rest| rest.split(' ').next());
     let code = code.and_then(|code| code.parse().ok());

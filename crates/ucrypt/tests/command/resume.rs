@@ -6,8 +6,9 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::image::{DATA, Image, Kind, LUKS2, PASSPHRASE};
-use crate::process::{Ran, cryptsetup, python, run};
+use crate::process::{Ran, cryptsetup, run};
 use crate::scratch::{Scratch, UCRYPT};
+use crate::terminal::at_terminal;
 use crate::user_key::UserKey;
 
 /// Detached headers need no room for data in their file.
@@ -124,11 +125,10 @@ fn the_passphrase_of_a_suspended_volume_is_typed_twice_if_that_is_asked_for() {
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let volume = Volume::open(&scratch, &image);
     volume.suspend();
-    let hex = |keys: &[u8]| keys.iter().fold(String::new(), |hex, key| hex + &format!("{key:02x}"));
-    let right = hex(&[PASSPHRASE, b"\n"].concat());
-    for (second, code) in [(&hex(b"wrong\n"), 2), (&right, 0)] {
-        let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");
-        terminal.env("XDG_RUNTIME_DIR", scratch.path("run")).arg(format!("{right},{second}"));
+    let right = &[PASSPHRASE, b"\n"].concat()[..];
+    for (second, code) in [(&b"wrong\n"[..], 2), (right, 0)] {
+        let mut terminal = at_terminal(&[right, second]);
+        terminal.env("XDG_RUNTIME_DIR", scratch.path("run"));
         let shown = run(terminal.args([UCRYPT, "luksResume", "-y", "volume"]), b"").text();
         assert!(shown.contains(&format!("ended with {code} echo True")), "{shown}");
         assert_eq!(shown.matches("Verify passphrase:").count(), 1, "{shown}");

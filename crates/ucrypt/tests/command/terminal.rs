@@ -55,7 +55,7 @@ fn typed_at(line: &[&str], image: &Image, keys: &[&[u8]]) -> String {
 }
 
 /// What runs a program, which is to be added, at a terminal, and types these keys at its prompts.
-fn at_terminal(keys: &[&[u8]]) -> Command {
+pub(crate) fn at_terminal(keys: &[&[u8]]) -> Command {
     let hex =
         |keys: &&[u8]| keys.iter().fold(String::new(), |hex, key| hex + &format!("{key:02x}"));
     let mut terminal = python(include_str!("scripts/job.py"), "pty", "python3");

@@ -57,7 +57,7 @@ impl Connection<'_> {
             match self.need {
                 Need::Nothing => progress = true,
                 Need::Room => break,
-                Need::Input if !self.try_input && !self.idle() => break,
+                Need::Input if !self.try_input && (self.is_tcp || !self.idle()) => break,
                 Need::Input => progress |= self.receive(),
             }
         }

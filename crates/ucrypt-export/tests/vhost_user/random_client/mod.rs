@@ -279,7 +279,7 @@ fn errors_of_the_disk_reach_the_requests_that_they_concern() {
     let failing = || Rule::new(Fate::Fail(Errno::IO));
     for (number, rule) in [
         failing().range(MIB..4 * MIB),
-        Rule::new(Fate::Tear(Errno::IO)).on(Access::Write).chance(2),
+        Rule::new(Fate::Tear(Errno::IO)).on(Access::Write).chance(10),
         failing().on(Access::Flush).nth(1),
     ]
     .into_iter()
