@@ -23,7 +23,7 @@ use crate::volume::Opened;
 
 /// How long to wait for users after a termination signal. Shorter than the time after which senders
 /// of signals kill: 10 s for Docker, 90 s for systemd.
-const USERS_PATIENCE: Duration = Duration::from_secs(6);
+pub(crate) const USERS_PATIENCE: Duration = Duration::from_secs(6);
 
 /// How long the end may take once nobody uses the volume: the last flush to a slow disk takes
 /// minutes.

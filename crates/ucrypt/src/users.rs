@@ -12,8 +12,8 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
 
-use crate::maps;
 use crate::mount::table::{self, Mount};
+use crate::{ending, maps};
 
 /// How many users a message names.
 const NAMED_MAX: usize = 4;
@@ -21,9 +21,12 @@ const NAMED_MAX: usize = 4;
 /// Device managers, which open every device that changes and close it again by themselves.
 const PASSING: [&str; 4] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid"];
 
-/// How long to look for users: shorter than [`USERS_PATIENCE`](crate::ending::USERS_PATIENCE), for which they keep a
-/// server from its end.
+/// How long to look for users.
 const PATIENCE: Duration = Duration::from_secs(4);
+const _: () = assert!(
+    PATIENCE.as_millis() < ending::USERS_PATIENCE.as_millis(),
+    "who takes long to be found keeps a server from its end no longer than who is found"
+);
 
 /// The user if nobody can be looked for in time.
 pub(crate) const UNKNOWN: &str = "perhaps a program that cannot be looked at";

@@ -138,7 +138,7 @@ pub struct FuseExport {
     mounted: Mounted,
     file: Arc<VolumeFile>,
     transport: InUse,
-    /// Empty once the export is stopped.
+    /// Empty once the export is stopped and has ended.
     threads: Vec<JoinHandle<()>>,
     /// When an export that is to stop waits no longer for programs that have the file open.
     until: Option<Instant>,
@@ -152,7 +152,6 @@ pub struct FuseExport {
 #[derive(Debug, Clone, Copy)]
 enum Problem {
     Aborted,
-    GoesOn,
     Stays,
 }
 
@@ -206,7 +205,7 @@ impl FuseExport {
         }
     }
 
-    /// Where the file is.
+    /// Where the file was put. Its directory may have been renamed since.
     pub fn path(&self) -> &Path {
         self.place.path()
     }
@@ -214,7 +213,7 @@ impl FuseExport {
     /// Tells the kernel the volume's present size. Call the function in a thread of its own: while
     /// requests have used up the threads of the file, the kernel waits for them.
     pub fn size_taker(&self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
-        let path = self.path().to_owned();
+        let path = self.mounted.path();
         move || {
             // A forced statx(2) makes the kernel ask us for the size.
             statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
@@ -308,9 +307,9 @@ impl FuseExport {
         self.unmount();
         let path = self.path().into();
         match self.problem {
+            _ if !self.threads.is_empty() => Err(FuseError::GoesOn { path }),
             None => Ok(()),
             Some(Problem::Aborted) => Err(FuseError::Aborted { path }),
-            Some(Problem::GoesOn) => Err(FuseError::GoesOn { path }),
             Some(Problem::Stays) => Err(FuseError::Stays { path }),
         }
     }
@@ -329,7 +328,6 @@ impl FuseExport {
             let _ = abort.now();
         }
         if !holds_by(until + STOP_PATIENCE, ended) {
-            self.problem = Some(Problem::GoesOn);
             self.threads = threads;
         }
     }
