@@ -111,7 +111,11 @@ fn install() -> Option<libc::sigaction> {
     (installed == 0).then_some(before)
 }
 
-extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn on_sigbus(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: the kernel passes the signal's information to a handler with SA_SIGINFO.
     let address = unsafe { (*info).si_addr() } as usize;
     // Blocks are allocated in order. `get` is one atomic load.
@@ -127,10 +131,33 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
             return;
         }
     }
-    // Not ours: the access is repeated under the previous handler.
+    // Not ours.
     if let Some(Some(before)) = BEFORE.get() {
-        // SAFETY: an action that the system gave us.
-        unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
+        hand_on(before, signal, info, context);
+    }
+}
+
+/// Calls a handler. Without one the action takes our handler's place, and the access is repeated under it.
+fn hand_on(
+    to: &libc::sigaction,
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    type WithInfo = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+    match to.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: an action that the system gave us.
+            unsafe { libc::sigaction(signal, to, std::ptr::null_mut()) };
+        }
+        handler if to.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: whoever set this handler has told the system that it has this signature.
+            unsafe { std::mem::transmute::<usize, WithInfo>(handler)(signal, info, context) }
+        }
+        handler => {
+            // SAFETY: as above, without SA_SIGINFO.
+            unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(handler)(signal) }
+        }
     }
 }
 
@@ -242,6 +269,62 @@ mod tests {
             // SAFETY: the mapping made above, no longer in use.
             unsafe { munmap(base.as_ptr().cast(), PAGES * PAGE) }.unwrap();
         }
+    }
+
+    /// In a process of its own, because a handler is one for all of it.
+    #[test]
+    fn a_fault_elsewhere_is_the_previous_handlers_and_the_watch_goes_on() {
+        const NAME: &str =
+            "watch::tests::a_fault_elsewhere_is_the_previous_handlers_and_the_watch_goes_on";
+        const CHILD: &str = "UCRYPT_TEST_SIGBUS";
+        static THEIRS: AtomicUsize = AtomicUsize::new(0);
+        extern "C" fn on_theirs(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+            THEIRS.fetch_add(1, Ordering::SeqCst);
+            // SAFETY: the kernel passes the signal's information.
+            let address = unsafe { (*info).si_addr() } as usize;
+            replace(address / PAGE * PAGE, PAGE, libc::PROT_READ | libc::PROT_WRITE);
+        }
+        if std::env::var_os(CHILD).is_none() {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", NAME, "--nocapture"]).env(CHILD, "1");
+            let ran = child.output().unwrap();
+            let said = String::from_utf8_lossy(&ran.stdout);
+            assert!(ran.status.success() && said.contains("1 passed"), "{}: {said}", ran.status);
+            return;
+        }
+        // SAFETY: plain data, for which zeroes are valid, and a handler of the signature that
+        // SA_SIGINFO asks for.
+        unsafe {
+            let mut theirs = std::mem::zeroed::<libc::sigaction>();
+            theirs.sa_sigaction = on_theirs as *const () as usize;
+            theirs.sa_flags = libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(libc::SIGBUS, &raw const theirs, std::ptr::null_mut()), 0);
+        }
+        let fd = rustix::fs::memfd_create("watched", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(fd);
+        file.set_len(LEN as u64).unwrap();
+        let mapping = || {
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let base = unsafe {
+                let access = ProtFlags::READ | ProtFlags::WRITE;
+                mmap(std::ptr::null_mut(), LEN, access, MapFlags::SHARED, &file, 0).unwrap()
+            };
+            NonNull::new(base.cast::<u8>()).unwrap()
+        };
+        let (ours, theirs) = (mapping(), mapping());
+        // SAFETY: the mapping just made, until the end of the process.
+        let watch = unsafe { Watch::new(ours, LEN, PAGE, Access::ReadWrite) }.unwrap();
+        file.set_len(0).unwrap();
+        // SAFETY: within the mappings; plain bytes.
+        unsafe {
+            theirs.write_volatile(1);
+            theirs.add(2 * PAGE).write_volatile(1);
+            assert_eq!(THEIRS.load(Ordering::SeqCst), 2);
+            assert!(!watch.is_broken());
+            assert_eq!(ours.add(PAGE).read_volatile(), 0);
+        }
+        assert!(watch.is_broken());
+        assert_eq!(THEIRS.load(Ordering::SeqCst), 2);
     }
 
     #[test]

@@ -85,17 +85,18 @@ impl Queues {
             if state.made < QUEUES_MAX {
                 state.made += 1;
                 drop(state);
-                let place = Place(Some(self));
                 let error = match volume.queue(CONFIG) {
                     Ok(mut queue) => {
                         queue.set_clients_here(true);
-                        return Ok((place, queue));
+                        return Ok((Place(Some(self)), queue));
                     }
                     Err(error) => error,
                 };
-                drop(place);
                 state = self.state();
+                state.made -= 1;
                 if state.made == 0 {
+                    // Nobody is left who would give one to those who wait.
+                    self.freed.notify_all();
                     return Err(IoError::NoRoom(error));
                 }
                 // Others have queues: one of them will do.

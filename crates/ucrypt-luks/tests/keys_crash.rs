@@ -8,28 +8,14 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 
+use common::keys::{NEW, OTHER, images, new_key, one_of, opens, read};
 use common::recorder::{Fault, Recorder};
-use common::{PASSPHRASE, cheap_pbkdf2, roomy_luks2, small_luks1, with_tools};
+use common::{PASSPHRASE, roomy_luks2, small_luks1, with_tools};
 use ucrypt_luks::luks2::{Change, Damage, Priority, keyring_token};
 use ucrypt_luks::{
-    Error, Flag, Header, HeaderChange, Json, Medium, NewKey, ReadAt, Rotation, Tools, Unlocked,
-    Write, rotate, settle_cache, write_verified,
+    Error, Flag, Header, HeaderChange, Json, Medium, ReadAt, Rotation, Tools, Unlocked, Write,
+    rotate, settle_cache, write_verified,
 };
-
-const NEW: &[u8] = b"the new one";
-const OTHER: &[u8] = b"another one";
-
-fn new_key(passphrase: &[u8]) -> NewKey<'_> {
-    NewKey { passphrase, pbkdf: cheap_pbkdf2(), area: None }
-}
-
-fn read(image: &[u8]) -> Header {
-    Header::read(&image).unwrap().0
-}
-
-fn opens(image: &[u8], passphrase: &[u8]) -> Option<Unlocked> {
-    Header::read(&image).ok()?.0.unlock(&image, passphrase, None).ok()
-}
 
 /// The image after `make`'s change was carried out.
 fn changed(
@@ -48,10 +34,6 @@ fn with_new_key(image: &[u8], passphrase: &[u8], number: Option<u32>) -> Vec<u8>
     changed(image, 50, |header, volume, tools| {
         header.add_key(None, volume, number, &new_key(passphrase), tools).unwrap()
     })
-}
-
-fn images() -> [(&'static str, Vec<u8>); 2] {
-    [("LUKS1", small_luks1()), ("LUKS2", roomy_luks2())]
 }
 
 /// Cuts `writes` everywhere. One of `passphrases` has to open the volume afterwards.
@@ -303,9 +285,8 @@ fn a_rotation_comes_to_the_same_end_after_any_interruption() {
                 opens(crashed, PASSPHRASE).is_some() || opens(crashed, NEW).is_some(),
                 "{what}: no key opens the volume"
             );
-            // A part of the images is enough: each costs a dozen derivations.
             restarts += 1;
-            if restarts % 7 > 0 {
+            if restarts % one_of(7) > 0 {
                 return;
             }
             let again = Recorder::new(crashed);
@@ -385,8 +366,7 @@ fn two_actions_survive(what: &str, image: &[u8]) {
                 let _ = second(&next);
                 next.crashes(at as u64, |crashed| {
                     count += 1;
-                    // A part of the images is enough: each costs derivations.
-                    if count % 12 > 0 {
+                    if count % one_of(12) > 0 {
                         return;
                     }
                     let keys = [PASSPHRASE, NEW];
@@ -423,7 +403,7 @@ fn a_rotation_leaves_a_keyslot_that_was_changed_after_an_interruption() {
         let header = read(crashed);
         let Ok(opened) = header.open_key(crashed, PASSPHRASE, Some(3)) else { return };
         tried += 1;
-        if tried % 5 > 0 {
+        if tried % one_of(5) > 0 {
             return;
         }
         let (_, damage) = Header::read(crashed).unwrap();
@@ -457,7 +437,7 @@ fn a_rotation_that_was_given_up_costs_no_key_when_another_key_is_replaced() {
         let both = luks2.metadata.tokens.len() == 1
             && [PASSPHRASE, NEW].iter().all(|key| opens(crashed, key).is_some());
         tried += usize::from(both);
-        if !both || tried % 5 > 0 {
+        if !both || tried % one_of(5) > 0 {
             return;
         }
         for take_back in [true, false] {
@@ -501,7 +481,7 @@ fn a_rotation_that_was_given_up_costs_no_key_when_another_key_becomes_the_same_n
         let Header::Luks2(header) = read(crashed) else { panic!("not LUKS2") };
         let has_mark = !header.metadata.tokens.is_empty();
         let kept = |image: &[u8]| read(image).unlock(&image, PASSPHRASE, Some(6)).is_ok();
-        if count % 3 > 0 || opens(crashed, NEW).is_none() || !kept(crashed) {
+        if count % one_of(3) > 0 || opens(crashed, NEW).is_none() || !kept(crashed) {
             return;
         }
         let again = Recorder::new(crashed);
@@ -774,7 +754,7 @@ fn erasing_leaves_no_key_material_that_an_interrupted_change_has_forgotten() {
         let mut count = 0;
         medium.crashes(11, |crashed| {
             count += 1;
-            if count % 3 > 0 {
+            if count % one_of(3) > 0 {
                 return;
             }
             let (header, damage) = Header::read(crashed).unwrap();

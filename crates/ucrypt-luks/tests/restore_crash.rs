@@ -4,26 +4,10 @@
 
 mod common;
 
+use common::keys::{NEW, OTHER, images, new_key, opens, read};
 use common::recorder::Recorder;
-use common::{PASSPHRASE, apply, cheap_pbkdf2, roomy_luks2, small_luks1, with_tools};
-use ucrypt_luks::{
-    Error, Header, HeaderChange, NewKey, Tools, Unlocked, restore, to_luks2, write_verified,
-};
-
-const NEW: &[u8] = b"the new one";
-const OTHER: &[u8] = b"another one";
-
-fn read(image: &[u8]) -> Header {
-    Header::read(&image).unwrap().0
-}
-
-fn opens(image: &[u8], passphrase: &[u8]) -> Option<Unlocked> {
-    Header::read(&image).ok()?.0.unlock(&image, passphrase, None).ok()
-}
-
-fn new_key(passphrase: &[u8]) -> NewKey<'_> {
-    NewKey { passphrase, pbkdf: cheap_pbkdf2(), area: None }
-}
+use common::{PASSPHRASE, apply, roomy_luks2, small_luks1, with_tools};
+use ucrypt_luks::{Error, Header, HeaderChange, Tools, restore, to_luks2, write_verified};
 
 /// The image after `make`'s change.
 fn changed(
@@ -62,10 +46,6 @@ fn volume_key(image: &[u8]) -> Vec<u8> {
 
 fn backup_of(image: &[u8]) -> Vec<u8> {
     read(image).backup(&image).unwrap()
-}
-
-fn images() -> [(&'static str, Vec<u8>); 2] {
-    [("LUKS1", small_luks1()), ("LUKS2", roomy_luks2())]
 }
 
 /// Cuts the restore of `backup` over `image` everywhere. Some key always opens the volume, if `one_opens`;

@@ -1,6 +1,7 @@
 //! Images for the tests, made by cryptsetup, the independent reference, or by this crate.
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
+pub(crate) mod keys;
 pub(crate) mod recorder;
 pub(crate) mod targets;
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -143,9 +143,16 @@ fn an_unlock_waits_for_cryptsetups_lock_of_memory_hard_derivations() {
     let dir = Path::new("/run/cryptsetup");
     let _ = fs::DirBuilder::new().mode(0o700).create(dir);
     let place = dir.join("LN_memory-hard-access");
-    let lock = File::options().create(true).truncate(false).write(true).open(place);
-    let lock = lock.expect("root opens the lock");
-    flock(&lock, FlockOperation::LockExclusive).expect("locked");
+    let lock = loop {
+        let lock = File::options().create(true).truncate(false).write(true).open(&place);
+        let lock = lock.expect("root opens the lock");
+        flock(&lock, FlockOperation::LockExclusive).expect("locked");
+        // A cryptsetup that held it before has removed it.
+        let inode = lock.metadata().expect("known").ino();
+        if fs::metadata(&place).is_ok_and(|it| it.ino() == inode) {
+            break lock;
+        }
+    };
     let mut test = scratch.ucrypt(&["open", "--test-passphrase", &path]);
     let mut child = test.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut stdin = child.stdin.take().expect("a pipe");
