@@ -6,6 +6,7 @@ use linux_keyutils::{Key, KeyRing, KeyRingIdentifier};
 /// ends with the test.
 pub(crate) struct UserKey {
     pub(crate) description: String,
+    ring: KeyRing,
     key: Key,
 }
 
@@ -15,12 +16,13 @@ impl UserKey {
         let description = format!("ucrypt test {unique}");
         let ring = KeyRing::from_special_id(KeyRingIdentifier::Session, false).unwrap();
         let key = ring.add_key(&description, payload).unwrap();
-        Self { description, key }
+        Self { description, ring, key }
     }
 }
 
 impl Drop for UserKey {
     fn drop(&mut self) {
-        let _ = self.key.invalidate();
+        // One that is invalidated is still found, as a revoked one, until the kernel has collected it.
+        let _ = self.ring.unlink_key(self.key);
     }
 }
