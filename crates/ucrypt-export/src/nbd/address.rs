@@ -111,8 +111,8 @@ impl Address {
                 bind_only(&address).map_err(|errno| self.refused(errno.into()))
             }
             // Only looked at: who takes the sockets clears the variable.
-            Self::Service if env::var_os("LISTEN_FDS").is_none() => Err(AddressError::NoService),
-            Self::Service => Ok(()),
+            Self::Service if is_passed_on() => Ok(()),
+            Self::Service => Err(AddressError::NoService),
         }
     }
 
@@ -129,6 +129,12 @@ impl Address {
     fn refused(&self, source: io::Error) -> AddressError {
         AddressError::Io { address: self.clone(), source }
     }
+}
+
+/// Whether a service manager has passed sockets on, and to this process.
+fn is_passed_on() -> bool {
+    let ours = std::process::id().to_string();
+    env::var_os("LISTEN_FDS").is_some() && env::var_os("LISTEN_PID").is_none_or(|pid| *pid == *ours)
 }
 
 /// Binds a socket that does not listen, so that nobody can connect, and closes it.

@@ -12,6 +12,7 @@ use crate::endings::stop;
 use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
 use crate::server::await_that;
+use crate::suspend::waits_for;
 
 /// How a volume is served, and whether its name is gone already.
 #[derive(Debug, Clone, Copy)]
@@ -58,19 +59,26 @@ fn users_get_errors(Case { served, deferred }: Case) {
     let device = device.to_str().expect("text");
     let above = scratch.processes().into_iter().find(|process| *process != holder);
     let above = above.expect("a server");
+    let read = ["iflag=direct", "count=1", "skip=7"];
+    // With the first request the kernel asks the image whether it can be polled, and the thread waits for the answer.
+    assert!(user(&read, device).wait().expect("waited").success());
     stop(holder);
     let users = [
-        &["iflag=direct", "count=1", "skip=7"][..],
+        &read[..],
         &["oflag=direct", "count=1", "conv=notrunc"],
         &["count=0", "conv=notrunc,fsync"],
     ];
     let users = users.map(|arguments| user(arguments, device));
     let mut stopped = Stopped { holder, users: users.into() };
-    await_that("requests to wait for the image", || {
+    // The loop device may pass nothing on beside a flush.
+    await_that("a request to wait for the image", || {
         let status = act(&["status", "--json", &name]).passes();
         let status: Value = serde_json::from_slice(&status).expect("JSON");
-        status["activity"]["in_flight"].as_u64() >= Some(2)
+        status["activity"]["in_flight"].as_u64() >= Some(1)
     });
+    for user in &stopped.users {
+        await_that("the users to wait", || waits_for(user.id(), device));
+    }
     if deferred {
         act(&["close", "--deferred", &name]).passes();
     }

@@ -346,6 +346,11 @@ fn a_place_that_cannot_be_had_is_named_before_the_passphrase_is_asked_for() {
         let message = run(serve.args(arguments).current_dir(scratch.path("")), b"").refuses(code);
         assert!(message.contains(cause), "{arguments:?}: {message}");
     }
+    // Sockets that were passed on to the process that has started this one.
+    let mut serve = scratch.ucrypt(&["serve", "image", "--key-file", "/no/such/key"]);
+    serve.args(["--nbd", "systemd"]).env("LISTEN_FDS", "1").env("LISTEN_PID", "1");
+    let message = run(serve.current_dir(scratch.path("")), b"").refuses(1);
+    assert!(message.contains("no service manager"), "{message}");
     let mut left: Vec<_> = fs::read_dir(scratch.path("")).expect("read").flatten().collect();
     left.retain(|entry| {
         !["content", "image", "run"].map(OsString::from).contains(&entry.file_name())

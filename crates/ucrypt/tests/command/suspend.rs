@@ -129,7 +129,7 @@ pub(crate) fn unseen_writer(scratch: &Scratch, path: &str) -> Child {
     let dd = dd.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut dd = dd.expect("it starts");
     dd.stdin.take().expect("a pipe").write_all(&[0x5a; 4096]).expect("written");
-    await_that("the write waits", || writes(dd.id(), path));
+    await_that("the write waits", || waits_for(dd.id(), path));
     dd
 }
 
@@ -169,7 +169,7 @@ fn a_signal_ends_a_suspended_volume_and_says_what_was_not_written() {
     let path = ready.trim_end().strip_prefix("ready ").expect("it is ready");
     action(&scratch, &["luksSuspend", "volume"], b"").passes();
     let mut waiting = writer(path);
-    await_that("the write has arrived", || writes(waiting.id(), path));
+    await_that("the write has arrived", || waits_for(waiting.id(), path));
     let started = Instant::now();
     let pid = rustix::process::Pid::from_child(&server);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
@@ -262,14 +262,15 @@ fn a_signal_ends_a_suspended_device_whatever_waits_for_its_key() {
     assert!(scratch.device().symlink_metadata().is_err(), "the link is left");
 }
 
-/// Whether the program below `timeout` has this file or device open as its output, and waits for it in
-/// the kernel.
-fn writes(parent: u32, path: &str) -> bool {
+/// Whether the program below `timeout` has this file or device open as its input or output, and waits for
+/// it in the kernel.
+pub(crate) fn waits_for(parent: u32, path: &str) -> bool {
     let children = format!("/proc/{parent}/task/{parent}/children");
     let children = fs::read_to_string(children).unwrap_or_default();
     let place = fs::canonicalize(path).expect("it is there");
     children.split_whitespace().any(|pid| {
-        let is_open = fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|it| it == place);
+        let is_it = |fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|it| it == place);
+        let is_open = is_it(0) || is_it(1);
         is_open && waits(&format!("/proc/{pid}"))
     })
 }
@@ -334,7 +335,7 @@ fn a_signal_during_a_suspension_loses_no_write_that_waits() {
         let suspending = scope.spawn(|| action(&scratch, &["luksSuspend", "volume"], b""));
         await_that("the suspension begins", || status(&scratch)["state"] == "suspending");
         writers.push(writer(&stuck.path));
-        await_that("the write waits", || writes(writers[1].id(), &stuck.path));
+        await_that("the write waits", || waits_for(writers[1].id(), &stuck.path));
         let signal = rustix::process::Signal::TERM;
         rustix::process::kill_process(stuck.server, signal).expect("signalled");
         let suspended = suspending.join().expect("no panic");
@@ -565,7 +566,7 @@ fn the_file_of_a_suspended_volume_is_looked_at_and_opened_while_programs_wait_fo
             })
             .collect();
         let mut writers = [writer(&path), writer(&path)];
-        let waits = |writer: &Child| writes(writer.id(), &path);
+        let waits = |writer: &Child| waits_for(writer.id(), &path);
         await_that("the writers wait", || writers.iter().all(waits));
         for _ in 0..4 * cores {
             let path = path.clone();
