@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -59,12 +60,13 @@ fn users_get_errors(Case { served, deferred }: Case) {
     let device = device.to_str().expect("text");
     let above = scratch.processes().into_iter().find(|process| *process != holder);
     let above = above.expect("a server");
-    let read = ["iflag=direct", "count=1", "skip=7"];
-    // With the first request the kernel asks the image whether it can be polled, and the thread waits for the answer.
-    assert!(user(&read, device).wait().expect("waited").success());
+    // The kernel asks the image once whether it can be polled; a thread that does I/O would wait for the answer.
+    let image = fs::File::open(below.trim()).expect("opened");
+    poll(&mut [PollFd::new(&image, PollFlags::IN)], None).expect("polled");
+    drop(image);
     stop(holder);
     let users = [
-        &read[..],
+        &["iflag=direct", "count=1", "skip=7"][..],
         &["oflag=direct", "count=1", "conv=notrunc"],
         &["count=0", "conv=notrunc,fsync"],
     ];
