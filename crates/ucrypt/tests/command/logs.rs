@@ -123,6 +123,41 @@ fn the_journal_gets_events_with_their_level_and_their_volume() {
         $PWD/ucrypt close work";
     let mut command = script(&scratch, text, &[UCRYPT]);
     run(command.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").passes();
+    let mut fields = Vec::new();
+    while fields.last().is_none_or(|last: &String| !last.contains("MESSAGE=work is closed\n")) {
+        let mut datagram = [0; 4096];
+        let len = journal.recv(&mut datagram).expect("an event");
+        fields.push(String::from_utf8_lossy(&datagram[..len]).into_owned());
+    }
+    for event in &fields {
+        for field in ["PRIORITY=6", "SYSLOG_IDENTIFIER=ucrypt", "UCRYPT_VOLUME=work"] {
+            assert!(event.lines().any(|line| line == field), "{field} in {event}");
+        }
+    }
+    assert!(fields[0].contains("\nUCRYPT_EVENT=opened\n"), "{fields:?}");
+    let mut open = scratch.ucrypt(&["open", "--as", "nbd", "--backend", "mem:1M", "x"]);
+    if !std::path::Path::new("/run/systemd/journal/socket").exists() {
+        let refused = run(open.args(["--log", "journal"]), b"").refuses(4);
+        assert!(refused.contains("/run/systemd/journal/socket"), "{refused}");
+    }
+}
+
+/// As a unit of systemd with `log=journal` in the table.
+#[test]
+fn a_server_in_the_foreground_that_logs_to_the_system_ends() {
+    let scratch = Scratch::new();
+    let _journal = UnixDatagram::bind(scratch.path("journal")).expect("a journal");
+    let text = "mount -t tmpfs none /run; mkdir -p /run/systemd/journal
+        touch /run/systemd/journal/socket
+        mount --bind journal /run/systemd/journal/socket
+        ln -s $1 ucrypt
+        $PWD/ucrypt open --foreground --as nbd --backend mem:1M --log journal work >ready &
+        server=$!
+        until [ -s ready ]; do kill -0 $server; done
+        $PWD/ucrypt close work
+        wait $server";
+    let mut command = script(&scratch, text, &[UCRYPT]);
+    run(command.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").passes();
 }
 
 #[test]
