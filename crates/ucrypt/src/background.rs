@@ -31,7 +31,7 @@ use crate::passphrase::Secret;
 use crate::runtime::RuntimePaths;
 use crate::secrecy;
 use crate::stdio::{announce, print, print_line, say_line};
-use crate::users::{self, Place};
+use crate::users::{self, Place, Users};
 use crate::volume::{KeySource, VolumeArgs};
 
 mod control;
@@ -660,7 +660,7 @@ pub(crate) fn has_its_device(paths: &RuntimePaths) -> bool {
 }
 
 /// The users of a served file, as far as they can be seen.
-pub(crate) fn users_of_file(paths: &RuntimePaths) -> Vec<String> {
+pub(crate) fn users_of_file(paths: &RuntimePaths) -> Users {
     users::of(&[Place::File(&paths.file(), None)])
 }
 
@@ -799,7 +799,7 @@ const LOOK: Duration = Duration::from_millis(300);
 /// Prints the status of an open volume, with what it does now and who uses it.
 fn show_status(paths: &RuntimePaths, first: &Value, bytes: bool) -> Result<(), Failure> {
     let begin = Instant::now();
-    let users = users_of(first);
+    let users = users_of(first).names();
     std::thread::sleep(LOOK.saturating_sub(begin.elapsed()));
     // A volume that has ended meanwhile has a status all the same: the first one.
     let later = control::ask(paths, control::Request::Status).ok();
@@ -812,17 +812,17 @@ fn show_status(paths: &RuntimePaths, first: &Value, bytes: bool) -> Result<(), F
 }
 
 /// Who uses the device or file of an open volume, as far as this process sees.
-fn users_of(status: &Value) -> Vec<String> {
+fn users_of(status: &Value) -> Users {
     let path = Path::new(status["device"].as_str().unwrap_or_default());
     let number = |value: &Value| u32::try_from(value.as_u64()?).ok();
     let server = number(&status["server"]["pid"]).unwrap_or(0);
     if path.starts_with("/dev") {
         let device = path.canonicalize();
         return device
-            .map_or_else(|_| Vec::new(), |it| users::beside(&[Place::Device(&it)], server));
+            .map_or_else(|_| Users::default(), |it| users::beside(&[Place::Device(&it)], server));
     }
     if !path.is_absolute() {
-        return Vec::new();
+        return Users::default();
     }
     let of_file = &status["export"]["file_system"];
     let file_system = number(&of_file[0]).zip(number(&of_file[1]));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Io, Queue, QueueConfig, Volume};
@@ -18,7 +19,7 @@ use crate::failure::Failure;
 use crate::log::{Level, event};
 use crate::serve::Exports;
 use crate::terminal::leave_signals;
-use crate::users;
+use crate::users::Users;
 use crate::volume::Opened;
 
 /// How long to wait for users after a termination signal. Shorter than the time after which senders
@@ -40,7 +41,7 @@ pub(crate) struct Ending {
     signal: i32,
     until: Instant,
     waited: bool,
-    users: Vec<String>,
+    users: Users,
 }
 
 /// The progress of an [`Ending`].
@@ -55,7 +56,12 @@ pub(crate) enum Step {
 
 impl Ending {
     pub(crate) fn by(signal: i32) -> Self {
-        Self { signal, until: Instant::now() + USERS_PATIENCE, waited: false, users: Vec::new() }
+        Self {
+            signal,
+            until: Instant::now() + USERS_PATIENCE,
+            waited: false,
+            users: Users::default(),
+        }
     }
 
     /// Whether this signal, which has come after the first, asks a second time. SIGHUP never does: service managers
@@ -83,7 +89,7 @@ impl Ending {
             let what = format!(
                 "{} while {name} is in use{}: waits for at most {} s; a second signal ends it at once",
                 name_of(self.signal),
-                users::by(&self.users),
+                self.users.by(),
                 USERS_PATIENCE.as_secs()
             );
             event(Level::Warning, "signal", what);
@@ -93,10 +99,15 @@ impl Ending {
 
     /// The failure that tells what the users have lost.
     pub(crate) fn left(&self, name: &str) -> Failure {
+        let (was, is) = if self.users.seen.is_empty() && !self.users.unseen.is_empty() {
+            ("may have been", "may be")
+        } else {
+            ("was", "is")
+        };
         Failure::busy(format!(
-            "{} ended {name} while it was in use{}: what its users had not synced is lost",
+            "{} ended {name} while it {was} in use{}: what its users had not synced {is} lost",
             name_of(self.signal),
-            users::by(&self.users)
+            self.users.by()
         ))
     }
 }
@@ -273,9 +284,27 @@ impl Troubles {
         let why =
             totals.last_error.map_or_else(String::new, |error| format!(", the last: {error}"));
         let requests = if count == 1 { "request" } else { "requests" };
-        let what = format!("{count} {requests} to {} failed{why}", opened.facts.image);
-        event(Level::Error, "requests-failed", what);
+        let (image, cut) = (&opened.facts.image, cut_off(opened));
+        event(
+            Level::Error,
+            "requests-failed",
+            format!("{count} {requests} to {image} failed{why}{cut}"),
+        );
     }
+}
+
+/// What explains errors of an image that has become shorter than its volume.
+fn cut_off(opened: &Opened) -> String {
+    let volume = &opened.volume;
+    // An image that does not answer is not asked: it has given no errors.
+    if volume.totals().last_error != Some(Errno::IO) {
+        return String::new();
+    }
+    let missing = volume.len_max().map_or(0, |len_max| volume.info().len.saturating_sub(len_max));
+    if missing == 0 {
+        return String::new();
+    }
+    format!("; the image was cut off: {missing} bytes of the volume are missing")
 }
 
 /// Has `deliver` called with each termination signal, until it returns false. Call before any thread

@@ -33,6 +33,7 @@ mod octal;
 mod options;
 mod pages;
 mod passphrase;
+mod processes;
 mod programs;
 mod progress;
 mod runtime;

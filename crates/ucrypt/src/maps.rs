@@ -21,9 +21,10 @@ pub(crate) struct Mapped<'a> {
 pub(crate) fn of(process: &Path) -> String {
     let mut threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
     let waits = threads.any(|thread| {
-        let stat = kernel_table(thread.path().join("stat")).unwrap_or_default();
-        // The state follows the name, which may contain anything.
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('D'))
+        // Not `stat`, which may itself be waited for.
+        let status = kernel_table(thread.path().join("status")).unwrap_or_default();
+        let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+        state.is_some_and(|state| state.trim_start().starts_with('D'))
     });
     if waits { String::new() } else { kernel_table(process.join("maps")).unwrap_or_default() }
 }

@@ -22,6 +22,7 @@ use crate::failure::Failure;
 use crate::log::LogArgs;
 use crate::metrics::MetricsArgs;
 use crate::programs;
+use crate::progress::Waiting;
 use crate::runtime::RuntimePaths;
 use crate::stdio::{announce, say_line, say_verbose};
 use crate::terminal::leave_signals;
@@ -287,7 +288,8 @@ fn undo(paths: &RuntimePaths, dir: &Path) -> Result<(), Failure> {
     if let Some(mount) = Mount::at(&table::read()?, dir).filter(|mount| mount.is_of(paths)) {
         unmount(mount, true)?;
     }
-    close(paths)
+    await_file_system(paths);
+    background::close_named(paths.name())
 }
 
 fn tell(
@@ -467,8 +469,10 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
         None => {}
     }
     let in_user_space = mounts.iter().any(Mount::is_fuse);
-    let was_killed =
-        in_user_space && status.is_some() && !fuse::is_among(&background::users_of_file(paths));
+    let was_killed = in_user_space && status.is_some() && {
+        let users = background::users_of_file(paths);
+        fuse::among(&users.seen).is_none() && users.unseen.is_empty()
+    };
     for mount in mounts {
         unmount(mount, status.is_some())?;
     }
@@ -477,7 +481,9 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
     let stays = if let Some(left) = left.filter(|_| !mounts.is_empty()) {
         Some(format!("because it is mounted at {}, too", left.place.display()))
     } else {
-        await_file_system(paths);
+        if in_user_space || mounts.is_empty() {
+            await_file_system(paths);
+        }
         let stays = !mounts.is_empty() && !by_mount;
         stays.then(|| format!("as it was before; ucrypt close {name} closes it"))
     };
@@ -489,7 +495,7 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
             say_line(format_args!("{name} stays open, {why}"));
             Ok(())
         }
-        None => close(paths),
+        None => background::close_named(name),
     };
     let failed = if was_killed {
         Some("the program that kept its file system had ended before".into())
@@ -526,15 +532,14 @@ fn failures(status: &serde_json::Value, before: u64) -> Option<String> {
 fn await_file_system(paths: &RuntimePaths) {
     let deadline = Instant::now() + WRITING_PATIENCE;
     let mut pause = Duration::from_millis(5);
-    while fuse::is_among(&background::users_of_file(paths)) && Instant::now() < deadline {
+    let mut waiting = None;
+    while Instant::now() < deadline {
+        let users = background::users_of_file(paths);
+        let Some(program) = fuse::among(&users.seen) else { return };
+        waiting.get_or_insert_with(|| Waiting::begin(&format!("{program} writes what it holds")));
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(200));
     }
-}
-
-fn close(paths: &RuntimePaths) -> Result<(), Failure> {
-    await_file_system(paths);
-    background::close_named(paths.name())
 }
 
 /// Writes back what the file system holds, and unmounts it.
@@ -573,11 +578,11 @@ fn unmount(mount: &Mount, is_served: bool) -> Result<(), Failure> {
         return Ok(());
     }
     let holders = holders::of(mount);
-    if !holders.is_empty() || ran.said.contains("busy") {
-        let by = if holders.is_empty() {
+    if !holders.seen.is_empty() || ran.said.contains("busy") {
+        let by = if holders.are_none() {
             " (by a program that cannot be seen from here)".into()
         } else {
-            crate::users::by(&holders)
+            holders.by()
         };
         return Err(Failure::busy(format!("{place} is in use{by}; end or leave it first")));
     }

@@ -29,7 +29,7 @@ use crate::log::{self, Level, LogArgs, event};
 use crate::metrics::{self, MetricsArgs};
 use crate::notify::Notifier;
 use crate::stdio::{announce, say_line};
-use crate::users::{self, Place};
+use crate::users::{self, Place, Users};
 use crate::volume::{KeySource, MEMORY, Opened, VolumeArgs};
 
 /// Bytes of buffer memory with FUSE over `io_uring`, which keeps a buffer for each request that it may
@@ -287,10 +287,10 @@ impl Exports {
         }
         // Try every export, so that none gets new users while another still has its last.
         let files = FuseExport::try_stop_all(&mut self.fuse);
-        // Who can be seen is looked for first: asking the loop driver stops the requests of its users
-        // for a moment, and a ublk device does not tell who has it open.
+        // Who can be seen is looked for first: asking the loop driver, which knows of all, stops the requests of its
+        // users for a moment, and a ublk device does not tell who has it open.
         let loops = self.loop_device.iter_mut().map(|export| {
-            (export.has_ended() || users::of(&[Place::Device(export.path())]).is_empty())
+            (export.has_ended() || users::of(&[Place::Device(export.path())]).seen.is_empty())
                 && export.try_stop(|| self.volume.has_waiting())
         });
         let ublk = self.ublk.iter_mut().map(|export| {
@@ -300,7 +300,7 @@ impl Exports {
                     self.volume.abandon();
                 }
             };
-            (export.is_dead() || users::of(&[Place::Device(export.path())]).is_empty())
+            (export.is_dead() || users::of(&[Place::Device(export.path())]).are_none())
                 && export.try_stop(stops)
         });
         loops.chain(ublk).filter(|stopped| !stopped).count() == 0 && files
@@ -318,7 +318,7 @@ impl Exports {
             && self.ublk.iter().all(|export| {
                 let has_users = || {
                     self.volume.has_waiting()
-                        || !users::of(&[Place::Device(export.path())]).is_empty()
+                        || !users::of(&[Place::Device(export.path())]).are_none()
                 };
                 export.has_ended() && (export.is_dead() || !has_users())
             })
@@ -395,7 +395,7 @@ impl Exports {
     }
 
     /// The users of the exports, as far as they can be seen.
-    pub(crate) fn users(&self) -> Vec<String> {
+    pub(crate) fn users(&self) -> Users {
         let files = self.fuse.iter();
         let files = files.map(|export| Place::File(export.path(), Some(export.number())));
         let devices = self.loop_device.iter().map(LoopExport::path);
@@ -403,14 +403,14 @@ impl Exports {
         let places: Vec<_> = files.chain(devices).collect();
         let mut users = users::of(&places);
         let out_of_reach = self.fuse.iter().filter(|export| export.is_out_of_reach());
-        users.extend(out_of_reach.map(|export| {
+        users.seen.extend(out_of_reach.map(|export| {
             let path = export.path().display();
             format!("what is mounted over {path}, or where it was moved to")
         }));
         match self.nbd_clients() {
             0 => {}
-            1 => users.push("an NBD client".into()),
-            count => users.push(format!("{count} NBD clients")),
+            1 => users.seen.push("an NBD client".into()),
+            count => users.seen.push(format!("{count} NBD clients")),
         }
         users
     }

@@ -4,15 +4,14 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
 
 use crate::mount::table::{self, Mount};
+use crate::processes::{self, Process};
 use crate::{ending, maps};
 
 /// How many users a message names.
@@ -28,9 +27,6 @@ const _: () = assert!(
     "who takes long to be found keeps a server from its end no longer than who is found"
 );
 
-/// The user if nobody can be looked for in time.
-pub(crate) const UNKNOWN: &str = "perhaps a program that cannot be looked at";
-
 /// What may be in use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place<'a> {
@@ -40,88 +36,114 @@ pub(crate) enum Place<'a> {
     File(&'a Path, Option<Number>),
 }
 
+/// Who uses something.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Users {
+    /// Programs, as `NAME (process PID)`, and what else may use a volume.
+    pub(crate) seen: Vec<String>,
+    /// Programs that may be among them: they could not be looked at in time.
+    pub(crate) unseen: Vec<String>,
+}
+
+impl Users {
+    /// Whether nobody is there, for certain.
+    pub(crate) fn are_none(&self) -> bool {
+        self.seen.is_empty() && self.unseen.is_empty()
+    }
+
+    /// Those to name, the certain ones first.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let perhaps = |it| format!("perhaps {it}, which does not let itself be looked at");
+        self.seen.iter().cloned().chain(self.unseen.iter().map(perhaps)).collect()
+    }
+
+    /// ` (A, B and others)`, or nothing.
+    pub(crate) fn by(&self) -> String {
+        let mut names = self.names();
+        if names.is_empty() {
+            return String::new();
+        }
+        let others = if names.len() > NAMED_MAX { " and others" } else { "" };
+        names.truncate(NAMED_MAX);
+        format!(" ({}{others})", names.join(", "))
+    }
+}
+
 /// The programs that have one of these files or devices open or mapped, the paths where a device is mounted, and the
 /// devices on top of one.
-pub(crate) fn of(places: &[Place<'_>]) -> Vec<String> {
+pub(crate) fn of(places: &[Place<'_>]) -> Users {
     beside(places, std::process::id())
 }
 
 /// As [`of`], without the process `server`.
-pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Vec<String> {
-    static UNDER_WAY: AtomicBool = AtomicBool::new(false);
+pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Users {
     let watched: Vec<Watched> = places.iter().filter_map(|place| Watched::new(*place)).collect();
     if watched.is_empty() {
-        return Vec::new();
+        return Users::default();
     }
-    let found = within(PATIENCE, &UNDER_WAY, move || look(&watched, server));
-    found.unwrap_or_else(|| vec![UNKNOWN.into()])
-}
-
-/// What `find` returns, or `None` if that takes longer than `limit`. It then goes on; until it has ended, no other is
-/// begun.
-fn within<T: Send + 'static>(
-    limit: Duration,
-    under_way: &'static AtomicBool,
-    find: impl Fn() -> T + Send + Sync + 'static,
-) -> Option<T> {
-    if under_way.swap(true, Ordering::SeqCst) {
-        return None;
-    }
-    let find = Arc::new(move || {
-        let found = find();
-        under_way.store(false, Ordering::SeqCst);
-        found
+    let watched = Arc::new(watched);
+    let until = Instant::now() + PATIENCE;
+    let all: Vec<u32> = processes::others().filter(|pid| *pid != server).collect();
+    let opened = processes::look(all.iter().copied(), until, {
+        let (watched, namespaces) = (watched.clone(), Mutex::new(HashSet::new()));
+        move |process| open_or_mounted(&watched, &namespaces, process)
     });
-    let (tell, told) = mpsc::channel();
-    let looks = find.clone();
-    // Nobody may wait for the answer any more.
-    let begun = thread::Builder::new().name("users".into()).spawn(move || drop(tell.send(looks())));
-    if begun.is_err() {
-        // There is no thread to have.
-        return Some(find());
-    }
-    told.recv_timeout(limit).ok()
+    // Memory that cannot be looked at does not count: files and loop devices know themselves who has them mapped.
+    let known: HashSet<u32> = opened.found.iter().filter_map(|(pid, _)| *pid).collect();
+    let rest = all.into_iter().filter(|pid| !known.contains(pid) && !opened.unseen.contains(pid));
+    let mapped = processes::look(rest, until, {
+        let (watched, others) = (watched.clone(), Mutex::new(HashSet::new()));
+        move |process| {
+            let is_one = is_passing(process) || !is_mapped_by(&watched, &process.dir, &others);
+            if is_one { Vec::new() } else { vec![process.name()] }
+        }
+    });
+    let mut seen: Vec<_> = opened.found.into_iter().map(|(_, user)| user).collect();
+    seen.extend(mapped.found);
+    seen.extend(watched.iter().flat_map(Watched::on_top));
+    seen.sort();
+    seen.dedup();
+    Users { seen, unseen: opened.unseen.into_iter().map(processes::name).collect() }
 }
 
-/// Looks at all processes. May wait for as long as one of them does: one that is about to run another program, or
-/// waits for a file system that does not answer, makes whoever looks at it wait.
-fn look(watched: &[Watched], server: u32) -> Vec<String> {
-    let mut users = Vec::new();
-    let (mut namespaces, mut others) = (HashSet::new(), HashSet::new());
-    for process in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if pid == server {
-            continue;
-        }
-        let dir = process.path();
-        // All processes in a mount namespace see the same mounts.
-        if fs::read_link(dir.join("ns/mnt")).is_ok_and(|it| namespaces.insert(it)) {
-            let mounts = table::of(&dir).unwrap_or_default();
-            users.extend(watched.iter().flat_map(|it| it.mounted(&mounts)));
-        }
-        let command = kernel_table(dir.join("comm")).unwrap_or_default();
-        let command = command.trim_end();
-        if PASSING.contains(&command) {
-            continue;
-        }
-        let descriptors = fs::read_dir(dir.join("fd")).into_iter().flatten().filter_map(Result::ok);
-        let mut descriptors = descriptors.map(|entry| entry.path());
-        if descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor)))
-            || is_mapped_by(watched, &dir, &mut others)
-        {
-            users.push(format!("{command} (process {pid})"));
-        }
+/// Whether a process is a device manager's.
+fn is_passing(process: &Process) -> bool {
+    PASSING.contains(&process.command().as_str())
+}
+
+/// Where a process sees one of these mounted, and its own number and name if it has one open. `namespaces` are those
+/// whose mounts have been looked at.
+fn open_or_mounted(
+    watched: &[Watched],
+    namespaces: &Mutex<HashSet<PathBuf>>,
+    process: &Process,
+) -> Vec<(Option<u32>, String)> {
+    let mut found = Vec::new();
+    // All processes in a mount namespace see the same mounts.
+    let is_new =
+        |namespace| namespaces.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace);
+    if fs::read_link(process.dir.join("ns/mnt")).is_ok_and(is_new) {
+        let mounts = table::of(&process.dir).unwrap_or_default();
+        found.extend(watched.iter().flat_map(|it| it.mounted(&mounts)).map(|place| (None, place)));
     }
-    users.extend(watched.iter().flat_map(Watched::on_top));
-    users.sort();
-    users.dedup();
-    users
+    let descriptors = fs::read_dir(process.dir.join("fd")).into_iter().flatten();
+    let mut descriptors = descriptors.filter_map(Result::ok).map(|entry| entry.path());
+    if !is_passing(process)
+        && descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor)))
+    {
+        found.push((Some(process.pid), process.name()));
+    }
+    found
 }
 
 /// Whether a process has one of these mapped, which it need not have open any more. `others` are files that are known
 /// to be no devices of theirs.
-fn is_mapped_by(watched: &[Watched], process: &Path, others: &mut HashSet<(Number, u64)>) -> bool {
+fn is_mapped_by(
+    watched: &[Watched],
+    process: &Path,
+    others: &Mutex<HashSet<(Number, u64)>>,
+) -> bool {
+    let others = || others.lock().unwrap_or_else(PoisonError::into_inner);
     let has_devices = watched.iter().any(|it| !it.numbers.is_empty());
     let table = maps::of(process);
     table.lines().filter_map(maps::parse).any(|mapped| {
@@ -132,27 +154,17 @@ fn is_mapped_by(watched: &[Watched], process: &Path, others: &mut HashSet<(Numbe
             return true;
         }
         let file = (mapped.device, mapped.inode);
-        if !has_devices || others.contains(&file) {
+        if !has_devices || others().contains(&file) {
             return false;
         }
         let path = process.join("map_files").join(mapped.range);
         let is_one = watched.iter().any(|it| it.has_node(&path));
         // What cannot be looked at here may be seen through another process.
         if !is_one && can_be_looked_at(&path) {
-            others.insert(file);
+            others().insert(file);
         }
         is_one
     })
-}
-
-/// ` (by A, B and others)`, or nothing.
-pub(crate) fn by(users: &[String]) -> String {
-    if users.is_empty() {
-        return String::new();
-    }
-    let named = users.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
-    let others = if users.len() > NAMED_MAX { " and others" } else { "" };
-    format!(" ({named}{others})")
 }
 
 /// Major and minor number of a device.
@@ -303,7 +315,6 @@ fn file_system_at(path: &Path) -> Option<Number> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
@@ -330,31 +341,6 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_does_not_wait_for_ever_and_not_in_ever_more_threads() {
-        static UNDER_WAY: AtomicBool = AtomicBool::new(false);
-        let begun = Arc::new(AtomicUsize::new(0));
-        let (gate, wait) = mpsc::channel::<()>();
-        let wait = Arc::new(std::sync::Mutex::new(wait));
-        for _ in 0..5 {
-            let (begun, wait) = (begun.clone(), wait.clone());
-            let find = move || {
-                begun.fetch_add(1, Ordering::SeqCst);
-                // Until the gate is dropped.
-                let _ = wait.lock().unwrap().recv();
-            };
-            assert_eq!(within(Duration::from_millis(50), &UNDER_WAY, find), None);
-        }
-        assert!(begun.load(Ordering::SeqCst) <= 1);
-        drop(gate);
-        let until = std::time::Instant::now() + Duration::from_secs(30);
-        while UNDER_WAY.load(Ordering::SeqCst) {
-            assert!(std::time::Instant::now() < until, "it ends");
-            thread::sleep(Duration::from_millis(1));
-        }
-        assert_eq!(within(Duration::from_secs(30), &UNDER_WAY, || 7), Some(7));
-    }
-
-    #[test]
     fn the_partitions_of_a_disk_are_known_by_name_and_number() {
         let disk = tempfile::tempdir().unwrap();
         for (name, file, content) in [
@@ -374,16 +360,28 @@ mod tests {
     fn who_has_a_file_open_is_named_and_this_process_is_not() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let place = [Place::File(file.path(), None)];
-        assert!(of(&place).is_empty(), "only this process has it open");
+        assert_eq!(of(&place), Users::default(), "only this process has it open");
         let mut child = std::process::Command::new("sleep");
         child.arg("60").stdin(File::open(file.path()).unwrap());
         let mut child = child.spawn().unwrap();
         let users = of(&place);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(users.len(), 1, "{users:?}");
-        assert!(users[0].ends_with(&format!("(process {})", child.id())), "{users:?}");
-        assert_eq!(by(&users), format!(" ({})", users[0]));
-        assert_eq!(by(&vec!["x".to_owned(); 5]), " (x, x, x, x and others)");
+        assert_eq!((users.seen.len(), users.unseen.len()), (1, 0), "{users:?}");
+        assert!(users.seen[0].ends_with(&format!("(process {})", child.id())), "{users:?}");
+        assert_eq!(users.by(), format!(" ({})", users.seen[0]));
+    }
+
+    #[test]
+    fn users_are_named_up_to_a_number_and_who_may_be_one_is_told_from_them() {
+        let users = |seen: usize, unseen: usize| Users {
+            seen: vec!["x".to_owned(); seen],
+            unseen: vec!["y (process 7)".to_owned(); unseen],
+        };
+        assert_eq!(users(0, 0).by(), "");
+        assert!(users(0, 0).are_none() && !users(0, 1).are_none() && !users(1, 0).are_none());
+        assert_eq!(users(5, 1).by(), " (x, x, x, x and others)");
+        let perhaps = " (x, perhaps y (process 7), which does not let itself be looked at)";
+        assert_eq!(users(1, 1).by(), perhaps);
     }
 }

@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::notify::{Heartbeat, Notifier};
 use crate::runtime::RuntimePaths;
 use crate::serve::Exports;
-use crate::users;
+use crate::users::Users;
 use crate::volume::Opened;
 
 /// How long `close` waits for users that cannot be seen: the kernel releases a device some time
@@ -140,7 +140,7 @@ impl Life {
                     return End::Closed(stream);
                 }
                 let users = self.exports.users();
-                let patience = if users.is_empty() { UNSEEN_PATIENCE } else { USERS_PATIENCE };
+                let patience = if users.seen.is_empty() { UNSEEN_PATIENCE } else { USERS_PATIENCE };
                 if since.elapsed() < patience {
                     course.closing = Some((stream, since));
                 } else if self.give_up_what_waits() {
@@ -254,9 +254,9 @@ impl Life {
     }
 
     /// The refusal of a `close` because of these users.
-    fn in_use(&self, name: &str, users: &[String], deferred: bool) -> Failure {
+    fn in_use(&self, name: &str, users: &Users, deferred: bool) -> Failure {
         let by = match self.exports.unanswered_clients() {
-            _ if !users.is_empty() => users::by(users),
+            _ if !users.are_none() => users.by(),
             0 => " (by a program that cannot be seen from here)".into(),
             _ => " (clients are gone, but the image has not answered their requests)".into(),
         };

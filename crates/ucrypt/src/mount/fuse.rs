@@ -13,7 +13,6 @@ use super::Wanted;
 use super::table::{self, Mount};
 use crate::failure::Failure;
 use crate::programs;
-use crate::users::UNKNOWN;
 
 /// A program that mounts an image file.
 struct Program {
@@ -177,15 +176,12 @@ pub(super) fn mount(file: &Path, wanted: &Wanted<'_>) -> Result<(), Failure> {
     Err(Failure::device(format!("cannot mount at {place}: {}: {said}", program.name)))
 }
 
-/// Whether one of these users, as `users::of` names them, is such a program, or may be one.
-pub(super) fn is_among(users: &[String]) -> bool {
-    let is_one = |user: &String| {
-        user == UNKNOWN
-            || PROGRAMS
-                .iter()
-                .any(|program| user.starts_with(&format!("{} (process ", program.name)))
+/// The first of these users, as `users::of` names them, that is such a program.
+pub(super) fn among(users: &[String]) -> Option<&str> {
+    let is_one = |user: &&String| {
+        PROGRAMS.iter().any(|program| user.starts_with(&format!("{} (process ", program.name)))
     };
-    users.iter().any(is_one)
+    users.iter().find(is_one).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -194,9 +190,9 @@ mod tests {
 
     #[test]
     fn a_file_system_in_user_space_is_known_among_users() {
-        assert!(is_among(&["cat (process 1)".into(), "fuse2fs (process 7)".into()]));
-        assert!(is_among(&[UNKNOWN.into()]), "not known to have ended");
-        assert!(!is_among(&["fuse2fs-log (process 7)".into(), "mounted at /x".into()]));
+        let users = ["cat (process 1)".into(), "fuse2fs (process 7)".into()];
+        assert_eq!(among(&users), Some("fuse2fs (process 7)"));
+        assert_eq!(among(&["fuse2fs-log (process 7)".into(), "mounted at /x".into()]), None);
     }
 
     #[test]

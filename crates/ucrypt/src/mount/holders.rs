@@ -1,25 +1,41 @@
 //! Who keeps a file system from being unmounted, as far as this process can see.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
 
 use super::table::{self, Mount};
-use crate::maps;
+use crate::users::Users;
+use crate::{maps, processes};
+
+/// How long to look for programs.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The programs that use a file system, what is mounted on it, and what lies in it.
-pub(super) fn of(mount: &Mount) -> Vec<String> {
-    let mut holders = Vec::new();
-    for process in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if pid != std::process::id() && is_used_by(mount, &process.path()) {
-            let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            holders.push(format!("{} (process {pid})", command.trim_end()));
-        }
-    }
+pub(super) fn of(mount: &Mount) -> Users {
+    let until = Instant::now() + PATIENCE;
+    let look = |uses: fn(&Mount, &Path) -> bool, processes: Vec<u32>| {
+        let mount = mount.clone();
+        processes::look(processes, until, move |process| {
+            if uses(&mount, &process.dir) {
+                vec![(process.pid, process.name())]
+            } else {
+                Vec::new()
+            }
+        })
+    };
+    let all: Vec<u32> = processes::others().collect();
+    let opened = look(has_open, all.clone());
+    // As for the users of a volume, memory that cannot be looked at does not count.
+    let known: HashSet<u32> = opened.found.iter().map(|(pid, _)| *pid).collect();
+    let rest = all.into_iter().filter(|pid| !known.contains(pid) && !opened.unseen.contains(pid));
+    let mapped = look(has_mapped, rest.collect());
+    let found = opened.found.into_iter().chain(mapped.found);
+    let mut holders: Vec<_> = found.map(|(_, name)| name).collect();
     let above = table::read().unwrap_or_default();
     let above = above.iter().filter(|other| other.parent == mount.id);
     holders.extend(above.map(|other| format!("mounted on it: {}", other.place.display())));
@@ -28,15 +44,16 @@ pub(super) fn of(mount: &Mount) -> Vec<String> {
             .filter(|(file, _)| file.starts_with(&mount.place))
             .map(|(file, what)| format!("{what} {}", file.display())),
     );
-    holders
+    Users { seen: holders, unseen: opened.unseen.into_iter().map(processes::name).collect() }
 }
 
-fn is_used_by(mount: &Mount, process: &Path) -> bool {
+fn has_open(mount: &Mount, process: &Path) -> bool {
     let single = ["cwd", "root", "exe"].map(|link| process.join(link));
     let open = fs::read_dir(process.join("fd")).into_iter().flatten().filter_map(Result::ok);
-    if single.into_iter().chain(open.map(|entry| entry.path())).any(|link| is_in(mount, &link)) {
-        return true;
-    }
+    single.into_iter().chain(open.map(|entry| entry.path())).any(|link| is_in(mount, &link))
+}
+
+fn has_mapped(mount: &Mount, process: &Path) -> bool {
     let table = maps::of(process);
     table.lines().filter_map(maps::parse).any(|mapped| mapped.device == mount.device)
 }

@@ -21,6 +21,7 @@ mod doctor;
 mod endings;
 mod full_backend;
 mod fuse;
+mod held_exec;
 mod hung_image;
 mod image;
 mod installed;
