@@ -6,6 +6,7 @@
 //! kernel thread.
 
 mod bounce;
+mod cut;
 mod lock;
 mod losses;
 mod open;
@@ -71,6 +72,7 @@ pub(crate) struct Files {
     /// of the range, and with it what was written there, before it refuses: it is not asked.
     punches: bool,
     losses: losses::Losses,
+    cut: cut::Cut,
 }
 
 /// The same image opened with `O_DIRECT`, and its alignment rules.
@@ -114,6 +116,12 @@ impl Files {
             Some(direct) if direct.is_whole(offset, len) => direct.fd.as_fd(),
             _ => self.buffered.as_fd(),
         }
+    }
+
+    /// Fails once data that was written is lost, whether its flush succeeded or not.
+    fn check_losses(&self) -> Result<(), Errno> {
+        self.losses.check()?;
+        self.cut.check_written(self.buffered.as_fd())
     }
 }
 

@@ -11,6 +11,7 @@ use rustix::fs::{
     major, minor, openat, seek, statx,
 };
 
+use super::cut::Cut;
 use super::lock::Locked;
 use super::losses::Losses;
 use super::zones::DeviceZones;
@@ -235,7 +236,9 @@ fn describe(
     let punch_align = if is_device { u64::from(device_block) } else { 1 };
     let is_watched = !read_only && !in_memory;
     let losses = if is_watched { Losses::of(fd.as_fd())? } else { Losses::none() };
-    let files = Arc::new(Files { buffered: fd, direct, mapping, punch_align, punches, losses });
+    let cut = Cut::new(!is_device && !read_only && mapping.is_none());
+    let files = Files { buffered: fd, direct, mapping, punch_align, punches, losses, cut };
+    let files = Arc::new(files);
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
         let number = |name| attribute(stat.st_rdev, name).and_then(|text| text.parse().ok());
         let [open_max, active_max] = ["max_open_zones", "max_active_zones"].map(number);

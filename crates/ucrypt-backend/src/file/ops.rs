@@ -107,7 +107,9 @@ fn write(
     bufs: &[Buf],
     fua: bool,
 ) -> Result<(), Errno> {
-    let fd = files.for_transfer(offset, total_len(bufs) as u64);
+    let len = total_len(bufs) as u64;
+    files.cut.check_write(offset + len, files.cut.len_now(files.buffered.as_fd()))?;
+    let fd = files.for_transfer(offset, len);
     if let Some(mut bounce) = bounces.for_write(files.direct.as_ref(), offset, bufs)? {
         let result = write_full(fd, bounce.bytes(), offset, fua);
         bounces.give_back(bounce);
@@ -124,19 +126,24 @@ fn write(
 pub(super) fn perform(files: &Files, flusher: &Flusher, bounces: &mut Bounces, io: Io) -> Done {
     match io {
         Io::Read { token, offset, mut bufs } => {
-            let result = read(files, bounces, offset, &mut bufs);
+            let end = offset + total_len(&bufs) as u64;
+            let result =
+                files.cut.check(end).and_then(|()| read(files, bounces, offset, &mut bufs));
+            if result == Err(Errno::IO) {
+                files.cut.found_end(files.buffered.as_fd(), end);
+            }
             Done { token, result, bufs }
         }
         Io::Write { token, offset, bufs, fua } => {
             let mut result = write(files, bounces, offset, &bufs, fua);
             if fua {
-                result = result.and_then(|()| files.losses.check());
+                result = result.and_then(|()| files.check_losses());
             }
             Done { token, result, bufs }
         }
         Io::Flush { token } => {
             let flushed = flush(flusher.descriptor(files));
-            let result = flushed.and_then(|()| files.losses.check());
+            let result = flushed.and_then(|()| files.check_losses());
             Done { token, result, bufs: Vec::new() }
         }
         Io::Discard { token, offset, len } => {

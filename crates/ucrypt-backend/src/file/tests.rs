@@ -214,6 +214,72 @@ fn what_the_kernel_does_in_part_goes_on_by_itself() {
     }
 }
 
+/// Regression: a write behind the end made a file that had been cut off grow again, and what was cut off read as zeroes.
+#[test]
+fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
+    const LEN: u64 = 1 << 20;
+    const CUT: u64 = 256 << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 0);
+    let direct = OpenOptions { direct: true, ..OpenOptions::default() };
+    let ways: [(&str, &dyn Fn() -> FileBackend); 3] = [
+        ("as chosen for a file", &|| open(&path)),
+        ("threads", &|| threaded(&path)),
+        ("direct", &|| FileBackend::open(&path, direct).unwrap()),
+    ];
+    let pool = Pool::new(1 << 20).unwrap();
+    let set_len = |len| {
+        std::fs::File::options().write(true).open(&path).and_then(|it| it.set_len(len)).unwrap();
+    };
+    for (way, open) in ways {
+        // What is done first after the cut.
+        for first in ["write", "read", "flush"] {
+            image(dir.path(), LEN);
+            let backend = open();
+            let mut queue = backend.queue(4).unwrap();
+            let mut act = |io: &str, offset: u64| {
+                let bufs = vec![buf(&pool, PAGE, 7)];
+                queue.submit(match io {
+                    "write" => Io::Write { token: 1, offset, bufs, fua: false },
+                    "read" => Io::Read { token: 1, offset, bufs },
+                    _ => Io::Flush { token: 1 },
+                });
+                drain(queue.as_mut(), 1)[0].result
+            };
+            let end = LEN - PAGE as u64;
+            assert_eq!((act("write", 0), act("write", end)), (Ok(()), Ok(())));
+            set_len(CUT);
+            assert_eq!(act(first, end), Err(Errno::IO), "{way}: {first}");
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), CUT, "{way}: {first}");
+            // Who makes it long again has not brought back what it held.
+            set_len(LEN);
+            for io in ["read", "write"] {
+                assert_eq!(
+                    act(io, CUT),
+                    Err(Errno::IO),
+                    "{way}: {first}, then {io} of the lost part"
+                );
+                assert_eq!(act(io, 0), Ok(()), "{way}: {first}, then {io} of what is left");
+            }
+            assert_eq!(act("flush", 0), Err(Errno::IO), "{way}: {first}");
+        }
+        // A volume that is made smaller gives up what was flushed, and its file is cut off behind it.
+        image(dir.path(), LEN);
+        let backend = open();
+        let mut queue = backend.queue(4).unwrap();
+        let mut act = |io: Io| {
+            queue.submit(io);
+            drain(queue.as_mut(), 1)[0].result
+        };
+        let write =
+            |offset| Io::Write { token: 1, offset, bufs: vec![buf(&pool, PAGE, 7)], fua: false };
+        assert_eq!(act(write(LEN - PAGE as u64)), Ok(()), "{way}");
+        assert_eq!(act(Io::Flush { token: 1 }), Ok(()), "{way}");
+        set_len(CUT);
+        assert_eq!((act(write(0)), act(Io::Flush { token: 1 })), (Ok(()), Ok(())), "{way}");
+    }
+}
+
 #[test]
 fn discarded_and_zeroed_ranges_read_as_zeroes_and_are_holes() {
     every_way(1 << 20, |way, backend| {

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -49,6 +49,8 @@ pub(super) struct UringQueue {
     answered: Vec<Done>,
     cached: Cached,
     bounces: Bounces,
+    /// The length of the file, for the writes that go to the kernel together.
+    len: Option<u64>,
 }
 
 struct Slot {
@@ -125,6 +127,7 @@ impl UringQueue {
             answered: Vec::with_capacity(depth as usize),
             cached: Cached::default(),
             bounces: Bounces::default(),
+            len: None,
         })
     }
 
@@ -151,6 +154,7 @@ impl UringQueue {
     /// Submits everything to the kernel and waits for `want` completions. Returns false if
     /// interrupted: completions have to be taken first.
     fn enter(&mut self, want: usize) -> io::Result<bool> {
+        self.len = None;
         loop {
             let all = self.push_staged();
             let entered = self.ring.enter(if all { want } else { 0 })?;
@@ -190,14 +194,32 @@ impl UringQueue {
                 Progress::Ended(mut result) => {
                     if let Some(slot) = entry.take() {
                         free.push(index);
+                        if let (Err(Errno::IO), Io::Read { offset, bufs, .. }) = (result, &slot.io)
+                        {
+                            let end = offset + total_len(bufs) as u64;
+                            files.cut.found_end(files.buffered.as_fd(), end);
+                        }
                         if slot.is_durable() {
-                            result = result.and_then(|()| files.losses.check());
+                            result = result.and_then(|()| files.check_losses());
                         }
                         done.push(slot.into_done(result, bounces));
                     }
                 }
             }
         });
+    }
+
+    /// Fails for what is cut off from the file.
+    fn check_end(&mut self, io: &Io) -> Result<(), Errno> {
+        let Files { cut, buffered, .. } = &*self.files;
+        match io {
+            Io::Read { offset, bufs, .. } => cut.check(offset + total_len(bufs) as u64),
+            Io::Write { offset, bufs, .. } => {
+                let len = *self.len.get_or_insert_with(|| cut.len_now(buffered.as_fd()));
+                cut.check_write(offset + total_len(bufs) as u64, len)
+            }
+            Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => Ok(()),
+        }
     }
 
     fn under_way(&self) -> usize {
@@ -435,6 +457,10 @@ impl Queue for UringQueue {
     }
 
     fn submit(&mut self, mut io: Io) {
+        if let Err(error) = self.check_end(&io) {
+            let (token, bufs) = io.into_parts();
+            return self.answered.push(Done { token, result: Err(error), bufs });
+        }
         if self.staged.is_empty() && self.cached.read(&self.files, &mut io) {
             let (token, bufs) = io.into_parts();
             return self.answered.push(Done { token, result: Ok(()), bufs });

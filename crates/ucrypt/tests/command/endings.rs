@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -489,6 +490,31 @@ fn a_full_image_is_in_the_log() {
     server.signal(Signal::TERM);
     let said = server.exits(0);
     assert_eq!(told(&said), 2, "{said}");
+}
+
+/// A write behind the new end made the file grow again, and nobody was told of what was lost.
+#[test]
+fn an_image_that_is_cut_off_is_in_the_log() {
+    const LEN: u64 = 8 << 20;
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", LEN);
+    let words = ["--direct", "--cipher", "none", image.to_str().expect("text")];
+    let server = Server::start(&scratch, On::Fuse, &words);
+    let file = server.open();
+    file.write_all_at(&vec![5; 1 << 20], LEN - (1 << 20)).expect("written");
+    file.sync_all().expect("flushed");
+    // `> image`, by mistake.
+    File::create(&image).expect("cut off");
+    let write = |offset| {
+        let written = file.write_all_at(&vec![6; 1 << 20], offset).and_then(|()| file.sync_all());
+        written.map_err(|error| error.raw_os_error())
+    };
+    assert_eq!(write(LEN - (1 << 20)), Err(Some(Errno::IO.raw_os_error())));
+    assert_eq!(fs::metadata(&image).expect("there").len(), 0);
+    server.await_said(&format!("the image was cut off: {LEN} bytes of the volume are missing"));
+    drop(file);
+    server.signal(Signal::TERM);
+    server.exits(0);
 }
 
 /// Opens a loop device whose image is the file of another server. Returns the other server, which can
