@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use ucrypt_backend::{Backend, FileBackend, OpenError, OpenOptions};
 use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{
@@ -362,21 +362,28 @@ pub fn lock_and_reserve(
 ) -> Result<HeaderLock, Error> {
     let lock = lock_header(path)?;
     check_same(medium, lock.file(), path)?;
-    reserve(lock.file(), path, writes)?;
+    reserve(&lock, path, writes)?;
     Ok(lock)
 }
 
-fn reserve(file: &File, path: &Path, writes: &[Write]) -> Result<(), Error> {
+/// Reserves the space of `writes` in the file of a header, at `path`, before any of them is carried out: an image may
+/// have holes in its header, where a copy has skipped zeroes, and on a full disk a change would end half-way.
+///
+/// # Errors
+/// [`Error::NoRoom`].
+pub fn reserve(lock: &HeaderLock, path: &Path, writes: &[Write]) -> Result<(), Error> {
     let failed = |error: io::Error| Error::NoRoom { path: path.into(), error };
+    let file = lock.file();
     if !file.metadata().map_err(failed)?.is_file() {
         return Ok(());
     }
     for write in writes {
         let length = write.bytes.len() as u64;
-        match fallocate(file, FallocateFlags::KEEP_SIZE, write.offset, length) {
+        let allocate = || fallocate(file, FallocateFlags::KEEP_SIZE, write.offset, length);
+        match retry_on_intr(allocate) {
+            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => return Err(failed(error.into())),
             // Where space cannot be reserved, the write itself has to find it.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
-            Err(error) => return Err(failed(error.into())),
+            Ok(()) | Err(_) => {}
         }
     }
     Ok(())

@@ -10,9 +10,9 @@ use ucrypt_luks::{
     Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from, write_verified,
 };
 
-use super::change::{HeaderArgs, lock_to_change};
+use super::change::{HeaderArgs, carry_out, lock_to_change};
 use super::confirm::{confirm, confirm_on_keys};
-use super::image::{Grown, HeaderImage, NewFile, grow, open_to_look};
+use super::image::{Grown, HeaderImage, NewFile, grow, open_to_look, reserve};
 use super::keys::removed;
 use crate::failure::Failure;
 use crate::secrecy;
@@ -81,13 +81,16 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     if image_len < needed {
         grow(place, needed)?;
     }
-    let (_lock, image) = lock_to_change(place)?;
+    let (lock, image) = lock_to_change(place)?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
     let Restore { writes, .. } =
         restore_from(&medium, &backup).map_err(|error| Failure::from(error).about(&name))?;
+    reserve(&lock, place, &writes)?;
     write_verified(&medium, &writes).map_err(|error| {
-        Failure::device(format!("{error}; the header is half restored, run this again"))
+        Failure::device(format!(
+            "{error}; the header is half restored: keep the backup, and run this again"
+        ))
     })
 }
 
@@ -158,14 +161,14 @@ fn repair_luks1(
     args.header.check_kind(&Header::Luks1(Box::new(found.header.clone())))?;
     let foreign = named(find_foreign(&HeaderImage(image))?);
     confirm(&format!("{REPAIR}\n{}{foreign}", found.mended.join("\n")), args.header.batch_mode)?;
-    let (_lock, image) = lock_to_change(args.header.place())?;
-    let medium = HeaderImage(&image);
+    let place = args.header.place();
+    let (lock, image) = lock_to_change(place)?;
     // The header may have changed while a person was asked.
-    let repair = match luks1::Header::repair(&medium) {
+    let repair = match luks1::Header::repair(&HeaderImage(&image)) {
         Ok(Some(repair)) if repair.header == found.header => repair,
         _ => return Err(changed()),
     };
-    write_verified(&medium, &[repair.write])?;
+    carry_out(&image, &lock, place, &[repair.write])?;
     repair.mended.iter().for_each(say_line);
     Ok(())
 }
@@ -215,7 +218,7 @@ pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
     let locked = args.header.lock()?;
     let (image, damage) = (HeaderImage(&locked.image), locked.damage.as_ref());
     let change = locked.header.erase(&image, damage, &mut secrecy::random)?;
-    locked.carry_out(&change.writes)?;
+    locked.destroy(&change.writes)?;
     locked.header.keyslots().into_iter().for_each(removed);
     Ok(())
 }

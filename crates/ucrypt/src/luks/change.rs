@@ -7,22 +7,26 @@
 //! The lock is not held while a person types. What was found before is checked again under it.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ucrypt_backend::{FileBackend, OpenOptions};
+use ucrypt_backend::{Backend as _, FileBackend, OpenOptions};
 pub(crate) use ucrypt_image::header_lock::disable_locks;
 pub(super) use ucrypt_image::header_lock::lock_header;
 use ucrypt_image::header_lock::{Access, HeaderLock, lock};
 use ucrypt_luks::luks2::{self, Damage};
 use ucrypt_luks::{Flag, Header, ReadAt, Tools, Write, settle_cache, write_verified};
 
-use super::image::{HeaderImage, open_to_look, read_header};
+use super::image::{HeaderImage, open_to_look, read_header, reserve};
 use super::show::Kind;
 use crate::failure::Failure;
 use crate::machine::{clock, machine};
 use crate::secrecy;
 use crate::volume::is_same;
+
+/// How many extents are asked for at once.
+const EXTENTS_MAX: usize = 64;
 
 /// How a header is read.
 type ReadHeader = fn(&dyn ReadAt) -> ucrypt_luks::Result<(Header, Option<Damage>)>;
@@ -99,7 +103,7 @@ impl HeaderArgs {
         let (header, damage) = read(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
-        Ok(Locked { image, header, damage, _lock: lock })
+        Ok(Locked { image, header, damage, path: self.place().into(), lock })
     }
 
     pub(super) fn check_kind(&self, header: &Header) -> Result<(), Failure> {
@@ -112,13 +116,62 @@ pub(super) struct Locked {
     pub(super) image: FileBackend,
     pub(super) header: Header,
     pub(super) damage: Option<Damage>,
-    _lock: HeaderLock,
+    path: PathBuf,
+    lock: HeaderLock,
 }
 
 impl Locked {
     /// Carries out a change and makes it durable.
     pub(super) fn carry_out(&self, writes: &[Write]) -> Result<(), Failure> {
-        Ok(write_verified(&HeaderImage(&self.image), writes)?)
+        carry_out(&self.image, &self.lock, &self.path, writes)
+    }
+
+    /// Carries out what destroys all keys, as far as that is possible: after a write that fails the others are tried.
+    /// Where nothing is stored there is nothing to destroy, and on a full disk no room.
+    pub(super) fn destroy(&self, writes: &[Write]) -> Result<(), Failure> {
+        let medium = HeaderImage(&self.image);
+        let mut failed = None;
+        for write in writes {
+            let result = match write_verified(&medium, std::slice::from_ref(write)) {
+                Err(error) if is_of_room(&error) => write_verified(&medium, &self.stored(write)),
+                result => result,
+            };
+            failed = failed.or(result.err());
+        }
+        // The header itself may have found no room.
+        match (failed, Header::read(&medium)?) {
+            (Some(error), _) => Err(Failure::device(format!(
+                "{error}; some keys may not be erased, run this again"
+            ))),
+            (None, (header, None)) if header.keyslots().is_empty() => Ok(()),
+            (None, _) => Err(Failure::device(format!(
+                "the keys are erased, but there is no room for the header in {}: {}",
+                self.path.display(),
+                io::Error::from(io::ErrorKind::StorageFull)
+            ))),
+        }
+    }
+
+    /// The parts of a write for which the file has room.
+    fn stored(&self, write: &Write) -> Vec<Write> {
+        let len = write.bytes.len() as u64;
+        let mut at = write.offset;
+        let mut parts = Vec::new();
+        while at < write.offset + len {
+            let extents = self.image.extents(at, write.offset + len - at, EXTENTS_MAX);
+            if extents.is_empty() {
+                break;
+            }
+            for extent in extents {
+                let from = (at - write.offset) as usize;
+                let bytes = &write.bytes[from..][..extent.len as usize];
+                if !extent.hole {
+                    parts.push(Write { offset: at, bytes: bytes.into() });
+                }
+                at += extent.len;
+            }
+        }
+        parts
     }
 
     /// Refuses to go on if the keyslot is not the one that `before` has shown.
@@ -130,6 +183,27 @@ impl Locked {
             "keyslot {number} was changed by another program meanwhile; nothing was done"
         )))
     }
+}
+
+/// Carries out a change of the header in `image`, which is locked by its path, and makes it durable. Nothing is written
+/// if there is no room for all of it.
+pub(super) fn carry_out(
+    image: &FileBackend,
+    lock: &HeaderLock,
+    path: &Path,
+    writes: &[Write],
+) -> Result<(), Failure> {
+    reserve(lock, path, writes)?;
+    Ok(write_verified(&HeaderImage(image), writes)?)
+}
+
+/// Whether a write has found no room.
+fn is_of_room(error: &ucrypt_luks::Error) -> bool {
+    let kind = match error {
+        ucrypt_luks::Error::Write { source, .. } => source.kind(),
+        _ => return false,
+    };
+    matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Opens an image whose header is to be changed, under the lock against other changes. What is read
@@ -153,9 +227,8 @@ pub(super) fn lock_to_change(path: &Path) -> Result<(HeaderLock, FileBackend), F
 
 /// Stores the flags with which the volume is opened from now on, if they are not there.
 pub(crate) fn store_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
-    let (_lock, image) = lock_to_change(place)?;
-    let medium = HeaderImage(&image);
-    let (header, damage) = Header::read(&medium)?;
+    let (lock, image) = lock_to_change(place)?;
+    let (header, damage) = Header::read(&HeaderImage(&image))?;
     let header = header.luks2("persistent flags")?;
     if has_flags(header, flags) {
         return Ok(());
@@ -163,7 +236,7 @@ pub(crate) fn store_flags(place: &Path, flags: &[Flag]) -> Result<(), Failure> {
     let mut change = header.change(damage.as_ref())?;
     change.set_flags(flags)?;
     let (_, writes) = change.finish(&mut secrecy::random)?;
-    Ok(write_verified(&medium, &writes)?)
+    carry_out(&image, &lock, place, &writes)
 }
 
 /// Whether a header has other flags than these. Refuses one that stores no flags, or has others and cannot be written.

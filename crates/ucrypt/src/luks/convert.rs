@@ -12,7 +12,7 @@ use ucrypt_luks::{
 use super::backup::save;
 use super::change::lock_header;
 use super::confirm::confirm_on_keys;
-use super::image::{Grown, HeaderImage, grow, open_to_look};
+use super::image::{Grown, HeaderImage, grow, open_to_look, reserve};
 use crate::failure::Failure;
 use crate::secrecy;
 use crate::stdio::say_line;
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
         grow(args.place(), len)?;
     }
     let opened = args.open()?;
-    let _lock = lock_header(args.place())?;
+    let lock = lock_header(args.place())?;
     settle_cache(&HeaderImage(&opened.header))
         .map_err(|error| Failure::from(error).about(args.place().display()))?;
     // The header may have changed while a person was asked.
@@ -159,6 +159,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
         args.is_done();
         return Ok(());
     };
+    reserve(&lock, args.place(), &plan.writes)?;
     if let Some(path) = &args.header_backup_file {
         save(&header, &medium, path)?;
     }

@@ -7,7 +7,9 @@ use std::path::Path;
 use ucrypt_backend::FileBackend;
 use ucrypt_image::header;
 pub(crate) use ucrypt_image::header::HeaderImage;
-pub(super) use ucrypt_image::header::{NewFile, lock_and_reserve, open_to_format, open_to_look};
+pub(super) use ucrypt_image::header::{
+    NewFile, lock_and_reserve, open_to_format, open_to_look, reserve,
+};
 use ucrypt_luks::{Header, ReadAt};
 
 use crate::failure::Failure;

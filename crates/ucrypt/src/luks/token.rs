@@ -1,8 +1,7 @@
 //! `token`: add, remove, import, export, unassign. Tokens of other programs are kept as they are.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -10,6 +9,7 @@ use ucrypt_luks::Json;
 use ucrypt_luks::luks2::{Change, keyring_token};
 
 use super::change::HeaderArgs;
+use super::image::NewFile;
 use crate::failure::Failure;
 use crate::secrecy;
 use crate::stdio::{Stdin, Stdout, say_verbose};
@@ -144,10 +144,13 @@ fn export(args: &TokenArgs) -> Result<(), Failure> {
     let Some(path) = args.json_file.as_deref().filter(|path| *path != Path::new("-")) else {
         return Stdout::get()?.put(&text);
     };
-    // A token may hold a secret, wrapped or not.
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    file.and_then(|mut file| file.write_all(&text))
-        .map_err(|error| Failure::wrong(format!("cannot write {}: {error}", path.display())))
+    let shown = path.display();
+    // A token may hold a secret, wrapped or not: nobody else may read the file.
+    let Some(mut made) = NewFile::create(path)? else {
+        return Err(Failure::wrong(format!("cannot write {shown}: it already exists")));
+    };
+    made.write(&text).map_err(|error| Failure::device(format!("cannot write {shown}: {error}")))?;
+    Ok(made.keep()?)
 }
 
 /// Reads a token from a file or from standard input.

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use serde_json::Value;
 use ucrypt_testkit::Random;
 
-use crate::image::{Image, LUKS1, PASSPHRASE};
+use crate::image::{Image, Kind, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{python, run, tool};
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
@@ -16,17 +16,22 @@ const LEN: u64 = 32 << 20;
 
 /// A sparse image on a file system with 6 MiB, of which the header takes less than 2.
 fn image_with_little_room(scratch: &Scratch) -> Image {
+    image_in(scratch, LUKS1, "6m")
+}
+
+/// A sparse image on a file system of this size.
+fn image_in(scratch: &Scratch, kind: Kind, size: &str) -> Image {
     let small = scratch.path("small");
     fs::create_dir(&small).expect("a directory");
     let mut mount = tool("mount", "mount");
-    mount.args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]);
+    mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
     // Only root may mount.
     run(mount.arg(&small), b"").passes();
-    let path = scratch.sparse("small/image", LUKS1.data_offset() + LEN);
+    let path = scratch.sparse("small/image", kind.data_offset() + LEN);
     let key = scratch.file("passphrase", PASSPHRASE);
-    let image = Image { kind: LUKS1, path, header: None, key };
+    let image = Image { kind, path, header: None, key };
     let mut format = crate::process::cryptsetup();
-    format.args(LUKS1.format_arguments()).args(image.with_key());
+    format.args(kind.format_arguments()).args(image.with_key());
     run(&mut format, b"").passes();
     image
 }
@@ -110,7 +115,75 @@ fn image_on_lossy_device(scratch: &Scratch) -> (Image, Lossy) {
 
 /// Takes what room is left.
 fn fill(scratch: &Scratch) {
-    fs::write(scratch.path("small/fill"), vec![1; 8 << 20]).expect_err("there is less room");
+    fs::write(scratch.path("small/fill"), vec![1; 32 << 20]).expect_err("there is less room");
+}
+
+/// An image with this hole on a full disk, and a backup of its header.
+fn image_with_hole(scratch: &Scratch, kind: Kind, (offset, len): (u64, u64)) -> (Image, String) {
+    let image = image_in(scratch, kind, "20m");
+    let backup = scratch.path("backup").display().to_string();
+    let mut save = scratch.ucrypt(&["luksHeaderBackup", "--header-backup-file", &backup]);
+    run(save.arg(&image.path), b"").passes();
+    let mut punch = tool("fallocate", "util-linux");
+    punch.args(["-p", "-o", &offset.to_string(), "-l", &len.to_string()]);
+    run(punch.arg(&image.path), b"").passes();
+    fill(scratch);
+    (image, backup)
+}
+
+/// A copy that skips zeroes has holes in its header. The header was then left half written: after a restore that had
+/// found no room, no passphrase opened the volume.
+#[test]
+fn on_a_full_disk_an_image_with_holes_in_its_header_is_changed_as_a_whole_or_not_at_all() {
+    // The end of the second header copy of LUKS2, and keyslots that are not used.
+    let holes =
+        [(LUKS2, (28 << 10, 4 << 10)), (LUKS2, (1 << 20, 4 << 20)), (LUKS1, (1 << 20, 1 << 20))];
+    for (kind, hole) in holes {
+        let scratch = Scratch::new();
+        let (image, backup) = image_with_hole(&scratch, kind, hole);
+        let before = image.bytes();
+        let new = scratch.file("new", b"another passphrase").display().to_string();
+        let restore = ["luksHeaderRestore", "-q", "--header-backup-file", &backup];
+        let uuid = ["luksUUID", "-q", "--uuid", "2c8c3b0a-9d4b-4e3c-8e0c-7a1b2c3d4e5f"];
+        let key = image.key.display().to_string();
+        let add =
+            ["luksAddKey", "-q", "--new-key-slot", "7", "--key-file", &key, "--new-keyfile", &new];
+        let add = [&add[..], &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]].concat();
+        let is_copy = hole.0 < 32 << 10;
+        // Those that write where the hole is.
+        let actions =
+            [(true, &restore[..]), (is_copy, &uuid[..]), (is_copy || kind.version == 1, &add[..])];
+        for (_, action) in actions.into_iter().filter(|(writes, _)| *writes) {
+            let message = run(scratch.ucrypt(action).arg(&image.path), b"").refuses(4);
+            assert!(message.contains("no room for the header"), "{action:?}: {message}");
+            assert!(image.bytes() == before, "{action:?} in {hole:?}: something was written");
+        }
+        let mut test = scratch.ucrypt(&["open", "--test-passphrase"]);
+        run(test.args(image.with_key()), b"").passes();
+    }
+}
+
+/// The first hole ended it, and the keys behind it stayed.
+#[test]
+fn on_a_full_disk_all_keys_of_an_image_with_holes_are_erased() {
+    // Behind the hole lies what is looked at.
+    for (kind, hole, area) in [
+        (LUKS2, (0x8000, 0x8000), 0x1_0000..0x4_7000),
+        (LUKS1, (0x1000, 0x1_0000), 0x2_0000..0x3_f000),
+    ] {
+        let scratch = Scratch::new();
+        let (image, _) = image_with_hole(&scratch, kind, hole);
+        let before = image.bytes();
+        run(scratch.ucrypt(&["erase", "-q"]).arg(&image.path), b"").passes();
+        let after = image.bytes();
+        for page in area.step_by(4096) {
+            let page = page..page + 4096;
+            assert!(before[page.clone()].iter().any(|byte| *byte != 0), "nothing was at {page:?}");
+            assert!(before[page.clone()] != after[page.clone()], "{kind:?}: {page:?} is as before");
+        }
+        let mut test = scratch.ucrypt(&["open", "--test-passphrase"]);
+        assert!(!run(test.args(image.with_key()), b"").succeeded(), "{kind:?} opens");
+    }
 }
 
 /// A2 of the audit: one connection's flush reported lost data, the other's did not, and no later
