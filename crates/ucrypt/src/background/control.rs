@@ -35,6 +35,9 @@ pub(super) use clients::reply;
 /// How long a server may take to answer a status request.
 pub(super) const STATUS_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long a server that has hung up may take to remove its files. A log that says why it ended stays.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How often to look at a server that has not answered. One that has just been killed needs a moment to go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -120,13 +123,25 @@ fn answered(paths: &RuntimePaths, answer: io::Result<Option<Value>>) -> Result<V
     })?;
     answer.ok_or_else(|| {
         // Somebody else has closed it, and it had nothing to say.
-        if !paths.are_in_use() && !paths.log().exists() {
+        if is_gone(paths) {
             return Failure::device(format!(
                 "{name} is not open any more: it was closed meanwhile"
             ));
         }
         Failure::device(format!("the server of {name} has ended meanwhile; its log says why"))
     })
+}
+
+/// Whether nothing is left of a volume whose server ends just now.
+fn is_gone(paths: &RuntimePaths) -> bool {
+    let deadline = Instant::now() + END_PATIENCE;
+    loop {
+        let is_gone = !paths.are_in_use() && !paths.log().exists();
+        if is_gone || Instant::now() >= deadline {
+            return is_gone;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Connects to a server, which has to have room for one more client within `patience`.
