@@ -380,10 +380,9 @@ pub fn reserve(lock: &HeaderLock, path: &Path, writes: &[Write]) -> Result<(), E
     for write in writes {
         let length = write.bytes.len() as u64;
         let allocate = || fallocate(file, FallocateFlags::KEEP_SIZE, write.offset, length);
-        match retry_on_intr(allocate) {
-            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => return Err(failed(error.into())),
-            // Where space cannot be reserved, the write itself has to find it.
-            Ok(()) | Err(_) => {}
+        // Where space cannot be reserved at all, the write itself has to find it.
+        if let Err(error @ (Errno::NOSPC | Errno::DQUOT)) = retry_on_intr(allocate) {
+            return Err(failed(error.into()));
         }
     }
     Ok(())

@@ -115,12 +115,15 @@ fn look_at_each<T: Send + 'static>(
     tour.wait(each, until)
 }
 
+/// What is done with each process.
+type Visit<T> = dyn Fn(&Process) -> Vec<T> + Send + Sync;
+
 /// A look under way. One thread visits; who waits for it sends another one after it when it stays too long.
 struct Tour<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
     stuck: &'static Stuck,
-    visit: Box<dyn Fn(&Process) -> Vec<T> + Send + Sync>,
+    visit: Box<Visit<T>>,
 }
 
 struct State<T> {
