@@ -14,12 +14,12 @@ help:
 	@echo "make deb     the same as a Debian package in target/deb"
 	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
 	@echo "make walks   from an empty Debian 12 to a volume: as root with a reboot, as a user, in a container (as root)"
-	@echo "make static  a binary for any Linux on x86-64, in target/static"
+	@echo "make static  a binary for any Linux on x86-64, with its licences, in target/static"
 	@echo "make reproducible   build the static binary twice, in two folders, and compare"
 	@echo "make sbom    licences and parts of the command, in target/sbom"
 	@echo "make container   an image of the static binary and nothing else (needs podman)"
 	@echo "make cross   the tests of 64-bit Arm, under emulation"
-	@echo "make portable   all of static, reproducible, sbom and cross"
+	@echo "make portable   all of static (with sbom), reproducible and cross"
 	@echo "make lab-quick   every experiment of the lab, small; leaves target/lab/report.html"
 	@echo "make python  the wheel for Python in target/python/wheels, tested"
 	@echo "make test    install the missing interop tools and a kernel to boot, run every test"
@@ -55,9 +55,10 @@ walks: deb
 	    tests/walks/$$walk "$$(ls -t target/deb/*.deb | head -n 1)" || exit 1; \
 	done
 
-static:
+static: sbom
 	scripts/setup build tools
 	install -D "$$(scripts/release $(STATIC))" target/static/ucrypt
+	install -m 644 LICENSE-MIT LICENSE-APACHE target/sbom/THIRD-PARTY.txt target/static
 	scripts/try-static target/static/ucrypt
 
 reproducible:
@@ -75,7 +76,7 @@ cross:
 	scripts/setup build tools targets aarch64
 	scripts/cross test
 
-portable: static reproducible sbom cross
+portable: static reproducible cross
 
 demo: build
 	target/release/ucrypt demo
@@ -88,7 +89,7 @@ lab-quick: build
 	target/release/ucrypt lab report target/lab
 
 python:
-	scripts/setup build python
+	scripts/setup build python sbom
 	scripts/python --release
 
 test:
