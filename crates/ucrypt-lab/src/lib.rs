@@ -4,7 +4,8 @@
 //!
 //! - [`catalogue`]: the experiments, their cells and the [`published`] figures beside them;
 //! - [`target`], [`contender`]: what they run on, and who is compared;
-//! - [`load`], [`fio`]: what makes the load; `bounded`: devices that never answer;
+//! - [`load`], [`fio`]: what makes the load; `window`: the time that counts; `bounded`: devices that
+//!   never answer;
 //! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
 //! - [`runner`], [`store`]: interleaved rounds, and their results in a directory;
@@ -52,6 +53,7 @@ pub mod store;
 pub mod target;
 pub mod text;
 mod tree;
+mod window;
 pub mod world;
 
 pub use client::{Job, Pattern};

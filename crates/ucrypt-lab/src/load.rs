@@ -3,7 +3,8 @@
 //! Each job is a thread with a queue of its own, and is client and server of it. Requests longer
 //! than [`PIECE_MAX`] are passed on in pieces of that length, as the kernel passes a long read on
 //! in bios; a request ends with its last piece. Latencies and bytes are those of requests that
-//! ended after the ramp. Writes carry random bytes, made before the first request.
+//! ended in the [`Window`], which all jobs share. Writes carry random bytes, made before the first
+//! request.
 
 use std::io;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::catalogue::{Cell, SLICE_MS};
 use crate::client::{Job, Requests};
 use crate::sample::{Sample, distribution};
 use crate::store::TIME_MS_MAX;
+use crate::window::Window;
 
 /// Longest piece of a request, in bytes: a bio of 256 pages.
 pub const PIECE_MAX: u64 = 1 << 20;
@@ -25,7 +27,7 @@ pub const PIECE_MAX: u64 = 1 << 20;
 /// Pieces that a job keeps in flight when its requests are longer than a piece.
 const LONG_PIECES: usize = 32;
 
-/// A run of long requests measures at least this many, however long they take.
+/// A run of long requests measures at least this many for each job, however long they take.
 const REQUESTS_MIN: u64 = 2;
 
 /// Slices kept: those of the longest measurement, and some seconds that its last request may take.
@@ -200,6 +202,10 @@ impl Load<'_> {
 /// What a run left behind if it was interrupted.
 pub const INTERRUPTED: &str = "interrupted";
 
+fn interrupted() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED)
+}
+
 /// Runs a load. `stop` ends it early, with an error of kind `Interrupted`.
 ///
 /// # Errors
@@ -222,27 +228,31 @@ fn run_within(
 ) -> io::Result<Sample> {
     let jobs = load.cell.jobs.max(1);
     let Load { cell, region_bytes, times, slices, seed, requests } = load;
+    let enough = if requests.is_some() { 0 } else { REQUESTS_MIN * u64::from(jobs) };
+    let window = Arc::new(Window::new(times, jobs, enough, requests.is_some()));
     let job = |job: u32| -> Work<Counts> {
-        let (place, cell) = (place.clone(), cell.clone());
+        let (place, cell, window) = (place.clone(), cell.clone(), window.clone());
         Box::new(move |stop| {
             let load = Load { cell: &cell, region_bytes, times, slices, seed, requests };
-            Run::new(&place, load, (job, jobs))?.go(stop)
+            let entrant = window.entrant();
+            let run = Run::new(&place, load, (job, jobs))?;
+            let started = entrant.begin(stop).ok_or_else(interrupted)?;
+            run.go(&window, started, stop)
         })
     };
     let ran = bounded::carry_out((0..jobs).map(job).collect(), limit, stop, &|| {})?;
     let mut all = Counts::new();
-    let mut mb_s = 0.0;
     for counts in ran {
-        mb_s += counts.bytes as f64 / 1e6 / counts.seconds.max(1e-9);
         all.add(&counts)?;
     }
+    let seconds = window.seconds();
     let slice_s = SLICE_MS as f64 / 1000.0;
     // The first and the last slice are not whole.
     let whole = all.slices.len().saturating_sub(1).max(1).min(all.slices.len());
     let slices = all.slices.get(1..whole).unwrap_or_default();
     Ok(Sample {
-        mb_s,
-        seconds: all.seconds,
+        mb_s: all.bytes as f64 / 1e6 / seconds.max(1e-9),
+        seconds,
         slices_mb_s: slices.iter().map(|&bytes| bytes as f64 / 1e6 / slice_s).collect(),
         load: "built-in".into(),
         ..Sample::of_latencies(&all.latencies)
@@ -253,20 +263,18 @@ fn run_within(
 struct Counts {
     latencies: hdrhistogram::Histogram<u64>,
     bytes: u64,
-    seconds: f64,
     /// Bytes by slice.
     slices: Vec<u64>,
 }
 
 impl Counts {
     fn new() -> Self {
-        Self { latencies: distribution(), bytes: 0, seconds: 0.0, slices: Vec::new() }
+        Self { latencies: distribution(), bytes: 0, slices: Vec::new() }
     }
 
     fn add(&mut self, other: &Self) -> io::Result<()> {
         self.latencies.add(&other.latencies).map_err(io::Error::other)?;
         self.bytes += other.bytes;
-        self.seconds = self.seconds.max(other.seconds);
         self.slices.resize(self.slices.len().max(other.slices.len()), 0);
         for (sum, bytes) in self.slices.iter_mut().zip(&other.slices) {
             *sum += bytes;
@@ -334,24 +342,15 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn go(mut self, stop: &AtomicBool) -> io::Result<Counts> {
-        let counted = self.load.requests.is_some();
-        let started = Instant::now();
-        let ramp_end = started + self.load.times.ramp;
-        let until = ramp_end + self.load.times.measured;
-        // Counting begins at the end of a request: one that is half done at another time would
-        // count as a whole.
-        let mut from = counted.then_some(started);
-        let (mut now, mut last) = (started, started);
+    fn go(mut self, window: &Window, started: Instant, stop: &AtomicBool) -> io::Result<Counts> {
+        let mut now = Instant::now();
         let mut ended = Vec::new();
         loop {
             if stop.load(Ordering::Relaxed) {
                 // Dropping the queue waits for what is under way.
-                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+                return Err(interrupted());
             }
-            let enough =
-                self.counts.latencies.len() >= REQUESTS_MIN && from.is_some_and(|it| last > it);
-            let over = !counted && now >= until && enough;
+            let over = window.is_closed();
             if !over {
                 self.submit(now)?;
             }
@@ -363,6 +362,7 @@ impl<'a> Run<'a> {
             }
             self.disk.wait(&mut ended)?;
             now = Instant::now();
+            let at_ns = now.saturating_duration_since(started).as_nanos() as u64;
             for piece in ended.drain(..) {
                 let of = self.pieces[piece as usize];
                 self.free_pieces.push(piece as usize);
@@ -372,17 +372,11 @@ impl<'a> Run<'a> {
                     continue;
                 }
                 self.free.push(of);
-                match from {
-                    Some(from) if !over => {
-                        last = now;
-                        self.count(of, now, from);
-                    }
-                    None if now >= ramp_end => (from, last) = (Some(now), now),
-                    _ => {}
+                if window.counts(at_ns) {
+                    self.count(of, now, at_ns.saturating_sub(window.opened_ns()));
                 }
             }
         }
-        self.counts.seconds = (last - from.unwrap_or(last)).as_secs_f64();
         Ok(self.counts)
     }
 
@@ -424,11 +418,12 @@ impl<'a> Run<'a> {
         Some(of)
     }
 
-    fn count(&mut self, of: usize, now: Instant, from: Instant) {
+    /// Counts a request that ended `now`, in nanoseconds since the window opened `after_ns`.
+    fn count(&mut self, of: usize, now: Instant, after_ns: u64) {
         let took = now - self.active[of].sent;
         self.counts.latencies.saturating_record(took.as_nanos() as u64);
         self.counts.bytes += self.load.cell.block_bytes;
-        let slice = ((now - from).as_millis() as u64 / SLICE_MS) as usize;
+        let slice = (after_ns / 1_000_000 / SLICE_MS) as usize;
         if self.load.slices && slice < SLICES_MAX {
             let slices = &mut self.counts.slices;
             slices.resize(slices.len().max(slice + 1), 0);
@@ -462,6 +457,21 @@ mod tests {
                 assert!(sample.mb_s > 0.0 && sample.p99_us >= sample.p50_us, "{sample:?}");
             }
         }
+    }
+
+    #[test]
+    fn all_jobs_of_a_load_are_counted_in_one_window() {
+        let place = Place::Raw(Arc::new(ZeroBackend::new(64 << 20)));
+        let cells = catalogue::by_name("other-ssd").unwrap().cells(catalogue::Scale::Quick);
+        let cell = cells.iter().find(|cell| cell.jobs > 1).expect("several jobs");
+        let times = Times { ramp: Duration::from_millis(5), measured: Duration::from_millis(40) };
+        let load = Load { times, requests: None, ..load(cell, 0) };
+        let sample = run(&place, load, &AtomicBool::new(false)).expect("a run");
+        assert!(sample.requests >= REQUESTS_MIN * u64::from(cell.jobs), "{sample:?}");
+        // A sum of rates over windows of their own is another one.
+        let bytes = sample.mb_s * sample.seconds * 1e6;
+        let counted = (sample.requests * cell.block_bytes) as f64;
+        assert!((bytes / counted - 1.0).abs() < 1e-9, "{bytes} of {counted}");
     }
 
     #[test]
