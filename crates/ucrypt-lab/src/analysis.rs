@@ -13,6 +13,7 @@ use crate::catalogue::{Cell, Description, Method, by_name};
 use crate::contender::Contender;
 use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Sample};
+use crate::short::{Found, Short, Shortfall};
 use crate::store::{About, Kept, Record};
 use crate::tree::MEMORY;
 
@@ -66,8 +67,11 @@ pub struct Figure {
     pub mb_s: Spread,
     /// Mean latency, µs, where requests were timed.
     pub mean_us: Option<Spread>,
-    /// 99th percentile, µs, where requests were timed.
+    /// 99th percentile, µs, where enough requests were timed.
     pub p99_us: Option<Spread>,
+    /// Requests under way by Little's law, where they are far from those that the load keeps: then
+    /// speed or latency is wrong.
+    pub in_flight: Option<f64>,
     /// Throughput over that of the contender's base, if that was measured; for file systems, the
     /// base's run time over its own.
     pub ratio: Option<Spread>,
@@ -126,25 +130,6 @@ pub struct Experiment {
     pub verdict: String,
 }
 
-/// A cell in which ucrypt is worse than something else.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Shortfall {
-    /// The experiment.
-    pub experiment: &'static str,
-    /// The cell.
-    pub cell: String,
-    /// Which of ucrypt's.
-    pub ours: Contender,
-    /// Worse than this.
-    pub other: Contender,
-    /// What was compared.
-    pub what: &'static str,
-    /// Throughput over the other's; of latencies, the other's over ours. Less than 1 is worse.
-    pub ratio: Spread,
-    /// Whether the quartiles say so too: if not, it may be chance.
-    pub is_certain: bool,
-}
-
 /// A whole run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Analysis {
@@ -152,7 +137,7 @@ pub struct Analysis {
     pub about: About,
     /// The experiments that have results.
     pub experiments: Vec<Experiment>,
-    /// Where ucrypt falls short, the worst first.
+    /// Where ucrypt falls short: first what is certain, the worst first.
     pub shortfalls: Vec<Shortfall>,
     /// Pairs of contenders that were compared for that.
     pub compared: usize,
@@ -163,19 +148,20 @@ pub struct Analysis {
 }
 
 /// The value that ratios are taken of: throughput, or for file systems the inverse of the run time.
-fn speed(sample: &Sample) -> f64 {
+pub(crate) fn speed(sample: &Sample) -> f64 {
     if sample.device.is_some() { 1.0 / sample.seconds.max(1e-9) } else { sample.mb_s }
 }
 
-type Rounds<'a> = BTreeMap<u32, &'a Sample>;
+/// The samples of a contender in a cell, by round.
+pub(crate) type Rounds<'a> = BTreeMap<u32, &'a Sample>;
 
 /// The ratio of two contenders' speeds, round by round.
-fn ratio(ours: &Rounds<'_>, other: &Rounds<'_>) -> Option<Spread> {
+pub(crate) fn ratio(ours: &Rounds<'_>, other: &Rounds<'_>) -> Option<Spread> {
     ratio_of(ours, other, |sample| Some(speed(sample)))
 }
 
 /// The ratio of two contenders, round by round.
-fn ratio_of(
+pub(crate) fn ratio_of(
     ours: &Rounds<'_>,
     other: &Rounds<'_>,
     merit: fn(&Sample) -> Option<f64>,
@@ -187,7 +173,7 @@ fn ratio_of(
 }
 
 /// The contender that a figure is compared with.
-fn base_of(contender: Contender, method: Method) -> Contender {
+pub(crate) fn base_of(contender: Contender, method: Method) -> Contender {
     match (method, contender) {
         (Method::Tree, _) => Contender::Loop,
         (_, contender) => contender.base(),
@@ -243,12 +229,7 @@ impl Analysis {
                 experiments.push(experiment);
             }
         }
-        let Short { mut shortfalls, compared, telling } = short;
-        shortfalls.sort_by(|a, b| {
-            (b.is_certain, a.ratio.median)
-                .partial_cmp(&(a.is_certain, b.ratio.median))
-                .unwrap_or(std::cmp::Ordering::Equal)
-        });
+        let Found { shortfalls, compared, telling } = short.found();
         Self { about, experiments, shortfalls, compared, telling, gaps }
     }
 
@@ -339,9 +320,11 @@ fn one(
             let base = of(base_of(*contender, description.method));
             let figure = figure(*contender, rounds, base)?;
             let none = of(Contender::UcryptNone).filter(|_| description.method == Method::Tree);
-            Some(Figure { of_none: none.and_then(|none| ratio(rounds, none)), ..figure })
+            let of_none = none.and_then(|none| ratio(rounds, none));
+            let in_flight = in_flight(&cell, rounds).filter(|_| description.has_target());
+            Some(Figure { in_flight, of_none, ..figure })
         });
-        short(description, &cell, &by_contender, found);
+        found.add(description, &cell, &by_contender);
         cells.push(CellFigures { figures: figures.collect(), cell });
     }
     let mut notes: Vec<String> = about
@@ -358,6 +341,7 @@ fn one(
     if cells.is_empty() && notes.is_empty() {
         return None;
     }
+    notes.extend(without_p99(&cells));
     let verdict = verdict(description, &cells);
     let on = match description.method {
         Method::Tree => format!("loop devices over images in {MEMORY}"),
@@ -366,6 +350,40 @@ fn one(
     };
     let beside = beside(&cells, description.method);
     Some(Experiment { name: description.name, description, on, cells, beside, notes, verdict })
+}
+
+/// How far requests under way by Little's law may be from those that the load keeps, as a part of
+/// them. A client that is late with its next request keeps some fewer.
+const IN_FLIGHT_MAX: f64 = 0.25;
+
+/// Requests under way by Little's law, median of the rounds, if they are much fewer or more than the
+/// load keeps.
+fn in_flight(cell: &Cell, rounds: &Rounds<'_>) -> Option<f64> {
+    let kept = f64::from(cell.depth.max(1)) * f64::from(cell.jobs.max(1));
+    let seen = rounds.values().filter_map(|sample| {
+        // Requests that were begun before the measurement, or ended after it, count as a whole or not
+        // at all.
+        let edges = 2.0 * kept / sample.requests.max(1) as f64;
+        Some((sample.in_flight(cell.block_bytes)?, edges))
+    });
+    let (seen, edges): (Vec<f64>, Vec<f64>) = seen.unzip();
+    let (seen, edges) = (Spread::of(seen)?.median, Spread::of(edges)?.median);
+    ((seen / kept - 1.0).abs() > IN_FLIGHT_MAX + edges).then_some(seen)
+}
+
+/// That figures have no p99, and why; `None` if all have one that were timed.
+fn without_p99(cells: &[CellFigures]) -> Option<String> {
+    let lacks = |cell: &&CellFigures| {
+        cell.figures.iter().any(|it| it.mean_us.is_some() && it.p99_us.is_none())
+    };
+    let names: Vec<_> = cells.iter().filter(lacks).map(|cell| cell.cell.name.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "p99 is absent where fewer than 300 requests were timed, of which it would be the longest two \
+             or three: some figures of {}. A longer --time gives it.",
+            names.join(", ")
+        )
+    })
 }
 
 /// Ceilings first, then ucrypt, then others.
@@ -387,9 +405,8 @@ fn place(contender: Contender) -> (u8, String) {
 
 fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) -> Option<Figure> {
     let spread = |of: fn(&Sample) -> f64| Spread::of(rounds.values().map(|sample| of(sample)));
-    let latency = |of: fn(&Sample) -> f64| {
-        let timed = rounds.values().filter(|sample| sample.has_latencies());
-        Spread::of(timed.map(|sample| of(sample)))
+    let latency = |of: fn(&Sample) -> Option<f64>| {
+        Spread::of(rounds.values().filter_map(|sample| of(sample)))
     };
     let most = |of: fn(&Sample) -> f64| rounds.values().map(|it| of(it)).fold(0.0, f64::max);
     let mb_s = spread(|sample| sample.mb_s)?;
@@ -411,8 +428,9 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
     Some(Figure {
         contender,
         mb_s,
-        mean_us: latency(|sample| sample.mean_us),
-        p99_us: latency(|sample| sample.p99_us),
+        mean_us: latency(|sample| sample.has_latencies().then_some(sample.mean_us)),
+        p99_us: latency(Sample::p99),
+        in_flight: None,
         ratio: base.and_then(|base| ratio(rounds, base)),
         of_none: None,
         added_us: added,
@@ -421,98 +439,12 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
         steal_max: most(|sample| sample.disturbance.steal),
         others_max: most(|sample| sample.disturbance.others),
         load: middle.load.clone(),
-        quantiles: middle.quantiles.clone(),
+        quantiles: middle.known_quantiles(),
         slices_mb_s: rounds.values().flat_map(|sample| sample.slices_mb_s.clone()).collect(),
         order,
         device: middle.device,
         below: middle.below,
     })
-}
-
-/// Where ucrypt falls short, and how much was compared for that.
-#[derive(Debug, Default)]
-struct Short {
-    shortfalls: Vec<Shortfall>,
-    compared: usize,
-    telling: usize,
-}
-
-/// What is compared: its name, and its value of a sample, of which more is better; not every sample
-/// has one.
-type Merit = (&'static str, fn(&Sample) -> Option<f64>);
-
-/// The inverse of a latency, where requests were timed.
-fn timed(sample: &Sample, us: f64) -> Option<f64> {
-    (sample.has_latencies() && us > 0.0).then(|| 1.0 / us)
-}
-
-/// A mean latency follows from the throughput where clients keep their depth: it is listed where the
-/// throughput is not.
-const MERITS: [Merit; 3] = [
-    (SPEED, |sample| Some(speed(sample))),
-    (MEAN, |sample| timed(sample, sample.mean_us)),
-    ("p99 latency", |sample| timed(sample, sample.p99_us)),
-];
-
-const SPEED: &str = "speed";
-const MEAN: &str = "mean latency";
-
-/// The least ratio that adaptive dispatch or a served volume of ours should have; `None` if the two are
-/// not compared. Adaptive dispatch is measured by the base and by every fixed policy in its place, a
-/// served volume by its image and by the programs of others, too.
-fn least(ours: Contender, other: Contender, method: Method) -> Option<f64> {
-    use Contender::{Ucrypt, UcryptFuse, UcryptLoop, UcryptNbd};
-    use PolicyKind::{Adaptive, Fixed};
-
-    let is_same_place = match (ours, other) {
-        (Ucrypt(Adaptive), _) if other.is_peer() => return None,
-        (Ucrypt(Adaptive), Ucrypt(Fixed(_)))
-        | (UcryptFuse(Adaptive), UcryptFuse(Fixed(_)))
-        | (UcryptNbd(Adaptive), UcryptNbd(Fixed(_)))
-        | (UcryptLoop(Adaptive), UcryptLoop(Fixed(_))) => true,
-        (
-            Ucrypt(Adaptive) | UcryptFuse(Adaptive) | UcryptNbd(Adaptive) | UcryptLoop(Adaptive),
-            _,
-        ) => false,
-        _ => return None,
-    };
-    if other == base_of(ours, method) {
-        return Some(OF_RAW_MIN);
-    }
-    (is_same_place || other.is_peer()).then_some(1.0)
-}
-
-/// The pairs of a cell in which ours are worse.
-fn short(
-    description: &'static Description,
-    cell: &Cell,
-    all: &[(Contender, Rounds<'_>)],
-    found: &mut Short,
-) {
-    let pairs = all.iter().flat_map(|ours| all.iter().map(move |other| (ours, other)));
-    for ((ours, rounds), (other, others)) in pairs {
-        let Some(least) = least(*ours, *other, description.method) else { continue };
-        let Some(speed) = ratio(rounds, others) else { continue };
-        // Virtual time gives the same figure each time.
-        let is_enough = speed.count > 2 || description.method == Method::Drives;
-        found.compared += 1;
-        found.telling += usize::from(is_enough);
-        let ratios = MERITS.iter().filter_map(|(what, merit)| {
-            let ratio = ratio_of(rounds, others, *merit)?;
-            (ratio.median < least).then_some((*what, ratio))
-        });
-        let is_slower = speed.median < least;
-        let listed = ratios.filter(|(what, _)| *what != MEAN || !is_slower);
-        found.shortfalls.extend(listed.map(|(what, ratio)| Shortfall {
-            experiment: description.name,
-            cell: cell.name.clone(),
-            ours: *ours,
-            other: *other,
-            what,
-            ratio,
-            is_certain: is_enough && ratio.high < least,
-        }));
-    }
 }
 
 /// The speed up to which slices are sorted into bins: a little above that of nearly all of them.
@@ -819,42 +751,37 @@ mod tests {
     }
 
     #[test]
-    fn served_volumes_are_compared_with_fixed_policies_and_latencies_count() {
-        let named = |name: &str| name.parse::<Contender>().expect("a contender");
-        let of = |ours, other| least(named(ours), named(other), Method::Load);
-        for (ours, other, expected) in [
-            ("ucrypt", "raw", Some(OF_RAW_MIN)),
-            ("ucrypt", "ucrypt:inline", Some(1.0)),
-            ("ucrypt", "ucrypt", None),
-            ("ucrypt", "nbdkit", None),
-            ("ucrypt-fuse", "file", Some(OF_RAW_MIN)),
-            ("ucrypt-fuse", "ucrypt-fuse:inline", Some(1.0)),
-            ("ucrypt-nbd", "ucrypt-nbd:unbound", Some(1.0)),
-            ("ucrypt-loop", "ucrypt-loop:merge", Some(1.0)),
-            ("ucrypt-fuse", "ucrypt-nbd:inline", None),
-            ("ucrypt-nbd", "dm-crypt", Some(1.0)),
-            ("ucrypt-nbd:inline", "ucrypt-nbd:unbound", None),
-            ("raw", "ucrypt", None),
-        ] {
-            assert_eq!(of(ours, other), expected, "{ours}, {other}");
-        }
+    fn figures_that_contradict_each_other_are_named_and_few_requests_have_no_p99() {
         let cell = by_name("workqueues").expect("an experiment").cells(Scale::Quick).remove(0);
-        let sample = |mb_s, mean_us, p99_us| Sample { mb_s, mean_us, p99_us, ..Sample::default() };
-        let listed = |ours: Sample, other: Sample| {
-            let rounds = |sample| (0..3).map(|round| (round, sample)).collect();
-            let all = [(named("ucrypt"), rounds(&ours)), (named("ucrypt:inline"), rounds(&other))];
-            let mut found = Short::default();
-            short(by_name("workqueues").expect("an experiment"), &cell, &all, &mut found);
-            assert_eq!(found.compared, 1);
-            found.shortfalls.into_iter().map(|it| (it.what, it.ratio.median)).collect::<Vec<_>>()
+        let kept = f64::from(cell.depth * cell.jobs);
+        let speed = 100.0;
+        let sample = |share: f64, requests| Sample {
+            mb_s: speed,
+            mean_us: share * kept * cell.block_bytes as f64 / speed,
+            requests,
+            seconds: 1.0,
+            ..Sample::default()
         };
-        let base = sample(100.0, 10.0, 20.0);
-        assert_eq!(listed(base.clone(), base.clone()), []);
-        assert_eq!(listed(sample(100.0, 10.0, 40.0), base.clone()), [("p99 latency", 0.5)]);
-        assert_eq!(listed(sample(100.0, 20.0, 20.0), base.clone()), [("mean latency", 0.5)]);
-        // The mean says the same as the speed.
-        assert_eq!(listed(sample(50.0, 20.0, 20.0), base.clone()), [("speed", 0.5)]);
-        assert_eq!(listed(sample(100.0, 0.0, 0.0), base), []);
+        let seen = |share, requests| {
+            let sample = sample(share, requests);
+            in_flight(&cell, &(0..3).map(|round| (round, &sample)).collect())
+        };
+        assert_eq!((seen(1.0, 1_000_000), seen(0.8, 1_000_000)), (None, None));
+        let wrong = seen(0.5, 1_000_000).expect("half");
+        assert!((wrong / kept - 0.5).abs() < 1e-9, "{wrong} of {kept}");
+        assert!(seen(1.5, 1_000_000).is_some());
+        // As many requests as are under way tell nothing.
+        assert_eq!(seen(0.5, u64::from(cell.depth * cell.jobs)), None);
+
+        let sample = sample(0.5, 250);
+        let rounds = (0..3).map(|round| (round, &sample)).collect();
+        let figure = figure(Contender::Raw, &rounds, None).expect("a figure");
+        let figures = vec![Figure { in_flight: Some(wrong), ..figure }];
+        assert!(crate::text::doubts(&figures[0]).contains("Little"), "{:?}", figures[0]);
+        assert!(figures[0].p99_us.is_none());
+        let name = cell.name.clone();
+        let note = without_p99(&[CellFigures { cell, figures }]).expect("a note");
+        assert!(note.contains("300 requests") && note.contains(&name), "{note}");
     }
 
     #[test]

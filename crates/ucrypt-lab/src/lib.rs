@@ -9,8 +9,9 @@
 //! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
 //! - [`runner`], [`store`]: interleaved rounds, and their results in a directory;
-//! - [`analysis`], [`beside`], [`text`], [`markdown`], [`page`]: medians, spreads and verdicts, what was
-//!   published beside them, tables, and the page.
+//! - [`analysis`], [`short`], [`certainty`]: medians, spreads and verdicts, where we fall short, and
+//!   which of that is more than chance;
+//! - [`beside`], [`text`], [`markdown`], [`page`]: what was published beside them, tables, and the page.
 //!
 //! In virtual time:
 //!
@@ -29,6 +30,7 @@ pub mod bench;
 pub mod beside;
 mod bounded;
 pub mod catalogue;
+pub mod certainty;
 mod client;
 mod columns;
 pub mod contender;
@@ -48,6 +50,7 @@ mod report;
 pub mod runner;
 pub mod sample;
 pub mod served;
+pub mod short;
 pub mod sim;
 pub mod store;
 pub mod target;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Shortfall, Spread};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread};
 use crate::catalogue::Method;
 use crate::columns::{
     Bins, HEAT_MAP, HEAT_MAPS, SHARES, columns, distributions, heats, policies, policy_name,
@@ -10,6 +10,7 @@ use crate::columns::{
 };
 use crate::page::date;
 use crate::published;
+use crate::short::Shortfall;
 use crate::sim::history::Simulation;
 use crate::text::{doubts, figure};
 
@@ -129,8 +130,7 @@ fn shortfalls(text: &mut String, analysis: &Analysis, simulated: Option<&Simulat
     };
     let said = analysis.none_short().unwrap_or_else(|| {
         format!(
-            "Of {} pairs compared, {} rows in which the quartiles, too, are below, and {} that may be \
-             chance.",
+            "Of {} pairs compared, {} rows that are more than chance, and {} that may be chance.",
             analysis.compared,
             certain.len(),
             chance.len()

@@ -119,6 +119,10 @@ impl Disturbance {
     /// See [`Disturbance::STEAL_MAX`]. The kernel's own threads are among the others, unless they
     /// serve a loop device that is measured.
     pub const OTHERS_MAX: f64 = 0.1;
+    /// Ticks of the kernel's clock that are no disturbance, of steal and of others each: times in
+    /// `/proc/stat` are whole ticks, of 10 ms on most systems, so that two of them may be hardly any
+    /// time at all. In a measurement of 75 ms on two cores they would be 13 %.
+    pub const TICKS_MIN: f64 = 2.0;
 
     /// Whether the host or other processes took so much that the figure is doubtful.
     pub fn is_marked(&self) -> bool {
@@ -132,6 +136,13 @@ const QUANTILES: [f64; 21] = [
     0.995, 0.999, 0.9999, 1.0,
 ];
 
+/// Requests beyond a quantile, on either side, that make it one: of fewer, it is the longest or
+/// shortest request or two, which says little of the others. A p99 takes 300 requests.
+const BEYOND_MIN: f64 = 3.0;
+
+/// The share of the 99th percentile.
+const P99: f64 = 0.99;
+
 /// Longest latency counted, in nanoseconds; longer ones count as this.
 const LATENCY_MAX_NS: u64 = 600_000_000_000;
 
@@ -144,6 +155,29 @@ impl Sample {
     /// Whether requests were timed: those of a file system are the kernel's.
     pub fn has_latencies(&self) -> bool {
         self.mean_us > 0.0
+    }
+
+    /// Whether a quantile of so many requests says anything. The least and the largest always do.
+    fn tells(&self, share: f64) -> bool {
+        let beyond = share.min(1.0 - share) * self.requests as f64;
+        beyond > BEYOND_MIN - 1e-6 || share <= 0.0 || share >= 1.0
+    }
+
+    /// The 99th percentile in microseconds, if enough requests were timed.
+    pub fn p99(&self) -> Option<f64> {
+        (self.has_latencies() && self.tells(P99)).then_some(self.p99_us)
+    }
+
+    /// The quantiles for which enough requests were timed.
+    pub fn known_quantiles(&self) -> Vec<(f64, f64)> {
+        self.quantiles.iter().copied().filter(|(share, _)| self.tells(*share)).collect()
+    }
+
+    /// Requests under way on average: mean latency times rate, after Little's law (Operations Research
+    /// 9, 1961); `None` where requests were not timed or have no one length.
+    pub fn in_flight(&self, block_bytes: u64) -> Option<f64> {
+        let timed = self.has_latencies() && block_bytes > 0 && self.device.is_none();
+        timed.then(|| self.mean_us * self.mb_s / block_bytes as f64)
     }
 
     /// The latencies of a distribution in nanoseconds, and nothing else.
@@ -257,8 +291,10 @@ fn disturbance(before: &Counters, after: &Counters) -> Disturbance {
     if total < 1.0 {
         return Disturbance::default();
     }
+    let least = |ticks: f64| if ticks > Disturbance::TICKS_MIN { ticks } else { 0.0 };
     let steal = gone(|it| it.steal);
-    let others = total - gone(|it| it.idle) - steal - gone(|it| it.own);
+    let others = least(total - gone(|it| it.idle) - steal - gone(|it| it.own));
+    let steal = least(steal);
     Disturbance { steal: (steal / total).clamp(0.0, 1.0), others: (others / total).clamp(0.0, 1.0) }
 }
 
@@ -305,6 +341,12 @@ mod tests {
         let quiet = Counters { total: 1000, idle: 500, steal: 0, own: 480 };
         assert!(!disturbance(&before, &quiet).is_marked());
         assert_eq!(disturbance(&after, &after), Disturbance::default());
+        // Of a measurement of 75 ms on two cores.
+        let short = |steal, idle| Counters { total: 15, idle, steal, own: 10 };
+        let seen = disturbance(&before, &short(2, 1));
+        assert!(seen == Disturbance::default(), "two ticks are none: {seen:?}");
+        assert!(disturbance(&before, &short(3, 2)).is_marked());
+        assert!(disturbance(&before, &short(0, 2)).is_marked());
         let now = counters(Some(std::process::id()));
         assert!(now.total > 0 && now.total >= now.idle + now.steal, "{now:?}");
     }
@@ -350,5 +392,20 @@ mod tests {
         assert!((sample.p50_us - 500.0).abs() < 6.0, "{}", sample.p50_us);
         assert!((sample.p99_us - 990.0).abs() < 11.0, "{}", sample.p99_us);
         assert!(sample.quantiles.is_sorted_by(|a, b| a.1 <= b.1));
+    }
+
+    #[test]
+    fn a_percentile_of_few_requests_is_none() {
+        let quantiles = vec![(0.0, 1.0), (0.5, 2.0), (0.99, 3.0), (0.999, 4.0), (1.0, 5.0)];
+        let of = |requests| {
+            let quantiles = quantiles.clone();
+            Sample { requests, mean_us: 2.0, p99_us: 3.0, quantiles, ..Sample::default() }
+        };
+        assert_eq!((of(299).p99(), of(300).p99()), (None, Some(3.0)));
+        assert_eq!(Sample { mean_us: 0.0, ..of(300) }.p99(), None);
+        let shares = |requests| of(requests).known_quantiles().into_iter().map(|it| it.0);
+        assert_eq!(shares(5).collect::<Vec<_>>(), [0.0, 1.0]);
+        assert_eq!(shares(300).collect::<Vec<_>>(), [0.0, 0.5, 0.99, 1.0]);
+        assert_eq!(shares(3000).count(), 5);
     }
 }

@@ -22,20 +22,26 @@ pub fn optional(spread: Option<Spread>) -> String {
 }
 
 /// What makes a figure doubtful, in a few words; empty if nothing does.
-pub fn doubts(figure: &Figure) -> String {
+pub fn doubts(of: &Figure) -> String {
     let mut doubts = Vec::new();
-    if figure.seconds.count == 1 {
+    if of.seconds.count == 1 {
         doubts.push("one run".to_owned());
-    } else if figure.mb_s.is_wide() {
+    } else if of.mb_s.is_wide() {
         doubts.push("wide spread".to_owned());
     }
-    if figure.disturbed > 0 {
+    if let Some(seen) = of.in_flight {
+        doubts.push(format!(
+            "mean latency times speed is {} requests under way, not those of the load (Little's law)",
+            figure(seen)
+        ));
+    }
+    if of.disturbed > 0 {
         doubts.push(format!(
             "{} of {} disturbed (steal up to {:.0} %, others up to {:.0} %)",
-            figure.disturbed,
-            figure.seconds.count,
-            figure.steal_max * 100.0,
-            figure.others_max * 100.0
+            of.disturbed,
+            of.seconds.count,
+            of.steal_max * 100.0,
+            of.others_max * 100.0
         ));
     }
     doubts.join(", ")
