@@ -17,7 +17,7 @@ mod drive;
 mod measure;
 
 pub use drive::Drive;
-pub use measure::{Plan, Subject, advise};
+pub use measure::{LUKS2, Plan, Subject, advise};
 
 /// A gain below this is none: it is said that the change makes no difference.
 pub const GAIN_MIN: f64 = 1.05;

@@ -50,6 +50,7 @@ mod report;
 pub mod runner;
 pub mod sample;
 pub mod served;
+pub mod shell;
 pub mod short;
 pub mod sim;
 pub mod store;

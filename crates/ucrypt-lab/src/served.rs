@@ -27,6 +27,7 @@ use crate::load::{self, INTERRUPTED, Load, Place};
 use crate::nbd_client::NbdClient;
 use crate::process::{self, Running};
 use crate::sample::{Own, Sample, Watch};
+use crate::shell;
 
 /// How long a server may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -142,7 +143,8 @@ impl Images {
         service: Service<'_>,
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
-        crate::target::room(parent, 2 * len, service.remedy).map_err(io::Error::other)?;
+        crate::target::room(parent, 2 * len, service.remedy)
+            .map_err(io::Error::other)?;
         let dir = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(parent)?;
         let Service { ucrypt, direct, generator, left, .. } = service;
         let (ucrypt, left) = (ucrypt.into(), left.clone());
@@ -188,6 +190,10 @@ impl Images {
         offset: u64,
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<()> {
+        let failed = |error: io::Error| {
+            let dir = self.dir.path().display();
+            io::Error::new(error.kind(), format!("cannot write to {dir}: {error}"))
+        };
         let mut data = vec![0; 1 << 20];
         fastrand::Rng::with_seed(1).fill(&mut data);
         file.seek(SeekFrom::Start(offset))?;
@@ -196,9 +202,9 @@ impl Images {
             if stop.load(Ordering::Relaxed) {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
             }
-            file.write_all(&data)?;
+            file.write_all(&data).map_err(failed)?;
         }
-        file.sync_all()
+        file.sync_all().map_err(failed)
     }
 
     /// Serves the images by a contender, measures a load on it, and ends it.
@@ -834,7 +840,7 @@ impl Drop for End {
                             "{device} over {} is still in use; end its users, then: losetup --detach \
                              {device}, and remove {}",
                             image.display(),
-                            dir.display()
+                            shell::path(dir)
                         ));
                     }
                 }
@@ -842,7 +848,7 @@ impl Drop for End {
             Self::Ucrypt { ucrypt, name, runtime, left } => {
                 let limits = (CLOSE_LIMIT, process::GRACE);
                 if let Err(hangs) = close(ucrypt, name, runtime, limits) {
-                    let dir = runtime.display();
+                    let dir = shell::path(runtime);
                     let first = match hangs {
                         Some(server) => format!(
                             "the server of /dev/ucrypt/{name} does not answer; kill -KILL {server}, then"

@@ -19,13 +19,22 @@ use crate::catalogue::Cell;
 use crate::load::{self, INTERRUPTED, Load, Place, Times};
 use crate::sample::{Own, Sample, Watch};
 use crate::served::{Exported, Left, Way};
+use crate::shell;
+
+/// The format whose volumes can be changed in place.
+pub const LUKS2: &str = "luks2";
+
+/// A volume without a header.
+const PLAIN: &str = "plain";
 
 /// A volume, as its header or the user describes it.
 #[derive(Debug, Clone)]
 pub struct Subject {
     /// The image.
     pub image: PathBuf,
-    /// What it is, as in `luks2`.
+    /// Where its header is, if not on the image.
+    pub header: Option<PathBuf>,
+    /// What it is: `luks1`, [`LUKS2`] or `plain`.
     pub format: &'static str,
     /// Cipher, mode and IV.
     pub cipher: CipherSpec,
@@ -298,9 +307,7 @@ fn alternatives(subject: &Subject, advice: &mut Advice) -> io::Result<Vec<Other>
                 subject.sector_size,
                 4096 / subject.sector_size.max(1)
             ),
-            change: "make the volume anew (luksFormat --sector-size 4096) and copy, or let cryptsetup do \
-                     it in place: cryptsetup reencrypt --sector-size 4096"
-                .into(),
+            change: anew(subject, "--sector-size 4096"),
             shape: Shape { sector_size: 4096, offset: aligned, ..now.clone() },
         });
     } else {
@@ -316,9 +323,14 @@ fn alternatives(subject: &Subject, advice: &mut Advice) -> io::Result<Vec<Other>
                  touches one block more.",
                 subject.offset
             ),
-            change: "make the volume anew with luksFormat, which aligns the data, on a partition that \
-                     begins at a multiple of 1 MiB, and copy"
-                .into(),
+            change: if subject.format == PLAIN {
+                "copy the data to a partition that begins at a multiple of 1 MiB, opened with an --offset \
+                 that is a multiple of 8"
+            } else {
+                "make the volume anew with luksFormat, which aligns the data, on a partition that begins \
+                 at a multiple of 1 MiB, and copy"
+            }
+            .into(),
             shape: Shape { offset: aligned, ..now.clone() },
         });
     }
@@ -331,19 +343,45 @@ fn alternatives(subject: &Subject, advice: &mut Advice) -> io::Result<Vec<Other>
                 "Flags of the volume fix how requests are dispatched: {}.",
                 subject.policies
             ),
-            change:
+            change: if subject.format == LUKS2 {
                 "open it with --dispatch adaptive, or store other flags: open --persistent without \
                      --perf options"
-                    .into(),
+            } else {
+                "open it with --dispatch adaptive"
+            }
+            .into(),
             shape: Shape { policies: PolicyKind::Adaptive.into(), ..now.clone() },
         });
     }
-    others.extend(faster_cipher(&now, advice)?);
+    others.extend(faster_cipher(subject, &now, advice)?);
     Ok(others)
 }
 
+/// How a volume gets another cipher or sector size. In place, that is cryptsetup's work, and only LUKS2
+/// has the fields for it; the options of a plain volume are all that says how it is encrypted.
+fn anew(subject: &Subject, options: &str) -> String {
+    let image = shell::path(&subject.image);
+    let header = subject.header.as_deref();
+    let header = header.map_or_else(String::new, |path| format!("--header {} ", shell::path(path)));
+    match subject.format {
+        LUKS2 => format!(
+            "make the volume anew (ucrypt luksFormat {options} {header}{image}, which loses the data) and \
+             copy it back, or let cryptsetup do it in place, after a backup: cryptsetup reencrypt \
+             {options} {header}{image}"
+        ),
+        PLAIN => format!(
+            "copy the data elsewhere, open the volume with {options} from then on, and copy the data back: \
+             with other options it reads as noise"
+        ),
+        _ => format!(
+            "copy the data elsewhere, make the volume anew (ucrypt luksFormat --type luks2 {options} \
+             {header}{image}, which loses the data), and copy it back"
+        ),
+    }
+}
+
 /// A cipher that is faster than the present one in memory.
-fn faster_cipher(now: &Shape, advice: &mut Advice) -> io::Result<Option<Other>> {
+fn faster_cipher(subject: &Subject, now: &Shape, advice: &mut Advice) -> io::Result<Option<Other>> {
     let speed = now.speed()?;
     let mut best: Option<(Shape, f64)> = None;
     for (name, key_bytes) in CIPHERS {
@@ -367,11 +405,9 @@ fn faster_cipher(now: &Shape, advice: &mut Advice) -> io::Result<Option<Other>> 
             "{} decrypts {speed:.0} MB/s on one core here, {} would decrypt {fastest:.0} MB/s.",
             now.cipher, shape.cipher
         ),
-        change: format!(
-            "make the volume anew (luksFormat --cipher {} --key-size {}) and copy, or let cryptsetup do \
-             it in place: cryptsetup reencrypt with the same options",
-            shape.cipher,
-            shape.key_bytes * 8
+        change: anew(
+            subject,
+            &format!("--cipher {} --key-size {}", shape.cipher, shape.key_bytes * 8),
         ),
         shape,
     }))
@@ -810,7 +846,8 @@ mod tests {
     fn subject(image: &Path, cipher: &str, key_bytes: usize, sector_size: u32) -> Subject {
         Subject {
             image: image.into(),
-            format: "luks2",
+            header: None,
+            format: LUKS2,
             cipher: cipher.parse().expect("a cipher"),
             key_bytes,
             sector_size,
@@ -867,6 +904,34 @@ mod tests {
         let good = good.expect("advice");
         assert!(good.findings.iter().all(|it| it.id != "sector-size" && it.id != "alignment"));
         assert!(good.fine.iter().any(|it| it.contains("4096 bytes are the best")), "{good:?}");
+    }
+
+    #[test]
+    fn only_commands_of_the_format_are_named_and_paths_are_quoted() {
+        let volume = |format| Subject {
+            format,
+            policies: "inline".parse::<PolicyKind>().expect("a policy").into(),
+            offset: 512,
+            ..subject(Path::new("/a disk.img"), "cast5-cbc-plain64", 16, 512)
+        };
+        let all = |subject: &Subject| {
+            let others = alternatives(subject, &mut Advice::default()).expect("alternatives");
+            let ids: Vec<_> = others.iter().map(|it| it.id).collect();
+            assert_eq!(ids, ["sector-size", "alignment", "dispatch", "cipher"]);
+            others.into_iter().map(|it| it.change).collect::<Vec<_>>().join("\n")
+        };
+        let new = all(&volume(LUKS2));
+        assert!(new.contains("cryptsetup reencrypt --sector-size 4096 '/a disk.img'"), "{new}");
+        assert!(new.contains("--persistent"), "{new}");
+        let detached = Subject { header: Some("-my header".into()), ..volume(LUKS2) };
+        assert!(all(&detached).contains("4096 --header './-my header' '/a disk.img'"));
+        let old = all(&volume("luks1"));
+        assert!(old.contains("luksFormat --type luks2 --sector-size 4096 '/a disk.img'"), "{old}");
+        let plain = all(&volume(PLAIN));
+        for wrong in ["reencrypt", "--persistent", "convert"] {
+            assert!(!old.contains(wrong) && !plain.contains(wrong), "{wrong}: {old}\n{plain}");
+        }
+        assert!(!plain.contains("luksFormat"), "{plain}");
     }
 
     #[test]

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, Ring};
 use ucrypt_engine::Policies;
-use ucrypt_lab::advise::{Advice, Drive, Finding, Gain, Plan, Subject, advise};
+use ucrypt_lab::advise::{Advice, Drive, Finding, Gain, LUKS2, Plan, Subject, advise};
 use ucrypt_lab::analysis::Spread;
 use ucrypt_lab::bench::Bench;
 use ucrypt_lab::catalogue::Method;
 use ucrypt_lab::served::{Left, Way};
+use ucrypt_lab::shell;
 use ucrypt_lab::target::Target;
 use ucrypt_luks::luks2::{KeyslotKind, SegmentKind};
 use ucrypt_luks::{Error, Flag, Header, Kdf};
@@ -110,6 +111,35 @@ struct Found {
     in_use: bool,
 }
 
+impl Found {
+    /// The command that gives a keyslot another key derivation. LUKS1 has one kind of it, which changes
+    /// with the passphrase only.
+    fn new_derivation(&self, slot: u32, options: &str) -> String {
+        let header = shell::path(&self.header);
+        if self.subject.format == LUKS2 {
+            format!("ucrypt luksConvertKey --key-slot {slot} {options}{header}")
+        } else {
+            format!(
+                "ucrypt luksChangeKey --key-slot {slot} {options}{header} (the new passphrase may be the old \
+                 one)"
+            )
+        }
+    }
+
+    /// What keeps a passphrase from being tried on every keyslot.
+    fn fewer_trials(&self) -> String {
+        let header = shell::path(&self.header);
+        let first = "name the keyslot when opening (--key-slot)";
+        let remove = format!("remove those that nobody uses (ucrypt luksKillSlot {header} N)");
+        if self.subject.format == LUKS2 {
+            let prefer = format!("ucrypt config --key-slot N --priority prefer {header}");
+            format!("{first}, {remove}, or let one be tried first ({prefer})")
+        } else {
+            format!("{first}, or {remove}")
+        }
+    }
+}
+
 /// Looks at the volume. Nothing is written, and nobody is asked for a passphrase.
 fn find(args: &AdviseArgs) -> Result<Found, Failure> {
     // Whether it is in use, only the lock tells.
@@ -143,7 +173,7 @@ fn find(args: &AdviseArgs) -> Result<Found, Failure> {
     if let Some(damage) = damage {
         say_line(format_args!("{damage}; using the other one"));
     }
-    let subject = luks(&header, image)?;
+    let subject = Subject { header: args.header.clone(), ..luks(&header, image)? };
     let place = args.header.as_ref().unwrap_or(&args.image).clone();
     Ok(Found { subject, header: place, kdfs: kdfs(&header), in_use })
 }
@@ -167,6 +197,7 @@ fn plain(args: &AdviseArgs, cipher: &str, image: PathBuf) -> Result<Subject, Fai
     }
     Ok(Subject {
         image,
+        header: None,
         format: "plain",
         cipher,
         key_bytes,
@@ -193,6 +224,7 @@ fn luks(header: &Header, image: PathBuf) -> Result<Subject, Failure> {
             let parts = CipherSpec::from_parts(&header.cipher_name, &header.cipher_mode);
             Ok(Subject {
                 image,
+                header: None,
                 format: "luks1",
                 cipher: parts.map_err(Failure::wrong)?,
                 key_bytes: header.key_bytes as usize,
@@ -231,7 +263,8 @@ fn luks(header: &Header, image: PathBuf) -> Result<Subject, Failure> {
             let flags = flags.filter_map(|name| Flag::from_header_name(name)).collect();
             Ok(Subject {
                 image,
-                format: "luks2",
+                header: None,
+                format: LUKS2,
                 cipher,
                 key_bytes: key.map_or(longest, |slot| slot.key_size as usize),
                 sector_size: *sector_size,
@@ -402,9 +435,8 @@ fn unlocking(
                     kind(kdf)
                 ),
                 change: format!(
-                    "ucrypt luksConvertKey --key-slot {slot} --iter-time 2000 {}, on this machine: it also \
-                     makes guessing as much cheaper",
-                    found.header.display()
+                    "{}, on this machine: it also makes guessing as much cheaper",
+                    found.new_derivation(*slot, "--iter-time 2000 ")
                 ),
                 gain: Some(Gain {
                     load: "unlocking".into(),
@@ -424,8 +456,8 @@ fn unlocking(
                     kind(kdf)
                 ),
                 change: format!(
-                    "unless the passphrase is a random key: ucrypt luksConvertKey --key-slot {slot} {}",
-                    found.header.display()
+                    "unless the passphrase is a random key: {}",
+                    found.new_derivation(*slot, "")
                 ),
                 gain: None,
             });
@@ -447,9 +479,7 @@ fn unlocking(
                  in all.",
                 slots.len()
             ),
-            change: "name the keyslot (--key-slot), remove those that nobody uses (luksKillSlot), or let \
-                     one be tried first (config --key-slot N --priority prefer)"
-                .into(),
+            change: found.fewer_trials(),
             gain: Some(Gain { load: "unlocking".into(), before: all, after: each, unit: "s", times }),
         });
     }
@@ -491,6 +521,33 @@ mod tests {
     use ucrypt_luks::Argon2Variant;
 
     use super::*;
+
+    #[test]
+    fn commands_about_keyslots_are_those_of_the_format_and_can_be_pasted() {
+        let of = |format| {
+            let subject = Subject {
+                image: "/my disk.img".into(),
+                header: None,
+                format,
+                cipher: "aes-xts-plain64".parse().expect("a cipher"),
+                key_bytes: 64,
+                sector_size: 512,
+                iv_large_sectors: false,
+                offset: 0,
+                len: None,
+                policies: Policies::default(),
+            };
+            Found { subject, header: "my disk.img".into(), kdfs: BTreeMap::new(), in_use: false }
+        };
+        let (old, new) = (of("luks1"), of(LUKS2));
+        let said = |found: &Found| {
+            format!("{}; {}", found.new_derivation(3, "--iter-time 2000 "), found.fewer_trials())
+        };
+        assert!(said(&old).contains("luksChangeKey --key-slot 3 --iter-time 2000 'my disk.img'"));
+        assert!(!said(&old).contains("luksConvertKey") && !said(&old).contains("--priority"));
+        assert!(said(&new).contains("luksConvertKey --key-slot 3 --iter-time 2000 'my disk.img'"));
+        assert!(said(&new).contains("--priority prefer 'my disk.img'"));
+    }
 
     #[test]
     fn a_key_derivation_that_takes_years_is_told_in_a_moment() {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use ucrypt_lab::analysis::Analysis;
 use ucrypt_lab::sim::history::Simulation;
-use ucrypt_lab::{markdown, page, store, text};
+use ucrypt_lab::{markdown, page, shell, store, text};
 
 use super::sim;
 use crate::failure::Failure;
@@ -48,8 +48,9 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failure> {
             )));
         }
         return Err(Failure::device(format!(
-            "{} holds no results yet; go on with: ucrypt lab run --resume {0}",
-            args.dir.display()
+            "{} holds no results yet; go on with: ucrypt lab run --resume {}",
+            args.dir.display(),
+            shell::path(&args.dir)
         )));
     }
     if args.csv {

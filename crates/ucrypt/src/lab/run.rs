@@ -1,8 +1,6 @@
 //! `lab run`.
 
-use std::ffi::OsStr;
-use std::fmt::Write as _;
-use std::os::unix::ffi::OsStrExt as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +14,7 @@ use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
 use ucrypt_lab::served::{Generator, Left};
 use ucrypt_lab::store::{About, Machine, Settings, Store};
 use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Scratch, Target, TargetError};
-use ucrypt_lab::text;
+use ucrypt_lab::{shell, text};
 
 use crate::VERSION;
 use crate::ending::signals;
@@ -188,31 +186,8 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
 
 /// The command line, to repeat the run.
 fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| quoted(&word));
+    let words = std::env::args_os().skip(1).map(|word| shell::quoted(&word));
     format!("ucrypt {}", words.collect::<Vec<_>>().join(" "))
-}
-
-/// A word as a shell reads it. A name that is no text is written as bash, ksh and zsh read bytes.
-fn quoted(word: &OsStr) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+".contains(c);
-    match word.to_str() {
-        Some(text) if !text.is_empty() && text.chars().all(plain) => text.into(),
-        Some(text) => format!("'{}'", text.replace('\'', "'\\''")),
-        None => {
-            let mut quoted = String::from("$'");
-            for byte in word.as_bytes() {
-                let c = char::from(*byte);
-                if c.is_ascii() && plain(c) {
-                    quoted.push(c);
-                } else {
-                    // Writing to a string cannot fail.
-                    let _ = write!(quoted, "\\x{byte:02x}");
-                }
-            }
-            quoted.push('\'');
-            quoted
-        }
-    }
 }
 
 /// Asks before data is lost. Without a terminal, only --batch-mode agrees.
@@ -346,12 +321,18 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
     for what in left.take() {
         say_line(what);
     }
-    let outcome = ended.map_err(Failure::device)?;
+    let go_on = format!(
+        "results so far are kept, go on with: ucrypt lab run --resume {}",
+        shell::path(dir)
+    );
+    let outcome = ended.map_err(|error| match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            Failure::device(format!("{error}; make room first; {go_on}"))
+        }
+        _ => Failure::device(format!("{error}; {go_on}")),
+    })?;
     if outcome == Outcome::Interrupted {
-        return Err(Failure::wrong(format!(
-            "interrupted; results so far are kept, go on with: ucrypt lab run --resume {}",
-            dir.display()
-        )));
+        return Err(Failure::wrong(format!("interrupted; {go_on}")));
     }
     let analysis = Analysis::of(ucrypt_lab::store::read(dir).map_err(failed)?);
     stdio::print(&text::tables(&analysis))?;
@@ -382,24 +363,4 @@ fn carry_out(
     let outcome = runner::run(about, store, &around);
     bar.finish_and_clear();
     outcome
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_word_is_quoted_as_a_shell_reads_it_whatever_it_holds() {
-        let words: [(&[u8], &str); 6] = [
-            (b"--on=/tmp/a", "--on=/tmp/a"),
-            (b"", "''"),
-            (b"a b", "'a b'"),
-            (b"it's", r"'it'\''s'"),
-            ("größe".as_bytes(), "'größe'"),
-            (b"a \xff'b", r"$'a\x20\xff\x27b'"),
-        ];
-        for (word, expected) in words {
-            assert_eq!(quoted(OsStr::from_bytes(word)), expected);
-        }
-    }
 }
