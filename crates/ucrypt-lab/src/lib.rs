@@ -8,7 +8,8 @@
 //!   never answer;
 //! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
-//! - [`runner`], [`store`]: interleaved rounds, and their results in a directory;
+//! - [`runner`], [`store`], `room`: interleaved rounds, their results in a directory, and the room that
+//!   they take;
 //! - [`analysis`], [`short`], [`certainty`]: medians, spreads and verdicts, where we fall short, and
 //!   which of that is more than chance;
 //! - [`beside`], [`text`], [`markdown`], [`page`]: what was published beside them, tables, and the page.
@@ -47,6 +48,7 @@ mod process;
 pub mod published;
 pub mod real;
 mod report;
+mod room;
 pub mod runner;
 pub mod sample;
 pub mod served;

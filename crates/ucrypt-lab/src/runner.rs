@@ -64,7 +64,7 @@ const STEP_S: f64 = 0.02;
 const NBD_BYTES_MAX: u64 = 32 << 20;
 
 /// What a run of one experiment consists of.
-struct Plan {
+pub(crate) struct Plan {
     description: &'static Description,
     cells: Vec<Cell>,
     contenders: Vec<Contender>,
@@ -74,6 +74,16 @@ struct Plan {
 }
 
 impl Plan {
+    /// How it is carried out.
+    pub(crate) fn method(&self) -> Method {
+        self.description.method
+    }
+
+    /// Who takes part.
+    pub(crate) fn contenders(&self) -> impl Iterator<Item = Contender> {
+        self.contenders.iter().copied()
+    }
+
     /// Whether a contender can carry out a cell. fio sends a block in one request; this program
     /// sends pieces.
     fn has(&self, contender: Contender, cell: &Cell) -> bool {
@@ -246,7 +256,7 @@ impl Settings {
         Ok(self.plans()?.into_iter().flat_map(|plan| plan.left_out).collect())
     }
 
-    fn plans(&self) -> Result<Vec<Plan>, String> {
+    pub(crate) fn plans(&self) -> Result<Vec<Plan>, String> {
         let plan = |name: &String| {
             let description =
                 by_name(name).ok_or_else(|| format!("no experiment is called {name}"));
@@ -415,7 +425,8 @@ impl Failures {
 /// # Errors
 /// If results cannot be kept, or a target cannot be used at all. A contender that fails is recorded
 /// and left out of the other rounds of that cell, unless it has succeeded there; one that has
-/// failed in three cells and succeeded in none is recorded as failed in the others.
+/// failed in three cells and succeeded in none is recorded as failed in the others. A full disk is
+/// nobody's failure: it ends the run, which can go on when there is room.
 pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::Result<Outcome> {
     let settings = &about.settings;
     let plans = settings.plans().map_err(io::Error::other)?;
@@ -472,6 +483,11 @@ pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::R
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                     return Ok(Outcome::Interrupted);
                 }
+                Err(error) if is_full(&error) => {
+                    let Record { experiment, contender, .. } = record;
+                    let what = format!("{experiment}: {contender}: {error}");
+                    return Err(io::Error::new(error.kind(), what));
+                }
                 Err(error) => record.error = Some(error.to_string()),
             }
         }
@@ -480,6 +496,11 @@ pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::R
     }
     (around.progress)(clock.progress(String::new()));
     Ok(Outcome::Complete)
+}
+
+/// Whether a disk is full, or the part of it that the user may have.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// A measurement.

@@ -95,6 +95,16 @@ impl Left {
     }
 }
 
+/// Room for the header of the LUKS image.
+const HEADER_BYTES: u64 = 4 << 20;
+
+/// Bytes of the images for `len` bytes of data, with a file in gocryptfs or without.
+pub(crate) fn bytes_of_images(len: u64, gocryptfs: bool) -> u64 {
+    // It adds 32 bytes to each block of 4096, and some files of its own.
+    let more = if gocryptfs { len + len / 128 + (1 << 20) } else { 0 };
+    (2 * len).saturating_add(HEADER_BYTES).saturating_add(more)
+}
+
 /// Is told how many bytes have been written, of how many.
 pub type Filling<'a> = &'a dyn Fn(u64, u64);
 
@@ -143,14 +153,14 @@ impl Images {
         service: Service<'_>,
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
-        crate::target::room(parent, 2 * len, service.remedy)
+        crate::target::room(parent, bytes_of_images(len, false), service.remedy)
             .map_err(io::Error::other)?;
         let dir = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(parent)?;
         let Service { ucrypt, direct, generator, left, .. } = service;
         let (ucrypt, left) = (ucrypt.into(), left.clone());
         let images = Self { dir, ucrypt, len, direct, generator, left };
         fs::write(images.path("passphrase"), "the passphrase of scratch images")?;
-        File::create(images.path("luks.img"))?.set_len(len + (4 << 20))?;
+        File::create(images.path("luks.img"))?.set_len(len + HEADER_BYTES)?;
         let mut format = images.program();
         format
             .args(["luksFormat", "-q", "--type", "luks1", "--cipher", "aes-xts-plain64"])
@@ -163,7 +173,7 @@ impl Images {
         let mut field = [0; 4];
         luks.read_exact_at(&mut field, PAYLOAD_OFFSET_AT)?;
         let data = u64::from(u32::from_be_bytes(field)) * 512;
-        if data > 4 << 20 {
+        if data > HEADER_BYTES {
             return Err(io::Error::other(
                 "the header of the scratch image is longer than expected",
             ));

@@ -149,7 +149,7 @@ pub(crate) fn no_memory(len: u64) -> Option<String> {
 }
 
 /// Bytes that have to stay free beside scratch files.
-const SPARE: u64 = 64 << 20;
+pub(crate) const SPARE: u64 = 64 << 20;
 
 impl Target {
     /// Finds out what `text` names: `memory`, `zero`, `model:NAME`, or a path. A directory, or a

@@ -2,8 +2,9 @@
 //! everything is synced, on a file system over a loop device.
 //!
 //! Images are in memory and filled before, so that no turn pays for pages that the host has not
-//! given yet; file systems are made without discards for the same reason. The page cache holds
-//! everything: much of what is removed is never written, as on a machine of one's own.
+//! given yet; file systems are made without discards for the same reason. Each step ends with a sync of
+//! its file system, within the measured time: the page cache holds everything, and what is removed
+//! before it is written never reaches the device, whose writes are counted.
 
 use std::fs;
 use std::io;
@@ -20,7 +21,7 @@ use crate::contender::Contender;
 use crate::load::INTERRUPTED;
 use crate::process;
 use crate::sample::{Device, Sample, Watch};
-use crate::served::{Filling, Generator, Images, Left, Service};
+use crate::served::{Filling, Generator, Images, Left, Service, bytes_of_images};
 
 /// Where the images are.
 pub(crate) const MEMORY: &str = "/dev/shm";
@@ -48,13 +49,34 @@ mkdir -p m
 mount $2 "$1" m
 begin=$(date +%s%N)
 tar -C m -xf "$3"
-for copy in 1 2 3; do cp -a m/tree m/copy$copy; done
+sync -f m
+for copy in 1 2 3; do
+    cp -a m/tree m/copy$copy
+    sync -f m
+done
 rm -r m/tree m/copy*
-sync
+sync -f m
 end=$(date +%s%N)
 umount m
 echo $((end - begin))
 "#;
+
+/// Files of the archive, and bytes of an image.
+fn size(scale: Scale) -> (u32, u64) {
+    match scale {
+        Scale::Full => (70_000, 3 << 30),
+        Scale::Quick => (2_000, 384 << 20),
+    }
+}
+
+/// Bytes of a file of the archive with what `tar` and file systems add, a little above the average.
+const FILE_BYTES: u64 = 12 << 10;
+
+/// Bytes that the images and the archive take. The files of the archive are beside it until it is made.
+pub(crate) fn bytes(scale: Scale) -> u64 {
+    let (files, len) = size(scale);
+    bytes_of_images(len, false) + 2 * u64::from(files) * FILE_BYTES
+}
 
 /// The archive and the images.
 pub(crate) struct Trees {
@@ -72,9 +94,10 @@ impl Trees {
         if !rustix::process::geteuid().is_root() {
             return Err(io::Error::other("loop devices and mounts need root"));
         }
-        let (files, len, remedy) = match scale {
-            Scale::Full => (70_000, 3 << 30, "--quick needs less"),
-            Scale::Quick => (2_000, 384 << 20, "make room there"),
+        let (files, len) = size(scale);
+        let remedy = match scale {
+            Scale::Full => "--quick needs less",
+            Scale::Quick => "make room there",
         };
         let memory = Path::new(MEMORY);
         let generator = Generator::BuiltIn;
@@ -189,6 +212,32 @@ fn make_archive(dir: &Path, files: u32, stop: &AtomicBool) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::catalogue::by_name;
+
+    #[test]
+    fn every_step_writes_its_data_to_the_device_before_the_next_begins() {
+        let measured = SCRIPT.split("begin=").nth(1).expect("a begin");
+        let measured = measured.split("end=").next().expect("an end");
+        let steps: Vec<_> = measured.lines().skip(1).map(str::trim).collect();
+        for (at, step) in steps.iter().enumerate() {
+            if ["tar ", "cp ", "rm "].iter().any(|program| step.starts_with(program)) {
+                assert_eq!(steps.get(at + 1), Some(&"sync -f m"), "after {step}");
+            }
+        }
+        // The step that is synced last is within the time.
+        assert_eq!(steps.iter().filter(|step| **step == "sync -f m").count(), 3);
+        // A directory on no device of its own is synced as well: the option is known here.
+        let dir = tempfile::tempdir().expect("a directory");
+        let status = Command::new("sync").arg("-f").arg(dir.path()).status().expect("sync");
+        assert!(status.success());
+    }
+
+    #[test]
+    fn the_files_of_an_archive_take_no_more_than_is_said() {
+        let dir = tempfile::tempdir().expect("a directory");
+        make_archive(dir.path(), 2000, &AtomicBool::new(false)).expect("an archive");
+        let len = fs::metadata(dir.path().join("tree.tar")).expect("it is there").len();
+        assert!(len < 2000 * FILE_BYTES && len > 2000 * FILE_BYTES / 4, "{len} bytes");
+    }
 
     #[test]
     fn every_file_system_of_the_experiment_can_be_made_and_the_archive_holds_every_file() {

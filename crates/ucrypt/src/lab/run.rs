@@ -232,6 +232,7 @@ fn resumed(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failur
     if len != about.settings.len {
         return Err(Failure::device(format!("{on} has become shorter since the run began")));
     }
+    about.settings.check_room().map_err(Failure::device)?;
     if on.destroys().is_some() {
         // Before the question: nobody should agree to the wrong device.
         same_storage(&about)?;
@@ -273,6 +274,7 @@ fn same_storage(about: &About) -> Result<(), Failure> {
 fn begun(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failure> {
     let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
     let settings = settings(args)?;
+    settings.check_room().map_err(Failure::device)?;
     ask(&settings.on, args.batch_mode)?;
     catch()?;
     let scratch = settings.on.prepare(settings.len).map_err(failure)?;
