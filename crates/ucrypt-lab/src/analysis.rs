@@ -11,6 +11,7 @@ use ucrypt_engine::PolicyKind;
 use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Method, by_name};
 use crate::contender::Contender;
+use crate::modes::modes;
 use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Sample};
 use crate::short::{Found, Short, Shortfall};
@@ -447,64 +448,6 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
     })
 }
 
-/// The speed up to which slices are sorted into bins: a little above that of nearly all of them.
-/// Single slices are many times as fast where a machine was stopped and went on; they belong into
-/// the last bin. 0 if there are no slices.
-pub fn slices_max(values: &[f64]) -> f64 {
-    /// Part of the slices that may be faster.
-    const FASTER: f64 = 0.01;
-    /// Above the fastest of the others.
-    const MARGIN: f64 = 1.05;
-    let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-    values.sort_by(f64::total_cmp);
-    #[expect(clippy::cast_sign_loss, reason = "a count is not negative")]
-    let faster = (values.len() as f64 * FASTER).ceil() as usize;
-    let at = values.len().saturating_sub(1 + faster);
-    let most = values.get(at).map_or(0.0, |value| value * MARGIN);
-    // Where nearly all slices are empty, the others are all there is.
-    if most > 0.0 { most } else { values.last().copied().unwrap_or(0.0) }
-}
-
-/// The speeds around which slices gather: at most a few, ascending.
-pub fn modes(values: &[f64]) -> Vec<f64> {
-    const BINS: usize = 24;
-    let max = slices_max(values);
-    if values.len() < BINS || max <= 0.0 {
-        return Vec::new();
-    }
-    let mut counts = [0.0; BINS + 2];
-    for value in values {
-        #[expect(clippy::cast_sign_loss, reason = "speeds are not negative")]
-        let bin = ((value / max * BINS as f64) as usize).min(BINS - 1);
-        counts[bin + 1] += 1.0;
-    }
-    let smooth: Vec<f64> =
-        counts.windows(3).map(|it| 0.25 * it[0] + 0.5 * it[1] + 0.25 * it[2]).collect();
-    let enough = values.len() as f64 * 0.03;
-    // A peak counts if it rises twice above the lowest place between it and the one before.
-    let mut peaks: Vec<usize> = Vec::new();
-    let mut valley = f64::INFINITY;
-    for bin in 0..BINS {
-        let left = if bin > 0 { smooth[bin - 1] } else { 0.0 };
-        let right = smooth.get(bin + 1).copied().unwrap_or(0.0);
-        valley = valley.min(smooth[bin]);
-        if smooth[bin] < enough || smooth[bin] < left || smooth[bin] <= right {
-            continue;
-        }
-        match peaks.last().copied() {
-            Some(last) if valley > 0.5 * smooth[last].min(smooth[bin]) => {
-                if smooth[bin] > smooth[last] {
-                    peaks.pop();
-                    peaks.push(bin);
-                }
-            }
-            _ => peaks.push(bin),
-        }
-        valley = smooth[bin];
-    }
-    peaks.into_iter().map(|bin| (bin as f64 + 0.5) * max / BINS as f64).collect()
-}
-
 /// The figure of a contender in a cell.
 pub(crate) fn find(cell: &CellFigures, contender: Contender) -> Option<&Figure> {
     cell.figures.iter().find(|figure| figure.contender == contender)
@@ -799,35 +742,5 @@ mod tests {
         assert!(
             of("many-drives", 1, &[("ucrypt", 1.0)]).experiments[0].on.contains("virtual time")
         );
-    }
-
-    #[test]
-    fn single_outliers_do_not_hide_two_modes() {
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut slices: Vec<f64> = Vec::new();
-        for middle in [80.0, 120.0] {
-            slices.extend((0..200).map(|_| middle * (0.97 + 0.06 * random.f64())));
-        }
-        slices.push(90_000.0);
-        let found = modes(&slices);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!((found[0] - 80.0).abs() < 8.0 && (found[1] - 120.0).abs() < 8.0, "{found:?}");
-        assert!(slices_max(&[]).abs() < 1e-9 && slices_max(&[0.0, 0.0, 5.0]) > 4.0);
-    }
-
-    #[test]
-    fn one_mode_and_two_modes_are_told_apart() {
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut around = |middle: f64, count: usize| -> Vec<f64> {
-            (0..count).map(|_| middle * (0.97 + 0.06 * random.f64())).collect()
-        };
-        let one = around(100.0, 400);
-        assert_eq!(modes(&one).len(), 1, "{:?}", modes(&one));
-        let mut two = around(80.0, 200);
-        two.extend(around(120.0, 200));
-        let found = modes(&two);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!((found[0] - 80.0).abs() < 8.0 && (found[1] - 120.0).abs() < 8.0, "{found:?}");
-        assert!(modes(&[]).is_empty() && modes(&[0.0; 100]).is_empty());
     }
 }

@@ -3,9 +3,10 @@
 use serde::Serialize;
 use ucrypt_engine::PolicyKind;
 
-use crate::analysis::{CellFigures, Figure, Spread, modes};
+use crate::analysis::{CellFigures, Figure, Spread};
 use crate::catalogue::{Method, Published};
 use crate::contender::Contender;
+use crate::modes::modes;
 
 /// A published figure, and what stands for it here.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -3,9 +3,10 @@
 
 use ucrypt_engine::PolicyKind;
 
-use crate::analysis::{CellFigures, Experiment, Figure, Spread, find, modes, slices_max};
+use crate::analysis::{CellFigures, Experiment, Figure, Spread, find};
 use crate::catalogue::Method;
 use crate::contender::Contender;
+use crate::modes::{modes, slices_max};
 use crate::text::{figure, optional};
 
 /// A column: its name, and its text for a figure of a cell.

@@ -10,8 +10,8 @@
 //! - [`advise`]: what one volume loses, and what to change;
 //! - [`runner`], [`store`], `room`: interleaved rounds, their results in a directory, and the room that
 //!   they take;
-//! - [`analysis`], [`short`], [`certainty`]: medians, spreads and verdicts, where we fall short, and
-//!   which of that is more than chance;
+//! - [`analysis`], [`short`], [`certainty`], [`modes`]: medians, spreads and verdicts, where we fall
+//!   short, which of that is more than chance, and whether a speed jumps between two;
 //! - [`beside`], [`text`], [`markdown`], [`page`]: what was published beside them, tables, and the page.
 //!
 //! In virtual time:
@@ -41,6 +41,7 @@ pub mod fio;
 pub mod grid;
 pub mod load;
 pub mod markdown;
+pub mod modes;
 pub mod nbd_client;
 pub mod options;
 pub mod page;

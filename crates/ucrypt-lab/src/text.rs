@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread, modes};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread};
 use crate::catalogue::{Method, Published};
 use crate::columns::{SPEED, TAIL, of_best, quantile};
+use crate::modes::modes;
 use crate::sim::history::Simulation;
 
 /// A figure with as many digits as it is worth.
